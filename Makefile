@@ -69,7 +69,7 @@ types: $(BIN)/python  ## check types
 	$(BIN)/mypy
 
 kernels: build/launches.json  ## compile what plans launch for every architecture, with budgets, without a GPU
-	$(BIN)/python -m gpuexec.runtime.compile_all --launches $< $(ARGS)
+	$(BIN)/python -m gpuexec.devices.kernels.compile_all --launches $< $(ARGS)
 
 # What the plans of all operator cases launch. It takes planning them all, so it is made anew only when code changed.
 build/launches.json: $(BIN)/python $(shell find gpuexec tests/*.py tests/ops -name '*.py' 2>/dev/null)
@@ -122,7 +122,7 @@ $(BIN)/python:
 
 # $(call install,run test dev cuda13 cuda12): the package with what these names stand for, once for each content of
 # pyproject.toml. "run" is the package alone, the other names are its extras. Stamps in .venv remember what is there.
-CUDA = $(shell $(BIN)/python -P gpuexec/runtime/driver.py --extra)
+CUDA = $(shell $(BIN)/python -P gpuexec/devices/cuda/driver.py --extra)
 # Tests compile kernels and look at CuPy even where there is no driver. CUDA 12 and 13 are never mixed.
 TEST_CUDA = $(or $(CUDA),cuda13)
 STAMP = $(VENV)/.installed-$(shell cksum < pyproject.toml | cut -d ' ' -f 1)
@@ -132,7 +132,7 @@ extras = $(addprefix [,$(addsuffix ],$(subst $(empty) $(empty),$(comma),$(strip 
 
 define install
 @$(if $(filter-out $(wildcard $(addprefix $(STAMP)-,$(1))),$(addprefix $(STAMP)-,$(1))), \
-  $(BIN)/python -P gpuexec/runtime/driver.py && \
+  $(BIN)/python -P gpuexec/devices/cuda/driver.py && \
   echo "Downloading into $(VENV) what is not there yet: $(foreach name,$(1),$(about_$(name)))." && \
   $(BIN)/python -m pip install --disable-pip-version-check -e ".$(extras)" && \
   touch $(addprefix $(STAMP)-,$(1)), :)

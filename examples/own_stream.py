@@ -11,7 +11,7 @@ import numpy as np
 from digits import Array, count_right, load_images, load_model
 
 import gpuexec as gx
-from gpuexec.runtime.backend import open_backend
+from gpuexec.devices.backend import open_backend
 
 
 def run_with_cupy(worker: gx.Worker, images: Array) -> Array:

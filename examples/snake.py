@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Kernel
 from gpuexec.errors import InputError
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Operator, Tolerance, operator
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
 
 KERNEL = Kernel(f"{__name__}:snake.cu", "snake<float>")  # the file beside this module
 instantiate(KERNEL.source, [KERNEL.expression])

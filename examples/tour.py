@@ -20,17 +20,17 @@ from rich.markup import escape
 from rich.table import Table
 
 import gpuexec as gx
-from gpuexec.command import HostCall, Launch
-from gpuexec.graphs import Graph
+from gpuexec.devices.device import Region
+from gpuexec.devices.recorder.tracer import TracerDevice
+from gpuexec.execution.profiling.lifetimes import list_lifetimes, name_values
 from gpuexec.importer.load import ImportedModel, load_graph
+from gpuexec.ir.command import HostCall, Launch
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.plan import Plan, Role
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
-from gpuexec.plan import Plan, Role
 from gpuexec.planner.template import plan_graph
-from gpuexec.profiling.lifetimes import list_lifetimes, name_values
-from gpuexec.runtime.device import Region
-from gpuexec.runtime.tracer import TracerDevice
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 
 FILE = HERE / "models" / "digits.onnx"
 TARGET = "sm_90"

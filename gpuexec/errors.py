@@ -306,7 +306,7 @@ class DeviceLostError(DeviceError):
 class CheckError(DeviceLostError):
     """Check mode of the simulator found mistakes in a kernel, which on a GPU may be a fault, or a wrong result.
 
-    ``findings`` has them as data (`gpuexec.runtime.simulator.findings.Finding`); the message lists them.
+    ``findings`` has them as data (`gpuexec.devices.simulator.findings.Finding`); the message lists them.
     """
 
     def __init__(

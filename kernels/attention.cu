@@ -31,7 +31,7 @@ struct KeyRange {
   i64 first, end;
 };
 
-// Packed by gpuexec/ops/attention_launch.py. Strides in elements, along batch, head, row, column; y is dense along
+// Packed by gpuexec/ops/nn/attention_launch.py. Strides in elements, along batch, head, row, column; y is dense along
 // columns.
 struct Attention {
   i64 q_strides[4], k_strides[4], v_strides[4], mask_strides[4], y_strides[4];

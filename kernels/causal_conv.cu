@@ -2,7 +2,7 @@
 #include "elementwise.cuh"
 #include "gemm_simt.cuh"
 
-// Packed by gpuexec/ops/causal_conv.py. Strides in elements, along batch, channel, column; outputs are dense.
+// Packed by gpuexec/ops/nn/causal_conv.py. Strides in elements, along batch, channel, column; outputs are dense.
 struct CausalConv {
   FastDiv64 row, channel;           // columns of a row of work: those of y, then those of the state; channels
   i64 count;                        // of work items

@@ -4,7 +4,7 @@
 #include "tile.cuh"
 #include "windows.cuh"
 
-// What does not belong to the windows. Packed by ConvSizes of gpuexec/ops/convolution.py.
+// What does not belong to the windows. Packed by ConvSizes of gpuexec/ops/nn/convolution.py.
 struct ConvSizes {
   FastDiv64 by_outputs;       // outputs of one channel
   FastDiv64 by_out_channels;  // all groups

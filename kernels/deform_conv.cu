@@ -2,7 +2,7 @@
 #include "convolution.cuh"
 #include "gemm_simt.cuh"
 
-// Packed by gpuexec/ops/deform_conv.py.
+// Packed by gpuexec/ops/nn/deform_conv.py.
 struct DeformSizes {
   ConvSizes conv;
   FastDiv32 by_offset_channels;  // input channels that share their offsets

@@ -11,7 +11,7 @@
 GPUEXEC_BINARY(AtLeast, A, max_keeping_nan(a, b))
 GPUEXEC_BINARY(AtMost, A, min_keeping_nan(a, b))
 
-// The functors of steps, in the order of UNARY and BINARY of gpuexec/ops/epilogue.py.
+// The functors of steps, in the order of UNARY and BINARY of gpuexec/ops/elementwise/epilogue.py.
 #define GPUEXEC_UNARY_STEPS(each)                                                                                    \
   each(Abs) each(Neg) each(Sign) each(Relu) each(Sqrt) each(Reciprocal) each(Floor) each(Ceil) each(Round) each(Exp) \
   each(Log) each(Erf) each(Tanh) each(Sigmoid) each(LeakyRelu) each(Elu) each(Selu) each(Celu) each(HardSigmoid)     \
@@ -65,7 +65,7 @@ struct OperandPlace {
   }
 };
 
-// Packed by gpuexec/ops/epilogue.py.
+// Packed by gpuexec/ops/elementwise/epilogue.py.
 struct Steps {
   i64 count;
   Step steps[kMaxSteps];

@@ -22,7 +22,7 @@ __device__ inline void exchange(Complex*& a, Complex*& b) {
 
 __device__ inline Complex conjugate(Complex a) { return {a.re, -a.im}; }
 
-// Packed by gpuexec/ops/fourier_lines.py. Strides are in elements.
+// Packed by gpuexec/ops/signal/fourier_lines.py. Strides are in elements.
 struct Fourier {
   i64 lines, lines_per_block;
   i64 length;          // of the transform

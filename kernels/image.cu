@@ -3,7 +3,7 @@
 
 constexpr int kMaxChannels = 16;
 
-// Packed by gpuexec/ops/image.py. Strides are in elements, in the order [n, h, w, c].
+// Packed by gpuexec/ops/vision/image.py. Strides are in elements, in the order [n, h, w, c].
 struct ImageWalk {
   i64 count;  // pixels of the result, in all images
   FastDiv64 width, height;

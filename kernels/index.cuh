@@ -1,4 +1,4 @@
-// Strided indexing: offsets of operands from a linear index, by structs that gpuexec/ops/strided.py packs.
+// Strided indexing: offsets of operands from a linear index, by structs that gpuexec/ops/lib/strided.py packs.
 #pragma once
 #include "types.cuh"
 

@@ -3,7 +3,7 @@
 #include "convolution.cuh"
 #include "integer_tile.cuh"
 
-// Packed by gpuexec/ops/integer_conv.py.
+// Packed by gpuexec/ops/quant/integer_conv.py.
 struct IntegerConv {
   ConvSizes sizes;
   i64 y_batch, y_channel, y_position;

@@ -6,7 +6,7 @@ constexpr int kFewRows = 4;     // up to here a block makes 8 columns instead of
 constexpr int kFewColumns = 8;
 constexpr int kFolds = 32;      // partial sums of one element: of words w, w + 32, w + 64, ...
 
-// Packed by launch_integer_gemm of gpuexec/ops/integer_matmul.py. Strides are in elements; `quant` ones are those of scale
+// Packed by launch_integer_gemm of gpuexec/ops/quant/integer_matmul.py. Strides are in elements; `quant` ones are those of scale
 // and zero point, 0 along what they don't vary over.
 struct IntegerGemm {
   i64 rows, columns, inner;

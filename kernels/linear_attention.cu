@@ -10,10 +10,10 @@ constexpr int kLanes = 16;                       // threads of a column
 constexpr int kColumns = kBlockThreads / kLanes;  // of a block
 constexpr int kOwnRows = 16;                     // of a thread, where they stay in registers
 
-// Type of a state, FLOATS of gpuexec/ops/linear_attention.py, after that for no state.
+// Type of a state, FLOATS of gpuexec/ops/nn/linear_attention.py, after that for no state.
 enum StateKind { kNoState, kFloatState, kHalfState, kBf16State };
 
-// Packed by gpuexec/ops/linear_attention.py. Strides in elements, along batch and step; heads lie dense, as do outputs.
+// Packed by gpuexec/ops/nn/linear_attention.py. Strides in elements, along batch and step; heads lie dense, as do outputs.
 struct LinearAttention {
   i64 steps, heads, group, rows, columns, tiles;  // heads of keys; query heads per head of keys; tiles of columns
   i64 q_strides[2], k_strides[2], v_strides[2], decay_strides[2], beta_strides[2];

@@ -2,7 +2,7 @@
 #include "index.cuh"
 #include "softmax_state.cuh"
 
-// Packed by gpuexec/ops/loss.py.
+// Packed by gpuexec/ops/nn/loss.py.
 struct Labels {
   i64 rows, classes, inner;  // x is [rows / inner, classes, inner] dense; a row has the label at its place
   i64 ignored;               // a label without loss and weight

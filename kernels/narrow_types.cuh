@@ -4,7 +4,7 @@
 #pragma once
 #include "types.cuh"
 
-// TensorProto.DataType, as gpuexec/spec.py has it.
+// TensorProto.DataType, as gpuexec/ir/spec.py has it.
 enum TypeCode {
   kFloatCode = 1, kUint8Code = 2, kInt8Code = 3, kUint16Code = 4, kInt16Code = 5, kInt32Code = 6, kInt64Code = 7,
   kBoolCode = 9, kHalfCode = 10, kDoubleCode = 11, kUint32Code = 12, kUint64Code = 13, kBf16Code = 16,
@@ -12,7 +12,7 @@ enum TypeCode {
   kE2M1Code = 23, kE8M0Code = 24, kUint2Code = 25, kInt2Code = 26, kE2M3Code = 27, kE3M2Code = 28
 };
 
-// How what does not fit is stored: packed by pack_mode of gpuexec/ops/narrow_types.py.
+// How what does not fit is stored: packed by pack_mode of gpuexec/ops/quant/narrow_types.py.
 constexpr i32 kSaturates = 1;  // to the largest finite value, else to infinity or NaN
 constexpr i32 kRoundsDown = 2, kRoundsToNearest = 4;  // to e8m0, which is else rounded up
 

@@ -95,7 +95,7 @@ __device__ inline StreamedRow<Source, A> stream_row(const Source& x, const Team&
 }
 
 // Which element of scale and bias belongs to an element: (row % row_period) * stride + column / column_group.
-// Packed by gpuexec/ops/norm.py.
+// Packed by gpuexec/ops/nn/norm.py.
 struct Affine {
   FastDiv64 row_period, column_group;
   i64 scale_stride, bias_stride;

@@ -1,8 +1,8 @@
-// Philox 4x32-10 random numbers (Salmon et al., SC 2011), to the same bits as gpuexec/ops/philox.py.
+// Philox 4x32-10 random numbers (Salmon et al., SC 2011), to the same bits as gpuexec/ops/random/philox.py.
 #pragma once
 #include "types.cuh"
 
-// Where a node draws from. Packed by Draw of gpuexec/ops/philox.py.
+// Where a node draws from. Packed by Draw of gpuexec/ops/random/philox.py.
 struct Draw {
   u64 seed;
   u32 stream;

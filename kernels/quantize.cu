@@ -5,7 +5,7 @@
 
 constexpr int kThreads = 256;
 
-// Where the scale of an element stands. Packed by gpuexec/ops/quantize.py: elements [outer, axis, inner], scales by strides.
+// Where the scale of an element stands. Packed by gpuexec/ops/quant/quantize.py: elements [outer, axis, inner], scales by strides.
 struct ScaleWalk {
   i64 count;
   FastDiv64 inner;

@@ -4,7 +4,7 @@
 #include "softmax_state.cuh"
 
 // ---------------------------------------------------------------- what is folded
-// What becomes of the folded terms: code of the table in gpuexec/ops/reduce.py.
+// What becomes of the folded terms: code of the table in gpuexec/ops/reduce/reduce.py.
 enum Finish : int { kAsIs, kMean, kRoot, kLog };
 
 __device__ inline float power_of(float x, float p) { return powf(x, p); }

@@ -1,4 +1,4 @@
-// Teams of threads per row, and folding over the lanes of a team. gpuexec/ops/team.py chooses the team.
+// Teams of threads per row, and folding over the lanes of a team. gpuexec/ops/lib/team.py chooses the team.
 #pragma once
 #include "safe.cuh"
 #include "types.cuh"

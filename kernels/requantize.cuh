@@ -28,7 +28,7 @@ __device__ inline u8 round_to_byte(float x, i32 zero, i32 offset) {
   return u8(sum < -128 ? -128 : sum > 127 ? 127 : sum) ^ u8(offset);
 }
 
-// How sums become results. Packed by pack_finish of gpuexec/ops/integer.py.
+// How sums become results. Packed by pack_finish of gpuexec/ops/quant/integer.py.
 struct Finish {
   float alpha;     // multiplies the scales
   i32 y_offset;    // of the bytes made

@@ -3,7 +3,7 @@
 
 constexpr int kLevels = 4;  // axes that change, outermost first
 
-// Packed by Resize.lower of gpuexec/ops/resize.py. Axis 0 is the innermost.
+// Packed by Resize.lower of gpuexec/ops/vision/resize.py. Axis 0 is the innermost.
 struct ResizeWalk {
   i64 count;
   i32 rank, levels;

@@ -15,7 +15,7 @@ constexpr int kPartials = kThreads + 32;  // of a gate and row: units of a slice
 template <class A>
 constexpr int kRows = 16 / int(sizeof(A));
 
-// CELLS of gpuexec/ops/rnn_launch.py and _FUNCTIONS of rnn_host.py, in their order.
+// CELLS of gpuexec/ops/nn/rnn_launch.py and _FUNCTIONS of rnn_host.py, in their order.
 enum Cell { kRnn, kGru, kLstm };
 enum FunctionKind {
   kSigmoid, kTanh, kRelu, kAffine, kLeakyRelu, kThresholdedRelu, kScaledTanh, kHardSigmoid, kElu, kSoftsign, kSoftplus
@@ -51,7 +51,7 @@ struct Function {
   static __device__ A held(A x, A low, A high) { return x < low ? low : x > high ? high : x; }
 };
 
-// Packed by gpuexec/ops/rnn_launch.py. Strides in elements; units lie dense everywhere.
+// Packed by gpuexec/ops/nn/rnn_launch.py. Strides in elements; units lie dense everywhere.
 struct Recurrence {
   i64 steps, batch, hidden, directions, gates;
   i64 input_strides[3], output_strides[3];  // direction, step, row

@@ -3,7 +3,7 @@
 
 constexpr int kThreads = 256;
 
-// Packed by gpuexec/ops/rotary.py. Strides in elements.
+// Packed by gpuexec/ops/nn/rotary.py. Strides in elements.
 struct Rotation {
   FastDiv64 width;                                // work items of a row: its pairs, then elements that are not turned
   i64 count;                                      // work items of all rows

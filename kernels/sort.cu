@@ -1,4 +1,4 @@
-// Merge sort of rows by many blocks: keys, sorted tiles, merges. gpuexec/ops/sort.py launches them in this order.
+// Merge sort of rows by many blocks: keys, sorted tiles, merges. gpuexec/ops/reduce/sort.py launches them in this order.
 #include "safe.cuh"
 #include "sort.cuh"
 

@@ -6,7 +6,7 @@ constexpr int kThreads = 256;
 __device__ inline float root_of(float x) { return sqrtf(x); }
 __device__ inline double root_of(double x) { return sqrt(x); }
 
-// Packed by gpuexec/ops/training.py.
+// Packed by gpuexec/ops/nn/training.py.
 struct Step {
   i64 count;
   i64 is_rate_wide;  // whether the rate is a double

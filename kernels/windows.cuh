@@ -1,4 +1,4 @@
-// Sliding windows over three spatial axes (fewer are padded in front with extent 1). Packed by gpuexec/ops/windows.py.
+// Sliding windows over three spatial axes (fewer are padded in front with extent 1). Packed by gpuexec/ops/lib/windows.py.
 #pragma once
 #include "index.cuh"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import gpuexec as gx
-from gpuexec import knobs
+from gpuexec.system import knobs
 from tests import absent_packages
 from tests.devices.opening import open_device, why_no_gpu
 from tests.small_models import CPU, affine

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.graphs import Graph
-from gpuexec.plan import Buffer, Plan, Role, Segment, Variant
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.device import Device, MemoryBlock, Recording, Region, Stream
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.plan import Buffer, Plan, Role, Segment, Variant
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.template import Template, plan_graph
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.device import Device, MemoryBlock, Recording, Region, Stream
-from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
 Record = Callable[[Device, Segment, Mapping[int, Region]], Recording]

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.runtime import dlpack
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import MemoryBlock, Stream
-from gpuexec.spec import TensorSpec
+from gpuexec.devices import dlpack
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import MemoryBlock, Stream
+from gpuexec.ir.spec import TensorSpec
 from tests.small_models import Array, hold
 
 

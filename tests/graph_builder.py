@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.graphs import Graph, Node, Value, check
-from gpuexec.operator import Array, Operator
-from gpuexec.spec import DeclaredSpec
+from gpuexec.ir.graphs import Graph, Node, Value, check
+from gpuexec.ir.operator import Array, Operator
+from gpuexec.ir.spec import DeclaredSpec
 from tests.operators import FLOAT
 
 

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 
 Array = np.ndarray[Any, Any]
 Arrays = tuple[Array | None, ...]

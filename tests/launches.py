@@ -20,11 +20,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuexec.command import Kernel, Launch
+from gpuexec.devices.kernels.compile_all import ARCHITECTURES
 from gpuexec.errors import KernelError
-from gpuexec.plan import Plan
-from gpuexec.runtime.compile_all import ARCHITECTURES
-from gpuexec.target import Target
+from gpuexec.ir.command import Kernel, Launch
+from gpuexec.ir.plan import Plan
+from gpuexec.ir.target import Target
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXTURES = "pixel_75"
@@ -58,7 +58,8 @@ class Launches:
                     by_target[name] = max(by_target[name], command.shared_bytes)
 
     def write(self, path: Path) -> None:
-        """Write the rows that `gpuexec.runtime.compile_all.read_launches` reads, each with its tests at the end."""
+        """Write the rows that `gpuexec.devices.kernels.compile_all.read_launches` reads, each with its tests at the
+        end."""
         rows = [
             (kernel.source, kernel.expression, threads, self._shared_bytes[kernel], list(self._tests[kernel]))
             for kernel, threads in self._threads.items()

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import contiguous_strides
-from gpuexec.host_values import require_at_least, require_const
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.geometry import contiguous_strides
+from gpuexec.ir.host_values import require_at_least, require_const
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
 
 FLOAT = np.dtype(np.float32)
 INT = np.dtype(np.int64)

@@ -12,16 +12,16 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import gpuexec as gx
-from gpuexec.command import Kernel
-from gpuexec.model import Model
-from gpuexec.programs.building import build_contents
-from gpuexec.programs.cases import Case
-from gpuexec.programs.container import write_contents
-from gpuexec.programs.contents import Contents
-from gpuexec.runtime.kernel_cache import make_key
-from gpuexec.runtime.kernel_source import flatten, kernels_dir
-from gpuexec.runtime.nvrtc import OPTIONS
-from gpuexec.runtime.stored_code import StoredCode, StoredKernel
+from gpuexec.devices.kernels.kernel_cache import make_key
+from gpuexec.devices.kernels.kernel_source import flatten, kernels_dir
+from gpuexec.devices.kernels.nvrtc import OPTIONS
+from gpuexec.devices.kernels.stored_code import StoredCode, StoredKernel
+from gpuexec.ir.command import Kernel
+from gpuexec.model.model import Model
+from gpuexec.program.building import build_contents
+from gpuexec.program.cases import Case
+from gpuexec.program.container import write_contents
+from gpuexec.program.contents import Contents
 from tests.control_models import NESTED
 
 Array = np.ndarray[Any, Any]

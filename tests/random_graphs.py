@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from gpuexec.graphs import Graph, Value
+from gpuexec.ir.graphs import Graph, Value
 from tests.graph_builder import GraphBuilder
 from tests.operators import Flip, Halves, Join, Scale, Sum
 

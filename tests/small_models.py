@@ -11,11 +11,11 @@ import numpy as np
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.operator import Operator, Tolerance, operator
-from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.runtime.cpu_stream import CpuStream
-from gpuexec.runtime.tracer import TracerDevice
-from gpuexec.spec import TensorSpec
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.cpu.cpu_stream import CpuStream
+from gpuexec.devices.recorder.tracer import TracerDevice
+from gpuexec.ir.operator import Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
 DOMAIN = "gpuexec.test"

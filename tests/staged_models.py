@@ -12,7 +12,7 @@ from onnx import parser
 
 import gpuexec as gx
 import tests.operators  # noqa: F401 (registers NoKernel and Call)
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]

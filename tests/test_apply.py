@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.apply import compute_arrays, host_failure, infer_specs
 from gpuexec.errors import DeviceError, InputError, NeedsHostValue, OutOfMemoryError
-from gpuexec.host_values import require_const
-from gpuexec.operator import Operator, build
-from gpuexec.spec import MOST_AXES, TensorSpec, check_size
+from gpuexec.ir.apply import compute_arrays, host_failure, infer_specs
+from gpuexec.ir.host_values import require_const
+from gpuexec.ir.operator import Operator, build
+from gpuexec.ir.spec import MOST_AXES, TensorSpec, check_size
 
 F32 = np.dtype(np.float32)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.array_files import load_arrays
+from gpuexec.system.array_files import load_arrays
 
 ARRAYS = {"a": np.arange(40), "b": np.ones((2, 3), np.float32)}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import open_backend
+from gpuexec.devices.backend import open_backend
 from tests.small_models import CPU, GATES, affine, expect_affine, gated, hold, hold_worker, ramp
 
 TICKS = 5000

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.atomic_file import atomic_file, write_file
 from gpuexec.cli.leaves import write_outputs
-from gpuexec.programs.container import write_contents
+from gpuexec.program.container import write_contents
+from gpuexec.system.atomic_file import atomic_file, write_file
 from tests.program_seeds import build_program
 from tests.small_models import CPU, ramp
 from tests.state_models import WIDTH, running_sum
@@ -204,10 +204,10 @@ def test_other_way_is_found(source: str) -> None:
 # Each with why it is no file that somebody could be left with half of: it has no content, or it is a stream of bytes.
 ALLOWED = {
     ("cli/__init__.py", "os.open"),  # /dev/null, in the place of a pipe that nobody reads
-    ("atomic_file.py", "os.fdopen"),
-    ("atomic_file.py", "os.replace"),
-    ("runtime/kernel_cache.py", "open"),  # a lock, always empty
-    ("runtime/simulator/cache.py", "open"),  # a lock, always empty
+    ("system/atomic_file.py", "os.fdopen"),
+    ("system/atomic_file.py", "os.replace"),
+    ("devices/kernels/kernel_cache.py", "open"),  # a lock, always empty
+    ("devices/simulator/cache.py", "open"),  # a lock, always empty
     ("cli/leaves.py", "np.savez"),  # to a file that `atomic_file` gives
 }
 WRITING = frozenset(
@@ -234,7 +234,7 @@ def find_writes(path: str, tree: ast.AST) -> Iterator[str]:
             texts = [each.value for each in (*node.args, *(k.value for k in node.keywords)) if _is_mode(each)]
             is_writing = any(set(text) & set("wax+") for text in texts)
         if is_writing and (path, name) not in ALLOWED:
-            yield f"{path}:{node.lineno} writes a file by {name}; use gpuexec.atomic_file."
+            yield f"{path}:{node.lineno} writes a file by {name}; use gpuexec.system.atomic_file."
 
 
 def _is_mode(node: ast.expr) -> bool:

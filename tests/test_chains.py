@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import open_backend
+from gpuexec.devices.backend import open_backend
 from tests.small_models import CPU, affine, expect_affine, hold, make_tracer, ramp, trace
 
 SIMULATOR = gx.BackendType.SIMULATOR

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from gpuexec.command import Copy, Fill, HostCall, Kernel, Launch, Slot
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.ir.spec import TensorSpec
 
 INT = np.dtype(np.int32)
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuexec.containers import (
+from gpuexec.errors import InputError
+from gpuexec.ir.containers import (
     describe,
     hold,
     make_blank,
@@ -24,8 +25,7 @@ from gpuexec.containers import (
     to_strings,
     unpack,
 )
-from gpuexec.errors import InputError
-from gpuexec.spec import DTYPES, MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, DTypeRow, dtype_row
+from gpuexec.ir.spec import DTYPES, MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, DTypeRow, dtype_row
 from tests.objects import are_equal
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)

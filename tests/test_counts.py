@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
 from tests.control_models import ControlModel
 from tests.small_models import CPU
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.runtime.tracer import TracerDevice
+from gpuexec.devices.recorder.tracer import TracerDevice
 from tests.small_models import CPU, make_tracer, trace
 
 DIGITS = Path(__file__).resolve().parents[1] / "examples/models/digits.onnx"

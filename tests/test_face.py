@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import open_backend
+from gpuexec.devices.backend import open_backend
 from tests.face import STUB, list_classes, list_methods, list_names, make_stub
 from tests.features.held import held_worker
 from tests.small_models import affine, ramp
@@ -133,7 +133,7 @@ def test_a_name_more_is_seen() -> None:
         def settle(self) -> None:
             """Do nothing."""
 
-    Wider.__module__ = "gpuexec.running.run"
+    Wider.__module__ = "gpuexec.execution.runs.run"
     assert set(list_names(Wider)) - set(list_names(gx.Run)) == {"settle"}
 
 
@@ -170,7 +170,9 @@ def test_type_checkers_know_the_names_and_what_is_taken(tmp_path: Path) -> None:
     found = re.findall(r"use\.py:(\d+): (error|note): (.*)", done.stdout)
     assert [line for line, kind, _ in found if kind == "error"] == ["8", "9", "10"]
     told = [text for _, kind, text in found if kind == "note"]
-    assert "dict[str, gpuexec.results.tensor.Tensor]" in told[0] and told[1].endswith('results.tensor.Tensor"')
+    assert "dict[str, gpuexec.execution.results.tensor.Tensor]" in told[0] and told[1].endswith(
+        'results.tensor.Tensor"'
+    )
 
 
 def test_help_on_a_worker_names_all_there_is() -> None:

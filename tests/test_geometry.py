@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuexec import geometry
 from gpuexec.errors import InputError
+from gpuexec.ir import geometry
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 

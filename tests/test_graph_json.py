@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.graph_json import decode_graph, encode_graph
-from gpuexec.graphs import Graph, Node, Value, check, walk
-from gpuexec.operator import Operator, Tolerance, describe, operator
-from gpuexec.ops.interpret import compute_graph
+from gpuexec.ir.graph_json import decode_graph, encode_graph
+from gpuexec.ir.graphs import Graph, Node, Value, check, walk
+from gpuexec.ir.operator import Operator, Tolerance, describe, operator
+from gpuexec.ops.control.interpret import compute_graph
 from tests.control_models import MODELS
 from tests.program_seeds import load_halves, load_linear
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import ModelError
-from gpuexec.graphs import (
+from gpuexec.ir.graphs import (
     Graph,
     Node,
     RawNode,
@@ -22,7 +22,7 @@ from gpuexec.graphs import (
     walk,
     with_bodies,
 )
-from gpuexec.operator import Operator
+from gpuexec.ir.operator import Operator
 from tests.graph_builder import GraphBuilder
 from tests.operators import Scale, Sum
 

@@ -12,8 +12,8 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.compat import sentis
-from gpuexec.operator import Operator, Tolerance, operator
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
 from tests.objects import BACKENDS, INPUTS, MIXED, ONE, TWO, WORDS, are_equal, parse, run_on
 
 

@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.running.binding import count_host_bytes
-from gpuexec.running.inputs import HostArray
-from gpuexec.spec import STRING, TensorSpec
+from gpuexec.execution.runs.binding import count_host_bytes
+from gpuexec.execution.runs.inputs import HostArray
+from gpuexec.ir.spec import STRING, TensorSpec
 from tests.objects import BACKENDS, INPUTS, MIXED, ONE, TWO, WORDS, are_equal, check_everywhere, parse, run_on
 
 

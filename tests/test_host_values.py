@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
 from tests.host_value_cases import CASES, Array, HostCase, ints, put_on_device, scalar
 from tests.small_models import CPU, ramp
 
@@ -35,7 +35,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 @pytest.fixture
 def standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     """The code for GPUs over a simulator of its own."""
-    from gpuexec.runtime.cuda import CudaDevice
+    from gpuexec.devices.cuda.cuda import CudaDevice
     from tests.devices.opening import make_simulator
     from tests.runtime.cupy_standin import Standin, install
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuexec import instances
-from gpuexec.instances import instantiate, instantiations, kernel_table
+from gpuexec.ir import instances
+from gpuexec.ir.instances import instantiate, instantiations, kernel_table
 
 
 def test_instances_stand_in_one_table_once(monkeypatch: pytest.MonkeyPatch) -> None:

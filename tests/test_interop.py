@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.runtime import dlpack
-from gpuexec.runtime.backend import open_backend
-from gpuexec.runtime.tracer import TracerDevice
+from gpuexec.devices import dlpack
+from gpuexec.devices.backend import open_backend
+from gpuexec.devices.recorder.tracer import TracerDevice
 from tests.foreign_arrays import CudaStreamArray, DeviceArray, DlpackArray, HostOnly, InterfaceArray
 from tests.small_models import CPU, affine, expect_affine, hold, make_model, make_tracer, ramp, trace
 

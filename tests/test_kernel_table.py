@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import gpuexec.ops  # noqa: F401  (fills the table)
-from gpuexec.command import Kernel
-from gpuexec.instances import kernel_table
-from gpuexec.runtime.budgets import LARGER, KernelUse
-from gpuexec.runtime.compile_all import find_strays, read_launches
+from gpuexec.devices.kernels.budgets import LARGER, KernelUse
+from gpuexec.devices.kernels.compile_all import find_strays, read_launches
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.instances import kernel_table
 from tests.launches import collect_launches
 
 # A lowering may choose by architecture; `make kernels` plans for all of them.

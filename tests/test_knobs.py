@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import gpuexec as gx
-from gpuexec import knobs
 from gpuexec.cli import main
-from gpuexec.knobs import KNOBS, Knob
-from gpuexec.runtime import backend as backend_module
-from gpuexec.runtime.backend import BackendType, open_backend
+from gpuexec.devices import backend as backend_module
+from gpuexec.devices.backend import BackendType, open_backend
+from gpuexec.system import knobs
+from gpuexec.system.knobs import KNOBS, Knob
 
 PACKAGE = Path(knobs.__file__).parent
 NONSENSE = {

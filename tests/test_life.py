@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.runtime.cpu import CpuDevice
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.cpu.cpu import CpuDevice
 from tests.devices.opening import make_simulator
 from tests.small_models import (
     CPU,

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec import mapped
 from gpuexec.errors import AccessError
-from gpuexec.mapped import (
+from gpuexec.system import mapped
+from gpuexec.system.mapped import (
     count_copied,
     find_range,
     find_source,

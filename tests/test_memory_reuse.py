@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
+from gpuexec.devices import dlpack
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import MemoryBlock, Stream, align
+from gpuexec.devices.memory_pool import MemoryPool
+from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.errors import OrderError
-from gpuexec.runtime import dlpack
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import MemoryBlock, Stream, align
-from gpuexec.runtime.memory_pool import MemoryPool
-from gpuexec.runtime.simulator.device import SimulatorDevice
 from tests.devices.opening import make_simulator
 from tests.small_models import affine, expect_affine, ramp, two_layers
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.command import Kernel
-from gpuexec.operator import Emitter, Operator, Tolerance, operator
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.spec import TensorSpec
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.operator import Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
 from tests.devices.opening import SCALE_SOURCE, make_simulator
 from tests.host_value_cases import ints, put_on_device
 from tests.operators import CALLED

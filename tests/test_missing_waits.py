@@ -13,12 +13,12 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.deferred_free import DeferredFree
+from gpuexec.devices.simulator.stream import SimulatorEvent, SimulatorStream
+from gpuexec.devices.staging import Staging
 from gpuexec.errors import OrderError
-from gpuexec.results.readback import ReadbackRequest
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.deferred_free import DeferredFree
-from gpuexec.runtime.simulator.stream import SimulatorEvent, SimulatorStream
-from gpuexec.runtime.staging import Staging
+from gpuexec.execution.results.readback import ReadbackRequest
 from tests.devices.opening import make_simulator
 from tests.small_models import affine, expect_affine, make_model, ramp
 

@@ -12,8 +12,8 @@ from onnx import helper, numpy_helper
 
 import gpuexec as gx
 import gpuexec.compat.onnxruntime as ort
-from gpuexec.operator import Array
-from gpuexec.spec import dtype_row
+from gpuexec.ir.operator import Array
+from gpuexec.ir.spec import dtype_row
 from tests.models.folder import measure, needs_models, path_of, read_case, read_manifest
 
 OPSET, IR_VERSION = 25, 13

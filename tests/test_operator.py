@@ -9,10 +9,9 @@ import pytest
 from onnx import helper
 
 from gpuexec.errors import InputError, NeedsHostValue, UnsupportedError
-from gpuexec.graphs import RawNode
-from gpuexec.host_values import require_const
-from gpuexec.loading import load
-from gpuexec.operator import (
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.host_values import require_const
+from gpuexec.ir.operator import (
     Operator,
     build,
     describe,
@@ -24,7 +23,8 @@ from gpuexec.operator import (
     upgrade,
     upgrades_for,
 )
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.model.loading import load
 
 
 @operator("Plain", "test")

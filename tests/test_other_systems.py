@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuexec.system_files import lock_file, read_at
+from gpuexec.system.system_files import lock_file, read_at
 
 ROOT = Path(__file__).resolve().parent.parent
 POSIX_MODULES = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog", "posix_ipc")
@@ -81,7 +81,7 @@ with gx.Worker(counting, backend=gx.BackendType.CPU) as worker:
 assert main(["doctor"]) == 0
 assert main(["run", digits, "--backend", "cpu"]) == 0
 assert main(["run", program, "--backend", "cpu"]) == 0
-from gpuexec.runtime.kernel_cache import KernelCache
+from gpuexec.devices.kernels.kernel_cache import KernelCache
 assert KernelCache(pathlib.Path(folder) / "kernels")._hold("key").__enter__() is None
 assert platform_name != "win32" or locks, "no lock was taken"
 print("all done")

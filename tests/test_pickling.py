@@ -17,9 +17,9 @@ from onnx import helper
 from safetensors.numpy import save_file
 
 import gpuexec as gx
-from gpuexec import mapped
-from gpuexec.pickling import pack, unpack
-from gpuexec.runtime.backend import open_backend
+from gpuexec.devices.backend import open_backend
+from gpuexec.system import mapped
+from gpuexec.system.pickling import pack, unpack
 from tests.objects import are_equal, parse
 from tests.small_models import CPU, affine, make_model, ramp, two_layers
 from tests.staged_models import MODELS, inputs
@@ -130,7 +130,7 @@ def test_a_model_of_a_program_goes_without_what_was_compiled() -> None:
 
 
 def test_pickles_are_of_one_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuexec.model.VERSION", "0.0.9")
+    monkeypatch.setattr("gpuexec.model.model.VERSION", "0.0.9")
     packed = pickle.dumps(affine())
     monkeypatch.undo()
     with pytest.raises(gx.ModelError, match=r"pickled by gpuexec 0\.0\.9, this is .*Model\.save"):

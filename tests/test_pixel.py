@@ -13,13 +13,13 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.command import Launch, Slot
+from gpuexec.devices import backend as backends
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.cuda import driver
+from gpuexec.ir.command import Launch, Slot
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.template import plan_graph
-from gpuexec.runtime import backend as backends
-from gpuexec.runtime import driver
-from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 from tests.features.held import held_worker
 from tests.foreign_arrays import DlpackArray, InterfaceArray
 from tests.small_models import affine, expect_affine, make_model
@@ -34,7 +34,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "simulator":
         yield open_backend(PIXEL)
         return
-    from gpuexec.runtime.cuda_pixel import CudaPixelDevice
+    from gpuexec.devices.cuda.cuda_pixel import CudaPixelDevice
     from tests.devices.opening import make_simulator
     from tests.runtime.cupy_standin import Standin, install
 

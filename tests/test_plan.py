@@ -12,22 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuexec.command import Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.errors import PlanError
-from gpuexec.plan import (
-    ArenaLayout,
-    Buffer,
-    KeptOnHost,
-    Plan,
-    Port,
-    Read,
-    Role,
-    Segment,
-)
-from gpuexec.plan_json import from_json, to_json
+from gpuexec.ir.command import Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.ir.plan import ArenaLayout, Buffer, KeptOnHost, Plan, Port, Read, Role, Segment
+from gpuexec.ir.plan_json import from_json, to_json
+from gpuexec.ir.spec import COMPUTED, TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.template import plan_graph
-from gpuexec.spec import COMPUTED, TensorSpec
-from gpuexec.target import Target
 from tests.operators import FLOAT
 from tests.random_graphs import random_graph
 
@@ -160,7 +151,7 @@ def test_plan_holds_data_alone(target: str) -> None:
             plain = kind in (int, str, bytes, bool, float, type(None), tuple) or issubclass(
                 kind, (np.generic, np.dtype, Enum)
             )
-            assert plain or kind.__module__ in ("gpuexec.plan", "gpuexec.command", "gpuexec.spec"), kind
+            assert plain or kind.__module__ in ("gpuexec.ir.plan", "gpuexec.ir.command", "gpuexec.ir.spec"), kind
         assert not any(isinstance(item, TensorSpec) and item.value is not None for item in walk(plan))
 
 

@@ -27,8 +27,8 @@ import gpuexec.ops
 from gpuexec.cli import main
 from gpuexec.cli.ops import list_rows, split_name
 from gpuexec.compat import executorch
-from gpuexec.runtime import backend as backends
-from gpuexec.runtime.backend import find_backend
+from gpuexec.devices import backend as backends
+from gpuexec.devices.backend import find_backend
 from tests.cli.test_ops import is_ours
 from tests.conformance.passing import list_path, read_passing, read_reasons
 from tests.features.marks import find_tests

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.command import Kernel, LaunchConfig
-from gpuexec.runtime import dlpack
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.runtime.simulator.device import SimulatorDevice
+from gpuexec.devices import dlpack
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.ir.command import Kernel, LaunchConfig
 from tests.devices.opening import SCALE_SOURCE, list_kernels
 from tests.small_models import CPU, Array, affine, expect_affine, make_tracer, ramp, two_layers
 

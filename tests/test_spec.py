@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.spec import (
+from gpuexec.ir.spec import (
     BFLOAT16,
     DTYPES,
     HOST_OBJECTS,

@@ -35,15 +35,15 @@ def test_sources_pass(command: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("path", "source", "is_allowed"),
     [
-        ("gpuexec/ops/norm.py", "import onnx", False),
-        ("gpuexec/model.py", "from onnx import helper", False),
+        ("gpuexec/ops/nn/norm.py", "import onnx", False),
+        ("gpuexec/model/model.py", "from onnx import helper", False),
         ("gpuexec/importer/load.py", "import onnx", True),
         ("gpuexec/compat/onnx_backend.py", "import onnx", True),
         ("gpuexec/planner/lower.py", "import cupy", False),
         ("gpuexec/importer/load.py", "from . import order", False),
-        ("gpuexec/runtime/cuda.py", "import cupy", True),
-        ("gpuexec/runtime/kernel_library.py", "import cupy", True),
-        ("gpuexec/results/tensor.py", "import cupy", True),
+        ("gpuexec/devices/cuda/cuda.py", "import cupy", True),
+        ("gpuexec/devices/kernels/kernel_library.py", "import cupy", True),
+        ("gpuexec/execution/results/tensor.py", "import cupy", True),
     ],
 )
 def test_import_outside_of_its_rooms_breaks_a_rule(path: str, source: str, is_allowed: bool) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.tracer import TracerEvent
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.recorder.tracer import TracerEvent
 from tests.devices.opening import make_simulator
 from tests.operators import CALLED
 from tests.runtime.cupy_standin import Standin, install
@@ -32,7 +32,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "simulator":
         yield Backend(below, SIMULATOR, "for a test")
     else:
-        from gpuexec.runtime.cuda import CudaDevice
+        from gpuexec.devices.cuda.cuda import CudaDevice
 
         install(monkeypatch, Standin(below, architecture=(8, 0)))
         device = CudaDevice()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.target import Target
+from gpuexec.ir.target import Target
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from gpuexec.validate import find_invalid_field, is_of_type
+from gpuexec.ir.validate import find_invalid_field, is_of_type
 
 
 @dataclass(frozen=True)

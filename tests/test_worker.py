@@ -14,8 +14,8 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.runtime.backend import open_backend
-from gpuexec.spec import TensorSpec
+from gpuexec.devices.backend import open_backend
+from gpuexec.ir.spec import TensorSpec
 from tests.small_models import (
     CPU,
     GATES,

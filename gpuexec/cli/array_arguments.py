@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.array_files import load_arrays
 from gpuexec.errors import InputError
+from gpuexec.system.array_files import load_arrays
 
 Array = np.ndarray[Any, Any]
 

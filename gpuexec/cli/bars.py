@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gpuexec.progress import Progress, Tell
+from gpuexec.system.progress import Progress, Tell
 
 if TYPE_CHECKING:
     from rich.console import Console

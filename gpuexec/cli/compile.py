@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.array_files import load_arrays
 from gpuexec.cli.feeds import make_random
 from gpuexec.cli.sources import SUFFIX
 from gpuexec.errors import GpuexecError, InputError
-from gpuexec.loading import load
-from gpuexec.model import Model
-from gpuexec.ports import ModelPort
-from gpuexec.programs.building import build_contents
-from gpuexec.programs.cases import Case, make_case
-from gpuexec.programs.container import write_contents
-from gpuexec.programs.contents import Bound, Contents, StoredCase
-from gpuexec.spec import DeclaredSpec
+from gpuexec.ir.spec import DeclaredSpec
+from gpuexec.model.loading import load
+from gpuexec.model.model import Model
+from gpuexec.model.ports import ModelPort
+from gpuexec.program.building import build_contents
+from gpuexec.program.cases import Case, make_case
+from gpuexec.program.container import write_contents
+from gpuexec.program.contents import Bound, Contents, StoredCase
+from gpuexec.system.array_files import load_arrays
 
 Array = np.ndarray[Any, Any]
 # Largest number of trips of a Loop with random inputs; a case of the user's own has no such limit.

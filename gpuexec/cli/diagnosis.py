@@ -10,15 +10,15 @@ import numpy as np
 
 from gpuexec.cli.feeds import add_input_arguments, parse_dims
 from gpuexec.cli.sources import is_program, open_model, read_inputs
-from gpuexec.diagnosing.bisecting import RTOL, bisect, measure_output
-from gpuexec.diagnosing.measuring import measure_gap
-from gpuexec.diagnosing.observing import run_plainly
+from gpuexec.devices.backend import Backend, BackendType
 from gpuexec.errors import InputError
+from gpuexec.execution.debugging.bisecting import RTOL, bisect, measure_output
+from gpuexec.execution.debugging.measuring import measure_gap
+from gpuexec.execution.debugging.observing import run_plainly
+from gpuexec.execution.inspection.gaps import ATOL
 from gpuexec.importer.oracle import ENGINES, run_oracle
-from gpuexec.inspecting.gaps import ATOL
-from gpuexec.loading import load
-from gpuexec.model import Model
-from gpuexec.runtime.backend import Backend, BackendType
+from gpuexec.model.loading import load
+from gpuexec.model.model import Model
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,11 +7,11 @@ import platform
 from importlib import metadata
 from typing import Any
 
-from gpuexec import knobs
+from gpuexec.devices.backend import BackendType, choose_backend, open_backend
+from gpuexec.devices.cuda import driver
 from gpuexec.errors import GpuexecError
-from gpuexec.profiling.terminal import make_table, print_table
-from gpuexec.runtime import driver
-from gpuexec.runtime.backend import BackendType, choose_backend, open_backend
+from gpuexec.execution.profiling.terminal import make_table, print_table
+from gpuexec.system import knobs
 
 _PACKAGES = (
     "numpy",

@@ -10,25 +10,25 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from gpuexec.atomic_file import write_file
 from gpuexec.cli.extents import array_of
 from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
-from gpuexec.initial_state import find_initial_specs
-from gpuexec.model import Model
+from gpuexec.devices.backend import BackendType
+from gpuexec.execution.profiling.lifetimes import name_values
+from gpuexec.execution.profiling.terminal import make_table, print_table
+from gpuexec.execution.worker import Worker
+from gpuexec.ir.plan import Plan
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
+from gpuexec.model.initial_state import find_initial_specs
+from gpuexec.model.model import Model
 from gpuexec.passes import run_passes
-from gpuexec.plan import Plan
 from gpuexec.planner.partition import Partition
 from gpuexec.planner.partitioner import find_partition
 from gpuexec.planner.template import plan_graph
-from gpuexec.profiling.lifetimes import name_values
-from gpuexec.profiling.terminal import make_table, print_table
-from gpuexec.runtime.backend import BackendType
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
-from gpuexec.worker import Worker
+from gpuexec.system.atomic_file import write_file
 
 Array = np.ndarray[Any, Any]
 
@@ -120,6 +120,6 @@ def _print_run(console: Console, model: Model, feeds: dict[str, Array], options:
 def _target(options: argparse.Namespace) -> Target:
     if options.target is not None:
         return Target.named(options.target)
-    from gpuexec.runtime.backend import open_backend
+    from gpuexec.devices.backend import open_backend
 
     return open_backend(BackendType(options.backend)).device.target

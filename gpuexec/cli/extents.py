@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.containers import pack
 from gpuexec.errors import GpuexecError, InputError
-from gpuexec.model import Model
-from gpuexec.ports import ModelPort
-from gpuexec.profiling.complexity import count_work
-from gpuexec.spec import is_container
+from gpuexec.execution.profiling.complexity import count_work
+from gpuexec.ir.containers import pack
+from gpuexec.ir.spec import is_container
+from gpuexec.model.model import Model
+from gpuexec.model.ports import ModelPort
 
 # Tried one after the other: for small images, say, one position is smaller than a kernel.
 _EXTENTS = (1, 8, 16, 32, 64, 128, 224, 512)

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.array_files import load_arrays
 from gpuexec.cli.array_arguments import load_array, split_key
 from gpuexec.cli.extents import check_named, choose, list_free
 from gpuexec.cli.leaves import read_json
-from gpuexec.containers import make_blank, pack, to_strings, unpack
+from gpuexec.devices.backend import BackendType
 from gpuexec.errors import InputError
-from gpuexec.model import Model
-from gpuexec.ports import ModelPort
-from gpuexec.runtime.backend import BackendType
-from gpuexec.spec import TensorSpec, is_container, is_host_object
+from gpuexec.ir.containers import make_blank, pack, to_strings, unpack
+from gpuexec.ir.spec import TensorSpec, is_container, is_host_object
+from gpuexec.model.model import Model
+from gpuexec.model.ports import ModelPort
+from gpuexec.system.array_files import load_arrays
 
 Array = np.ndarray[Any, Any]
 _SEED = 0

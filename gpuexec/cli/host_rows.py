@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.markup import escape
 
-from gpuexec.profiling.terminal import make_table, print_table
-from gpuexec.report import Report
+from gpuexec.execution.profiling.terminal import make_table, print_table
+from gpuexec.execution.report import Report
 
 
 def print_host_rows(console: Console, report: Report) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from gpuexec.cli.program_rows import print_program
 from gpuexec.cli.sources import is_program
-from gpuexec.graphs import walk
-from gpuexec.loading import load
-from gpuexec.profiling.terminal import make_table, open_console, print_table
+from gpuexec.execution.profiling.terminal import make_table, open_console, print_table
+from gpuexec.ir.graphs import walk
+from gpuexec.model.loading import load
 
 
 def add_parser(commands: Any) -> None:

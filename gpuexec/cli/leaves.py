@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.atomic_file import atomic_file, write_file
 from gpuexec.errors import InputError
-from gpuexec.spec import TensorSpec, is_host_object
+from gpuexec.ir.spec import TensorSpec, is_host_object
+from gpuexec.system.atomic_file import atomic_file, write_file
 
 Array = np.ndarray[Any, Any]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from gpuexec.geometry import round_up
-from gpuexec.plan import Plan
+from gpuexec.execution.profiling.lifetimes import BufferLifetime, list_lifetimes
+from gpuexec.ir.geometry import round_up
+from gpuexec.ir.plan import Plan
 from gpuexec.planner.arena import ALIGNMENT
-from gpuexec.profiling.lifetimes import BufferLifetime, list_lifetimes
 
 WIDTH, HEIGHT = 1100.0, 420.0
 _LEFT, _TOP, _RIGHT, _BOTTOM = 80.0, 24.0, 20.0, 30.0

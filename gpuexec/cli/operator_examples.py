@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.apply import infer_specs
-from gpuexec.containers import make_blank, make_map, make_optional, make_sequence
 from gpuexec.errors import GpuexecError, InputError, NeedsHostValue
-from gpuexec.operator import Array, Operator, build
-from gpuexec.ops.composite import Composite
-from gpuexec.spec import DTYPES, HOST_OBJECTS, MAP, OPTIONAL, SEQUENCE, STRING, TensorSpec, dtype_row, is_container
+from gpuexec.ir.apply import infer_specs
+from gpuexec.ir.containers import make_blank, make_map, make_optional, make_sequence
+from gpuexec.ir.operator import Array, Operator, build
+from gpuexec.ir.spec import DTYPES, HOST_OBJECTS, MAP, OPTIONAL, SEQUENCE, STRING, TensorSpec, dtype_row, is_container
+from gpuexec.ops.lib.composite import Composite
 
 Specs = tuple[TensorSpec | None, ...]
 _INPUT = re.compile(

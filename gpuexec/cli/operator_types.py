@@ -12,17 +12,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gpuexec.apply import infer_specs
 from gpuexec.cli.operator_examples import Example, convert_spec, takes
-from gpuexec.containers import make_blank
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.operator import Operator
-from gpuexec.ops.shape import to_literal
+from gpuexec.ir.apply import infer_specs
+from gpuexec.ir.containers import make_blank
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.operator import Operator
+from gpuexec.ir.spec import DTYPES, HOST_OBJECTS, STRING, dtype_row, is_host_object
+from gpuexec.ir.target import Target
+from gpuexec.ops.tensor.shape import to_literal
 from gpuexec.passes.decompose import decompose
 from gpuexec.planner.partitioner import find_partition
-from gpuexec.spec import DTYPES, HOST_OBJECTS, STRING, dtype_row, is_host_object
-from gpuexec.target import Target
 
 TYPES = (*DTYPES, *HOST_OBJECTS)
 PIXEL = Target.named("pixel_90")

@@ -14,12 +14,12 @@ import gpuexec.ops  # noqa: F401  fills the registry
 from gpuexec.cli.operator_examples import find_examples
 from gpuexec.cli.operator_types import Taken, list_taken
 from gpuexec.errors import InputError
-from gpuexec.graphs import RawNode
+from gpuexec.execution.profiling.terminal import open_console, print_table
 from gpuexec.importer.nodes import upgrade_node
 from gpuexec.importer.versions import OperatorVersions, list_forms
-from gpuexec.operator import Operator, decomposition_for, find_operator, operator_names, qualified, upgraded_names
-from gpuexec.profiling.terminal import open_console, print_table
-from gpuexec.spec import DTYPES, dtype_row, is_host_object
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.operator import Operator, decomposition_for, find_operator, operator_names, qualified, upgraded_names
+from gpuexec.ir.spec import DTYPES, dtype_row, is_host_object
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,14 +12,14 @@ from rich.markup import escape
 from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
+from gpuexec.devices.backend import BackendType
 from gpuexec.errors import InputError
-from gpuexec.profiling.complexity import WorkRow, count_work
-from gpuexec.profiling.profiler import Profiler
-from gpuexec.profiling.rows import EventRow
-from gpuexec.profiling.tables import print_summary, spell
-from gpuexec.profiling.terminal import make_table, open_console, print_table
-from gpuexec.runtime.backend import BackendType
-from gpuexec.worker import Worker
+from gpuexec.execution.profiling.complexity import WorkRow, count_work
+from gpuexec.execution.profiling.profiler import Profiler
+from gpuexec.execution.profiling.rows import EventRow
+from gpuexec.execution.profiling.tables import print_summary, spell
+from gpuexec.execution.profiling.terminal import make_table, open_console, print_table
+from gpuexec.execution.worker import Worker
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from gpuexec.cli.sources import open_program
-from gpuexec.profiling.terminal import make_table, print_table
-from gpuexec.programs.bounds import find_bounds
-from gpuexec.programs.contents import Contents, StoredMethod
+from gpuexec.execution.profiling.terminal import make_table, print_table
+from gpuexec.program.bounds import find_bounds
+from gpuexec.program.contents import Contents, StoredMethod
 
 
 def print_program(console: Console, path: str) -> None:

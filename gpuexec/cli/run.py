@@ -14,10 +14,10 @@ from gpuexec.cli.feeds import add_arguments, parse_rows, read_array
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.leaves import describe_leaves, list_all_leaves, write_outputs
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
+from gpuexec.devices.backend import BackendType
 from gpuexec.errors import InputError
-from gpuexec.runtime.backend import BackendType
-from gpuexec.spec import is_host_object
-from gpuexec.worker import Worker
+from gpuexec.execution.worker import Worker
+from gpuexec.ir.spec import is_host_object
 
 if TYPE_CHECKING:
     from rich.console import Console

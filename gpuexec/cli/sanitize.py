@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuexec.cli.kernel_arguments import SYNTAX, KernelArgument, parse_argument
-from gpuexec.command import Kernel, LaunchConfig
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.kernels.kernel_source import list_files
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.findings import Finding, Party, why_no_lines
+from gpuexec.devices.simulator.library import Extent, Schedule
+from gpuexec.devices.simulator.rewrite import find_kernels
 from gpuexec.errors import CheckError, GpuexecError, InputError
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.kernel_source import list_files
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.runtime.simulator.findings import Finding, Party, why_no_lines
-from gpuexec.runtime.simulator.library import Extent, Schedule
-from gpuexec.runtime.simulator.rewrite import find_kernels
+from gpuexec.ir.command import Kernel, LaunchConfig
 
 if TYPE_CHECKING:
     from typing import Any

@@ -11,12 +11,12 @@ import numpy as np
 
 from gpuexec.cli.feeds import parse_dims, parse_rows, read_feeds
 from gpuexec.errors import InputError
-from gpuexec.loading import load
-from gpuexec.model import Model
-from gpuexec.programs.container import read_contents
-from gpuexec.programs.contents import Contents, StoredMethod
-from gpuexec.programs.data_loader import MmapDataLoader
-from gpuexec.progress import Tell
+from gpuexec.model.loading import load
+from gpuexec.model.model import Model
+from gpuexec.program.container import read_contents
+from gpuexec.program.contents import Contents, StoredMethod
+from gpuexec.program.data_loader import MmapDataLoader
+from gpuexec.system.progress import Tell
 
 Array = np.ndarray[Any, Any]
 SUFFIX = ".gxp"

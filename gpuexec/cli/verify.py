@@ -10,11 +10,11 @@ import numpy as np
 
 from gpuexec.cli.diagnosis import add_diagnosis_arguments, diagnose
 from gpuexec.cli.sources import add_method_argument, is_program, open_program, pick_method
+from gpuexec.devices.backend import Backend, BackendType, choose_backend
 from gpuexec.errors import InputError
-from gpuexec.programs.contents import Allowance, StoredMethod, check_allowed
-from gpuexec.runtime.backend import Backend, BackendType, choose_backend
-from gpuexec.spec import is_host_object
-from gpuexec.worker import Worker
+from gpuexec.execution.worker import Worker
+from gpuexec.ir.spec import is_host_object
+from gpuexec.program.contents import Allowance, StoredMethod, check_allowed
 
 Array = np.ndarray[Any, Any]
 _BACKENDS = {

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec import worker as workers
 from gpuexec.compat.unity import UnityTensor, UnityWorker
+from gpuexec.devices.backend import BackendLike, BackendType
+from gpuexec.execution import worker as workers
+from gpuexec.execution.runs.run import Step
 from gpuexec.importer.read import Source
-from gpuexec.loading import load
-from gpuexec.model import Model
-from gpuexec.running.run import Step
-from gpuexec.runtime.backend import BackendLike, BackendType
+from gpuexec.model.loading import load
+from gpuexec.model.model import Model
 
 Array = np.ndarray[Any, Any]
 

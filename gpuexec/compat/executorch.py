@@ -23,16 +23,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 import gpuexec.ops  # noqa: F401  (registers the operators)
-from gpuexec.editing import named_data
+from gpuexec.devices.backend import BackendLike, BackendType, choose_backend
 from gpuexec.errors import DeviceError, ErrorCode, InputError
-from gpuexec.operator import operator_names
-from gpuexec.programs import contents
-from gpuexec.programs import method as methods
-from gpuexec.programs import module as modules
-from gpuexec.programs import program as programs
-from gpuexec.programs.method_meta import MethodMeta, TensorMeta
-from gpuexec.results.given import Inputs
-from gpuexec.runtime.backend import BackendLike, BackendType, choose_backend
+from gpuexec.execution.results.given import Inputs
+from gpuexec.ir.operator import operator_names
+from gpuexec.model.editing import named_data
+from gpuexec.program import contents
+from gpuexec.program import method as methods
+from gpuexec.program import module as modules
+from gpuexec.program import program as programs
+from gpuexec.program.method_meta import MethodMeta, TensorMeta
 
 Array = np.ndarray[Any, Any]
 

@@ -30,13 +30,13 @@ from onnx import (
 )
 from onnx.backend import base
 
+from gpuexec.devices.backend import BackendType, open_backend
 from gpuexec.errors import DeviceError, InputError, ModelError, UnsupportedError
-from gpuexec.loading import load
-from gpuexec.model import Model
-from gpuexec.report import Report
-from gpuexec.results.tensor import Tensor
-from gpuexec.runtime.backend import BackendType, open_backend
-from gpuexec.worker import Worker
+from gpuexec.execution.report import Report
+from gpuexec.execution.results.tensor import Tensor
+from gpuexec.execution.worker import Worker
+from gpuexec.model.loading import load
+from gpuexec.model.model import Model
 
 _BACKENDS = {
     "CPU": BackendType.CPU,

@@ -21,17 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec import worker as workers
 from gpuexec.compat.barracuda import ModelLoader as ModelLoader
 from gpuexec.compat.unity import UnityTensor, UnityWorker
+from gpuexec.devices.backend import BackendLike, open_backend
+from gpuexec.devices.backend import BackendType as BackendType
 from gpuexec.errors import InputError
+from gpuexec.execution import worker as workers
+from gpuexec.execution.results.copying import create_tensor
+from gpuexec.execution.results.readback import ReadbackRequest
+from gpuexec.execution.runs.run import Step
 from gpuexec.importer.read import Source
-from gpuexec.model import Model
-from gpuexec.results.copying import create_tensor
-from gpuexec.results.readback import ReadbackRequest
-from gpuexec.running.run import Step
-from gpuexec.runtime.backend import BackendLike, open_backend
-from gpuexec.runtime.backend import BackendType as BackendType
+from gpuexec.model.model import Model
 
 Array = np.ndarray[Any, Any]
 

@@ -12,11 +12,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from gpuexec.devices.backend import BackendType, open_backend
 from gpuexec.errors import InputError
-from gpuexec.results.copying import create_tensor
-from gpuexec.results.tensor import Tensor
-from gpuexec.runtime.backend import BackendType, open_backend
-from gpuexec.worker import Worker
+from gpuexec.execution.results.copying import create_tensor
+from gpuexec.execution.results.tensor import Tensor
+from gpuexec.execution.worker import Worker
 
 Array = np.ndarray[Any, Any]
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from gpuexec.errors import ModelError, locate
-from gpuexec.graphs import Graph, Value, take_free
 from gpuexec.importer.entries import read_constants, read_inputs
 from gpuexec.importer.order import describe_node, sort_nodes
+from gpuexec.ir.graphs import Graph, Value, take_free
 
 if TYPE_CHECKING:
     from gpuexec.importer.nodes import NodeReader

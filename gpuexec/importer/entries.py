@@ -10,11 +10,11 @@ import onnx
 from onnx import helper
 
 from gpuexec.errors import ModelError
-from gpuexec.graphs import Value
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.sparse import to_dense
 from gpuexec.importer.tensors import Array, UnsupportedFormError, declared_spec, refine, take_given, to_array
-from gpuexec.spec import DeclaredSpec
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.spec import DeclaredSpec
 
 if TYPE_CHECKING:
     from gpuexec.importer.nodes import NodeReader

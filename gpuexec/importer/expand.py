@@ -22,8 +22,8 @@ from gpuexec.importer.order import describe_node, walk_graphs, walk_nodes
 from gpuexec.importer.schemas import find_schema
 from gpuexec.importer.source_lines import copy_source
 from gpuexec.importer.tensors import UnsupportedFormError, inferred_spec
-from gpuexec.operator import find_operator, qualified, upgrades_for
-from gpuexec.spec import DeclaredSpec
+from gpuexec.ir.operator import find_operator, qualified, upgrades_for
+from gpuexec.ir.spec import DeclaredSpec
 
 # Initializers of up to this many elements stay in the copy: the types of some bodies depend on them.
 _SMALL_ELEMENTS = 64

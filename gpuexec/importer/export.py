@@ -11,17 +11,17 @@ import onnx
 from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Array, Graph, Node, Value, bodies, take_free, walk
 from gpuexec.importer.functions import find_functions
 from gpuexec.importer.gradients import unbind_gradient
 from gpuexec.importer.order import walk_nodes
 from gpuexec.importer.schemas import find_schema, newest_version
 from gpuexec.importer.source_lines import write_source
-from gpuexec.mapped import read_content
-from gpuexec.operator import describe
-from gpuexec.ops.control import count_own_inputs
-from gpuexec.ops.shape import from_literal
-from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, DeclaredSpec, dtype_row
+from gpuexec.ir.graphs import Array, Graph, Node, Value, bodies, take_free, walk
+from gpuexec.ir.operator import describe
+from gpuexec.ir.spec import MAP, OPTIONAL, SEQUENCE, DeclaredSpec, dtype_row
+from gpuexec.ops.control.control import count_own_inputs
+from gpuexec.ops.tensor.shape import from_literal
+from gpuexec.system.mapped import read_content
 
 # The newest opset that the oracle engines support.
 EXPORT_OPSET = 24

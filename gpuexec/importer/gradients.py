@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import onnx
 
 from gpuexec.errors import ModelError
-from gpuexec.graphs import take_free
 from gpuexec.importer.order import describe_node, walk_graphs, walk_nodes
-from gpuexec.ops.training import DOMAIN
+from gpuexec.ir.graphs import take_free
+from gpuexec.ops.nn.training import DOMAIN
 
 _NAME = "Gradient"
 

@@ -10,7 +10,7 @@ import onnx
 from gpuexec.errors import ModelError
 from gpuexec.importer.order import walk_graphs, walk_nodes
 from gpuexec.importer.tensors import UnsupportedFormError, declared_spec, refine
-from gpuexec.spec import DeclaredSpec, dtype_row
+from gpuexec.ir.spec import DeclaredSpec, dtype_row
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import onnx
 from onnx import shape_inference
 
 from gpuexec.errors import GpuexecError
-from gpuexec.graphs import Graph, Value
 from gpuexec.importer.expand import REFUSALS, hide_fatal
 from gpuexec.importer.export import to_model
 from gpuexec.importer.tensors import UnsupportedFormError, inferred_spec
-from gpuexec.spec import DeclaredSpec
+from gpuexec.ir.graphs import Graph, Value
+from gpuexec.ir.spec import DeclaredSpec
 
 # Shape constants have up to this many elements.
 _SMALL_ELEMENTS = 64

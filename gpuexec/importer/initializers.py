@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuexec.errors import ModelError
-from gpuexec.graphs import Array
 from gpuexec.importer.read import open_model
 from gpuexec.importer.tensors import UnsupportedFormError, to_array
+from gpuexec.ir.graphs import Array
 
 
 def read_initializers(path: Path) -> dict[str, Array]:

@@ -15,7 +15,6 @@ import onnx
 
 import gpuexec.ops  # noqa: F401  the registry is complete once it is imported
 from gpuexec.errors import InputError, ModelError
-from gpuexec.graphs import Graph, Value, check
 from gpuexec.importer.entries import read_constants, read_inputs, read_outputs
 from gpuexec.importer.expand import expand_functions, infer_types
 from gpuexec.importer.gradients import bind_gradients
@@ -28,8 +27,9 @@ from gpuexec.importer.problems import Problems
 from gpuexec.importer.read import Source, open_model
 from gpuexec.importer.schemas import NEWEST_OPSET, OLDEST_OPSET, check_opset
 from gpuexec.importer.tensors import refine
-from gpuexec.operator import qualified
-from gpuexec.progress import Tell
+from gpuexec.ir.graphs import Graph, Value, check
+from gpuexec.ir.operator import qualified
+from gpuexec.system.progress import Tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 
 from gpuexec.errors import InputError, ModelError, name_after
-from gpuexec.graphs import Array, Node, RawNode, Value, bodies
 from gpuexec.importer.bodies import BODIES, has_bodies, read_control
 from gpuexec.importer.entries import read_outputs
 from gpuexec.importer.expand import is_runnable, read_label
@@ -22,9 +21,10 @@ from gpuexec.importer.schemas import check_counts, check_form, find_schema
 from gpuexec.importer.source_lines import name_node
 from gpuexec.importer.sparse import to_dense
 from gpuexec.importer.tensors import UnsupportedFormError, attribute_value
-from gpuexec.operator import build, qualified, suggest_name, upgrades_for
-from gpuexec.signatures import find_signature
-from gpuexec.spec import STRING, DeclaredSpec
+from gpuexec.ir.graphs import Array, Node, RawNode, Value, bodies
+from gpuexec.ir.operator import build, qualified, suggest_name, upgrades_for
+from gpuexec.ir.signatures import find_signature
+from gpuexec.ir.spec import STRING, DeclaredSpec
 
 _PLAIN_CONSTANTS: Mapping[str, Any] = {
     "value_float": np.float32,

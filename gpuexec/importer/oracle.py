@@ -12,7 +12,7 @@ import onnx
 
 from gpuexec.errors import InputError, ModelError
 from gpuexec.importer.read import Source, read_model
-from gpuexec.spec import BFLOAT16
+from gpuexec.ir.spec import BFLOAT16
 
 Array = np.ndarray[Any, Any]
 ENGINES = ("onnxruntime", "reference")

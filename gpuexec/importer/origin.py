@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import AccessError
-from gpuexec.mapped import map_file
-from gpuexec.progress import Progress, Tell
+from gpuexec.system.mapped import map_file
+from gpuexec.system.progress import Progress, Tell
 
 # Reads bytes of the model's own file into a buffer.
 ReadInto = Callable[[int, memoryview], None]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuexec.errors import ModelError, UnsupportedError, locate
-from gpuexec.operator import OWN_OPERATORS
+from gpuexec.ir.operator import OWN_OPERATORS
 
 _NAMES_SHOWN = 4
 _ERRORS_SHOWN = 20

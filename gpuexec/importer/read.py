@@ -16,8 +16,8 @@ from gpuexec.errors import InputError, ModelError
 from gpuexec.importer.origin import ExternalData, Origin
 from gpuexec.importer.strip import OddMessageError, strip_weights
 from gpuexec.importer.text import check_text
-from gpuexec.mapped import find_source, map_file, read_view
-from gpuexec.progress import Tell
+from gpuexec.system.mapped import find_source, map_file, read_view
+from gpuexec.system.progress import Tell
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | onnx.ModelProto
 # Size limit of a protobuf message; larger weights lie in files of their own.

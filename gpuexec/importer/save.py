@@ -10,15 +10,15 @@ from typing import BinaryIO
 import onnx
 from onnx import TensorProto, external_data_helper, helper
 
-from gpuexec.atomic_file import atomic_file
 from gpuexec.errors import AccessError, InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.graphs import Array, Graph, Node, walk
 from gpuexec.importer.export import choose_opset, store_inside, to_model
 from gpuexec.importer.load import ImportedModel
-from gpuexec.mapped import read_pieces, view_bytes
-from gpuexec.operator import describe
-from gpuexec.spec import dtype_row, is_host_object
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.graphs import Array, Graph, Node, walk
+from gpuexec.ir.operator import describe
+from gpuexec.ir.spec import dtype_row, is_host_object
+from gpuexec.system.atomic_file import atomic_file
+from gpuexec.system.mapped import read_pieces, view_bytes
 
 # Size limit of a protobuf message, less the room for the graph itself.
 _LARGEST_INSIDE_BYTES = 2**31 - 2**26

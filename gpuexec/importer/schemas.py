@@ -12,7 +12,7 @@ from onnx import AttributeProto, defs
 
 from gpuexec.errors import ModelError
 from gpuexec.importer.order import describe_node
-from gpuexec.signatures import Signature
+from gpuexec.ir.signatures import Signature
 
 # onnx keeps versions in a C int.
 _LARGEST_OPSET = _NOWHERE = 2**31 - 1

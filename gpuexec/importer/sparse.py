@@ -11,8 +11,8 @@ import onnx
 from gpuexec.errors import InputError, ModelError
 from gpuexec.importer.origin import Origin
 from gpuexec.importer.tensors import UnsupportedFormError, to_array
-from gpuexec.mapped import read_content
-from gpuexec.spec import check_size, is_host_object
+from gpuexec.ir.spec import check_size, is_host_object
+from gpuexec.system.mapped import read_content
 
 Array = np.ndarray[Any, Any]
 # Size limit of a dense tensor in a file of its own, which bounds the shape that a file may claim.

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gpuexec.mapped import read_view
+from gpuexec.system.mapped import read_view
 
 # Smaller content is not worth stripping.
 LARGE_NBYTES = 1 << 16

@@ -13,12 +13,12 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, external_data_helper, helper, numpy_helper
 
-from gpuexec.containers import to_strings
 from gpuexec.errors import AccessError, InputError, ModelError
-from gpuexec.geometry import ceil_div
 from gpuexec.importer.origin import Origin
-from gpuexec.mapped import MAPPED_NBYTES, read_content, read_view
-from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, Dim, TensorSpec, check_size, dtype_row
+from gpuexec.ir.containers import to_strings
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, Dim, TensorSpec, check_size, dtype_row
+from gpuexec.system.mapped import MAPPED_NBYTES, read_content, read_view
 
 Array = np.ndarray[Any, Any]
 # Types of which several elements share a byte, as far as this version of onnx knows them.

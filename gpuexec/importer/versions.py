@@ -9,8 +9,8 @@ from typing import Any
 
 from onnx import defs
 
-from gpuexec.operator import qualified
-from gpuexec.spec import DTYPES, STRING, dtype_row
+from gpuexec.ir.operator import qualified
+from gpuexec.ir.spec import DTYPES, STRING, dtype_row
 
 # Names of ONNX's types that differ from gpuexec's.
 _NAMES = {"float32": "float", "float64": "double"}

@@ -1,88 +1,88 @@
-"""The ONNX operators, one file per family. Importing this package fills the registry."""
+"""The operators, a folder per family. Importing this package fills the registry."""
 
-from gpuexec.ops import affine_grid as affine_grid
-from gpuexec.ops import align as align
-from gpuexec.ops import append as append
-from gpuexec.ops import attention as attention
-from gpuexec.ops import attention_forms as attention_forms
-from gpuexec.ops import batch_norm as batch_norm
-from gpuexec.ops import bit_cast as bit_cast
-from gpuexec.ops import causal_conv as causal_conv
-from gpuexec.ops import center_crop_pad as center_crop_pad
-from gpuexec.ops import col2im as col2im
-from gpuexec.ops import containers as containers
-from gpuexec.ops import control as control
-from gpuexec.ops import conv as conv
-from gpuexec.ops import copy as copy
-from gpuexec.ops import cumulative as cumulative
-from gpuexec.ops import deform_conv as deform_conv
-from gpuexec.ops import depth_space as depth_space
-from gpuexec.ops import det as det
-from gpuexec.ops import dropout as dropout
-from gpuexec.ops import dynamic_quantize as dynamic_quantize
-from gpuexec.ops import einsum as einsum
-from gpuexec.ops import elementwise_binary as elementwise_binary
-from gpuexec.ops import elementwise_cast as elementwise_cast
-from gpuexec.ops import elementwise_pow as elementwise_pow
-from gpuexec.ops import elementwise_select as elementwise_select
-from gpuexec.ops import elementwise_unary as elementwise_unary
-from gpuexec.ops import elementwise_variadic as elementwise_variadic
-from gpuexec.ops import fourier as fourier
-from gpuexec.ops import fused as fused
-from gpuexec.ops import gather as gather
-from gpuexec.ops import gradient as gradient
-from gpuexec.ops import grid_sample as grid_sample
-from gpuexec.ops import heads as heads
-from gpuexec.ops import image as image
-from gpuexec.ops import image_decoder as image_decoder
-from gpuexec.ops import integer_conv as integer_conv
-from gpuexec.ops import integer_matmul as integer_matmul
-from gpuexec.ops import layout as layout
-from gpuexec.ops import legacy as legacy
-from gpuexec.ops import linear_attention as linear_attention
-from gpuexec.ops import loss as loss
-from gpuexec.ops import lp_norm as lp_norm
-from gpuexec.ops import lrn as lrn
-from gpuexec.ops import matmul as matmul
-from gpuexec.ops import max_unpool as max_unpool
-from gpuexec.ops import mean_variance as mean_variance
-from gpuexec.ops import mel as mel
-from gpuexec.ops import microsoft as microsoft
-from gpuexec.ops import ml as ml
-from gpuexec.ops import multinomial as multinomial
-from gpuexec.ops import narrow as narrow
-from gpuexec.ops import nms as nms
-from gpuexec.ops import nonzero as nonzero
-from gpuexec.ops import norm as norm
-from gpuexec.ops import norm_channels as norm_channels
-from gpuexec.ops import number_like as number_like
-from gpuexec.ops import one_hot as one_hot
-from gpuexec.ops import pad as pad
-from gpuexec.ops import pixel as pixel
-from gpuexec.ops import pool as pool
-from gpuexec.ops import quantize as quantize
-from gpuexec.ops import random as random
-from gpuexec.ops import random_key as random_key
-from gpuexec.ops import reduce as reduce
-from gpuexec.ops import reduce_arg as reduce_arg
-from gpuexec.ops import reduce_pool as reduce_pool
-from gpuexec.ops import resize as resize
-from gpuexec.ops import reverse_sequence as reverse_sequence
-from gpuexec.ops import rnn as rnn
-from gpuexec.ops import roi as roi
-from gpuexec.ops import rotary as rotary
-from gpuexec.ops import scatter as scatter
-from gpuexec.ops import shape as shape
-from gpuexec.ops import signal_window as signal_window
-from gpuexec.ops import slice as slice
-from gpuexec.ops import softmax as softmax
-from gpuexec.ops import sort as sort
-from gpuexec.ops import statistics as statistics
-from gpuexec.ops import strided_view as strided_view
-from gpuexec.ops import swiglu as swiglu
-from gpuexec.ops import tensor_scatter as tensor_scatter
-from gpuexec.ops import text as text
-from gpuexec.ops import topk as topk
-from gpuexec.ops import training as training
-from gpuexec.ops import trilu as trilu
-from gpuexec.ops import unique as unique
+import gpuexec.ops.containers
+import gpuexec.ops.control.control
+import gpuexec.ops.elementwise.bit_cast
+import gpuexec.ops.elementwise.elementwise_binary
+import gpuexec.ops.elementwise.elementwise_cast
+import gpuexec.ops.elementwise.elementwise_pow
+import gpuexec.ops.elementwise.elementwise_select
+import gpuexec.ops.elementwise.elementwise_unary
+import gpuexec.ops.elementwise.elementwise_variadic
+import gpuexec.ops.elementwise.fused
+import gpuexec.ops.elementwise.number_like
+import gpuexec.ops.lib.pixel
+import gpuexec.ops.linalg.det
+import gpuexec.ops.linalg.einsum
+import gpuexec.ops.linalg.matmul
+import gpuexec.ops.microsoft
+import gpuexec.ops.ml
+import gpuexec.ops.nn.attention
+import gpuexec.ops.nn.attention_forms
+import gpuexec.ops.nn.batch_norm
+import gpuexec.ops.nn.causal_conv
+import gpuexec.ops.nn.conv
+import gpuexec.ops.nn.deform_conv
+import gpuexec.ops.nn.gradient
+import gpuexec.ops.nn.heads
+import gpuexec.ops.nn.linear_attention
+import gpuexec.ops.nn.loss
+import gpuexec.ops.nn.lp_norm
+import gpuexec.ops.nn.lrn
+import gpuexec.ops.nn.max_unpool
+import gpuexec.ops.nn.mean_variance
+import gpuexec.ops.nn.norm
+import gpuexec.ops.nn.norm_channels
+import gpuexec.ops.nn.pool
+import gpuexec.ops.nn.rnn
+import gpuexec.ops.nn.rotary
+import gpuexec.ops.nn.softmax
+import gpuexec.ops.nn.swiglu
+import gpuexec.ops.nn.training
+import gpuexec.ops.quant.dynamic_quantize
+import gpuexec.ops.quant.integer_conv
+import gpuexec.ops.quant.integer_matmul
+import gpuexec.ops.quant.narrow
+import gpuexec.ops.quant.quantize
+import gpuexec.ops.random.dropout
+import gpuexec.ops.random.multinomial
+import gpuexec.ops.random.random
+import gpuexec.ops.random.random_key
+import gpuexec.ops.reduce.cumulative
+import gpuexec.ops.reduce.reduce
+import gpuexec.ops.reduce.reduce_arg
+import gpuexec.ops.reduce.reduce_pool
+import gpuexec.ops.reduce.sort
+import gpuexec.ops.reduce.statistics
+import gpuexec.ops.reduce.topk
+import gpuexec.ops.reduce.unique
+import gpuexec.ops.signal.fourier
+import gpuexec.ops.signal.mel
+import gpuexec.ops.signal.signal_window
+import gpuexec.ops.tensor.align
+import gpuexec.ops.tensor.append
+import gpuexec.ops.tensor.center_crop_pad
+import gpuexec.ops.tensor.copy
+import gpuexec.ops.tensor.depth_space
+import gpuexec.ops.tensor.gather
+import gpuexec.ops.tensor.layout
+import gpuexec.ops.tensor.legacy
+import gpuexec.ops.tensor.nonzero
+import gpuexec.ops.tensor.one_hot
+import gpuexec.ops.tensor.pad
+import gpuexec.ops.tensor.reverse_sequence
+import gpuexec.ops.tensor.scatter
+import gpuexec.ops.tensor.shape
+import gpuexec.ops.tensor.slice
+import gpuexec.ops.tensor.strided_view
+import gpuexec.ops.tensor.tensor_scatter
+import gpuexec.ops.tensor.trilu
+import gpuexec.ops.text
+import gpuexec.ops.vision.affine_grid
+import gpuexec.ops.vision.col2im
+import gpuexec.ops.vision.grid_sample
+import gpuexec.ops.vision.image
+import gpuexec.ops.vision.image_decoder
+import gpuexec.ops.vision.nms
+import gpuexec.ops.vision.resize
+import gpuexec.ops.vision.roi

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuexec.errors import InputError, ModelError
-from gpuexec.graphs import Graph, bodies, check, with_bodies
+from gpuexec.ir.graphs import Graph, bodies, check, with_bodies
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.passes.compress_weights import Only, compress_weights
 from gpuexec.passes.decompose import decompose
 from gpuexec.passes.differentiate import differentiate
@@ -26,7 +27,6 @@ from gpuexec.passes.narrow_weights import narrow_weights
 from gpuexec.passes.pack_weights import pack_weights
 from gpuexec.passes.remove_dead import remove_dead
 from gpuexec.passes.remove_noops import remove_noops
-from gpuexec.spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

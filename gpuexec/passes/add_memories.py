@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import UnsupportedError
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.operator import find_operator
-from gpuexec.ops.rnn import Recurrent
-from gpuexec.spec import DeclaredSpec, Dim
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.operator import find_operator
+from gpuexec.ir.spec import DeclaredSpec, Dim
+from gpuexec.ops.nn.rnn import Recurrent
 
 # Where the parts of the state stand among the inputs of a layer; they are the outputs from the second on.
 _FIRST_STATE = 5

@@ -8,22 +8,16 @@ from itertools import count
 
 import numpy as np
 
-from gpuexec.graphs import Array, Graph, Node, Value, bodies, take_free, walk, with_bodies
-from gpuexec.operator import Operator
+from gpuexec.ir.graphs import Array, Graph, Node, Value, bodies, take_free, walk, with_bodies
+from gpuexec.ir.operator import Operator
+from gpuexec.ir.spec import DeclaredSpec
 from gpuexec.ops.containers.element_keys import ElementKeys
-from gpuexec.ops.control import Loop, Scan, SequenceMap
-from gpuexec.ops.dropout import Dropout
-from gpuexec.ops.multinomial import Multinomial
-from gpuexec.ops.numpy_generator import has_seed
-from gpuexec.ops.random import (
-    Bernoulli,
-    RandomNormal,
-    RandomNormalLike,
-    RandomUniform,
-    RandomUniformLike,
-)
-from gpuexec.ops.random_key import KEY_DTYPE, NextKey
-from gpuexec.spec import DeclaredSpec
+from gpuexec.ops.control.control import Loop, Scan, SequenceMap
+from gpuexec.ops.random.dropout import Dropout
+from gpuexec.ops.random.multinomial import Multinomial
+from gpuexec.ops.random.numpy_generator import has_seed
+from gpuexec.ops.random.random import Bernoulli, RandomNormal, RandomNormalLike, RandomUniform, RandomUniformLike
+from gpuexec.ops.random.random_key import KEY_DTYPE, NextKey
 
 NAME = "gpuexec.random_key"
 _KEY = DeclaredSpec(KEY_DTYPE, (2,))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gpuexec.geometry import normalize_axis
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.ops.append import Append
-from gpuexec.ops.copy import Concat
+from gpuexec.ir.geometry import normalize_axis
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ops.tensor.append import Append
+from gpuexec.ops.tensor.copy import Concat
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.geometry import normalize_axis
-from gpuexec.graphs import Array, Graph, Node, Value, take_free
-from gpuexec.mapped import read_content
-from gpuexec.operator import build
-from gpuexec.ops.narrow_weight import HALF, INT8, PAIRS
+from gpuexec.ir.geometry import normalize_axis
+from gpuexec.ir.graphs import Array, Graph, Node, Value, take_free
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import dtype_row
+from gpuexec.ops.quant.narrow_weight import HALF, INT8, PAIRS
 from gpuexec.passes.narrow_weights import Stored, add_constant, can_read
-from gpuexec.spec import dtype_row
+from gpuexec.system.mapped import read_content
 
 KINDS: dict[str, np.dtype[Any]] = {"fp16": HALF, "int8": INT8}
 # Predicate on a weight's name and content; refused weights stay wide.

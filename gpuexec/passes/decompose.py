@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuexec.errors import name_after
-from gpuexec.graphs import Graph, Node
-from gpuexec.operator import decomposition_for
+from gpuexec.ir.graphs import Graph, Node
+from gpuexec.ir.operator import decomposition_for
 
 
 def decompose(graph: Graph) -> Graph:
@@ -14,7 +14,8 @@ def decompose(graph: Graph) -> Graph:
 
     Where an output's size depends on data, the shape then depends on a count that a node before it makes: eight bytes
     to be read, where NonZero itself would need all of its input. Where an operator keeps a cache, a Concat makes it,
-    which may then grow in place. And one that others make up (`gpuexec.ops.composite`) leaves nothing to do but for its
+    which may then grow in place. And one that others make up (`gpuexec.ops.lib.composite`) leaves nothing to do but
+    for its
     parts. Every operator says beside its class what it becomes; what comes of it bears its node's name in messages.
     """
     if all(decomposition_for(node.operator.name) is None for node in graph.nodes):

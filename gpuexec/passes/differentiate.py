@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gpuexec.errors import ModelError, UnsupportedError, locate
-from gpuexec.graphs import Array, Graph, Node, Value, list_needed
-from gpuexec.operator import build, decomposition_for
-from gpuexec.ops.gradient import Gradient
+from gpuexec.ir.graphs import Array, Graph, Node, Value, list_needed
+from gpuexec.ir.operator import build, decomposition_for
+from gpuexec.ir.spec import dtype_row
+from gpuexec.ops.nn.gradient import Gradient
 from gpuexec.passes.derivatives import OF_ALL_OUTPUTS, PARTS, RULES, Tape
-from gpuexec.spec import dtype_row
 
 
 def differentiate(graph: Graph) -> Graph:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import GpuexecError
-from gpuexec.graphs import Array, Graph, Node, Value, bodies
-from gpuexec.mapped import count_copied, find_source, read_small_content
-from gpuexec.spec import TensorSpec, is_container
+from gpuexec.ir.apply import compute_arrays, infer_specs
+from gpuexec.ir.graphs import Array, Graph, Node, Value, bodies
+from gpuexec.ir.spec import TensorSpec, is_container
+from gpuexec.system.mapped import count_copied, find_source, read_small_content
 
 # A result may take this much, or this many times the bytes of its inputs: a weight may be converted, but a
 # shape is not expanded to gigabytes that a kernel would fill in no time.

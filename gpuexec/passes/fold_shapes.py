@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError
-from gpuexec.graphs import Array, Graph, Node, Value
+from gpuexec.ir.apply import infer_specs
+from gpuexec.ir.graphs import Array, Graph, Node, Value
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.passes.fold_constants import fold_node, freeze, room_for
-from gpuexec.spec import TensorSpec
 
 Specs = Mapping[Value, TensorSpec]
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuexec.graphs import Array, Graph, Node, Value, take_free
-from gpuexec.mapped import count_copied, read_content
+from gpuexec.ir.graphs import Array, Graph, Node, Value, take_free
 from gpuexec.passes.fold_constants import COPIED_NBYTES
+from gpuexec.system.mapped import count_copied, read_content
 
 _INPUTS_OF_NORM = 5  # data, scale, bias, mean, variance
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpuexec.errors import InputError, name_after
-from gpuexec.geometry import broadcast
-from gpuexec.graphs import Array, Graph, Node, Value, take_free
-from gpuexec.operator import build, describe
-from gpuexec.ops.epilogue import (
+from gpuexec.ir.geometry import broadcast
+from gpuexec.ir.graphs import Array, Graph, Node, Value, take_free
+from gpuexec.ir.operator import build, describe
+from gpuexec.ir.spec import BFLOAT16, TensorSpec
+from gpuexec.ops.elementwise.epilogue import (
     BINARY_OPERATORS,
     MADE,
     MAX_OPERANDS,
@@ -21,9 +22,8 @@ from gpuexec.ops.epilogue import (
     Given,
     count_steps,
 )
-from gpuexec.ops.fused import PRODUCERS, fused_name
+from gpuexec.ops.elementwise.fused import PRODUCERS, fused_name
 from gpuexec.passes.known_specs import infer_known
-from gpuexec.spec import BFLOAT16, TensorSpec
 
 _CLIP = "Clip"
 _LIGHT = UNARY_OPERATORS | BINARY_OPERATORS | {_CLIP}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.ops.attention import Attention, AttentionOverCache
-from gpuexec.ops.heads import GroupHeads
-from gpuexec.ops.layout import Expand, Reshape
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ops.nn.attention import Attention, AttentionOverCache
+from gpuexec.ops.nn.heads import GroupHeads
+from gpuexec.ops.tensor.layout import Expand, Reshape
 
 
 def group_heads(graph: Graph) -> Graph:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuexec.graphs import Array, Graph
-from gpuexec.ops.control import If, inline_branch
+from gpuexec.ir.graphs import Array, Graph
+from gpuexec.ops.control.control import If, inline_branch
 from gpuexec.passes.fold_constants import fold_node, room_for
 
 

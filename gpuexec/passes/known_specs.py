@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError
-from gpuexec.graphs import Graph, Value
+from gpuexec.ir.apply import infer_specs
+from gpuexec.ir.graphs import Graph, Value
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.passes.fold_constants import fold_node
-from gpuexec.spec import TensorSpec
 
 _CONTENT_NBYTES = 1 << 10  # of shapes and axes; longer content is no shape
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
-from gpuexec.graphs import Array, Graph, Node, Value, bodies
-from gpuexec.mapped import read_content
+from gpuexec.ir.graphs import Array, Graph, Node, Value, bodies
+from gpuexec.system.mapped import read_content
 
 # Constants up to this size are compared by content.
 _COMPARED_NBYTES = 4096

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpuexec.graphs import Graph, Node, bodies, with_bodies
-from gpuexec.ops.control import LOOPS, If, Loop, Scan, count_own_inputs
+from gpuexec.ir.graphs import Graph, Node, bodies, with_bodies
+from gpuexec.ops.control.control import LOOPS, If, Loop, Scan, count_own_inputs
 
 
 def drop_outputs(node: Node) -> Node:

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError
-from gpuexec.geometry import normalize_axis
-from gpuexec.graphs import Array, Graph, Node, Value, take_free
-from gpuexec.mapped import read_content
-from gpuexec.operator import build, describe, find_operator
-from gpuexec.ops.narrow import DOMAIN, FORMS
-from gpuexec.ops.narrow_weight import HALF, INT8, PAIRS
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ir.apply import infer_specs
+from gpuexec.ir.geometry import normalize_axis
+from gpuexec.ir.graphs import Array, Graph, Node, Value, take_free
+from gpuexec.ir.operator import build, describe, find_operator
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.quant.narrow import DOMAIN, FORMS
+from gpuexec.ops.quant.narrow_weight import HALF, INT8, PAIRS
+from gpuexec.system.mapped import read_content
 
 _UINT8 = np.dtype(np.uint8)
 _SHIFT = 128  # from uint8 to int8, which kernels read

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError
-from gpuexec.geometry import ceil_div, normalize_axis
-from gpuexec.graphs import Array, Graph, Node, Value
-from gpuexec.mapped import read_content
-from gpuexec.operator import build
+from gpuexec.ir.apply import infer_specs
+from gpuexec.ir.geometry import ceil_div, normalize_axis
+from gpuexec.ir.graphs import Array, Graph, Node, Value
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.passes.narrow_weights import add_constant
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.system.mapped import read_content
 
 # Packed operator for a product whose second input is a dequantised constant, perhaps transposed.
 _WIDENS, _TURNS, _MULTIPLIES, _PACKED = "DequantizeLinear", "Transpose", "MatMul", "com.microsoft.MatMulNBits"

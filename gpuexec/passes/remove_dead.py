@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuexec.graphs import Graph, Node, bodies, with_bodies
+from gpuexec.ir.graphs import Graph, Node, bodies, with_bodies
 from gpuexec.passes.narrow_bodies import drop_captures, drop_outputs
 
 

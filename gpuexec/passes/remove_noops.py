@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.graphs import Array, Graph, Node, Value
-from gpuexec.operator import KnownInput
+from gpuexec.ir.graphs import Array, Graph, Node, Value
+from gpuexec.ir.operator import KnownInput
 
 DTypes = Mapping[Value, np.dtype[Any]]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.apply import infer_specs
 from gpuexec.errors import InputError, NeedsHostValue, PlanError
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.plan import KeptOnHost, Read
+from gpuexec.ir.apply import infer_specs
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.plan import KeptOnHost, Read
+from gpuexec.ir.spec import TensorSpec, is_host_object
 from gpuexec.planner.content import HOST_VALUE_LIMIT, are_same, content_key
 from gpuexec.planner.evaluate import compute_node, frozen
-from gpuexec.spec import TensorSpec, is_host_object
 
 Array = np.ndarray[Any, Any]
 Specs = tuple[TensorSpec | None, ...]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuexec.errors import PlanError
-from gpuexec.geometry import ceil_div
+from gpuexec.ir.geometry import ceil_div
 from gpuexec.planner.arena_search import Offsets, Problem, place, search
 from gpuexec.planner.arena_squeeze import squeeze
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuexec.errors import NeedsHostValue
-from gpuexec.operator import Operator
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import Operator
+from gpuexec.ir.spec import TensorSpec
 
 _INDICES = np.dtype(np.int64)
 # Operators whose outputs are never larger than their first input, along any axis.

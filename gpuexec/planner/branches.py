@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuexec.errors import InputError, locate
-from gpuexec.graphs import Array, Graph, Node, Value
-from gpuexec.ops.control import LOOPS, If, inline_branch
-from gpuexec.ops.trips import check_condition
+from gpuexec.ir.graphs import Array, Graph, Node, Value
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.control.control import LOOPS, If, inline_branch
+from gpuexec.ops.control.trips import check_condition
 from gpuexec.planner.analyse import ShapeInference
 from gpuexec.planner.evaluate import evaluate_node
-from gpuexec.spec import TensorSpec
 
 
 class Branches:

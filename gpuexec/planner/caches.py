@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from gpuexec.geometry import contiguous_strides, normalize_axis
-from gpuexec.graphs import Graph, Value
-from gpuexec.ops.append import Append
+from gpuexec.ir.geometry import contiguous_strides, normalize_axis
+from gpuexec.ir.graphs import Graph, Value
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.tensor.append import Append
 from gpuexec.planner.classes import DeclaredDims, free_axes
-from gpuexec.spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from gpuexec.errors import InputError
-from gpuexec.geometry import round_up
-from gpuexec.graphs import Graph
-from gpuexec.spec import Dim, TensorSpec
+from gpuexec.ir.geometry import round_up
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.spec import Dim, TensorSpec
 
 _POWERS_UP_TO = 256
 # A declared dimension: a fixed extent, or an inclusive range of extents.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from gpuexec.mapped import read_content
-from gpuexec.spec import HostValue, TensorSpec, is_host_object
+from gpuexec.ir.spec import HostValue, TensorSpec, is_host_object
+from gpuexec.system.mapped import read_content
 
 # The largest value, in bytes, that is propagated and may become part of a launch.
 HOST_VALUE_LIMIT = 2048

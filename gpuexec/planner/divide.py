@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from gpuexec.graphs import Array, Graph, Node, Value, list_needed
+from gpuexec.ir.graphs import Array, Graph, Node, Value, list_needed
 from gpuexec.planner.trace import HostTrace, Traces
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuexec.command import Command
+from gpuexec.ir.command import Command
 from gpuexec.planner.unpacked_plan import slots_of
 
 Edge = tuple[int, int]

@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import BUFFER_ALIGNMENT, Argument, Command, Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.errors import KernelError, PlanError
-from gpuexec.geometry import max_offset
-from gpuexec.graphs import Node
-from gpuexec.mapped import read_content
-from gpuexec.operator import describe
-from gpuexec.ops.copy import copy_commands
-from gpuexec.ops.pixel import TEXEL_BYTES, draw, draw_copy, draw_fill
-from gpuexec.ops.shape import store_commands, to_literal
-from gpuexec.plan import Role
+from gpuexec.ir.command import BUFFER_ALIGNMENT, Argument, Command, Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.ir.geometry import max_offset
+from gpuexec.ir.graphs import Node
+from gpuexec.ir.operator import describe
+from gpuexec.ir.plan import Role
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
+from gpuexec.ops.lib.pixel import TEXEL_BYTES, draw, draw_copy, draw_fill
+from gpuexec.ops.tensor.copy import copy_commands
+from gpuexec.ops.tensor.shape import store_commands, to_literal
 from gpuexec.planner.unpacked_plan import Array, Effects, UnpackedBuffer, UnpackedPlan, dense
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
+from gpuexec.system.mapped import read_content
 
 _LARGEST_INT = 2**31 - 1
 
@@ -38,7 +38,7 @@ class CommandEmitter:
         self._given = None if choices is None else iter(choices)
         self._launched = False
 
-    # ---- gpuexec.operator.Emitter
+    # ---- gpuexec.ir.operator.Emitter
 
     def launch(
         self,

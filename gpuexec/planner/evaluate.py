@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.apply import compute_arrays, infer_specs
 from gpuexec.errors import GpuexecError, NeedsHostValue, PlanError, locate
-from gpuexec.graphs import Node
-from gpuexec.mapped import read_small_content
-from gpuexec.operator import Operator
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.apply import compute_arrays, infer_specs
+from gpuexec.ir.graphs import Node
+from gpuexec.ir.operator import Operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.system.mapped import read_small_content
 
 Array = np.ndarray[Any, Any]
 

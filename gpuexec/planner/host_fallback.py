@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuexec.errors import GpuexecError, UnsupportedError
-from gpuexec.graphs import Node, Value
-from gpuexec.plan import Role
+from gpuexec.ir.graphs import Node, Value
+from gpuexec.ir.plan import Role
+from gpuexec.ir.spec import TensorSpec, is_host_object
+from gpuexec.ir.target import Target
 from gpuexec.planner.emitter import NodeEmitter
 from gpuexec.planner.unpacked_plan import UnpackedBuffer, UnpackedPlan, dense
-from gpuexec.spec import TensorSpec, is_host_object
-from gpuexec.target import Target
 
 
 def touches_objects(node: Node, specs: Mapping[Value, TensorSpec]) -> bool:

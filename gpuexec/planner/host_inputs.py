@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError, NeedsHostValue
-from gpuexec.graphs import Node, Value
+from gpuexec.ir.apply import infer_specs
+from gpuexec.ir.graphs import Node, Value
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.content import HOST_VALUE_LIMIT
-from gpuexec.spec import TensorSpec
 
 
 def list_host_inputs(node: Node, specs: Mapping[Value, TensorSpec], need: NeedsHostValue) -> dict[int, str]:

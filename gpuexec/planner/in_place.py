@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuexec.command import Slot
-from gpuexec.plan import Role
+from gpuexec.ir.command import Slot
+from gpuexec.ir.plan import Role
 from gpuexec.planner.unpacked_plan import Group, GroupKey, Place, UnpackedBuffer, find_root, slots_of
 
 Pair = tuple[int, int]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuexec.command import Command
 from gpuexec.errors import OutOfMemoryError
-from gpuexec.ops.statistics import is_look
-from gpuexec.plan import ArenaLayout, Buffer, Role
+from gpuexec.ir.command import Command
+from gpuexec.ir.plan import ArenaLayout, Buffer, Role
+from gpuexec.ir.target import Target
+from gpuexec.ops.reduce.statistics import is_look
 from gpuexec.planner.arena import Lifetime, pack
 from gpuexec.planner.edges import find_edges, find_paths
 from gpuexec.planner.unpacked_plan import slots_of
-from gpuexec.target import Target
 
 # Commands that move this many bytes or more are worth running side by side, so their buffers are kept apart.
 HEAVY_BYTES = 1 << 20

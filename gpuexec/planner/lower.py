@@ -10,19 +10,19 @@ import struct
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gpuexec.apply import host_failure
-from gpuexec.command import Slot
 from gpuexec.errors import GpuexecError, KernelError, OutOfMemoryError, UnsupportedError, locate
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.plan import Role
+from gpuexec.ir.apply import host_failure
+from gpuexec.ir.command import Slot
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.plan import Role
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.analyse import Analysis
 from gpuexec.planner.caches import Caches
 from gpuexec.planner.content import content_key, is_same_spec
 from gpuexec.planner.emitter import NodeEmitter
 from gpuexec.planner.host_fallback import lacks_kernel
 from gpuexec.planner.unpacked_plan import Effects, UnpackedBuffer, UnpackedPlan, dense, move_effects
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpuexec.graphs import Array, Graph, Node, Value
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.graphs import Array, Graph, Node, Value
+from gpuexec.ir.spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from gpuexec.apply import infer_specs
 from gpuexec.errors import GpuexecError, NeedsHostValue, PlanError, locate
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.ops.control import LOOPS, If, Loop
+from gpuexec.ir.apply import infer_specs
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.spec import TensorSpec, is_host_object
+from gpuexec.ir.target import Target
+from gpuexec.ops.control.control import LOOPS, If, Loop
 from gpuexec.planner.analyse import HOST_WORK_LIMIT, ShapeInference
 from gpuexec.planner.bounds import find_bound
 from gpuexec.planner.branches import Branches
@@ -20,8 +22,6 @@ from gpuexec.planner.host_fallback import explain_call, is_of_host, lacks_kernel
 from gpuexec.planner.host_inputs import list_host_inputs
 from gpuexec.planner.partition import HostRead, Partition
 from gpuexec.planner.trace import HostTrace
-from gpuexec.spec import TensorSpec, is_host_object
-from gpuexec.target import Target
 
 
 def find_partition(

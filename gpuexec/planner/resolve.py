@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
 from gpuexec.errors import PlanError
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.settle import Pick, Settlement, make_stores
 from gpuexec.planner.unpacked_plan import GroupKey, Place, UnpackedPlan, find_root, map_slots
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 
 
 @dataclass(frozen=True, slots=True)

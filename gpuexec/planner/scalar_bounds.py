@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpuexec.errors import GpuexecError
-from gpuexec.graphs import Graph
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.analyse import Analyser
-from gpuexec.spec import TensorSpec
 
 
 def raise_scalar_bounds(

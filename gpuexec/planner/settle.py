@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuexec.command import Command, Slot
 from gpuexec.errors import GpuexecError, PlanError, locate
-from gpuexec.graphs import Graph
-from gpuexec.plan import Role
+from gpuexec.ir.command import Command, Slot
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.plan import Role
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.emitter import emit_copy, emit_store
 from gpuexec.planner.in_place import Pair, merge_in_place
 from gpuexec.planner.lower import Lowered
@@ -26,8 +28,6 @@ from gpuexec.planner.unpacked_plan import (
     find_root,
     slots_of,
 )
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 
 
 @dataclass(frozen=True, slots=True)

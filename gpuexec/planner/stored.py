@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuexec.command import Command
 from gpuexec.errors import PlanError
-from gpuexec.geometry import round_up
-from gpuexec.plan import ArenaLayout, Buffer, Plan, Role, format_command
-from gpuexec.plan_json import encode
+from gpuexec.ir.command import Command
+from gpuexec.ir.geometry import round_up
+from gpuexec.ir.plan import ArenaLayout, Buffer, Plan, Role, format_command
+from gpuexec.ir.plan_json import encode
 from gpuexec.planner.arena import ALIGNMENT
 
 

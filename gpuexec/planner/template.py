@@ -14,9 +14,10 @@ from collections.abc import Set as AbstractSet
 from itertools import chain
 
 from gpuexec.errors import GpuexecError, PlanError
-from gpuexec.graphs import Graph, Value
-from gpuexec.phases import phase
-from gpuexec.plan import Buffer, Plan, Port, Role, Segment, Variant
+from gpuexec.ir.graphs import Graph, Value
+from gpuexec.ir.plan import Buffer, Plan, Port, Role, Segment, Variant
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.analyse import Analyser, Analysis, list_kept
 from gpuexec.planner.caches import Caches, find_caches, grown_ends
 from gpuexec.planner.classes import DeclaredDims, upper_ends
@@ -28,8 +29,7 @@ from gpuexec.planner.scalar_bounds import raise_scalar_bounds
 from gpuexec.planner.settle import OutputCopies, Settlement, settle
 from gpuexec.planner.stored import take_over
 from gpuexec.planner.verify import Verifier
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
+from gpuexec.system.phases import phase
 
 
 def plan_graph(

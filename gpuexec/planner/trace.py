@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from gpuexec.graphs import Array, Node, Value
+from gpuexec.ir.graphs import Array, Node, Value
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.analyse import ShapeInference
 from gpuexec.planner.content import HOST_VALUE_LIMIT
-from gpuexec.spec import TensorSpec
 
 # Pads have two entries for each axis, and few tensors more than eight axes.
 _MOST_EXTENTS = 16

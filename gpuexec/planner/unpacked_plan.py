@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Command, Copy, Fill, HostCall, Launch, Slot
-from gpuexec.geometry import contiguous_strides
-from gpuexec.plan import Role
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.ir.geometry import contiguous_strides
+from gpuexec.ir.plan import Role
+from gpuexec.ir.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
 # What a group is for ("node", "store", "output"), and the node's position, the buffer, or the output's position.

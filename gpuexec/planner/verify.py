@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from gpuexec.command import Command, Copy, HostCall, Launch, Slot
 from gpuexec.errors import PlanError
-from gpuexec.plan import Plan, Role, Segment, Variant, format_command
+from gpuexec.ir.command import Command, Copy, HostCall, Launch, Slot
+from gpuexec.ir.plan import Plan, Role, Segment, Variant, format_command
 
 _ALIGNMENT = 256
 

@@ -4,7 +4,7 @@
 
 constexpr int kCopyRank = 8;
 
-// A window of the destination by its axes, longest stride first; packed by gpuexec/ops/pixel.py. No two elements of it
+// A window of the destination by its axes, longest stride first; packed by gpuexec/ops/lib/pixel.py. No two elements of it
 // lie at one place, so an element's place tells its coordinates.
 struct CopyWindow {
   i64 span;  // elements from the first to behind the last of the destination

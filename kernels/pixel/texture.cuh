@@ -9,8 +9,8 @@
 #include "../types.cuh"
 
 constexpr int kTexelBytes = 16;
-constexpr u32 kTexelsPerRow = 4096;  // TEXELS_PER_ROW of gpuexec/runtime/pixel/extents.py
-constexpr int kDrawThreads = 256;    // THREADS of gpuexec/ops/pixel.py
+constexpr u32 kTexelsPerRow = 4096;  // TEXELS_PER_ROW of gpuexec/devices/pixel/extents.py
+constexpr int kDrawThreads = 256;    // THREADS of gpuexec/ops/lib/pixel.py
 
 #ifdef GPUEXEC_SIM
 #define GPUEXEC_TEXTURE_INLINE GPUEXEC_ALWAYS

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from gpuexec.array_program.elementwise import UFUNCS
 from gpuexec.importer import to_model
+from gpuexec.model.tracing.elementwise import UFUNCS
 from tests.array_program.tracing import Array, check, compute, trace
 
 RANDOM = np.random.default_rng(0)

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 import gpuexec as gx
-from gpuexec.array_program.methods import METHODS
 from gpuexec.importer import run_oracle, to_model
+from gpuexec.model.tracing.methods import METHODS
 from tests.array_program.tracing import Array, check_devices, trace
 
 fn = gx.fn

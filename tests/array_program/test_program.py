@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.spec import BFLOAT16, TensorSpec
+from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from tests.array_program.tracing import check, check_devices, compute, trace
 
 fn = gx.fn

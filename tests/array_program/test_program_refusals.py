@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.spec import SEQUENCE, TensorSpec
+from gpuexec.ir.spec import SEQUENCE, TensorSpec
 from tests.array_program.tracing import Array, check_devices, trace
 from tests.objects import MIXED
 
@@ -82,7 +82,7 @@ def test_arrays_of_another_program_are_refused() -> None:
 
 def test_no_module_has_the_name_of_what_the_package_gives() -> None:
     modules = {path.stem for path in Path(gx.__file__).parent.iterdir() if path.suffix in ("", ".py")}
-    assert "graphs" in modules and callable(gx.graph)
+    assert "model" in modules and callable(gx.graph)
     assert modules & set(gx.__all__) == set()
 
 

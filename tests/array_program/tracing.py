@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.ops.interpret import compute_graph
+from gpuexec.ops.control.interpret import compute_graph
 
 Array = np.ndarray[Any, Any]
 CPU, SIMULATOR = gx.BackendType.CPU, gx.BackendType.SIMULATOR

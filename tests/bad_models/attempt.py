@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.tracer import TracerDevice
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.recorder.tracer import TracerDevice
 
 # Inputs and plans up to here are run; beyond, planning them is enough.
 _LARGEST_RUN_BYTES = 32 << 20

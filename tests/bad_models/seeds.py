@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper, parser
 
-from gpuexec import knobs
+from gpuexec.system import knobs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ONNX_CASES = Path(onnx.__file__).parent / "backend" / "test" / "data"

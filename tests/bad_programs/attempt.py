@@ -8,9 +8,9 @@ import warnings
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.programs.container import read_contents, write_contents
-from gpuexec.programs.contents import StoredMethod
-from gpuexec.programs.data_loader import BufferDataLoader
+from gpuexec.program.container import read_contents, write_contents
+from gpuexec.program.contents import StoredMethod
+from gpuexec.program.data_loader import BufferDataLoader
 from tests.bad_models.attempt import Outcome
 from tests.bad_programs.mutant import Mutant
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.plan import Plan
+from gpuexec.ir.plan import Plan
 from gpuexec.planner.arena import pack
 from tests.bench.host_time import open_tracer
 from tests.bench.tables import Figures, beside

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.plan import Plan
-from gpuexec.runtime import recording
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Device
+from gpuexec.devices import recording
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import Device
+from gpuexec.ir.plan import Plan
 from tests.bench.host_time import COMMANDS, Recorder, load_commands, measure_submit
 from tests.bench.measure import percentile, repeat_ms
 from tests.bench.tables import Figures

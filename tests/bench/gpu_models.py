@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import Stream
 from gpuexec.errors import GpuexecError
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Stream
 from tests.bench.cpu_models import open_onnxruntime
 from tests.bench.measure import percentile, repeat_ms, time_ms
 from tests.bench.models import BenchModel

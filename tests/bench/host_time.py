@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.command import Kernel, LaunchConfig
-from gpuexec.plan import BOUND_ROLES, Plan, Role, Segment
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Device, Recording, Region, Stream
-from gpuexec.runtime.recording import record_graph, record_launches
-from gpuexec.runtime.tracer import TracerDevice
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import Device, Recording, Region, Stream
+from gpuexec.devices.recorder.tracer import TracerDevice
+from gpuexec.devices.recording import record_graph, record_launches
+from gpuexec.ir.command import Kernel, LaunchConfig
+from gpuexec.ir.plan import BOUND_ROLES, Plan, Role, Segment
 from tests.bench.measure import percentile, repeat_ms, time_ms
 from tests.bench.models import ModelBuilder
 from tests.bench.tables import Figures, beside

@@ -11,8 +11,8 @@ import numpy as np
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.operator import Array, Operator, Tolerance, operator
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
 from tests.bench.measure import percentile, repeat_ms
 from tests.bench.tables import Figures, beside
 

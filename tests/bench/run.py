@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gpuexec import knobs
+from gpuexec.system import knobs
 from tests.bench.arenas import measure_arenas
 from tests.bench.budgets import measure_budgets
 from tests.bench.cpu_models import measure_models

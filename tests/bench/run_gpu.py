@@ -19,9 +19,9 @@ from typing import Any
 from rich.console import Console
 
 import gpuexec as gx
-from gpuexec import knobs
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Device
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import Device
+from gpuexec.system import knobs
 from tests.bench.gpu_launches import measure_launches
 from tests.bench.gpu_models import find_models, measure_models
 from tests.bench.measure import describe_machine
@@ -64,11 +64,11 @@ def open_device(name: str, **options: Any) -> Device:
     """
     if name == "simulator":
         import gpuexec.ops  # noqa: F401 (fills the table of instantiations)
-        from gpuexec.instances import kernel_table
-        from gpuexec.runtime.simulator.device import SimulatorDevice
+        from gpuexec.devices.simulator.device import SimulatorDevice
+        from gpuexec.ir.instances import kernel_table
 
         return SimulatorDevice(lambda source: kernel_table()[source])
-    from gpuexec.runtime.cuda import CudaDevice
+    from gpuexec.devices.cuda.cuda import CudaDevice
 
     return CudaDevice(**options)
 

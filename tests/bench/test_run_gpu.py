@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.cuda import CudaDevice
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.cuda.cuda import CudaDevice
 from tests.bench import run_gpu
 from tests.bench.gpu_launches import measure_launches
 from tests.bench.gpu_models import measure_models

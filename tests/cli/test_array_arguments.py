@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.array_files import load_arrays
 from gpuexec.cli import main
 from gpuexec.cli.array_arguments import load_array
+from gpuexec.system.array_files import load_arrays
 from tests.cli.test_cli import DIGITS, ROOT
 
 

@@ -14,11 +14,11 @@ from onnx import helper
 import gpuexec as gx
 from gpuexec.cli import main
 from gpuexec.cli.memory_page import WIDTH, draw_memory, find_peak
-from gpuexec.plan import Plan, Role
+from gpuexec.execution.profiling.lifetimes import list_lifetimes, name_values
+from gpuexec.ir.plan import Plan, Role
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.template import plan_graph
-from gpuexec.profiling.lifetimes import list_lifetimes, name_values
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 from tests.control_models import MODELS
 from tests.small_models import make_model
 

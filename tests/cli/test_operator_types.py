@@ -15,15 +15,15 @@ import pytest
 from examples import snake
 from gpuexec.cli.operator_examples import Example, find_examples, takes
 from gpuexec.cli.operator_types import PIXEL, TYPES, Taken, list_host_calls, list_taken, list_variants
-from gpuexec.containers import make_blank
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.operator import Operator, decomposition_for, find_operator
+from gpuexec.ir.containers import make_blank
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.operator import Operator, decomposition_for, find_operator
+from gpuexec.ir.spec import STRING, TensorSpec, dtype_row, is_host_object
+from gpuexec.ir.target import Target
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
 from gpuexec.planner.partitioner import find_partition
 from gpuexec.planner.template import plan_graph
-from gpuexec.spec import STRING, TensorSpec, dtype_row, is_host_object
-from gpuexec.target import Target
 from tests.ops.agreement import check_specs, compute
 from tests.ops.calls import Call, convert
 from tests.ops.every_call import list_calls

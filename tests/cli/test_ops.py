@@ -8,10 +8,10 @@ from examples import snake
 from gpuexec.cli import main
 from gpuexec.cli.ops import count_rows, list_rows, make_row, shorten
 from gpuexec.importer.versions import list_forms
-from gpuexec.operator import decomposition_for, find_operator
-from gpuexec.ops.control import LOOPS, If
-from gpuexec.ops.gradient import Gradient
-from gpuexec.spec import DTYPES
+from gpuexec.ir.operator import decomposition_for, find_operator
+from gpuexec.ir.spec import DTYPES
+from gpuexec.ops.control.control import LOOPS, If
+from gpuexec.ops.nn.gradient import Gradient
 from tests.cli.terminal import run_on_terminal
 
 

@@ -13,10 +13,10 @@ import pytest
 import gpuexec as gx
 from gpuexec.cli import main
 from gpuexec.cli.verify import judge
-from gpuexec.programs.cases import Case
-from gpuexec.programs.container import read_contents
-from gpuexec.programs.contents import Allowance
-from gpuexec.programs.data_loader import MmapDataLoader
+from gpuexec.program.cases import Case
+from gpuexec.program.container import read_contents
+from gpuexec.program.contents import Allowance
+from gpuexec.program.data_loader import MmapDataLoader
 from tests.cuda_wheels import needs_cuda_wheels
 from tests.state_models import running_sum
 

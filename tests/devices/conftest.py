@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuexec.runtime.device import Device
+from gpuexec.devices.device import Device
 from tests.devices.opening import open_device
 
 
@@ -23,7 +23,7 @@ def device(request: pytest.FixtureRequest) -> Device:
 @pytest.fixture
 def standin_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The code for GPUs over a simulator of its own."""
-    from gpuexec.runtime.cuda import CudaDevice
+    from gpuexec.devices.cuda.cuda import CudaDevice
     from tests.devices.opening import make_simulator
     from tests.runtime.cupy_standin import Standin, install
 
@@ -38,7 +38,7 @@ def standin_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def standin_pixel_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The code for GPUs with textures over a simulator of its own."""
-    from gpuexec.runtime.cuda_pixel import CudaPixelDevice
+    from gpuexec.devices.cuda.cuda_pixel import CudaPixelDevice
     from tests.devices.opening import make_simulator
     from tests.runtime.cupy_standin import Standin, install
 

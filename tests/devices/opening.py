@@ -6,13 +6,13 @@ import functools
 from pathlib import Path
 
 import gpuexec.ops  # noqa: F401 (fills the table of instantiations)
-from gpuexec.instances import kernel_table
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.device import Device
-from gpuexec.runtime.driver import probe
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.runtime.tracer import TracerDevice
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.cuda.driver import probe
+from gpuexec.devices.device import Device
+from gpuexec.devices.recorder.tracer import TracerDevice
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.library import Schedule
+from gpuexec.ir.instances import kernel_table
 
 SCALE_SOURCE = str(Path(__file__).parent / "kernels" / "scale.cu")
 TOGETHER_SOURCE = str(Path(__file__).parent / "kernels" / "together.cu")
@@ -45,11 +45,11 @@ def open_device(name: str) -> Device:
         case "tracer":
             return TracerDevice("sm_80")
         case "gpu":
-            from gpuexec.runtime.cuda import CudaDevice
+            from gpuexec.devices.cuda.cuda import CudaDevice
 
             return CudaDevice()
         case "gpu_pixel":
-            from gpuexec.runtime.cuda_pixel import CudaPixelDevice
+            from gpuexec.devices.cuda.cuda_pixel import CudaPixelDevice
 
             return CudaPixelDevice()
     raise ValueError(f"No device is called {name!r}.")

@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 
-from gpuexec.graphs import Graph, Value
-from gpuexec.operator import build
+from gpuexec.ir.graphs import Graph, Value
+from gpuexec.ir.operator import build
 from tests.graph_builder import GraphBuilder
 
 _ONE = ("Neg", "Abs", "Relu", "Floor")

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.command import Copy, Fill, Kernel, Launch, Slot
+from gpuexec.devices.device import Device, Recording, Region
+from gpuexec.devices.recording import record_graph, record_launches
+from gpuexec.devices.simulator.findings import Finding
+from gpuexec.devices.simulator.library import Schedule
 from gpuexec.errors import CheckError, KernelError
-from gpuexec.plan import Segment
-from gpuexec.plan_json import from_json, to_json
-from gpuexec.runtime.device import Device, Recording, Region
-from gpuexec.runtime.recording import record_graph, record_launches
-from gpuexec.runtime.simulator.findings import Finding
-from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Copy, Fill, Kernel, Launch, Slot
+from gpuexec.ir.plan import Segment
+from gpuexec.ir.plan_json import from_json, to_json
+from gpuexec.ir.spec import TensorSpec
 from tests.devices.opening import TOGETHER_SOURCE, make_simulator
 from tests.devices.test_device import download, on_launching, upload
 from tests.test_plan import PLAN

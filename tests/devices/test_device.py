@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.command import Kernel, LaunchConfig
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.device import Device, MemoryBlock, Stream
 from gpuexec.errors import DeviceLostError
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.device import Device, MemoryBlock, Stream
+from gpuexec.ir.command import Kernel, LaunchConfig
 from tests.devices.opening import SCALE_SOURCE, make_simulator
 
 GPU = pytest.param("gpu", marks=pytest.mark.gpu)

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import gpuexec as gx
-from gpuexec.runtime.backend import BackendType
+from gpuexec.devices.backend import BackendType
 
 pytestmark = pytest.mark.gpu
 

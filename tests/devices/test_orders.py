@@ -10,19 +10,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.device import Device, Event, Recording, Region, Stream
+from gpuexec.devices.prepared import PreparedSegment
+from gpuexec.devices.recording import record_graph
+from gpuexec.devices.simulator.library import Schedule
 from gpuexec.errors import OrderError, PlanError
-from gpuexec.graphs import Graph
-from gpuexec.plan import Plan, Segment
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.plan import Plan, Segment
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.edges import find_paths
 from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.device import Device, Event, Recording, Region, Stream
-from gpuexec.runtime.prepared import PreparedSegment
-from gpuexec.runtime.recording import record_graph
-from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 from tests.devices.opening import make_simulator, open_device
 from tests.devices.programs import make_input, make_program
 from tests.execute import LoadedPlan, Record

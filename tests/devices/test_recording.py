@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.command import Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.devices import graph_form
+from gpuexec.devices.device import Device, Recording, Region
+from gpuexec.devices.graph_cache import GraphCache
+from gpuexec.devices.recorder.tracer import TracerDevice
+from gpuexec.devices.recording import record_graph, record_launches, record_segment
 from gpuexec.errors import PlanError
-from gpuexec.plan import Segment
+from gpuexec.ir.command import Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.ir.plan import Segment
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.template import plan_graph
-from gpuexec.runtime import graph_form
-from gpuexec.runtime.device import Device, Recording, Region
-from gpuexec.runtime.graph_cache import GraphCache
-from gpuexec.runtime.recording import record_graph, record_launches, record_segment
-from gpuexec.runtime.tracer import TracerDevice
-from gpuexec.spec import TensorSpec
 from tests.devices.opening import SCALE_SOURCE
 from tests.devices.programs import make_input, make_program
 from tests.devices.test_device import SHIFT, download, on_launching, upload

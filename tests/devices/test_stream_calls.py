@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.small_models import affine, expect_affine, ramp
 
 X = ramp(2, 3)

@@ -13,11 +13,11 @@ import onnx
 import onnx.parser
 import pytest
 
-from gpuexec.graphs import Graph, Node
-from gpuexec.operator import Emitter
-from gpuexec.ops.elementwise_unary import Relu, Tanh  # type: ignore[attr-defined]
+from gpuexec.ir.graphs import Graph, Node
+from gpuexec.ir.operator import Emitter
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.elementwise.elementwise_unary import Relu, Tanh  # type: ignore[attr-defined]
 from gpuexec.passes import Pass
-from gpuexec.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
 TEXT = """

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.diagnosing import bisecting
-from gpuexec.graphs import Graph
-from gpuexec.operator import Operator, Tolerance, build, operator
-from gpuexec.ops.elementwise_unary import Relu, Tanh  # type: ignore[attr-defined]
+from gpuexec.execution.debugging import bisecting
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.operator import Operator, Tolerance, build, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.elementwise.elementwise_unary import Relu, Tanh  # type: ignore[attr-defined]
 from gpuexec.passes import AT_LOAD, AT_PLAN, Pass
-from gpuexec.spec import TensorSpec
 from tests.diagnosing.models import X, parse, wrong_pass, wrong_plan_pass, wrong_tanh
 from tests.small_models import CPU, DOMAIN
 from tests.staged_models import MODELS as STAGED

@@ -10,8 +10,8 @@ import onnx.parser
 import pytest
 
 import gpuexec as gx
-from gpuexec.diagnosing.references import keep_all
-from gpuexec.runtime.backend import open_backend
+from gpuexec.devices.backend import open_backend
+from gpuexec.execution.debugging.references import keep_all
 from tests.diagnosing.models import X, parse, wrong_tanh
 from tests.small_models import CPU
 from tests.state_models import running_sum

@@ -9,8 +9,8 @@ import pytest
 from onnx import helper, parser
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
-from gpuexec.spec import DeclaredSpec
+from gpuexec.devices.backend import Backend
+from gpuexec.ir.spec import DeclaredSpec
 from tests.small_models import affine, expect_affine, make_model, ramp, two_inputs
 from tests.state_models import cache, running_sum
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.editing.test_choosing import run
 from tests.objects import parse
 from tests.small_models import affine, expect_affine, make_model, ramp, two_inputs

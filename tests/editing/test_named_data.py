@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper, save_model
 from safetensors.numpy import save_file
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
-from gpuexec.spec import TensorSpec
+from gpuexec.devices.backend import Backend
+from gpuexec.ir.spec import TensorSpec
 from tests.small_models import ramp, two_layers
 
 ARRAYS = {"first": ramp(3, 5), "count": np.array(7, np.int64), "half": np.ones(3, np.float16)}

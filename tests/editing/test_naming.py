@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.editing.test_choosing import run
 from tests.small_models import affine, expect_affine, ramp
 from tests.state_models import running_sum

@@ -12,11 +12,11 @@ import pytest
 from onnx import helper, parser
 
 import gpuexec as gx
-from gpuexec.graph_json import encode_graph
-from gpuexec.graphs import Graph
+from gpuexec.devices.backend import Backend
 from gpuexec.importer import save, to_model
+from gpuexec.ir.graph_json import encode_graph
+from gpuexec.ir.graphs import Graph
 from gpuexec.passes.add_random_key import find_keys
-from gpuexec.runtime.backend import Backend
 from tests.control_models import MODELS
 from tests.editing.test_choosing import CHOOSES, run
 from tests.models.folder import load_model, needs_models, read_case, read_manifest

@@ -10,8 +10,8 @@ import pytest
 from onnx import helper, parser
 
 import gpuexec as gx
+from gpuexec.devices.backend import Backend
 from gpuexec.importer import to_model
-from gpuexec.runtime.backend import Backend
 from tests.editing.test_choosing import FUSED
 from tests.editing.weighted import FIRST, IN_BODY, OTHER, SECOND, X, expect, sloping
 from tests.small_models import GATES, affine, hold, make_model, ramp, two_layers

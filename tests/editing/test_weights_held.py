@@ -9,7 +9,7 @@ import pytest
 from onnx import helper, parser
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
 from tests.editing.weighted import FIRST, LOOPS, OTHER, X, expect, scaled
 from tests.small_models import hold, make_model, ramp, two_layers
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.editing.weighted import FIRST, OTHER, X, expect
 from tests.small_models import affine, make_model, ramp, two_layers
 from tests.state_models import cache

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.ops.control import Loop, Scan
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.ops.control.control import Loop, Scan
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 MODELS = EXAMPLES / "models"

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec import extensions
-from gpuexec import operator as operators
-from gpuexec.command import Kernel
+from gpuexec.devices.kernels.kernel_source import find_source, flatten
+from gpuexec.devices.kernels.nvrtc import compile_cubin
 from gpuexec.errors import KernelError
-from gpuexec.instances import instantiations
-from gpuexec.operator import find_operator
-from gpuexec.runtime.kernel_source import find_source, flatten
-from gpuexec.runtime.nvrtc import compile_cubin
+from gpuexec.ir import operator as operators
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.instances import instantiations
+from gpuexec.ir.operator import find_operator
+from gpuexec.system import extensions
 from tests.cuda_wheels import needs_cuda_wheels
 from tests.ops.harness import Case, run_case
 
@@ -142,8 +142,8 @@ def _install(
     monkeypatch.setattr(operators, "_OPERATORS", dict(operators._OPERATORS))
     (folder / f"{module}.py").write_text(
         f"{first}from dataclasses import dataclass\n"
-        "from gpuexec.instances import instantiate\n"
-        "from gpuexec.operator import Operator, operator\n"
+        "from gpuexec.ir.instances import instantiate\n"
+        "from gpuexec.ir.operator import Operator, operator\n"
         f"instantiate(__name__ + ':half.cu', ['half_of<float>'])\n"
         f"@operator({name!r}, {domain!r})\n@dataclass(frozen=True, slots=True)\nclass {name}(Operator):\n    pass\n"
     )

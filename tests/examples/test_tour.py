@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from gpuexec.importer.load import load_graph
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
 from gpuexec.planner.template import plan_graph
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROOMS = ("bytes", "graph", "passes", "commands", "plan", "recording", "run", "answer")

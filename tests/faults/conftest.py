@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.device import Device
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.device import Device
 from tests.devices.conftest import standin_device as standin_device
 from tests.devices.opening import make_simulator
 

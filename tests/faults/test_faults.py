@@ -12,10 +12,10 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.command import Kernel
-from gpuexec.operator import Emitter, operator
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import MemoryBlock, Stream
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import MemoryBlock, Stream
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.operator import Emitter, operator
 from tests.devices.opening import SCALE_SOURCE
 from tests.operators import Scale, Slots
 from tests.small_models import CPU, DOMAIN, GATES, affine, expect_affine, gated, make_model, ramp

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
 from tests.features.marks import DEVICES
 from tests.small_models import make_tracer
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.small_models import hold, hold_worker
 
 PATIENCE_S = 30.0

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.tracer import TracerDevice
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.recorder.tracer import TracerDevice
 
 DEVICES = ("cpu", "simulator")
 _ROWS = re.compile(r"test_((?:[bset]\d+_)+)")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.small_models import affine, ramp, two_inputs, two_layers
 
 Array = np.ndarray[Any, Any]

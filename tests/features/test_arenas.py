@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.marks import on
 from tests.features.programs import build, expect_layers, own_memory, read
 from tests.small_models import CPU, ramp, trace, two_layers

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.array_program.methods import METHODS
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
+from gpuexec.model.tracing.methods import METHODS
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 

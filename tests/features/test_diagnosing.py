@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.small_models import ramp, two_layers
 
 X = ramp(4, 3)

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 import gpuexec as gx
 from gpuexec.compat import executorch
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.small_models import affine, expect_affine, make_model, ramp, two_layers
 
 X = ramp(2, 3)

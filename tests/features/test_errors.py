@@ -9,8 +9,8 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
+from gpuexec.devices.backend import Backend
 from gpuexec.errors import ErrorCode, GpuexecError
-from gpuexec.runtime.backend import Backend
 from tests.small_models import GATES, affine, gated, make_model, ramp
 
 CODES = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.marks import on
 from tests.images.foreign import ForeignArray
 from tests.small_models import Array

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.small_models import Array, affine, expect_affine, ramp, two_inputs
 
 X = ramp(2, 3)

@@ -12,7 +12,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.cli import main
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.marks import is_tracer
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "models" / "digits.onnx"

@@ -17,7 +17,7 @@ import pytest
 from safetensors import safe_open
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.programs import build, expect_layers, load, read, save
 from tests.small_models import CPU, expect_affine, ramp
 from tests.weights.models import make_chain, save_program

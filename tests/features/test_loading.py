@@ -15,8 +15,8 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper, parser
 
 import gpuexec as gx
 from gpuexec.cli import main
+from gpuexec.devices.backend import Backend
 from gpuexec.importer.load import NEWEST_OPSET, OLDEST_OPSET
-from gpuexec.runtime.backend import Backend
 from tests.features.marks import is_tracer, on
 from tests.small_models import affine, expect_affine, make_model, ramp, trace, two_inputs
 

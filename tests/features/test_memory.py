@@ -15,9 +15,9 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.cli import main
-from gpuexec.plan import Role
-from gpuexec.resources.pool import ExchangePool
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
+from gpuexec.execution.resources.pool import ExchangePool
+from gpuexec.ir.plan import Role
 from tests.features.held import held_worker, holding
 from tests.features.marks import on
 from tests.features.test_planning import _tower_proto, plan_of, tower

@@ -11,7 +11,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.compat import executorch
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.held import opening
 from tests.features.marks import on
 from tests.features.programs import build, load, own_memory, read

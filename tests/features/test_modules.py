@@ -13,7 +13,7 @@ import pytest
 import gpuexec as gx
 from gpuexec.compat import executorch
 from gpuexec.compat.executorch import Runtime, Verification
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.marks import on
 from tests.features.programs import build, expect_layers
 from tests.small_models import CPU, expect_affine, ramp, trace

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.held import held_worker
 from tests.features.marks import is_tracer, on
 from tests.small_models import affine, expect_affine, make_model, ramp, trace, two_inputs

@@ -7,8 +7,8 @@ import pytest
 from onnx import parser
 
 import gpuexec as gx
+from gpuexec.devices.backend import Backend
 from gpuexec.passes import AT_LOAD, AT_PLAN
-from gpuexec.runtime.backend import Backend
 from tests.small_models import ramp
 
 HEAD = '<ir_version: 10, opset_import: ["": 18]> agraph'

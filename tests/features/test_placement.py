@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.operator import Operator, find_operator, operator_names
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.ir.operator import Operator, find_operator, operator_names
 from tests.control_models import ControlModel
 from tests.features.marks import on
 from tests.host_value_cases import CASES, TERMS, HostCase, ints, put_on_device

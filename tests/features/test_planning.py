@@ -10,14 +10,14 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.command import Launch
 from gpuexec.errors import PlanError
-from gpuexec.plan import Plan, Role
+from gpuexec.ir.command import Launch
+from gpuexec.ir.plan import Plan, Role
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.arena import ALIGNMENT, Lifetime, pack
 from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 from tests.small_models import make_model, two_layers
 
 FLOAT = np.dtype(np.float32)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.marks import on
 from tests.small_models import affine, ramp, two_layers
 from tests.staged_models import MODELS, inputs

@@ -13,7 +13,7 @@ import gpuexec as gx
 import tests.operators  # noqa: F401 (registers NoKernel)
 from gpuexec.cli import main
 from gpuexec.compat import executorch
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.marks import on
 from tests.features.programs import PAIR, SHAPES, build, expect_layers, own_memory, read
 from tests.small_models import CPU, affine, expect_affine, make_model, ramp, trace, two_layers

@@ -6,7 +6,7 @@ import numpy as np
 from onnx import parser
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 
 MODEL = """<ir_version: 10, opset_import: ["": 21]> agraph
 (float[2, 4] logits) => (float[6] a, float[6] b, int32[2, 3] c) {

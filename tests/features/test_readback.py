@@ -11,7 +11,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.compat import sentis
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.held import held_worker, opening
 from tests.features.marks import is_tracer, on
 from tests.small_models import affine, expect_affine, hold, ramp, trace

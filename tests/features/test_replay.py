@@ -10,7 +10,7 @@ from onnx import parser
 
 import gpuexec as gx
 import tests.operators  # noqa: F401 (registers NoKernel)
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.held import holding
 from tests.features.marks import on
 from tests.host_value_cases import ints, put_on_device

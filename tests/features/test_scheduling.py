@@ -10,7 +10,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.compat import barracuda
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.held import held_worker
 from tests.features.marks import on
 from tests.small_models import GATES, affine, expect_affine, gated, ramp, trace, two_layers
@@ -127,7 +127,7 @@ def test_b32_t1_progress_is_zero_at_once_and_counts_issued_layers(backend: Backe
 
 @on("cpu")
 def test_s23_t5_host_layers_are_steps_too(backend: Backend) -> None:
-    from gpuexec.runtime.backend import open_backend
+    from gpuexec.devices.backend import open_backend
     from tests.staged_models import MODELS, inputs
 
     staged = MODELS["host call"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.held import holding
 from tests.features.marks import on
 from tests.features.programs import SHAPES, build, expect_layers, read

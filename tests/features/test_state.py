@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.marks import on
 from tests.features.programs import Array
 from tests.small_models import GATES, make_model, ramp, trace

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime import dlpack
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices import dlpack
+from gpuexec.devices.backend import Backend
 from tests.features.held import held_worker, holding
 from tests.features.marks import on
 from tests.foreign_arrays import CudaStreamArray, DeviceArray, DlpackArray, HostOnly, InterfaceArray

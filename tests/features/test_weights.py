@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.mapped import find_source
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
+from gpuexec.system.mapped import find_source
 from tests.features.marks import is_tracer
 from tests.weights.models import SIDE, make_chain, save_beside, save_inside
 

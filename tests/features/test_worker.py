@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime import backend as backends
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices import backend as backends
+from gpuexec.devices.backend import Backend
 from tests.features.held import opening
 from tests.features.marks import is_tracer, on
 from tests.small_models import GATES, Array, affine, expect_affine, gated, ramp, trace, two_layers

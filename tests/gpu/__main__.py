@@ -65,7 +65,7 @@ def describe() -> dict[str, str]:
 def compile_kernels(architecture: str) -> str:
     """Compile all kernels into the cache, so that no test waits for it; return what it took."""
     import gpuexec.ops  # noqa: F401 (fills the table)
-    from gpuexec.instances import kernel_table
+    from gpuexec.ir.instances import kernel_table
 
     rows = [(source, expression) for source, table in kernel_table().items() for expression in table]
     started, processes = time.monotonic(), os.cpu_count() or 1
@@ -78,9 +78,9 @@ def compile_kernels(architecture: str) -> str:
 
 def compile_part(architecture: str, rows: Sequence[tuple[str, str]]) -> list[str]:
     """Compile kernels one by one; return what went wrong."""
-    from gpuexec.command import Kernel
+    from gpuexec.devices.kernels.kernel_library import KernelLibrary
     from gpuexec.errors import GpuexecError
-    from gpuexec.runtime.kernel_library import KernelLibrary
+    from gpuexec.ir.command import Kernel
 
     library, failures = KernelLibrary(architecture), []
     for source, expression in rows:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import gpuexec as gx
-from gpuexec.images.converter import ImageConverter
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.execution.images.converter import ImageConverter
 
 
 @pytest.fixture(params=[gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=lambda each: each.value)

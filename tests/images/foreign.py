@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.small_models import hold
 
 Array = np.ndarray[Any, Any]

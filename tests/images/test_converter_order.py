@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuexec.images.converter import ImageConverter
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
+from gpuexec.execution.images.converter import ImageConverter
 from tests.features.held import held_worker, holding, opening
 from tests.images.expected import IMAGE, TRANSFORM, assert_is, expect
 from tests.images.foreign import ForeignArray

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.images.converter import ImageConverter
-from gpuexec.runtime import dlpack
-from gpuexec.runtime.backend import Backend
-from gpuexec.spec import TensorSpec
+from gpuexec.devices import dlpack
+from gpuexec.devices.backend import Backend
+from gpuexec.execution.images.converter import ImageConverter
+from gpuexec.ir.spec import TensorSpec
 from tests.images.expected import IMAGE, TRANSFORM, assert_is, expect
 from tests.images.foreign import ForeignArray
 from tests.small_models import Array

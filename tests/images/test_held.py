@@ -13,9 +13,9 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.images import converter as converter_module
-from gpuexec.images.converter import ImageConverter
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
+from gpuexec.execution.images import converter as converter_module
+from gpuexec.execution.images.converter import ImageConverter
 from tests.features.held import holding
 from tests.images.foreign import ForeignArray
 from tests.small_models import DOMAIN, GATES, Array, affine, expect_affine, gated, make_model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.spec import TensorSpec
 from tests.small_models import Array
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 from onnx import parser
 
-from gpuexec.graphs import Graph, Node
 from gpuexec.importer import load_graph
+from gpuexec.ir.graphs import Graph, Node
 
 
 def parse(text: str, opset: int = 18, rest: str = "") -> onnx.ModelProto:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuexec import operator
-from gpuexec.graphs import bodies, check
 from gpuexec.importer import load_graph, run_oracle
-from gpuexec.ops.control import Loop, Scan
-from gpuexec.ops.interpret import compute_graph
+from gpuexec.ir import operator
+from gpuexec.ir.graphs import bodies, check
+from gpuexec.ops.control.control import Loop, Scan
+from gpuexec.ops.control.interpret import compute_graph
 from tests.control_models import MODELS, X, flag
 from tests.importer.bodies import load, names, node_of, parse
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuexec.errors import ModelError, UnsupportedError
-from gpuexec.graphs import bodies
 from gpuexec.importer import load_graph
-from gpuexec.ops.control import SequenceMap
+from gpuexec.ir.graphs import bodies
+from gpuexec.ops.control.control import SequenceMap
 from tests.importer.bodies import load, names, node_of, parse
 
 TWO = "else_branch = b () => (float[2] p) { p = Neg (x) }"

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gpuexec.graphs import bodies
 from gpuexec.importer import load_graph, run_oracle, to_model
-from gpuexec.ops.interpret import compute_graph
+from gpuexec.ir.graphs import bodies
+from gpuexec.ops.control.interpret import compute_graph
 from tests.control_models import MODELS, flag
 from tests.importer.bodies import load, parse
 

@@ -7,11 +7,11 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper, parser
 
-from gpuexec import operator
 from gpuexec.errors import InputError, ModelError, UnsupportedError
 from gpuexec.importer import load_graph, run_oracle, to_model
-from gpuexec.ops.interpret import infer_graph
-from gpuexec.spec import TensorSpec
+from gpuexec.ir import operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.control.interpret import infer_graph
 
 HEAD = '<ir_version: 10, opset_import: ["": 18, "loc": 1]>'
 

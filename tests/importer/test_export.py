@@ -8,10 +8,10 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph, Node, Value
 from gpuexec.importer import load_graph, run_oracle, to_model
 from gpuexec.importer.schemas import newest_version
-from gpuexec.operator import build, describe
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.operator import build, describe
 
 X = np.linspace(-3, 3, 24, dtype=np.float32).reshape(2, 3, 4)
 

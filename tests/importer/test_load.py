@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from gpuexec.importer import load_graph
-from gpuexec.spec import DeclaredSpec
+from gpuexec.ir.spec import DeclaredSpec
 
 F32 = np.dtype(np.float32)
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper, parser
 
 from gpuexec.errors import ModelError
 from gpuexec.importer import load_graph
-from gpuexec.spec import STRING, DeclaredSpec
+from gpuexec.ir.spec import STRING, DeclaredSpec
 
 
 def parse(body: str, opset: int = 18, imports: str = "") -> onnx.ModelProto:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from gpuexec.graphs import Array, Graph
 from gpuexec.importer import load_graph, run_oracle, to_model
-from gpuexec.ops.interpret import compute_graph
+from gpuexec.ir.graphs import Array, Graph
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.control.interpret import compute_graph
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
-from gpuexec.spec import TensorSpec
 from tests.models.folder import TRAINED, ModelCase, needs_models, path_of, read_case, read_manifest
 
 CONTROL = ("hand_if_loop_scan", "silero_vad_v6", "onnxscript_greedy_decode_loop", "jax_cond", "torch_cond__d18")

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import gpuexec as gx
 from gpuexec.errors import ModelError
-from gpuexec.operator import Array
-from gpuexec.spec import DTYPES
+from gpuexec.ir.operator import Array
+from gpuexec.ir.spec import DTYPES
 
 NARROW = [row for row in DTYPES if row.is_narrow]
 OPSET, IR_VERSION = 25, 13

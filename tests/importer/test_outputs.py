@@ -11,7 +11,7 @@ from onnx import parser
 
 import gpuexec as gx
 from gpuexec.importer import load_graph
-from gpuexec.spec import DeclaredSpec
+from gpuexec.ir.spec import DeclaredSpec
 
 F32 = np.dtype(np.float32)
 CHAIN = """<ir_version: 10, opset_import: ["": 18, "loc": 1]>

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, parser
 
 import gpuexec as gx
 from gpuexec.compat import onnxruntime as compat
-from gpuexec.spec import UNKNOWN
+from gpuexec.ir.spec import UNKNOWN
 from tests.small_models import CPU
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from onnx import TensorProto, defs, helper
 
-from gpuexec.graphs import RawNode
 from gpuexec.importer.bodies import BODIES
 from gpuexec.importer.load import load_graph
 from gpuexec.importer.versions import OperatorVersions, list_forms
-from gpuexec.operator import find_operator, qualified, upgrades_for
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.operator import find_operator, qualified, upgrades_for
 from tests.importer.test_sparse import make_sparse
 
 # Attributes that a newest form need not have: hints that never changed a result, and bodies, which are read apart.

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.inspecting.gaps import gap_of
-from gpuexec.spec import BFLOAT16, dtypes_of
+from gpuexec.execution.inspection.gaps import gap_of
+from gpuexec.ir.spec import BFLOAT16, dtypes_of
 
 
 def test_numbers_are_those_worked_by_hand() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.latch import Wakeup
+from gpuexec.devices.latch import Wakeup
 from tests.running.counted import load
 
 Array = np.ndarray[Any, Any]

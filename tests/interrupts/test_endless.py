@@ -231,7 +231,7 @@ def test_command_line_ends_with_130_and_one_line(tmp_path: Path) -> None:
     script = f"""
 import _thread, sys, threading
 from gpuexec.cli import main
-from gpuexec.runtime.latch import Wakeup
+from gpuexec.devices.latch import Wakeup
 
 wait_for = Wakeup.wait_for
 def wait(self, is_over, timeout_s=None):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec import knobs
+from gpuexec.system import knobs
 
 Array = np.ndarray[Any, Any]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.command import Kernel
-from gpuexec.runtime.backend import Backend, BackendType, open_backend
+from gpuexec.devices.backend import Backend, BackendType, open_backend
+from gpuexec.ir.command import Kernel
 from tests.devices.opening import open_device
 from tests.models.folder import measure, needs_models, path_of, read_case, read_manifest
 

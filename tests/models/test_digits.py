@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime import backend as backends
+from gpuexec.devices import backend as backends
 from tests.models.test_models import BACKENDS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.plan import Plan, Role
-from gpuexec.runtime.backend import Backend, BackendType, open_backend
+from gpuexec.devices.backend import Backend, BackendType, open_backend
+from gpuexec.ir.plan import Plan, Role
 from tests.devices.opening import open_device
 from tests.models.folder import needs_models, path_of
 

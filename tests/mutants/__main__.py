@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpuexec.runtime.kernel_source import kernels_dir
+from gpuexec.devices.kernels.kernel_source import kernels_dir
 from tests.launches import collect_launches, read_tests
 from tests.mutants.choose import Trial, choose_trials, is_blit
 from tests.mutants.equivalents import reason_of

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuexec.command import Kernel
+from gpuexec.ir.command import Kernel
 
 _TESTS_PER_KERNEL = 40  # as many instances come with them as they launch
 _TESTS_OF_HEADERS = 8  # the same for a header, whose mutants all files that include it try

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuexec.runtime.simulator.rewrite import strip_comments
+from gpuexec.devices.simulator.rewrite import strip_comments
 
 Change = Callable[[str], Iterator[str]]
 

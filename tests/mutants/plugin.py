@@ -25,9 +25,9 @@ from typing import Any
 
 import pytest
 
-from gpuexec import instances
-from gpuexec.runtime import kernel_source
-from gpuexec.runtime.simulator.library import Schedule
+from gpuexec.devices.kernels import kernel_source
+from gpuexec.devices.simulator.library import Schedule
+from gpuexec.ir import instances
 from tests.devices import opening
 
 PROCESSES = 2

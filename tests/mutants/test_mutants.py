@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import gpuexec.ops  # noqa: F401  (fills the table)
-from gpuexec.command import Kernel
-from gpuexec.runtime.kernel_source import kernels_dir
+from gpuexec.devices.kernels.kernel_source import kernels_dir
+from gpuexec.ir.command import Kernel
 from tests.mutants.__main__ import list_files, try_all, try_left
 from tests.mutants.choose import Trial, choose_trial, choose_trials
 from tests.mutants.equivalents import EQUIVALENTS

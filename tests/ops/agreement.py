@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.operator import Array, Operator, decomposition_for
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.operator import Array, Operator, decomposition_for
+from gpuexec.ir.spec import STRING, TensorSpec, is_container
 from gpuexec.passes.decompose import decompose
-from gpuexec.spec import STRING, TensorSpec, is_container
 from tests.ops.harness import Case, run_on
 from tests.ops.odd import Inputs
 from tests.ops.tolerance import assert_close, to_bits

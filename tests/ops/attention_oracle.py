@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ops.attention import Attention
+from gpuexec.ops.nn.attention import Attention
 from tests.ops.harness import Array, Case, build_operator, expect
 
 INF = np.inf

@@ -13,11 +13,11 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 import gpuexec.ops  # noqa: F401
-from gpuexec.containers import make_blank, make_map, to_strings
 from gpuexec.errors import InputError
 from gpuexec.importer.tensors import UnsupportedFormError, attribute_value
-from gpuexec.operator import Array, Operator, operator_names, qualified
-from gpuexec.spec import STRING, TensorSpec, dtype_row, is_container
+from gpuexec.ir.containers import make_blank, make_map, to_strings
+from gpuexec.ir.operator import Array, Operator, operator_names, qualified
+from gpuexec.ir.spec import STRING, TensorSpec, dtype_row, is_container
 from tests.conformance.suite import load_suite
 from tests.ops.harness import Case, build_operator
 from tests.ops.ml.cases import ml

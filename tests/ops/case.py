@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from gpuexec import operator as gx_operator
-from gpuexec.graphs import RawNode
-from gpuexec.operator import Operator
-from gpuexec.spec import dtype_row
+from gpuexec.ir import operator as gx_operator
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.operator import Operator
+from gpuexec.ir.spec import dtype_row
 
 Array = np.ndarray[Any, Any]
 NEWEST_OPSET = 24

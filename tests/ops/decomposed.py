@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gpuexec.graphs import Graph, Node, Value, check
-from gpuexec.operator import Operator
+from gpuexec.ir.graphs import Graph, Node, Value, check
+from gpuexec.ir.operator import Operator
 from gpuexec.passes.decompose import decompose
 from tests.ops.direct import DirectEmitter, lower_and_run
 from tests.ops.harness import Array, Case, build_operator, check_compute

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel, Slot
-from gpuexec.geometry import contiguous_strides
-from gpuexec.instances import kernel_table
-from gpuexec.operator import Array, Operator
-from gpuexec.runtime.simulator.module import SimulatorFunction, load_file
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
+from gpuexec.devices.simulator.module import SimulatorFunction, load_file
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import contiguous_strides
+from gpuexec.ir.instances import kernel_table
+from gpuexec.ir.operator import Array, Operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 
 _LOADED: dict[str, Mapping[str, SimulatorFunction]] = {}
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.containers import make_sequence, pack
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import Array, Operator, decomposition_for
-from gpuexec.ops.composite import Composite
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.containers import make_sequence, pack
+from gpuexec.ir.operator import Array, Operator, decomposition_for
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.lib.composite import Composite
 from tests.ops.agreement import find_known, is_held
 from tests.ops.calls import Call, all_cases, find_schema, ramp
 from tests.ops.harness import Case, build_operator, count_elements

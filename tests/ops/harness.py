@@ -25,15 +25,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpuexec.devices.device import Device
 from gpuexec.errors import InputError, UnsupportedError
-from gpuexec.graphs import Graph, Value
-from gpuexec.operator import Operator
-from gpuexec.plan import Plan
+from gpuexec.ir.graphs import Graph, Value
+from gpuexec.ir.operator import Operator
+from gpuexec.ir.plan import Plan
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.planner.verify import verify
-from gpuexec.runtime.device import Device
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 from tests.devices.opening import open_living
 from tests.execute import run_template
 from tests.graph_builder import GraphBuilder

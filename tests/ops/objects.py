@@ -11,10 +11,10 @@ import onnx
 from onnx import TensorProto, TypeProto, helper
 
 import gpuexec as gx
-from gpuexec.apply import compute_arrays, infer_specs
-from gpuexec.containers import pack, unpack
-from gpuexec.operator import build
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.apply import compute_arrays, infer_specs
+from gpuexec.ir.containers import pack, unpack
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from tests.objects import are_equal, check_everywhere, run_reference
 
 Array = np.ndarray[Any, Any]

@@ -9,9 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from gpuexec.containers import make_blank
-from gpuexec.operator import Array
-from gpuexec.spec import DTYPES, STRING, dtype_row, is_container
+from gpuexec.ir.containers import make_blank
+from gpuexec.ir.operator import Array
+from gpuexec.ir.spec import DTYPES, STRING, dtype_row, is_container
 from tests.ops.calls import Call, convert
 
 Inputs = tuple[Array | None, ...]

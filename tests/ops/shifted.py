@@ -7,13 +7,13 @@ from itertools import zip_longest
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.images.transform import make_step
-from gpuexec.operator import Array, Operator
-from gpuexec.results.arenas import wrap_region
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Device, Region, Stream
-from gpuexec.spec import DeclaredSpec, TensorSpec
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import Device, Region, Stream
+from gpuexec.execution.images.transform import make_step
+from gpuexec.execution.results.arenas import wrap_region
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.operator import Array, Operator
+from gpuexec.ir.spec import DeclaredSpec, TensorSpec
 from tests.devices.opening import open_living
 from tests.graph_builder import GraphBuilder
 from tests.ops.harness import Case

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ir.spec import TensorSpec, dtype_row
 
 
 def parse_spec(text: str) -> TensorSpec:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Slot
-from gpuexec.operator import Emitter, Operator, Tolerance, operator
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Slot
+from gpuexec.ir.operator import Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
 

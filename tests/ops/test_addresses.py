@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import NeedsHostValue
-from gpuexec.operator import decomposition_for, find_operator
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import decomposition_for, find_operator
+from gpuexec.ir.spec import TensorSpec
 from tests.ops.agreement import compute, find_known, is_held
 from tests.ops.calls import Call
 from tests.ops.every_call import list_calls
@@ -30,7 +30,7 @@ SHIFTS = tuple(range(1, 16))
 # Families whose kernels or copies read words of several elements, where each type meets every shift.
 WIDE = ("elementwise_unary", "elementwise_variadic", "copy", "gather", "integer_matmul")
 # Operators that draw from a memory, which no replay takes; what they read of callers are shapes and probabilities.
-DRAWING = ("gpuexec.ops.random", "gpuexec.ops.multinomial")
+DRAWING = ("gpuexec.ops.random.random", "gpuexec.ops.random.multinomial")
 
 
 def family_of(name: str) -> str:

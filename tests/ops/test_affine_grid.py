@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.ops.affine_grid import AffineGrid
-from gpuexec.spec import TensorSpec, dtypes_of
+from gpuexec.ir.spec import TensorSpec, dtypes_of
+from gpuexec.ops.vision.affine_grid import AffineGrid
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.specs import parse_spec
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuexec.command import Copy, HostCall, Launch
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.ops.append import Append
-from gpuexec.ops.layout import Transpose
-from gpuexec.plan import Role
+from gpuexec.ir.command import Copy, HostCall, Launch
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.plan import Role
+from gpuexec.ir.spec import COMPUTED, DeclaredSpec, TensorSpec
+from gpuexec.ir.target import Target
+from gpuexec.ops.tensor.append import Append
+from gpuexec.ops.tensor.layout import Transpose
 from gpuexec.planner.template import Template, plan_graph
-from gpuexec.spec import COMPUTED, DeclaredSpec, TensorSpec
-from gpuexec.target import Target
 from tests.ops.harness import Case, run_case
 
 CAPACITY = 6

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
 import gpuexec as gx
-from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph, Node, Value, check
-from gpuexec.operator import build
-from gpuexec.ops.attention import Attention
-from gpuexec.ops.attention_launch import FLOATS
+from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.graphs import Graph, Node, Value, check
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.nn.attention import Attention
+from gpuexec.ops.nn.attention_launch import FLOATS
 from gpuexec.passes.decompose import decompose
-from gpuexec.spec import TensorSpec
 from tests.ops.attention_cases import attribute_cases, cache_cases, mask_cases, sizes_cases, special_cases
 from tests.ops.attention_oracle import attention, by_rows, in_double, sample
 from tests.ops.decomposed import Run, compute, run_kernels, run_nodes

@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import gpuexec.ops.batch_norm  # noqa: F401  (registers the operator)
+import gpuexec.ops.nn.batch_norm  # noqa: F401  (registers the operator)
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from tests.ops.harness import Array, Case, build_operator, run_case
 
 BF16 = ml_dtypes.bfloat16

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.causal_conv import FLOATS, CausalConvWithState
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.nn.causal_conv import FLOATS, CausalConvWithState
 from tests.ops.direct import lower_and_run
 from tests.ops.harness import Array, Case, run_case
 

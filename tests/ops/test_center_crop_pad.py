@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.ops.center_crop_pad import CenterCropPad
-from gpuexec.spec import COMPUTED, TensorSpec
+from gpuexec.ir.spec import COMPUTED, TensorSpec
+from gpuexec.ops.tensor.center_crop_pad import CenterCropPad
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.specs import parse_spec
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.ops.col2im import Col2Im
+from gpuexec.ir.spec import COMPUTED, TensorSpec, accumulator
+from gpuexec.ir.target import Target
+from gpuexec.ops.vision.col2im import Col2Im
 from gpuexec.planner.template import plan_graph
-from gpuexec.spec import COMPUTED, TensorSpec, accumulator
-from gpuexec.target import Target
 from tests.graph_builder import GraphBuilder
 from tests.ops.harness import Array, Case, expect, run_case
 from tests.ops.specs import parse_spec

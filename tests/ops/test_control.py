@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import GpuexecError, InputError, NeedsHostValue
-from gpuexec.graphs import Graph, Node, Value, bodies, check, with_bodies
 from gpuexec.importer import load_graph, run_oracle
-from gpuexec.operator import Operator, build, operator
-from gpuexec.ops.control import If, Loop, Scan, inline_branch
-from gpuexec.ops.interpret import compute_graph, infer_graph
-from gpuexec.spec import DeclaredSpec, TensorSpec
+from gpuexec.ir.graphs import Graph, Node, Value, bodies, check, with_bodies
+from gpuexec.ir.operator import Operator, build, operator
+from gpuexec.ir.spec import DeclaredSpec, TensorSpec
+from gpuexec.ops.control.control import If, Loop, Scan, inline_branch
+from gpuexec.ops.control.interpret import compute_graph, infer_graph
 from tests.control_models import MODELS, X, flag
 from tests.graph_builder import GraphBuilder
 from tests.operators import FLOAT, INT, Scale, Sum

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec import operator as gx_operator
 from gpuexec.errors import InputError
-from gpuexec.ops import conv_host
-from gpuexec.ops.conv import DTYPES
-from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ir import operator as gx_operator
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ops.nn import conv_host
+from gpuexec.ops.nn.conv import DTYPES
 from tests.ops.harness import Case, run_case
 
 Array = np.ndarray[Any, Any]

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import pytest
 
-import gpuexec.ops.depth_space  # noqa: F401 (registers its operators)
-from gpuexec.command import Slot
+import gpuexec.ops.tensor.depth_space  # noqa: F401 (registers its operators)
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build
-from gpuexec.ops import copy
-from gpuexec.spec import COMPUTED, TensorSpec
+from gpuexec.ir.command import Slot
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import COMPUTED, TensorSpec
+from gpuexec.ops.tensor import copy
 from tests.ops.direct import DirectEmitter
 from tests.ops.harness import Array, Case, run_case
 

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build
-from gpuexec.ops.cumulative import CumProd, CumSum
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.reduce.cumulative import CumProd, CumSum
 from tests.ops.harness import Array, Case, run_case
 
 INTEGERS = (np.int32, np.int64, np.uint32, np.uint64)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.ops.deform_conv import DeformConv
-from gpuexec.spec import accumulator, dtypes_of
+from gpuexec.ir.spec import accumulator, dtypes_of
+from gpuexec.ops.nn.deform_conv import DeformConv
 from tests.ops.harness import Array, Case, expect, run_case
 from tests.ops.specs import parse_spec
 

@@ -12,9 +12,9 @@ from onnx import TensorProto, helper
 
 import gpuexec as gx
 from gpuexec.errors import InputError
-from gpuexec.ops.dropout import Dropout
-from gpuexec.ops.random import FLOATS, RandomUniform
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.random.dropout import Dropout
+from gpuexec.ops.random.random import FLOATS, RandomUniform
 from tests.objects import run_reference
 from tests.ops.harness import Case, run_case
 

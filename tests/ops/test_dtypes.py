@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuexec.operator import operator_names
-from gpuexec.spec import DTYPES, dtype_row, dtypes_of
+from gpuexec.ir.operator import operator_names
+from gpuexec.ir.spec import DTYPES, dtype_row, dtypes_of
 from tests.ops.calls import find_calls, find_schema
 
 ONNX_NAMES = {"float32": "float", "float64": "double"}

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.ops.dynamic_quantize import DynamicQuantizeLinear
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.quant.dynamic_quantize import DynamicQuantizeLinear
 from tests.ops.harness import Array, Case, run_case
 
 RNG = np.random.default_rng(12)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuexec.command import Launch
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.einsum import DTYPES, Einsum
-from gpuexec.ops.einsum_equation import order_contractions, parse
-from gpuexec.spec import TensorSpec, dtype_row
-from gpuexec.target import Target
+from gpuexec.ir.command import Launch
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ir.target import Target
+from gpuexec.ops.linalg.einsum import DTYPES, Einsum
+from gpuexec.ops.linalg.einsum_equation import order_contractions, parse
 from tests.ops.harness import Array, Case, plan_case, run_case
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)

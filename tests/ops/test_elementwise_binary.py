@@ -11,10 +11,10 @@ import pytest
 
 import gpuexec.ops  # noqa: F401
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, build
-from gpuexec.ops.elementwise_binary import ROWS
-from gpuexec.ops.elementwise_engine import FLOATS, INTEGERS
-from gpuexec.spec import BFLOAT16, TensorSpec, accumulator
+from gpuexec.ir.operator import Array, build
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator
+from gpuexec.ops.elementwise.elementwise_binary import ROWS
+from gpuexec.ops.elementwise.elementwise_engine import FLOATS, INTEGERS
 from tests.ops.harness import Case, run_case
 
 ROW = {row.name: row for row in ROWS}

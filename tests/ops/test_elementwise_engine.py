@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuexec.ops.elementwise_engine import BLOCK, apply
+from gpuexec.ops.elementwise.elementwise_engine import BLOCK, apply
 
 Array = np.ndarray[Any, Any]
 SIZE = 2 * BLOCK + 6

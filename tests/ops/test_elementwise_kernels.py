@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import gpuexec.ops  # noqa: F401
-from gpuexec.geometry import contiguous_strides
-from gpuexec.operator import Array, Operator, build
-from gpuexec.ops.elementwise_binary import ROWS as BINARY_ROWS
-from gpuexec.ops.elementwise_engine import BOOL, FLOATS, NUMBERS, can_vectorize
-from gpuexec.ops.elementwise_pow import BASES
-from gpuexec.ops.elementwise_unary import ROWS as UNARY_ROWS
-from gpuexec.ops.strided import Walk, join
-from gpuexec.spec import COMPUTED, dtype_row
+from gpuexec.ir.geometry import contiguous_strides
+from gpuexec.ir.operator import Array, Operator, build
+from gpuexec.ir.spec import COMPUTED, dtype_row
+from gpuexec.ops.elementwise.elementwise_binary import ROWS as BINARY_ROWS
+from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, NUMBERS, can_vectorize
+from gpuexec.ops.elementwise.elementwise_pow import BASES
+from gpuexec.ops.elementwise.elementwise_unary import ROWS as UNARY_ROWS
+from gpuexec.ops.lib.strided import Walk, join
 from tests.ops import test_elementwise_select as select
 from tests.ops import test_elementwise_unary as unary
 from tests.ops.direct import DirectEmitter, lower_and_run

@@ -9,9 +9,9 @@ import pytest
 
 import gpuexec.ops  # noqa: F401
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, build, find_operator
-from gpuexec.ops.elementwise_engine import FLOATS, NUMBERS
-from gpuexec.spec import BFLOAT16, COMPUTED, TensorSpec, accumulator, dtype_row
+from gpuexec.ir.operator import Array, build, find_operator
+from gpuexec.ir.spec import BFLOAT16, COMPUTED, TensorSpec, accumulator, dtype_row
+from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS
 from tests.ops.harness import Case, run_case
 
 ALL = [row.numpy for row in COMPUTED]

@@ -12,11 +12,11 @@ import pytest
 
 import gpuexec.ops  # noqa: F401
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, build
-from gpuexec.ops.elementwise_binary import ROWS as BINARY_ROWS
-from gpuexec.ops.elementwise_engine import FLOATS, INTEGERS
-from gpuexec.ops.elementwise_unary import ROWS
-from gpuexec.spec import BFLOAT16, DTYPES, TensorSpec, accumulator, dtype_row
+from gpuexec.ir.operator import Array, build
+from gpuexec.ir.spec import BFLOAT16, DTYPES, TensorSpec, accumulator, dtype_row
+from gpuexec.ops.elementwise.elementwise_binary import ROWS as BINARY_ROWS
+from gpuexec.ops.elementwise.elementwise_engine import FLOATS, INTEGERS
+from gpuexec.ops.elementwise.elementwise_unary import ROWS
 from tests.ops.harness import Case, expect, run_case
 
 LONG = np.longdouble

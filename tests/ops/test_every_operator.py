@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuexec.operator import Tolerance, find_operator, operator_names
-from gpuexec.spec import DTYPES, dtype_row
+from gpuexec.ir.operator import Tolerance, find_operator, operator_names
+from gpuexec.ir.spec import DTYPES, dtype_row
 from tests.ops.agreement import check_agreement
 from tests.ops.calls import Call, find_schema
 from tests.ops.every_call import choose_calls, list_asked, list_calls

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.ops import exact_product
-from gpuexec.ops.exact_product import multiply_exactly
+from gpuexec.ops.linalg import exact_product
+from gpuexec.ops.linalg.exact_product import multiply_exactly
 from tests.ops.harness import Array
 
 INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)

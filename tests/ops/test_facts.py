@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from gpuexec.cli.operator_types import PIXEL
-from gpuexec.command import Launch
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.operator import Derivative, KnownInput, Operator, decomposition_for, find_operator, operator_names
-from gpuexec.ops.composite import Composite
-from gpuexec.ops.epilogue import FINISHED
-from gpuexec.ops.fused import PRODUCERS, Fused, fused_name
+from gpuexec.ir.command import Launch
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.operator import Derivative, KnownInput, Operator, decomposition_for, find_operator, operator_names
+from gpuexec.ir.spec import TensorSpec, is_host_object
+from gpuexec.ir.target import Target
+from gpuexec.ops.elementwise.epilogue import FINISHED
+from gpuexec.ops.elementwise.fused import PRODUCERS, Fused, fused_name
+from gpuexec.ops.lib.composite import Composite
 from gpuexec.passes.decompose import decompose
 from gpuexec.passes.derivatives import OF_ALL_OUTPUTS, PARTS, RULES
 from gpuexec.planner.partitioner import find_partition
 from gpuexec.planner.template import plan_graph
-from gpuexec.spec import TensorSpec, is_host_object
-from gpuexec.target import Target
 from tests.ops.agreement import compute
 from tests.ops.calls import Call
 from tests.ops.every_call import list_calls

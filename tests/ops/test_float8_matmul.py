@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.ops.float8_matmul import FLOAT8
-from gpuexec.ops.integer_matmul import QLinearMatMul
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.linalg.float8_matmul import FLOAT8
+from gpuexec.ops.quant.integer_matmul import QLinearMatMul
 from tests.ops.harness import Case, run_case
 
 RNG = np.random.default_rng(11)

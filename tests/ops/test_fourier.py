@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build
-from gpuexec.ops.fourier import DFT, STFT
-from gpuexec.ops.fourier_lines import choose_stages
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.signal.fourier import DFT, STFT
+from gpuexec.ops.signal.fourier_lines import choose_stages
 from tests.ops.harness import Array, Case, run_case
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpuexec.devices.kernels.kernel_source import kernels_dir
 from gpuexec.errors import InputError
-from gpuexec.operator import build, find_operator
-from gpuexec.ops.elementwise_unary import ROWS
-from gpuexec.ops.epilogue import BINARY, BINARY_OPERATORS, FINISHED, MAX_STEPS, UNARY, UNARY_OPERATORS
-from gpuexec.ops.fused import PRODUCERS, Fused, fused_name
-from gpuexec.ops.narrow_weight import HALF, INT8, PAIRS
-from gpuexec.runtime.kernel_source import kernels_dir
-from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ir.operator import build, find_operator
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ops.elementwise.elementwise_unary import ROWS
+from gpuexec.ops.elementwise.epilogue import BINARY, BINARY_OPERATORS, FINISHED, MAX_STEPS, UNARY, UNARY_OPERATORS
+from gpuexec.ops.elementwise.fused import PRODUCERS, Fused, fused_name
+from gpuexec.ops.quant.narrow_weight import HALF, INT8, PAIRS
 from tests.ops.direct import DirectEmitter, lower_and_run
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.tolerance import to_bits

@@ -10,10 +10,10 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError, UnsupportedError
-from gpuexec.operator import build
-from gpuexec.ops.gradient import Gradient
-from gpuexec.ops.training import DOMAIN
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.nn.gradient import Gradient
+from gpuexec.ops.nn.training import DOMAIN
 from tests.ops.harness import Array, Case, run_case
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.elementwise_cast import convert
-from gpuexec.ops.grid_sample import GridSample
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import COMPUTED, dtypes_of
+from gpuexec.ir.target import Target
+from gpuexec.ops.elementwise.elementwise_cast import convert
+from gpuexec.ops.vision.grid_sample import GridSample
 from gpuexec.planner.template import plan_graph
-from gpuexec.spec import COMPUTED, dtypes_of
-from gpuexec.target import Target
 from tests.graph_builder import GraphBuilder
 from tests.ops.harness import Array, Case, expect, run_case
 from tests.ops.specs import parse_spec

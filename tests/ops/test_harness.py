@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import gpuexec.ops  # noqa: F401 (registers the operators)
-from gpuexec import operator as gx_operator
-from gpuexec.command import Kernel, Slot
+from gpuexec.devices.device import Device
 from gpuexec.errors import UnsupportedError
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, build, operator
-from gpuexec.runtime.device import Device
-from gpuexec.spec import TensorSpec
+from gpuexec.ir import operator as gx_operator
+from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, build, operator
+from gpuexec.ir.spec import TensorSpec
 from tests.devices.opening import open_living
 from tests.ops import harness
 from tests.ops.harness import Case, run_case

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuexec.devices.kernels.kernel_source import kernels_dir
+from gpuexec.devices.simulator.module import SimulatorFunction, load_file
 from gpuexec.errors import InputError
-from gpuexec.operator import Array
-from gpuexec.ops.strided import MAX_RANK, Walk, join, pack_fast_div32, pack_fast_div64
-from gpuexec.runtime.kernel_source import kernels_dir
-from gpuexec.runtime.simulator.module import SimulatorFunction, load_file
-from gpuexec.spec import BFLOAT16, COMPUTED, dtype_row
+from gpuexec.ir.operator import Array
+from gpuexec.ir.spec import BFLOAT16, COMPUTED, dtype_row
+from gpuexec.ops.lib.strided import MAX_RANK, Walk, join, pack_fast_div32, pack_fast_div64
 
 SOURCE = """
 #include "{folder}/safe.cuh"

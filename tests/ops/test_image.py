@@ -11,9 +11,9 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.image import MAX_CHANNELS, NUMBERS, PIXELS, ImageToTensor, TensorToImage
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.vision.image import MAX_CHANNELS, NUMBERS, PIXELS, ImageToTensor, TensorToImage
 from tests.ops.harness import Case, run_case
 
 Array = np.ndarray[Any, Any]

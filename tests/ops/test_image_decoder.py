@@ -13,10 +13,10 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 import gpuexec as gx
-from gpuexec.apply import compute_arrays, infer_specs
-from gpuexec.operator import build
-from gpuexec.ops.image_decoder import ImageDecoder
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.apply import compute_arrays, infer_specs
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.vision.image_decoder import ImageDecoder
 from tests.objects import BACKENDS, parse
 from tests.ops.objects import ObjectCase, check_case, tensor
 

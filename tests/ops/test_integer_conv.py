@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.integer_conv import ConvInteger, QLinearConv
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.quant.integer_conv import ConvInteger, QLinearConv
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.test_conv import direct_sum
 

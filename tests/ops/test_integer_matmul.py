@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.ops.integer_matmul import MatMulInteger, QLinearMatMul
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.quant.integer_matmul import MatMulInteger, QLinearMatMul
 from tests.ops.harness import Array, Case, run_case
 
 RNG = np.random.default_rng(11)

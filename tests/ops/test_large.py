@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from gpuexec.errors import InputError, KernelError, NeedsHostValue, OutOfMemoryError, UnsupportedError
-from gpuexec.graphs import Value
-from gpuexec.operator import find_operator
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.operator import find_operator
+from gpuexec.ir.plan import Plan
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.passes.decompose import decompose
-from gpuexec.plan import Plan
 from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
-from gpuexec.spec import TensorSpec
 from tests.devices.opening import open_device
 from tests.graph_builder import GraphBuilder
 from tests.ops.calls import Call

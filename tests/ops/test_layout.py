@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gpuexec.ops.layout  # noqa: F401 (registers the operators)
+import gpuexec.ops.tensor.layout  # noqa: F401 (registers the operators)
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build
-from gpuexec.spec import COMPUTED, TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import COMPUTED, TensorSpec
 from tests.ops.harness import Case, run_case
 
 

@@ -12,8 +12,8 @@ from onnx import helper
 
 import gpuexec as gx
 from gpuexec.errors import GpuexecError, InputError, UnsupportedError
-from gpuexec.ops.legacy import Crop
-from gpuexec.spec import dtype_row, dtypes_of
+from gpuexec.ir.spec import dtype_row, dtypes_of
+from gpuexec.ops.tensor.legacy import Crop
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.specs import parse_spec
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.linear_attention import FLOATS, RULES
-from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ops.nn.linear_attention import FLOATS, RULES
 from tests.ops.direct import DirectEmitter, lower_and_run
 from tests.ops.harness import Array, Case, build_operator, run_case
 

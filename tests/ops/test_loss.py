@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.loss import NegativeLogLikelihoodLoss, SoftmaxCrossEntropyLoss
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.nn.loss import NegativeLogLikelihoodLoss, SoftmaxCrossEntropyLoss
 from tests.ops.harness import Array, Case, run_case
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)

@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import gpuexec.ops.lp_norm  # noqa: F401  (registers the operator)
+import gpuexec.ops.nn.lp_norm  # noqa: F401  (registers the operator)
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from tests.ops.harness import Array, Case, run_case
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)

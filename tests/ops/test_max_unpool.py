@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.max_unpool import MaxUnpool
-from gpuexec.spec import TensorSpec, dtypes_of
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec, dtypes_of
+from gpuexec.ops.nn.max_unpool import MaxUnpool
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.specs import parse_spec
 

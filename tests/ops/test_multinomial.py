@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.ops.multinomial import Multinomial, exp_below
-from gpuexec.ops.random import FLOATS
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.random.multinomial import Multinomial, exp_below
+from gpuexec.ops.random.random import FLOATS
 from tests.ops.harness import Case, run_case
 
 Array = np.ndarray[Any, Any]

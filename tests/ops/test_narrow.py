@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build, find_operator
-from gpuexec.ops import narrow
-from gpuexec.ops.narrow import FORMS
-from gpuexec.ops.narrow_weight import HALF, INT8, PAIRS, widen
-from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ir.operator import build, find_operator
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ops.quant import narrow
+from gpuexec.ops.quant.narrow import FORMS
+from gpuexec.ops.quant.narrow_weight import HALF, INT8, PAIRS, widen
 from tests.ops.harness import Array, Case, run_case
 
 RNG = np.random.default_rng(11)

@@ -9,8 +9,8 @@ import pytest
 
 import gpuexec.ops  # noqa: F401
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, build
-from gpuexec.spec import TensorSpec, dtype_row, dtypes_of
+from gpuexec.ir.operator import Array, build
+from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from tests.ops.harness import Case, run_case
 from tests.ops.test_narrow_types import POWER, codes, every_code
 from tests.ops.tolerance import to_bits

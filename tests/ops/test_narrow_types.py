@@ -12,9 +12,9 @@ import pytest
 
 import gpuexec.ops  # noqa: F401
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, build
-from gpuexec.ops.narrow_types import FLOAT8
-from gpuexec.spec import COMPUTED, DTYPES, dtype_row
+from gpuexec.ir.operator import Array, build
+from gpuexec.ir.spec import COMPUTED, DTYPES, dtype_row
+from gpuexec.ops.quant.narrow_types import FLOAT8
 from tests.ops.harness import Case, run_case
 
 NARROW = [row for row in DTYPES if row.is_narrow]

@@ -9,9 +9,9 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build
-from gpuexec.ops.nms import NonMaxSuppression, SelectBoxes
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.vision.nms import NonMaxSuppression, SelectBoxes
 from tests.ops.decomposed import check_parts, list_launches
 from tests.ops.harness import Array, Case, run_case
 

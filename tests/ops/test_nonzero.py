@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build
-from gpuexec.ops.nonzero import Compact, Compress, Unravel, add_up_counts
-from gpuexec.spec import COMPUTED, TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import COMPUTED, TensorSpec
+from gpuexec.ops.tensor.nonzero import Compact, Compress, Unravel, add_up_counts
 from tests.ops.decomposed import check_parts, list_launches
 from tests.ops.direct import DirectEmitter
 from tests.ops.harness import Array, Case, run_case

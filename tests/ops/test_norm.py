@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import gpuexec.ops.norm  # noqa: F401  (registers the operators)
+import gpuexec.ops.nn.norm  # noqa: F401  (registers the operators)
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from tests.ops.direct import DirectEmitter
 from tests.ops.harness import Array, Case, build_operator, compare, run_case
 

@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.ops.one_hot import OneHot
-from gpuexec.spec import COMPUTED, TensorSpec, dtypes_of
+from gpuexec.ir.spec import COMPUTED, TensorSpec, dtypes_of
+from gpuexec.ops.tensor.one_hot import OneHot
 from tests.ops.harness import Array, Case, run_case
 
 INDICES = np.array([[0, 3, -1], [2, 7, -4]])

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec import operator as gx_operator
 from gpuexec.errors import InputError
-from gpuexec.ops.pool import FLOATS, MAX_DTYPES, reduce_windows
-from gpuexec.ops.windows import resolve_windows
-from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ir import operator as gx_operator
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ops.lib.windows import resolve_windows
+from gpuexec.ops.nn.pool import FLOATS, MAX_DTYPES, reduce_windows
 from tests.ops.harness import Case, expect, run_case
 
 Array = np.ndarray[Any, Any]

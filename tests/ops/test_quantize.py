@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.ops.narrow_types import FLOAT8
-from gpuexec.ops.quantize import NARROW, NARROWER, POWER, WIDE, DequantizeLinear, QuantizeLinear
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.quant.narrow_types import FLOAT8
+from gpuexec.ops.quant.quantize import NARROW, NARROWER, POWER, WIDE, DequantizeLinear, QuantizeLinear
 from tests.ops.harness import Array, Case, run_case
 
 INT32 = np.dtype(np.int32)

@@ -13,11 +13,11 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.errors import InputError
-from gpuexec.operator import Operator, build
-from gpuexec.ops.philox import Draw, log_unit, philox, turn
-from gpuexec.ops.random import FLOATS, Bernoulli, RandomNormal, RandomUniform
-from gpuexec.ops.random_key import NextKey
-from gpuexec.spec import BFLOAT16, COMPUTED, TensorSpec, accumulator, dtype_row
+from gpuexec.ir.operator import Operator, build
+from gpuexec.ir.spec import BFLOAT16, COMPUTED, TensorSpec, accumulator, dtype_row
+from gpuexec.ops.random.philox import Draw, log_unit, philox, turn
+from gpuexec.ops.random.random import FLOATS, Bernoulli, RandomNormal, RandomUniform
+from gpuexec.ops.random.random_key import NextKey
 from tests.ops.harness import Case, run_case
 
 Array = np.ndarray[Any, Any]

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec import operator as gx_operator
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.ops.resize import BLENDED
-from gpuexec.ops.resize_tables import COORDINATES
-from gpuexec.spec import BFLOAT16, COMPUTED, TensorSpec
+from gpuexec.ir import operator as gx_operator
+from gpuexec.ir.spec import BFLOAT16, COMPUTED, TensorSpec
+from gpuexec.ops.vision.resize import BLENDED
+from gpuexec.ops.vision.resize_tables import COORDINATES
 from tests.ops.harness import Case, expect, run_case
 
 Array = np.ndarray[Any, Any]

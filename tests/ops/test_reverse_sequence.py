@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.ops.reverse_sequence import ReverseSequence
-from gpuexec.spec import COMPUTED, TensorSpec
+from gpuexec.ir.spec import COMPUTED, TensorSpec
+from gpuexec.ops.tensor.reverse_sequence import ReverseSequence
 from tests.ops.harness import Array, Case, run_case
 
 TIME_FIRST, BATCH_FIRST = {"time_axis": 0, "batch_axis": 1}, {"time_axis": 1, "batch_axis": 0}

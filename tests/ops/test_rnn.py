@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuexec import operator as gx_operator
-from gpuexec.command import Slot
 from gpuexec.errors import InputError
-from gpuexec.ops.rnn import DTYPES
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ir import operator as gx_operator
+from gpuexec.ir.command import Slot
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.nn.rnn import DTYPES
 from tests.ops.direct import DirectEmitter, lower_and_run
 from tests.ops.harness import Case, build_operator, expect, run_case
 from tests.ops.rnn_oracle import DEFAULTS, FUNCTIONS, GATES, run_layer

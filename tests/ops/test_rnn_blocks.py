@@ -11,17 +11,17 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.command import Launch
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import Region
+from gpuexec.devices.recorder.tracer import TracerDevice
+from gpuexec.devices.recording import record_launches
 from gpuexec.errors import KernelError
-from gpuexec.plan import Plan, Role
+from gpuexec.ir.command import Launch
+from gpuexec.ir.plan import Plan, Role
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.template import plan_graph
-from gpuexec.programs.building import build_contents
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Region
-from gpuexec.runtime.recording import record_launches
-from gpuexec.runtime.tracer import TracerDevice
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
+from gpuexec.program.building import build_contents
 from tests.devices.opening import make_simulator
 from tests.small_models import Array, make_model
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.roi import MaxRoiPool, RoiAlign
-from gpuexec.spec import accumulator, dtypes_of
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import accumulator, dtypes_of
+from gpuexec.ops.vision.roi import MaxRoiPool, RoiAlign
 from tests.ops.harness import Array, Case, expect, run_case
 from tests.ops.specs import parse_spec
 

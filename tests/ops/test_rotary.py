@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.rotary import FLOATS, RotaryEmbedding
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.nn.rotary import FLOATS, RotaryEmbedding
 from tests.ops.harness import Array, Case, run_case
 
 HALVES = [t for t in FLOATS if t != np.float32]

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.operator import Operator, build
-from gpuexec.ops.scatter import ScatterElements, ScatterND
-from gpuexec.spec import COMPUTED, TensorSpec, accumulator
+from gpuexec.ir.operator import Operator, build
+from gpuexec.ir.spec import COMPUTED, TensorSpec, accumulator
+from gpuexec.ops.tensor.scatter import ScatterElements, ScatterND
 from tests.devices.opening import make_simulator
 from tests.ops.decomposed import list_launches
 from tests.ops.harness import Array, Case, plan_case, run_case, run_planned

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build, describe
-from gpuexec.ops.shape import RANGE_DTYPES, from_literal, to_literal
-from gpuexec.spec import BFLOAT16, COMPUTED, TensorSpec
+from gpuexec.ir.operator import build, describe
+from gpuexec.ir.spec import BFLOAT16, COMPUTED, TensorSpec
+from gpuexec.ops.tensor.shape import RANGE_DTYPES, from_literal, to_literal
 from tests.ops.harness import Array, Case, run_case
 
 

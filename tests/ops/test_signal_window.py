@@ -10,10 +10,10 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build
-from gpuexec.ops.mel import MelWeightMatrix, make_matrix
-from gpuexec.ops.signal_window import COEFFICIENTS, WINDOWS
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.signal.mel import MelWeightMatrix, make_matrix
+from gpuexec.ops.signal.signal_window import COEFFICIENTS, WINDOWS
 from tests.ops.harness import Array, Case, run_case
 
 TYPES = (

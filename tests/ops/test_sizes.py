@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.operator import Tolerance, build
+from gpuexec.ir.operator import Tolerance, build
 from gpuexec.planner.template import plan_graph
 from tests.devices.opening import open_device
 from tests.execute import run_template, specs_of

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import gpuexec as gx
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build
-from gpuexec.spec import COMPUTED, TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import COMPUTED, TensorSpec
 from tests.ops.harness import Case, run_case
 
 FAR = 2**63 - 1

@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import gpuexec.ops.softmax  # noqa: F401  (registers the operators)
+import gpuexec.ops.nn.softmax  # noqa: F401  (registers the operators)
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from tests.ops.harness import Array, Case, run_case
 
 BF16 = ml_dtypes.bfloat16

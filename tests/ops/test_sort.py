@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuexec.ops.sort import largest_key, make_keys, sort_keys, sort_rows
-from gpuexec.spec import COMPUTED
+from gpuexec.ir.spec import COMPUTED
+from gpuexec.ops.reduce.sort import largest_key, make_keys, sort_keys, sort_rows
 from tests.ops.direct import DirectEmitter
 from tests.ops.harness import Array
 

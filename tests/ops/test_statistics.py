@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.ops.statistics import FIRST_INF, FIRST_NAN, WORDS, HistogramOperator, StatisticsOperator
-from gpuexec.spec import COMPUTED, TensorSpec
+from gpuexec.ir.spec import COMPUTED, TensorSpec
+from gpuexec.ops.reduce.statistics import FIRST_INF, FIRST_NAN, WORDS, HistogramOperator, StatisticsOperator
 from tests.ops.harness import Array, Case, run_case
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.ops.strided_view import StridedView
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.tensor.strided_view import StridedView
 from tests.ops.harness import Case, run_case
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.apply import compute_arrays, infer_specs
-from gpuexec.operator import build
-from gpuexec.spec import STRING, TensorSpec
+from gpuexec.ir.apply import compute_arrays, infer_specs
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import STRING, TensorSpec
 from tests.objects import BACKENDS, are_equal
 from tests.ops.objects import ObjectCase, check_case, tensor
 

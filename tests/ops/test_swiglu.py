@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.swiglu import SwiGLU
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.nn.swiglu import SwiGLU
 from tests.ops.harness import Array, Case, run_case
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)

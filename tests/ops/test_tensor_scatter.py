@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuexec.command import Launch
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.tensor_scatter import TensorScatter
+from gpuexec.ir.command import Launch
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import DTYPES
+from gpuexec.ops.tensor.tensor_scatter import TensorScatter
 from gpuexec.planner.template import plan_graph
-from gpuexec.spec import DTYPES
 from tests.devices.opening import open_living
 from tests.execute import run_template
 from tests.graph_builder import GraphBuilder

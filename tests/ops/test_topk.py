@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build
-from gpuexec.ops.topk import TOPK_DTYPES, TopK
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.reduce.topk import TOPK_DTYPES, TopK
 from tests.ops.decomposed import list_launches
 from tests.ops.harness import Array, Case, run_case
 

@@ -11,10 +11,10 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.training import DOMAIN, Adagrad, Adam, Momentum
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.nn.training import DOMAIN, Adagrad, Adam, Momentum
 from gpuexec.planner.template import plan_graph
-from gpuexec.spec import TensorSpec
 from tests.devices.opening import open_living
 from tests.execute import run_template, specs_of
 from tests.graph_builder import GraphBuilder

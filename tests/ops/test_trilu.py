@@ -9,9 +9,9 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.ops.trilu import Trilu
-from gpuexec.spec import COMPUTED, TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import COMPUTED, TensorSpec
+from gpuexec.ops.tensor.trilu import Trilu
 from tests.ops.harness import Array, Case, run_case
 
 

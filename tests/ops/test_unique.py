@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build
-from gpuexec.ops.unique import FindUnique, Unique
-from gpuexec.spec import COMPUTED, TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import COMPUTED, TensorSpec
+from gpuexec.ops.reduce.unique import FindUnique, Unique
 from tests.ops.decomposed import check_parts, list_launches
 from tests.ops.harness import Array, Case, run_case
 

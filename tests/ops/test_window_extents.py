@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.ops import window_extents
+from gpuexec.ops.lib import window_extents
 
 
 def test_conv_output_extent_counts_the_windows_that_fit() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
-from gpuexec.ops.windows import Windows, resolve_windows
+from gpuexec.ops.lib.windows import Windows, resolve_windows
 
 
 @st.composite

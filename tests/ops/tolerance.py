@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.operator import Operator, Tolerance
-from gpuexec.spec import BFLOAT16, TensorSpec, accumulator, dtype_row
+from gpuexec.ir.operator import Operator, Tolerance
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row
 
 Array = np.ndarray[Any, Any]
 

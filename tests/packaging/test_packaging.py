@@ -26,7 +26,7 @@ SCRIPT = """
 import importlib.metadata, json, sys
 import numpy as np
 import gpuexec as gx
-from gpuexec.runtime.kernel_source import kernels_dir
+from gpuexec.devices.kernels.kernel_source import kernels_dir
 
 model = gx.load(sys.argv[1])
 x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 1, 8, 8)

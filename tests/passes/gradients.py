@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.ops.training import DOMAIN
+from gpuexec.ops.nn.training import DOMAIN
 
 Array = np.ndarray[Any, Any]
 OPSETS = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1), helper.make_opsetid(DOMAIN, 1)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import parser
 
-from gpuexec.graphs import Array, Graph, check
 from gpuexec.importer import load_graph, run_oracle, to_model
+from gpuexec.ir.graphs import Array, Graph, check
 
 
 def load(text: str, opset: int = 18) -> Graph:

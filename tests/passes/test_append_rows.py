@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuexec.graphs import Graph, check
-from gpuexec.ops.append import Append
+from gpuexec.ir.graphs import Graph, check
+from gpuexec.ops.tensor.append import Append
 from gpuexec.passes.append_rows import append_rows, find_growth
 from tests.execute import run_graph
 from tests.passes.harness import load, operators

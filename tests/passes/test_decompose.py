@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuexec.graphs import check
+from gpuexec.ir.graphs import check
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.passes.decompose import decompose
 from tests.graph_builder import compute_graph

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuexec as gx
-from gpuexec.operator import find_operator
+from gpuexec.ir.operator import find_operator
 from gpuexec.passes.derivatives import OF_ALL_OUTPUTS, PARTS, RULES
 from tests.passes.derivative_examples import EXAMPLES, IMAGE, LAST, ROW, SQUARE, A, Example, one, several
 from tests.passes.gradients import gradient, make, node, run, sample

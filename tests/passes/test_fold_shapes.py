@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuexec.graphs import Graph
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.passes import AT_PLAN, run_passes
 from gpuexec.passes.fold_shapes import fold_shapes
-from gpuexec.spec import TensorSpec
 from tests.passes.harness import check_same, load, operators
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)

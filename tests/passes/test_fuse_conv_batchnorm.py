@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from gpuexec.graphs import Graph
 from gpuexec.importer import load_graph
+from gpuexec.ir.graphs import Graph
 from gpuexec.passes.fuse_conv_batchnorm import fuse_conv_batchnorm
 from gpuexec.passes.remove_dead import remove_dead
 from tests.passes.harness import check_same, operators

@@ -10,11 +10,11 @@ import pytest
 from onnx import parser
 
 import gpuexec as gx
-from gpuexec.graphs import Graph, check
-from gpuexec.operator import describe
-from gpuexec.ops.epilogue import MADE, VALUE
+from gpuexec.ir.graphs import Graph, check
+from gpuexec.ir.operator import describe
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.elementwise.epilogue import MADE, VALUE
 from gpuexec.passes.fuse_epilogues import fuse_epilogues
-from gpuexec.spec import TensorSpec
 from tests.ops.tolerance import to_bits
 from tests.passes.harness import load, operators
 from tests.small_models import CPU

@@ -10,7 +10,7 @@ import pytest
 from onnx import parser
 
 import gpuexec as gx
-from gpuexec.graphs import Array
+from gpuexec.ir.graphs import Array
 from tests.passes.harness import operators
 from tests.small_models import CPU
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuexec.graphs import Graph, bodies, check
-from gpuexec.ops.interpret import compute_graph
+from gpuexec.ir.graphs import Graph, bodies, check
+from gpuexec.ops.control.interpret import compute_graph
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.passes.fold_constants import fold_constants
 from gpuexec.passes.inline_branches import inline_branches

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuexec.graphs import Value
+from gpuexec.ir.graphs import Value
 from gpuexec.passes.merge_common import merge_common
 from gpuexec.passes.remove_dead import remove_dead
 from tests.passes.harness import check_same, load, operators

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.passes import AT_LOAD, AT_PLAN, Pass, run_passes
-from gpuexec.spec import TensorSpec
 from tests.passes.harness import check_same, load, operators
 
 TEXT = (

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuexec.command import HostCall
+from gpuexec.devices.cpu.cpu import CpuDevice
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.graphs import Graph
-from gpuexec.ops.shape import Range
-from gpuexec.plan import KeptOnHost, Read
+from gpuexec.ir.command import HostCall
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.plan import KeptOnHost, Read
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
+from gpuexec.ops.tensor.shape import Range
 from gpuexec.planner.template import Template, plan_graph
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 from tests.execute import run_template, specs_of
 from tests.graph_builder import GraphBuilder, compute_graph
 from tests.operators import FLOAT, INT, Extents, Join, Reshaped, Room, Scale, Sum

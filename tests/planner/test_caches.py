@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.operator import build
-from gpuexec.ops.append import Append
-from gpuexec.plan import Role
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.operator import build
+from gpuexec.ir.plan import Role
+from gpuexec.ir.spec import DeclaredSpec, TensorSpec
+from gpuexec.ir.target import Target
+from gpuexec.ops.tensor.append import Append
 from gpuexec.planner.caches import find_caches
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.planner.verify import verify
-from gpuexec.spec import DeclaredSpec, TensorSpec
-from gpuexec.target import Target
 
 FLOAT = np.dtype(np.float32)
 CAPACITY = 40

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.classes import DeclaredDims, bucket_end, check_declared, free_axes, upper_ends
-from gpuexec.spec import TensorSpec
 from tests.graph_builder import GraphBuilder
 from tests.operators import FLOAT, Scale
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gpuexec.command import Command, Copy, Fill, HostCall, Slot
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Slot
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.edges import find_edges, find_paths
-from gpuexec.spec import TensorSpec
 
 BYTE = np.dtype(np.uint8)
 

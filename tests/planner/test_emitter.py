@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.command import Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.errors import KernelError
-from gpuexec.plan import Role
+from gpuexec.ir.command import Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.ir.plan import Role
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.emitter import CommandEmitter, emit_copy, emit_store
 from gpuexec.planner.unpacked_plan import UnpackedBuffer, UnpackedPlan, dense
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 
 CPU, GPU = Target.named("cpu"), Target.named("sm_90")
 KERNEL = Kernel("test.cu", "k")

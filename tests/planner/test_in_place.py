@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuexec.command import Copy
-from gpuexec.graphs import Graph
-from gpuexec.plan import Plan, Role
+from gpuexec.ir.command import Copy
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.plan import Plan, Role
+from gpuexec.ir.target import Target
 from gpuexec.planner.layout import HEAVY_BYTES
 from gpuexec.planner.template import plan_graph
-from gpuexec.target import Target
 from tests.execute import run_graph, specs_of
 from tests.graph_builder import GraphBuilder, compute_graph
 from tests.operators import Flip, Halves, Join, Scale, Sum

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuexec.graphs import Graph
-from gpuexec.plan import Plan
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.plan import Plan
+from gpuexec.ir.target import Target
 from gpuexec.planner.template import Template, plan_graph
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.target import Target
 from tests.execute import Array, LoadedPlan, run_template, specs_of
 from tests.graph_builder import compute_graph
 from tests.random_graphs import random_graph

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from gpuexec.graphs import Graph
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.partition import Partition
 from gpuexec.planner.partitioner import find_partition
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 from tests.graph_builder import GraphBuilder
 from tests.operators import FLOAT, INT, Extents, Join, NoKernel, Reshaped, Scale, Sum
 
@@ -108,7 +108,7 @@ def test_node_without_a_kernel_is_computed_on_the_host_of_a_device_with_kernels(
 
 
 def test_all_that_a_node_asks_for_is_read_in_one_go() -> None:
-    from gpuexec.ops.slice import Slice
+    from gpuexec.ops.tensor.slice import Slice
 
     build = GraphBuilder()
     x = build.input("x", "n")

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.containers import make_sequence, to_strings
-from gpuexec.graphs import Graph, Node, Value
-from gpuexec.operator import build
+from gpuexec.ir.containers import make_sequence, to_strings
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import SEQUENCE, STRING, TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.content import content_key, is_same_spec
 from gpuexec.planner.host_fallback import explain_call, lacks_kernel, touches_objects
 from gpuexec.planner.partition import Partition
 from gpuexec.planner.partitioner import find_partition
 from gpuexec.planner.template import plan_graph
-from gpuexec.spec import SEQUENCE, STRING, TensorSpec
-from gpuexec.target import Target
 from tests.objects import parse
 
 TARGETS = (Target.named("cpu"), Target.named("sm_90"), Target.named("pixel_90"))

@@ -13,14 +13,14 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.host import host_memory_bytes
+from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.errors import DeviceError, GpuexecError, KernelError, OutOfMemoryError
-from gpuexec.operator import Emitter
+from gpuexec.ir.operator import Emitter
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.template import plan_graph
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.host import host_memory_bytes
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 from tests.graph_builder import GraphBuilder
 from tests.operators import Scale, Slots
 from tests.small_models import CPU, make_model
@@ -118,7 +118,7 @@ def test_host_memory_is_the_least_of_all_limits(tmp_path: Path) -> None:
             (tmp_path / name).write_text(text)
         assert host_memory_bytes((tmp_path / name,)) == expected
     code = (
-        "import resource; from gpuexec.runtime.host import host_memory_bytes;"
+        "import resource; from gpuexec.devices.host import host_memory_bytes;"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 31, -1)); print(host_memory_bytes(()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuexec.command import HostCall
+from gpuexec.devices.cpu.cpu import CpuDevice
 from gpuexec.errors import InputError, PlanError, UnsupportedError
-from gpuexec.graphs import Graph
+from gpuexec.ir.command import HostCall
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.planner.verify import verify
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 from tests.execute import Array, run_template, specs_of
 from tests.graph_builder import GraphBuilder, compute_graph
 from tests.operators import FLOAT, WATCHING, Extents, Flip, Halves, Join, NoKernel, Reshaped, Scale, Sum, Watched

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuexec.command import Command, Copy, Fill, HostCall, Slot
 from gpuexec.errors import PlanError
-from gpuexec.plan import ArenaLayout, Buffer, Plan, Port, Role, Segment, Variant
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Slot
+from gpuexec.ir.plan import ArenaLayout, Buffer, Plan, Port, Role, Segment, Variant
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 from tests.operators import FLOAT
 from tests.random_graphs import random_graph
 

@@ -9,10 +9,10 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.operator import build
-from gpuexec.ops.epilogue import VALUE
-from gpuexec.ops.fused import fused_name
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.elementwise.epilogue import VALUE
+from gpuexec.ops.elementwise.fused import fused_name
 from tests.control_models import ControlModel
 from tests.small_models import make_model, two_layers
 

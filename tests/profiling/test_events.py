@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 
 import gpuexec as gx
-from gpuexec import phases
-from gpuexec.profiling.rows import EventRow
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
+from gpuexec.execution.profiling.rows import EventRow
+from gpuexec.system import phases
 from tests.features.held import held_worker, holding
 from tests.running.test_pacing import Clock
 from tests.small_models import CPU, affine, ramp, two_inputs

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuexec.command import Fill, HostCall, Slot
-from gpuexec.plan import Plan
+from gpuexec.execution.profiling.layers import PlanLayers, count_bytes, describe_command, describe_layers
+from gpuexec.ir.command import Fill, HostCall, Slot
+from gpuexec.ir.plan import Plan
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.analyse import Analyser
 from gpuexec.planner.template import plan_graph
-from gpuexec.profiling.layers import PlanLayers, count_bytes, describe_command, describe_layers
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 from tests.small_models import two_layers
 
 FLOAT = np.dtype(np.float32)

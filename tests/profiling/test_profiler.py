@@ -9,9 +9,9 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.profiling.rows import LayerRow
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.cpu import CpuDevice
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.execution.profiling.rows import LayerRow
 from tests.running.test_pacing import CLOCK, Clock, chain, open_tracer
 from tests.small_models import CPU, affine, make_model, ramp, two_layers
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.control_models import ControlModel
 from tests.features.held import held_worker
 from tests.running.test_graphs_in_use import branches, expect_branches

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec import phases
-from gpuexec.profiling.rows import HOST
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
+from gpuexec.execution.profiling.rows import HOST
+from gpuexec.system import phases
 from tests.small_models import CPU, GATES, affine, expect_affine, gated, ramp, two_layers
 from tests.staged_models import MODELS, inputs
 

@@ -17,9 +17,9 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.profiling.rows import EventRow
-from gpuexec.profiling.trace import make_trace
-from gpuexec.runtime.backend import open_backend
+from gpuexec.devices.backend import open_backend
+from gpuexec.execution.profiling.rows import EventRow
+from gpuexec.execution.profiling.trace import make_trace
 from tests.small_models import CPU, make_model, ramp, two_layers
 from tests.staged_models import MODELS, inputs
 

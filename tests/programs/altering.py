@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import gpuexec as gx
-from gpuexec.programs.container import read_contents
-from gpuexec.programs.contents import Contents
-from gpuexec.programs.data_loader import BufferDataLoader
+from gpuexec.program.container import read_contents
+from gpuexec.program.contents import Contents
+from gpuexec.program.data_loader import BufferDataLoader
 from tests.bad_programs.parts import Parts
 from tests.program_seeds import program_bytes
 

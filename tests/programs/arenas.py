@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.programs.methods import SHAPES
 from tests.small_models import CPU, ramp, two_layers
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.programs.bounds import declare_shapes, find_bounds
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.program.bounds import declare_shapes, find_bounds
 from tests.small_models import CPU, affine, expect_affine, ramp, two_inputs
 
 F32 = np.dtype(np.float32)

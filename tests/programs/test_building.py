@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
+from gpuexec.devices.kernels.kernel_cache import KernelCache
 from gpuexec.planner.verify import verify
-from gpuexec.programs.building import build_contents
-from gpuexec.programs.cases import Case, make_case
-from gpuexec.runtime.kernel_cache import KernelCache
+from gpuexec.program.building import build_contents
+from gpuexec.program.cases import Case, make_case
 from tests.cuda_wheels import needs_cuda_wheels
 from tests.program_seeds import load_linear, load_nested, load_text, load_twin
 
@@ -54,7 +54,7 @@ def test_code_is_machine_code_of_each_and_ptx_of_the_newest() -> None:
 
 
 def test_no_architecture_needs_no_compiler(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuexec.runtime.nvrtc.load_nvrtc", lambda: pytest.fail("the compiler was asked for"))
+    monkeypatch.setattr("gpuexec.devices.kernels.nvrtc.load_nvrtc", lambda: pytest.fail("the compiler was asked for"))
     contents = build_contents({"m": load_linear(dims={"n": 2})}, cache=KernelCache(tmp_path))
     assert contents.code.kernels == ()
 

@@ -14,13 +14,13 @@ import pytest
 import safetensors.numpy
 
 import gpuexec as gx
-from gpuexec.graphs import walk
+from gpuexec.ir.graphs import walk
 from gpuexec.planner.verify import verify
-from gpuexec.programs.building import build_contents
-from gpuexec.programs.cases import Case, make_case
-from gpuexec.programs.container import read_contents, write_contents
-from gpuexec.programs.contents import Contents, StoredMethod
-from gpuexec.programs.data_loader import BufferDataLoader, FileDataLoader, MmapDataLoader
+from gpuexec.program.building import build_contents
+from gpuexec.program.cases import Case, make_case
+from gpuexec.program.container import read_contents, write_contents
+from gpuexec.program.contents import Contents, StoredMethod
+from gpuexec.program.data_loader import BufferDataLoader, FileDataLoader, MmapDataLoader
 from tests.bad_programs.parts import Parts
 from tests.program_seeds import KERNEL, WEIGHT, load_linear, load_twin, program_bytes
 from tests.programs.altering import FORWARD, STORED, alter, read, set_at

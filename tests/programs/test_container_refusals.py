@@ -12,11 +12,11 @@ import pytest
 import safetensors.numpy
 
 import gpuexec as gx
-from gpuexec.containers import make_sequence
-from gpuexec.programs.building import build_contents
-from gpuexec.programs.container import parse_json, write_contents
-from gpuexec.programs.contents import Contents, StoredMethod
-from gpuexec.programs.contents_bytes import decode_array
+from gpuexec.ir.containers import make_sequence
+from gpuexec.program.building import build_contents
+from gpuexec.program.container import parse_json, write_contents
+from gpuexec.program.contents import Contents, StoredMethod
+from gpuexec.program.contents_bytes import decode_array
 from tests.bad_programs.parts import Parts
 from tests.program_seeds import build_program, load_linear, program_bytes
 from tests.programs.altering import FORWARD, GRAPH, PLAN, alter, read, set_at

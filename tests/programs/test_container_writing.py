@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import gpuexec as gx
-from gpuexec.programs.container import read_contents, write_contents
-from gpuexec.programs.data_loader import BufferDataLoader, FileDataLoader, MmapDataLoader
+from gpuexec.program.container import read_contents, write_contents
+from gpuexec.program.data_loader import BufferDataLoader, FileDataLoader, MmapDataLoader
 from tests.program_seeds import build_program, program_bytes
 
 

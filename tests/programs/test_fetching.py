@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import gpuexec as gx
-from gpuexec.programs.fetching import fetch, measure, open_loader
+from gpuexec.program.fetching import fetch, measure, open_loader
 
 CONTENT = bytes(range(256)) * 40
 

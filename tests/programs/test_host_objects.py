@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.programs.building import build_contents
-from gpuexec.programs.cases import Case, make_case
-from gpuexec.spec import SEQUENCE, STRING
-from gpuexec.target import Target
+from gpuexec.ir.spec import SEQUENCE, STRING
+from gpuexec.ir.target import Target
+from gpuexec.program.building import build_contents
+from gpuexec.program.cases import Case, make_case
 from tests.objects import BACKENDS, INPUTS, MIXED, ONE, WORDS, are_equal, parse
 
 F32 = np.float32
@@ -105,7 +105,7 @@ def test_a_case_of_containers_is_refused() -> None:
     ids=["longer", "no container", "no type", "no key", "shorter"],
 )
 def test_what_is_declared_of_containers_is_checked(change: Any, message: str) -> None:
-    from gpuexec.graph_json import decode_graph, encode_graph
+    from gpuexec.ir.graph_json import decode_graph, encode_graph
 
     arrays: list[Any] = []
     data = encode_graph(gx.load(MIXED).graph, lambda array, name: arrays.append(array) or len(arrays) - 1)
@@ -117,7 +117,7 @@ def test_what_is_declared_of_containers_is_checked(change: Any, message: str) ->
 
 
 def test_types_and_strings_come_back_from_json() -> None:
-    from gpuexec.graph_json import decode_graph, encode_graph
+    from gpuexec.ir.graph_json import decode_graph, encode_graph
 
     arrays: list[Any] = []
     graph = gx.load(MIXED).graph

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.ops.interpret import compute_graph
-from gpuexec.programs.cases import Case, make_case
-from gpuexec.programs.limiting import limit_trips
+from gpuexec.ops.control.interpret import compute_graph
+from gpuexec.program.cases import Case, make_case
+from gpuexec.program.limiting import limit_trips
 from tests.program_seeds import load_text
 
 # With the numbers below three trips, of five trips each: eighteen together.

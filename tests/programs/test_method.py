@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
+from gpuexec.devices.backend import open_backend
 from gpuexec.errors import ErrorCode
-from gpuexec.runtime.backend import open_backend
 from tests.programs.methods import BACKENDS, SHAPES, load, read
 from tests.small_models import CPU, GATES, affine, expect_affine, gated, make_tracer, ramp, trace, two_layers
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import open_backend
+from gpuexec.devices.backend import open_backend
 from tests.programs.arenas import aligned, build, expect_two_layers, manage, run
 from tests.programs.methods import BACKENDS
 from tests.small_models import CPU, affine, expect_affine, ramp

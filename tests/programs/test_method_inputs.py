@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
+from gpuexec.devices.backend import open_backend
 from gpuexec.errors import ErrorCode
-from gpuexec.resources.fence import Fence
-from gpuexec.runtime.backend import open_backend
+from gpuexec.execution.resources.fence import Fence
 from tests.programs.methods import BACKENDS, load, read
 from tests.small_models import CPU, affine, expect_affine, hold, ramp, two_inputs
 

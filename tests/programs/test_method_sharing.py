@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import open_backend
+from gpuexec.devices.backend import open_backend
 from tests.features.held import holding
 from tests.programs.arenas import SIMULATOR, build, expect_two_layers, manage, run
 from tests.programs.methods import BACKENDS

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.programs.method_state import MemoryNeed, StateBlocks, find_need, lay_out_state
-from gpuexec.resources.fence import Fence
-from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.runtime.device import Region
-from gpuexec.spec import TensorSpec
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.device import Region
+from gpuexec.execution.resources.fence import Fence
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.program.method_state import MemoryNeed, StateBlocks, find_need, lay_out_state
 from tests.small_models import CPU, GATES, affine, expect_affine, hold, make_tracer, ramp, trace
 from tests.state_models import cache, gated_sum, running_sum
 

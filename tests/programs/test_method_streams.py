@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.runtime.device import MemoryBlock, Stream
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.device import MemoryBlock, Stream
 from tests.small_models import CPU, affine, expect_affine, hold, ramp
 
 SHAPES = {"x": ((1, 8), 3)}

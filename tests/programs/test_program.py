@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.resources.weights import weights_of
-from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.runtime.tracer import TracerDevice
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.recorder.tracer import TracerDevice
+from gpuexec.execution.resources.weights import weights_of
 from tests.small_models import (
     CPU,
     affine,

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.command import Kernel
+from gpuexec.devices.kernels.kernel_cache import KernelCache
+from gpuexec.devices.kernels.kernel_library import KernelLibrary
 from gpuexec.errors import DeviceNotFoundError
-from gpuexec.model import Model
-from gpuexec.programs import dry_run
-from gpuexec.programs.building import build_contents
-from gpuexec.programs.cases import Case
-from gpuexec.programs.dry_run import DryRun
-from gpuexec.programs.rehearsing import rehearse
-from gpuexec.runtime.kernel_cache import KernelCache
-from gpuexec.runtime.kernel_library import KernelLibrary
-from gpuexec.target import Target
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.target import Target
+from gpuexec.model.model import Model
+from gpuexec.program import dry_run
+from gpuexec.program.building import build_contents
+from gpuexec.program.cases import Case
+from gpuexec.program.dry_run import DryRun
+from gpuexec.program.rehearsing import rehearse
 from tests.control_models import MODELS as CONTROL
 from tests.cuda_wheels import needs_cuda_wheels
 from tests.program_seeds import load_text
@@ -149,7 +149,7 @@ def test_method_in_parts_runs_from_a_file_without_a_compiler(tmp_path: Any, monk
     def refuse() -> Any:
         raise DeviceNotFoundError("there is no compiler")
 
-    monkeypatch.setattr("gpuexec.runtime.nvrtc.load_nvrtc", refuse)
+    monkeypatch.setattr("gpuexec.devices.kernels.nvrtc.load_nvrtc", refuse)
     for architecture in ("sm_80", "sm_90", "sm_120"):
         library = KernelLibrary(architecture, KernelCache(tmp_path / architecture))
         assert len(library.compile(used, contents.code)) == len(used)

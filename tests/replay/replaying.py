@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.resources.memory import BorrowedMemory
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import Stream
-from gpuexec.runtime.tracer import TracerDevice
-from gpuexec.spec import TensorSpec
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import Stream
+from gpuexec.devices.recorder.tracer import TracerDevice
+from gpuexec.execution.resources.memory import BorrowedMemory
+from gpuexec.ir.spec import TensorSpec
 from tests.small_models import CPU, Array
 
 SIMULATOR = gx.BackendType.SIMULATOR

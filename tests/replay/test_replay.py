@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.devices.opening import make_simulator
 from tests.features.held import holding
 from tests.replay.replaying import SIMULATOR, on_both, read, told

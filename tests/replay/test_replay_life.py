@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.runtime.simulator.operations import Operation
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.operations import Operation
 from tests.devices.opening import make_simulator
 from tests.features.held import holding
 from tests.replay.replaying import SIMULATOR, on_both, read, told

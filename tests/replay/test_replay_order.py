@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.runtime.tracer import TracerEvent
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.recorder.tracer import TracerEvent
 from tests.devices.opening import make_simulator
 from tests.features.held import holding
 from tests.replay.replaying import SIMULATOR, Buffer, StreamBuffer, float32, on_both, read, told

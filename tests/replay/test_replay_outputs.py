@@ -9,8 +9,8 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.spec import TensorSpec
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.ir.spec import TensorSpec
 from tests.devices.opening import make_simulator
 from tests.replay.replaying import SIMULATOR, Buffer, float32, read
 from tests.small_models import affine, expect_affine, make_model, ramp, two_inputs

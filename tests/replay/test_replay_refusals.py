@@ -10,9 +10,9 @@ from onnx import parser
 
 import gpuexec as gx
 import tests.operators  # noqa: F401 (registers NoKernel)
-from gpuexec.runtime.backend import open_backend
-from gpuexec.runtime.tracer import TracerStream
-from gpuexec.spec import TensorSpec
+from gpuexec.devices.backend import open_backend
+from gpuexec.devices.recorder.tracer import TracerStream
+from gpuexec.ir.spec import TensorSpec
 from tests.replay.replaying import SIMULATOR, Buffer, float32, on_both, read, told
 from tests.small_models import CPU, affine, expect_affine, make_tracer, ramp
 

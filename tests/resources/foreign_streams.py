@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.device import MemoryBlock, Stream
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import MemoryBlock, Stream
 
 
 class Protocol:

@@ -11,16 +11,16 @@ from onnx import helper, parser
 
 import gpuexec as gx
 import gpuexec.compat.onnxruntime as ort
+from gpuexec.devices import dlpack
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.device import Region
+from gpuexec.devices.recorder.tracer import TracerStream
 from gpuexec.errors import PlanError
-from gpuexec.images.converter import ImageConverter
-from gpuexec.operator import build as build_operator
+from gpuexec.execution.images.converter import ImageConverter
+from gpuexec.execution.resources.memory import BorrowedMemory
+from gpuexec.ir.operator import build as build_operator
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.template import plan_graph
-from gpuexec.resources.memory import BorrowedMemory
-from gpuexec.runtime import dlpack
-from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.runtime.device import Region
-from gpuexec.runtime.tracer import TracerStream
-from gpuexec.spec import TensorSpec
 from tests.control_models import NESTED, ControlModel
 from tests.devices.opening import make_simulator, open_living
 from tests.graph_builder import GraphBuilder

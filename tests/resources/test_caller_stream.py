@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.runtime.simulator.device import SimulatorDevice
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.simulator.device import SimulatorDevice
 from tests.control_models import ControlModel
 from tests.devices.opening import list_kernels
 from tests.host_value_cases import ints, put_on_device

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.runtime.device import Stream
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.device import Stream
 from tests.small_models import Array, affine, expect_affine, hold, ramp
 
 SIMULATOR = gx.BackendType.SIMULATOR

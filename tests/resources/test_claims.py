@@ -10,7 +10,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.errors import ErrorCode
-from gpuexec.resources.claims import claim, claim_part
+from gpuexec.execution.resources.claims import claim, claim_part
 from tests.small_models import CPU, ramp, two_layers
 from tests.state_models import running_sum
 

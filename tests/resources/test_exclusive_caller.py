@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import gpuexec as gx
-from gpuexec.resources.exclusive_caller import ExclusiveCaller
-from gpuexec.runtime.backend import BackendType, open_backend
+from gpuexec.devices.backend import BackendType, open_backend
+from gpuexec.execution.resources.exclusive_caller import ExclusiveCaller
 
 
 @pytest.fixture

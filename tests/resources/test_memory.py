@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.device import Region
+from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.errors import OutOfMemoryError
-from gpuexec.instances import kernel_table
-from gpuexec.resources.fence import Fence, when_all_issued
-from gpuexec.resources.frames import Frame, Lease, Readers, RunCounter, SharedRunCount
-from gpuexec.resources.memory import Arena, BorrowedMemory
-from gpuexec.resources.pool import Lent
-from gpuexec.runtime.backend import Backend, open_backend
-from gpuexec.runtime.device import Region
-from gpuexec.runtime.simulator.device import SimulatorDevice
+from gpuexec.execution.resources.fence import Fence, when_all_issued
+from gpuexec.execution.resources.frames import Frame, Lease, Readers, RunCounter, SharedRunCount
+from gpuexec.execution.resources.memory import Arena, BorrowedMemory
+from gpuexec.execution.resources.pool import Lent
+from gpuexec.ir.instances import kernel_table
 from tests.small_models import CPU, affine, expect_affine, hold, make_tracer, ramp, trace, two_layers
 
 
@@ -259,8 +259,8 @@ def test_uploads_go_together() -> None:
 LENT_AT_EXIT = """
 import os
 import gpuexec as gx
-from gpuexec.resources import pool
-from gpuexec.runtime.backend import open_backend
+from gpuexec.execution.resources import pool
+from gpuexec.devices.backend import open_backend
 
 backend = open_backend(gx.BackendType.CPU)
 os.lent = pool, pool.ExchangePool(backend, backend.device.create_stream()).lend(100)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.resources.memory_usage import MemoryUsage, MemoryUsageRow
-from gpuexec.resources.weights import weights_of
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.simulator.device import SimulatorDevice
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.execution.resources.memory_usage import MemoryUsage, MemoryUsageRow
+from gpuexec.execution.resources.weights import weights_of
 from tests.devices.opening import list_kernels
 from tests.small_models import CPU, GATES, affine, expect_affine, gated, hold, ramp, two_layers
 

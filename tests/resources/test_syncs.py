@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.resources.syncs import WAITS_KEPT, SyncLog
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.execution.resources.syncs import WAITS_KEPT, SyncLog
 from tests.control_models import ControlModel, number
 from tests.host_value_cases import TERMS, ints, put_on_device
 from tests.small_models import CPU, affine, hold, make_tracer, ramp, trace

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.plan import Buffer, Role
-from gpuexec.resources.weights import weights_of
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.execution.resources.weights import weights_of
+from gpuexec.ir.plan import Buffer, Role
 from tests.small_models import affine, hold, make_tracer, ramp, two_layers
 
 WIDE = np.ones(4096, np.float32)

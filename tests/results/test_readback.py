@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import open_backend
+from gpuexec.devices.backend import open_backend
 from tests.small_models import CPU, affine, expect_affine, hold, hold_worker, make_tracer, ramp, trace
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gpuexec.ops  # noqa: F401 (registers the operators)
-from gpuexec.operator import build
-from gpuexec.running.closeness import Difference, count_terms, find_difference
+from gpuexec.execution.runs.closeness import Difference, count_terms, find_difference
+from gpuexec.ir.operator import build
 
 Array = np.ndarray[Any, Any]
 NAN, INF = math.nan, math.inf

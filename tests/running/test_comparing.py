@@ -12,8 +12,8 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.operator import Emitter, Operator, Tolerance, operator
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
 from tests.control_models import MODELS
 from tests.small_models import CPU, DOMAIN, affine, expect_affine, make_model, ramp, two_layers
 from tests.state_models import cache

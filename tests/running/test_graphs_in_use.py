@@ -11,11 +11,11 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.graph_cache import NODE_NBYTES
+from gpuexec.devices.recorder.tracer import TracerDevice
+from gpuexec.devices.simulator.stream import SimulatorStream
 from gpuexec.planner import layout
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.graph_cache import NODE_NBYTES
-from gpuexec.runtime.simulator.stream import SimulatorStream
-from gpuexec.runtime.tracer import TracerDevice
 from tests.devices.opening import make_simulator
 from tests.small_models import Array, make_model, make_tracer, ramp
 

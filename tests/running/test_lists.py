@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.diagnosing.observing import name_inputs
+from gpuexec.execution.debugging.observing import name_inputs
 from tests.small_models import CPU, Array, affine, expect_affine, make_model, ramp, two_inputs
 
 ROWS = [[1, 2, 3], [4, 5, 6]]

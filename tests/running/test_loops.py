@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
 from tests.control_models import MODELS, ControlModel, flag, number
 from tests.graph_builder import compute_graph
 from tests.host_value_cases import put_on_device

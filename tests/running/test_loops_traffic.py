@@ -64,7 +64,7 @@ def test_loop_that_tests_reads_its_test_alone() -> None:
 
 
 def test_loop_on_the_simulator_reads_nothing_and_uploads_nothing_in_its_trips(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpuexec.runtime.simulator.stream import SimulatorStream
+    from gpuexec.devices.simulator.stream import SimulatorStream
 
     counts: Counter[str] = Counter()
     for name in ("copy_to_host", "copy_to_device"):

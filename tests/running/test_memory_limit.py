@@ -10,9 +10,9 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.instances import kernel_table
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.simulator.device import SimulatorDevice
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.ir.instances import kernel_table
 from tests.small_models import CPU, affine, expect_affine, make_model, make_tracer, ramp, trace, two_inputs
 from tests.state_models import running_sum
 

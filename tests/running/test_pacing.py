@@ -13,13 +13,13 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.command import Kernel
-from gpuexec.operator import Operator, Tolerance, operator
-from gpuexec.running.stopwatch import LayerTimes
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.tracer import TracerDevice
-from gpuexec.spec import TensorSpec
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.recorder.tracer import TracerDevice
+from gpuexec.execution.runs.stopwatch import LayerTimes
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.operator import Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
 from tests.small_models import CPU, DOMAIN, GATES, affine, gated, hold_worker, make_model, ramp
 
 Array = np.ndarray[Any, Any]
@@ -168,7 +168,7 @@ def test_measuring_waits_for_nothing() -> None:
 
 
 def test_layers_of_the_host_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuexec.running.host_part.time", SimpleNamespace(perf_counter=CLOCK))
+    monkeypatch.setattr("gpuexec.execution.runs.host_part.time", SimpleNamespace(perf_counter=CLOCK))
     with gx.Worker(chain("Relu", 8.0, "Relu", "Neg", 8.0, 2.0, "Neg"), backend=open_tracer()) as worker:
         first = list(worker.schedule_iterable(X, budget_ms=10.5))
         second = list(worker.schedule_iterable(X, budget_ms=10.5))

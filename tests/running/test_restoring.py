@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.model import Model
-from gpuexec.plan import ArenaLayout, Plan
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.recorder.tracer import TracerDevice
+from gpuexec.execution.runs.planning_context import PlanCounters
+from gpuexec.ir.plan import ArenaLayout, Plan
+from gpuexec.model.model import Model
 from gpuexec.planner import template as templates
-from gpuexec.programs.building import build_contents
-from gpuexec.programs.container import read_contents, write_contents
-from gpuexec.programs.data_loader import BufferDataLoader
-from gpuexec.running.planning_context import PlanCounters
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.tracer import TracerDevice
+from gpuexec.program.building import build_contents
+from gpuexec.program.container import read_contents, write_contents
+from gpuexec.program.data_loader import BufferDataLoader
 from tests.program_seeds import load_linear
 
 Array = np.ndarray[Any, Any]

@@ -13,9 +13,9 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.operator import Operator, Tolerance, operator
-from gpuexec.ops.statistics import SOURCE
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.reduce.statistics import SOURCE
 from tests.running.watched import GOOD, SIMULATOR, Array, logarithm, on_both, watch, with_elements
 from tests.small_models import DOMAIN, make_model
 

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
+from gpuexec.devices import backend as backends
+from gpuexec.devices.backend import BackendType, choose_backend, open_backend
+from gpuexec.devices.cuda import cuda, driver
+from gpuexec.devices.cuda.driver import Driver, DriverDevice
 from gpuexec.errors import DeviceNotFoundError, InputError, StateError
-from gpuexec.runtime import backend as backends
-from gpuexec.runtime import cuda, driver
-from gpuexec.runtime.backend import BackendType, choose_backend, open_backend
-from gpuexec.runtime.driver import Driver, DriverDevice
 
 NO_DRIVER = Driver(found=False, version=0, devices=(), reason="There is no NVIDIA driver here.")
 WITH_GPU = Driver(found=True, version=13000, devices=(DriverDevice("NVIDIA H200", (9, 0)),), reason="")
@@ -41,7 +41,7 @@ def test_auto_takes_the_cpu_and_names_what_to_install_when_a_driver_lacks_cupy(m
 
 
 def test_auto_takes_the_gpu_when_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpuexec.runtime.tracer import TracerDevice
+    from gpuexec.devices.recorder.tracer import TracerDevice
 
     monkeypatch.setattr(driver, "probe", lambda: WITH_GPU)
     monkeypatch.setattr(cuda, "CudaDevice", lambda ordinal: TracerDevice())

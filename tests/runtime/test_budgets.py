@@ -6,8 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpuexec.runtime.budgets import BLOCK_REGISTERS, LARGER, REGISTERS, STATIC_SHARED_BYTES, KernelUse, find_excess
-from gpuexec.runtime.nvrtc import CompiledKernel
+from gpuexec.devices.kernels.budgets import (
+    BLOCK_REGISTERS,
+    LARGER,
+    REGISTERS,
+    STATIC_SHARED_BYTES,
+    KernelUse,
+    find_excess,
+)
+from gpuexec.devices.kernels.nvrtc import CompiledKernel
 
 FITS = CompiledKernel(
     "f<int>", "f", registers=REGISTERS, spill_bytes=0, shared_bytes=STATIC_SHARED_BYTES, max_threads=256

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime import code_files
-from gpuexec.runtime.code_files import load_library, make_folder, open_code, private_folder, read_code
-from gpuexec.runtime.kernel_cache import KernelCache
-from gpuexec.runtime.nvrtc import CompiledKernel, Cubin
-from gpuexec.runtime.simulator.cache import ObjectCache, is_whole
-from gpuexec.runtime.simulator.toolchain import find_compiler
+from gpuexec.devices.kernels import code_files
+from gpuexec.devices.kernels.code_files import load_library, make_folder, open_code, private_folder, read_code
+from gpuexec.devices.kernels.kernel_cache import KernelCache
+from gpuexec.devices.kernels.nvrtc import CompiledKernel, Cubin
+from gpuexec.devices.simulator.cache import ObjectCache, is_whole
+from gpuexec.devices.simulator.toolchain import find_compiler
 
 CUBIN = Cubin("a.cu", b"\x7fELF image", (CompiledKernel("k", "k", 1, 0, 0, 0),), "")
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -167,7 +167,7 @@ def test_cache_without_a_home_is_private_and_gone_at_exit(tmp_path: Path, settin
         "import os, pwd, warnings\n"
         "def absent(uid): raise KeyError(uid)\n"
         "pwd.getpwuid = absent\n"
-        "from gpuexec.runtime import code_files\n"
+        "from gpuexec.devices.kernels import code_files\n"
         "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
         "    folders = [code_files.cache_folder(name) for name in ('cubins', 'simulator')]\n"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import gpuexec.ops  # noqa: F401  (fills the table)
-from gpuexec.instances import kernel_table
-from gpuexec.runtime import compile_all
-from gpuexec.runtime.compile_all import ARCHITECTURES, CHUNK, compile_programs, find_problems, split_table
-from gpuexec.runtime.kernel_cache import KernelCache
+from gpuexec.devices.kernels import compile_all
+from gpuexec.devices.kernels.compile_all import ARCHITECTURES, CHUNK, compile_programs, find_problems, split_table
+from gpuexec.devices.kernels.kernel_cache import KernelCache
+from gpuexec.ir.instances import kernel_table
 from tests.cuda_wheels import needs_cuda_wheels
 
 GOOD = "template <int N> __global__ void __launch_bounds__(256) good(float* x) { x[threadIdx.x] += N; }\n"

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from gpuexec.runtime.completion import Completion
-from gpuexec.runtime.cpu_stream import CpuEvent
+from gpuexec.devices.completion import Completion
+from gpuexec.devices.cpu.cpu_stream import CpuEvent
 
 
 def pending() -> tuple[CpuEvent, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import weakref
 
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.deferred_free import DeferredFree
-from gpuexec.runtime.transfers import Transfers
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.deferred_free import DeferredFree
+from gpuexec.devices.transfers import Transfers
 from tests.small_models import hold
 
 

@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from gpuexec.devices import dlpack
 from gpuexec.errors import InputError
-from gpuexec.runtime import dlpack
-from gpuexec.spec import DTYPES, TensorSpec, dtype_row
+from gpuexec.ir.spec import DTYPES, TensorSpec, dtype_row
 
 Array = np.ndarray[Any, Any]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuexec.runtime import driver
-from gpuexec.runtime.driver import Driver, DriverDevice, probe
+from gpuexec.devices.cuda import driver
+from gpuexec.devices.cuda.driver import Driver, DriverDevice, probe
 
 SCRIPT = Path(driver.__file__)
 H200 = ("NVIDIA H200", (9, 0))

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuexec import knobs
-from gpuexec.command import Command, Fill, Kernel, Launch, Slot
+from gpuexec.devices.device import Recording, Region
+from gpuexec.devices.graph_cache import NODE_NBYTES, GraphCache
+from gpuexec.devices.launch_costs import PACKED_COSTS, RAW_KERNEL_COSTS
+from gpuexec.devices.recorder.tracer import TRACER_COSTS, TracerDevice, TracerMemory, TracerStream
+from gpuexec.devices.recording import LaunchRecording, record_segment
 from gpuexec.errors import KernelError, OutOfMemoryError, PlanError
-from gpuexec.plan import Segment
-from gpuexec.runtime.device import Recording, Region
-from gpuexec.runtime.graph_cache import NODE_NBYTES, GraphCache
-from gpuexec.runtime.launch_costs import PACKED_COSTS, RAW_KERNEL_COSTS
-from gpuexec.runtime.recording import LaunchRecording, record_segment
-from gpuexec.runtime.tracer import TRACER_COSTS, TracerDevice, TracerMemory, TracerStream
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Command, Fill, Kernel, Launch, Slot
+from gpuexec.ir.plan import Segment
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.system import knobs
 
 KERNEL = Kernel("a.cu", "k")
 ARENA, INPUT = 0, 1

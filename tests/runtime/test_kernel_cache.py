@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuexec.command import Kernel
+from gpuexec.devices.kernels.kernel_cache import KernelCache, make_key
+from gpuexec.devices.kernels.kernel_library import KernelLibrary
+from gpuexec.devices.kernels.nvrtc import CompiledKernel, Cubin
 from gpuexec.errors import KernelError
-from gpuexec.runtime.kernel_cache import KernelCache, make_key
-from gpuexec.runtime.kernel_library import KernelLibrary
-from gpuexec.runtime.nvrtc import CompiledKernel, Cubin
+from gpuexec.ir.command import Kernel
 from tests.cuda_wheels import needs_cuda_wheels
 
 CUBIN = Cubin("f.cu", b"\x7fELF" + bytes(range(256)), (CompiledKernel("f<int>", "_Z1f", 8, 0, 16, 256),), "log")
@@ -28,10 +28,10 @@ SOURCE = "template <typename T> __global__ void add(T* x, int n) { if (threadIdx
 PROCESS = """
 import sys
 from pathlib import Path
-from gpuexec.command import Kernel
-from gpuexec.runtime import nvrtc
-from gpuexec.runtime.kernel_cache import KernelCache
-from gpuexec.runtime.kernel_library import KernelLibrary
+from gpuexec.ir.command import Kernel
+from gpuexec.devices.kernels import nvrtc
+from gpuexec.devices.kernels.kernel_cache import KernelCache
+from gpuexec.devices.kernels.kernel_library import KernelLibrary
 
 folder, source, log, *expressions = sys.argv[1:]
 compile_cubin = nvrtc.compile_cubin
@@ -171,7 +171,7 @@ def test_cache_falls_back_when_writing_fails_after_compiling(tmp_path: Path, mon
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gpuexec.atomic_file.os.replace", refuse)
+    monkeypatch.setattr("gpuexec.system.atomic_file.os.replace", refuse)
 
     def compile_and_count() -> Cubin:
         calls.append(1)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gpuexec.runtime.latch import Latch, Wakeup
+from gpuexec.devices.latch import Latch, Wakeup
 from tests.interrupts.points import Interrupter
 
 

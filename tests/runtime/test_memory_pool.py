@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from gpuexec.devices.memory_pool import MemoryPool, PoolBlock, PooledMemory, PooledPinned, round_to_class
 from gpuexec.errors import DeviceError, OutOfMemoryError
-from gpuexec.runtime.memory_pool import MemoryPool, PoolBlock, PooledMemory, PooledPinned, round_to_class
 
 
 class Event:

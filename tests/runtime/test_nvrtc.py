@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from gpuexec.devices.kernels import nvrtc
 from gpuexec.errors import DeviceNotFoundError, KernelError
-from gpuexec.runtime import nvrtc
 from tests.cuda_wheels import needs_cuda_wheels
 
 SOURCE = r"""

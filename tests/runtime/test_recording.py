@@ -8,15 +8,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuexec.command import Command, Copy, Fill, HostCall, Kernel, Launch, LaunchConfig, Slot
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.device import Function, Region
+from gpuexec.devices.prepared import PreparedLaunch, PreparedSegment
+from gpuexec.devices.recorder.tracer import TracerDevice, TracerFunction, TracerMemory, TracerStream
+from gpuexec.devices.recording import LaunchRecording
 from gpuexec.errors import DeviceLostError, KernelError, PlanError
-from gpuexec.plan import Segment
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.device import Function, Region
-from gpuexec.runtime.prepared import PreparedLaunch, PreparedSegment
-from gpuexec.runtime.recording import LaunchRecording
-from gpuexec.runtime.tracer import TracerDevice, TracerFunction, TracerMemory, TracerStream
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch, LaunchConfig, Slot
+from gpuexec.ir.plan import Segment
+from gpuexec.ir.spec import TensorSpec
 
 BYTE = np.dtype(np.uint8)
 KERNEL = Kernel("a.cu", "k")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuexec import knobs
-from gpuexec.runtime.spinning import spin
+from gpuexec.devices.cuda.spinning import spin
+from gpuexec.system import knobs
 
 
 def count_up(step_s: float = 1e-6) -> Callable[[], float]:

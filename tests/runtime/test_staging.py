@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.cpu_stream import CpuEvent
-from gpuexec.runtime.staging import Staging
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.cpu.cpu_stream import CpuEvent
+from gpuexec.devices.staging import Staging
 
 
 def test_block_is_used_again_once_its_event_is_done() -> None:

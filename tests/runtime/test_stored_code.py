@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuexec.command import Kernel
-from gpuexec.runtime.kernel_cache import KernelCache
-from gpuexec.runtime.kernel_library import KernelLibrary
-from gpuexec.runtime.kernel_source import flatten, kernels_dir
-from gpuexec.runtime.nvrtc import OPTIONS, compile_cubin
-from gpuexec.runtime.stored_code import StoredCode, runs_on
+from gpuexec.devices.kernels.kernel_cache import KernelCache
+from gpuexec.devices.kernels.kernel_library import KernelLibrary
+from gpuexec.devices.kernels.kernel_source import flatten, kernels_dir
+from gpuexec.devices.kernels.nvrtc import OPTIONS, compile_cubin
+from gpuexec.devices.kernels.stored_code import StoredCode, runs_on
+from gpuexec.ir.command import Kernel
 from tests.cuda_wheels import needs_cuda_wheels
 from tests.program_seeds import KERNEL, make_code
 
@@ -104,10 +104,10 @@ def test_no_code_finds_nothing() -> None:
 START = """
 import json, sys
 sys.modules["cuda.bindings.nvrtc"] = sys.modules["cuda.bindings"] = None  # importing them fails
-from gpuexec.programs.container import read_contents
-from gpuexec.programs.data_loader import MmapDataLoader
-from gpuexec.runtime import nvrtc
-from gpuexec.runtime.kernel_library import KernelLibrary
+from gpuexec.program.container import read_contents
+from gpuexec.program.data_loader import MmapDataLoader
+from gpuexec.devices.kernels import nvrtc
+from gpuexec.devices.kernels.kernel_library import KernelLibrary
 from gpuexec.errors import DeviceNotFoundError
 try:
     nvrtc.load_nvrtc()
@@ -130,8 +130,8 @@ print(json.dumps(found))
 
 @needs_cuda_wheels
 def test_program_starts_without_a_compiler_and_with_an_empty_cache(tmp_path: Path) -> None:
-    from gpuexec.programs.building import build_contents
-    from gpuexec.programs.container import write_contents
+    from gpuexec.program.building import build_contents
+    from gpuexec.program.container import write_contents
     from tests.program_seeds import load_linear, load_twin
 
     models = {"forward": load_linear(dims={"n": (1, 8)}), "twin": load_twin(dims={"n": (1, 8)})}

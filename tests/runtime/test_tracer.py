@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuexec.command import Kernel
-from gpuexec.plan import Role
+from gpuexec.devices.device import Region
+from gpuexec.devices.recorder.tracer import TracerDevice, TracerStream
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.plan import Role
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.template import plan_graph
-from gpuexec.runtime.device import Region
-from gpuexec.runtime.tracer import TracerDevice, TracerStream
-from gpuexec.spec import TensorSpec
 from tests.graph_builder import GraphBuilder
 from tests.operators import FLOAT, Scale
 

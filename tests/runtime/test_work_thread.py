@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.completion import Completion
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.work_thread import ReusableThread, WorkPool, WorkThread
+from gpuexec.devices.completion import Completion
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.work_thread import ReusableThread, WorkPool, WorkThread
 from tests.interrupts.endless import counting, expect, feeds
 
 ROOT = Path(__file__).resolve().parents[2]

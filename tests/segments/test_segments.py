@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.held import holding
 from tests.small_models import CPU
 from tests.staged_models import MODELS, StagedModel, inputs

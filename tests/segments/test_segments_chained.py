@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
 from tests.control_models import ControlModel
 from tests.features.held import holding
 from tests.segments.conftest import BACKENDS

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.features.held import holding
 from tests.staged_models import StagedModel, inputs
 

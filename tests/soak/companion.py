@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.soak.models import exact_sum
 
 Array = np.ndarray[Any, Any]

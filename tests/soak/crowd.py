@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.soak.companion import Companion, Sums, load_sums
 from tests.soak.growth import count_device, open_device, read_rss
 from tests.soak.models import exact_layers

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.simulator.device import SimulatorDevice
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.simulator.device import SimulatorDevice
 from tests.devices.opening import list_kernels
 from tests.soak.models import SoakModel
 

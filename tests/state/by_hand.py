@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, BackendType
+from gpuexec.devices.backend import Backend, BackendType
 from tests.small_models import CPU
 from tests.state_models import WIDTH, cache
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, BackendType, open_backend
-from gpuexec.state import seeds
+from gpuexec.devices.backend import Backend, BackendType, open_backend
+from gpuexec.execution.state import seeds
 from tests.small_models import CPU
 from tests.state_models import running_sum
 

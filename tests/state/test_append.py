@@ -9,8 +9,9 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.plan import Role
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.ir.plan import Role
+from gpuexec.model.model import Model
 from tests.small_models import CPU, make_model, make_tracer
 from tests.state.by_hand import BACKENDS, CAPACITY, PAIR, ByHand, make_rows, run_bound
 from tests.state_models import WIDTH, cache, running_sum
@@ -65,7 +66,7 @@ def test_one_plan_serves_every_length_and_nothing_is_copied_but_the_rows() -> No
 
 def test_declared_bound_is_the_capacity() -> None:
     plain = cache()
-    bounded = gx.model.Model(plain.info, plain.graph, {"past": (0, 20)})
+    bounded = Model(plain.info, plain.graph, {"past": (0, 20)})
     memory = bounded.bind_state(PAIR).memories[0]
     assert (memory.form, memory.capacity, memory.axis) == ("append", 20, 1)
     assert bounded.bind_state(PAIR, capacity=5).memories[0].capacity == 5

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuexec as gx
-from gpuexec.runtime.backend import BackendType, open_backend
+from gpuexec.devices.backend import BackendType, open_backend
 from tests.state.by_hand import BACKENDS, CAPACITY, PAIR, Array, make_rows
 from tests.state_models import cache
 

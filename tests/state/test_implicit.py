@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.small_models import CPU
 from tests.state_models import recurrent
 

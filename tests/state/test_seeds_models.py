@@ -9,10 +9,10 @@ import onnx
 
 import gpuexec as gx
 from gpuexec.cli import main
-from gpuexec.graphs import check
+from gpuexec.ir.graphs import check
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.passes.add_random_key import add_random_key, find_keys, without_keys
-from gpuexec.programs.cases import Case
+from gpuexec.program.cases import Case
 from tests.state.drawing import CPU, X, draw, draw_all, load
 
 # ---- passes

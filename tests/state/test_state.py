@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 from tests.program_seeds import load_text
 from tests.small_models import affine, hold_worker, make_tracer, ramp, trace
 from tests.state_models import WIDTH, running_sum

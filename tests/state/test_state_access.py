@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, BackendType, open_backend
+from gpuexec.devices.backend import Backend, BackendType, open_backend
 from tests.foreign_arrays import CudaStreamArray, DeviceArray, DlpackArray, HostOnly, InterfaceArray
 from tests.small_models import CPU, make_tracer, ramp, trace
 from tests.state.conftest import BACKENDS

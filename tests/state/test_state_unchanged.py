@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
 from tests.small_models import CPU, GATES, affine, hold_worker, ramp
 from tests.state.conftest import BACKENDS
 from tests.state_models import WIDTH, gated_sum, running_sum

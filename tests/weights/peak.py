@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import gpuexec as gx
-from gpuexec.runtime.backend import Backend
-from gpuexec.runtime.tracer import TracerDevice
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.recorder.tracer import TracerDevice
 from tests.weights.models import SIDE, make_chain
 
 

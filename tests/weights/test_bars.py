@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gpuexec.cli import main
 from gpuexec.cli.bars import show_progress
-from gpuexec.progress import Progress
+from gpuexec.system.progress import Progress
 from tests.weights.models import make_chain, save_inside
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.resources import upload as uploading
+from gpuexec.execution.resources import upload as uploading
 from tests.weights.models import SIDE, make_chain, save_beside, save_program
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -13,7 +13,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import gpuexec as gx
-from gpuexec.mapped import find_source
+from gpuexec.system.mapped import find_source
 
 SIDE = 64
 

@@ -12,11 +12,11 @@ import pytest
 from onnx import numpy_helper
 
 import gpuexec as gx
-from gpuexec.mapped import find_range, find_source
-from gpuexec.resources import upload as uploading
-from gpuexec.resources.upload import Parcel
-from gpuexec.resources.weights import weights_of
-from gpuexec.runtime.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.execution.resources import upload as uploading
+from gpuexec.execution.resources.upload import Parcel
+from gpuexec.execution.resources.weights import weights_of
+from gpuexec.system.mapped import find_range, find_source
 from tests.weights.models import SIDE, make_chain, save_beside, save_inside, save_program
 
 LAYERS = 3

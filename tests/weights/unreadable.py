@@ -20,7 +20,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import gpuexec as gx
-from gpuexec import mapped
+from gpuexec.system import mapped
 from tests.weights.models import SIDE, make_chain, save_beside, save_inside
 
 X = np.linspace(-1, 1, SIDE, dtype=np.float32).reshape(1, SIDE)

@@ -12,11 +12,11 @@ from gpuexec.compat.onnxruntime.described import find_dtype
 from gpuexec.compat.onnxruntime.devices import OrtDevice, find_device
 from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, BindingError, InvalidArgument, make_error, translating
 from gpuexec.compat.onnxruntime.values import OrtValue, OrtValueVector, check_bindable, view_pointer, wrap_pointer
-from gpuexec.results.tensor import Tensor
-from gpuexec.running.run import Run
-from gpuexec.runtime.backend import Backend, BackendType
-from gpuexec.spec import TensorSpec
-from gpuexec.worker import Worker
+from gpuexec.devices.backend import Backend, BackendType
+from gpuexec.execution.results.tensor import Tensor
+from gpuexec.execution.runs.run import Run
+from gpuexec.execution.worker import Worker
+from gpuexec.ir.spec import TensorSpec
 
 if TYPE_CHECKING:
     from gpuexec.compat.onnxruntime.native import NativeSession

@@ -10,12 +10,12 @@ import numpy as np
 
 from gpuexec.compat.onnxruntime.errors import BindingError, make_error
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph
 from gpuexec.importer.load import ImportedModel
-from gpuexec.model import Model
-from gpuexec.operator import describe
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.operator import describe
+from gpuexec.ir.spec import OPTIONAL, DeclaredSpec, dtype_row, is_container, is_host_object, name_dtype
+from gpuexec.model.model import Model
 from gpuexec.planner.classes import DeclaredDims
-from gpuexec.spec import OPTIONAL, DeclaredSpec, dtype_row, is_container, is_host_object, name_dtype
 
 # ONNX Runtime's names of element types are C++'s.
 _TYPE_NAMES = {"float32": "float", "float64": "double"}

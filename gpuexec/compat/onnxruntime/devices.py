@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuexec.compat.onnxruntime.errors import BindingError, make_error, translating
 from gpuexec.compat.onnxruntime.notices import warn_once
-from gpuexec.runtime.backend import Backend, BackendType, open_backend
+from gpuexec.devices.backend import Backend, BackendType, open_backend
 
 # The simulator is a GPU by DLPack's numbers and by ONNX Runtime's, but has a name of its own.
 _BACKENDS = {

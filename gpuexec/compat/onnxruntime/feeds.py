@@ -10,7 +10,7 @@ import numpy as np
 from gpuexec.compat.onnxruntime.errors import InvalidArgument, make_error
 from gpuexec.compat.onnxruntime.values import unwrap
 from gpuexec.errors import InputError
-from gpuexec.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, dtype_row, is_host_object
+from gpuexec.ir.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, dtype_row, is_host_object
 
 Array = np.ndarray[Any, Any]
 

@@ -25,11 +25,11 @@ from gpuexec.compat.onnxruntime.options import (
 )
 from gpuexec.compat.onnxruntime.values import OrtValue
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph, Value, walk
 from gpuexec.importer.origin import ExternalData
 from gpuexec.importer.save import save_graph
-from gpuexec.loading import load
-from gpuexec.model import Model
+from gpuexec.ir.graphs import Graph, Value, walk
+from gpuexec.model.loading import load
+from gpuexec.model.model import Model
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
 
 Array = np.ndarray[Any, Any]

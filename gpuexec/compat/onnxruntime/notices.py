@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 
 from gpuexec.compat.onnxruntime.errors import BindingError, make_error
-from gpuexec.resources.unclosed import find_caller
+from gpuexec.execution.resources.unclosed import find_caller
 
 # ONNX Runtime's severities are 0 (verbose), 1 (info), 2 (warning), 3 (error), 4 (fatal).
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)

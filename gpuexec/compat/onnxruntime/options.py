@@ -214,11 +214,11 @@ class SessionOptions(_Options):
         self.set_provider_selection_policy(delegate)
 
     def register_custom_ops_library(self, path: str) -> None:
-        """Refuse: custom operators are registered in Python (`gpuexec.operator`)."""
+        """Refuse: custom operators are registered in Python (`gpuexec.ir.operator`)."""
         raise make_error(
             NotImplemented,
             f"Libraries of operators compiled for ONNX Runtime can't be used: {path}. Register an operator with"
-            " gpuexec.operator.operator.",
+            " gpuexec.ir.operator.operator.",
         )
 
     def warn_of_ignored(self) -> None:

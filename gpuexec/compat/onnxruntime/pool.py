@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gpuexec.runtime.latch import Wakeup
-from gpuexec.worker import Worker
+from gpuexec.devices.latch import Wakeup
+from gpuexec.execution.worker import Worker
 
 
 class WorkerPool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, make_error
 from gpuexec.compat.onnxruntime.notices import warn_once
 from gpuexec.compat.onnxruntime.providers import BACKENDS, get_available_providers
-from gpuexec.runtime import driver
-from gpuexec.state import seeds
-from gpuexec.version import VERSION
+from gpuexec.devices.cuda import driver
+from gpuexec.execution.state import seeds
+from gpuexec.system.version import VERSION
 
 # The release of ONNX Runtime whose interface is implemented.
 _INTERFACE = "1.31.1"

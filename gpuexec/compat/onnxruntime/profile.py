@@ -8,8 +8,8 @@ import time
 from datetime import datetime
 from typing import Any
 
-from gpuexec.atomic_file import write_file
-from gpuexec.profiling.profiler import Profiler
+from gpuexec.execution.profiling.profiler import Profiler
+from gpuexec.system.atomic_file import write_file
 
 # Longer sessions keep their last runs.
 _RUNS_KEPT = 10_000

@@ -11,11 +11,11 @@ from typing import Any
 
 from gpuexec.compat.onnxruntime.errors import BindingError, EPFail, InvalidArgument, make_error
 from gpuexec.compat.onnxruntime.notices import warn_once
+from gpuexec.devices.backend import Backend, BackendType, open_backend
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.cuda import driver
+from gpuexec.devices.simulator.toolchain import find_compiler
 from gpuexec.errors import DeviceError, KernelError
-from gpuexec.runtime import driver
-from gpuexec.runtime.backend import Backend, BackendType, open_backend
-from gpuexec.runtime.cpu import CpuDevice
-from gpuexec.runtime.simulator.toolchain import find_compiler
 
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"

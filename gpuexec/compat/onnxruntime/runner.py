@@ -11,22 +11,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from gpuexec import knobs
 from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, Fail, InvalidArgument, make_error
 from gpuexec.compat.onnxruntime.feeds import take_input
 from gpuexec.compat.onnxruntime.loading import promote
 from gpuexec.compat.onnxruntime.options import RunOptions
 from gpuexec.compat.onnxruntime.pool import WorkerPool
 from gpuexec.compat.onnxruntime.providers import CPU_PROVIDER, Provider
+from gpuexec.devices.work_thread import WorkPool
 from gpuexec.errors import CancelledError, GpuexecError
-from gpuexec.model import Model
+from gpuexec.execution.profiling.profiler import Profiler
+from gpuexec.execution.resources.exclusive_caller import is_interrupt
+from gpuexec.execution.runs.run import Run
+from gpuexec.execution.state.seeds import draw_seed
+from gpuexec.execution.worker import Worker
+from gpuexec.model.model import Model
 from gpuexec.passes.add_random_key import find_keys
-from gpuexec.profiling.profiler import Profiler
-from gpuexec.resources.exclusive_caller import is_interrupt
-from gpuexec.running.run import Run
-from gpuexec.runtime.work_thread import WorkPool
-from gpuexec.state.seeds import draw_seed
-from gpuexec.worker import Worker
+from gpuexec.system import knobs
 
 _RUNS_APART = 2**32
 

@@ -30,7 +30,7 @@ from gpuexec.compat.onnxruntime.profile import SessionProfile
 from gpuexec.compat.onnxruntime.providers import CPU_PROVIDER, Provider, check_known, choose_provider
 from gpuexec.compat.onnxruntime.runner import Runner
 from gpuexec.compat.onnxruntime.values import OrtValue, OrtValueVector, check_bindable
-from gpuexec.runtime.backend import Backend
+from gpuexec.devices.backend import Backend
 
 Array = np.ndarray[Any, Any]
 Callback = Callable[[list[Array], Any, str], object]

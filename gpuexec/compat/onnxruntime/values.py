@@ -11,15 +11,15 @@ import numpy as np
 from gpuexec.compat.onnxruntime.described import find_dtype, name_type
 from gpuexec.compat.onnxruntime.devices import OrtDevice, find_device, name_device
 from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, BindingError, NotImplemented, make_error, translating
-from gpuexec.ports import ModelPort
-from gpuexec.resources.memory import BorrowedMemory
-from gpuexec.results.arenas import wrap_region
-from gpuexec.results.exchange import import_dlpack
-from gpuexec.results.tensor import Tensor
-from gpuexec.runtime import dlpack
-from gpuexec.runtime.backend import Backend, BackendType, open_backend
-from gpuexec.runtime.device import Region
-from gpuexec.spec import STRING, TensorSpec, dtype_row, is_host_object
+from gpuexec.devices import dlpack
+from gpuexec.devices.backend import Backend, BackendType, open_backend
+from gpuexec.devices.device import Region
+from gpuexec.execution.resources.memory import BorrowedMemory
+from gpuexec.execution.results.arenas import wrap_region
+from gpuexec.execution.results.exchange import import_dlpack
+from gpuexec.execution.results.tensor import Tensor
+from gpuexec.ir.spec import STRING, TensorSpec, dtype_row, is_host_object
+from gpuexec.model.ports import ModelPort
 
 Array = np.ndarray[Any, Any]
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.containers import hold, make_sequence, read_sequence
-from gpuexec.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.containers import hold, make_sequence, read_sequence
+from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.containers.sequence import HOST_REASON, SEQUENCE_SPEC, check_sequence
-from gpuexec.ops.random_key import NextKey, check_key
-from gpuexec.spec import TensorSpec
+from gpuexec.ops.random.random_key import NextKey, check_key
 
 
 @operator("ElementKeys", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class ElementKeys(Operator):
-    """A sequence of keys, one of its own for each element of another sequence; see `gpuexec.ops.random_key`."""
+    """A sequence of keys, one of its own for each element of another sequence; see `gpuexec.ops.random.random_key`."""
 
     tolerance = Tolerance.EXACT
     takes_containers = True

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.containers import hold, make_optional, read_optional
 from gpuexec.errors import InputError
-from gpuexec.host_values import require_const
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.containers import hold, make_optional, read_optional
+from gpuexec.ir.host_values import require_const
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import OPTIONAL, DeclaredSpec, TensorSpec
 from gpuexec.ops.containers.sequence import HOST_REASON
-from gpuexec.ops.layout import Slots
-from gpuexec.spec import OPTIONAL, DeclaredSpec, TensorSpec
+from gpuexec.ops.tensor.layout import Slots
 
 _BOOL = np.dtype(np.bool_)
 

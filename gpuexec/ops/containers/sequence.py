@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.containers import find_held, hold, make_sequence, read_sequence
 from gpuexec.errors import InputError
-from gpuexec.host_values import require_const
-from gpuexec.operator import Array, Operator, Tolerance, operator
-from gpuexec.spec import SEQUENCE, TensorSpec, dtype_row, is_container, name_dtype
+from gpuexec.ir.containers import find_held, hold, make_sequence, read_sequence
+from gpuexec.ir.host_values import require_const
+from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.spec import SEQUENCE, TensorSpec, dtype_row, is_container, name_dtype
 
 SEQUENCE_SPEC = TensorSpec((), SEQUENCE)
 HOST_REASON = "sequences and optionals are containers on the host"

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuexec.containers import hold, make_sequence, read_sequence
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph
-from gpuexec.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.containers import hold, make_sequence, read_sequence
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.spec import SEQUENCE, TensorSpec
 from gpuexec.ops.containers.sequence import SEQUENCE_SPEC, check_sequence
-from gpuexec.ops.interpret import compute_graph
-from gpuexec.spec import SEQUENCE, TensorSpec
+from gpuexec.ops.control.interpret import compute_graph
 
 
 @operator("SequenceMap")

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.containers import describe, hold, make_sequence, read_sequence
 from gpuexec.errors import InputError
-from gpuexec.geometry import normalize_axis
-from gpuexec.host_values import require_const
-from gpuexec.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.containers import describe, hold, make_sequence, read_sequence
+from gpuexec.ir.geometry import normalize_axis
+from gpuexec.ir.host_values import require_const
+from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.containers.sequence import HOST_REASON, SEQUENCE_SPEC, check_sequence
-from gpuexec.spec import TensorSpec
 
 
 @operator("SplitToSequence")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Value
-from gpuexec.ops.composite import Sketch
+from gpuexec.ir.graphs import Value
+from gpuexec.ops.lib.composite import Sketch
 
 DOMAIN = "com.microsoft"
 # By name, the attributes that parameters stand for, in their order.

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Value
-from gpuexec.ops.attention import AttentionOverCache
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.copy import Concat
+from gpuexec.ir.graphs import Value
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.cache import CachePlaces, PlaceRows
 from gpuexec.ops.microsoft.expected import ProjectedInput, WholeBias
 from gpuexec.ops.microsoft.mask import MaskBias
 from gpuexec.ops.microsoft.projected import ProjectedHeads
+from gpuexec.ops.nn.attention import AttentionOverCache
+from gpuexec.ops.tensor.copy import Concat
 
 FILTER = -10000.0  # mask_filter_value where none is given
 ROWS = 2  # axis of [batch, heads, rows, size]

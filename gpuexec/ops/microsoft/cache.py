@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.host_values import require_at_least
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.elementwise_engine import UNSIGNED_BY_SIZE
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.host_values import require_at_least
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.elementwise.elementwise_engine import UNSIGNED_BY_SIZE
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.strided import join
 from gpuexec.ops.microsoft.mask import FLOATS
-from gpuexec.ops.strided import join
-from gpuexec.spec import TensorSpec
+from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "cache.cu"
 _THREADS = 256  # kThreads of cache.cu

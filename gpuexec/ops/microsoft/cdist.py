@@ -15,16 +15,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.command import Kernel
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.layout import Slots
-from gpuexec.ops.matmul_launch import TILE
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.linalg.matmul_launch import TILE
 from gpuexec.ops.microsoft.activation import DOMAIN
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "cdist.cu"
 _THREADS = 256

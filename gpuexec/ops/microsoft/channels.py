@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.layout import Slots, window
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.tensor.layout import Slots, window
 
 
 class _Order(Operator):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from gpuexec.graphs import Value
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.conv import Conv
+from gpuexec.ir.graphs import Value
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN, activate, check_activation
 from gpuexec.ops.microsoft.channels import ChannelsFirst, ChannelsLast
-from gpuexec.ops.pool import MaxPool
+from gpuexec.ops.nn.conv import Conv
+from gpuexec.ops.nn.pool import MaxPool
 
 
 @dataclass(frozen=True, slots=True)

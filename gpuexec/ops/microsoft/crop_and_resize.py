@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype, require_ints
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
+from gpuexec.ops.lib.checks import check_dtype, require_ints
+from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.microsoft.activation import DOMAIN
-from gpuexec.ops.strided import pack_fast_div64
-from gpuexec.spec import TensorSpec, accumulator, dtype_row
+from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "crop_and_resize.cu"
 _THREADS = 256  # kThreads of crop_and_resize.cu

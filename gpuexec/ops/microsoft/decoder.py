@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Value
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
+from gpuexec.ir.graphs import Value
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.attention import Attention, Scoring, check_past, draw_heads, extend
 from gpuexec.ops.microsoft.expected import OneRow

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Value
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.layout import Slots, window
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.norm import SkipLayerNormalization
-from gpuexec.spec import TensorSpec
+from gpuexec.ops.tensor.layout import Slots, window
 
 _INT32 = np.dtype(np.int32)
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuexec.errors import InputError
-from gpuexec.geometry import Shape
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.layout import Slots
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ir.geometry import Shape
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.tensor.layout import Slots
 
 
 class _Shown(Operator):

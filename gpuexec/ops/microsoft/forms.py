@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpuexec.ir.signatures import declare_signatures
 from gpuexec.ops.microsoft.activation import DOMAIN
-from gpuexec.signatures import declare_signatures
 
 FORMS: Mapping[str, tuple[str, str]] = {
     "Attention": ("input weights bias? mask_index? past? attention_bias? past_sequence_length?", "output present?"),

@@ -9,18 +9,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
-from gpuexec.geometry import broadcast_strides, ceil_div, normalize_axis
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.integer import BYTES, FLOAT, SCALES, dense
-from gpuexec.ops.layout import Slots, window
+from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.geometry import broadcast_strides, ceil_div, normalize_axis
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.matmul_nbits import unpack
-from gpuexec.ops.strided import pack_fast_div64
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ops.quant.integer import BYTES, FLOAT, SCALES, dense
+from gpuexec.ops.tensor.layout import Slots, window
 
 _SOURCE = "gather_blocks.cu"
 _THREADS = 256

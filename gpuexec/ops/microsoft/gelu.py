@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuexec.graphs import RawNode, Value
-from gpuexec.operator import upgrade
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
+from gpuexec.ir.graphs import RawNode, Value
+from gpuexec.ir.operator import upgrade
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.renamed import EVERY_VERSION, rename
 

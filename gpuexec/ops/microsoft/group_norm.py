@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Value
-from gpuexec.operator import Array, operator
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.layout import View
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.operator import Array, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.channels import ChannelsFirst, ChannelsLast
-from gpuexec.spec import TensorSpec
+from gpuexec.ops.tensor.layout import View
 
 _NONE, _SILU = 0, 1
 

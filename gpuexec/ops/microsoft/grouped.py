@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Value
-from gpuexec.ops.attention import AttentionOverCache
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
+from gpuexec.ir.graphs import Value
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.attention import MASKED, SOFTMAX
 from gpuexec.ops.microsoft.cache import CachePlaces, PlaceRows
 from gpuexec.ops.microsoft.expected import GroupedInput
 from gpuexec.ops.microsoft.rotary import RotateHeads
+from gpuexec.ops.nn.attention import AttentionOverCache
 
 _REFUSED = {"k_quant_type": "NONE", "v_quant_type": "NONE", "sliding_window_cache": 0}
 

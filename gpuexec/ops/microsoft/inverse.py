@@ -8,16 +8,16 @@ from math import prod
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
-from gpuexec.graphs import RawNode
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.layout import Slots, window
+from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
+from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.renamed import EVERY_VERSION
-from gpuexec.spec import TensorSpec, accumulator, dtype_row
+from gpuexec.ops.tensor.layout import Slots, window
 
 _SOURCE = "inverse.cu"
 _THREADS = 256  # kThreads of inverse.cu

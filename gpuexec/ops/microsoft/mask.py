@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import Shape, Strides, broadcast, broadcast_strides, ceil_div
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.layout import Slots, window
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import Shape, Strides, broadcast, broadcast_strides, ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.strided import join
 from gpuexec.ops.microsoft.expected import check_bias
-from gpuexec.ops.strided import join
-from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ops.tensor.layout import Slots, window
 
 FLOATS: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 _SOURCE = "attention_mask.cu"

@@ -8,17 +8,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from gpuexec.command import Slot
 from gpuexec.errors import InputError
-from gpuexec.graphs import RawNode, Value
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, build, count_elements, operator, upgrade
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.layout import Slots, window
-from gpuexec.ops.matmul import Gemm, MatMul, multiply
+from gpuexec.ir.command import Slot
+from gpuexec.ir.graphs import RawNode, Value
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, build, count_elements, operator, upgrade
+from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
+from gpuexec.ops.linalg.matmul import Gemm, MatMul, multiply
 from gpuexec.ops.microsoft.activation import ACTIVATIONS, DOMAIN, activate, check_activation
 from gpuexec.ops.microsoft.renamed import EVERY_VERSION
-from gpuexec.spec import TensorSpec, accumulator, dtypes_of
+from gpuexec.ops.tensor.layout import Slots, window
 
 _FLOATS = dtypes_of("float")
 

@@ -14,18 +14,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.integer import BYTES, FLOAT, INT32, SCALES, dense
-from gpuexec.ops.layout import Slots
-from gpuexec.ops.matmul import multiply
-from gpuexec.ops.matmul_launch import count_tiles, pack_gemm
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.linalg.matmul import multiply
+from gpuexec.ops.linalg.matmul_launch import count_tiles, pack_gemm
 from gpuexec.ops.microsoft.activation import DOMAIN
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ops.quant.integer import BYTES, FLOAT, INT32, SCALES, dense
+from gpuexec.ops.tensor.layout import Slots
 
 UINT8 = BYTES[0]
 _LEAST_BLOCK = 16

@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.command import Kernel
-from gpuexec.geometry import ceil_div
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import STRING, TensorSpec
+from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.microsoft.activation import DOMAIN
-from gpuexec.spec import STRING, TensorSpec
+from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "murmur_hash3.cu"
 _THREADS = 256  # kThreads of murmur_hash3.cu

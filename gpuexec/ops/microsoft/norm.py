@@ -9,20 +9,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
-from gpuexec.graphs import Value
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
+from gpuexec.ops.lib.strided import pack_fast_div64
+from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.mask import FLOATS
-from gpuexec.ops.norm import Affine, inverse_deviation, mean_over
-from gpuexec.ops.strided import pack_fast_div64
-from gpuexec.ops.team import BLOCK_THREADS, choose_team
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ops.nn.norm import Affine, inverse_deviation, mean_over
+from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "norm.cu"
 _FLOAT = np.dtype(np.float32)

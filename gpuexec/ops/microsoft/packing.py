@@ -8,24 +8,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.graphs import Value
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.attention import AttentionOverCache
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.elementwise_engine import UNSIGNED_BY_SIZE
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.elementwise.elementwise_engine import UNSIGNED_BY_SIZE
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
+from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.attention import draw_heads, draw_parts
 from gpuexec.ops.microsoft.expected import ProjectedInput, WholeBias
 from gpuexec.ops.microsoft.mask import FLOATS
-from gpuexec.ops.nonzero import cut
-from gpuexec.ops.strided import pack_fast_div64
-from gpuexec.spec import TensorSpec
+from gpuexec.ops.nn.attention import AttentionOverCache
+from gpuexec.ops.tensor.layout import Slots
+from gpuexec.ops.tensor.nonzero import cut
 
 _SOURCE = "packing.cu"
 _THREADS = 256  # kThreads of packing.cu

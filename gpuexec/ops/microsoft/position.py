@@ -7,20 +7,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.graphs import Value
-from gpuexec.host_values import require_const
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.host_values import require_const
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.expected import GatedInput
 from gpuexec.ops.microsoft.packing import RestoreRows
 from gpuexec.ops.microsoft.projected import ProjectedHeads
-from gpuexec.spec import TensorSpec
+from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "relative_buckets.cu"
 _THREADS = 256  # kThreads of relative_buckets.cu

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuexec.command import Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import Shape, Strides, contiguous_strides
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, build, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.heads import split_shape
-from gpuexec.ops.layout import Slots, window
+from gpuexec.ir.command import Slot
+from gpuexec.ir.geometry import Shape, Strides, contiguous_strides
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, build, operator
+from gpuexec.ir.spec import TensorSpec, accumulator
+from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.microsoft.mask import FLOATS
-from gpuexec.spec import TensorSpec, accumulator
+from gpuexec.ops.nn.heads import split_shape
+from gpuexec.ops.tensor.layout import Slots, window
 
 _QUERIES, _VALUES = 0, 2
 

@@ -12,15 +12,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.command import Kernel
 from gpuexec.errors import InputError
-from gpuexec.geometry import broadcast, contiguous_strides, normalize_axis
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.elementwise_engine import BOOL, launch_units
-from gpuexec.ops.integer import FLOAT, Quantized, check_bytes, offset_of
-from gpuexec.ops.layout import Slots, window
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.geometry import broadcast, contiguous_strides, normalize_axis
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.elementwise.elementwise_engine import BOOL, launch_units
+from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.quantized_tensor import (
     check_quantized,
@@ -30,7 +29,8 @@ from gpuexec.ops.microsoft.quantized_tensor import (
     widen_bytes,
 )
 from gpuexec.ops.microsoft.rational import rational_sigmoid
-from gpuexec.spec import TensorSpec
+from gpuexec.ops.quant.integer import FLOAT, Quantized, check_bytes, offset_of
+from gpuexec.ops.tensor.layout import Slots, window
 
 _SOURCE = "quantized_elementwise.cu"
 _COPY, _LEAKY_RELU, _SIGMOID = range(3)  # kinds of quantized_unary

@@ -5,8 +5,8 @@ They are older than ONNX's: they took 16-bit and 4-bit types, and channels that 
 
 from __future__ import annotations
 
-from gpuexec.graphs import RawNode
-from gpuexec.operator import upgrade
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.operator import upgrade
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.renamed import EVERY_VERSION, rename
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuexec.graphs import Value
-from gpuexec.operator import Operator, Tolerance
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.operator import Operator, Tolerance
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.channels import ChannelsFirst, ChannelsLast
-from gpuexec.ops.pool import AveragePool
-from gpuexec.ops.softmax import Softmax
+from gpuexec.ops.nn.pool import AveragePool
+from gpuexec.ops.nn.softmax import Softmax
 
 _EACH_AXIS = 13  # the opset since which Softmax works along its axis alone
 

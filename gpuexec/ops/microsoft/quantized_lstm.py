@@ -14,22 +14,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
-from gpuexec.graphs import Value
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.dynamic_quantize import quantize_by_range
-from gpuexec.ops.integer import FLOAT, INT32, Quantized, check_bytes, dense, offset_of
-from gpuexec.ops.integer_matmul import multiply_integers
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.rational import rational_sigmoid, rational_tanh
-from gpuexec.ops.rnn import DIRECTIONS, LSTM, bind_directions
-from gpuexec.ops.rnn_host import Activation, Bound, State, Step, bind_activations, clip_input, unroll
-from gpuexec.spec import TensorSpec
+from gpuexec.ops.nn.rnn import DIRECTIONS, LSTM, bind_directions
+from gpuexec.ops.nn.rnn_host import Activation, Bound, State, Step, bind_activations, clip_input, unroll
+from gpuexec.ops.quant.dynamic_quantize import quantize_by_range
+from gpuexec.ops.quant.integer import FLOAT, INT32, Quantized, check_bytes, dense, offset_of
+from gpuexec.ops.quant.integer_matmul import multiply_integers
+from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "quantized_lstm.cu"
 _THREADS = 256

@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.geometry import broadcast_strides
-from gpuexec.graphs import Value
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.integer import (
+from gpuexec.ir.geometry import broadcast_strides
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
+from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.ops.quant.integer import (
     BYTES,
     FLOAT,
     INT32,
@@ -24,17 +26,9 @@ from gpuexec.ops.integer import (
     multiply_scales,
     requantize,
 )
-from gpuexec.ops.integer_matmul import (
-    HALF,
-    check_product,
-    launch_integer_gemm,
-    multiply_integers,
-    scale_product,
-)
-from gpuexec.ops.integer_quants import view_quant
-from gpuexec.ops.layout import Slots, window
-from gpuexec.ops.microsoft.activation import DOMAIN
-from gpuexec.spec import TensorSpec
+from gpuexec.ops.quant.integer_matmul import HALF, check_product, launch_integer_gemm, multiply_integers, scale_product
+from gpuexec.ops.quant.integer_quants import view_quant
+from gpuexec.ops.tensor.layout import Slots, window
 
 _WIDE = (FLOAT, HALF)
 

@@ -14,17 +14,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.geometry import contiguous_strides
-from gpuexec.graphs import Value
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.elementwise_cast import Cast
-from gpuexec.ops.layout import Slots, window
+from gpuexec.ir.geometry import contiguous_strides
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.elementwise.elementwise_cast import Cast
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.expected import OfType
 from gpuexec.ops.microsoft.mask import MaskBias
-from gpuexec.ops.shape import Constant
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.shape import Constant
 
 _COLUMNS, _ROWS = 0, 1
 _BYTES, _FLOAT = dtype_row("int8").code, dtype_row("float32").code

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Slot
-from gpuexec.operator import Array, Emitter
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.integer import FLOAT, Quantized, check_bytes, check_one, round_to_bytes
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Slot
+from gpuexec.ir.operator import Array, Emitter
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.quant.integer import FLOAT, Quantized, check_bytes, check_one, round_to_bytes
 
 
 def widen_bytes(x: Quantized) -> Array:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuexec.operator import Array
+from gpuexec.ir.operator import Array
 
 _FLOAT = np.float32
 # Coefficients of numerator / x and of the denominator, from the highest power of x * x down; the bound of x.

@@ -9,16 +9,16 @@ from typing import ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Value
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.cache import launch_places
 from gpuexec.ops.microsoft.mask import FLOATS
-from gpuexec.ops.rotary import RotaryEmbedding as Rotation
-from gpuexec.spec import TensorSpec
+from gpuexec.ops.nn.rotary import RotaryEmbedding as Rotation
+from gpuexec.ops.tensor.layout import Slots
 
 _INDEX = np.dtype(np.int64)
 

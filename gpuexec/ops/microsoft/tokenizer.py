@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.host_values import require_const
-from gpuexec.operator import Array, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
+from gpuexec.ir.host_values import require_const
+from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.spec import STRING, TensorSpec
+from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.text.parts import HOST_REASON
 from gpuexec.ops.text.pattern import parse
 from gpuexec.ops.text.search import Searcher, build_searcher
-from gpuexec.spec import STRING, TensorSpec
 
 _START, _END = "\x02", "\x03"
 

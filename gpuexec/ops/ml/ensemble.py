@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter
+from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.ml.forest import Aggregate, Forest
 from gpuexec.ops.ml.forest_host import HostForest, prepare_forest
 from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT32, THREADS, as_rows, count_rows, show_as
 from gpuexec.ops.ml.scores import ScorePostprocessing
-from gpuexec.spec import TensorSpec, dtype_row
 
 SOURCE = "trees.cu"
 instantiate(SOURCE, [f"{kernel}<{real}>" for kernel in ("find_leaves", "sum_votes") for real in ("float", "double")])

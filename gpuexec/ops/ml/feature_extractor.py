@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.gather import Gather
-from gpuexec.ops.layout import Slots, reshaped
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import STRING, TensorSpec
+from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.prepared import INT64, NUMBERS
-from gpuexec.spec import STRING, TensorSpec
+from gpuexec.ops.tensor.gather import Gather
+from gpuexec.ops.tensor.layout import Slots, reshaped
 
 
 @operator("ArrayFeatureExtractor", "ai.onnx.ml")

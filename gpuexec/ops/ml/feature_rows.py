@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.strided import pack_fast_div64
+from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
 from gpuexec.ops.ml.features import SOURCE
 from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, THREADS, as_rows, count_rows, show_as
-from gpuexec.ops.strided import pack_fast_div64
-from gpuexec.ops.team import BLOCK_THREADS, choose_team
-from gpuexec.spec import TensorSpec
+from gpuexec.ops.tensor.layout import Slots
 
 _NORMS = ("MAX", "L1", "L2")  # as Norm of features.cu numbers them
 instantiate(SOURCE, ["normalize_features", "place_features"])

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Argument, Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, NUMBERS, THREADS, show_as
-from gpuexec.ops.strided import pack_fast_div64
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ops.tensor.layout import Slots
 
 SOURCE = "features.cu"
 instantiate(SOURCE, [f"scale_features<{real}>" for real in ("float", "double")])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.operator import Array
+from gpuexec.ir.operator import Array
 
 MISSING_BIT, TEST_BITS, FEATURE_SHIFT = 8, 7, 4  # of Split in trees.cu
 _MOST_FEATURES = 1 << 28

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.operator import Array
+from gpuexec.ir.operator import Array
 from gpuexec.ops.ml.forest import FEATURE_SHIFT, MISSING_BIT, TEST_BITS, Aggregate, Forest, Test
 
 _COMPARISONS = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)  # by Test

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.operator import Array
+from gpuexec.ir.operator import Array
 from gpuexec.ops.ml.forest import Forest, Nodes, Test, Votes
 
 _LEAF = "LEAF"

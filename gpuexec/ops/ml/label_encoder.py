@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Kernel
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Tolerance, operator
+from gpuexec.ir.spec import STRING, TensorSpec, dtype_row
+from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT32, INT64, THREADS, TableOperator, freeze_arrays
-from gpuexec.ops.shape import Literal, from_literal
-from gpuexec.ops.sort import sort_keys
-from gpuexec.spec import STRING, TensorSpec, dtype_row
+from gpuexec.ops.reduce.sort import sort_keys
+from gpuexec.ops.tensor.layout import Slots
+from gpuexec.ops.tensor.shape import Literal, from_literal
 
 SOURCE = "label_encoder.cu"
 _INT16 = np.dtype(np.int16)

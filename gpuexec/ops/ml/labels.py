@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Node, Value
-from gpuexec.operator import Array, build
-from gpuexec.spec import STRING
+from gpuexec.ir.graphs import Node, Value
+from gpuexec.ir.operator import Array, build
+from gpuexec.ir.spec import STRING
 
 _INT64 = np.dtype(np.int64)
 

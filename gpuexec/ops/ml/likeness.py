@@ -7,11 +7,11 @@ from enum import IntEnum
 
 import numpy as np
 
-from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter
+from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ops.ml.prepared import FLOAT, THREADS, show_as
 from gpuexec.ops.ml.scores import ScorePostprocessing
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.graphs import Node
-from gpuexec.operator import Array, Derivative, Emitter, Tolerance, decompose, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.graphs import Node
+from gpuexec.ir.operator import Array, Derivative, Emitter, Tolerance, decompose, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
 from gpuexec.ops.ml.likeness import Vectors, launch_likeness, lower_sums
 from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, TableOperator, as_rows, count_rows
 from gpuexec.ops.ml.scores import LabelRule, Pair, ScorePostprocessing, choose_pair, find_transform
-from gpuexec.spec import TensorSpec
+from gpuexec.ops.tensor.layout import Slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)

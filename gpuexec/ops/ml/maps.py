@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.containers import describe, find_held, hold, make_map, make_sequence, read_map
 from gpuexec.errors import InputError
-from gpuexec.host_values import require_const
-from gpuexec.operator import Array, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.elementwise_cast import convert
+from gpuexec.ir.containers import describe, find_held, hold, make_map, make_sequence, read_map
+from gpuexec.ir.host_values import require_const
+from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.spec import MAP, SEQUENCE, STRING, TensorSpec, is_container
+from gpuexec.ops.elementwise.elementwise_cast import convert
+from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.prepared import FLOAT, INT64
-from gpuexec.spec import MAP, SEQUENCE, STRING, TensorSpec, is_container
 
 _CASTS = {"TO_FLOAT": FLOAT, "TO_STRING": STRING, "TO_INT64": INT64}
 _FORMS = ("DENSE", "SPARSE")

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Argument
 from gpuexec.errors import InputError
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.elementwise_cast import convert
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.command import Argument
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import STRING, TensorSpec
+from gpuexec.ops.elementwise.elementwise_cast import convert
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.ml.features import SOURCE, launch_elements
 from gpuexec.ops.ml.prepared import FLOAT, INT64, NUMBERS, show_as
-from gpuexec.ops.strided import pack_fast_div64
-from gpuexec.spec import STRING, TensorSpec
+from gpuexec.ops.tensor.layout import Slots
 
 instantiate(SOURCE, ["mark_category"])
 

@@ -11,11 +11,11 @@ from itertools import combinations
 
 import numpy as np
 
-from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter
+from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ops.ml.likeness import SOURCE
 from gpuexec.ops.ml.prepared import FLOAT, INT32, THREADS, read_numbers
 

@@ -6,12 +6,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from gpuexec.command import Slot
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, Emitter, Operator
-from gpuexec.ops.elementwise_cast import Cast
-from gpuexec.ops.shape import Literal, from_literal, to_literal
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ir.command import Slot
+from gpuexec.ir.operator import Array, Emitter, Operator
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.elementwise.elementwise_cast import Cast
+from gpuexec.ops.tensor.shape import Literal, from_literal, to_literal
 
 FLOAT, DOUBLE, INT32, INT64 = (np.dtype(t) for t in (np.float32, np.float64, np.int32, np.int64))
 NUMBERS = (FLOAT, DOUBLE, INT64, INT32)  # what nearly all of these operators take

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Kernel, Slot
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter
+from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter
+from gpuexec.ir.spec import dtype_row
 from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT64, THREADS
-from gpuexec.spec import dtype_row
 
 SOURCE = "scores.cu"
 _PAIRS = ((FLOAT, FLOAT), (FLOAT, np.dtype(np.float16)), (DOUBLE, DOUBLE), (DOUBLE, FLOAT))

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.operator import Array, Emitter, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.operator import Array, Emitter, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.ensemble import Ensemble
 from gpuexec.ops.ml.forest import Aggregate, Nodes, Votes
 from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, TableOperator, freeze_arrays
 from gpuexec.ops.ml.scores import ScorePostprocessing, Transform
-from gpuexec.ops.shape import Literal, from_literal
-from gpuexec.spec import TensorSpec, dtype_row
+from gpuexec.ops.tensor.layout import Slots
+from gpuexec.ops.tensor.shape import Literal, from_literal
 
 _HALF = np.dtype(np.float16)
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.operator import Array
-from gpuexec.spec import STRING
+from gpuexec.ir.operator import Array
+from gpuexec.ir.spec import STRING
 
 _INT64 = np.dtype(np.int64)
 

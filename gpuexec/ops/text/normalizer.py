@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.host_values import require_const
-from gpuexec.operator import Array, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
+from gpuexec.ir.host_values import require_const
+from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.spec import STRING, TensorSpec
+from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.text.parts import HOST_REASON
-from gpuexec.spec import STRING, TensorSpec
 
 _ACTIONS: dict[str, Callable[[str], str]] = {"LOWER": str.lower, "UPPER": str.upper, "NONE": str}
 

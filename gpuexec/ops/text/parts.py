@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.geometry import broadcast
-from gpuexec.host_values import require_const
-from gpuexec.operator import Array, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.spec import STRING, TensorSpec
+from gpuexec.ir.geometry import broadcast
+from gpuexec.ir.host_values import require_const
+from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.spec import STRING, TensorSpec
+from gpuexec.ops.lib.checks import check_dtype
 
 HOST_REASON = "strings lie on the host"
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.operator import Array, Operator, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
+from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.spec import STRING, TensorSpec
+from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.text.automaton import Automaton, build_automaton
 from gpuexec.ops.text.parts import HOST_REASON
 from gpuexec.ops.text.pattern import parse
-from gpuexec.spec import STRING, TensorSpec
 
 
 @operator("RegexFullMatch")

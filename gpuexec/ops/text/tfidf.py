@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.command import Kernel
 from gpuexec.errors import InputError
-from gpuexec.geometry import ceil_div
-from gpuexec.instances import instantiate
-from gpuexec.operator import Array, Emitter, Tolerance, operator
-from gpuexec.ops.checks import check_dtype
-from gpuexec.ops.layout import Slots
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Tolerance, operator
+from gpuexec.ir.spec import STRING, TensorSpec, dtype_row
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.ml.prepared import FLOAT, INT32, INT64, TableOperator, as_rows
-from gpuexec.ops.strided import pack_fast_div64
+from gpuexec.ops.tensor.layout import Slots
 from gpuexec.ops.text.ngrams import Grams, build_grams
-from gpuexec.spec import STRING, TensorSpec, dtype_row
 
 SOURCE = "tfidf.cu"
 _THREADS = 256  # kThreads of tfidf.cu

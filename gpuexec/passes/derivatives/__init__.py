@@ -3,7 +3,7 @@
 A rule takes a tape, a node and the derivative by the node's first output, and gives those by its inputs; what it
 computes, it puts on the tape. An operator without one may have parts that have some. Rules are made of operators with
 rules, so what they make can be differentiated in its turn. Which operators have one their classes say
-(`gpuexec.operator.Derivative`), and a test holds tables and classes together.
+(`gpuexec.ir.operator.Derivative`), and a test holds tables and classes together.
 """
 
 from __future__ import annotations

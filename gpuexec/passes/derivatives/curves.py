@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from gpuexec.graphs import Node, Value
+from gpuexec.ir.graphs import Node, Value
+from gpuexec.ir.spec import dtype_row
 from gpuexec.passes.derivatives.tape import Derivatives, Parts, Rule, Tape, first_of, output_of, refuse
-from gpuexec.spec import dtype_row
 
 # Derivative at an element from the input, the output and the operator.
 Slope = Callable[[Tape, Value, Value, Any], Value]

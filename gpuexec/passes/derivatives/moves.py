@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.graphs import Node, Value
+from gpuexec.ir.graphs import Node, Value
 from gpuexec.passes.derivatives.tape import Derivatives, Rule, Tape, first_of, given, input_at, output_of, refuse
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuexec.graphs import Node, Value
+from gpuexec.ir.graphs import Node, Value
 from gpuexec.passes.derivatives.tape import Parts, Tape, first_of, given, refuse
 
 

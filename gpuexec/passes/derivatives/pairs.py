@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpuexec.graphs import Node, Value
+from gpuexec.ir.graphs import Node, Value
 from gpuexec.passes.derivatives.tape import Derivatives, Rule, Tape, first_of, given, input_at, output_of
 
 # Derivative by one of two inputs before the sum over broadcast axes, from the output's derivative and both inputs.

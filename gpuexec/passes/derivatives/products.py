@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gpuexec.graphs import Node, Value
+from gpuexec.ir.graphs import Node, Value
 from gpuexec.passes.derivatives.tape import Derivatives, Parts, Rule, Tape, first_of, given, input_at, refuse
 
 

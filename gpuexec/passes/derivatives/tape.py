@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import ModelError, UnsupportedError
-from gpuexec.graphs import Array, Node, Value, list_needed, take_free
-from gpuexec.operator import build
+from gpuexec.ir.graphs import Array, Node, Value, list_needed, take_free
+from gpuexec.ir.operator import build
 
 Derivatives = Iterable[Value | None]
 # Each order of gradients multiplies the values; the largest known models have ten thousand.

@@ -11,7 +11,7 @@ import pytest
 import gpuexec as gx
 import gpuexec.compat.onnxruntime as ort
 from gpuexec.compat.onnxruntime import capi
-from gpuexec.runtime.backend import open_backend
+from gpuexec.devices.backend import open_backend
 from tests.compat.onnxruntime.sessions import CPU, F32, NONZERO, SIMULATOR, B, X, make_bytes, make_session
 from tests.features.held import holding
 

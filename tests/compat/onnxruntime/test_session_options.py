@@ -72,8 +72,8 @@ def test_runs_of_a_session_draw_other_numbers_whichever_worker_has_them(provider
 
 
 def test_seed_of_the_process_is_that_of_sessions_made_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuexec.state.seeds._seed", None)
-    monkeypatch.setattr("gpuexec.state.seeds._drawn", 0)
+    monkeypatch.setattr("gpuexec.execution.state.seeds._seed", None)
+    monkeypatch.setattr("gpuexec.execution.state.seeds._drawn", 0)
     rounds = []
     for order in ((0, 1), (1, 0)):
         ort.set_seed(-3)

@@ -9,11 +9,11 @@ import pytest
 from onnx import TensorProto
 
 import gpuexec as gx
-from gpuexec.apply import compute_arrays, infer_specs
-from gpuexec.containers import make_optional, make_sequence, read_sequence
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build
-from gpuexec.spec import OPTIONAL, TensorSpec
+from gpuexec.ir.apply import compute_arrays, infer_specs
+from gpuexec.ir.containers import make_optional, make_sequence, read_sequence
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import OPTIONAL, TensorSpec
 from tests.objects import BACKENDS, are_equal, parse, run_on
 from tests.ops.objects import ObjectCase, check_case, optional, sequence, tensor
 

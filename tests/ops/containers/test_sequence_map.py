@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuexec as gx
-from gpuexec.containers import make_sequence, pack, read_sequence, unpack
 from gpuexec.errors import InputError
-from gpuexec.graphs import Graph, Value
+from gpuexec.ir.containers import make_sequence, pack, read_sequence, unpack
+from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ops.containers.sequence_map import SequenceMap
-from gpuexec.ops.interpret import compute_graph
+from gpuexec.ops.control.interpret import compute_graph
 from tests.objects import BACKENDS, are_equal, check_everywhere, parse, run_on
 
 F32 = np.float32

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from gpuexec.apply import compute_arrays, infer_specs
-from gpuexec.containers import make_sequence, read_sequence
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build
-from gpuexec.spec import SEQUENCE, TensorSpec
+from gpuexec.ir.apply import compute_arrays, infer_specs
+from gpuexec.ir.containers import make_sequence, read_sequence
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import SEQUENCE, TensorSpec
 from tests.ops.objects import ObjectCase, apply, check_case, sequence, tensor
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.spec import dtype_row
+from gpuexec.ir.spec import dtype_row
 from tests.ops.case import make_model
 from tests.ops.harness import Array, Case, build_operator, check_compute, compare
 

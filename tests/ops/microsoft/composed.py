@@ -20,13 +20,13 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from gpuexec.graphs import RawNode
 from gpuexec.importer.load import load_graph
-from gpuexec.operator import Operator, build, find_operator, qualified, upgrades_for
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.operator import Operator, build, find_operator, qualified, upgrades_for
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
-from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
 from tests.devices.opening import open_living
 from tests.execute import run_template
 
@@ -155,7 +155,7 @@ def _build(case: Composed) -> Operator | None:
 
 
 def _is_taken_apart(op: Operator) -> bool:
-    from gpuexec.operator import decomposition_for
+    from gpuexec.ir.operator import decomposition_for
 
     return decomposition_for(op.name) is not None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.spec import BFLOAT16
+from gpuexec.ir.spec import BFLOAT16
 from tests.ops.harness import Case
 
 Array = np.ndarray[Any, Any]

@@ -13,9 +13,9 @@ from onnx import helper, numpy_helper
 
 import gpuexec as gx
 from gpuexec.errors import InputError
-from gpuexec.operator import build
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.microsoft.cdist import METRICS
-from gpuexec.spec import TensorSpec
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.microsoft.composed import DOMAIN
 from tests.ops.microsoft.samples import HALF, SINGLE, sample

@@ -10,11 +10,11 @@ from onnx.reference import ReferenceEvaluator
 
 from gpuexec.errors import InputError, ModelError
 from gpuexec.importer.load import load_graph
-from gpuexec.operator import build
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.microsoft.activation import ACTIVATIONS
 from gpuexec.ops.microsoft.renamed import SAME
 from gpuexec.passes import AT_LOAD, run_passes
-from gpuexec.spec import TensorSpec
 from tests.ops.microsoft.composed import DOMAIN, Array, Composed, expect, make_model, run_composed
 from tests.ops.microsoft.references import group_norm, softmax
 from tests.ops.microsoft.samples import HALF, NARROW, SINGLE, flags, ints, sample

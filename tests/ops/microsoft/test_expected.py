@@ -9,10 +9,10 @@ import pytest
 
 from gpuexec.errors import InputError
 from gpuexec.importer.load import load_graph
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.planner.template import plan_graph
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 from tests.ops.microsoft.attention_cases import HEADS, grouped
 from tests.ops.microsoft.composed import Array, Composed, feeds, make_model
 from tests.ops.microsoft.samples import flags, ints, sample

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from onnxruntime.capi import _pybind_state as runtime
 
 import gpuexec as gx
-from gpuexec.operator import operator_names, upgraded_names
+from gpuexec.ir.operator import operator_names, upgraded_names
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.forms import FORMS
 

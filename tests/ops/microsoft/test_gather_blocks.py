@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from tests.ops.harness import Array, Case, run_case
 
 DOMAIN = "com.microsoft"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ops.microsoft.matmul_nbits import TABLES
-from gpuexec.spec import BFLOAT16, TensorSpec
 from tests.ops.harness import Array, Case, run_case
 
 DOMAIN = "com.microsoft"

@@ -7,8 +7,8 @@ import pytest
 from onnx import TensorProto
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.microsoft.composed import DOMAIN
 from tests.ops.objects import ObjectCase, check_case, tensor

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.operator import build
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from tests.ops.harness import Case, run_case
 from tests.ops.microsoft.part_cases import PART_CASES
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
+from gpuexec.ir.operator import build
 from tests.ops.decomposed import check_parts
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.microsoft.as_model import check_as_model

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.microsoft.rational import rational_sigmoid, rational_tanh
-from gpuexec.spec import TensorSpec
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.microsoft.as_model import check_as_model
 

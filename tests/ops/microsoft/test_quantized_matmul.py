@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from tests.ops.decomposed import check_parts
 from tests.ops.harness import Array, Case, run_case
 

@@ -10,9 +10,9 @@ import pytest
 
 from gpuexec.errors import InputError
 from gpuexec.importer.load import load_graph
-from gpuexec.operator import build
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.passes import AT_LOAD, run_passes
-from gpuexec.spec import TensorSpec
 from tests.ops.harness import Case, run_case
 from tests.ops.microsoft.composed import DOMAIN, Array, Composed, make_model, run_composed
 

@@ -21,7 +21,7 @@ from onnxruntime.quantization.matmul_bnb4_quantizer import MatMulBnb4Quantizer
 import gpuexec as gx
 import gpuexec.ops
 from gpuexec.importer.expand import is_runnable
-from gpuexec.operator import find_operator
+from gpuexec.ir.operator import find_operator
 from tests.ops.harness import Array
 from tests.ops.microsoft.quantizable import images, layers, make_model, moved, recurrent
 from tests.ops.microsoft.samples import sample

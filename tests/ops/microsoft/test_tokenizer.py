@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.text.pattern import parse
 from gpuexec.ops.text.search import build_searcher
-from gpuexec.spec import STRING, TensorSpec
 from tests.ops.microsoft.composed import DOMAIN
 from tests.ops.objects import ObjectCase, check_case, tensor
 

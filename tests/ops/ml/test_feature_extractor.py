@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.ml.feature_extractor import ArrayFeatureExtractor
-from gpuexec.spec import TensorSpec
 from tests.ops.harness import Case, run_case
 from tests.ops.ml.cases import INPUTS, ml
 

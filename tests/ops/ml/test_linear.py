@@ -13,9 +13,9 @@ from onnx.reference.ops.aionnxml._common_classifier import probit
 
 import gpuexec as gx
 from gpuexec.errors import InputError
-from gpuexec.operator import build
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.ml.scores import Transform, transform_scores
-from gpuexec.spec import TensorSpec
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.ml.cases import INPUTS, make_model, ml, run_model
 

@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto, TypeProto, helper
 
 import gpuexec as gx
-from gpuexec.apply import infer_specs
-from gpuexec.operator import build
-from gpuexec.spec import MAP, SEQUENCE, STRING, TensorSpec
+from gpuexec.ir.apply import infer_specs
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import MAP, SEQUENCE, STRING, TensorSpec
 from tests.objects import BACKENDS, are_equal, check_everywhere
 from tests.ops.ml.cases import DOMAIN
 from tests.ops.objects import tensor
@@ -186,7 +186,7 @@ def test_attributes_that_do_not_fit_are_refused(op: str, attributes: dict[str, A
 
 
 def test_keys_that_are_strings_have_no_order_here() -> None:
-    from gpuexec.containers import make_map
+    from gpuexec.ir.containers import make_map
 
     with pytest.raises(gx.InputError, match="keys are integers, got key 'a'"):
         build(f"{DOMAIN}.CastMap", {}).compute(make_map({"a": np.array(1.0)}))

@@ -9,8 +9,8 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.errors import InputError
-from gpuexec.operator import build
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.ml.cases import INPUTS, make_model, ml, run_model
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.operator import build
+from gpuexec.ir.operator import build
 from tests.ops.ml.cases import DOMAIN, make_model
 from tests.ops.ml.growing import legacy
 from tests.ops.ml.test_svm import machine, regression

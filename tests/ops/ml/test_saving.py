@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, TypeProto, helper, numpy_helper
 
 import gpuexec as gx
-from gpuexec.operator import operator_names
-from gpuexec.spec import STRING, TensorSpec, dtype_row, is_container
+from gpuexec.ir.operator import operator_names
+from gpuexec.ir.spec import STRING, TensorSpec, dtype_row, is_container
 from tests.objects import are_equal
 from tests.ops.calls import ML_CALLS
 from tests.ops.harness import Case, build_operator

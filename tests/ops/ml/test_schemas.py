@@ -7,7 +7,7 @@ from typing import Any
 import onnx
 import pytest
 
-from gpuexec.operator import build
+from gpuexec.ir.operator import build
 from tests.ops.ml.cases import DOMAIN
 from tests.ops.ml.growing import Branch, Leaf, legacy, modern
 

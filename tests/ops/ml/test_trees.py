@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from onnx.reference.ops.aionnxml._common_classifier import probit
 
 from gpuexec.errors import InputError
-from gpuexec.operator import build
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.ml.scores import Transform, transform_scores
-from gpuexec.spec import TensorSpec
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.ml.cases import ml
 from tests.ops.ml.growing import MODES, Branch, Leaf, Tree, grow, modern, score

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import gpuexec as gx
 from gpuexec.errors import InputError
-from gpuexec.operator import build
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.ml.scores import Transform, transform_scores
-from gpuexec.spec import TensorSpec
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.ml.cases import INPUTS, make_model, ml, run_model
 from tests.ops.ml.growing import Branch, Leaf, Tree, grow, legacy, score

@@ -9,9 +9,9 @@ import pytest
 from onnx import TensorProto
 
 import gpuexec as gx
-from gpuexec.apply import infer_specs
-from gpuexec.operator import build
-from gpuexec.spec import STRING, TensorSpec
+from gpuexec.ir.apply import infer_specs
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import STRING, TensorSpec
 from tests.ops.objects import ObjectCase, check_case, tensor
 
 TEXT = tensor(TensorProto.STRING)

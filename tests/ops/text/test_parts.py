@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 import gpuexec as gx
-from gpuexec.apply import compute_arrays, infer_specs
-from gpuexec.operator import build
-from gpuexec.spec import STRING, TensorSpec
+from gpuexec.ir.apply import compute_arrays, infer_specs
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import STRING, TensorSpec
 from tests.ops.objects import ObjectCase, check_case, tensor
 
 Array = np.ndarray[Any, Any]

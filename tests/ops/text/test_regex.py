@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 import gpuexec as gx
-from gpuexec.apply import compute_arrays, infer_specs
-from gpuexec.operator import build
+from gpuexec.ir.apply import compute_arrays, infer_specs
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.text.automaton import build_automaton
 from gpuexec.ops.text.pattern import parse
-from gpuexec.spec import STRING, TensorSpec
 from tests.ops.objects import ObjectCase, check_case, tensor
 
 TEXT, BOOL = tensor(TensorProto.STRING), tensor(TensorProto.BOOL)

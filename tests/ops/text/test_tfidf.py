@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 import gpuexec as gx
-from gpuexec.operator import build
-from gpuexec.spec import STRING, TensorSpec
+from gpuexec.ir.operator import build
+from gpuexec.ir.spec import STRING, TensorSpec
 from tests.ops.harness import Case, run_case
 from tests.ops.objects import ObjectCase, check_case, tensor
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuexec.runtime.cpu import CpuDevice
+from gpuexec.devices.cpu.cpu import CpuDevice
 from tests.operators import CALLED
 
 

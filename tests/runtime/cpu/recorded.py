@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuexec.command import Command, HostCall, Slot
-from gpuexec.plan import Segment
-from gpuexec.runtime.cpu import CpuDevice, CpuMemory
-from gpuexec.runtime.device import Recording, Region
-from gpuexec.spec import TensorSpec
+from gpuexec.devices.cpu.cpu import CpuDevice, CpuMemory
+from gpuexec.devices.device import Recording, Region
+from gpuexec.ir.command import Command, HostCall, Slot
+from gpuexec.ir.plan import Segment
+from gpuexec.ir.spec import TensorSpec
 from tests.operators import Array
 
 BYTE = np.dtype(np.uint8)

@@ -8,13 +8,13 @@ import threading
 import numpy as np
 import pytest
 
-from gpuexec.command import Copy, Fill, Kernel, Launch, Slot
+from gpuexec.devices.cpu.cpu import CpuDevice, CpuMemory
+from gpuexec.devices.cpu.cpu_execution import Call, Execution, Order, make_view
+from gpuexec.devices.cpu.cpu_stream import CpuStream
+from gpuexec.devices.device import Region
 from gpuexec.errors import ClosedError, KernelError, OutOfMemoryError, PlanError
-from gpuexec.runtime.cpu import CpuDevice, CpuMemory
-from gpuexec.runtime.cpu_execution import Call, Execution, Order, make_view
-from gpuexec.runtime.cpu_stream import CpuStream
-from gpuexec.runtime.device import Region
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Copy, Fill, Kernel, Launch, Slot
+from gpuexec.ir.spec import TensorSpec
 from tests.operators import CALLED, Array, meet
 from tests.runtime.cpu.recorded import BYTE, LARGE, SMALL, Bench, call, window
 

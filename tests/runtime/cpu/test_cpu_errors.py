@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
+from gpuexec.devices.cpu.cpu import CpuDevice
 from gpuexec.errors import DeviceError, PlanError
-from gpuexec.runtime.cpu import CpuDevice
 from tests.operators import CALLED, Array
 from tests.runtime.cpu.recorded import LARGE, SMALL, Bench, call
 

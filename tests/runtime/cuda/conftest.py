@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpuexec.runtime.cuda import CudaDevice
-from gpuexec.runtime.driver import probe
-from gpuexec.runtime.simulator.device import SimulatorDevice
+from gpuexec.devices.cuda.cuda import CudaDevice
+from gpuexec.devices.cuda.driver import probe
+from gpuexec.devices.simulator.device import SimulatorDevice
 from tests.runtime.cuda.launching import EXPRESSIONS, SOURCE
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.runtime.cuda import CudaDevice
+from gpuexec.devices.cuda.cuda import CudaDevice
 
 SOURCE = """#include <cuda_fp16.h>
 struct Shift { int by[3]; };

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuexec.command import Kernel, LaunchConfig
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.cuda import CudaDevice
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.cuda.cuda import CudaDevice
+from gpuexec.ir.command import Kernel, LaunchConfig
 from tests.runtime.cuda.launching import ONES, SHIFT, download, upload
 
 

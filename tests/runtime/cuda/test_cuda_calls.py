@@ -19,23 +19,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gpuexec.runtime
-from gpuexec.command import Copy, Fill, Kernel, Launch, LaunchConfig, Slot
-from gpuexec.runtime.cuda import CudaDevice
-from gpuexec.runtime.cuda_errors import CallContext
-from gpuexec.runtime.cuda_graph import CudaGraph
-from gpuexec.runtime.cuda_stream import CudaFunction, CudaStream
-from gpuexec.runtime.driver import probe
-from gpuexec.runtime.prepared import PreparedCopy, PreparedFill, PreparedLaunch
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
+import gpuexec.devices
+from gpuexec.devices.cuda.cuda import CudaDevice
+from gpuexec.devices.cuda.cuda_errors import CallContext
+from gpuexec.devices.cuda.cuda_graph import CudaGraph
+from gpuexec.devices.cuda.cuda_stream import CudaFunction, CudaStream
+from gpuexec.devices.cuda.driver import probe
+from gpuexec.devices.prepared import PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.ir.command import Copy, Fill, Kernel, Launch, LaunchConfig, Slot
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from tests import cuda_wheels
 
 cupy, driver = cuda_wheels.load("cupy"), cuda_wheels.load("cuda.bindings.driver")
 DynamicLibNotFoundError = cuda_wheels.load("cuda.pathfinder").DynamicLibNotFoundError
 
 LAUNCH = Launch(Kernel("a.cu", "f"), (1, 1, 1), (32, 1, 1), (np.int32(1), np.float32(2)), writes=())
-RUNTIME = Path(gpuexec.runtime.__file__).parent
+RUNTIME = Path(gpuexec.devices.__file__).parent
 # What an expression stands for, where the source does not say it by its own name.
 MEANINGS: dict[str, dict[str, Any]] = {
     "cuda.py": {
@@ -125,7 +125,7 @@ def read_signature(function: Any) -> inspect.Signature:
 
 def find_uses(file: str) -> Iterator[tuple[ast.expr, Any]]:
     """Yield each expression of a source that stands for a thing of the libraries, with that thing."""
-    for node in ast.walk(ast.parse((RUNTIME / file).read_text())):
+    for node in ast.walk(ast.parse(_find(file).read_text())):
         if isinstance(node, ast.Attribute):
             thing = resolve(node, MEANINGS[file])
             if thing is not None:
@@ -140,7 +140,7 @@ def test_every_name_used_exists_in_the_installed_libraries(file: str) -> None:
 @pytest.mark.parametrize("file", MEANINGS)
 def test_every_call_fits_the_signature_in_the_installed_libraries(file: str) -> None:
     calls = 0
-    for node in ast.walk(ast.parse((RUNTIME / file).read_text())):
+    for node in ast.walk(ast.parse(_find(file).read_text())):
         if not isinstance(node, ast.Call):
             continue
         function = resolve(node.func, MEANINGS[file])
@@ -202,7 +202,7 @@ def test_driver_takes_the_types_of_every_argument() -> None:
         stream.fill(256, bytes(width), 4)
     function.check_residency(LaunchConfig((1, 1, 1), (32, 1, 1)), device.target)
     together.issue(stream)
-    sources = "".join((RUNTIME / name).read_text() for name in ("cuda.py", "cuda_stream.py", "cuda_graph.py"))
+    sources = "".join(_find(name).read_text() for name in ("cuda.py", "cuda_stream.py", "cuda_graph.py"))
     used = re.findall(r"driver\.(cu\w+)", sources)
     assert called == set(used) and len(called) == 18
 
@@ -223,3 +223,8 @@ def test_read_signature_refuses_a_call_that_does_not_fit() -> None:
 def test_find_attribute_refuses_a_name_that_does_not_exist() -> None:
     with pytest.raises(AssertionError, match="nothing"):
         find_attribute(cupy.cuda.Event, "nothing", "self.event.nothing")
+
+
+def _find(file: str) -> Path:
+    (path,) = RUNTIME.rglob(file)
+    return path

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpuexec.command import Kernel
+from gpuexec.devices.cuda.cuda_errors import FAULTS, CallContext
 from gpuexec.errors import DeviceError, DeviceLostError, KernelError, OutOfMemoryError
-from gpuexec.runtime.cuda_errors import FAULTS, CallContext
+from gpuexec.ir.command import Kernel
 
 KERNEL = Kernel("a.cu", "k")
 

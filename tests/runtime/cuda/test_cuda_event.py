@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuexec.devices.cuda.cuda import CudaDevice
+from gpuexec.devices.cuda.cuda_errors import NOT_READY, SUCCESS
+from gpuexec.devices.cuda.cuda_event import CudaEvent
 from gpuexec.errors import DeviceLostError
-from gpuexec.runtime.cuda import CudaDevice
-from gpuexec.runtime.cuda_errors import NOT_READY, SUCCESS
-from gpuexec.runtime.cuda_event import CudaEvent
 from tests.runtime.cupy_standin import Standin, install
 
 EVER_US = 1e12

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuexec.command import Kernel, LaunchConfig
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.cuda.cuda import CudaDevice, CudaEvent
+from gpuexec.devices.cuda.driver import probe
+from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.errors import DeviceLostError, DeviceNotFoundError, OutOfMemoryError
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.cuda import CudaDevice, CudaEvent
-from gpuexec.runtime.driver import probe
-from gpuexec.runtime.simulator.device import SimulatorDevice
+from gpuexec.ir.command import Kernel, LaunchConfig
 from tests.runtime.cuda.launching import ORDINARY
 from tests.runtime.cupy_standin import Standin, install
 
@@ -94,10 +94,10 @@ def test_device_names_the_command_when_cupy_is_missing(monkeypatch: pytest.Monke
 
 FAULT = """
 import sys
-from gpuexec.command import Kernel, LaunchConfig
+from gpuexec.ir.command import Kernel, LaunchConfig
 from gpuexec.errors import DeviceLostError
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.cuda import CudaDevice
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.cuda.cuda import CudaDevice
 
 device = CudaDevice()
 kernel, stream, event = Kernel(sys.argv[1], "fault"), device.create_stream(), device.create_event()

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpuexec.devices.cuda.cuda import CudaDevice
+from gpuexec.devices.memory_pool import MemoryPool
 from gpuexec.errors import DeviceLostError, OrderError, OutOfMemoryError
-from gpuexec.runtime.cuda import CudaDevice
-from gpuexec.runtime.memory_pool import MemoryPool
 from tests.runtime.cupy_standin import Standin
 
 

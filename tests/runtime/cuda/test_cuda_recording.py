@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuexec.command import Copy, Fill, Kernel, Launch, LaunchConfig, Slot
-from gpuexec.plan import Segment
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.cuda import CudaDevice
-from gpuexec.runtime.device import Region
-from gpuexec.runtime.launch_costs import PACKED_COSTS, RAW_KERNEL_COSTS
-from gpuexec.runtime.prepared import PreparedSegment
-from gpuexec.spec import TensorSpec
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.cuda.cuda import CudaDevice
+from gpuexec.devices.device import Region
+from gpuexec.devices.launch_costs import PACKED_COSTS, RAW_KERNEL_COSTS
+from gpuexec.devices.prepared import PreparedSegment
+from gpuexec.ir.command import Copy, Fill, Kernel, Launch, LaunchConfig, Slot
+from gpuexec.ir.plan import Segment
+from gpuexec.ir.spec import TensorSpec
 from tests.runtime.cuda.launching import ONES, ORDINARY, SHIFT, download, upload
 from tests.runtime.cupy_standin import Standin, install
 

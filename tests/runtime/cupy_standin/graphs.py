@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver as bindings
 
-from gpuexec.command import LaunchConfig
+from gpuexec.ir.command import LaunchConfig
 from tests.runtime.cupy_standin.kernels import read_parameters
 from tests.runtime.cupy_standin.statuses import CONTEXT, INVALID_VALUE, CUDARuntimeError
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuexec import knobs
-from gpuexec.command import Kernel, LaunchConfig
+from gpuexec.ir.command import Kernel, LaunchConfig
+from gpuexec.system import knobs
 from tests.runtime.cupy_standin.objects import Stream
 from tests.runtime.cupy_standin.statuses import view_bytes
 

@@ -12,9 +12,9 @@ import cuda.bindings
 import numpy as np
 import pytest
 
-from gpuexec.command import LaunchConfig
+from gpuexec.devices.arguments import PackedArguments
 from gpuexec.errors import DeviceLostError, GpuexecError, OutOfMemoryError
-from gpuexec.runtime.arguments import PackedArguments
+from gpuexec.ir.command import LaunchConfig
 from tests.runtime.cupy_standin.graphs import GraphCalls
 from tests.runtime.cupy_standin.kernels import RawKernel, RawModule, read_parameters, unpack
 from tests.runtime.cupy_standin.memory import MemoryCalls

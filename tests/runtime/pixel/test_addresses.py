@@ -7,12 +7,12 @@ import struct
 import numpy as np
 import pytest
 
-from gpuexec.command import Kernel, Launch, Slot
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.pixel.addresses import AddressSpace
+from gpuexec.devices.pixel.arguments import name_textures
 from gpuexec.errors import DeviceError, KernelError
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.pixel.addresses import AddressSpace
-from gpuexec.runtime.pixel.arguments import name_textures
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Kernel, Launch, Slot
+from gpuexec.ir.spec import TensorSpec
 
 
 def test_every_byte_of_a_range_is_its_holders() -> None:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 import gpuexec.ops  # noqa: F401  (fills the table)
-from gpuexec.command import Kernel
-from gpuexec.instances import kernel_table
-from gpuexec.ops.pixel import find_blits
-from gpuexec.runtime.kernel_source import flatten, kernels_dir
-from gpuexec.runtime.nvrtc import compile_cubin
+from gpuexec.devices.kernels.kernel_source import flatten, kernels_dir
+from gpuexec.devices.kernels.nvrtc import compile_cubin
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.instances import kernel_table
+from gpuexec.ops.lib.pixel import find_blits
 from tests.cuda_wheels import needs_cuda_wheels
 
 BLITS = {
@@ -67,7 +67,7 @@ def test_rows_name_kernels_that_are_listed() -> None:
         for expression in expressions
         if find_blits(Kernel(source, expression))
     }
-    from gpuexec.ops.pixel import _BLITS
+    from gpuexec.ops.lib.pixel import _BLITS
 
     assert {(source, name) for source, names in _BLITS.items() for name in names} == drawn
     for source, name in drawn:

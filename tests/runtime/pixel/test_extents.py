@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuexec.devices.kernels.kernel_source import kernels_dir
+from gpuexec.devices.pixel.extents import MOST_ROWS, ROW_BYTES, TEXEL_BYTES, TEXELS_PER_ROW, find_extents, split_range
 from gpuexec.errors import OutOfMemoryError
-from gpuexec.ops import pixel
-from gpuexec.runtime.kernel_source import kernels_dir
-from gpuexec.runtime.pixel.extents import MOST_ROWS, ROW_BYTES, TEXEL_BYTES, TEXELS_PER_ROW, find_extents, split_range
+from gpuexec.ops.lib import pixel
 
 
 @given(st.integers(0, 3 * ROW_BYTES), st.integers(0, 3 * ROW_BYTES + 40))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.runtime.kernel_source import flatten
-from gpuexec.runtime.nvrtc import compile_cubin
-from gpuexec.runtime.simulator.module import load_file
+from gpuexec.devices.kernels.kernel_source import flatten
+from gpuexec.devices.kernels.nvrtc import compile_cubin
+from gpuexec.devices.simulator.module import load_file
 from tests.cuda_wheels import needs_cuda_wheels
 
 SOURCE = Path(__file__).with_name("texels.cu")

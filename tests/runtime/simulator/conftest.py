@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.runtime.simulator.module import SimulatorFunction, load_files
+from gpuexec.devices.simulator.library import Schedule
+from gpuexec.devices.simulator.module import SimulatorFunction, load_files
 
 FOLDER = Path(__file__).parent / "kernels"
 _SHORT = ("__half", "__nv_bfloat16")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuexec.runtime.simulator import cache as cache_module
-from gpuexec.runtime.simulator import compile as compile_module
-from gpuexec.runtime.simulator.cache import ObjectCache, is_whole
-from gpuexec.runtime.simulator.compile import build_file, build_runtime
-from gpuexec.runtime.simulator.toolchain import find_compiler
+from gpuexec.devices.simulator import cache as cache_module
+from gpuexec.devices.simulator import compile as compile_module
+from gpuexec.devices.simulator.cache import ObjectCache, is_whole
+from gpuexec.devices.simulator.compile import build_file, build_runtime
+from gpuexec.devices.simulator.toolchain import find_compiler
 
 KERNEL = '#include "part.cuh"\nextern "C" __global__ void k(int* y) { y[0] = kValue; }\n'
 
@@ -133,7 +133,7 @@ def test_two_processes_at_once_compile_once(tmp_path: Path) -> None:
     compiler.chmod(0o755)
     path = write_kernel(tmp_path / "kernels")
     script = (
-        "import sys; from pathlib import Path; from gpuexec.runtime.simulator.compile import build_file\n"
+        "import sys; from pathlib import Path; from gpuexec.devices.simulator.compile import build_file\n"
         "print('ready', flush=True); print(build_file(Path(sys.argv[1]), ['k']).path)"
     )
     environment = {**os.environ, "GPUEXEC_CXX": str(compiler), "GPUEXEC_CACHE_DIR": str(tmp_path / "cache")}

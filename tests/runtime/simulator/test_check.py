@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuexec.command import Kernel, Launch, Slot
+from gpuexec.devices.device import Region
+from gpuexec.devices.recording import record_launches
+from gpuexec.devices.simulator import findings as findings_module
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.findings import Finding
+from gpuexec.devices.simulator.library import Schedule
+from gpuexec.devices.simulator.module import FindingsError, SimulatorFunction, load_file
 from gpuexec.errors import CheckError
-from gpuexec.plan import Segment
-from gpuexec.runtime.device import Region
-from gpuexec.runtime.recording import record_launches
-from gpuexec.runtime.simulator import findings as findings_module
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.runtime.simulator.findings import Finding
-from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.runtime.simulator.module import FindingsError, SimulatorFunction, load_file
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Kernel, Launch, Slot
+from gpuexec.ir.plan import Segment
+from gpuexec.ir.spec import TensorSpec
 
 Kernels = Mapping[str, SimulatorFunction]
 SOURCE = Path(__file__).parent / "kernels" / "check.cu"

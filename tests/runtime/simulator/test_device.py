@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.command import Kernel, LaunchConfig
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.library import Schedule
+from gpuexec.devices.simulator.operations import Operation
+from gpuexec.devices.simulator.stream import SimulatorStream
 from gpuexec.errors import ClosedError, DeviceLostError, KernelError, OutOfMemoryError
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.runtime.simulator.operations import Operation
-from gpuexec.runtime.simulator.stream import SimulatorStream
+from gpuexec.ir.command import Kernel, LaunchConfig
 from tests.runtime.simulator.conftest import FOLDER, TABLE, instantiations
 
 MISTAKES = str(FOLDER / "mistakes.cu")

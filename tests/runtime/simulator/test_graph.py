@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from gpuexec.command import Copy, Fill, Kernel, Launch, Slot
+from gpuexec.devices.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.library import Order, Schedule
+from gpuexec.devices.simulator.memory import DeviceMemory
 from gpuexec.errors import ClosedError, InputError
-from gpuexec.runtime.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.runtime.simulator.library import Order, Schedule
-from gpuexec.runtime.simulator.memory import DeviceMemory
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Copy, Fill, Kernel, Launch, Slot
+from gpuexec.ir.spec import TensorSpec
 from tests.runtime.simulator.conftest import FOLDER, instantiations
 
 STORE = Kernel(str(FOLDER / "mistakes.cu"), "store")

@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuexec.runtime.simulator import compile as compile_module
-from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.runtime.simulator.module import SimulatorFunction, load_file
-from gpuexec.runtime.simulator.toolchain import find_compiler
+from gpuexec.devices.simulator import compile as compile_module
+from gpuexec.devices.simulator.library import Schedule
+from gpuexec.devices.simulator.module import SimulatorFunction, load_file
+from gpuexec.devices.simulator.toolchain import find_compiler
 from tests.runtime.simulator.conftest import FOLDER, TABLE
 
 Kernels = Mapping[str, SimulatorFunction]

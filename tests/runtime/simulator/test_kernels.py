@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.runtime.simulator.module import SimulatorFunction
+from gpuexec.devices.simulator.library import Schedule
+from gpuexec.devices.simulator.module import SimulatorFunction
 
 Kernels = Mapping[str, SimulatorFunction]
 RNG = np.random.default_rng(0)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpuexec.devices.simulator.library import GridError, Schedule
+from gpuexec.devices.simulator.module import SimulatorFunction
 from gpuexec.errors import KernelError
-from gpuexec.runtime.simulator.library import GridError, Schedule
-from gpuexec.runtime.simulator.module import SimulatorFunction
 
 Kernels = Mapping[str, SimulatorFunction]
 OUT = np.zeros(64, np.float32)

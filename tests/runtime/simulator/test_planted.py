@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.command import Kernel, LaunchConfig
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.findings import Finding, Kind
+from gpuexec.devices.simulator.library import Schedule
+from gpuexec.devices.simulator.module import FindingsError, SimulatorFunction, load_files
 from gpuexec.errors import CheckError
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.runtime.simulator.findings import Finding, Kind
-from gpuexec.runtime.simulator.library import Schedule
-from gpuexec.runtime.simulator.module import FindingsError, SimulatorFunction, load_files
+from gpuexec.ir.command import Kernel, LaunchConfig
 
 Array = np.ndarray[Any, Any]
 FOLDER = Path(__file__).parent / "kernels"

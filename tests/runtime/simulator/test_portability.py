@@ -12,9 +12,9 @@ import pytest
 _SCRIPT = """
 import hashlib, sys
 import numpy as np
-from gpuexec.runtime.simulator.library import GridError, Schedule, load_runtime
+from gpuexec.devices.simulator.library import GridError, Schedule, load_runtime
 load_runtime(sys.argv[1:])
-from gpuexec.runtime.simulator.module import load_files
+from gpuexec.devices.simulator.module import load_files
 from tests.runtime.simulator.conftest import FOLDER, TABLE
 files = ("basic.cu", "mistakes.cu", "tensor.cu")
 modules = load_files({FOLDER / name: TABLE[name] for name in files})

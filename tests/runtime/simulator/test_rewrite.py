@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpuexec.devices.simulator.rewrite import find_launch_bounds, rewrite_shared, strip_comments
 from gpuexec.errors import KernelError
-from gpuexec.runtime.simulator.rewrite import find_launch_bounds, rewrite_shared, strip_comments
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.command import Kernel, LaunchConfig
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.simulator import stream_thread
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.memory import DeviceMemory
+from gpuexec.devices.simulator.operations import Operation
+from gpuexec.devices.simulator.stream import SimulatorStream
 from gpuexec.errors import DeviceError, InputError, KernelError
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.simulator import stream_thread
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.runtime.simulator.memory import DeviceMemory
-from gpuexec.runtime.simulator.operations import Operation
-from gpuexec.runtime.simulator.stream import SimulatorStream
+from gpuexec.ir.command import Kernel, LaunchConfig
 from tests.runtime.simulator.conftest import FOLDER, instantiations
 
 ADD = Kernel(str(FOLDER / "basic.cu"), "add")

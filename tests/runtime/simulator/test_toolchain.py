@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from gpuexec.devices.simulator.cache import ObjectCache
+from gpuexec.devices.simulator.compile import build_file
+from gpuexec.devices.simulator.library import load_runtime
+from gpuexec.devices.simulator.module import load_file
+from gpuexec.devices.simulator.symbols import find_missing, list_undefined
+from gpuexec.devices.simulator.toolchain import find_compiler
 from gpuexec.errors import KernelError
-from gpuexec.runtime.simulator.cache import ObjectCache
-from gpuexec.runtime.simulator.compile import build_file
-from gpuexec.runtime.simulator.library import load_runtime
-from gpuexec.runtime.simulator.module import load_file
-from gpuexec.runtime.simulator.symbols import find_missing, list_undefined
-from gpuexec.runtime.simulator.toolchain import find_compiler
 
 
 def test_missing_compiler_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

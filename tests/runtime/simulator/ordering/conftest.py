@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuexec.runtime.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.device import SimulatorDevice
 from tests.runtime.simulator.conftest import instantiations
 from tests.runtime.simulator.ordering.issuing import ADD, Begin, go, hold
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gpuexec.command import Kernel, Launch, Slot
-from gpuexec.runtime.prepared import PreparedLaunch
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.runtime.simulator.memory import DeviceMemory
-from gpuexec.runtime.simulator.stream import SimulatorEvent, SimulatorStream
-from gpuexec.spec import TensorSpec
+from gpuexec.devices.prepared import PreparedLaunch
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.memory import DeviceMemory
+from gpuexec.devices.simulator.stream import SimulatorEvent, SimulatorStream
+from gpuexec.ir.command import Kernel, Launch, Slot
+from gpuexec.ir.spec import TensorSpec
 from tests.runtime.simulator.conftest import FOLDER
 
 ADD = Kernel(str(FOLDER / "basic.cu"), "add")

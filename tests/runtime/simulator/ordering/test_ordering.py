@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gpuexec.command import Launch, LaunchConfig, Slot
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.prepared import PreparedLaunch
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.memory import DeviceMemory
+from gpuexec.devices.simulator.stream import SimulatorStream
 from gpuexec.errors import OrderError
-from gpuexec.runtime.arguments import PackedArguments
-from gpuexec.runtime.prepared import PreparedLaunch
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.runtime.simulator.memory import DeviceMemory
-from gpuexec.runtime.simulator.stream import SimulatorStream
-from gpuexec.spec import TensorSpec
+from gpuexec.ir.command import Launch, LaunchConfig, Slot
+from gpuexec.ir.spec import TensorSpec
 from tests.runtime.simulator.ordering.issuing import ADD, F32, Begin, launch_add, record, settle
 
 USES: dict[str, Callable[[SimulatorStream, DeviceMemory, DeviceMemory], None]] = {

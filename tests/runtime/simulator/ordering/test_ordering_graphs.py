@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.library import Order, Schedule
 from gpuexec.errors import OrderError
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.runtime.simulator.library import Order, Schedule
 from tests.runtime.simulator.conftest import instantiations
 from tests.runtime.simulator.ordering.issuing import record
 from tests.runtime.simulator.test_graph import copy, fill

@@ -10,15 +10,15 @@ from functools import partial
 import numpy as np
 import pytest
 
+from gpuexec.devices.completion import Completion, WatcherThread
+from gpuexec.devices.device import begin_host_read, begin_host_write
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.memory import AddressMap, PinnedMemory
+from gpuexec.devices.simulator.operations import Access, Operation
+from gpuexec.devices.simulator.ordering import Ordering
+from gpuexec.devices.simulator.stream import SimulatorStream
+from gpuexec.devices.staging import Staging
 from gpuexec.errors import OrderError
-from gpuexec.runtime.completion import Completion, WatcherThread
-from gpuexec.runtime.device import begin_host_read, begin_host_write
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.runtime.simulator.memory import AddressMap, PinnedMemory
-from gpuexec.runtime.simulator.operations import Access, Operation
-from gpuexec.runtime.simulator.ordering import Ordering
-from gpuexec.runtime.simulator.stream import SimulatorStream
-from gpuexec.runtime.staging import Staging
 from tests.runtime.simulator.conftest import instantiations
 from tests.runtime.simulator.ordering.issuing import Begin, go, hold, record, settle
 

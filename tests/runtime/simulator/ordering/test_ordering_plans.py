@@ -9,16 +9,16 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from gpuexec.devices.simulator.memory import AddressMap
+from gpuexec.devices.simulator.operations import Access, Operation
+from gpuexec.devices.simulator.ordering import Ordering
 from gpuexec.errors import OrderError, PlanError
-from gpuexec.plan import Plan, Segment
+from gpuexec.ir.plan import Plan, Segment
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.planner.edges import Edge, find_paths
 from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
-from gpuexec.runtime.simulator.memory import AddressMap
-from gpuexec.runtime.simulator.operations import Access, Operation
-from gpuexec.runtime.simulator.ordering import Ordering
-from gpuexec.spec import TensorSpec
-from gpuexec.target import Target
 from tests.random_graphs import random_graph
 
 SEEDS = range(40)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from gpuexec.devices.simulator.memory import AddressMap
+from gpuexec.devices.simulator.operations import Access, Operation
+from gpuexec.devices.simulator.ordering import Ordering
 from gpuexec.errors import OrderError
-from gpuexec.runtime.simulator.memory import AddressMap
-from gpuexec.runtime.simulator.operations import Access, Operation
-from gpuexec.runtime.simulator.ordering import Ordering
 
 NBYTES = 32
 HOST = -1

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpuexec.devices.device import begin_host_write
+from gpuexec.devices.memory_pool import MemoryPool
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.memory import DeviceMemory
+from gpuexec.devices.simulator.stream import SimulatorStream
 from gpuexec.errors import DeviceError, OrderError, OutOfMemoryError
-from gpuexec.runtime.device import begin_host_write
-from gpuexec.runtime.memory_pool import MemoryPool
-from gpuexec.runtime.simulator.device import SimulatorDevice
-from gpuexec.runtime.simulator.memory import DeviceMemory
-from gpuexec.runtime.simulator.stream import SimulatorStream
 from tests.runtime.simulator.conftest import instantiations
 from tests.runtime.simulator.ordering.issuing import Begin, go, hold, launch_add, settle
 

@@ -1,0 +1,187 @@
+"""The CPU device: every command runs NumPy, over the same plans, arenas and edges as on a GPU.
+
+A stream is a thread that takes work in order, so issuing returns before the work is done. Within a recording, commands
+that no path of edges joins and that cost something run side by side on a pool; the rest run in line, and so do
+products by BLAS, which has threads of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from gpuexec.devices.cpu.cpu_execution import Call, Execution, Order
+from gpuexec.devices.cpu.cpu_stream import CpuEvent, CpuStream, CpuTimedEvent
+from gpuexec.devices.device import (
+    ALIGNMENT,
+    ByteArray,
+    Event,
+    Function,
+    MemoryBlock,
+    Recording,
+    Region,
+    Stream,
+    TimedEvent,
+)
+from gpuexec.devices.host import host_memory_bytes
+from gpuexec.devices.kernels.stored_code import StoredCode
+from gpuexec.devices.work_thread import WorkPool
+from gpuexec.errors import InputError, KernelError, OutOfMemoryError, PlanError
+from gpuexec.ir.command import Command, Kernel
+from gpuexec.ir.plan import Segment
+from gpuexec.ir.target import Target
+from gpuexec.system import knobs
+
+
+class CpuMemory:
+    """Bytes of the process, aligned to 256."""
+
+    __slots__ = ("_block", "address", "array", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        try:
+            self._block = np.empty(nbytes + ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError) as error:
+            raise OutOfMemoryError(f"The host refused {nbytes} bytes.") from error
+        start = -self._block.ctypes.data % ALIGNMENT
+        self.array: ByteArray = self._block[start : start + nbytes]
+        self.address: int = self._block.ctypes.data + start
+        self.nbytes = nbytes
+
+    def free(self) -> None:
+        """Drop the bytes; views others hold keep them alive."""
+        self._block = self.array = np.empty(0, np.uint8)
+
+
+class CpuRecording:
+    """A segment as NumPy calls."""
+
+    def __init__(self, device: CpuDevice, segment: Segment, memory: Mapping[int, Region]) -> None:
+        self._device, self._memory = device, memory
+        self._order = Order.of(segment)
+        self._calls = [Call(command, memory) for command in segment.commands]
+
+    def patch(self, commands: Sequence[Command]) -> None:
+        """Replace the commands by those of another size; runs already submitted keep theirs."""
+        if len(commands) != len(self._calls):
+            raise PlanError(f"A recording of {len(self._calls)} commands can't take {len(commands)}.")
+        self._calls = [
+            call if call.command is command else Call(command, self._memory, call)
+            for command, call in zip(commands, self._calls, strict=True)
+        ]
+
+    def submit(self, stream: Stream, bindings: Mapping[int, Region], first: int = 0, last: int | None = None) -> None:
+        """Put the commands ``[first, last)`` on the stream; see `gpuexec.devices.device.Recording`."""
+        assert isinstance(stream, CpuStream)
+        calls, order, bound = self._calls, self._order, dict(bindings)
+        span = (first, len(calls) if last is None else last)
+        device = self._device
+        stream.run(
+            lambda: Execution(calls, order, bound, span, lambda: device.pool, device.order).run(), is_first=first == 0
+        )
+
+    def close(self) -> None:
+        """Do nothing: the device holds nothing for it."""
+
+
+class CpuDevice:
+    """This machine's processor.
+
+    Args:
+        order: Picks which of n ready commands runs next, in place of plan order and the pool; to prove that edges
+            suffice.
+        clock: Clock of timed events, in seconds.
+        threads: Size of the pool; None: one per core, and two at least.
+    """
+
+    def __init__(
+        self,
+        order: Callable[[int], int] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        threads: int | None = None,
+    ) -> None:
+        self.target = Target.named("cpu").with_memory(host_memory_bytes())
+        self.name, self.ordinal = "cpu", 0
+        self.order, self.clock = order, clock
+        self._pool: WorkPool | None = None
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
+
+    @property
+    def pool(self) -> WorkPool:
+        """The threads beside the streams' own; started when first needed."""
+        with self._lock:
+            if self._pool is None:
+                # Two at least: commands that may run side by side do so on one core too.
+                threads = self._threads or max(2, knobs.compute_threads())
+                self._pool = WorkPool(threads, "gpuexec-cpu")
+            return self._pool
+
+    @property
+    def cached_nbytes(self) -> int:
+        """Nothing: the process's allocator takes back what is freed."""
+        return 0
+
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> MemoryBlock:
+        """Return memory of the process."""
+        return CpuMemory(nbytes)
+
+    def allocate_pinned(self, nbytes: int) -> MemoryBlock:
+        """Return memory of the process; nothing need be pinned here."""
+        return CpuMemory(nbytes)
+
+    def trim(self) -> int:
+        """Do nothing: no freed memory is kept."""
+        return 0
+
+    def create_stream(self) -> Stream:
+        """Return a stream with a thread of its own."""
+        stream = CpuStream()
+        with self._lock:
+            self._streams.add(stream)
+        return stream
+
+    def owns(self, stream: object) -> bool:
+        """Return whether an object is a stream of this device."""
+        return isinstance(stream, CpuStream)
+
+    def external_stream(self, handle: int) -> Stream:
+        """Refuse: streams of the CPU have no handles.
+
+        Raises:
+            InputError: Always.
+        """
+        raise InputError(f"The CPU device has no stream {handle:#x}; streams by handle belong to GPUs.")
+
+    def create_event(self) -> Event:
+        """Return an event, not recorded."""
+        return CpuEvent()
+
+    def create_timed_event(self) -> TimedEvent:
+        """Return an event that notes the time, not recorded."""
+        return CpuTimedEvent(self.clock)
+
+    def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
+        """Refuse kernels; a CPU plan has none."""
+        if kernels:
+            raise KernelError(f"{kernels[0]}: the CPU device runs host calls, not kernels.")
+
+    def function(self, kernel: Kernel) -> Function:
+        """Refuse: there are no kernels here."""
+        raise KernelError(f"{kernel}: the CPU device runs host calls, not kernels.")
+
+    def record(self, segment: Segment, memory: Mapping[int, Region]) -> Recording:
+        """Return the segment as NumPy calls."""
+        return CpuRecording(self, segment, memory)
+
+    def close(self) -> None:
+        """End the threads."""
+        for stream in list(self._streams):
+            stream.close()
+        if self._pool is not None:
+            self._pool.close()

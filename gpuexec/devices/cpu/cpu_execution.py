@@ -1,0 +1,238 @@
+"""Execution of commands as NumPy calls, in an order that their edges allow.
+
+Expensive commands run side by side, the rest in line.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gpuexec.devices.cpu.cpu_stream import fill_bytes
+from gpuexec.devices.device import ByteArray, Region
+from gpuexec.devices.work_thread import WorkPool
+from gpuexec.errors import GpuexecError, OutOfMemoryError, PlanError, locate
+from gpuexec.ir.apply import host_failure
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.ir.operator import Operator, build
+from gpuexec.ir.plan import Segment
+
+# A command is worth another thread when it took this long the last time; before it ever ran, when it moves this many
+# bytes.
+_HEAVY_BYTES = 1 << 18
+_HEAVY_SECONDS = 2e-4
+
+
+class Call:
+    """One command as a NumPy call. Views of memory that does not move are made once.
+
+    Args:
+        like: The call that stood in its place before; its operator is used again where it is the same.
+    """
+
+    __slots__ = ("_memory", "_operator", "_views", "command", "nbytes", "uses_all_cores")
+
+    def __init__(self, command: Command, memory: Mapping[int, Region], like: Call | None = None) -> None:
+        if isinstance(command, Launch):
+            raise PlanError(f"{command.kernel}: the CPU device runs host calls, not kernels.")
+        self.command, self._memory = command, memory
+        self._views: dict[int, Any] = {}
+        self._operator = _find_operator(command, like) if isinstance(command, HostCall) else None
+        self.uses_all_cores = self._operator is not None and self._operator.uses_all_cores
+        self.nbytes = sum(slot.spec.nbytes for slots in (command.reads_from(), command.writes_to()) for slot in slots)
+
+    def run(self, bindings: Mapping[int, Region]) -> None:
+        """Execute the command."""
+        command = self.command
+        match command:
+            case HostCall():
+                self._compute(command, bindings)
+            case Copy():
+                np.copyto(self._raw(command.destination, bindings), self._raw(command.source, bindings))
+            case Fill():
+                fill_bytes(self._raw(command.destination, bindings), command.pattern)
+
+    def describe(self, origin: str) -> str:
+        """Describe the command, its node and its operands, for messages."""
+        if not isinstance(self.command, HostCall):
+            return origin
+        specs = ", ".join("nothing" if slot is None else str(slot.spec) for slot in self.command.inputs)
+        return f"{self.command.operator} {origin!r} ({specs})"
+
+    def _compute(self, command: HostCall, bindings: Mapping[int, Region]) -> None:
+        assert self._operator is not None
+        inputs = [None if slot is None else self._view(slot, bindings) for slot in command.inputs]
+        out = [None if slot is None else self._view(slot, bindings) for slot in command.outputs]
+        results = self._operator.compute(*inputs, out=out)
+        for window, result in zip(out, results, strict=False):
+            if window is None or result is window:
+                continue
+            if result is None or result.shape != window.shape or result.dtype != window.dtype:
+                got = "nothing" if result is None else f"{result.dtype}{list(result.shape)}"
+                raise PlanError(f"expected {window.dtype}{list(window.shape)} to be computed, got {got}.")
+            np.copyto(window, result)
+
+    def _view(self, slot: Slot, bindings: Mapping[int, Region]) -> np.ndarray[Any, Any]:
+        view = self._views.get(id(slot))
+        if view is None:
+            region = self._memory.get(slot.buffer)
+            view = make_view(slot, region or bindings[slot.buffer])
+            if region is not None:
+                self._views[id(slot)] = view
+        return view
+
+    def _raw(self, slot: Slot, bindings: Mapping[int, Region]) -> ByteArray:
+        region = self._memory.get(slot.buffer) or bindings[slot.buffer]
+        start = region.offset + slot.offset_bytes
+        array = region.memory.array
+        assert array is not None
+        return array[start : start + slot.spec.nbytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Dependencies between a segment's commands. ``seconds`` is how long each command took the last time."""
+
+    after: Sequence[Sequence[int]]
+    waits: Sequence[int]
+    origins: Sequence[str]
+    seconds: list[float]
+
+    @staticmethod
+    def of(segment: Segment) -> Order:
+        """Return the order of a segment."""
+        count = len(segment.commands)
+        after: list[list[int]] = [[] for _ in range(count)]
+        waits = [0] * count
+        for first, second in segment.edges:
+            after[first].append(second)
+            waits[second] += 1
+        return Order(after, waits, segment.origins, [0.0] * count)
+
+
+class Execution:
+    """One pass over the commands ``[first, last)``; those before ``first`` have run.
+
+    Args:
+        choose: Picks which of n ready commands runs next, one at a time; None: plan order, with the pool.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        order: Order,
+        bindings: Mapping[int, Region],
+        span: tuple[int, int],
+        pool: Callable[[], WorkPool],
+        choose: Callable[[int], int] | None,
+    ) -> None:
+        self._calls, self._order, self._bindings, self._pool, self._choose = calls, order, bindings, pool, choose
+        self._first, self._last = span
+        self._waits = list(order.waits)
+        for before in range(self._first):
+            for index in order.after[before]:
+                self._waits[index] -= 1
+        self._ready = [i for i in range(self._first, self._last) if self._waits[i] == 0]
+        self._done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
+        self._flying = 0
+
+    def run(self) -> None:
+        """Run all commands; raise the first error once nothing runs any more."""
+        failed: BaseException | None = None
+        while self._flying or self._ready:
+            if self._ready and failed is None:
+                index, flies = self._take()
+                if flies and self._send(index):
+                    self._flying += 1
+                else:
+                    failed = self._call(index)
+                    self._release(index)
+            elif not self._flying:
+                break
+            # Wait for a thread only where there is nothing else to do.
+            while self._flying and (not self._done.empty() or not self._ready or failed is not None):
+                index, error = self._done.get()
+                self._flying -= 1
+                failed = failed or error
+                self._release(index)
+        if failed is not None:
+            raise failed
+
+    def _take(self) -> tuple[int, bool]:
+        """Take a ready command, and return whether it goes to the pool; those that do go before any runs in line."""
+        if self._choose is not None:
+            return self._ready.pop(self._choose(len(self._ready))), False
+        if self._flying or len(self._ready) > 1:
+            for position, index in enumerate(self._ready):
+                if self._is_worth_a_thread(index):
+                    return self._ready.pop(position), True
+        return self._ready.pop(0), False
+
+    def _is_worth_a_thread(self, index: int) -> bool:
+        """Return whether a command is expensive enough for a thread and leaves cores to others.
+
+        Those that use all cores by themselves run in line, hence one at a time: side by side their threads wait for
+        each other. Two MatMul of 512 x 512 x 512 take 7 ms so, 28 ms side by side, where another process has one of two
+        cores; on two quiet cores 2.9 and 3.1 ms (Xeon, OpenBLAS 0.3.31, November 2026).
+        """
+        call, seconds = self._calls[index], self._order.seconds[index]
+        if call.uses_all_cores:
+            return False
+        return seconds >= _HEAVY_SECONDS if seconds else call.nbytes >= _HEAVY_BYTES
+
+    def _send(self, index: int) -> bool:
+        """Submit a call to the pool; return False where there is no room for one."""
+        try:
+            self._pool().submit(partial(self._fly, index))
+        except OutOfMemoryError:
+            return False
+        return True
+
+    def _fly(self, index: int) -> None:
+        self._done.put((index, self._call(index)))
+
+    def _call(self, index: int) -> BaseException | None:
+        origin = self._order.origins[index]
+        start = time.perf_counter()
+        try:
+            self._calls[index].run(self._bindings)
+        except GpuexecError as error:
+            return locate(error, self._calls[index].describe(origin), origin)
+        except Exception as error:
+            failure = host_failure(self._calls[index].describe(origin), error)
+            failure.node, failure.__cause__ = origin, error
+            return failure
+        self._order.seconds[index] = time.perf_counter() - start
+        return None
+
+    def _release(self, index: int) -> None:
+        for after in self._order.after[index]:
+            self._waits[after] -= 1
+            if self._waits[after] == 0 and after < self._last:
+                # Plan order among what is ready: the list is short.
+                position = next((p for p, other in enumerate(self._ready) if other > after), len(self._ready))
+                self._ready.insert(position, after)
+
+
+def make_view(slot: Slot, region: Region) -> np.ndarray[Any, Any]:
+    """Return the slot as a NumPy array over host-accessible memory."""
+    array = region.memory.array
+    assert array is not None
+    if slot.spec.size == 0:
+        return np.empty(slot.shape, slot.dtype)
+    strides = tuple([stride * slot.dtype.itemsize for stride in slot.strides])
+    return np.ndarray(slot.shape, slot.dtype, array.data, region.offset + slot.offset_bytes, strides)
+
+
+def _find_operator(command: HostCall, like: Call | None) -> Operator:
+    if like is not None and isinstance(like.command, HostCall) and like._operator is not None:
+        before = like.command
+        if before.operator == command.operator and before.attributes == command.attributes:
+            return like._operator
+    return build(command.operator, dict(command.attributes))

@@ -1,0 +1,1 @@
+"""CUDA device: CuPy streams, events, graphs and launches."""

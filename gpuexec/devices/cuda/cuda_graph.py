@@ -1,0 +1,165 @@
+"""CUDA graphs built node by node from prepared commands and edges, through ``cuda.bindings``.
+
+CuPy can only capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpuexec.devices.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.errors import DeviceLostError
+
+if TYPE_CHECKING:
+    from gpuexec.devices.cuda.cuda import CudaDevice
+    from gpuexec.devices.cuda.cuda_stream import CudaStream
+
+
+class CudaGraph:
+    """An executable graph. A command is one node, or two where it fills with 8-byte patterns.
+
+    Args:
+        device: Where it will run.
+        commands: Prepared, with every address set.
+        edges: Pairs (before, after) of positions in ``commands``, before < after.
+        origins: The node of the model that each command stems from, for messages.
+    """
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        commands: Sequence[PreparedCommand],
+        edges: Sequence[tuple[int, int]],
+        origins: Sequence[str] = (),
+    ) -> None:
+        self._device, self._driver = device, device.driver
+        self._name = f"a graph of {len(commands)} commands" + (
+            f", {origins[0]!r} to {origins[-1]!r}" if origins else ""
+        )
+        self._nodes: list[list[Any]] = []
+        # The parameters of each launch node's last update, reused by the next: pointers and scalars lie in the block
+        # they name, which stays where it is.
+        self._given: dict[int, tuple[tuple[object, ...], Any]] = {}
+        before: list[list[int]] = [[] for _ in commands]
+        for first, second in edges:
+            before[second].append(first)
+        # Made once: the message of a failed launch needs them.
+        self._launching, self._updating = f"launching {self._name}", f"updating {self._name}"
+        with device.calling(f"building {self._name}"):
+            self._context: int = device.cupy.cuda.driver.ctxGetCurrent()
+            self._graph = device.check(self._driver.cuGraphCreate(0))
+            try:
+                for position, (command, sources) in enumerate(zip(commands, before, strict=True)):
+                    dependencies = [node for source in sources for node in self._nodes[source]]
+                    self._nodes.append(self._add(position, command, dependencies))
+                self._executable = device.check(self._driver.cuGraphInstantiate(self._graph, 0))
+            except BaseException:
+                self._driver.cuGraphDestroy(self._graph)
+                raise
+
+    def __str__(self) -> str:
+        return self._name
+
+    def update(self, positions: Sequence[int], commands: Sequence[PreparedCommand]) -> None:
+        """Update the nodes at ``positions`` to the given ``commands``; runs already launched keep theirs."""
+        driver, check, executable = self._driver, self._device.check, self._executable
+        with self._device.calling(self._updating):
+            for position in positions:
+                command = commands[position]
+                for node, parameters in zip(self._nodes[position], self._describe(position, command), strict=True):
+                    match command:
+                        case PreparedLaunch():
+                            check(driver.cuGraphExecKernelNodeSetParams(executable, node, parameters))
+                        case PreparedCopy():
+                            check(driver.cuGraphExecMemcpyNodeSetParams(executable, node, parameters, self._context))
+                        case _:
+                            check(driver.cuGraphExecMemsetNodeSetParams(executable, node, parameters, self._context))
+
+    def launch(self, stream: CudaStream) -> None:
+        """Put the whole graph on a stream."""
+        with self._device.calling(self._launching):
+            self._device.check(self._driver.cuGraphLaunch(self._executable, stream.handle))
+        stream.note_launched(self)
+
+    def close(self) -> None:
+        """Destroy the graph; runs under way finish. After a fault the context has freed it already."""
+        executable, self._executable = self._executable, None
+        if executable is not None:
+            with contextlib.suppress(DeviceLostError), self._device.calling(f"destroying {self._name}"):
+                self._device.check(self._driver.cuGraphExecDestroy(executable))
+                self._device.check(self._driver.cuGraphDestroy(self._graph))
+
+    def _add(self, position: int, command: PreparedCommand, before: list[Any]) -> list[Any]:
+        driver, check, graph, count = self._driver, self._device.check, self._graph, len(before)
+        parameters = self._describe(position, command)
+        match command:
+            case PreparedLaunch():
+                (row,) = parameters
+                node = check(driver.cuGraphAddKernelNode(graph, before, count, row))
+                if command.config.cooperative:
+                    self._make_cooperative(node)
+                return [node]
+            case PreparedCopy():
+                return [
+                    check(driver.cuGraphAddMemcpyNode(graph, before, count, row, self._context)) for row in parameters
+                ]
+            case _:
+                return [
+                    check(driver.cuGraphAddMemsetNode(graph, before, count, row, self._context)) for row in parameters
+                ]
+
+    def _make_cooperative(self, node: Any) -> None:
+        """Set the cooperative attribute of a node, so that all its blocks run at once.
+
+        The attribute is the node's, not one of its parameters: it passes to the executable graph, and updates, which
+        give parameters alone, leave it as it is.
+        """
+        value = self._driver.CUkernelNodeAttrValue()
+        value.cooperative = 1
+        attribute = self._driver.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        self._device.check(self._driver.cuGraphKernelNodeSetAttribute(node, attribute, value))
+
+    def _describe(self, position: int, command: PreparedCommand) -> list[Any]:
+        """Return the parameters of a command's nodes."""
+        match command:
+            case PreparedLaunch():
+                key = (command.function, command.config, command.arguments.address)
+                known = self._given.get(position)
+                if known is None or known[0] != key:
+                    known = self._given[position] = key, self._describe_launch(command)
+                return [known[1]]
+            case PreparedCopy():
+                return [self._describe_copy(command)]
+            case PreparedFill():
+                width = min(len(command.pattern), 4)
+                return [self._describe_fill(command, at, width) for at in range(0, len(command.pattern), width)]
+        raise TypeError(f"No graph node for {type(command).__name__}.")
+
+    def _describe_launch(self, command: PreparedLaunch) -> Any:
+        parameters = self._driver.CUDA_KERNEL_NODE_PARAMS()
+        parameters.func = command.function.handle  # type: ignore[attr-defined]
+        parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ = command.config.grid
+        parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ = command.config.block
+        parameters.sharedMemBytes = command.config.shared_bytes
+        parameters.kernelParams = command.arguments.address
+        return parameters
+
+    def _describe_copy(self, command: PreparedCopy) -> Any:
+        parameters = self._driver.CUDA_MEMCPY3D()
+        parameters.dstMemoryType = parameters.srcMemoryType = self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        parameters.dstDevice, parameters.srcDevice = command.addresses
+        parameters.WidthInBytes, parameters.Height, parameters.Depth = command.nbytes, 1, 1
+        return parameters
+
+    def _describe_fill(self, command: PreparedFill, at: int, width: int) -> Any:
+        """One row of elements; a pattern of 8 bytes is two columns of 4, each as high as there are elements."""
+        parameters = self._driver.CUDA_MEMSET_NODE_PARAMS()
+        is_column = len(command.pattern) > width
+        parameters.dst = command.address + at
+        parameters.value = int.from_bytes(command.pattern[at : at + width], "little")
+        parameters.elementSize = width
+        parameters.width, parameters.height = (1, command.count) if is_column else (command.count, 1)
+        parameters.pitch = len(command.pattern)
+        return parameters

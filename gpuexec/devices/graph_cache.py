@@ -1,0 +1,74 @@
+"""LRU cache of recorded graphs, bounded by bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Protocol
+
+from gpuexec.system import knobs
+
+# A cautious estimate of the device memory that a node of an executable graph takes: CUDA does not report it, and
+# drivers differ.
+NODE_NBYTES = 64 << 10
+
+
+class GraphHolder(Protocol):
+    """Owner of a graph that can be evicted."""
+
+    def close(self) -> None:
+        """Release the graph."""
+
+
+class GraphCache:
+    """LRU cache of graph holders; beyond ``capacity_bytes``, the least recently used are closed.
+
+    A closed graph may come back: its holder makes it again once that pays.
+
+    Args:
+        capacity_bytes: None: as GPUEXEC_GRAPH_BYTES says. 0: no graphs.
+
+    Attributes:
+        refused: How many graphs the device had no memory for; their recordings stay streams of launches.
+    """
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self.capacity_bytes = knobs.graph_bytes() if capacity_bytes is None else capacity_bytes
+        self.refused = 0
+        # In order of use, the most recent last.
+        self._held: OrderedDict[GraphHolder, int] = OrderedDict()
+
+    @property
+    def count(self) -> int:
+        """Graphs held now."""
+        return len(self._held)
+
+    @property
+    def nbytes(self) -> int:
+        """An estimate of the bytes they take."""
+        return sum(list(self._held.values()))
+
+    def admit(self, holder: GraphHolder, nodes: int) -> bool:
+        """Make room for a graph of so many nodes and count it; return False where it exceeds the capacity."""
+        nbytes = nodes * NODE_NBYTES
+        if nbytes > self.capacity_bytes:
+            return False
+        while self._held and self.nbytes + nbytes > self.capacity_bytes:
+            oldest = next(iter(self._held))
+            self.drop(oldest)
+            oldest.close()
+        self._held[holder] = nbytes
+        return True
+
+    def touch(self, holder: GraphHolder) -> None:
+        """Mark a graph as the most recently used."""
+        self._held.move_to_end(holder)
+
+    def drop(self, holder: GraphHolder) -> None:
+        """Remove a graph from the count; one that is not counted is ignored."""
+        self._held.pop(holder, None)
+
+    def clear(self) -> None:
+        """Close all graphs."""
+        while self._held:
+            holder, _ = self._held.popitem()
+            holder.close()

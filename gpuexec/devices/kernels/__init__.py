@@ -1,0 +1,1 @@
+"""CUDA kernel sources: search, compilation, caches, budgets."""

@@ -1,0 +1,153 @@
+"""Resource budgets of kernels: registers and shared memory, by architecture and by kernel.
+
+The hardware's limits hold for every kernel: no block may have more than 65536 registers, 48 KiB of static shared
+memory, or in all the shared memory that its architecture gives. Beyond them a kernel keeps to `REGISTERS` per thread,
+so that several blocks hide each other's waiting; one that needs more stands in `LARGER` with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gpuexec.devices.kernels.nvrtc import CompiledKernel
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.target import Target
+
+REGISTERS = 64  # per thread: four blocks of 256 threads on a multiprocessor
+BLOCK_REGISTERS = 65536
+STATIC_SHARED_BYTES = 48 * 1024  # larger shared memory must be dynamic and requested by the launch
+
+_REGISTER_STEP = 8  # allocation granularity of registers per thread
+_WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The register budget of a kernel above `REGISTERS`, and the reason for it."""
+
+    registers: int
+    reason: str = ""
+
+
+# By file and kernel name, or by one instance of it.
+LARGER: Mapping[str, Budget] = {
+    "attention.cu:attend": Budget(128, "4 x 4 scores beside 4 x 8 sums; two blocks of 256 threads fit"),
+    "attention.cu:attend<double>": Budget(184, "the same in doubles, half as many; one block of 256 threads fits"),
+    "attention.cu:attention_scores<double>": Budget(72, "two rows and the running sum of a softmax, in doubles"),
+    "cdist.cu:distances": Budget(128, "4 x 4 sums and two slabs of rows in flight; two blocks of 256 threads fit"),
+    **{
+        f"cdist.cu:distances<{metric}, double>": Budget(registers, "the same in doubles; one block of 256 threads fits")
+        for registers, metrics in (
+            (160, ("SquaredEuclidean", "Euclidean", "CityBlock", "Chebyshev", "Minkowski", "Canberra", "Hamming")),
+            (208, ("BrayCurtis", "Cosine")),  # two or three sums each
+        )
+        for metric in metrics
+    },
+    "col2im.cu:columns_to_image": Budget(96, "a loop for each of up to six axes"),
+    "conv.cu:conv_direct": Budget(72, "a thread keeps four sums beside two walks over a window"),
+    "conv.cu:conv_gemm": Budget(128, "4 x 4 sums and two slabs of operands in flight; two blocks of 256 threads fit"),
+    "conv.cu:conv_direct_narrow": Budget(72, "as conv_direct, which it is with other weights"),
+    "conv.cu:conv_gemm_narrow": Budget(128, "as conv_gemm, which it is with other weights"),
+    "conv.cu:conv_transpose_narrow": Budget(120, "as conv_transpose, which it is with other weights"),
+    "conv.cu:conv_transpose": Budget(120, "the divisions by the strides of three axes stay in registers"),
+    "cumulative.cu:cumulative": Budget(96, "a thread holds its 16 terms between two passes"),
+    "cumulative.cu:cumulative<Product, u64>": Budget(112, "16 terms are held; a 64-bit product is three 32-bit ones"),
+    "fourier.cu:fourier": Budget(80, "a butterfly of four complex doubles; three blocks of 256 threads fit"),
+    "inverse.cu:invert<double>": Budget(72, "two walks over a matrix and a pivot in doubles"),
+    "inverse.cu:solve<double>": Budget(72, "as invert"),
+    "linear_attention.cu:linear_attention": Budget(
+        128, "a thread holds 16 rows of a column; two blocks of 256 threads fit"
+    ),
+    "deform_conv.cu:deform_conv": Budget(128, "4 x 4 sums and a sample in the making; two blocks of 256 threads fit"),
+    "grid_sample.cu:sample_blend": Budget(112, "places along up to six axes and a loop for each"),
+    **{
+        f"grid_sample.cu:sample_blend<{t}, 3>": Budget(80, "places along three axes and a loop for each")
+        for t in ("float", "half", "bf16", "double")
+    },
+    "grid_sample.cu:sample_blend<double, 6>": Budget(144, "six axes and their loops, in doubles"),
+    "integer_conv.cu:integer_conv": Budget(128, "as integer_gemm, and the walk of a window; two blocks fit"),
+    "integer_matmul.cu:integer_gemm": Budget(128, "4 x 4 sums and two slabs in flight; two blocks of 256 threads fit"),
+    "matmul_nbits.cu:matmul_nbits": Budget(128, "as gemm, which it is with another right operand"),
+    "norm.cu:normalize_summed_rows": Budget(72, "16 sums are held beside the pointers of three terms"),
+    "quantized_lstm.cu:quantized_lstm": Budget(112, "four gates, each with a sum, a zero point and a scale"),
+    "matmul.cu:gemm": Budget(128, "4 x 4 sums and two slabs of operands in flight; two blocks of 256 threads fit"),
+    "matmul.cu:gemm_narrow": Budget(128, "as gemm, which it is with another right operand"),
+    "matmul.cu:gemm<i64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),
+    "matmul.cu:gemm<u64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),
+    "roi.cu:max_roi_pool<double>": Budget(80, "bounds of a bin and a region in doubles"),
+    "roi.cu:roi_align<double>": Budget(96, "samples along two axes and four weights in doubles"),
+    "statistics.cu:merge_all_samples": Budget(72, "a thread holds the sample made and the one read"),
+    **{
+        f"norm.cu:normalize_rows<{t}, {t}, const {t}*, const {t}*, Steps>": Budget(72, "a row is held beside the steps")
+        for t in ("float", "half", "bf16")
+    },
+    "pixel/conv.cu:draw_conv": Budget(72, "the walk of conv_direct, and a texel beside it"),
+    "pixel/conv.cu:draw_conv_narrow": Budget(80, "as draw_conv, and where the scales lie"),
+    "pixel/conv.cu:draw_conv_transpose": Budget(144, "the walk of conv_transpose, and a texel beside it"),
+    "pixel/conv.cu:draw_conv_transpose_narrow": Budget(120, "the walk of conv_transpose, and a texel beside it"),
+    "pixel/cumulative.cu:draw_cumulative": Budget(88, "64-bit divisions, and a texel beside the walk"),
+    "pixel/image.cu:draw_transform_image": Budget(72, "two tables and divisions by the struct, a texel beside"),
+    "pixel/matmul.cu:draw_gemm": Budget(80, "a texel beside the walk over batches"),
+    "pixel/pool.cu:draw_max_pool_places": Budget(72, "a maximum, its place and a texel beside the walk"),
+    "pixel/resize.cu:draw_resize_blend": Budget(80, "coordinates and weights of three axes stay in registers"),
+    "pixel/gather.cu:draw_gather_slices": Budget(72, "64-bit divisions, and a texel beside the walk"),
+    "pixel/statistics.cu:draw_count_bins": Budget(128, "the compiler keeps a walk's divisions for several elements"),
+    "pixel/statistics.cu:draw_merge_all_samples": Budget(112, "a thread holds the sample made and the one read"),
+    "pixel/statistics.cu:draw_take_samples": Budget(80, "a thread holds the sample it makes"),
+    "pool.cu:average_pool": Budget(72, "a sum and a count beside the walk over three axes"),
+    "resize.cu:resize_blend": Budget(80, "coordinates and weights of three axes stay in registers"),
+    "rnn.cu:recur": Budget(128, "4 x 4 sums beside the walk over slices and tiles; two blocks of 256 threads fit"),
+    "softmax.cu:softmax": Budget(96, "a thread holds its 16 terms between two passes"),
+    "svm.cu:couple_classes": Budget(72, "a thread solves the system of a row, at 64-bit offsets of its scratch"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """Launch sizes of a kernel: threads of its largest block, and the most dynamic shared memory by architecture.
+
+    Architectures that no plan launches it on are absent.
+    """
+
+    threads: int = 0
+    shared_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+def find_excess(kernel: CompiledKernel, source: str, architecture: str, use: KernelUse | None = None) -> Iterator[str]:
+    """Yield a sentence for each budget that a compiled kernel exceeds.
+
+    Args:
+        kernel: The compiled kernel.
+        source: Its file.
+        architecture: ``"sm_90"``.
+        use: How plans launch it, where that is known.
+    """
+    budget = LARGER.get(f"{source}:{kernel.expression}") or LARGER.get(f"{source}:{_name(kernel)}", Budget(REGISTERS))
+    if kernel.spill_bytes:
+        yield f"spills {kernel.spill_bytes} bytes with {kernel.registers} registers; expected none."
+    if kernel.registers > budget.registers:
+        yield f"takes {kernel.registers} registers; at most {budget.registers}."
+    if not kernel.max_threads:
+        yield "has no __launch_bounds__, so nothing says which blocks its registers allow."
+    registers = ceil_div(kernel.registers, _REGISTER_STEP) * _REGISTER_STEP
+    if registers * ceil_div(kernel.max_threads, _WARP) * _WARP > BLOCK_REGISTERS:
+        yield f"takes {registers} registers for each of {kernel.max_threads} threads; a block has {BLOCK_REGISTERS}."
+    if kernel.shared_bytes > STATIC_SHARED_BYTES:
+        yield f"has {kernel.shared_bytes} bytes of static shared memory; at most {STATIC_SHARED_BYTES}."
+    if use is None:
+        return
+    if use.threads > kernel.max_threads > 0:
+        yield f"is launched with {use.threads} threads; its __launch_bounds__ are {kernel.max_threads}."
+    whole, limit = kernel.shared_bytes + use.shared_bytes[architecture], shared_limit(architecture)
+    if whole > limit:
+        yield f"is launched with {whole} bytes of shared memory; {architecture} gives a block at most {limit}."
+
+
+def shared_limit(architecture: str) -> int:
+    """Return the bytes of shared memory, static and dynamic, that a block may have."""
+    return Target.named(architecture).shared_bytes_per_block
+
+
+def _name(kernel: CompiledKernel) -> str:
+    return kernel.expression.partition("<")[0]

@@ -1,0 +1,126 @@
+"""Kernel library of a device: kernels compiled in parallel into the cache, loaded through CuPy, found by name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from gpuexec.devices.kernels import nvrtc
+from gpuexec.devices.kernels.code_files import cache_folder
+from gpuexec.devices.kernels.kernel_cache import CachedCubin, KernelCache, make_key
+from gpuexec.devices.kernels.kernel_source import find_source, flatten
+from gpuexec.devices.kernels.nvrtc import CompiledKernel, Cubin
+from gpuexec.devices.kernels.stored_code import StoredCode
+from gpuexec.ir.command import Kernel
+from gpuexec.system import knobs
+from gpuexec.system.mapped import read_view
+
+
+def default_cache() -> KernelCache:
+    """Return the user's cache, see `code_files.cache_folder`."""
+    return KernelCache(cache_folder("cubins"))
+
+
+class KernelLibrary:
+    """Kernels for one architecture. Compiling needs no device; loading acts on CuPy's current device.
+
+    ``compile_count`` and ``compile_seconds`` say how many kernels neither memory nor disk had, and how long callers of
+    ``compile`` waited. Thread-safe.
+
+    Args:
+        architecture: ``"sm_90"``.
+        cache: None: the user's cache.
+    """
+
+    def __init__(self, architecture: str, cache: KernelCache | None = None) -> None:
+        self.architecture = architecture
+        self.compile_count = 0
+        self.compile_seconds = 0.0
+        self._cache = default_cache() if cache is None else cache
+        self._cubins: dict[Kernel, CachedCubin] = {}
+        self._functions: dict[Kernel, Any] = {}
+        self._guard = threading.Lock()
+
+    def compile(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> dict[Kernel, CachedCubin]:
+        """Return the cubin of each kernel; missing ones are compiled by ``GPUEXEC_BUILD_JOBS`` threads.
+
+        Args:
+            kernels: Which.
+            code: Compiled beforehand; looked at before the cache, so that neither a compiler nor a cache is needed for
+                what is there.
+
+        Raises:
+            DeviceNotFoundError: NVRTC is not installed.
+            KernelError: A kernel does not compile, or its source is missing.
+        """
+        missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._cubins]
+        if missing:
+            started = time.perf_counter()
+            pool = ThreadPoolExecutor(min(len(missing), knobs.build_jobs()), "gpuexec-nvrtc")
+            try:
+                entries = list(
+                    pool.map(lambda kernel: self._find_stored(kernel, code) or self._compile_one(kernel), missing)
+                )
+            finally:
+                # On an interrupt, running compiles are not waited for, and no more are started.
+                pool.shutdown(wait=False, cancel_futures=True)
+            with self._guard:
+                self._cubins.update(zip(missing, entries, strict=True))
+                self.compile_count += sum(entry.was_compiled for entry in entries)
+                self.compile_seconds += time.perf_counter() - started
+        return {kernel: self._cubins[kernel] for kernel in kernels}
+
+    def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
+        """Load the functions of kernels on the current device, so that no launch compiles or loads.
+
+        Args:
+            kernels: Which.
+            code: As for `compile`.
+
+        Raises:
+            KernelError: A kernel does not compile.
+        """
+        import cupy
+
+        for kernel, entry in self.compile(kernels, code).items():
+            if kernel not in self._functions:
+                module = cupy.RawModule(path=str(self._cache.file_of(entry)))
+                function = module.get_function(entry.cubin.kernels[0].lowered_name)
+                function.compile()
+                self._functions[kernel] = function
+
+    def function(self, kernel: Kernel) -> Any:
+        """Return the `cupy.RawKernel` of a kernel; loads it if ``load`` has not."""
+        if kernel not in self._functions:
+            self.load([kernel])
+        return self._functions[kernel]
+
+    def close(self) -> None:
+        """Forget all kernels; modules are unloaded once nothing holds their functions."""
+        with self._guard:
+            self._functions.clear()
+            self._cubins.clear()
+        self._cache.close()
+
+    def _find_stored(self, kernel: Kernel, code: StoredCode | None) -> CachedCubin | None:
+        if code is None or not code.kernels:
+            return None
+        found = code.find(kernel, flatten(find_source(kernel.source)), self.architecture, nvrtc.OPTIONS)
+        if found is None:
+            return None
+        compiled = CompiledKernel(
+            kernel.expression, found.lowered_name, found.registers, 0, found.shared_bytes, found.max_threads
+        )
+        cubin = Cubin(kernel.source, bytes(read_view(found.image)), (compiled,), "")
+        return CachedCubin(found.key, cubin, None, was_compiled=False)
+
+    def _compile_one(self, kernel: Kernel) -> CachedCubin:
+        text = flatten(find_source(kernel.source))
+        expressions = (kernel.expression,)
+        key = make_key(text, expressions, self.architecture, nvrtc.OPTIONS, nvrtc.compiler_version())
+        return self._cache.get(
+            key, lambda: nvrtc.compile_cubin(text, expressions, self.architecture, nvrtc.OPTIONS, source=kernel.source)
+        )

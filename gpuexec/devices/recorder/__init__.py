@@ -1,0 +1,1 @@
+"""Recorder device: commands are written down in place of being run."""

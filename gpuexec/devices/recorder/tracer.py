@@ -1,0 +1,291 @@
+"""The tracer: a device that records the calls made to it and executes nothing.
+
+For tests, `explain`, and measuring the host's share. It plans like a GPU. Addresses are numbers without memory behind
+them; readbacks give zeros.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.device import ByteArray, Event, Function, MemoryBlock, Recording, Region, Stream, TimedEvent, align
+from gpuexec.devices.kernels.stored_code import StoredCode
+from gpuexec.devices.launch_costs import LaunchCosts
+from gpuexec.devices.prepared import PreparedCommand
+from gpuexec.devices.recorder.tracer_graph import TracerGraph
+from gpuexec.devices.recording import record_launches
+from gpuexec.devices.residency import check_residency, count_resident
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Kernel, LaunchConfig
+from gpuexec.ir.plan import Segment
+from gpuexec.ir.target import Target
+
+_DEFAULT_STREAMS = 2
+# Upper bounds of what tests/bench/host_time.py measures: the Python of a submission, and no driver.
+TRACER_COSTS = LaunchCosts(stream_us=5.0, launch_us=0.4, graph_us=6.0, patch_us=1.0)
+# The arguments of the driver's launch: function, grid, block, shared bytes, stream, parameters, extra.
+_LAUNCH = struct.Struct("Q3I3IIQQQ")
+# The arguments of the driver's graph launch: graph, stream.
+_GRAPH_LAUNCH = struct.Struct("QQ")
+
+
+class TracerMemory:
+    """An address range that holds nothing; pinned memory is real."""
+
+    __slots__ = ("address", "array", "nbytes")
+
+    def __init__(self, address: int, nbytes: int, array: ByteArray | None = None) -> None:
+        self.address, self.nbytes, self.array = address, nbytes, array
+
+    def free(self) -> None:
+        """Forget the range."""
+
+
+class TracerFunction:
+    """A kernel's name."""
+
+    __slots__ = ("handle", "kernel", "signature")
+
+    def __init__(self, kernel: Kernel, handle: int) -> None:
+        self.kernel, self.handle = kernel, handle
+        self.signature: tuple[str, ...] | None = None
+
+    def check_residency(self, config: LaunchConfig, target: Target) -> None:
+        """Check a cooperative launch, as the simulator does.
+
+        Raises:
+            KernelError: Its blocks have no place at the same time.
+        """
+        check_residency(str(self.kernel), config.grid, count_resident(config, target), target.multiprocessors)
+
+
+class TracerEvent:
+    """Always done."""
+
+    def is_done(self) -> bool:
+        """Return True."""
+        return True
+
+    def synchronize(self, timeout_s: float | None = None) -> bool:
+        """Return True."""
+        return True
+
+
+class TracerTimedEvent(TracerEvent):
+    """An event with the tracer's own time at its last record."""
+
+    def __init__(self) -> None:
+        self.reached_ms = 0.0
+
+    def elapsed_ms(self, since: TimedEvent) -> float:
+        """Return the duration of the launches between the two."""
+        assert isinstance(since, TracerTimedEvent)
+        return self.reached_ms - since.reached_ms
+
+
+class TracerStream:
+    """A stream that appends a row for each call; ``launches`` counts launches."""
+
+    def __init__(self, device: TracerDevice, number: int) -> None:
+        self._device, self.number = device, number
+        self._packed = bytearray(_LAUNCH.size)
+        self.launches = 0
+        # CUDA keeps the first two handles for the default streams.
+        self.handle = number + _DEFAULT_STREAMS
+
+    def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
+        """Pack the eleven arguments of the driver's launch, and note the launch."""
+        (x, y, z), (width, height, depth) = config.grid, config.block
+        handle, shared = function.handle, config.shared_bytes  # type: ignore[attr-defined]
+        _LAUNCH.pack_into(
+            self._packed, 0, handle, x, y, z, width, height, depth, shared, self.number, arguments.address, 0
+        )
+        self.launches += 1
+        if self._device.is_watching:
+            name = "cooperative launch" if config.cooperative else "launch"
+            self._device.note_launch(name, function, config.grid, config.block, arguments)
+
+    def launch_graph(self, graph: TracerGraph) -> None:
+        """Pack the arguments of the driver's launch of a graph, and note it."""
+        _GRAPH_LAUNCH.pack_into(self._packed, 0, graph.number, self.number)
+        self._device.elapsed_ms += graph.elapsed_ms
+        self._device.note("graph launch", graph.number)
+
+    def copy_to_device(self, address: int, source: ByteArray) -> None:
+        """Note the copy."""
+        self._device.note("copy_to_device", address, source.nbytes)
+
+    def copy_to_host(self, destination: ByteArray, address: int) -> None:
+        """Note the copy; the host gets zeros."""
+        destination[...] = 0
+        self._device.note("copy_to_host", address, destination.nbytes)
+
+    def copy(self, destination: int, source: int, nbytes: int) -> None:
+        """Note the copy."""
+        self._device.note("copy", destination, source, nbytes)
+
+    def fill(self, address: int, pattern: bytes, count: int) -> None:
+        """Note the fill."""
+        self._device.note("fill", address, pattern, count)
+
+    def record(self, event: Event) -> None:
+        """Note the record."""
+        if isinstance(event, TracerTimedEvent):
+            event.reached_ms = self._device.elapsed_ms
+        self._device.note("record", self.number, id(event))
+
+    def wait(self, event: Event) -> None:
+        """Note the wait."""
+        self._device.note("wait", self.number, id(event))
+
+    def is_done(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Return False: a tracer runs nothing, and captures nothing."""
+        return False
+
+    def synchronize(self) -> None:
+        """Note the wait of the host."""
+        self._device.note("synchronize", self.number)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class TracerDevice:
+    """A device that writes rows to ``log`` while ``is_writing``.
+
+    Args:
+        target: Target of plans, by name.
+        launch_ms: Duration of a kernel launch for timed events (None: no time); nothing is waited for.
+        multiprocessors: Of the device planned for; None: as the smallest of the architecture.
+    """
+
+    def __init__(
+        self,
+        target: str = "sm_90",
+        is_writing: bool = True,
+        launch_ms: Callable[[Kernel], float] | None = None,
+        multiprocessors: int | None = None,
+    ) -> None:
+        self.target = Target.named(target, multiprocessors)
+        self.name, self.ordinal = f"tracer ({target})", 0
+        self.launch_ms = launch_ms
+        self.launch_costs = TRACER_COSTS
+        self.is_writing = is_writing
+        self.elapsed_ms = 0.0
+        self.log: list[tuple[object, ...]] = []
+        self.loaded: dict[Kernel, TracerFunction] = {}
+        self._top = 1 << 40
+        self._streams = self._graphs = 0
+
+    @property
+    def is_writing(self) -> bool:
+        """True if rows are written."""
+        return self._is_writing
+
+    @is_writing.setter
+    def is_writing(self, is_writing: bool) -> None:
+        self._is_writing = is_writing
+        # Whether a launch needs more than packing: computed once for each.
+        self.is_watching = is_writing or self.launch_ms is not None
+
+    def note_launch(
+        self,
+        name: str,
+        function: Function,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: PackedArguments,
+    ) -> None:
+        """Append a row for a launch, and advance the time by its duration."""
+        assert isinstance(function, TracerFunction)
+        if self.launch_ms is not None:
+            self.elapsed_ms += self.launch_ms(function.kernel)
+        if self.is_writing:
+            self.log.append((name, str(function.kernel), grid, block, tuple(arguments.read())))
+
+    def note(self, *row: object) -> None:
+        """Append a row."""
+        if self.is_writing:
+            self.log.append(row)
+
+    @property
+    def cached_nbytes(self) -> int:
+        """Nothing: addresses are never used twice."""
+        return 0
+
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> MemoryBlock:
+        """Return an address range."""
+        address = self._top
+        self._top += align(max(nbytes, 1))
+        self.note("allocate", address, nbytes)
+        return TracerMemory(address, nbytes)
+
+    def allocate_pinned(self, nbytes: int) -> MemoryBlock:
+        """Return host memory."""
+        array = np.zeros(nbytes, np.uint8)
+        return TracerMemory(array.ctypes.data, nbytes, array)
+
+    def trim(self) -> int:
+        """Do nothing: no freed memory is kept."""
+        return 0
+
+    def create_stream(self) -> Stream:
+        """Return a stream."""
+        self._streams += 1
+        return TracerStream(self, self._streams)
+
+    def owns(self, stream: object) -> bool:
+        """Return whether an object is a stream of this device."""
+        return isinstance(stream, TracerStream) and stream._device is self
+
+    def external_stream(self, handle: int) -> Stream:
+        """Return a stream of that handle.
+
+        Raises:
+            InputError: None was created with it, and it is none of the default streams.
+        """
+        number = handle - _DEFAULT_STREAMS
+        if not 1 - _DEFAULT_STREAMS <= number <= self._streams:
+            raise InputError(f"{self.name} has no stream {handle:#x}.")
+        return TracerStream(self, number)
+
+    def create_event(self) -> Event:
+        """Return an event, not recorded."""
+        return TracerEvent()
+
+    def create_timed_event(self) -> TimedEvent:
+        """Return an event with the tracer's own time, not recorded."""
+        return TracerTimedEvent()
+
+    def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
+        """Note the kernels that were not loaded yet."""
+        for kernel in kernels:
+            if kernel not in self.loaded:
+                self.loaded[kernel] = TracerFunction(kernel, len(self.loaded) + 1)
+                self.note("load", str(kernel))
+
+    def function(self, kernel: Kernel) -> Function:
+        """Return a kernel loaded before."""
+        return self.loaded[kernel]
+
+    def create_graph(
+        self, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
+    ) -> TracerGraph:
+        """Return a graph, by its number."""
+        self._graphs += 1
+        return TracerGraph(self, self._graphs, commands, edges)
+
+    def record(self, segment: Segment, memory: Mapping[int, Region]) -> Recording:
+        """Return the stream form."""
+        return record_launches(self, segment, memory)
+
+    def close(self) -> None:
+        """Do nothing."""

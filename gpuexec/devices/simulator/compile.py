@@ -1,0 +1,131 @@
+"""Compilation of kernel files to shared objects, one per file, cached by content and built in parallel."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuexec.devices.kernels.code_files import cache_folder
+from gpuexec.devices.kernels.kernel_source import flatten, kernels_dir
+from gpuexec.devices.simulator.cache import ObjectCache, make_key
+from gpuexec.devices.simulator.rewrite import find_launch_bounds, rewrite_shared, strip_comments, write_rows
+from gpuexec.devices.simulator.toolchain import CHECK_FLAGS, KERNEL_FLAGS, RUNTIME_FLAGS, find_compiler
+from gpuexec.system import knobs
+from gpuexec.system.atomic_file import write_file
+
+_RUNTIME_SOURCES = (
+    *("fibers.cpp", "block.cpp", "synchronize.cpp", "launch.cpp", "memory.cpp"),
+    *("check.cpp", "order.cpp", "findings.cpp", "explain.cpp"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltObject:
+    """A compiled kernel file: the shared object, its kernels in the order of its table, and whether it is checked."""
+
+    source: str
+    path: Path
+    expressions: tuple[str, ...]
+    launch_bounds: Mapping[str, int]
+    check: bool = False
+
+
+def default_cache() -> ObjectCache:
+    """Return the user's cache, see `code_files.cache_folder`."""
+    return _cache_at(cache_folder("simulator"))
+
+
+def build_runtime(cache: ObjectCache | None = None, defines: Sequence[str] = ()) -> Path:
+    """Build the simulator's runtime library.
+
+    Args:
+        cache: None: the user's.
+        defines: Macros; ``GPUEXEC_UCONTEXT`` builds the fibers of other CPUs on x86-64 too.
+
+    Raises:
+        KernelError: There is no compiler.
+    """
+    compiler = find_compiler()
+    flags = (*compiler.flags(RUNTIME_FLAGS), *(f"-D{define}" for define in defines))
+    sources = [kernels_dir() / "simulator" / name for name in _RUNTIME_SOURCES]
+    key = make_key("runtime", _hash(sorted((kernels_dir() / "simulator").glob("*.*"))), flags, compiler.version)
+    return (cache or default_cache()).get(
+        key, lambda output: compiler.build("The simulator's runtime", sources, output, flags)
+    )
+
+
+def build_file(
+    path: Path, expressions: Sequence[str], cache: ObjectCache | None = None, check: bool = False
+) -> BuiltObject:
+    """Build the shared object of a kernel file with the instances named.
+
+    Args:
+        path: The ``.cu`` file.
+        expressions: C++ name expressions (``"unary<Exp, float>"``) or names of ``extern "C"`` kernels.
+        cache: None: the user's.
+        check: For check mode: the same code, which reports every access to the runtime library.
+
+    Raises:
+        KernelError: There is no compiler, or the source does not compile; the message has the compiler's first lines.
+    """
+    compiler = find_compiler()
+    folder = kernels_dir() / "simulator"
+    flags = compiler.flags(KERNEL_FLAGS)
+    includes = (f"-I{folder / 'include'}", "-include", str(folder / "cuda.h"))
+    names = tuple(dict.fromkeys(expressions))
+    stripped = strip_comments(flatten(path))
+    text = rewrite_shared(stripped, path.name) + write_rows(names)
+
+    def build(output: Path) -> None:
+        source = output.with_suffix(".cpp")
+        write_file(source, text, sync=False)
+        if not check:
+            compiler.build(path.name, [source], output, (*flags, *includes))
+            return
+        # The sanitizers are flags of the compile alone: linked with them, the object would ask for their libraries.
+        compiled = output.with_suffix(".o")
+        compiler.build(path.name, [source], compiled, (*flags, *CHECK_FLAGS, *includes, "-c"))
+        compiler.build(path.name, [folder / "hooks.cpp"], output, flags, [compiled])
+
+    key = make_key(text, _hash_headers(check), (*flags, *(CHECK_FLAGS if check else ())), compiler.version)
+    found = (cache or default_cache()).get(key, build)
+    return BuiltObject(path.name, found, names, find_launch_bounds(stripped), check)
+
+
+def build_files(
+    files: Mapping[Path, Sequence[str]], cache: ObjectCache | None = None, check: bool = False
+) -> dict[Path, BuiltObject]:
+    """Build the shared objects of several files, with ``GPUEXEC_BUILD_JOBS`` compilers at once."""
+    if not files:
+        return {}
+    pool = ThreadPoolExecutor(min(len(files), knobs.build_jobs()), "gpuexec-build")
+    try:
+        built = pool.map(lambda item: build_file(item[0], item[1], cache, check), files.items())
+        return dict(zip(files, built, strict=True))
+    finally:
+        # On an interrupt, running compilers are not waited for, and no more are started.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+@functools.cache
+def _cache_at(folder: Path) -> ObjectCache:
+    return ObjectCache(folder)
+
+
+@functools.cache
+def _hash_headers(check: bool) -> str:
+    """Hash all headers that a kernel file is compiled with, those shared with the runtime included."""
+    folder = kernels_dir() / "simulator"
+    hooks = [folder / "hooks.cpp"] if check else []
+    return _hash([*sorted((folder / "include").iterdir()), *hooks], flatten(folder / "cuda.h"))
+
+
+def _hash(paths: Sequence[Path], text: str = "") -> str:
+    digest = hashlib.sha256(text.encode())
+    for path in paths:
+        digest.update(f"{path.name}\n{path.read_text(encoding='utf-8')}".encode())
+    return digest.hexdigest()

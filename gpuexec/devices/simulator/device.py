@@ -1,0 +1,308 @@
+"""The simulated GPU: CUDA kernels on the CPU, asynchronous and as strict about errors as a GPU."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.device import Recording, Region, Stream
+from gpuexec.devices.host import host_memory_bytes
+from gpuexec.devices.kernels.kernel_source import find_source
+from gpuexec.devices.kernels.stored_code import StoredCode
+from gpuexec.devices.launch_costs import PACKED_COSTS
+from gpuexec.devices.memory_pool import MemoryPool
+from gpuexec.devices.pixel.extents import find_extents
+from gpuexec.devices.prepared import PreparedCommand
+from gpuexec.devices.recording import record_launches
+from gpuexec.devices.simulator.findings import Finding, describe
+from gpuexec.devices.simulator.graph import SimulatorGraph
+from gpuexec.devices.simulator.library import GridError, Schedule
+from gpuexec.devices.simulator.memory import (
+    AddressMap,
+    DeviceMemory,
+    PinnedMemory,
+    Pool,
+    SimulatorDeviceSource,
+    SimulatorPinnedSource,
+)
+from gpuexec.devices.simulator.module import FindingsError, SimulatorFunction, load_files
+from gpuexec.devices.simulator.operations import Operation
+from gpuexec.devices.simulator.ordering import Ordering
+from gpuexec.devices.simulator.stream import SimulatorEvent, SimulatorStream, SimulatorTimedEvent
+from gpuexec.devices.simulator.stream_thread import StreamThread
+from gpuexec.errors import CheckError, ClosedError, DeviceError, DeviceLostError, GpuexecError, InputError, KernelError
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.plan import Segment
+from gpuexec.ir.target import Target
+from gpuexec.system import knobs
+
+
+class SimulatorDevice:
+    """A device whose faults are as final as a GPU's: after the first, every call raises DeviceLostError naming it.
+
+    Args:
+        instantiations: The table: all name expressions of a kernel file, by its name. A file is compiled once with all.
+        target: Architecture whose limits apply.
+        schedule: In which order threads, blocks and unordered nodes of graphs take turns. With ``"random"`` every
+            launch has another order, all of them decided by the seed. Unordered nodes do in every schedule but
+            ``"reverse"``, for a missing edge to show.
+        delay_s: The longest of the random delays before a stream's commands.
+        memory_bytes: How much can be allocated; None: what the host has.
+        check_order: Whether what uses bytes of another operation that nothing orders it after is refused; None: as
+            GPUEXEC_CHECK_ORDER says.
+        check_kernels: Whether kernels run in check mode: what they do wrong raises CheckError where the host waits for
+            them. None: as GPUEXEC_CHECK_KERNELS says. Then ``schedule`` is random if it is None, by GPUEXEC_CHECK_SEED.
+        ordinal: Which of several it is.
+        multiprocessors: How many it has; None: as the smallest device of the architecture.
+
+    Attributes:
+        launch_costs: Those of a GPU, so that it takes the forms that a GPU would.
+    """
+
+    def __init__(
+        self,
+        instantiations: Callable[[str], Sequence[str]],
+        target: str = "sm_90",
+        *,
+        schedule: Schedule | None = None,
+        delay_s: float = 0.0,
+        memory_bytes: int | None = None,
+        check_order: bool | None = None,
+        check_kernels: bool | None = None,
+        ordinal: int = 0,
+        multiprocessors: int | None = None,
+    ) -> None:
+        self.target = Target.named(target, multiprocessors).with_memory(
+            host_memory_bytes() if memory_bytes is None else memory_bytes
+        )
+        self.name, self.ordinal = f"simulator{f' {ordinal}' if ordinal else ''} ({target})", ordinal
+        self.launch_costs = PACKED_COSTS
+        self._instantiations = instantiations
+        self.is_checking = knobs.check_kernels() if check_kernels is None else check_kernels
+        shuffled = Schedule("random", knobs.check_seed()) if self.is_checking else Schedule()
+        self._schedule = schedule or shuffled
+        self._delay_s = delay_s
+        self._blocks, self._pinned = AddressMap(), AddressMap()
+        spaces = {"device memory": self._blocks, "pinned memory": self._pinned}
+        self.ordering = Ordering(spaces, self.is_alive, knobs.check_order() if check_order is None else check_order)
+        # Nothing idle is kept: freed memory is inaccessible at once.
+        device_memory = SimulatorDeviceSource(self._blocks, self.ordering, memory_bytes)
+        self._memory = Pool(self._blocks, self.ordering, MemoryPool(device_memory, self.create_event, 0))
+        self._pinned_source = SimulatorPinnedSource(self._pinned, self.ordering)
+        self._pinned_memory = Pool(self._pinned, self.ordering, MemoryPool(self._pinned_source, self.create_event, 0))
+        self._functions: dict[Kernel, SimulatorFunction] = {}
+        self._streams: weakref.WeakSet[SimulatorStream] = weakref.WeakSet()
+        self._threads: list[StreamThread] = []  # also threads of unreferenced streams with work left
+        self._default_stream: SimulatorStream | None = None
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._lost: str | None = None
+        self._lost_at: str | None = None  # the node of the failed operation
+        self._findings: tuple[Finding, ...] = ()
+        self._is_closed = False
+
+    @property
+    def cached_nbytes(self) -> int:
+        """Freed bytes on the device that work of streams still uses."""
+        return self._memory.memory.cached_nbytes
+
+    def allocate(self, nbytes: int, stream: Stream | None = None) -> DeviceMemory:
+        """Return device memory, filled with 0xCD unless work of streams may still use it.
+
+        Raises:
+            OutOfMemoryError: The device, or the host, has no room.
+        """
+        self.check_alive()
+        if self.target.has_textures:
+            find_extents(nbytes, self.name)
+        return DeviceMemory(self._memory, nbytes, stream)
+
+    def allocate_pinned(self, nbytes: int) -> PinnedMemory:
+        """Return host memory that copies read late."""
+        self.check_alive()
+        return PinnedMemory(self._pinned_memory, nbytes, self._pinned_source)
+
+    def trim(self) -> int:
+        """Release freed memory that no work uses any more; return its bytes."""
+        return self._memory.memory.trim() + self._pinned_memory.memory.trim()
+
+    def create_stream(self) -> SimulatorStream:
+        """Return a stream that does not synchronize with any other."""
+        self.check_alive()
+        stream = SimulatorStream(self, self._schedule.seed + next(self._numbers), self._delay_s)
+        self._streams.add(stream)
+        self._threads = [thread for thread in self._threads if not thread.has_ended()] + [stream.thread]
+        return stream
+
+    def owns(self, stream: object) -> bool:
+        """Return whether an object is a stream of this device."""
+        return isinstance(stream, SimulatorStream) and stream._device is self
+
+    def external_stream(self, handle: int) -> SimulatorStream:
+        """Return a stream of this device by its handle; 1 and 2 are one default stream.
+
+        Raises:
+            InputError: There is none.
+        """
+        if handle in (1, 2):
+            with self._lock:
+                if self._default_stream is None:
+                    self._default_stream = self.create_stream()
+                return self._default_stream
+        for stream in self._streams:
+            if stream.handle == handle:
+                return stream
+        raise InputError(f"{self.name} has no stream {handle:#x}.")
+
+    def create_event(self) -> SimulatorEvent:
+        """Return an event, not recorded."""
+        self.check_alive()
+        return SimulatorEvent(self)
+
+    def create_timed_event(self) -> SimulatorTimedEvent:
+        """Return an event that notes the time, not recorded."""
+        self.check_alive()
+        return SimulatorTimedEvent(self)
+
+    def create_graph(
+        self, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
+    ) -> SimulatorGraph:
+        """Return a graph of prepared commands with pairs (before, after) of positions as edges.
+
+        The commands know their origins.
+        """
+        self.check_alive()
+        return SimulatorGraph(self, commands, edges)
+
+    def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
+        """Compile (or find) the files of the kernels, several at once, each with all that the table names for it.
+
+        Raises:
+            KernelError: A file does not compile, or the table lacks a kernel.
+        """
+        self.check_alive()
+        with self._lock:
+            sources = {kernel.source for kernel in kernels if kernel not in self._functions}
+            tables = {source: self._table_of(source) for source in sorted(sources)}
+            for kernel in kernels:
+                if kernel not in self._functions and kernel.expression not in tables[kernel.source]:
+                    raise KernelError(
+                        f"{kernel} is not in the table of instantiations ({_name_of(self._instantiations)}), which has"
+                        f" {len(tables[kernel.source])} for {kernel.source}; add it there."
+                    )
+            files = {source: find_source(source) for source in tables}
+            modules = load_files({files[source]: table for source, table in tables.items()}, self.is_checking)
+            for source, file in files.items():
+                for expression, function in modules[file].functions.items():
+                    self._functions[Kernel(source, expression)] = function
+
+    def function(self, kernel: Kernel) -> SimulatorFunction:
+        """Return a kernel loaded before.
+
+        Raises:
+            KernelError: It was not.
+        """
+        if kernel not in self._functions:
+            raise KernelError(f"{kernel} was not loaded; call load first.")
+        return self._functions[kernel]
+
+    def record(self, segment: Segment, memory: Mapping[int, Region]) -> Recording:
+        """Return the recording of a segment as a stream of launches."""
+        return record_launches(self, segment, memory)
+
+    def close(self) -> None:
+        """Finish all work, held work too, and end the threads of all streams. A second call does nothing."""
+        self._is_closed = True
+        for thread in self._threads:  # all are closed before the first wait: they may wait for each other
+            thread.stop()
+        for thread in self._threads:
+            thread.join()
+        self.ordering.close()
+
+    def is_alive(self) -> bool:
+        """Return whether no command has failed."""
+        return self._lost is None
+
+    def check_alive(self) -> None:
+        """Raise unless the device can be used.
+
+        Raises:
+            DeviceLostError: A command failed; CheckError if check mode found why.
+            ClosedError: The device was closed.
+        """
+        if self._lost is not None:
+            node = self._lost_at
+            if self._findings:
+                raise CheckError(self._lost, self._findings, node=node)
+            raise DeviceLostError(self._lost, node=node)
+        if self._is_closed:
+            raise ClosedError(f"{self.name} was closed.")
+
+    def check_range(self, address: int, nbytes: int, name: str, *, is_running: bool = False) -> None:
+        """Check that a range lies in one allocation of the device; freed ones are valid for ``is_running`` work.
+
+        Raises:
+            DeviceError: It does not; the message says where it lies.
+        """
+        if nbytes and not self._blocks.holds(address, nbytes, is_running=is_running):
+            raise DeviceError(f"{name}: {self._blocks.describe(address)}.")
+
+    def check_not_freed(self, arguments: PackedArguments, name: str) -> None:
+        """Check that no pointer lies in an allocation that was freed while work still uses it.
+
+        Raises:
+            DeviceError: One does; the message says where.
+        """
+        if self._blocks.has_retired:
+            for position, kind in enumerate(arguments.kinds()):
+                if kind == "P8" and self._blocks.is_retired(arguments.pointer(position)):
+                    raise DeviceError(f"{name}: {self._blocks.describe(arguments.pointer(position))}.")
+
+    def find_block(self, address: int) -> tuple[int, int] | None:
+        """Return address and size of the allocation, pinned or on the device, that contains an address."""
+        return self._blocks.find(address) or self._pinned.find(address)
+
+    def is_pinned(self, address: int, nbytes: int) -> bool:
+        """Return whether host memory is pinned."""
+        return self._pinned.holds(address, nbytes)
+
+    def next_choice(self) -> Callable[[list[int]], int]:
+        """Return the random source that orders the nodes of the next graph launch."""
+        if self._schedule.order == "reverse":
+            return max
+        return random.Random(self._schedule.seed + next(self._numbers)).choice
+
+    def next_schedule(self) -> Schedule:
+        """Return the schedule of the next launch."""
+        if self._schedule.order != "random":
+            return self._schedule
+        return replace(self._schedule, seed=self._schedule.seed + next(self._numbers))
+
+    def lose(self, operation: Operation, error: Exception) -> None:
+        """Mark the device lost for a failed operation; the first one counts."""
+        what = error.message if isinstance(error, GpuexecError) else f"{operation.name}: {error!r}"
+        if isinstance(error, GridError) and error.fault_address:
+            what = f"{what}: {self._blocks.describe(error.fault_address)}"
+        findings = error.findings if isinstance(error, FindingsError) else ()
+        if findings:
+            what = f"{operation.name}: {describe(findings)}"
+        with self._lock:
+            if self._lost is None:
+                self._findings, self._lost_at = findings, operation.node or None
+                self._lost = f"{self.name}: {what.rstrip('.')}. The device is lost; make a new one."
+
+    def _table_of(self, source: str) -> tuple[str, ...]:
+        try:
+            return tuple(self._instantiations(source))
+        except KeyError:
+            return ()
+
+
+def _name_of(function: Callable[[str], Sequence[str]]) -> str:
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    return f"{module}.{name}" if name else repr(function)

@@ -1,0 +1,97 @@
+"""Explicit graphs of the simulator: prepared commands and edges, launched as one in any order the edges allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gpuexec.devices.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.devices.simulator.module import SimulatorFunction
+from gpuexec.devices.simulator.operations import Operation, make_copy, make_fill, make_launch
+from gpuexec.devices.simulator.stream import SimulatorStream
+from gpuexec.errors import ClosedError, InputError
+
+if TYPE_CHECKING:
+    from gpuexec.devices.simulator.device import SimulatorDevice
+
+
+class SimulatorGraph:
+    """An executable graph.
+
+    Args:
+        device: Where it will run.
+        commands: Prepared, with every address set; what they hold is copied.
+        edges: Pairs (before, after) of positions in ``commands``.
+
+    Raises:
+        InputError: The edges form a cycle, or name no command.
+    """
+
+    def __init__(
+        self, device: SimulatorDevice, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]]
+    ) -> None:
+        self._device = device
+        self._after: list[list[int]] = [[] for _ in commands]
+        self._count_before = [0] * len(commands)
+        for before, after in dict.fromkeys(edges):
+            if not (0 <= before < len(commands) and 0 <= after < len(commands)):
+                raise InputError(f"Edge {before} -> {after} names no command of a graph of {len(commands)}.")
+            self._after[before].append(after)
+            self._count_before[after] += 1
+        order = self._arrange(min)
+        if len(order) != len(commands):
+            raise InputError("The edges of a graph form a cycle.")
+        self._before = [0] * len(commands)  # the nodes from which a path leads to each, as bits
+        for position in order:
+            for after in self._after[position]:
+                self._before[after] |= self._before[position] | 1 << position
+        self._nodes: list[Operation] | None = [_make_node(device, command) for command in commands]
+
+    def update(self, positions: Sequence[int], commands: Sequence[PreparedCommand]) -> None:
+        """Update the nodes at ``positions`` to the given ``commands``; runs already launched keep theirs."""
+        nodes = self._open_nodes()
+        for position in positions:
+            nodes[position] = _make_node(self._device, commands[position])
+
+    def launch(self, stream: SimulatorStream) -> None:
+        """Put the whole graph on a stream, in an order the device chooses among those the edges allow."""
+        nodes = self._open_nodes()
+        stream.issue_graph(nodes, self._arrange(self._device.next_choice()), self._before)
+
+    def close(self) -> None:
+        """Drop the commands; runs under way finish. A second call does nothing."""
+        self._nodes = None
+
+    def _arrange(self, choose: Callable[[list[int]], int]) -> list[int]:
+        """Return the positions in a topological order of the edges, chosen among the ready nodes."""
+        count_before = list(self._count_before)
+        ready = [position for position, count in enumerate(count_before) if count == 0]
+        order = []
+        while ready:
+            position = choose(ready)
+            ready.remove(position)
+            order.append(position)
+            for after in self._after[position]:
+                count_before[after] -= 1
+                if count_before[after] == 0:
+                    ready.append(after)
+        return order
+
+    def _open_nodes(self) -> list[Operation]:
+        self._device.check_alive()
+        if self._nodes is None:
+            raise ClosedError("The graph was closed.")
+        return self._nodes
+
+
+def _make_node(device: SimulatorDevice, command: PreparedCommand) -> Operation:
+    match command:
+        case PreparedLaunch():
+            assert isinstance(command.function, SimulatorFunction)
+            return make_launch(device, command.function, command.config, command.arguments)
+        case PreparedCopy():
+            destination, source = command.addresses
+            return make_copy(device, destination, source, command.nbytes, (destination, source), origin=command.origin)
+        case PreparedFill():
+            return make_fill(device, command.address, command.pattern, command.count, command.origin)
+    raise InputError(f"A graph has no node for {type(command).__name__}.")

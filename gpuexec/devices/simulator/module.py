@@ -1,0 +1,290 @@
+"""Loaded kernel modules: functions with the signatures C++ deduced, and checks of each launch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.kernels.code_files import load_library
+from gpuexec.devices.kernels.kernel_source import find_source
+from gpuexec.devices.residency import check_residency, count_resident
+from gpuexec.devices.simulator.compile import BuiltObject, build_files
+from gpuexec.devices.simulator.findings import Finding, describe, read_findings
+from gpuexec.devices.simulator.library import (
+    AllowedRange,
+    ArgumentCopy,
+    Extent,
+    Grid,
+    GridError,
+    LaunchStruct,
+    Schedule,
+    load_runtime,
+    run_grid,
+)
+from gpuexec.devices.simulator.symbols import find_missing
+from gpuexec.errors import AccessError, KernelError
+from gpuexec.ir.command import LaunchConfig
+from gpuexec.ir.target import Target
+
+# A small GPU: each thread of a cooperative grid keeps a stack of its own until the grid has ended.
+_WORDS = {"P": "a pointer", "f": "a float", "i": "an integer", "u": "an integer", "b": "a bool", "s": "a struct"}
+
+
+class _Parameter(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_char), ("nbytes", ctypes.c_uint))
+
+
+class _FunctionRow(ctypes.Structure):
+    _fields_ = (("run", ctypes.c_void_p), ("parameters", ctypes.POINTER(_Parameter)), ("count", ctypes.c_int))
+
+
+class FindingsError(GridError):
+    """Check mode found mistakes of a kernel: ``findings``, listed in the message."""
+
+    def __init__(self, message: str, findings: Sequence[Finding], fault_address: int = 0) -> None:
+        super().__init__(message, fault_address)
+        self.findings = tuple(findings)
+
+
+class SimulatorFunction:
+    """A kernel instance that can be launched.
+
+    ``signature`` has kind and size of each parameter: P pointer, f float (half and bfloat16 too), i signed, u unsigned,
+    b bool, s struct. ``max_threads`` is its ``__launch_bounds__`` where these are a constant, else None.
+    ``is_checked`` says whether it was compiled for check mode: then a launch that goes wrong raises FindingsError.
+    """
+
+    __slots__ = ("_module", "_parameters", "entry", "expression", "is_checked", "max_threads", "signature", "source")
+
+    def __init__(
+        self, module: KernelModule, row: _FunctionRow, source: str, expression: str, max_threads: int | None
+    ) -> None:
+        self._module = module  # unloaded with its last function
+        self.is_checked = module.is_checked
+        self._parameters = ctypes.addressof(row.parameters.contents)
+        self.entry = int(row.run)
+        self.source = source
+        self.expression = expression
+        self.max_threads = max_threads
+        self.signature = tuple(f"{row.parameters[i].kind.decode()}{row.parameters[i].nbytes}" for i in range(row.count))
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.expression}"
+
+    def check_arguments(self, kinds: Sequence[str]) -> None:
+        """Check kind and size of each argument against the C++ signature; signedness is free.
+
+        Raises:
+            KernelError: Count, kind or size differ; the message names the first argument that does.
+        """
+        if len(kinds) != len(self.signature):
+            raise KernelError(f"{self}: expected {len(self.signature)} arguments, got {len(kinds)}.")
+        for index, (expected, got) in enumerate(zip(self.signature, kinds, strict=True)):
+            if expected != got and expected.replace("u", "i") != got.replace("u", "i"):
+                raise KernelError(f"{self}: argument {index} must be {_spell(expected)}, got {_spell(got)}.")
+
+    def check_launch(self, config: LaunchConfig, target: Target) -> None:
+        """Check a launch against the limits of the target and the kernel's launch bounds.
+
+        Raises:
+            KernelError: A limit is exceeded, or an extent is not positive.
+        """
+        grid, block, shared_bytes = config.grid, config.block, config.shared_bytes
+        threads = block[0] * block[1] * block[2]
+        if min(*grid, *block) < 1:
+            raise KernelError(f"{self}: grid {grid} and block {block} must be positive.")
+        if threads > target.max_threads_per_block or max(block[0], block[1]) > 1024 or block[2] > 64:
+            raise KernelError(
+                f"{self}: block {block} exceeds the device limit {target.max_threads_per_block} ({target.name})."
+            )
+        if self.max_threads is not None and threads > self.max_threads:
+            raise KernelError(
+                f"{self}: block {block} has {threads} threads, its __launch_bounds__ are {self.max_threads}."
+            )
+        if any(extent > limit for extent, limit in zip(grid, target.max_grid, strict=True)):
+            raise KernelError(f"{self}: grid {grid} exceeds the device limit {target.max_grid} ({target.name}).")
+        if shared_bytes > target.shared_bytes_per_block:
+            raise KernelError(
+                f"{self}: {shared_bytes} bytes of shared memory exceed the device limit"
+                f" {target.shared_bytes_per_block} ({target.name})."
+            )
+
+    def check_residency(self, config: LaunchConfig, target: Target) -> None:
+        """Check that all blocks of a cooperative launch fit on the simulated multiprocessors.
+
+        Raises:
+            KernelError: They have not.
+        """
+        check_residency(str(self), config.grid, count_resident(config, target), target.multiprocessors)
+
+    def copy_arguments(self, arguments: PackedArguments) -> ArgumentCopy:
+        """Return a copy of the arguments, independent of later changes.
+
+        Raises:
+            KernelError: They do not fit the signature.
+        """
+        self.check_arguments(arguments.kinds())
+        return ArgumentCopy(arguments.address, self._parameters, len(self.signature))
+
+    def run(
+        self,
+        config: LaunchConfig,
+        arguments: int,
+        schedule: Schedule,
+        target: Target,
+        *,
+        ranges: Sequence[AllowedRange] | None = None,
+    ) -> LaunchStruct:
+        """Run a launch that passed `check_launch` to its end.
+
+        Args:
+            config: Its launch configuration.
+            arguments: Address of the argument addresses.
+            schedule: The order of turns.
+            target: Architecture whose limits apply.
+            ranges: In check mode, what the kernel may touch; None: all memory of the device.
+
+        Raises:
+            GridError: The kernel broke a rule.
+        """
+        launch = Grid(
+            self.entry, arguments, self._parameters, len(self.signature), config.grid, config.block,
+            config.shared_bytes, target.shared_bytes_per_block, config.cooperative, self.is_checked,
+            None if ranges is None else tuple(ranges),
+        )  # fmt: skip
+        try:
+            return run_grid(launch, schedule)
+        except GridError as error:
+            if not error.raw_findings:
+                raise GridError(f"{self}: {error}", error.fault_address) from None
+            findings = read_findings(error.raw_findings, self._module.path, config.grid, config.block)
+            raise FindingsError(f"{self}: {describe(findings)}", findings, error.fault_address) from None
+
+    def launch_arrays(
+        self,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        *arguments: Any,
+        shared_bytes: int = 0,
+        schedule: Schedule | None = None,
+        target: Target | None = None,
+        is_cooperative: bool = False,
+    ) -> LaunchStruct:
+        """Run the kernel on NumPy arrays in place and wait: for tests of kernels on their own.
+
+        Args:
+            grid: Blocks; missing extents are 1.
+            block: Threads of a block; missing extents are 1.
+            arguments: Arrays (or None for a null pointer) for pointers, NumPy scalars, bytes for structs.
+            shared_bytes: Dynamic shared memory.
+            schedule: None: forward.
+            target: Architecture whose limits apply; None: sm_90.
+            is_cooperative: Whether blocks may wait at a barrier of the grid.
+
+        Raises:
+            KernelError: The launch does not fit the kernel, or the kernel broke a rule.
+        """
+        packed = _pack(str(self), arguments)
+        target = target or Target.named("sm_90")
+        config = LaunchConfig(_extent(grid), _extent(block), shared_bytes, is_cooperative)
+        self.check_arguments(packed.kinds())
+        self.check_launch(config, target)
+        if is_cooperative:
+            self.check_residency(config, target)
+        ranges = _find_ranges(arguments) if self.is_checked else None
+        return self.run(config, packed.address, schedule or Schedule(), target, ranges=ranges)
+
+
+class KernelModule:
+    """A loaded kernel file: its functions by name expression."""
+
+    def __init__(self, built: BuiltObject) -> None:
+        load_runtime()
+        self.path, self.is_checked = built.path, built.check
+        missing = find_missing(built.path)
+        if missing:
+            raise KernelError(
+                f"{built.source} can't be loaded for the simulator: nothing defines {', '.join(missing)}."
+            )
+        try:
+            self._library = load_library(built.path)
+            rows = (_FunctionRow * len(built.expressions)).in_dll(self._library, "gpuexec_rows")
+        except (OSError, ValueError, AccessError) as error:
+            raise KernelError(f"{built.source} can't be loaded for the simulator: {error}.") from error
+        self.functions: Mapping[str, SimulatorFunction] = {
+            expression: SimulatorFunction(
+                self, row, built.source, expression, built.launch_bounds.get(_base_name(expression))
+            )
+            for expression, row in zip(built.expressions, rows, strict=True)
+        }
+
+
+def load_files(files: Mapping[Path, Sequence[str]], check: bool = False) -> dict[Path, KernelModule]:
+    """Compile (or find) and load several kernel files, in parallel; with ``check`` for check mode.
+
+    Raises:
+        KernelError: One does not compile, or there is no compiler.
+    """
+    return {path: KernelModule(built) for path, built in build_files(files, check=check).items()}
+
+
+def load_file(path: Path | str, expressions: Sequence[str], check: bool = False) -> Mapping[str, SimulatorFunction]:
+    """Compile (or find) and load one kernel file.
+
+    Args:
+        path: A path, or the name of a file among the package's kernels (``"softmax.cu"``).
+        expressions: C++ name expressions, or names of ``extern "C"`` kernels.
+        check: Compile for check mode.
+
+    Raises:
+        KernelError: It does not compile, or there is no compiler.
+    """
+    full = find_source(str(path))
+    return load_files({full: expressions}, check)[full].functions
+
+
+def _pack(name: str, arguments: Sequence[Any]) -> PackedArguments:
+    pointers = {}
+    values: list[np.generic | bytes | None] = []
+    for index, argument in enumerate(arguments):
+        if argument is None or isinstance(argument, np.ndarray):
+            pointers[index] = 0 if argument is None else argument.ctypes.data
+            values.append(None)
+        elif isinstance(argument, bytes | np.generic):
+            values.append(argument.tobytes() if isinstance(argument, np.void) else argument)
+        else:
+            raise KernelError(
+                f"{name}: argument {index} must be an array, a NumPy scalar, bytes or None,"
+                f" got {type(argument).__name__}; its width would be a guess."
+            )
+    packed = PackedArguments(values)
+    for index, address in pointers.items():
+        packed.set_pointer(index, address)
+    return packed
+
+
+def _find_ranges(arguments: Sequence[Any]) -> list[AllowedRange]:
+    return [
+        AllowedRange(each.ctypes.data, each.ctypes.data + each.nbytes, index, each.flags.writeable)
+        for index, each in enumerate(arguments)
+        if isinstance(each, np.ndarray)
+    ]
+
+
+def _extent(value: int | Sequence[int]) -> Extent:
+    extents = (value,) if isinstance(value, int) else tuple(value)
+    x, y, z = (*extents, 1, 1)[:3]
+    return x, y, z
+
+
+def _base_name(expression: str) -> str:
+    return expression.partition("<")[0].strip()
+
+
+def _spell(kind: str) -> str:
+    return f"{_WORDS[kind[0]]} of {kind[1:]} bytes" if kind[0] != "P" else "a pointer"

@@ -1,0 +1,109 @@
+"""The host's C++ compiler and its command lines."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuexec.errors import KernelError
+from gpuexec.system import knobs
+
+# No contraction and no assumptions that the device does not make: results are to be the device's bits.
+_COMMON = (
+    *("-std=c++17", "-fPIC", "-shared", "-pthread", "-w", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-fwrapv"),
+)
+# Guards of static variables would cost an atomic read at each use of a __shared__ variable.
+KERNEL_FLAGS = ("-O1", "-fno-threadsafe-statics")
+RUNTIME_FLAGS = ("-O2",)
+# Check mode: a call before each access, checks of alignment and of constant extents, and line numbers (in the form of
+# DWARF that addr2line of binutils 2.40 reads right).
+CHECK_FLAGS = (
+    "-g1",
+    "-gdwarf-4",
+    "-fsanitize=thread,alignment,bounds",
+    "-fsanitize-recover=alignment,bounds",
+    "-DGPUEXEC_CHECK=1",
+)
+# Instructions in place of library calls: conversions of half, and fmaf. Both ways give the same bits.
+_EXTENSIONS = {"f16c": "-mf16c", "fma": "-mfma"}
+_SHOWN_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++17 compiler: its path, version line, and the flags for this machine's CPU."""
+
+    path: str
+    version: str
+    machine_flags: tuple[str, ...]
+
+    def flags(self, kind: Sequence[str]) -> tuple[str, ...]:
+        """Return all flags of a compile of the given kind."""
+        return (*_COMMON, *self.machine_flags, *kind)
+
+    def build(
+        self, name: str, sources: Sequence[Path], output: Path, flags: Sequence[str], objects: Sequence[Path] = ()
+    ) -> None:
+        """Compile and link a shared object, or, with ``-c`` among the flags, compile one source alone.
+
+        Raises:
+            KernelError: It does not compile; the compiler's first lines are in the message.
+        """
+        command = [self.path, *flags, "-x", "c++", *map(str, sources), "-x", "none", *map(str, objects)]
+        command += ["-o", str(output)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise KernelError(f"The C++ compiler {self.path} can't be run: {error.strerror}.") from error
+        if done.returncode:
+            raise KernelError(
+                f"{name} does not compile for the simulator ({self.version}):\n{_first_errors(done.stderr)}"
+            )
+
+
+def find_compiler() -> Compiler:
+    """Return the compiler GPUEXEC_CXX names, else g++, else clang++.
+
+    Raises:
+        KernelError: There is none; the message says what to install.
+    """
+    asked = knobs.cxx()
+    for name in (asked,) if asked else ("g++", "clang++"):
+        path = shutil.which(name)
+        if path:
+            return _describe(path)
+    missing = f"GPUEXEC_CXX names {asked!r}, which is not there" if asked else "neither g++ nor clang++ is there"
+    raise KernelError(f"The simulator needs a C++17 compiler and {missing}: apt-get install g++")
+
+
+@functools.cache
+def _describe(path: str) -> Compiler:
+    try:
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise KernelError(f"The C++ compiler {path} can't be run: {error}.") from error
+    return Compiler(path, answer.partition("\n")[0].strip(), _machine_flags())
+
+
+def _machine_flags() -> tuple[str, ...]:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ()
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    has = set(line.partition(":")[2].split())
+    return tuple(flag for name, flag in _EXTENSIONS.items() if {name, "avx"} <= has)
+
+
+def _first_errors(messages: str) -> str:
+    lines = messages.splitlines()
+    first = next((i for i, line in enumerate(lines) if "error" in line), 0)
+    return "\n".join(lines[first : first + _SHOWN_LINES])

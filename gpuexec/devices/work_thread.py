@@ -1,0 +1,273 @@
+"""Work queues served by threads: the streams of host devices and their worker pools.
+
+All are daemons: a process that ends does not wait for them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, ClassVar
+
+from gpuexec.devices.latch import Latch
+from gpuexec.errors import ClosedError, OutOfMemoryError
+
+Work = Callable[[], Callable[[], Any] | None]
+# Addresses that a thread needs beside its stack before it can signal that it has started.
+_BESIDE_STACK_BYTES = 8 << 20
+_USUAL_STACK_BYTES = 8 << 20
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread.
+
+    Raises:
+        OutOfMemoryError: The process has no room for one more, or may have no more; names the limit to raise. The
+            thread was not started.
+    """
+    # NOTE: a thread that runs out of memory on its first lines never signals that it has started, and `Thread.start`
+    # waits for that for ever. So the room is checked first.
+    _check_addresses(thread.name)
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        raise OutOfMemoryError(
+            f"The system refused to start a thread ({thread.name}): {error}. The process has {threading.active_count()}"
+            " threads; raise the limits of threads (ulimit -u, or pids.max of the container) or of memory (ulimit -v)."
+        ) from error
+
+
+def _check_addresses(name: str) -> None:
+    if sys.platform == "win32":
+        return
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return  # a system without this information
+    stack = threading.stack_size()
+    if not stack:
+        usual, _ = resource.getrlimit(resource.RLIMIT_STACK)
+        stack = _USUAL_STACK_BYTES if usual == resource.RLIM_INFINITY else usual
+    needed = stack + _BESIDE_STACK_BYTES
+    if used + needed > limit:
+        raise OutOfMemoryError(
+            f"A thread ({name}) needs {needed} bytes of addresses, and the process has {used} of the {limit} that its"
+            " limit allows. Raise the limit of its address space: ulimit -v unlimited (RLIMIT_AS)."
+        )
+
+
+class ReusableThread(threading.Thread):
+    """A thread that may serve another queue when its own has ended, since a short-lived Worker needs two or three."""
+
+    _IDLE_NAME = "gpuexec-idle"
+    # Starting a thread costs some 0.2 ms; keeping an idle one costs the addresses of its stack.
+    _MOST_IDLE = 8
+    _IDLE_S = 1.0
+    # Reentrant: garbage collection may queue work in the middle of this.
+    _lock = threading.RLock()
+    _idle: ClassVar[list[ReusableThread]] = []
+
+    @classmethod
+    def call(cls, target: Callable[[], None], name: str) -> threading.Thread:
+        """Run a call on an idle thread, or on a new one; return the thread.
+
+        Raises:
+            OutOfMemoryError: There is no idle thread, and none can be started; the call will not be made.
+        """
+        with cls._lock:
+            if cls._idle:
+                thread = cls._idle.pop()
+                thread.name = name
+                thread._calls.put(target)
+                return thread
+        thread = cls(target, name)
+        start_thread(thread)
+        return thread
+
+    @classmethod
+    def forget_idle(cls) -> None:
+        """Forget idle threads in a forked child, which has none of its parent's threads."""
+        cls._lock, cls._idle = threading.RLock(), []
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._calls.put(target)
+
+    def run(self) -> None:
+        """Run calls until none has come for a while."""
+        call: Callable[[], None] | None = self._calls.get()
+        while call is not None:
+            call()
+            call = None  # with its references, until the next call comes
+            call = self._wait()
+
+    def _wait(self) -> Callable[[], None] | None:
+        self.name = self._IDLE_NAME
+        with self._lock:
+            if len(self._idle) >= self._MOST_IDLE:
+                return None
+            self._idle.append(self)
+        try:
+            return self._calls.get(timeout=self._IDLE_S)
+        except Empty:
+            with self._lock:
+                if self in self._idle:
+                    self._idle.remove(self)
+                # A thread taken meanwhile has its call; or an interrupt came in between, and it gets none.
+                return None if self._calls.empty() else self._calls.get()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=ReusableThread.forget_idle)
+
+
+class WorkThread:
+    """A queue of work run in order by a thread that starts with the first item and sleeps when idle.
+
+    Knows no stream, so that a stream forgotten by all can end it. Work must not raise. An interrupt in `put` loses at
+    most the work of that call: unfinished work is stored in one place, and tokens in the queue only wake the thread.
+
+    Args:
+        name: The thread's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tokens: SimpleQueue[bool] = SimpleQueue()
+        # The unfinished work, the current item first.
+        self._open: deque[Work] = deque()
+        # Reentrant: garbage collection may stop a thread in the middle of its own bookkeeping.
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+        # The serving thread, under one key: of two that an interrupted start left, the later ends at once.
+        self._server: dict[str, int] = {}
+        self._is_stopped, self._ended = False, Latch()
+
+    def put(self, work: Work) -> None:
+        """Queue work; the callable it returns is called once the work counts as done.
+
+        Raises:
+            ClosedError: The thread was stopped.
+            OutOfMemoryError: The thread can't be started; nothing was queued.
+        """
+        with self._lock:
+            if self._is_stopped:
+                raise ClosedError("The stream is closed.")
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = ReusableThread.call(self._serve, self._name)
+            self._open.append(work)
+            self._tokens.put(True)
+
+    def is_done(self) -> bool:
+        """Return whether the queue is empty and the last work finished."""
+        return not self._open
+
+    def is_current(self) -> bool:
+        """Return whether the caller runs on the thread."""
+        return self._server.get("") == threading.get_ident()
+
+    def stop(self) -> None:
+        """Let the thread end after the queued work. A second call does nothing."""
+        with self._lock:
+            if not self._is_stopped:
+                self._is_stopped = True
+                self._tokens.put(False)
+
+    def join(self) -> None:
+        """Wait for the end of a stopped thread."""
+        if not self.is_current():
+            self._ended.wait_for(self.has_ended)
+
+    def has_ended(self) -> bool:
+        """Return whether it was stopped and nothing is left to do."""
+        thread = self._thread
+        return self._is_stopped and (self._ended.is_set() or thread is None or not thread.is_alive())
+
+    def _serve(self) -> None:
+        own = threading.get_ident()
+        if self._server.setdefault("", own) != own:
+            return
+        goes_on = True
+        while goes_on:
+            goes_on = self._tokens.get()
+            while self._open:
+                announce = self._open[0]()
+                self._open.popleft()
+                if announce is not None:
+                    announce()
+                del announce  # with its references, until the next call comes
+        self._server.clear()
+        self._ended.set()
+
+
+class WorkPool:
+    """Threads that share a queue, started on demand.
+
+    Args:
+        max_threads: How many there may be.
+        name: Theirs.
+    """
+
+    def __init__(self, max_threads: int, name: str) -> None:
+        self.max_threads, self._name = max_threads, name
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        # Unfinished calls: when there are more than threads, another thread is started.
+        self._open = 0
+        self._is_closed = False
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Queue a call for one of the threads, in the order of the submissions. It must not raise.
+
+        Raises:
+            ClosedError: The pool is closed.
+            OutOfMemoryError: There is no thread, and none can be started; the call will not be made.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError(f"The threads {self._name} are closed.")
+            if self._open >= len(self._threads) and len(self._threads) < self.max_threads:
+                thread = threading.Thread(target=self._serve, name=f"{self._name}_{len(self._threads)}", daemon=True)
+                try:
+                    start_thread(thread)
+                    self._threads.append(thread)
+                except OutOfMemoryError:
+                    if not self._threads:
+                        raise
+            self._open += 1
+            self._calls.put(call)
+
+    def close(self) -> None:
+        """Let the threads end after the submitted calls. A second call does nothing."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                for _ in self._threads:
+                    self._calls.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of a closed pool's threads; False when the time ran out."""
+        end = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # with its references, until the next call comes
+            with self._lock:
+                self._open -= 1

@@ -1,0 +1,384 @@
+"""Engine of a Worker or Method: reads inputs, finds a plan, binds a frame, puts commands on a stream.
+
+A run whose inputs are there goes onto the stream within the call. One that waits for something outside the stream (an
+input from another device, a run that is not scheduled yet) is advanced by the driver thread, and so are those that come
+after it meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import Stream
+from gpuexec.devices.transfers import close_stream
+from gpuexec.errors import GpuexecError, StateError
+from gpuexec.execution.inspection.inspector import Inspector
+from gpuexec.execution.profiling.log import ProfileLog
+from gpuexec.execution.profiling.profiler import Profiler, find_log, watching
+from gpuexec.execution.resources.caller_stream import CallerStream, check_not_capturing
+from gpuexec.execution.resources.exclusive_caller import ExclusiveCaller
+from gpuexec.execution.resources.syncs import SyncLog
+from gpuexec.execution.resources.unclosed import find_caller
+from gpuexec.execution.resources.weights import weights_of
+from gpuexec.execution.run_binder import RunBinder, check_strict
+from gpuexec.execution.runs.comparing import Comparer, Observe, Observer
+from gpuexec.execution.runs.execution_context import ExecutionContext
+from gpuexec.execution.runs.inputs import GivenInput, InputReader
+from gpuexec.execution.runs.plan_cache import PlannedVariant
+from gpuexec.execution.runs.planning_context import PlanningContext
+from gpuexec.execution.runs.prepared_run import PreparedRun
+from gpuexec.execution.runs.profiled import following, profile_run
+from gpuexec.execution.runs.release import close_storage, settle_storage, trim_storage
+from gpuexec.execution.runs.run import Run, Step
+from gpuexec.execution.runs.stepping import Stepping
+from gpuexec.execution.runs.stopwatch import Stopwatch
+from gpuexec.execution.runs.storage import OpenStorage, own_storage, watch_memory
+from gpuexec.execution.runs.subgraph import Stage
+from gpuexec.execution.runs.submitter import GivingUp, Submitter
+from gpuexec.execution.runs.waiting import Waiting
+from gpuexec.execution.state.binding import StateBinder
+from gpuexec.ir.plan import Plan
+from gpuexec.model.model import Model
+from gpuexec.system import knobs
+
+
+class Engine:
+    """Runs one model on one backend. One caller at a time.
+
+    Args:
+        model: What to run.
+        backend: Where.
+        frames: Runs in flight before outputs are written again.
+        stream: The caller's stream, or None for one of its own.
+        is_strict: Refuse what reads or computes on the host.
+        is_synchronous: Finish each command before the next.
+        is_comparing: Compare what every node gives with NumPy; the run is synchronous then.
+        observe: Called with each node and its arrays, in place of comparing them.
+        inspector: What is looked at in its runs; its values are all kept where nodes are compared or observed.
+        open_storage: Opens the memory it runs in; None: its own, in so many frames.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        frames: int,
+        stream: Stream | None = None,
+        *,
+        is_strict: bool = False,
+        is_synchronous: bool = False,
+        is_comparing: bool = False,
+        observe: Observe | None = None,
+        inspector: Inspector | None = None,
+        open_storage: OpenStorage | None = None,
+    ) -> None:
+        self.model, self.backend = model, backend
+        self.stream = stream if stream is not None else backend.device.create_stream()
+        self.syncs = SyncLog(is_strict=is_strict)
+        storage = self._storage = (open_storage or own_storage(frames))(backend, self.stream, self.syncs)
+        self.run_counter, self.frames, self.binder = storage.run_counter, storage.frames, storage.binder
+        weights = weights_of(model, backend)
+        self.arena, self.pool = storage.arena, storage.pool
+        is_comparing = is_comparing or observe is not None
+        inspector = inspector or Inspector.of(None, keeps_all=is_comparing)
+        self.planning = PlanningContext(
+            model,
+            backend,
+            weights.enter(),
+            self.arena,
+            inspector=inspector,
+            limit=storage.limit,
+            is_exact=storage.is_exact,
+        )
+        self.is_synchronous = is_synchronous or is_comparing
+        self.comparer: Comparer | None = None
+        if is_comparing:
+            comparer = Comparer(backend, self.stream) if observe is None else Observer(backend, self.stream, observe)
+            self.comparer = comparer
+        self._owns_stream = stream is None
+        stopwatch = Stopwatch(backend.device, self.stream)
+        context = ExecutionContext(
+            self.planning,
+            self.stream,
+            threading.RLock(),
+            self.pool,
+            self.syncs,
+            stopwatch,
+            is_synchronous=self.is_synchronous,
+            comparer=self.comparer,
+        )
+        self._submitter = Submitter(backend, context)
+        owner = self.run_counter.owner
+        self._exclusive = ExclusiveCaller(
+            backend,
+            f"Another caller is inside this {owner}; make one {owner} per thread (they share the model's weights).",
+            f"The {owner} is closed.",
+            owner,
+            lambda: self._submitter.break_off(f"Its {owner} was closed by an interrupt."),
+        )
+        self.memory_usage = watch_memory(storage, weights, self.planning.graphs, backend)
+        self._stepping = Stepping(self._submitter, stopwatch, self.memory_usage, self._exclusive)
+        self.waiting = Waiting(context, self._submitter, self._stepping, storage, self._exclusive)
+        self.input_reader = InputReader(model, backend, self.stream)
+        self.states = StateBinder(model, backend, self.stream, self.pool, self.syncs)
+        self._runs = RunBinder(context, storage, self.states, self._stepping.give_up, self.trim)
+        # Who profiles its runs, whatever the context says; and how many were.
+        self.profiler: Profiler | None = None
+        self.profiled = 0
+        # What was recorded apart from the runs, and ends with the engine: see `gpuexec.execution.replay.replay`.
+        self.replays: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._exclusive.is_closed
+
+    def check_open(self) -> None:
+        """Check that the Worker can be used.
+
+        Raises:
+            StateError: The process was forked.
+            ClosedError: The Worker is closed.
+        """
+        self._exclusive.check_open()
+
+    def entering(self) -> ExclusiveCaller:
+        """Return the context that admits one caller at a time; see `ExclusiveCaller`."""
+        return self._exclusive
+
+    def closing(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which to `close`; what an interrupt broke admits whoever closes it."""
+        self._exclusive.recover()
+        return contextlib.nullcontext() if self._exclusive.is_broken else self._exclusive
+
+    # ---- running
+
+    def schedule(self, inputs: object, *, copy: bool, stream: object = None) -> Run:
+        """Put a run on the stream, or give it to the driver thread, and return.
+
+        Args:
+            inputs: Of the run.
+            copy: Whether host arrays are copied.
+            stream: A stream of the caller's in whose order the run is.
+        """
+        log = find_log(self.profiler)
+        if log is None:
+            prepared = self._bind(inputs, copy=copy, stream=stream)
+            is_issued = self._submitter.put(prepared)
+        else:
+            with watching(log, "schedule"):
+                prepared = self._bind(inputs, copy=copy, stream=stream, log=log)
+                with following(prepared.profile):
+                    is_issued = self._submitter.put(prepared)
+        if not is_issued and (prepared.caller is not None or not self._owns_stream):
+            # What the caller puts on the stream next must come after the run.
+            self.syncs.note_wait(
+                f"run {prepared.run.number}", "what the run has to wait for, on a stream of the caller's"
+            )
+            with self._exclusive.at_rest(), self.giving_up(prepared.run.number):
+                self._submitter.driver.synchronize()
+        self.memory_usage.observe(prepared.run.number)
+        return prepared.run
+
+    def begin(
+        self, inputs: object, *, copy: bool, budget_ms: float | None, stream: object = None
+    ) -> tuple[Run, Iterator[tuple[Step, int]]]:
+        """Bind a run to be put on the stream step by step: a layer each, or as many as fit the budget.
+
+        A stream of the caller's waits for the run once its last step is issued.
+
+        Returns:
+            The run, and its steps, each with a guess of how many layers follow.
+        """
+        log = find_log(self.profiler)
+        with watching(log, "schedule"):
+            prepared = self._bind(inputs, copy=copy, stream=stream, log=log)
+        return prepared.run, self._stepping.begin(prepared, budget_ms)
+
+    def prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
+        """Plan, compile and allocate for these inputs, without running; what depends on their content comes later."""
+        with watching(find_log(self.profiler), "prepare"):
+            return self._prepare(given)
+
+    def _prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
+        given = dict(given)
+        with self._exclusive.at_rest():
+            self.states.fill(given, None)
+            stage, planned = self._runs.choose(given)
+            if planned is None or stage.plans is None:
+                return None
+            self._runs.check_limit(stage, planned, given)
+        # A run half scheduled keeps its recording as it is.
+        self._runs.reserve_all(stage, planned, records=self._stepping.prepared is None)
+        self.memory_usage.observe(self.run_counter.number - 1 if self.run_counter.number else None)
+        return planned.compiled.plan
+
+    def choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, PlannedVariant | None]:
+        """Return the first stage of a run of these inputs, and its planned variant, made if it is new."""
+        return self._runs.choose(given)
+
+    def adopt(self, model: Model) -> None:
+        """Go on with a model that differs in the content of constants alone; runs under way keep theirs.
+
+        Raises:
+            StateError: A run is half scheduled.
+            OutOfMemoryError: There is no room for the new weights beside the old; nothing was done.
+        """
+        if self._stepping.prepared is not None:
+            number = self._stepping.prepared.run.number
+            raise StateError(f"Run {number} is half scheduled; finish or cancel it first.")
+        if self._submitter.driver.is_busy():
+            self.syncs.note_wait(
+                f"run {self.run_counter.number - 1}", "weights are replaced once runs before are issued"
+            )
+            with self._exclusive.at_rest():
+                self._submitter.driver.synchronize()
+        with self._submitter.lock:
+            limit = self.planning.limit
+            admit = None if limit is None else limit.admit
+            # What only the old ones need goes once the runs before are done, and replays that were recorded with them.
+            weights = self.planning.weights.replace(self.model.graph, model.graph, self.stream, admit)
+            self.planning.adopt(model, weights)
+            self.model = self.planning.model
+            self.input_reader = InputReader(self.model, self.backend, self.stream)
+            self.states.adopt(self.model)
+            self._runs.adopt()
+
+    # ---- giving back
+
+    def trim(self) -> None:
+        """Wait for all work, and give back memory that no plan needs now; a run half scheduled is given up.
+
+        Freed memory that the device keeps goes back to the driver, whoever freed it.
+        """
+        with self._exclusive.midway():
+            self._stepping.drop("a trim")
+        with self._exclusive.at_rest():
+            self._submitter.driver.synchronize()
+            settle_storage(self._storage, self.backend, self.stream)
+        with self._exclusive.midway(), self._submitter.lock:
+            trim_storage(self._storage, self.planning, self.stream)
+        self.backend.deferred_free.prune()
+        self.backend.staging.trim()
+        self.backend.device.trim()
+
+    def close(self, *, cancels: bool = False) -> bool:
+        """Wait for all work, then free everything. Twice is harmless.
+
+        A run that is not wholly on the stream after a while (`knobs.close_grace_s`) is cancelled, unless somebody waits
+        for it, and a warning says so. One that does not stop then either is left behind, as is all that is under way
+        when an interrupt ends the wait: what it uses goes when it is done and the engine is let go of.
+
+        Args:
+            cancels: Cancel all runs at once, and quietly.
+
+        Returns:
+            Whether all work is done.
+        """
+        if self.is_closed:
+            return True
+        if self._exclusive.is_broken:
+            self.abandon()
+            return False
+        grace_s = knobs.close_grace_s()
+        self._exclusive.is_closed = True
+        told: list[str] = []
+        try:
+            self._stepping.drop("the Worker's end")
+            if cancels:
+                self._submitter.give_up_since(0, "It was closed.")
+            is_settled = self._finish_runs(grace_s, told, is_cancelled=cancels)
+            for replay in list(self.replays):
+                replay.close()
+            if is_settled:
+                self._submitter.driver.close()
+                close_storage(self._storage, self.planning, self.stream)
+                if self._owns_stream:
+                    close_stream(self.stream)
+        except BaseException:
+            self.abandon()
+            raise
+        if not is_settled:
+            self.abandon()
+        if told and not cancels:
+            file, line = find_caller()
+            warnings.warn_explicit(" ".join(told), RuntimeWarning, file, line)
+        return is_settled
+
+    def abandon(self) -> None:
+        """Refuse later callers, and leave runs under way behind; nothing is waited for. Twice is harmless."""
+        self._exclusive.is_closed = self.run_counter.is_closed = True
+        self._submitter.break_off(f"Its {self.run_counter.owner} was closed.")
+        self._submitter.driver.close()
+        with contextlib.suppress(GpuexecError):
+            event = self.backend.device.create_event()
+            self.stream.record(event)
+            self.backend.deferred_free.hold(event, self.arena, self.frames, self.pool, self.planning.weights)
+
+    def _finish_runs(self, grace_s: float, told: list[str], *, is_cancelled: bool) -> bool:
+        """Wait for the driver thread, and cancel what nobody waits for after a while; False if it goes on all the same.
+
+        Args:
+            grace_s: How long to wait before it is cancelled, and for the end of what was.
+            told: Warnings are added here.
+            is_cancelled: Whether runs were cancelled already.
+        """
+        owner = f"a {self.run_counter.owner} of {self.model.graph.name!r}"
+        while not self._submitter.driver.synchronize(grace_s):
+            given_up = self._submitter.give_up_unwanted(f"Its {self.run_counter.owner} was closed.")
+            if given_up:
+                is_cancelled = True
+                runs = ", ".join(map(str, given_up))
+                told.append(
+                    f"close() of {owner} cancelled run {runs}: not done after {grace_s:g} s, and nobody waits for it."
+                    " Wait for runs before, or set GPUEXEC_CLOSE_GRACE to more seconds."
+                )
+            elif is_cancelled and not self._submitter.is_wanted():
+                told.append(f"close() of {owner} left a run behind that was cancelled and has not stopped yet.")
+                return False
+        return True
+
+    def giving_up(self, number: int | None = None) -> GivingUp:
+        """Return a context for a call that waits for its own run: an exception cancels the run too.
+
+        Args:
+            number: Of the run; None: the next.
+        """
+        return GivingUp(self._submitter, self.run_counter.number if number is None else number)
+
+    # ---- binding
+
+    def _bind(self, inputs: object, *, copy: bool, stream: object = None, log: ProfileLog | None = None) -> PreparedRun:
+        """Accept inputs, find the plan, and bind everything; nothing is on the stream yet.
+
+        Raises:
+            InputError: An input is missing, misspelt or ill-typed; nothing has been done.
+            OutOfMemoryError: The device has no room, even after a `trim`.
+            StateError: The stream is capturing.
+        """
+        caller = None if stream is None else CallerStream.of(self.backend, stream)
+        if not self._owns_stream:
+            check_not_capturing(self.stream)
+        stepping = self._stepping.prepared
+        with self._exclusive.at_rest():
+            given = self.input_reader.accept(inputs, self.binder.kept, copy=copy)
+            self.states.fill(given, None if stepping is None else stepping.run._fence)
+            stage, planned = self._runs.choose(given)
+            if self.syncs.is_strict:
+                check_strict(stage)
+            self._runs.check_limit(stage, planned, given)
+        self._stepping.drop("a newer one")
+        with self._exclusive.at_rest():
+            regions = self._runs.reserve(stage, planned, given)
+        prepared = self._runs.bind(given, stage, planned, regions)
+        prepared.caller = caller
+        if log is not None:
+            profile_run(prepared, log, self.model.graph.name, self.stream, self.memory_usage)
+            self.profiled += 1
+        return prepared

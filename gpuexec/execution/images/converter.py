@@ -1,0 +1,257 @@
+"""Asynchronous conversion of images to tensors and back on a device.
+
+transform = gx.ImageTransform(size=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+x = gx.to_tensor(image, transform)               # a Tensor, maybe pending: an input of any Worker
+gx.to_tensor(frame, transform, out=x)            # the same bytes again
+picture = gx.to_image(y, transform).readback_and_clone()
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from gpuexec.devices.backend import Backend, BackendLike, BackendType, find_backend
+from gpuexec.errors import ClosedError, GpuexecError, InputError
+from gpuexec.execution.images.strided import Picture, look_at
+from gpuexec.execution.images.target import check_out, fill_host, open_target, show_bytes
+from gpuexec.execution.images.transform import ImageTransform, make_step
+from gpuexec.execution.replay.replay import Replay
+from gpuexec.execution.resources.caller_stream import CallerStream
+from gpuexec.execution.resources.fence import Fence
+from gpuexec.execution.resources.unclosed import warn_unless_closed
+from gpuexec.execution.results.arenas import is_on_host
+from gpuexec.execution.results.tensor import Tensor
+from gpuexec.execution.worker import Worker
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.operator import Operator
+from gpuexec.ir.spec import DeclaredSpec, TensorSpec
+from gpuexec.ops.tensor.strided_view import StridedView
+from gpuexec.system.pickling import not_picklable
+
+# Transforms of one layout of images that stay recorded, the last ones used.
+MOST_RECORDED = 8
+_IN, _OUT = "given", "made"
+
+
+@not_picklable("Make one there.")
+class ImageConverter:
+    """Converter between images and tensors on one device, which keeps the recordings of recent layouts.
+
+    Calls from several threads come one after the other; none of them waits for the device.
+
+    Args:
+        backend: Where.
+        device: Its ordinal.
+    """
+
+    def __init__(self, backend: BackendLike = BackendType.AUTO, *, device: int | None = None) -> None:
+        self._backend, _ = find_backend(backend, device)
+        self._recorded: OrderedDict[object, tuple[Worker, Replay, TensorSpec]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._unclosed = warn_unless_closed(self, "An ImageConverter", "close(), or use `with`")
+
+    def to_tensor(
+        self, image: object, transform: ImageTransform | None = None, out: object = None, *, stream: object = None
+    ) -> Tensor:
+        """Return the tensor of an image, or of a batch, at once; it may be pending.
+
+        Args:
+            image: ``[h, w]``, ``[h, w, c]`` or ``[n, h, w, c]`` of uint8, uint16 or float32, of any strides: what NumPy
+                reads (copied before this returns), an array of another package on the device (read where it lies, and
+                borrowed until then), or a Tensor. On the device, what its stream does is waited for there.
+            transform: Conversion of its pixels.
+            out: Where to: a Tensor of one's own (made here, or by `Worker.copy_output`), which is returned; a dense
+                array of another package on the device, part of a batch too, whose later work comes after ours only on
+                ``stream``; a NumPy array of any strides, which is filled before this returns. None: a new Tensor.
+            stream: A stream of yours: the work comes after what is on it now, and what you put on it afterwards comes
+                after the work.
+
+        Raises:
+            InputError: The image, or ``out``, does not fit; says expected and got. Nothing was done.
+        """
+        picture = look_at(image, self._backend)
+        return self._run(picture, _take_transform(transform)._to_tensor_operator(picture.spec), out, stream)
+
+    def to_image(
+        self, tensor: object, transform: ImageTransform | None = None, out: object = None, *, stream: object = None
+    ) -> Tensor:
+        """Return the image of a tensor at once, as `to_tensor` does.
+
+        Args:
+            tensor: Of four axes, or three without the batch, of float32 or float16.
+            transform: The transform that made it, or would have; it is inverted here.
+            out: As for `to_tensor`. Without, a batch of one gives ``[h, w, c]``.
+            stream: As for `to_tensor`.
+
+        Raises:
+            InputError: The tensor, or ``out``, does not fit; says expected and got. Nothing was done.
+        """
+        picture = look_at(tensor, self._backend)
+        if picture.spec.rank == 4 and picture.spec.shape[0] == 1 and len(getattr(out, "shape", ())) != 4:
+            picture = picture.as_single()
+        return self._run(picture, _take_transform(transform)._to_image_operator(picture.spec), out, stream)
+
+    def close(self) -> None:
+        """Wait for its work and give everything back; Tensors it made stay. Twice is harmless."""
+        with self._lock:
+            self._is_closed = True
+            self._unclosed.detach()
+            for key in list(self._recorded):
+                self._forget(key)
+
+    def __enter__(self) -> ImageConverter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- parts
+
+    def _run(self, picture: Picture, op: Operator, out: object, given_stream: object) -> Tensor:
+        self._backend.check_process()
+        (spec,) = op.infer(picture.spec)
+        check_out(out, spec)
+        is_far = out is not None and not isinstance(out, Tensor) and is_on_host(out)
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("The ImageConverter is closed.")
+            caller = None if given_stream is None else CallerStream.of(self._backend, given_stream)
+            target = open_target(self._backend, spec, None if is_far else out, _OUT)
+            replay = self._record(picture, op, target)
+            self._submit(replay, picture.source, target, caller)
+        if is_far:
+            fill_host(out, target)
+        return target
+
+    def _record(self, picture: Picture, op: Operator, target: Tensor) -> Replay:
+        """Return the recording for such arrays, made anew unless it is a recent one."""
+        key = (op, picture.spec, picture.taken, picture.strides, picture.start)
+        found = self._recorded.pop(key, None)
+        if found is None:
+            self._make_room()
+            worker = Worker(make_step(_draw(picture, op, target.spec)), backend=self._backend, frames=1)
+            try:
+                replay = worker.record({_IN: picture.taken})
+            except BaseException:
+                worker.close()
+                raise
+            replay._bind_by_element()
+            found = (worker, replay, target.spec)
+        self._recorded[key] = found
+        return found[1]
+
+    def _make_room(self) -> None:
+        """Evict the least recently used recordings, but for those in flight, which would have to be waited for."""
+        done = [key for key, (_, replay, _) in self._recorded.items() if replay.is_done()]
+        for key in done[: max(0, len(self._recorded) - MOST_RECORDED + 1)]:
+            self._forget(key)
+
+    def _forget(self, key: object) -> None:
+        worker, replay, _ = self._recorded.pop(key)
+        replay.close()
+        worker.close()
+
+    def _submit(self, replay: Replay, source: Any, target: Tensor, caller: CallerStream | None) -> None:
+        """Submit the conversion behind all pending writers and readers of the target; a failure leaves it as it was."""
+        content, backend = target._content, self._backend
+        with content.lease.lock:
+            readers = content.lease.readers
+            readers.add(content.fence)
+            write = readers.announce_write()
+            for reader in readers.list_unissued(write):
+                content.lease.note_sync(content.name, "written before its readers were submitted to their streams")
+                _wait_issued(reader)
+            with content.lease.transfers.lock:
+                stream = content.lease.transfers.open()
+                readers.hold_back(stream, write)
+                if caller is not None:
+                    caller.order_before(stream)
+                try:
+                    replay.submit({_IN: source}, outputs={_OUT: show_bytes(target)}, stream=stream)
+                finally:
+                    replay._let_go()
+                event = backend.device.create_event()
+                stream.record(event)
+                content.stream = stream
+            written = Fence.of(event)
+            readers.add(written)
+            content.fence, content.request = written, None
+        backend.deferred_free.hold(event, content.region.memory)
+        if caller is not None:
+            caller.order_after(event)
+
+
+_shared: dict[Backend, ImageConverter] = {}
+_lock = threading.Lock()
+
+
+def to_tensor(
+    image: object,
+    transform: ImageTransform | None = None,
+    out: object = None,
+    *,
+    stream: object = None,
+    backend: BackendLike = BackendType.AUTO,
+) -> Tensor:
+    """Return the tensor of an image at once, by a converter that the process keeps; see `ImageConverter.to_tensor`.
+
+    It is made on the device of ``out`` or ``image`` where one of them is a Tensor, else on ``backend``.
+    """
+    return _converter(out, image, backend).to_tensor(image, transform, out, stream=stream)
+
+
+def to_image(
+    tensor: object,
+    transform: ImageTransform | None = None,
+    out: object = None,
+    *,
+    stream: object = None,
+    backend: BackendLike = BackendType.AUTO,
+) -> Tensor:
+    """Return the image of a tensor at once, by a converter that the process keeps; see `ImageConverter.to_image`.
+
+    It is made on the device of ``out`` or ``tensor`` where one of them is a Tensor, else on ``backend``.
+    """
+    return _converter(out, tensor, backend).to_image(tensor, transform, out, stream=stream)
+
+
+def _converter(out: object, given: object, backend: BackendLike) -> ImageConverter:
+    tensor = next((item for item in (out, given) if isinstance(item, Tensor)), None)
+    chosen = find_backend(backend, None)[0] if tensor is None else tensor._content.backend
+    with _lock:
+        if chosen not in _shared:
+            _shared[chosen] = ImageConverter(chosen)
+        return _shared[chosen]
+
+
+def _draw(picture: Picture, op: Operator, made: TensorSpec) -> Graph:
+    """Return the graph of an operator over an array as it lies."""
+    spec = picture.spec
+    source = value = Value(_IN, DeclaredSpec(spec.dtype, picture.taken))
+    nodes = []
+    if picture.strides is not None:
+        value = Value("window", DeclaredSpec(spec.dtype, spec.shape))
+        nodes.append(Node(StridedView(spec.shape, picture.strides, picture.start), (source,), (value,), "window"))
+    target = Value(_OUT, DeclaredSpec(made.dtype, made.shape))
+    nodes.append(Node(op, (value,), (target,), op.name))
+    return Graph((source,), (target,), tuple(nodes), {}, op.name)
+
+
+def _take_transform(given: object) -> ImageTransform:
+    if given is None:
+        return ImageTransform()
+    if not isinstance(given, ImageTransform):
+        raise InputError(f"transform takes an ImageTransform, got {given!r}.")
+    return given
+
+
+def _wait_issued(fence: Fence) -> None:
+    """Wait until work is on its stream, or never will be."""
+    try:
+        fence.wait_issued()
+    except GpuexecError:
+        if not fence.is_issued():
+            raise

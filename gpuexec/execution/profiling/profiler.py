@@ -1,0 +1,174 @@
+"""The profiler: timings and events of runs, collected while they are submitted.
+
+Chosen when running, not when building or loading. Without a profiler, a run pays for a test for None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from gpuexec.errors import InputError
+from gpuexec.execution.profiling import tables, trace
+from gpuexec.execution.profiling.log import ProfileLog
+from gpuexec.execution.profiling.rows import EventRow, LayerRow, MemoryRow, RunRow, Summary
+from gpuexec.execution.profiling.run_profile import RunProfile
+from gpuexec.execution.profiling.summaries import find_total, summarise
+from gpuexec.system import phases
+
+if TYPE_CHECKING:
+    import pandas
+
+_NOTHING = contextlib.nullcontext()
+_RUNS_KEPT = 1000
+# Events that stand for a wait of the host nobody asked for, by the names `gpuexec.execution.resources.syncs` tells
+# them under.
+SYNCS = ("host read", "host wait", "host call")
+
+
+class Profiler:
+    """A profiler of runs: time by layer, and events around them.
+
+        with gx.Profiler() as profiler:
+            worker.run(x)
+        profiler.table()
+
+    It records all runs scheduled in the context (a thread begun there has a context of its own), of any Worker or
+    Method, but for those that have a profiler of their own (``Worker(model, profiler=...)``, ``Program.load_method``,
+    ``Module``); but not a Replay's. A run that is profiled is put on its stream as launches, layer by layer, and not as
+    a graph; what would run side by side runs one after the other. Nothing is waited for before rows are asked for. Any
+    number of threads may use it.
+
+    Args:
+        keep_runs: How many runs are remembered, the last ones.
+        memory: Whether to note at each layer what memory is held.
+        nvtx: Whether to mark layers and phases for NVIDIA's profilers, by NVTX.
+        clock: Clock of the host, in seconds.
+
+    Raises:
+        DeviceNotFoundError: ``nvtx``, and CuPy's NVTX is not there.
+        InputError: ``keep_runs`` is below 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep_runs: int = _RUNS_KEPT,
+        memory: bool = True,
+        nvtx: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if not isinstance(keep_runs, int) or isinstance(keep_runs, bool) or keep_runs < 1:
+            raise InputError(f"keep_runs must be a whole number, at least 1, got {keep_runs!r}.")
+        self._log = ProfileLog(keep_runs, memory=memory, nvtx=nvtx, clock=clock)
+
+    def __enter__(self) -> Profiler:
+        phases.enter(self._log)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        phases.leave()
+
+    def __repr__(self) -> str:
+        return f"Profiler({self._log.count} runs)"
+
+    # ---- results; all of these wait for the submitted runs
+
+    def rows(self) -> tuple[LayerRow, ...]:
+        """Wait for all runs and return their layers, in the order they were issued."""
+        return tuple(row for run in self._log.settle_all() for row in run.list_layers())
+
+    def runs(self) -> tuple[RunRow, ...]:
+        """Wait for all runs and return a row for each."""
+        return tuple(run.row() for run in self._log.settle_all())
+
+    def events(self) -> tuple[EventRow, ...]:
+        """Wait for all runs and return what the package did: phases, host reads and calls, transfers, memory lent."""
+        transfers = [row for run in self._log.settle_all() for row in run.list_transfers()]
+        rows = [*self._log.events, *transfers]
+        return tuple(sorted(rows, key=lambda row: (row.start_ms is None, row.start_ms or 0.0)))
+
+    def memory(self) -> tuple[MemoryRow, ...]:
+        """Wait for all runs and return what memory was held at each layer."""
+        return tuple(row for run in self._log.settle_all() for row in run.list_memory())
+
+    def count_syncs(self) -> int:
+        """Count implicit host waits, reads and computations; `events` names each."""
+        return sum(row.name in SYNCS for row in self.events())
+
+    def summarise(self, by: str = "layer", *, skip: int = 0) -> tuple[Summary, ...]:
+        """Summarize layers or operators over runs: percentiles, the longest first.
+
+        Args:
+            by: ``"layer"`` or ``"operator"``.
+            skip: Runs that are left out, the first ones.
+
+        Raises:
+            InputError: ``by`` is something else.
+        """
+        return summarise(self.rows(), by, skip)
+
+    def find_total(self, prefix: str = "", *, skip: int = 0) -> Summary | None:
+        """Return the total per run of all layers whose names begin with a prefix; None where there are none.
+
+        The names exporters give are paths, so that a prefix denotes a module: ``"/encoder/layer.0/"``.
+        """
+        return find_total(self.rows(), prefix, skip)
+
+    # ---- printed and exported
+
+    def table(self, by: str = "layer", *, skip: int = 0, limit: int | None = 40) -> None:
+        """Print the summary as a table by rich, up to ``limit`` rows (None: all)."""
+        tables.print_summary(self.summarise(by, skip=skip), by, limit)
+
+    def to_dataframe(self, by: str | None = None) -> pandas.DataFrame:
+        """Return the layers of all runs, or a summary, as a DataFrame.
+
+        Raises:
+            InputError: pandas is not installed, or ``by`` is unknown.
+        """
+        return tables.make_dataframe(self.rows() if by is None else self.summarise(by))
+
+    def save_tsv(self, path: str | os.PathLike[str], by: str | None = None) -> None:
+        """Write the layers of all runs, or a summary, as a table of tab-separated values."""
+        tables.write_tsv(path, self.rows() if by is None else self.summarise(by))
+
+    def save_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a trace that chrome://tracing and Perfetto open: threads, streams, and memory as counters."""
+        trace.write_trace(path, self.rows(), self.events(), self.memory())
+
+
+def check_profiler(given: object) -> None:
+    """Check that something is a profiler, or None.
+
+    Raises:
+        InputError: It is neither.
+    """
+    if not isinstance(given, Profiler | None):
+        raise InputError(f"profiler takes a gpuexec.Profiler or None, got {given!r}.")
+
+
+def find_log(own: Profiler | None) -> ProfileLog | None:
+    """Return the log of who profiles what begins now: of ``own``, else of the context's profiler; mostly None."""
+    if own is not None:
+        return own._log
+    witness = phases.find_witness()
+    if witness is None:
+        return None
+    if isinstance(witness, RunProfile):
+        return witness.log
+    return witness if isinstance(witness, ProfileLog) else None
+
+
+def watching(log: ProfileLog | None, name: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context for a phase that a profiler's log, if there is one, gets, with all that is done in it."""
+    return _NOTHING if log is None else _watch(log, name)
+
+
+@contextlib.contextmanager
+def _watch(log: ProfileLog, name: str) -> Iterator[None]:
+    with phases.witnessed_by(log), phases.phase(name):
+        yield

@@ -1,0 +1,163 @@
+"""Report of a Worker: counts, waits and memory, as data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuexec.devices.backend import BackendType
+from gpuexec.execution.engine import Engine
+from gpuexec.execution.resources.memory_usage import MemoryUsageRow
+from gpuexec.execution.resources.syncs import CallRow, CopyRow, ReadRow
+from gpuexec.ir.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The runs of a Worker, with their plans and devices, as counts and names.
+
+    ``compared`` is how many layers were compared with another backend. ``host_calls`` are nodes that ran on the host
+    although the device has kernels; ``host_reads`` the values read back to go on; ``host_syncs`` implicit waits of the
+    caller: (what, why) rows, the last thousand. ``plans_restored`` are plans whose layout came from a program;
+    ``plans_refused`` says why others of its plans were made again. ``graphs`` are the plans launched as one graph now,
+    ``graphs_refused`` how many the device had no memory for, which go on as launches. ``profiled`` runs had a profiler,
+    and were put on the stream as launches, layer by layer. ``device_copies`` are inputs and outputs of the caller's
+    that are copied on the device for where they start. Times in milliseconds.
+    """
+
+    backend: str
+    reason: str
+    runs: int
+    plans: int
+    variants: int
+    plan_ms: float
+    compile_ms: float
+    compared: int
+    host_calls: tuple[CallRow, ...]
+    host_reads: tuple[ReadRow, ...]
+    host_syncs: tuple[tuple[str, str], ...]
+    plans_restored: int = 0
+    plans_refused: tuple[str, ...] = ()
+    graphs: int = 0
+    graphs_refused: int = 0
+    profiled: int = 0
+    device_copies: tuple[CopyRow, ...] = ()
+
+
+class Reporting:
+    """Reports of an engine's runs and memory; ``_reason`` says why it runs on its backend."""
+
+    _engine: Engine
+    _reason: str
+
+    @property
+    def is_closed(self) -> bool:
+        """True if it was closed, by `close` or by an interrupt in the middle of a call."""
+        return self._engine.is_closed or self._engine.entering().is_broken
+
+    @property
+    def backend_type(self) -> BackendType:
+        """The backend chosen; never AUTO."""
+        return self._engine.backend.type
+
+    @property
+    def backend_reason(self) -> str:
+        """Reason for the choice of the backend."""
+        return self._reason
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans made so far, newest first."""
+        return tuple(self._engine.planning.plans)
+
+    def report(self) -> Report:
+        """Return a report of the runs so far."""
+        return make_report(self._engine, self._reason)
+
+    def memory_stats(self) -> dict[str, int]:
+        """Return bytes by purpose: ``arena`` beside ``arena_lower_bound``, ``exchange``, ``weights``, ``frames``...
+
+        Weights are the model's and shared by its Workers on a device; ``pinned`` bytes are the device's and shared by
+        all, as are those ``cached``, which were freed, by whomever, and are kept to be used again (see `trim`); they
+        count for no ``max_bytes``. Those of ``graphs`` are an estimate.
+        """
+        return count_memory(self._engine)
+
+    def memory_report(self) -> tuple[MemoryUsageRow, ...]:
+        """Return the rows of `memory_stats` with since which run and layer they are held, and the most there was."""
+        return describe_memory(self._engine)
+
+    def summary(self) -> str:
+        """Return the report and memory as readable text."""
+        graph = self._engine.model.graph
+        text = summarise(graph.name, len(graph.nodes), self.report(), self.memory_report())
+        return "\n".join([text, *(f"  state {memory}" for memory in self._engine.states.state.memories)])
+
+
+def make_report(engine: Engine, reason: str) -> Report:
+    """Return what an engine did so far; ``reason`` says why it runs where it does."""
+    counters, syncs = engine.planning.counters, engine.syncs
+    return Report(
+        backend=engine.backend.device.name,
+        reason=reason,
+        runs=engine.run_counter.number,
+        plans=counters.plans,
+        variants=counters.variants,
+        plan_ms=counters.plan_ms,
+        compile_ms=counters.compile_ms,
+        compared=0 if engine.comparer is None else engine.comparer.compared,
+        host_calls=syncs.calls,
+        host_reads=syncs.reads,
+        host_syncs=syncs.waits,
+        plans_restored=counters.restored,
+        plans_refused=tuple(counters.refused),
+        graphs=engine.planning.graphs.count,
+        graphs_refused=engine.planning.graphs.refused,
+        profiled=engine.profiled,
+        device_copies=syncs.copies,
+    )
+
+
+def count_memory(engine: Engine) -> dict[str, int]:
+    """Return bytes held, by purpose."""
+    return {row.name: row.nbytes for row in describe_memory(engine)} | {
+        "arena_lower_bound": max((plan.layout.lower_bound for plan in engine.planning.plans), default=0)
+    }
+
+
+def describe_memory(engine: Engine) -> tuple[MemoryUsageRow, ...]:
+    """Return what memory is held, and since when."""
+    last = engine.run_counter.number
+    engine.memory_usage.observe(last - 1 if last else None)
+    return engine.memory_usage.list_rows()
+
+
+def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[MemoryUsageRow]) -> str:
+    """Return report and memory as readable text."""
+    lines = [
+        f"{model_name}: {nodes} nodes on {report.backend} ({report.reason})",
+        f"  runs {report.runs}, plans {report.plans}, sizes {report.variants}",
+        f"  planning {report.plan_ms:.1f} ms, compiling {report.compile_ms:.1f} ms",
+        *([f"  plans restored from the program {report.plans_restored}"] if report.plans_restored else []),
+        *(f"  a plan of the program was made again: {why}" for why in report.plans_refused),
+        *([f"  graphs {report.graphs}"] if report.graphs else []),
+        *([f"  runs profiled, as launches layer by layer {report.profiled}"] if report.profiled else []),
+        *([f"  graphs there was no memory for {report.graphs_refused}"] if report.graphs_refused else []),
+        *(f"  memory {row}" for row in memory if row.most_nbytes),
+    ]
+    lines += [
+        f"  host call {row.node} ({row.operator}), {row.times} times, {row.computed_ms:.2f} ms: {row.why}"
+        for row in report.host_calls
+    ]
+    lines += [
+        f"  host read {row.value} for {row.node} ({row.why}), {row.times} times, {row.nbytes} B,"
+        f" waited {row.waited_ms:.2f} ms, copied {row.copied_ms:.2f} ms"
+        for row in report.host_reads
+    ]
+    lines += [
+        f"  device copy {row.value}, {row.times} times, {row.nbytes} B: {row.why}" for row in report.device_copies
+    ]
+    if report.compared:
+        lines.append(f"  compared {report.compared} layers with NumPy: all within their operators' tolerances")
+    lines += [f"  host wait for {what}: {why}" for what, why in report.host_syncs]
+    return "\n".join(lines)

@@ -1,0 +1,89 @@
+"""Arena of an engine, and borrowed memory of other owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import ByteArray, MemoryBlock
+
+Array = np.ndarray[Any, Any]
+# Returns device memory of at least so many bytes, or raises OutOfMemoryError.
+Allocate = Callable[[int], MemoryBlock]
+
+
+class BorrowedMemory:
+    """Somebody else's bytes, kept alive by a reference to their owner."""
+
+    __slots__ = ("address", "array", "nbytes", "owner")
+
+    def __init__(self, address: int, nbytes: int, owner: object, array: ByteArray | None = None) -> None:
+        self.address, self.nbytes, self.owner, self.array = address, nbytes, owner, array
+
+    @staticmethod
+    def of(array: Array) -> BorrowedMemory:
+        """Wrap a contiguous NumPy array."""
+        raw = array.reshape(-1).view(np.uint8)
+        return BorrowedMemory(raw.ctypes.data, raw.nbytes, array, raw)
+
+    def free(self) -> None:
+        """Release the owner."""
+        self.owner = self.array = None
+
+
+class Arena:
+    """The one block an engine's temporaries lie in. Grows to the largest plan; ``generation`` changes when it moves.
+
+    Args:
+        backend: Where.
+        allocate: What gives it memory; None: the device.
+        memory: What it starts with, of the user's; used as long as no plan needs more.
+    """
+
+    def __init__(self, backend: Backend, allocate: Allocate | None = None, memory: MemoryBlock | None = None) -> None:
+        self._allocate = allocate or backend.device.allocate
+        self._memory = self._given = memory
+        self._retired: list[MemoryBlock] = []
+        self.generation = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now, outgrown blocks included."""
+        return sum(memory.nbytes for memory in self._blocks())
+
+    def reserve(self, nbytes: int) -> MemoryBlock:
+        """Return a block of at least ``nbytes``. An outgrown one stays for now: work on a stream may use it."""
+        if self._memory is None or self._memory.nbytes < nbytes:
+            grown = self._allocate(max(nbytes, 1))
+            if self._memory is not None:
+                self._retired.append(self._memory)
+            self._memory = grown
+            self.generation += 1
+        return self._memory
+
+    def release_retired(self) -> None:
+        """Free outgrown blocks; the caller has waited for the work that used them."""
+        for memory in self._retired:
+            memory.free()
+        self._retired.clear()
+
+    def give_back(self) -> None:
+        """Free everything but memory of the user's; plans are recorded anew. The caller has waited."""
+        if self._memory is not self._given:
+            self.free()
+
+    def free(self) -> None:
+        """Free everything; the caller has waited."""
+        self.release_retired()
+        if self._memory is not None:
+            self._memory.free()
+            self._memory = None
+            self.generation += 1
+
+    def _blocks(self) -> Iterator[MemoryBlock]:
+        yield from self._retired
+        if self._memory is not None:
+            yield self._memory

@@ -1,0 +1,223 @@
+"""Run binder: plan, reserved memory, frame, inputs, memories and outputs of a run that begins.
+
+Nothing here is put on a stream but weights that are not there yet. `gpuexec.execution.engine` says when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gpuexec.devices.device import Region
+from gpuexec.errors import ImplicitSyncError, OutOfMemoryError
+from gpuexec.execution.resources.alignment import find_alignment
+from gpuexec.execution.resources.frames import Frame, Lease
+from gpuexec.execution.results.content import Content
+from gpuexec.execution.results.place import Place
+from gpuexec.execution.results.tensor import Tensor
+from gpuexec.execution.runs.binding import count_copied_bytes, count_host_bytes
+from gpuexec.execution.runs.execution_context import ExecutionContext
+from gpuexec.execution.runs.inputs import DeviceArray, GivenInput, HostArray, check_sources, with_room
+from gpuexec.execution.runs.inspection import Inspection
+from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_needs
+from gpuexec.execution.runs.prepared_run import PreparedRun
+from gpuexec.execution.runs.run import Run
+from gpuexec.execution.runs.storage import Storage
+from gpuexec.execution.runs.subgraph import Stage, Subgraph
+from gpuexec.execution.state.binding import StateBinder
+from gpuexec.ir.graphs import Value
+
+
+class RunBinder:
+    """Binds the runs of an engine, one at a time.
+
+    Args:
+        context: Plans, stream and lock of the engine.
+        storage: The memory it runs in.
+        states: Binds memories.
+        give_up: Called by a run that its caller gives up.
+        trim: Called where the device is out of memory: waits for all work, and gives back what no plan needs.
+    """
+
+    def __init__(
+        self,
+        context: ExecutionContext,
+        storage: Storage,
+        states: StateBinder,
+        give_up: Callable[[Run], bool],
+        trim: Callable[[], None],
+    ) -> None:
+        self._planning, self._storage, self._states = context.planning, storage, states
+        self._stream, self._lock, self._syncs = context.stream, context.lock, context.syncs
+        self._under_way = context.under_way
+        self._give_up, self._trim = give_up, trim
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Take up the model that the planning context has now, and its memories."""
+        self._graph = self._planning.model.graph
+        self._subgraph = Subgraph(self._graph, self._planning, grows=True)
+        # What callers see: memories stay with the state.
+        self._outputs = dict.fromkeys(value for value in self._graph.outputs if value not in self._states.outputs)
+
+    def choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, PlannedVariant | None]:
+        """Return the first stage of a run of these inputs, and its planned variant, made if it is new."""
+        specs = {}
+        for value in self._graph.inputs:
+            item = given[value.name]
+            content = item.array if isinstance(item, HostArray) and value not in self._states.inputs else None
+            specs[value] = item.spec if content is None else item.spec.with_value(content)
+        return self._subgraph.choose(specs, frozenset(), self._planning.inspector.exposure)
+
+    def check_limit(self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]) -> None:
+        """Check that the run can stay within the limit of memory, before anything is allocated."""
+        if self._planning.limit is not None and planned is not None and stage.plans is not None:
+            target = self._planning.backend.device.target
+            from_host = count_host_bytes(given) if target.has_kernels else 0
+            stage.plans.admit(planned, from_host + count_copied_bytes(target, given))
+
+    def reserve(
+        self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]
+    ) -> dict[Value, Region]:
+        """Reserve the memory of a run: arena, weights, room for inputs, and the outputs, which are returned.
+
+        Raises:
+            OutOfMemoryError: The device has no room, even once what nobody needs was given back; tells what is needed.
+        """
+        try:
+            return self._reserve(stage, planned, given)
+        except OutOfMemoryError:
+            self._syncs.note_wait(f"run {self._storage.run_counter.number}", "the device was out of memory")
+            self._trim()
+            if self._planning.limit is not None:
+                self._give_back()
+            try:
+                return self._reserve(stage, planned, given)
+            except OutOfMemoryError as error:
+                needs = describe_needs(planned, self._planning.weights, len(self._storage.frames))
+                raise OutOfMemoryError(f"{error.message} {needs}", node=error.node, value=error.value) from error
+
+    def _reserve(
+        self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]
+    ) -> dict[Value, Region]:
+        frame, regions = self._next_frame(), {}
+        for item in given.values():
+            # With one frame, an input may be what the run before made: its own outputs need other bytes then.
+            if isinstance(item, DeviceArray) and item.place.is_known:
+                frame.take_out(item.place.region.memory)
+        if planned is not None and stage.plans is not None:
+            with self._lock:
+                stage.plans.reserve(planned, self._stream)
+            regions = self._reserve_outputs(frame, stage, planned)
+        if planned is not None and self._planning.limit is None:
+            given = with_room(given, planned.compiled.template.ends)
+        self._storage.binder.reserve(frame, given)
+        return regions
+
+    def reserve_all(self, stage: Stage, planned: PlannedVariant, *, records: bool) -> None:
+        """Reserve for runs of a plan: outputs in all frames, and with ``records`` arena, weights and recording.
+
+        Raises:
+            OutOfMemoryError: The device has no room.
+        """
+        try:
+            self._reserve_all(stage, planned, records=records)
+        except OutOfMemoryError:
+            if self._planning.limit is None or not records:
+                raise
+            self._trim()
+            self._give_back()
+            self._reserve_all(stage, planned, records=True)
+
+    def _reserve_all(self, stage: Stage, planned: PlannedVariant, *, records: bool) -> None:
+        assert stage.plans is not None
+        for frame in self._storage.frames:
+            self._reserve_outputs(frame, stage, planned)
+        if records:
+            with self._lock:
+                stage.plans.record(planned, self._stream)
+
+    def _give_back(self) -> None:
+        """Free memory that other sizes took; the caller has waited."""
+        with self._lock:
+            self._storage.arena.give_back()
+            for frame in self._storage.frames:
+                frame.give_back()
+            self._storage.binder.give_back()
+
+    def bind(
+        self,
+        given: Mapping[str, GivenInput],
+        stage: Stage,
+        planned: PlannedVariant | None,
+        regions: Mapping[Value, Region],
+    ) -> PreparedRun:
+        """Prepare a run: take the next frame, and bind inputs, memories and outputs."""
+        run_counter, frame = self._storage.run_counter, self._next_frame()
+        run = Run(run_counter.number, self._planning.backend, self._give_up)
+        inspector = self._planning.inspector
+        if inspector.exposure.has_statistics:
+            run._inspection = Inspection(run._fence, self._planning.backend.completion, inspector, self._graph.inputs)
+        prepared = PreparedRun(run, stage, planned, frame, exposure=inspector.exposure)
+        # From here on others may come to wait for it: it is ended, whatever interrupts this.
+        self._under_way[id(prepared)] = prepared
+        try:
+            self._storage.binder.bind(prepared, self._states.list_given(given), given)
+            # The run reads them now: who begins to write them later waits, who began before has made them stale.
+            check_sources(given)
+        except BaseException:
+            prepared.reading.issue(())
+            del self._under_way[id(prepared)]
+            raise
+        with run_counter.lock:
+            # A reader that finds its output not stale comes before this write.
+            prepared.write = frame.announce(prepared.reading)
+            run_counter.advance()
+            lease = Lease(self._planning.backend, frame, run_counter)
+        specs = dict(stage.partition.foreseen or {})
+        if planned is not None and stage.partition.ready is not None:
+            specs.update(zip(stage.partition.ready.outputs, planned.variant.outputs, strict=True))
+        self._states.bind(prepared, given, specs)
+        for value in self._outputs:
+            spec, region = specs.get(value), regions.get(value)
+            if spec is not None and region is not None:
+                region = Region(region.memory, region.offset, spec.nbytes)
+            # While more is to come, an output may yet be moved by a plan that has more room.
+            place = Place(
+                value.name, spec, region if stage.rest is None else None, (stage.partition.bounds or {}).get(value)
+            )
+            content = Content(value.name, self._planning.backend, place, run._fence, lease, self._stream)
+            run._outputs[value.name] = Tensor(content)
+        return prepared
+
+    def _reserve_outputs(self, frame: Frame, stage: Stage, planned: PlannedVariant) -> dict[Value, Region]:
+        """Return the bytes of those outputs of the model that a plan makes."""
+        regions = {}
+        assert stage.partition.ready is not None
+        plan = planned.compiled.plan
+        for value, port in zip(stage.partition.ready.outputs, plan.outputs, strict=True):
+            assert port.buffer is not None
+            if value in self._outputs:
+                nbytes = plan.buffers[port.buffer].nbytes
+                frame.writable(
+                    value.name, nbytes, find_alignment(self._planning.backend.device.target, port.spec.dtype)
+                )
+                regions[value] = frame.output(value.name, nbytes)
+        return regions
+
+    def _next_frame(self) -> Frame:
+        return self._storage.frames[self._storage.run_counter.number % len(self._storage.frames)]
+
+
+def check_strict(stage: Stage) -> None:
+    """Check that nothing has to be read or computed on the host.
+
+    Raises:
+        ImplicitSyncError: It has; names the nodes.
+    """
+    if stage.partition.reads or stage.partition.host_calls:
+        rows = [f"{read.value} for {read.reader} ({read.role})" for read in stage.partition.reads]
+        calls = [f"{node}" for node in stage.partition.host_calls]
+        raise ImplicitSyncError(
+            "strict=True refuses what the host would have to read"
+            f" ({', '.join(rows) or 'nothing'}) or compute ({', '.join(calls) or 'nothing'})."
+        )

@@ -1,0 +1,288 @@
+"""Plan cache of a graph: plans by shapes and by the content that planning read, recorded at their first run.
+
+The key of a plan holds the shapes of the inputs and the content of those that planning read. One plan serves a size
+class; each size of it is a variant, for which nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpuexec.devices.device import MemoryBlock, Recording, Region, Stream
+from gpuexec.devices.graph_cache import GraphCache
+from gpuexec.devices.recording import record_segment
+from gpuexec.errors import InputError, OutOfMemoryError, PlanError
+from gpuexec.execution.resources.weights import Share
+from gpuexec.execution.runs.planning_context import PlanningContext
+from gpuexec.execution.runs.restoring import Restored, restore
+from gpuexec.execution.runs.stopwatch import LayerTimes
+from gpuexec.ir.graphs import Array, Graph, Value
+from gpuexec.ir.plan import Plan, Read, Variant
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.passes import run_passes
+from gpuexec.planner.caches import find_caches
+from gpuexec.planner.template import Template, plan_graph
+from gpuexec.system.phases import phase
+
+_VARIANTS_KEPT = 256
+# Room that a plan gets whose forerunner was too small for content: so it is made anew a few times, not with every run.
+_SLACK = 2
+_Shapes = tuple[tuple[int, ...], ...]
+_Contents = tuple[tuple[str, int | None, bytes], ...]
+_Axis = tuple[str, int]
+
+
+@dataclass(slots=True, eq=False)
+class CompiledPlan:
+    """A template with its weights by name and its recording: made when first run, made again when the arena moves.
+
+    ``times`` are those of its layers, by number.
+    """
+
+    template: Template
+    constants: Mapping[str, Array]
+    recording: Recording | None = None
+    generation: int = -1
+    current: Variant | None = None
+    times: LayerTimes = field(default_factory=LayerTimes)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan at the upper end of the class."""
+        return self.template.plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedVariant:
+    """A compiled plan, and its variant for the sizes at hand."""
+
+    compiled: CompiledPlan
+    variant: Variant
+
+
+class PlanCache:
+    """Finds, makes and records plans of a graph. The only caller of the planner."""
+
+    def __init__(self, graph: Graph, planning: PlanningContext, *, grows: bool = False) -> None:
+        self._graph, self._planning, self._grows = graph, planning, grows
+        # Inputs that are memories with room for more rows.
+        self.caches = find_caches(graph) if grows else {}
+        self._compiled: list[CompiledPlan] = []
+        self._variants: OrderedDict[tuple[_Shapes, _Contents], PlannedVariant] = OrderedDict()
+        # The reads of input content that plans of these shapes depend on.
+        self._reads: dict[_Shapes, set[tuple[Read, ...]]] = {}
+        # Axes of undeclared inputs that were met with two extents, and the shapes met first.
+        self._free: set[_Axis] = set()
+        # Plans the model brought along that are not what lowering gives.
+        self._unfit: list[Plan] = []
+        self._first: _Shapes | None = None
+
+    def choose(self, specs: Mapping[str, TensorSpec]) -> PlannedVariant:
+        """Return the plan and variant for inputs of these specs (with content where it is on the host), or make them.
+
+        Raises:
+            InputError: The inputs don't fit the graph; names the node.
+            NeedsHostValue: A shape depends on content that is not on the host.
+        """
+        shapes = tuple([specs[value.name].shape for value in self._graph.inputs])
+        for reads in self._reads.get(shapes, ()):
+            contents = _contents(specs, reads)
+            planned = None if contents is None else self._variants.get((shapes, contents))
+            if planned is not None and contents is not None:
+                self._variants.move_to_end((shapes, contents))
+                return planned
+        planned = self._make(specs, shapes)
+        reads = tuple({(read.input, read.least): read for read in planned.variant.reads}.values())
+        contents = _contents(specs, reads)
+        assert contents is not None, "planning read what is not on the host"
+        self._reads.setdefault(shapes, set()).add(reads)
+        self._variants[shapes, contents] = planned
+        if len(self._variants) > _VARIANTS_KEPT:
+            (oldest, _), _ = self._variants.popitem(last=False)
+            if all(kept != oldest for kept, _ in self._variants):
+                del self._reads[oldest]
+        return planned
+
+    def reserve(self, planned: PlannedVariant, stream: Stream) -> Recording:
+        """Return the recording of a planned variant's plan, whichever size it is set to now.
+
+        If there is none over the arena as it is, it is made; weights that are new are uploaded on ``stream``.
+
+        Raises:
+            OutOfMemoryError: The device has no room for the arena or the weights.
+        """
+        compiled, plan, planning = planned.compiled, planned.compiled.plan, self._planning
+        memory = planning.arena.reserve(plan.layout.nbytes)
+        if compiled.recording is None or compiled.generation != planning.arena.generation:
+            self._drop_outdated()
+            compiled.recording = record_plan(compiled, planning, memory, stream, planning.graphs)
+            compiled.generation, compiled.current = planning.arena.generation, None
+        return compiled.recording
+
+    def record(self, planned: PlannedVariant, stream: Stream) -> Recording:
+        """Return the recording of a planned variant, set to its sizes; see `reserve`."""
+        recording, compiled = self.reserve(planned, stream), planned.compiled
+        if compiled.current is not planned.variant:
+            recording.patch(planned.variant.commands)
+            compiled.current = planned.variant
+        return recording
+
+    def _drop_outdated(self) -> None:
+        """Drop recordings over outgrown arenas, and these arenas with them."""
+        for each in self._compiled:
+            if each.recording is not None and each.generation != self._planning.arena.generation:
+                each.recording.close()
+                each.recording = None
+
+    def _make(self, specs: Mapping[str, TensorSpec], shapes: _Shapes) -> PlannedVariant:
+        counters = self._planning.counters
+        start, compiled = time.perf_counter(), counters.compile_ms
+        self._learn(shapes)
+        with phase("plan", self._graph.name):
+            planned, is_outgrown = self._specialise(specs)
+            if planned is None:
+                planned = self._plan(specs, _SLACK if is_outgrown and not self._planning.is_exact else 1)
+        counters.plan_ms += (time.perf_counter() - start) * 1e3 - (counters.compile_ms - compiled)
+        counters.variants += 1
+        return planned
+
+    def _learn(self, shapes: _Shapes) -> None:
+        """Note which axes change: those that the model does not declare are known to be free once they did."""
+        if self._first is None:
+            self._first = shapes
+        for value, before, now in zip(self._graph.inputs, self._first, shapes, strict=True):
+            if value.declared is None and before != now and len(before) == len(now):
+                self._free.update((value.name, axis) for axis in range(len(now)) if before[axis] != now[axis])
+
+    def _specialise(self, specs: Mapping[str, TensorSpec]) -> tuple[PlannedVariant | None, bool]:
+        """Return a variant of a plan there is, or None and whether one had room for the inputs but not for the rest."""
+        is_outgrown = False
+        for compiled in self._compiled:
+            if not compiled.template.covers(specs):
+                continue
+            try:
+                return PlannedVariant(compiled, compiled.template.specialise(specs)), False
+            except PlanError:
+                is_outgrown = True
+            except InputError:
+                # A fault of the inputs comes up again when they are planned by themselves.
+                continue
+        return None, is_outgrown
+
+    def _plan(self, specs: Mapping[str, TensorSpec], slack: int) -> PlannedVariant:
+        planning, target = self._planning, self._planning.backend.device.target
+        restored = self._restore(specs) if slack == 1 else None
+        if restored is not None:
+            graph, template = restored.graph, restored.template
+        else:
+            graph = run_passes(self._graph, planning.model._plan_passes, planning.model.disabled_passes, specs)
+            template = plan_graph(
+                graph,
+                specs,
+                target,
+                planning.model.dims,
+                free=frozenset(self._free),
+                slack=slack,
+                grows=self._grows,
+                admit=lambda plan: self._admit(plan, graph.constants),
+            )
+        variant = template.specialise(specs)
+        start = time.perf_counter()
+        with phase("load kernels", self._graph.name):
+            planning.backend.device.load(template.plan.kernels(), planning.model._code)
+        planning.counters.compile_ms += (time.perf_counter() - start) * 1e3
+        compiled = CompiledPlan(template, {value.name: array for value, array in graph.constants.items()})
+        self._compiled.insert(0, compiled)
+        planning.plans.insert(0, template.plan)
+        planning.counters.plans += 1
+        return PlannedVariant(compiled, variant)
+
+    def admit(self, planned: PlannedVariant, input_nbytes: int) -> None:
+        """Check that a run stays within the limit there is; ``input_nbytes`` come from the host.
+
+        Raises:
+            OutOfMemoryError: It does not; tells what it needs.
+        """
+        try:
+            self._check_limit(planned.compiled.plan, planned.compiled.constants, input_nbytes)
+        except OutOfMemoryError:
+            self._forget(planned.compiled)
+            raise
+
+    def _forget(self, compiled: CompiledPlan) -> None:
+        """Forget a plan that nothing ran by, so that smaller sizes, which it would serve, get one of their own."""
+        if compiled.recording is None:
+            self._compiled = [each for each in self._compiled if each is not compiled]
+            self._planning.plans[:] = [plan for plan in self._planning.plans if plan is not compiled.plan]
+            for key in [key for key, planned in self._variants.items() if planned.compiled is compiled]:
+                del self._variants[key]
+            kept = {shapes for shapes, _ in self._variants}
+            self._reads = {shapes: reads for shapes, reads in self._reads.items() if shapes in kept}
+
+    def _admit(self, plan: Plan, constants: Mapping[Value, Array]) -> None:
+        self._check_limit(plan, {value.name: array for value, array in constants.items()})
+
+    def _check_limit(self, plan: Plan, constants: Mapping[str, Array], input_nbytes: int = 0) -> None:
+        if self._planning.limit is not None:
+            results = {value.name for value in set(self._graph.outputs) & set(self._planning.model.graph.outputs)}
+            self._planning.limit.check(plan, constants, results, input_nbytes)
+
+    def _restore(self, specs: Mapping[str, TensorSpec]) -> Restored | None:
+        """Return a template from a plan that the model brought along, if one fits; each that does not is told once."""
+        planning = self._planning
+        found, refused = restore(planning.model, self._graph, specs, planning.backend.device.target, self._unfit)
+        for plan, why in refused:
+            self._unfit.append(plan)
+            planning.unfit.append(plan)
+            planning.counters.refused.append(why)
+        if found is None:
+            return None
+        try:
+            self._admit(found.template.plan, found.graph.constants)
+        except OutOfMemoryError:
+            # One made for these very sizes may take less.
+            return None
+        planning.counters.restored += 1
+        return found
+
+
+def record_plan(
+    compiled: CompiledPlan, planning: PlanningContext, arena: MemoryBlock, stream: Stream, graphs: GraphCache | None
+) -> Recording:
+    """Return a recording of a plan over an arena; weights that are not there yet are uploaded on ``stream``.
+
+    Args:
+        compiled: The plan, at the upper end of its class.
+        planning: Whose weights and device.
+        arena: Of at least the bytes of the plan's layout.
+        stream: What the recording is submitted to comes after what is put here now.
+        graphs: Where its graph is counted; None: see `gpuexec.devices.recording.record_segment`.
+    """
+    plan = compiled.plan
+    with phase("place weights"):
+        places = planning.weights.place(plan.buffers, compiled.constants, stream, planning.listener.tell)
+    places.update({b: Region(arena, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets})
+    return record_segment(planning.backend.device, plan.segment, places, graphs)
+
+
+def describe_needs(planned: PlannedVariant | None, weights: Share, frames: int = 1) -> str:
+    """Describe the memory a plan needs, for out-of-memory messages; None: the run begins on the host."""
+    plan = None if planned is None else planned.compiled.plan
+    arena = 0 if plan is None else plan.layout.nbytes
+    outputs = 0 if plan is None else sum(plan.buffers[p.buffer].nbytes for p in plan.outputs if p.buffer is not None)
+    each = f" in each of {frames} frames" if frames > 1 else ""
+    return f"The plan needs {arena} bytes of arena and {outputs} of outputs{each}, beside {weights.nbytes} of weights."
+
+
+def _contents(specs: Mapping[str, TensorSpec], reads: tuple[Read, ...]) -> _Contents | None:
+    """Return the content that these reads saw; None where an input is not on the host."""
+    rows = []
+    for read in reads:
+        content = specs[read.input].value
+        if content is None:
+            return None
+        rows.append((read.input, read.least, read.tell(content.array)))
+    return tuple(rows)

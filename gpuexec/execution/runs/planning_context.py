@@ -1,0 +1,81 @@
+"""Planning context of an engine: model, backend, weights, arena, and the plans made so far."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.graph_cache import GraphCache
+from gpuexec.execution.inspection.inspector import Inspector
+from gpuexec.execution.resources.memory import Arena
+from gpuexec.execution.resources.weights import Share
+from gpuexec.execution.runs.memory_limit import MemoryLimit
+from gpuexec.ir.plan import Plan
+from gpuexec.model.model import Model
+from gpuexec.planner.analyse import HOST_WORK_LIMIT
+from gpuexec.system.progress import Listener
+
+
+@dataclass(slots=True)
+class PlanCounters:
+    """Counts of plans and variants made so far; times in milliseconds.
+
+    ``restored`` are plans of which a program brought the layout; ``refused`` says why those it brought did not do.
+    """
+
+    plans: int = 0
+    variants: int = 0
+    restored: int = 0
+    refused: list[str] = field(default_factory=list)
+    plan_ms: float = 0.0
+    compile_ms: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class PlanningContext:
+    """Model, backend, weights and arena that the plan caches of an engine share.
+
+    Only `adopt` changes it, between runs.
+    """
+
+    model: Model
+    backend: Backend
+    weights: Share
+    arena: Arena
+    counters: PlanCounters = field(default_factory=PlanCounters)
+    # All plans made, newest first.
+    plans: list[Plan] = field(default_factory=list)
+    # Plans the model brought along that turned out to be of other commands.
+    unfit: list[Plan] = field(default_factory=list)
+    # Subgraphs of loop bodies, kept from run to run; see `gpuexec.execution.runs.loops`.
+    bodies: dict[object, object] = field(default_factory=dict)
+    # Taps and watches on inner values.
+    inspector: Inspector = field(default_factory=Inspector)
+    graphs: GraphCache = field(default_factory=GraphCache)
+    # The limit on memory, if there is one.
+    limit: MemoryLimit | None = None
+    # Whether plans take no more room than they need, since that was told beforehand.
+    is_exact: bool = False
+    # Bytes that a node may touch to be light work, for the host to do.
+    host_work: int = HOST_WORK_LIMIT
+    # Notified of weights that are uploaded.
+    listener: Listener = field(default_factory=Listener)
+
+    def adopt(self, model: Model, weights: Share) -> None:
+        """Make plans of another model from now on, over its weights: it differs in the content of constants alone.
+
+        Layouts of plans made so far are taken over where the same commands come out.
+        """
+        name = self.backend.device.target.name
+        known = [plan for plan in self.model._plans.get(name, ()) if all(plan is not each for each in self.unfit)]
+        plans = (*self.plans, *(plan for plan in known if plan not in self.plans))
+        self.weights = weights
+        self.model = copy.copy(model)
+        self.model._plans = {**model._plans, name: plans}
+        self.plans.clear()
+        self.unfit.clear()
+        self.bodies.clear()
+        self.graphs.clear()
+        if self.limit is not None:
+            self.limit.forget_plans()

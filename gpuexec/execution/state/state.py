@@ -1,0 +1,291 @@
+"""State: what a model's memories hold between runs.
+
+Content never changes once a run left it: a later run leaves other content, in other bytes or in the room behind. So
+snapshots and forks are further holders of the same content; nothing is copied before two of them go on from it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuexec.devices.backend import Backend
+from gpuexec.errors import GpuexecError, InputError
+from gpuexec.execution.resources.fence import Fence
+from gpuexec.execution.results.given import ArrayLike
+from gpuexec.execution.state.bytes import fetch
+from gpuexec.execution.state.carried import Carried, StateEntry, has_failed, skip_failed
+from gpuexec.execution.state.file import read_state, write_state
+from gpuexec.execution.state.seeds import begin_keys, check_seed
+from gpuexec.execution.state.values import take_value
+from gpuexec.importer.outputs import shorten
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.model.initial_state import find_initial_specs
+from gpuexec.model.model import Model
+from gpuexec.model.state_spec import Memory, with_extents
+from gpuexec.system.phases import phase
+from gpuexec.system.pickling import not_picklable
+
+Array = np.ndarray[Any, Any]
+
+
+@not_picklable("Send what State.save wrote, and load that there.")
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """Contents of the memories of a state at one time; made by `State.snapshot`."""
+
+    _entry: StateEntry | None = field(repr=False)
+    memories: tuple[Memory, ...]
+    backend: Backend
+
+
+@not_picklable("Send what State.save wrote, and load that there; State.fork copies on the device.")
+class State:
+    """Contents of the memories of a model on one device. A Worker reads its state and leaves its results there.
+
+    A run's results become the state once the run is wholly on its stream; one that fails or is given up changes
+    nothing. A state belongs to one caller at a time, as a Worker does.
+    """
+
+    def __init__(self, model: Model, backend: Backend, start: StateEntry | None = None) -> None:
+        self._model, self._backend = model, backend
+        # What random operators begin with; all else begins with zeros.
+        self._start = start or begin_keys(model)
+        self._head = self._start
+        self._lock = threading.RLock()
+        self._specs: dict[str, TensorSpec] = {}
+
+    # ---- what users do
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """The memories, their shapes known as far as runs told them."""
+        known = self._specs
+        return tuple([with_extents(m, known[m.input].shape) if m.input in known else m for m in self._model.memories])
+
+    @property
+    def backend(self) -> Backend:
+        """Backend that the state lies on."""
+        return self._backend
+
+    def get(self, name: str | None = None) -> Array:
+        """Block for what a memory holds, after all runs scheduled so far; zeros before the first.
+
+        Args:
+            name: Its input or output; None: the first memory.
+
+        Raises:
+            InputError: There is no memory of that name.
+            StateError: It holds nothing yet, and its shape is not known.
+        """
+        self._backend.check_process()
+        memory = self._find_memory(name)
+        while (held := self._find(memory.input, is_committed=True)) is not None:
+            try:
+                held.fence.synchronize()
+                if held.array is not None:
+                    return held.array.copy()
+                return fetch(self._backend, held.place, held.fence, held.cache, held.owner)
+            except GpuexecError:
+                # What the run raised it tells its caller; the state is what it was before.
+                if not has_failed(held.fence):
+                    raise
+        return np.zeros(self._find_start(memory).shape, memory.dtype)
+
+    def set(self, values: Mapping[str, ArrayLike]) -> None:
+        """Set memories to copies of these arrays; the others keep their content.
+
+        Args:
+            values: Arrays by the memory's input or output: NumPy, what NumPy reads, a Tensor, or an array of another
+                package by DLPack or ``__cuda_array_interface__``, copied on the device where it lies there.
+
+        Raises:
+            InputError: A name, dtype or shape does not fit; nothing was changed.
+            OutOfMemoryError: The device has no room for a copy; nothing was changed.
+        """
+        self._backend.check_process()
+        carried = {}
+        for name, item in values.items():
+            memory = self._find_memory(name)
+            carried[memory.input] = take_value(memory, item, self._backend)
+        with self._lock:
+            self._head = StateEntry(carried, self._head)
+            self._note({name: held.place.spec for name, held in carried.items()})
+
+    def reset(self) -> None:
+        """Reset all memories to zeros, as before the first run, without the rows they grew by.
+
+        Random operators begin anew with the seed they began with.
+        """
+        with self._lock:
+            self._head = self._start
+
+    def seed(self, seed: int, *, run: int = 0) -> None:
+        """Seed random operators anew, as before their first run; other memories keep their content.
+
+        Args:
+            seed: What they draw from.
+            run: The number of the next run, by which runs of a seed differ. States that share a seed and begin far from
+                each other draw different numbers, nodes with a seed of their own too.
+
+        Raises:
+            InputError: One is no whole number from 0 to 2**64 - 1.
+        """
+        start = begin_keys(self._model, check_seed(seed), check_seed(run, "The number of a run"))
+        if start is not None:
+            with self._lock:
+                self._start, self._head = start, StateEntry(dict(start.carried), self._head)
+
+    def snapshot(self) -> Snapshot:
+        """Return what the memories hold after all runs scheduled so far; nothing is copied or waited for."""
+        with self._lock:
+            return Snapshot(self._settle(is_committed=True), self._model.memories, self._backend)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Set the memories to the contents of a snapshot.
+
+        Raises:
+            InputError: It is a snapshot of other memories, or on another device.
+        """
+        check_fits(snapshot.memories, snapshot.backend, self._model.memories, self._backend, "The snapshot")
+        with self._lock:
+            self._head = snapshot._entry
+
+    def fork(self) -> State:
+        """Return a state that holds the same and goes its own way from here.
+
+        Random operators draw the same in both; `seed` of one of them makes them differ.
+        """
+        other = State(self._model, self._backend, self._start)
+        with self._lock:
+            other._head, other._specs = self._settle(is_committed=True), dict(self._specs)
+        return other
+
+    @phase("save state")
+    def save(self, path: str | Path) -> None:
+        """Write what the memories hold to a safetensors file, by input.
+
+        Raises:
+            StateError: One holds nothing yet, and its shape is not known.
+            AccessError: The file can't be written; the one that was there is as it was.
+        """
+        write_state(path, {memory.input: self.get(memory.input) for memory in self._model.memories})
+
+    @phase("load state")
+    def load(self, path: str | Path) -> None:
+        """Set the memories to the contents of a file.
+
+        Raises:
+            InputError: It lacks a memory, has one of another name, dtype or shape, or is no such file; nothing was
+                changed.
+            NotFoundError: There is no file.
+            AccessError: It can't be read.
+        """
+        arrays = read_state(path)
+        names = [memory.input for memory in self._model.memories]
+        if set(arrays) != set(names):
+            raise InputError(
+                f"{path} holds {shorten(sorted(arrays)) or 'nothing'}; the model's memories are {', '.join(names)}."
+            )
+        self.set(arrays)
+
+    def __repr__(self) -> str:
+        return f"State({'; '.join(map(str, self.memories))}, on {self._backend.device.name})"
+
+    # ---- what engines do
+
+    def _find(self, name: str, without: Fence | None = None, *, is_committed: bool = False) -> Carried | None:
+        """Return what a memory holds, as far as is known now; None: nothing.
+
+        Args:
+            name: Its input.
+            without: Of a run that is about to be given up.
+            is_committed: Leave out runs that are scheduled piece by piece and have not come to their end.
+        """
+        with self._lock:
+            entry = self._settle(without, is_committed=is_committed)
+            while entry is not None:
+                if name in entry.carried:
+                    return entry.carried[name]
+                entry = skip_failed(entry.before, without, is_committed=is_committed)
+            return None
+
+    def _begin(self, carried: Mapping[str, Carried], fence: Fence) -> None:
+        """Set the memories to the contents that a run will leave, unless it fails."""
+        with self._lock:
+            self._head = StateEntry(dict(carried), self._settle(), fence)
+            self._note({name: held.place.spec for name, held in carried.items() if held.place.has_spec})
+
+    def _note(self, specs: Mapping[str, TensorSpec]) -> None:
+        """Note what shapes memories had."""
+        self._specs.update(specs)
+
+    def _find_start(self, memory: Memory) -> TensorSpec:
+        """Return the spec of zeros to read from a memory that holds nothing.
+
+        Raises:
+            StateError: It is not known yet.
+        """
+        known = self._specs.get(memory.input)
+        if known is not None:
+            return known.with_shape(tuple([0 if n == memory.axis else e for n, e in enumerate(known.shape)]))
+        return find_initial_specs(self._model.graph, [memory], self._model.dims, {})[memory.input]
+
+    # ---- parts
+
+    def _find_memory(self, name: str | None) -> Memory:
+        memories = self._model.memories
+        for memory in memories:
+            if name is None or name in (memory.input, memory.output):
+                return memory
+        names = ", ".join(memory.input for memory in memories) or "none"
+        raise InputError(f"There is no memory {name!r}; the model has {names}.", value=name)
+
+    def _settle(self, without: Fence | None = None, *, is_committed: bool = False) -> StateEntry | None:
+        """Forget what runs that failed would have left, and what was before those that can't fail any more."""
+        self._head = skip_failed(self._head)
+        entries: list[StateEntry] = []
+        entry = self._head
+        while entry is not None:
+            entries.append(entry)
+            before = entry.before = skip_failed(entry.before)
+            entry = before
+        for entry in reversed(entries):
+            if entry.before is not None and self._is_certain(entry.fence) and entry.before.before is None:
+                if not self._is_certain(entry.before.fence):
+                    continue
+                entry.carried = {**entry.before.carried, **entry.carried}
+                entry.before = None
+        return skip_failed(self._head, without, is_committed=is_committed)
+
+    def _is_certain(self, fence: Fence) -> bool:
+        """Return whether a run can't fail any more: with kernels, once it is on its stream."""
+        if not fence.is_issued() or fence.failure is not None:
+            return False
+        return self._backend.device.target.has_kernels or (fence.is_done() and not has_failed(fence))
+
+
+def check_fits(memories: Sequence[Memory], backend: Backend, wanted: Sequence[Memory], own: Backend, what: str) -> None:
+    """Check that what belongs to some memories on a device can serve others.
+
+    Raises:
+        InputError: Names, dtypes, shapes or the device differ; names both.
+    """
+    if backend.device is not own.device:
+        raise InputError(f"{what} lies on {backend.device.name}, another device than {own.device.name} here.")
+    found = {memory.input: memory for memory in memories}
+    for memory in wanted:
+        other = found.get(memory.input)
+        if other is None or other.dtype != memory.dtype or len(other.shape) != len(memory.shape):
+            raise InputError(
+                f"{what} holds {'; '.join(map(str, memories)) or 'no memories'}; expected {memory}.",
+                value=memory.input,
+            )
+        pairs = zip(other.shape, memory.shape, strict=True)
+        if any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+            raise InputError(f"{what} holds {other}; expected {memory}.", value=memory.input)

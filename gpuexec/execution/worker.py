@@ -1,0 +1,273 @@
+"""Worker: runs a model on a device and returns its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuexec.devices.backend import BackendLike, BackendType, check_backend, find_backend
+from gpuexec.errors import InputError
+from gpuexec.execution.engine import Engine
+from gpuexec.execution.flushing import Flushing
+from gpuexec.execution.inspection.inspector import Inspector
+from gpuexec.execution.profiling.profiler import Profiler, check_profiler
+from gpuexec.execution.replay.record import record_replay
+from gpuexec.execution.replay.replay import Replay
+from gpuexec.execution.report import Reporting
+from gpuexec.execution.resources.caller_stream import open_stream
+from gpuexec.execution.resources.exclusive_caller import is_interrupt
+from gpuexec.execution.resources.unclosed import warn_unless_closed
+from gpuexec.execution.resources.weights import weights_of
+from gpuexec.execution.results.given import ArrayLike, Inputs
+from gpuexec.execution.runs.described import describe_inputs
+from gpuexec.execution.runs.memory_limit import MemoryLimit
+from gpuexec.execution.runs.storage import own_storage
+from gpuexec.execution.scheduling import Scheduling
+from gpuexec.execution.state.seeds import check_seed
+from gpuexec.execution.state.state import State
+from gpuexec.execution.weights.alike import take_weights
+from gpuexec.importer.read import Source
+from gpuexec.ir.plan import Plan
+from gpuexec.model.editing.weights import WeightSource
+from gpuexec.model.loading import load
+from gpuexec.model.model import Model, check_process
+from gpuexec.system.pickling import not_picklable
+from gpuexec.system.progress import Tell, check_tell
+
+
+@not_picklable("Send its model, and make a Worker of that there.")
+class Worker(Scheduling, Flushing, Reporting):
+    """Runs a model on a device. Nothing waits for the device unless you ask.
+
+        with gpuexec.Worker("model.onnx") as worker:
+            (y,) = worker.run(x)            # blocks for the outputs
+            worker.schedule(x)              # returns at once
+            y = worker.read_output("y")     # blocks for one output
+
+    To run: `run`, `schedule`, `schedule_iterable`, `cancel`. To read outputs: `peek_output`, `read_output`,
+    `copy_output`. To order work: `order_before`, `wait_for_completion`. Before runs: `prepare`, `record`, `tap`,
+    `replace_weights`, `state`. To look: `summary`, `report`, `memory_report`, `plans`, `backend_reason`. At the end:
+    `trim`, `close`.
+
+    A Worker belongs to one caller at a time; a second one entering is refused. Many Workers over one Model share its
+    weights.
+
+    Args:
+        model: What `load` returned, or what it takes: a path, bytes, a binary file or an onnx.ModelProto.
+        backend: Where to run, a BackendType or its name (``"cpu"``); AUTO takes the GPU when one works and says which
+            and why (`backend_reason`).
+        device: Which of several GPUs, counted from 0 as CUDA counts; None: the first.
+        frames: How many runs may be in flight before outputs are written again. A run that would overwrite what
+            somebody still reads waits for it on the stream; the caller does not wait.
+        stream: A stream of the caller's to run on, instead of one of the Worker's: an object with ``__cuda_stream__``
+            or a handle.
+        strict: Refuse a model for which the host would have to read from the device, or to compute for it, with
+            ImplicitSyncError: in `schedule`, before any work, where that is known then.
+        synchronous: Finish each command before the next, in the call; an error names the node that failed. For
+            finding faults.
+        compare_with: ``"cpu"`` compares each node with what NumPy makes of the same inputs, in the call, and
+            the first that differs by more than its operator's tolerance is named in a MismatchError. The run is
+            synchronous then, and all that its nodes make is kept meanwhile.
+        max_bytes: The most it may hold on its device: arena, frames, what passes between plans, the model's weights,
+            state. A run that needs more is refused with OutOfMemoryError, before anything is compiled or allocated
+            for it where that is known then, and the Worker goes on. What `copy_output` and `record` make is beside it.
+        seed: What random operators draw from, from 0 to 2**64 - 1; a Worker with the same one draws the same, run by
+            run, on any device. None: the next of the process; see `set_seed`.
+        profiler: Hears of all its runs, whatever profiler the context has; see `Profiler`.
+        watch: Look in every run for NaN and infinities that a node makes, by statistics that the device takes of all
+            floating-point values. ``"raise"``: the run ends with NonFiniteError, which names the first such node, and
+            leaves nothing behind; a thread of ours waits for each plan, the caller does not. ``"report"``: nothing
+            waits, and `Run.inspection` tells.
+        progress: Called with a `Progress` after each piece of the weights that is uploaded, in the call that uploads
+            them, and of a model loaded here, that is read. What it raises ends the upload, which then leaves nothing
+            behind.
+
+    Raises:
+        DeviceNotFoundError: The backend asked for can't run here; the message says what to install.
+        ModelError: The model given by its bytes is broken; see `load`.
+        InputError: ``frames`` or ``max_bytes`` is below 1, ``device`` is no ordinal, ``stream`` is none of the
+            device's, ``compare_with`` is not the CPU, or ``model``, ``watch``, ``profiler`` or ``progress`` is
+            something else.
+    """
+
+    def __init__(
+        self,
+        model: Model | Source,
+        *,
+        backend: BackendLike = BackendType.AUTO,
+        device: int | None = None,
+        frames: int = 2,
+        stream: object = None,
+        strict: bool = False,
+        synchronous: bool = False,
+        compare_with: BackendType | str | None = None,
+        max_bytes: int | None = None,
+        seed: int | None = None,
+        watch: str | None = None,
+        profiler: Profiler | None = None,
+        progress: Tell | None = None,
+    ) -> None:
+        if not isinstance(frames, int) or frames < 1:
+            raise InputError(f"frames must be a whole number, at least 1, got {frames!r}.")
+        backend = check_backend(backend)
+        if compare_with is not None and BackendType(compare_with) is not BackendType.CPU:
+            raise InputError(f"compare_with takes BackendType.CPU or 'cpu', got {compare_with!r}.")
+        inspector = Inspector.of(watch, keeps_all=compare_with is not None)
+        if seed is not None:
+            check_seed(seed)
+        check_profiler(profiler)
+        check_tell(progress)
+        model = model if isinstance(model, Model) else load(model, progress=progress)
+        check_process(model)
+        self.model = model
+        self._backend, self._reason = find_backend(backend, device)
+        limit = None if max_bytes is None else MemoryLimit(max_bytes, weights_of(model, self._backend), frames)
+        self._engine = Engine(
+            model,
+            self._backend,
+            frames,
+            None if stream is None else open_stream(self._backend, stream),
+            is_strict=strict,
+            is_synchronous=synchronous,
+            is_comparing=compare_with is not None,
+            inspector=inspector,
+            open_storage=own_storage(frames, limit),
+        )
+        self._engine.planning.listener.tell = progress
+        self._engine.profiler = profiler
+        if seed is not None:
+            self._engine.states.state.seed(seed)
+        self._last = None
+        self._progress = 0.0
+        self._unclosed = warn_unless_closed(self, f"A Worker of {model.graph.name!r}", "close(), or use `with`")
+
+    # ---- before and beside runs
+
+    def prepare(self, inputs: Inputs | None = None, *, progress: Tell | None = None) -> Plan | None:
+        """Plan, compile and allocate for these inputs without running; return the plan the run begins with.
+
+        What depends on data is planned when the data is there. None: the run begins on the host.
+
+        Args:
+            inputs: As for `schedule`, with a shape (a tuple) in place of any array; inputs of fixed shape need not be
+                given.
+            progress: As for the Worker, in its place during this call.
+
+        Raises:
+            InputError: The shapes don't fit the model.
+            AccessError: A file that weights are in changed since the model was loaded.
+        """
+        check_tell(progress)
+        with self._engine.entering(), self._engine.planning.listener.instead(progress):
+            given, _ = describe_inputs(self._engine.input_reader, inputs)
+            return self._engine.prepare(given)
+
+    def tap(self, wanted: Mapping[str, object] | None = None) -> None:
+        """Take statistics of inner values from the next run on, in place of those taken so far; None: of none.
+
+        They are taken by the device, of each value where it lies, and read back with the run without anybody waiting;
+        `Run.inspection` tells them. Only for a function of yours the whole tensor comes to the host.
+
+        Args:
+            wanted: By name of a value, or of a node for all that it makes: reducers, of ``"min"``, ``"max"``,
+                ``"absmax"``, ``"mean"``, ``"std"``, ``"nonfinite"``, ``"histogram"``, and functions of an array.
+
+        Raises:
+            InputError: There is no such value (where passes removed it, the nearest is named) or reducer; taps stay as
+                they were.
+        """
+        with self._engine.entering():
+            self._engine.planning.inspector.tap(self.model, wanted or {})
+
+    def record(
+        self, inputs: Inputs | None = None, *, outputs: Mapping[str, ArrayLike] | None = None, stream: object = None
+    ) -> Replay:
+        """Record the run of these inputs, to be put on streams again and again with other arrays of the same shapes.
+
+        What it runs in is its own, so that it and the Worker's runs don't disturb each other; closing the Worker closes
+        it. Where the device has graphs, it is one.
+
+        Args:
+            inputs: As for `schedule`, or a shape (a tuple) in place of an array that the first submission gives. Of
+                inputs that planning reads the content is needed, and stays.
+            outputs: Device memory by name that outputs are written to; without, it has its own.
+            stream: A stream of yours that `Replay.submit` takes where it is not told another; None: the Worker's.
+
+        Raises:
+            InputError: An input or output does not fit.
+            ImplicitSyncError: The host has to read, compute or loop in the middle of the run; names the nodes.
+            StateError: The Worker is synchronous, compares, watches or taps, or the model has memories.
+        """
+        with self._engine.entering():
+            return record_replay(self._engine, inputs, outputs or {}, stream)
+
+    # ---- weights
+
+    def replace_weights(self, weights: WeightSource | Model) -> None:
+        """Go on with other content for some of the model's weights, from the next run on; nothing is loaded anew.
+
+        Runs under way keep the weights they have. State, inputs that stay set, and memory stay as they are, and plans
+        keep their layouts and kernels. What was worked out from weights is worked out anew. `model` is then the model
+        with these weights; the one the Worker was made of stays as it was, and so do other Workers.
+
+        Args:
+            weights: As for `Model.with_weights`; or a model that differs from the Worker's in nothing else. Where it is
+                what that gave, several Workers share what lies of it on a device.
+
+        Raises:
+            InputError: There is no weight of that name, or its type or shape is another; tells all that is wrong, and
+                nothing was done.
+            ModelError: The file can't be read.
+            OutOfMemoryError: The device has no room for the new ones beside the old; nothing was done.
+            StateError: A run is half scheduled.
+        """
+        with self._engine.entering():
+            self._engine.adopt(take_weights(self.model, weights))
+            self.model = self._engine.model
+
+    # ---- state
+
+    @property
+    def state(self) -> State:
+        """What the model's memories hold; runs go on from it and leave their results there."""
+        self._engine.check_open()
+        return self._engine.states.state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        with self._engine.entering():
+            self._engine.states.replace(state)
+
+    def create_state(self) -> State:
+        """Return another state, which holds nothing yet: for a sequence of its own, set as `state` between runs."""
+        self._engine.check_open()
+        return State(self.model, self._backend)
+
+    # ---- life
+
+    def trim(self) -> None:
+        """Wait for all work and give back memory that is not needed now, to the driver what the device keeps of it."""
+        with self._engine.entering():
+            self._engine.trim()
+
+    def close(self) -> None:
+        """Wait for all work and give everything back; twice is harmless. Readbacks requested before stay readable.
+
+        A run that waits for the host (a Loop, a node without a kernel) and is not done after GPUEXEC_CLOSE_GRACE
+        seconds is cancelled with a warning, unless somebody waits for it: a thread, a task, a callback, a readback
+        that was requested. An interrupt ends the wait at once, and the Worker is closed.
+        """
+        self._close(cancels=False)
+
+    def _close(self, *, cancels: bool) -> None:
+        if not self._engine.is_closed:
+            with self._engine.closing():
+                self._engine.close(cancels=cancels)
+            self._last = None
+            self._unclosed.detach()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Who was interrupted waits for nothing any more.
+        self._close(cancels=kind is not None and is_interrupt(kind))

@@ -1,0 +1,190 @@
+"""Commands of a device: Launch, Copy, Fill and HostCall over slots, as plain data without pointers or callables.
+
+command  = Launch | Copy | Fill | HostCall
+argument = Slot | None | NumPy scalar | bytes      (a pointer; a null pointer; a scalar by value; a struct by value)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.ir.spec import TensorSpec
+
+# The address that every buffer starts at a multiple of, wherever it is bound, in bytes: the longest word that a kernel
+# reads or writes at once. Lowerings choose words by the offsets of slots alone, so what callers give is copied where it
+# starts elsewhere (`gpuexec.execution.resources.alignment`). On a device without kernels an element is the longest
+# word.
+BUFFER_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A typed window on a buffer: byte offset of the first element, spec, and strides in elements.
+
+    Strides may be 0 (broadcast) or negative (reversed).
+    """
+
+    buffer: int
+    offset_bytes: int
+    spec: TensorSpec
+    strides: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the window."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self.spec.dtype
+
+    @property
+    def is_contiguous(self) -> bool:
+        """True if the elements lie dense in row-major order (axes of extent 1 don't count)."""
+        expected = 1
+        for extent, stride in zip(reversed(self.spec.shape), reversed(self.strides), strict=True):
+            if extent == 0:
+                return True
+            if extent != 1 and stride != expected:
+                return False
+            expected *= extent
+        return True
+
+    def byte_range(self) -> tuple[int, int]:
+        """Return the half-open range of bytes within the buffer that the window can touch."""
+        if self.spec.size == 0:
+            return self.offset_bytes, self.offset_bytes
+        low = high = 0
+        for extent, stride in zip(self.spec.shape, self.strides, strict=True):
+            if stride > 0:
+                high += (extent - 1) * stride
+            else:
+                low += (extent - 1) * stride
+        itemsize = self.spec.dtype.itemsize
+        return self.offset_bytes + low * itemsize, self.offset_bytes + (high + 1) * itemsize
+
+    def __str__(self) -> str:
+        where = f"%{self.buffer}" + (f"+{self.offset_bytes}" if self.offset_bytes else "")
+        layout = "" if self.is_contiguous else f" strides {self.strides}"
+        return f"{where}:{self.spec}{layout}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel by name: the file it stands in and the C++ name expression of the instance."""
+
+    source: str
+    expression: str
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.expression}"
+
+
+Argument = Slot | None | np.generic | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    """Launch configuration of a kernel: blocks, threads of a block, dynamic shared memory in bytes.
+
+    ``cooperative``: see `Launch`.
+    """
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int = 0
+    cooperative: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run a kernel over ``grid`` blocks of ``block`` threads.
+
+    ``writes`` are the positions in ``arguments`` of the slots that are written; other slots are read. The blocks of a
+    ``cooperative`` launch are all under way together and may wait for each other (``grid_sync`` of grid.cuh); a device
+    refuses one whose grid it can't hold.
+    """
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    arguments: tuple[Argument, ...]
+    writes: tuple[int, ...]
+    shared_bytes: int = 0
+    cooperative: bool = False
+
+    @property
+    def config(self) -> LaunchConfig:
+        """The launch configuration, made anew at each call."""
+        return LaunchConfig(self.grid, self.block, self.shared_bytes, self.cooperative)
+
+    def reads_from(self) -> Iterator[Slot]:
+        """Yield the slots read."""
+        for position, argument in enumerate(self.arguments):
+            if isinstance(argument, Slot) and position not in self.writes:
+                yield argument
+
+    def writes_to(self) -> Iterator[Slot]:
+        """Yield the slots written."""
+        for position in self.writes:
+            argument = self.arguments[position]
+            assert isinstance(argument, Slot)
+            yield argument
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy the bytes of a contiguous slot to another of the same number of bytes."""
+
+    destination: Slot
+    source: Slot
+
+    def reads_from(self) -> Iterator[Slot]:
+        """Yield the slot read."""
+        yield self.source
+
+    def writes_to(self) -> Iterator[Slot]:
+        """Yield the slot written."""
+        yield self.destination
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Set every element of a contiguous slot to the element whose bytes are ``pattern`` (1, 2, 4 or 8)."""
+
+    destination: Slot
+    pattern: bytes
+
+    def reads_from(self) -> Iterator[Slot]:
+        """Yield nothing."""
+        return iter(())
+
+    def writes_to(self) -> Iterator[Slot]:
+        """Yield the slot written."""
+        yield self.destination
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """Run an operator's ``compute`` on the host. The operator is given by name, its attributes as JSON values."""
+
+    operator: str
+    attributes: tuple[tuple[str, Any], ...]
+    inputs: tuple[Slot | None, ...]
+    outputs: tuple[Slot | None, ...]
+
+    def reads_from(self) -> Iterator[Slot]:
+        """Yield the slots read."""
+        return (slot for slot in self.inputs if slot is not None)
+
+    def writes_to(self) -> Iterator[Slot]:
+        """Yield the slots written."""
+        return (slot for slot in self.outputs if slot is not None)
+
+
+Command = Launch | Copy | Fill | HostCall

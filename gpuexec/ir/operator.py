@@ -1,0 +1,391 @@
+"""The Operator protocol, the facts on a class, the registry, and tolerance classes.
+
+An operator is an ONNX op with its attributes bound, as typed fields with ONNX's defaults. ``infer`` gives shapes and
+dtypes, ``compute`` the result in NumPy, ``lower`` the commands of a device with kernels. ``tolerance`` says how a
+test may compare, ``uses_all_cores`` how the CPU backend may schedule ``compute``; what passes and profilers ask
+(operations, types kept, derivatives, blits, epilogues) stands on the class too.
+
+    @operator("Softmax")
+    @dataclass(frozen=True, slots=True)
+    class Softmax(Operator):
+        axis: int = -1
+        ...
+
+Operators register themselves by ONNX name; ``build`` makes one from a name and attributes, ``describe`` goes the
+other way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.attributes import check_attributes
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
+from gpuexec.system.extensions import load_domain
+
+Array = np.ndarray[Any, Any]
+OWN_OPERATORS = (
+    "`gpuexec ops` lists what is supported. Operators of your own are registered before loading: ARCHITECTURE.md,"
+    " Adding an operator; examples/snake.py."
+)
+_NAMES_SUGGESTED = 3
+
+
+class Tolerance(Enum):
+    """Allowed difference between the outputs of two implementations.
+
+    EXACT: the same bits (any NaN equals any NaN). ROUNDING: 4 ulp of the output type. REDUCTION: n * eps(accumulator)
+    * sum of magnitudes, plus 1 ulp, where n is the number of elements that enter one output.
+    """
+
+    EXACT = "exact"
+    ROUNDING = "rounding"
+    REDUCTION = "reduction"
+
+
+class Derivative(Enum):
+    """How derivatives pass backwards through an operator.
+
+    RULE: by its rule in `gpuexec.passes.derivatives`. PARTS: as through the operators it is made of, which are said
+    there or by its `decompose`. ZERO: not at all, since shapes, signs and places alone are taken of the inputs.
+    REFUSED: a Gradient through it is an error that names it.
+    """
+
+    RULE = "rule"
+    PARTS = "parts"
+    ZERO = "zero"
+    REFUSED = "refused"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KnownInput:
+    """Element type and content of an input as far as they are known before shapes are; None: not known."""
+
+    dtype: np.dtype[Any] | None = None
+    content: Array | None = None
+
+
+class Emitter(Protocol):
+    """The interface that ``lower`` emits commands through. It knows the device only as ``target``.
+
+    On a target without kernels, ``lower`` is asked all the same: aliases and in-place requests stay, and so do copies,
+    fills and places of an operator that launches nothing; one that launches becomes one host call.
+    """
+
+    target: Target
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: Sequence[Argument],
+        writes: Sequence[int],
+        shared_bytes: int = 0,
+        cooperative: bool = False,
+    ) -> None:
+        """Add a launch. Dropped when everything it writes is empty; refused beyond the limits of the target.
+
+        The blocks of a ``cooperative`` one may wait for each other; its grid must fit any device it may run on.
+        """
+
+    def alias(self, output: Slot, view: Slot) -> None:
+        """Let an output of the operator be a window on another slot's bytes: no launch, no copy."""
+
+    def in_place(self, output: Slot, source: Slot) -> None:
+        """Allow an output to reuse the bytes of an input that nothing reads afterwards.
+
+        Only where thread i reads nothing but element i of ``source``, and ``compute(out=)`` may be given the same
+        memory.
+        """
+
+    def place(self, source: Slot, window: Slot) -> bool:
+        """Try to allocate an input at ``window`` of an output; return False where it must be copied."""
+
+    def grow(self, output: Slot, source: Slot) -> bool:
+        """Let an output extend an input's bytes in place, where the input is a memory with capacity; else return False.
+
+        Strides are the input's. The caller writes the bytes beyond the input.
+        """
+
+    def contiguous(self, slot: Slot) -> Slot:
+        """Return the slot itself if dense, else a dense copy."""
+
+    def copy(self, destination: Slot, source: Slot) -> None:
+        """Copy between slots of equal shape and dtype, any strides on both sides."""
+
+    def fill(self, destination: Slot, value: Any) -> None:
+        """Set every element of a contiguous slot to ``value`` (converted to its dtype)."""
+
+    def temp(self, shape: tuple[int, ...], dtype: Any) -> Slot:
+        """Return scratch memory for this operator: contiguous, content undefined."""
+
+    def constant(self, array: Array) -> Slot:
+        """Return a table that was computed while planning, as device memory. Equal tables are shared."""
+
+    def index_type(self, *slots: Slot) -> str:
+        """Return the C++ type for offsets into these slots: ``"int"``, or ``"long long"`` beyond 2**31 - 1 elements."""
+
+
+class Operator:
+    """Base of all operators. Subclasses are frozen slotted dataclasses; see the module docstring."""
+
+    __slots__ = ()
+    name: ClassVar[str] = ""
+    tolerance: ClassVar[Tolerance] = Tolerance.ROUNDING
+    # Whether `compute` by itself keeps all cores busy, as matrix products of NumPy's BLAS do: two at once gain nothing.
+    uses_all_cores: ClassVar[bool] = False
+    # Whether `compute` only returns views of a dense first input, without reading it.
+    makes_views: ClassVar[bool] = False
+    # Whether an input may be a sequence, an optional or a map; `apply` refuses those for any other operator.
+    takes_containers: ClassVar[bool] = False
+    # Absent where there is no kernel for the operator: the host computes it, or refuses it by name where it must not;
+    # `host_reason` gives the reason.
+    lower: ClassVar[Callable[..., None] | None] = None
+    host_reason: ClassVar[str] = ""
+    # An example call, in the syntax of `gpuexec.cli.operator_examples`: "float32[1,1,4,4] kernel_shape=(2,2)". `gpuexec
+    # ops` derives element types and blits from it; operators on tensors of one type and of like extents need none.
+    example: ClassVar[str] = ""
+    # Operations (a multiplication and an addition are two) for each element of the first output, or of the first
+    # input; 0: elements are moved, None: there is no formula. What takes another formula has its own `count_flops`.
+    flops_per_output: ClassVar[int | None] = None
+    flops_per_input: ClassVar[int | None] = None
+    # Whether the first output always is of the first input's element type.
+    keeps_dtype: ClassVar[bool] = False
+    # Whether every run gives another result.
+    is_random: ClassVar[bool] = False
+    derivative: ClassVar[Derivative] = Derivative.REFUSED
+    # Positions of inputs by which there is no derivative, where there is one by others.
+    fixed_inputs: ClassVar[tuple[int, ...]] = ()
+    # Whether what `lower` launches has blits (`gpuexec.ops.lib.pixel`), for some types at least.
+    has_blits: ClassVar[bool] = False
+    # The fewest axes of a result that its kernels take an epilogue for (`gpuexec.ops.elementwise.fused`); None: they
+    # take none.
+    epilogue_rank: ClassVar[int | None] = None
+
+    @property
+    def has_slope(self) -> bool:
+        """Whether outputs move with inputs, and not by steps alone."""
+        return self.derivative is not Derivative.ZERO
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int | None:
+        """Return how many operations a call takes; None where there is no formula.
+
+        Args:
+            inputs: Specs; None: absent.
+            outputs: Specs; None: not wanted.
+        """
+        if self.flops_per_input is not None:
+            return self.flops_per_input * count_elements(inputs, 0)
+        return None if self.flops_per_output is None else self.flops_per_output * count_elements(outputs, 0)
+
+    def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
+        """Return the element type of the first output by those of the inputs; None: it is not known."""
+        return dtypes[0] if self.keeps_dtype and dtypes else None
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether the first output always equals the first input, which is given.
+
+        Args:
+            inputs: What is known of them; None: absent.
+        """
+        return False
+
+    def is_lowered(self, inputs: Sequence[TensorSpec | None]) -> bool:
+        """Return whether ``lower`` supports such inputs; where not, the node runs on the host.
+
+        An operator says so itself where that depends on its attributes.
+        """
+        return self.lower is not None
+
+    # `Any` here lets operators name their inputs: each takes a TensorSpec (an array), or None for an optional input
+    # not given.
+    def infer(self, *inputs: Any, **named: Any) -> tuple[TensorSpec, ...]:
+        """Return the specs of all outputs, optional ones included.
+
+        Raises:
+            InputError: The inputs don't fit the operator; says expected and got, without the node's name (the caller
+            adds it).
+            NeedsHostValue: A shape depends on the content of an input that is not known.
+        """
+        raise TypeError(f"{type(self).__name__} lacks infer")
+
+    def compute(self, *inputs: Any, **named: Any) -> tuple[Array | None, ...]:
+        """Return the outputs as arrays.
+
+        ``out`` holds an array for each output wanted (None: not wanted), possibly strided. The method may write into
+        it and return it, or return fresh arrays; the caller copies what is not already in place.
+        """
+        raise TypeError(f"{type(self).__name__} lacks compute")
+
+
+def count_elements(specs: Sequence[TensorSpec | None], index: int) -> int:
+    """Return the elements of one of several tensors; 0 where it is absent."""
+    spec = specs[index] if index < len(specs) else None
+    return 0 if spec is None else spec.size
+
+
+# ---------------------------------------------------------------- registry
+
+OperatorType = TypeVar("OperatorType", bound=type[Operator])
+_OPERATORS: dict[str, type[Operator]] = {}
+_UPGRADES: dict[str, list[tuple[int, Callable[..., Any]]]] = {}
+_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {}
+
+
+def operator(name: str, domain: str = "") -> Callable[[OperatorType], OperatorType]:
+    """Register a class as the operator ``name`` of an ONNX domain (``""`` is ai.onnx).
+
+    Raises:
+        InputError: It is no dataclass.
+    """
+
+    def register(cls: OperatorType) -> OperatorType:
+        if not dataclasses.is_dataclass(cls):
+            raise InputError(
+                f"Operator {qualified(name, domain)}: expected a frozen dataclass, got class {cls.__name__}; write "
+                "@dataclass(frozen=True, slots=True) between @operator and the class."
+            )
+        cls.name = qualified(name, domain)
+        _OPERATORS[cls.name] = cls
+        return cls
+
+    return register
+
+
+def qualified(name: str, domain: str = "") -> str:
+    """Return ``"Add"`` for ai.onnx, ``"com.microsoft.FusedConv"`` for other domains."""
+    return name if domain in ("", "ai.onnx") else f"{domain}.{name}"
+
+
+def find_operator(name: str) -> type[Operator] | None:
+    """Return the class registered under a qualified name, or None.
+
+    The first look-up in a domain imports the installed packages that announce it (`gpuexec.system.extensions`).
+    """
+    if name not in _OPERATORS and "." in name:
+        load_domain(name.rpartition(".")[0])
+    return _OPERATORS.get(name)
+
+
+def operator_names() -> tuple[str, ...]:
+    """Return all registered names, sorted."""
+    return tuple(sorted(_OPERATORS))
+
+
+def suggest_name(name: str) -> str:
+    """Return a sentence with the registered names nearest to a qualified one; empty where none is near.
+
+    The same name in another domain is nearest.
+    """
+    domain, _, short = name.rpartition(".")
+    known = [each for each in {*_OPERATORS, *_UPGRADES, "Constant"} if each.partition(".")[0] != "gpuexec"]
+    by_short: dict[str, list[str]] = {}
+    for each in sorted(known):
+        by_short.setdefault(each.rpartition(".")[2].lower(), []).append(each)
+    shorts = difflib.get_close_matches(short.lower(), by_short, n=2, cutoff=0.75)
+    if short.lower() in by_short:
+        shorts = [short.lower()]
+    found = [each for near in shorts for each in by_short[near] if each != name]
+    found.sort(key=lambda each: each.rpartition(".")[0] != domain)
+    where = [f"{each!r} of {each.rpartition('.')[0] or 'ai.onnx'}" for each in found[:_NAMES_SUGGESTED]]
+    return f"Did you mean {' or '.join(where)}?" if where else ""
+
+
+def build(name: str, attributes: Mapping[str, Any]) -> Operator:
+    """Make an operator from its qualified name and attributes (JSON or ONNX values: lists become tuples).
+
+    Raises:
+        InputError: The name is not registered, or an attribute is unknown, lacking or of the wrong type.
+    """
+    cls = find_operator(name)
+    if cls is None:
+        raise InputError(f"Operator {name!r} is not registered. {suggest_name(name)}".rstrip())
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(set(attributes) - set(fields))
+    if unknown:
+        raise InputError(f"{name} has no attribute {', '.join(unknown)}; it has {', '.join(sorted(fields)) or 'none'}.")
+    lacking = [f.name for f in fields.values() if f.name not in attributes and _is_required(f)]
+    if lacking:
+        raise InputError(f"{name} lacks its required attribute {', '.join(lacking)}.")
+    frozen = {key: _freeze(value) for key, value in attributes.items()}
+    check_attributes(name, fields.values(), frozen)
+    return cls(**frozen)
+
+
+def describe(op: Operator) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """Return the qualified name and the attributes that differ from their defaults.
+
+    ``build`` makes an equal operator of them.
+    """
+    rows = []
+    for f in dataclasses.fields(op):  # type: ignore[arg-type]
+        value = getattr(op, f.name)
+        if _is_required(f) or (value is not f.default and value != f.default):
+            rows.append((f.name, value))
+    return op.name, tuple(rows)
+
+
+def upgrade(name: str, below: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function that brings a node of opset < ``below`` to the form of opset ``below``.
+
+    The function takes and returns a `gpuexec.ir.graphs.RawNode`; it stands beside the operator. The importer applies
+    all
+    that fit, oldest first, so that one canonical form reaches the passes.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        rows = _UPGRADES.setdefault(name, [])
+        rows.append((below, function))
+        rows.sort(key=lambda row: row[0])
+        return function
+
+    return register
+
+
+def upgrades_for(name: str, opset: int) -> tuple[Callable[..., Any], ...]:
+    """Return the upgrades a node of this operator and opset needs, oldest first."""
+    return tuple(function for below, function in _UPGRADES.get(name, ()) if opset < below)
+
+
+def upgraded_names() -> tuple[str, ...]:
+    """Return the qualified names that have upgrades, sorted; some are no operators any more."""
+    return tuple(sorted(_UPGRADES))
+
+
+def decompose(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a function that decomposes a node of this operator into nodes of other operators.
+
+    For operators whose output size depends on data: one node sizes, others write what is cut to the size; and for those
+    that keep something from run to run beside what they compute, such as the cache of Attention. The function
+    takes a `gpuexec.ir.graphs.Node` and returns a tuple of nodes in order, which make the node's outputs and new values
+    named after it; it stands beside the operator. The pass of the same name applies it.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _DECOMPOSITIONS[name] = function
+        return function
+
+    return register
+
+
+def decomposition_for(name: str) -> Callable[..., Any] | None:
+    """Return the function registered for an operator's qualified name, or None."""
+    return _DECOMPOSITIONS.get(name)
+
+
+def _is_required(f: dataclasses.Field[Any]) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(_freeze(item) for item in value) if isinstance(value, (list, tuple)) else value

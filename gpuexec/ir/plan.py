@@ -1,0 +1,190 @@
+"""The Plan: buffers, layout, commands and edges that the planner gives to the runtime.
+
+Frozen data, no pointers, no callables.
+
+    Plan    = target, buffers, layout, segment, inputs, outputs, reads, host_values
+    Segment = commands + edges + origins        (one recording)
+
+Execution order is partial: a device may run two commands of a segment together unless a path of edges joins them. A
+plan is made for the upper end of a size class; `Variant` holds the commands of one size of the class, over
+the same buffers. A run goes through several plans where the host has a say in between: see `gpuexec.planner.partition`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch
+from gpuexec.ir.spec import TensorSpec
+
+
+class Role(Enum):
+    """Purpose of a buffer, which decides who owns its bytes and whether its address is known when recording.
+
+    TEMP lies in the arena; CONSTANT with the weights; INPUT, OUTPUT, STATE and EXCHANGE are bound at submit; OBJECT
+    lives on the host (strings, containers).
+    """
+
+    INPUT = "input"
+    OUTPUT = "output"
+    CONSTANT = "constant"
+    STATE = "state"
+    TEMP = "temp"
+    EXCHANGE = "exchange"
+    OBJECT = "object"
+
+
+BOUND_ROLES = frozenset({Role.INPUT, Role.OUTPUT, Role.STATE, Role.EXCHANGE})
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Bytes with a role. ``nbytes`` is the capacity at the upper end of the size class.
+
+    ``name`` is the input, output or weight; ``data`` the content of a table computed while planning.
+    """
+
+    id: int
+    role: Role
+    nbytes: int
+    name: str = ""
+    data: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaLayout:
+    """Placement of TEMP buffers: byte offsets by buffer id, arena size, and the lower bound of any layout."""
+
+    offsets: tuple[tuple[int, int], ...]
+    nbytes: int
+    lower_bound: int
+
+    def as_dict(self) -> dict[int, int]:
+        """Return offsets by buffer id."""
+        return dict(self.offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Commands in which the host has no say. ``edges`` are pairs (before, after); ``origins`` name the nodes."""
+
+    commands: tuple[Command, ...]
+    edges: tuple[tuple[int, int], ...]
+    origins: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output by name. ``buffer`` is None where the device never touches it."""
+
+    name: str
+    buffer: int | None
+    spec: TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Content of an input that planning read; part of the plan's key.
+
+    With ``least`` the input is one number, and all numbers up to that gave the same.
+    """
+
+    input: str
+    node: str
+    role: str
+    least: int | None = None
+
+    def tell(self, content: np.ndarray[Any, Any]) -> bytes:
+        """Return the part of the input's content that planning read, as bytes."""
+        return content.tobytes() if self.least is None else b"%d" % max(self.least, int(content.reshape(())))
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOnHost:
+    """A value that the host knows and the device need not make: its readers, the reason, and its size."""
+
+    value: str
+    reader: str
+    why: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Commands and memory of a graph on a target, for a size class. See the module docstring."""
+
+    target: str
+    buffers: tuple[Buffer, ...]
+    layout: ArenaLayout
+    segment: Segment
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    reads: tuple[Read, ...] = ()
+    host_values: tuple[KeptOnHost, ...] = ()
+
+    def __str__(self) -> str:
+        return format_plan(self)
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Return the kernels launched, each once, in order of first use."""
+        return tuple(dict.fromkeys(c.kernel for c in self.segment.commands if isinstance(c, Launch)))
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One size of a plan's class: its commands, and the specs of the ports, over the plan's buffers.
+
+    ``reads`` is the content it depends on.
+    """
+
+    commands: tuple[Command, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    reads: tuple[Read, ...] = ()
+
+
+def format_plan(plan: Plan) -> str:
+    """Return the plan as a readable table: ports, arena, commands with their edges."""
+    lines = [f"plan for {plan.target}"]
+    for label, ports in (("input", plan.inputs), ("output", plan.outputs)):
+        lines += [
+            f"  {label:6} {port.name}: {port.spec}" + ("" if port.buffer is None else f" in %{port.buffer}")
+            for port in ports
+        ]
+    arena = plan.layout
+    lines.append(f"  arena  {arena.nbytes} bytes (lower bound {arena.lower_bound})")
+    offsets = arena.as_dict()
+    for buffer in plan.buffers:
+        where = f"arena+{offsets[buffer.id]}" if buffer.id in offsets else buffer.name or "table"
+        lines.append(f"    %{buffer.id:<4} {buffer.role.value:8} {buffer.nbytes:>10} bytes  {where}")
+    segment = plan.segment
+    lines.append(f"  {len(segment.commands)} commands")
+    before: dict[int, list[int]] = {}
+    for a, b in segment.edges:
+        before.setdefault(b, []).append(a)
+    for i, command in enumerate(segment.commands):
+        after = f"  after {before[i]}" if i in before else ""
+        lines.append(f"    {i:>4} {format_command(command)}  # {segment.origins[i]}{after}")
+    for read in plan.reads:
+        lines.append(f"  reads {read.input} for {read.node} ({read.role})")
+    return "\n".join(lines)
+
+
+def format_command(command: Command) -> str:
+    """Return one command on one line."""
+    match command:
+        case Launch():
+            grid, block = "x".join(map(str, command.grid)), "x".join(map(str, command.block))
+            arguments = ", ".join("bytes" if isinstance(a, bytes) else str(a) for a in command.arguments)
+            return f"launch {command.kernel} <{grid}, {block}> ({arguments})"
+        case Copy():
+            return f"copy {command.destination} <- {command.source}"
+        case Fill():
+            return f"fill {command.destination} with {command.pattern.hex()}"
+        case HostCall():
+            outputs = ", ".join(str(s) for s in command.outputs)
+            return f"{outputs} = {command.operator}({', '.join(str(s) for s in command.inputs)})"

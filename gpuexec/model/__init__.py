@@ -1,0 +1,1 @@
+"""Models: loading, ports, state, editing, and tracing of array programs."""

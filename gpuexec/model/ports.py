@@ -1,0 +1,40 @@
+"""Inputs and outputs of a model, as it declares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuexec.errors import ModelError
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.spec import UNKNOWN, DeclaredSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPort:
+    """An input or output of a model: name, dtype, and dims that may be free.
+
+    An output whose type neither the model declares nor inference finds has the dtype ``gpuexec.ir.spec.UNKNOWN``: the
+    first run shows it.
+    """
+
+    name: str
+    spec: DeclaredSpec
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.spec}"
+
+
+def make_input(value: Value) -> ModelPort:
+    """Return an input of a graph as callers see it.
+
+    Raises:
+        ModelError: The model does not declare its type.
+    """
+    if value.declared is None:
+        raise ModelError(f"{value} is an input whose type the model does not declare.", value=value.name)
+    return ModelPort(value.name, value.declared)
+
+
+def make_output(value: Value) -> ModelPort:
+    """Return an output of a graph as callers see it."""
+    return ModelPort(value.name, value.declared or DeclaredSpec(UNKNOWN, None))

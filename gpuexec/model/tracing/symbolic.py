@@ -1,0 +1,259 @@
+"""Symbolic array, the stand-in for numbers in a traced function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.spec import Dim
+from gpuexec.model.tracing.members import (
+    functions,
+    make_array_method,
+    make_in_place,
+    make_method,
+    make_operator,
+    make_unary,
+)
+from gpuexec.model.tracing.places import Places
+
+if TYPE_CHECKING:
+    from gpuexec.model.tracing.tracer import Tracer
+
+
+class SymbolicArray:
+    """Array of a program being traced: dtype and shape are known, content is not.
+
+    It behaves as a NumPy array does: operators, indexing, methods, NumPy's functions and its promotion rules. Python
+    scalars are weak, they take the array's dtype where it can hold them; so are extents, and what Python's operators
+    make of them. Assignments and ``+=`` change the array under all its names, but not what was sliced from it before
+    nor what it was sliced from: slices are no views here. What needs the content while tracing (`if`, `float`,
+    iterating over a free dimension) raises an error that names the alternative.
+
+    Attributes:
+        dtype: Element type.
+        dims: Extents; a name where a dimension is free, None where it is free and nameless. None as a whole: not even
+            the rank is known.
+    """
+
+    __slots__ = ("_is_weak", "_tracer", "_value", "dims", "dtype")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        value: Value,
+        dtype: np.dtype[Any],
+        dims: tuple[Dim, ...] | None,
+        is_weak: bool = False,
+    ) -> None:
+        self._tracer, self._value, self.dtype, self.dims = tracer, value, np.dtype(dtype), dims
+        # An extent taken from a shape, or computed from extents: promotion treats it as a Python number.
+        self._is_weak = is_weak
+
+    def __repr__(self) -> str:
+        listed = "..." if self.dims is None else ",".join("?" if dim is None else str(dim) for dim in self.dims)
+        return f"SymbolicArray(%{self._value.name}, {self.dtype.name}[{listed}])"
+
+    # -------------------------------------------------------------- what is known
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self._known_dims())
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Return the extents: an int each, or where a dimension is free a symbolic scalar that stands for it."""
+        return tuple(functions().extent(self, axis) for axis in range(self.ndim))
+
+    @property
+    def size(self) -> Any:
+        """Number of elements: an int, or a symbolic scalar."""
+        return functions().size(self)
+
+    @property
+    def T(self) -> SymbolicArray:  # noqa: N802
+        """Return the array with its axes in reverse order."""
+        return functions().transpose(self)  # type: ignore[no-any-return]
+
+    @property
+    def mT(self) -> SymbolicArray:  # noqa: N802
+        """Return the array with its last two axes exchanged."""
+        return functions().swapaxes(self, -1, -2)  # type: ignore[no-any-return]
+
+    @property
+    def at(self) -> Places:
+        """Return the functional updates: ``x.at[1:3].set(y)`` is a new array, ``x`` stays."""
+        return Places(self)
+
+    def __len__(self) -> int:
+        dims = self._known_dims()
+        if not dims or not isinstance(dims[0], int):
+            _refuse("len()", "x.shape[0], which may stand in arithmetic, or fix the dimension by dims=")
+        return dims[0]
+
+    def __iter__(self) -> Iterator[SymbolicArray]:
+        return (self[index] for index in range(len(self)))
+
+    # -------------------------------------------------------------- indexing
+
+    def __getitem__(self, key: Any) -> SymbolicArray:
+        return functions().getitem(self, key)  # type: ignore[no-any-return]
+
+    def __setitem__(self, key: Any, values: Any) -> None:
+        """Replace this array by an updated one from here on; arrays made of it before stay as they were."""
+        changed = functions().setitem(self, key, values)
+        self._value, self._is_weak = changed._value, False
+
+    # -------------------------------------------------------------- operators
+
+    __add__, __radd__ = make_operator("add")
+    __sub__, __rsub__ = make_operator("subtract")
+    __mul__, __rmul__ = make_operator("multiply")
+    __truediv__, __rtruediv__ = make_operator("true_divide")
+    __floordiv__, __rfloordiv__ = make_operator("floor_divide")
+    __mod__, __rmod__ = make_operator("remainder")
+    __divmod__, __rdivmod__ = make_operator("divmod")
+    __pow__, __rpow__ = make_operator("power")
+    __matmul__, __rmatmul__ = make_operator("matmul")
+    __and__, __rand__ = make_operator("bitwise_and")
+    __or__, __ror__ = make_operator("bitwise_or")
+    __xor__, __rxor__ = make_operator("bitwise_xor")
+    __lshift__, __rlshift__ = make_operator("left_shift")
+    __rshift__, __rrshift__ = make_operator("right_shift")
+    __eq__ = make_method("equal")  # type: ignore[assignment]
+    __ne__ = make_method("not_equal")  # type: ignore[assignment]
+    __lt__ = make_method("less")
+    __le__ = make_method("less_equal")
+    __gt__ = make_method("greater")
+    __ge__ = make_method("greater_equal")
+    __neg__ = make_unary("negative")
+    __pos__ = make_unary("positive")
+    __abs__ = make_unary("absolute")
+    __invert__ = make_unary("invert")
+    __iadd__ = make_in_place("add")
+    __isub__ = make_in_place("subtract")
+    __imul__ = make_in_place("multiply")
+    __itruediv__ = make_in_place("true_divide")
+    __ifloordiv__ = make_in_place("floor_divide")
+    __imod__ = make_in_place("remainder")
+    __ipow__ = make_in_place("power")
+    __imatmul__ = make_in_place("matmul")
+    __iand__ = make_in_place("bitwise_and")
+    __ior__ = make_in_place("bitwise_or")
+    __ixor__ = make_in_place("bitwise_xor")
+    __ilshift__ = make_in_place("left_shift")
+    __irshift__ = make_in_place("right_shift")
+
+    # -------------------------------------------------------------- methods that NumPy's arrays have
+
+    all = make_array_method("all")
+    any = make_array_method("any")
+    argmax = make_array_method("argmax")
+    argmin = make_array_method("argmin")
+    argsort = make_array_method("argsort")
+    clip = make_array_method("clip")
+    cumprod = make_array_method("cumprod")
+    cumsum = make_array_method("cumsum")
+    diagonal = make_array_method("diagonal")
+    dot = make_array_method("dot")
+    flatten = make_method("flatten")
+    max = make_array_method("max")
+    mean = make_array_method("mean")
+    min = make_array_method("min")
+    nonzero = make_array_method("nonzero")
+    prod = make_array_method("prod")
+    ravel = make_array_method("ravel")
+    repeat = make_array_method("repeat")
+    round = make_array_method("round")
+    searchsorted = make_array_method("searchsorted")
+    squeeze = make_array_method("squeeze")
+    std = make_array_method("std")
+    sum = make_array_method("sum")
+    swapaxes = make_array_method("swapaxes")
+    take = make_array_method("take")
+    trace = make_array_method("trace")
+    var = make_array_method("var")
+
+    def astype(self, dtype: Any) -> SymbolicArray:
+        """Convert the elements."""
+        return functions().astype(self, dtype)  # type: ignore[no-any-return]
+
+    def reshape(self, *shape: Any) -> SymbolicArray:
+        """Reshape; one extent may be -1."""
+        return functions().reshape(self, shape[0] if len(shape) == 1 else shape)  # type: ignore[no-any-return]
+
+    def transpose(self, *axes: Any) -> SymbolicArray:
+        """Reorder the axes; without an order, reverse them."""
+        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
+        return functions().transpose(self, order)  # type: ignore[no-any-return]
+
+    def sort(self, axis: int = -1) -> None:
+        """Sort this array along an axis; gx.fn.sort leaves it and returns a sorted one."""
+        self[...] = functions().sort(self, axis)
+
+    def fill(self, value: Any) -> None:
+        """Set all elements to a value."""
+        self[...] = value
+
+    def copy(self) -> SymbolicArray:
+        """Return an array of its own, which assignments to this one do not change."""
+        return SymbolicArray(self._tracer, self._value, self.dtype, self.dims, self._is_weak)
+
+    def item(self) -> NoReturn:
+        """Raise an error: a symbolic array has no content."""
+        _refuse("item()", "the array itself")
+
+    # -------------------------------------------------------------- what asks for the content
+
+    def __bool__(self) -> NoReturn:
+        _refuse("bool(), as by 'if', 'and', 'or', 'not', 'while' and chained comparisons", _INSTEAD_OF_IF)
+
+    def __int__(self) -> NoReturn:
+        _refuse("int()", "x.astype(np.int64)")
+
+    def __float__(self) -> NoReturn:
+        _refuse("float()", "x.astype(np.float32)")
+
+    def __complex__(self) -> NoReturn:
+        _refuse("complex()", "the array itself")
+
+    def __index__(self) -> NoReturn:
+        _refuse("an index or count of Python's, as range(), needs it", "gx.fn.arange, x[i] or gx.fn.while_loop")
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("np.asarray()", "the array itself, or functions of gx.fn")
+
+    def __contains__(self, item: Any) -> NoReturn:
+        _refuse("'in'", "(x == item).any()")
+
+    # -------------------------------------------------------------- NumPy's protocols
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        from gpuexec.model.tracing.dispatch import call_ufunc
+
+        return call_ufunc(ufunc, method, inputs, options)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        from gpuexec.model.tracing.dispatch import call_function
+
+        return call_function(function, arguments, options)
+
+    def _known_dims(self) -> tuple[Dim, ...]:
+        if self.dims is None:
+            raise InputError(f"{self!r}: how many axes it has is not known while tracing; give it a shape by reshape.")
+        return self.dims
+
+
+_INSTEAD_OF_IF = (
+    "gx.fn.where(condition, a, b) to choose elements, gx.fn.cond to choose what is computed, gx.fn.while_loop, or "
+    "& | ~ between conditions"
+)
+
+
+def _refuse(what: str, instead: str) -> NoReturn:
+    raise InputError(f"{what}: the content of a symbolic array is not known while tracing. Use {instead}.")

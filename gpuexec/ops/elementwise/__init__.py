@@ -1,0 +1,1 @@
+"""Elementwise operators and their fusion."""

@@ -1,0 +1,233 @@
+"""Elementwise operators defined by rows of a table.
+
+    Row("Exp", FLOATS, Form(np.exp, "Exp"))
+
+gives the operator class, its shapes and dtypes, its NumPy form, its launch and its kernel instances. The functor stands
+in the kernel source of the table the row is in (`elementwise_unary`, `elementwise_binary`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.geometry import broadcast
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.elementwise.elementwise_cast import convert_commands, truncate, widen_narrow
+from gpuexec.ops.elementwise.elementwise_engine import (
+    FLOATS,
+    UNSIGNED_BY_SIZE,
+    DType,
+    apply,
+    launch_units,
+    require_inputs,
+    require_same_dtype,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Implementation of an operator on elements, in NumPy and in CUDA.
+
+    ``function(*arrays, *parameters, out=)`` writes into ``out``, which may be memory of an input of the same shape: it
+    reads all it needs of an element before it writes it. It sees float32 for half and bfloat16.
+    """
+
+    function: Callable[..., Any]
+    functor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Table row of one elementwise operator.
+
+    Args:
+        name: ONNX name.
+        dtypes: Element types of the inputs; they agree.
+        form: The form, or the forms by the value of the attribute ``choice``.
+        attributes: Attributes and defaults, in the order the form takes its parameters; a type as default: required.
+        choice: The attribute that chooses the form; it is no parameter.
+        storage: Name of the C++ type a dtype is computed as.
+        result: Element type of the output, where it isn't that of the inputs.
+        is_swapped: Whether the kernel takes the two inputs in reverse.
+        is_unidirectional: Whether only the second input may be stretched.
+        narrow: Narrow floats that it takes too, widened to float32 before.
+        widened: Integers that it takes too, computed in double and truncated.
+        hosted: Types of host objects that its NumPy form takes too.
+        example: See `Operator`; wanted where an attribute is required.
+        derivative: See `Operator`.
+        neutral: The second input that changes nothing, sign included.
+    """
+
+    name: str
+    dtypes: tuple[DType, ...]
+    form: Form | Mapping[Any, Form]
+    attributes: tuple[tuple[str, Any], ...] = ()
+    choice: str = ""
+    storage: Callable[[DType], str] = field(default=lambda dtype: dtype_row(dtype).cuda)
+    result: DType | None = None
+    tolerance: Tolerance = Tolerance.ROUNDING
+    is_swapped: bool = False
+    is_unidirectional: bool = False
+    narrow: tuple[DType, ...] = ()
+    widened: tuple[DType, ...] = ()
+    hosted: tuple[DType, ...] = ()
+    example: str = ""
+    derivative: Derivative = Derivative.RULE
+    neutral: float | None = None
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """Return all forms."""
+        return (self.form,) if isinstance(self.form, Form) else tuple(self.form.values())
+
+    def output_type(self, dtype: DType) -> str:
+        """Return the C++ type of the output for inputs of ``dtype``."""
+        return self.storage(dtype) if self.result is None else dtype_row(self.result).cuda
+
+    def expressions(self, template: str) -> Iterator[str]:
+        """Yield the kernel instances the operator can launch."""
+        for form in self.forms:
+            for dtype in self.dtypes:
+                yield f"{template}<{form.functor}, {self.storage(dtype)}, {self.output_type(dtype)}>"
+
+
+class Elementwise(Operator):
+    """Base of the operators a table gives; subclasses differ in ``row`` and their attributes alone."""
+
+    __slots__ = ()
+    row: ClassVar[Row]
+    source: ClassVar[str]
+    template: ClassVar[str]
+    arity: ClassVar[int]
+    flops_per_output = 1
+    has_blits = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Broadcast the shapes; the inputs must agree in dtype."""
+        row = self.row
+        self.pick_form()
+        specs = require_inputs(row.name, inputs, self.arity)
+        dtype = require_same_dtype(row.name, specs, (*row.dtypes, *row.narrow, *row.widened, *row.hosted))
+        shape = broadcast(*(spec.shape for spec in specs))
+        if row.is_unidirectional and shape != specs[0].shape:
+            raise InputError(
+                f"{row.name} stretches its second input only: expected a shape that broadcasts to {specs[0]}, "
+                f"got {specs[1]}."
+            )
+        return (TensorSpec(shape, row.result or dtype),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Apply the NumPy form."""
+        arrays = [x for x in inputs if x is not None]
+        dtype = self.row.result or arrays[0].dtype
+        if dtype in self.row.widened:
+            wide = [x.astype(np.float64) for x in arrays]
+            return (truncate(apply(self.pick_form().function, wide, wide[0].dtype, None, self.parameters()), dtype),)
+        return (apply(self.pick_form().function, arrays, dtype, out, self.parameters()),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch the kernel once."""
+        row, (y,) = self.row, outputs
+        if y is None:
+            return
+        if y.dtype in row.widened:
+            wide = emit.temp(y.shape, np.float64)
+            self.lower(emit, tuple(_widen_integers(emit, x) for x in inputs if x is not None), (wide,))
+            convert_commands(emit, y, wide)
+            return
+        slots = [widen_narrow(emit, x) for x in inputs if x is not None]
+        types = f"{row.storage(slots[0].dtype)}, {row.output_type(slots[0].dtype)}"
+        kernel = Kernel(self.source, f"{self.template}<{self.pick_form().functor}, {types}>")
+        if row.is_swapped:
+            slots.reverse()
+        scalars: list[np.generic] = []
+        if self.arity == 1:
+            scalars = [np.float64(value) for value in (*self.parameters(), 0.0, 0.0)[:2]]
+        launch_units(emit, kernel, slots, y, scalars)
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether the second input is the neutral number, of rank 0, so that it stretches nothing."""
+        neutral, second = self.row.neutral, inputs[1] if len(inputs) > 1 else None
+        array = None if second is None else second.content
+        if neutral is None or array is None or array.ndim or array != neutral:
+            return False
+        return array.dtype.kind in "iu" or bool(np.signbit(array.astype(np.float64))) == bool(np.signbit(neutral))
+
+    def pick_form(self) -> Form:
+        """Return the form that the attribute ``choice`` names.
+
+        Raises:
+            InputError: It names none.
+        """
+        form = self.row.form
+        if isinstance(form, Form):
+            return form
+        key = getattr(self, self.row.choice)
+        if key not in form:
+            expected = " or ".join(repr(each) for each in form)
+            raise InputError(f"{self.row.name} expects {self.row.choice} to be {expected}, got {key!r}.")
+        return form[key]
+
+    def parameters(self) -> tuple[float, ...]:
+        """Return the numeric attributes; ONNX keeps them in float32."""
+        names = (name for name, _ in self.row.attributes if name != self.row.choice)
+        return tuple(float(np.float32(getattr(self, name))) for name in names)
+
+
+def _widen_integers(emit: Emitter, x: Slot) -> Slot:
+    wide = emit.temp(x.shape, np.float64)
+    convert_commands(emit, wide, x)
+    return wide
+
+
+def add_table(rows: Sequence[Row], source: str, template: str, arity: int, module: str) -> dict[str, type[Elementwise]]:
+    """Make and register the operator class of each row, and instantiate its kernels.
+
+    Args:
+        rows: The table.
+        source: Kernel file that holds the functors.
+        template: Kernel template of that file, over functor, input type and output type.
+        arity: Number of inputs.
+        module: Module of the classes.
+
+    Returns:
+        The classes by name.
+    """
+    classes: dict[str, type[Elementwise]] = {}
+    for row in rows:
+        fields = [
+            (name, default) if isinstance(default, type) else (name, type(default), field(default=default))
+            for name, default in row.attributes
+        ]
+        namespace = {
+            "__doc__": f"ONNX {row.name}: one row of the table in `{module}`.",
+            "__module__": module,
+            "row": row,
+            "source": source,
+            "template": template,
+            "arity": arity,
+            "tolerance": row.tolerance,
+            "example": row.example,
+            "keeps_dtype": row.result is None,
+            "derivative": row.derivative,
+        }
+        cls = dataclasses.make_dataclass(
+            row.name, fields, bases=(Elementwise,), namespace=namespace, frozen=True, slots=True
+        )
+        classes[row.name] = operator(row.name)(cls)
+        instantiate(source, row.expressions(template))
+    return classes
+
+
+def unsigned_storage(dtype: DType) -> str:
+    """Return the C++ type where only bits matter: unsigned of their width for integers and bool, floats as they are."""
+    return dtype_row(dtype).cuda if dtype in FLOATS else UNSIGNED_BY_SIZE[dtype.itemsize]

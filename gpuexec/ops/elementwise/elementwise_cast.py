@@ -1,0 +1,304 @@
+"""Cast and CastLike between bool, integers, floats, narrow types and strings; Identity as a view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.spec import BFLOAT16, COMPUTED, STRING, TensorSpec, dtype_row, is_container
+from gpuexec.ops.elementwise.elementwise_engine import (
+    BOOL,
+    FLOATS,
+    UNSIGNED_BY_SIZE,
+    DType,
+    launch_units,
+    require_inputs,
+)
+from gpuexec.ops.elementwise.number_text import read_numbers, write_numbers
+from gpuexec.ops.quant.narrow_types import (
+    check_rounding,
+    is_narrow,
+    pack_mode,
+    to_narrow_float,
+    to_narrow_integer,
+    widen,
+)
+
+SOURCE = "elementwise_cast.cu"
+
+
+def cast_expression(to: DType, source: DType) -> str:
+    """Return the kernel instance for a pair of dtypes; pairs that move the same bits share one.
+
+    Integers come out as the unsigned type of their width, but from floats int64 and uint64 differ. The sign of what
+    goes in counts only where the result is wider or a float.
+    """
+    to_name = "bool" if to == BOOL else dtype_row(to).cuda
+    if to not in FLOATS and to != BOOL and not (source in FLOATS and to.itemsize == 8):
+        to_name = UNSIGNED_BY_SIZE[to.itemsize]
+    from_name = dtype_row(source).cuda
+    is_narrowing = to not in FLOATS and to.itemsize <= source.itemsize
+    if source == BOOL or (source not in FLOATS and (is_narrowing or to == BOOL)):
+        from_name = UNSIGNED_BY_SIZE[source.itemsize]
+    return f"convert<{to_name}, {from_name}>"
+
+
+# Types one of which is narrow, by the bytes of both: the types are run-time arguments.
+_WIDTHS = tuple((to, x) for to in (1, 2, 4, 8) for x in (1, 2, 4, 8) if 1 in (to, x))
+
+instantiate(
+    SOURCE, dict.fromkeys(cast_expression(to.numpy, x.numpy) for x in COMPUTED for to in COMPUTED if to is not x)
+)
+instantiate(SOURCE, [f"convert_narrow<{UNSIGNED_BY_SIZE[to]}, {UNSIGNED_BY_SIZE[x]}>" for to, x in _WIDTHS])
+
+
+def truncate(x: Array, to: DType) -> Array:
+    """Convert floats to an integer type: toward zero through 64 bits, of which the low ones stay; NaN gives 0.
+
+    Beyond 64 bits int64 and uint64 saturate. (NumPy's answers out of range depend on the processor.)
+    """
+    wide = x if x.dtype == np.float64 else x.astype(np.float32, copy=False)
+    inside = np.abs(wide) < 2.0**63
+    if to == np.uint64:
+        big = wide >= 2.0**63
+        if big.any():
+            upper = np.where(
+                wide >= 2.0**64, np.uint64(2**64 - 1), np.where(big & (wide < 2.0**64), wide, 0).astype(np.uint64)
+            )
+            return np.where(big, upper, truncate(np.where(big, 0, wide), np.dtype(np.int64)).view(np.uint64))
+    if inside.all():
+        return wide.astype(np.int64).astype(to)
+    limit = np.where(np.isnan(wide), 0, np.where(wide > 0, 2**63 - 1, -(2**63)))
+    return np.where(inside, np.where(inside, wide, 0).astype(np.int64), limit).astype(to)
+
+
+def convert(x: Array, to: DType, saturate: int = 1, round_mode: str = "up") -> Array:
+    """Convert an array as the Cast operator does; fresh memory except where the dtype stays."""
+    with np.errstate(all="ignore"):
+        if x.dtype == to:
+            return x
+        if to == STRING:
+            return write_numbers(x)
+        if is_narrow(x.dtype):
+            x = widen(x)
+        if x.dtype == STRING:
+            x = read_numbers(x, _read_as(to))
+        if is_narrow(to):
+            if dtype_row(to).kind == "narrow float":
+                return to_narrow_float(x, to, saturate, round_mode)
+            return to_narrow_integer(truncate(x, np.dtype(np.int64)) if x.dtype in FLOATS else x, to)
+        if x.dtype == to:
+            return x
+        if to == BOOL:
+            return np.asarray(np.not_equal(x.astype(np.float32) if x.dtype in (BFLOAT16, np.float16) else x, 0))
+        if x.dtype in FLOATS and to not in FLOATS:
+            return truncate(x, to)
+        if to == BFLOAT16 or x.dtype == BFLOAT16:
+            return x.astype(np.float32).astype(to)
+        return x.astype(to)
+
+
+def _read_as(to: DType) -> DType:
+    """Return the type that text is read as on the way to another: of narrow ones a wide one, as a model might."""
+    row = dtype_row(to)
+    if not row.is_narrow:
+        return to
+    return np.dtype(np.float32 if row.is_float else np.int64)
+
+
+def convert_commands(emit: Emitter, destination: Slot, source: Slot, saturate: int = 1, round_mode: str = "up") -> None:
+    """Launch the conversion of ``source``, of any strides, into a dense slot of its shape and of another type."""
+    if is_narrow(source.dtype) or is_narrow(destination.dtype):
+        types = [UNSIGNED_BY_SIZE[slot.dtype.itemsize] for slot in (destination, source)]
+        codes = [np.int32(dtype_row(slot.dtype).code) for slot in (source, destination)]
+        kernel = Kernel(SOURCE, f"convert_narrow<{', '.join(types)}>")
+        launch_units(emit, kernel, (source,), destination, [*codes, pack_mode(saturate, round_mode)])
+    else:
+        launch_units(emit, Kernel(SOURCE, cast_expression(destination.dtype, source.dtype)), (source,), destination)
+
+
+def widen_narrow(emit: Emitter, x: Slot) -> Slot:
+    """Return a slot, that of a narrow type converted to float32."""
+    if not is_narrow(x.dtype):
+        return x
+    wide = emit.temp(x.shape, np.float32)
+    convert_commands(emit, wide, x)
+    return wide
+
+
+class _Conversion(Operator):
+    """Base of Cast and CastLike once the type is known."""
+
+    __slots__ = ()
+    tolerance = Tolerance.EXACT
+    saturate: int
+    round_mode: str
+    flops_per_output = 0
+    derivative = Derivative.RULE
+    has_blits = True
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch once; a view where the type stays."""
+        x, (y,) = inputs[0], outputs
+        if x is None or y is None:
+            return
+        if x.dtype == y.dtype:
+            emit.alias(y, x)
+        else:
+            convert_commands(emit, y, x, self.saturate, self.round_mode)
+
+
+@operator("Cast")
+@dataclass(frozen=True, slots=True)
+class Cast(_Conversion):
+    """x in another element type.
+
+    To a float rounds to nearest even, float to integer truncates and keeps the low bits, to bool is ``x != 0``. Strings
+    are written and read as `gpuexec.ops.elementwise.number_text` says.
+    ``saturate`` concerns 8-bit floats alone, ``round_mode`` float8e8m0.
+    """
+
+    to: int
+    saturate: int = 1
+    round_mode: str = "up"
+    example = "float32[2] to=7"
+
+    def __post_init__(self) -> None:
+        """Check that the type is known; passes look at it."""
+        dtype_row(self.to)
+        check_rounding("Cast", self.round_mode)
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's shape in the type asked for."""
+        (x,) = require_inputs("Cast", inputs, 1)
+        _check_elements("Cast", x.dtype, dtype_row(self.to).numpy)
+        return (TensorSpec(x.shape, dtype_row(self.to).numpy),)
+
+    @property
+    def has_slope(self) -> bool:
+        """Whether it is a cast to floats."""
+        return dtype_row(self.to).kind not in ("int", "uint", "bool")
+
+    def find_dtype(self, dtypes: Sequence[DType | None]) -> DType | None:
+        """Return the type asked for."""
+        return dtype_row(self.to).numpy
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether the input is of that type already."""
+        # NOTE: to NumPy, None equals float64.
+        x = inputs[0]
+        return x is not None and x.dtype is not None and x.dtype == dtype_row(self.to).numpy
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Convert."""
+        (x,) = inputs
+        assert x is not None
+        return (_put(convert(x, dtype_row(self.to).numpy, self.saturate, self.round_mode), out),)
+
+
+@operator("CastLike")
+@dataclass(frozen=True, slots=True)
+class CastLike(_Conversion):
+    """x in the element type of the second input, whose content does not matter."""
+
+    saturate: int = 1
+    round_mode: str = "up"
+
+    def __post_init__(self) -> None:
+        """Check the attribute that is a choice."""
+        check_rounding("CastLike", self.round_mode)
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the first input's shape in the second's type."""
+        x, like = require_inputs("CastLike", inputs, 2)
+        _check_elements("CastLike", x.dtype, like.dtype)
+        return (TensorSpec(x.shape, dtype_row(like.dtype).numpy),)
+
+    def find_dtype(self, dtypes: Sequence[DType | None]) -> DType | None:
+        """Return the second input's."""
+        return dtypes[1] if len(dtypes) > 1 else None
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether both types are known, and the same."""
+        # NOTE: to NumPy, None equals float64.
+        dtypes = [given.dtype for given in inputs if given is not None and given.dtype is not None]
+        return len(dtypes) == 2 and dtypes[0] == dtypes[1]
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Convert."""
+        x, like = inputs
+        assert x is not None and like is not None
+        return (_put(convert(x, like.dtype, self.saturate, self.round_mode), out),)
+
+
+@operator("Identity")
+@dataclass(frozen=True, slots=True)
+class Identity(Operator):
+    """x itself, as a view."""
+
+    makes_views = True
+    tolerance = Tolerance.EXACT
+    takes_containers = True
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's spec."""
+        (x,) = require_inputs("Identity", inputs, 1)
+        return (TensorSpec(x.shape, x.dtype),)
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return True."""
+        return True
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Return the input."""
+        (x,) = inputs
+        assert x is not None
+        return (_put(x, out),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Alias."""
+        (x,), (y,) = inputs, outputs
+        if x is not None and y is not None:
+            emit.alias(y, x)
+
+
+# ONNX's names of types with another name here.
+_ONNX_NAMES = {"float": "float32", "double": "float64"}
+
+
+@upgrade("Cast", below=6)
+def _read_type_name(node: RawNode) -> RawNode:
+    """Convert the type's name, such as FLOAT, which was the attribute until opset 5."""
+    name = str(node.attributes["to"]).lower()
+    return node.with_attributes(to=dtype_row(_ONNX_NAMES.get(name, name)).code)
+
+
+def _check_elements(name: str, *dtypes: DType) -> None:
+    """Check that types are those of tensors.
+
+    Raises:
+        InputError: One is a container.
+    """
+    for dtype in dtypes:
+        row = dtype_row(dtype)
+        if is_container(dtype):
+            raise InputError(f"{name} expects tensors, got a {row.name}.")
+
+
+def _put(result: Array, out: Sequence[Array | None] | None) -> Array:
+    wanted = out[0] if out else None
+    if wanted is None:
+        return result
+    np.copyto(wanted, result)
+    return wanted

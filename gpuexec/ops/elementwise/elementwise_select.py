@@ -1,0 +1,158 @@
+"""Clip and Where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.geometry import broadcast
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.host_values import require_const
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
+from gpuexec.ops.elementwise.elementwise_engine import (
+    BOOL,
+    NUMBERS,
+    UNSIGNED_BY_SIZE,
+    DType,
+    apply,
+    launch_units,
+    require_inputs,
+)
+
+SOURCE = "elementwise_select.cu"
+_SINGLE = np.dtype(np.float32)
+instantiate(SOURCE, (f"where<{name}>" for name in UNSIGNED_BY_SIZE.values()))
+instantiate(SOURCE, (f"clip<{dtype_row(dtype).cuda}>" for dtype in NUMBERS))
+
+
+@operator("Where")
+@dataclass(frozen=True, slots=True)
+class Where(Operator):
+    """condition ? a : b, all three broadcast; moves bits."""
+
+    tolerance = Tolerance.EXACT
+    example = "bool[2] float32[2] float32[2]"
+    flops_per_output = 1
+    derivative = Derivative.RULE
+    has_blits = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Broadcast; a and b agree in dtype."""
+        condition, a, b = require_inputs("Where", inputs, 3)
+        if condition.dtype != BOOL:
+            raise InputError(f"Where expects a condition of bool, got {condition}.")
+        if a.dtype != b.dtype:
+            raise InputError(f"Where expects both values of one type, got {a} and {b}.")
+        dtype_row(a.dtype)
+        return (TensorSpec(broadcast(condition.shape, a.shape, b.shape), a.dtype),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Select."""
+        condition, a, b = inputs
+        assert condition is not None and a is not None and b is not None
+        result = np.asarray(np.where(condition, a, b))
+        wanted = out[0] if out else None
+        if wanted is None:
+            return (result,)
+        np.copyto(wanted, result)
+        return (wanted,)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch once."""
+        slots, (y,) = [x for x in inputs if x is not None], outputs
+        if y is not None:
+            launch_units(emit, Kernel(SOURCE, f"where<{UNSIGNED_BY_SIZE[y.dtype.itemsize]}>"), slots, y)
+
+
+@operator("Clip")
+@dataclass(frozen=True, slots=True)
+class Clip(Operator):
+    """min(max(x, low), high): NaN stays, and where the bounds cross, high wins. Bounds are tensors of one element."""
+
+    tolerance = Tolerance.EXACT
+    flops_per_output = 1
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's spec."""
+        x, bounds = inputs[0] if inputs else None, inputs[1:]
+        if x is None or len(bounds) > 2:
+            raise InputError(f"Clip expects an input and up to two bounds, got {len(inputs)} inputs.")
+        if x.dtype not in NUMBERS:
+            raise InputError(f"Clip expects {', '.join(d.name for d in NUMBERS)}, got {x}.")
+        for role, bound in zip(("min", "max"), bounds, strict=False):
+            if bound is None:
+                continue
+            if bound.size != 1:
+                raise InputError(f"Clip expects {role} to hold one element, got {bound}.")
+            # NOTE: old opsets have bounds as attributes, which are float32 whatever x is.
+            if bound.dtype != x.dtype and not (
+                bound.dtype == _SINGLE and bound.value is not None and x.dtype in dtypes_of("float")
+            ):
+                raise InputError(f"Clip expects {role} of type {x.dtype.name}, got {bound}.")
+        return (TensorSpec(x.shape, x.dtype),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Clip; between 0 and -0 the result is the bound."""
+        x, low, high = (*inputs, None, None)[:3]
+        assert x is not None
+        low, high = (None if bound is None else _cast_bound(bound, x.dtype) for bound in (low, high))
+
+        def clip(values: Array, out: Array) -> None:
+            kept = values
+            if low is not None:
+                kept = np.maximum(kept, low, out=out)
+            if high is not None:
+                kept = np.minimum(kept, high, out=out)
+            if kept is not out:
+                np.copyto(out, kept)
+
+        return (apply(clip, (x,), x.dtype, out),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch once; the bounds are read on the device."""
+        (x, low, high), (y,) = (*inputs, None, None)[:3], outputs
+        if x is None or y is None:
+            return
+        bounds = []
+        for index, (role, bound) in enumerate((("min", low), ("max", high)), 1):
+            if bound is not None and bound.dtype != x.dtype:
+                bound = emit.constant(_round_bound(require_const(bound.spec, role, index), x.dtype))
+            bounds.append(bound)
+        launch_units(
+            emit,
+            Kernel(SOURCE, f"clip<{dtype_row(x.dtype).cuda}>"),
+            (x,),
+            y,
+            [np.int32(bound is not None) for bound in bounds],
+            between=[x if bound is None else bound for bound in bounds],
+        )
+
+
+@upgrade("Clip", below=11)
+def _bounds_to_inputs(node: RawNode) -> RawNode:
+    """Move the bounds of Clip-6, float attributes with the limits of float as defaults, to inputs."""
+    limit = np.finfo(np.float32).max
+    for index, (name, default) in enumerate((("min", -limit), ("max", limit)), 1):
+        node = node.with_input(index, np.array(node.attributes.get(name, default), np.float32)).without(name)
+    return node
+
+
+def _round_bound(bound: Array, dtype: DType) -> Array:
+    """Return a bound as a 0-d array of the type that is clipped; beyond its limits it is infinite."""
+    with np.errstate(over="ignore"):
+        return bound.reshape(()).astype(dtype)
+
+
+def _cast_bound(bound: Array, dtype: DType) -> Array:
+    """Return a bound as a 0-d array of the type clipping is computed in."""
+    rounded = _round_bound(bound, dtype)
+    return rounded.astype(np.float32) if dtype.itemsize == 2 and dtype in dtypes_of("float") else rounded

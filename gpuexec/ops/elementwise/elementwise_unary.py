@@ -1,0 +1,241 @@
+"""Table of elementwise operators with one input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.operator import Array, Derivative, Tolerance, upgrade
+from gpuexec.ir.spec import BFLOAT16
+from gpuexec.ops.elementwise.elementwise import Form, Row, add_table, unsigned_storage
+from gpuexec.ops.elementwise.elementwise_cast import truncate
+from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED
+from gpuexec.ops.elementwise.elementwise_erf import erf
+from gpuexec.ops.quant.narrow_types import FLOAT8
+
+EXACT, REDUCTION = Tolerance.EXACT, Tolerance.REDUCTION
+
+
+def _sigmoid(x: Array) -> Array:
+    # exp(min(x, 0)) / (1 + exp(-|x|)), of which the upper half is 1 or the same exponential.
+    below = np.abs(x, out=np.empty_like(x))
+    np.negative(below, out=below)
+    np.exp(below, out=below)
+    top = np.maximum(below, x >= 0)
+    below += 1
+    top /= below
+    return np.asarray(top)
+
+
+def _softplus(x: Array) -> Array:
+    result = np.log1p(np.exp(-np.abs(x)))
+    result += np.maximum(x, 0)
+    return np.asarray(result)
+
+
+def _clamp_to_unit(x: Array) -> Array:
+    return np.asarray(np.minimum(np.maximum(x, 0), 1))
+
+
+def _put(out: Array, value: Any) -> None:
+    np.copyto(out, value, casting="unsafe")
+
+
+def _relu(x: Array, out: Array) -> None:
+    np.maximum(x, 0, out=out)
+
+
+def _is_nan(x: Array, out: Array) -> None:
+    # NOTE: np.isnan of NumPy 2.4 writes a strided ``out`` wrongly.
+    np.not_equal(x, x, out=out)
+
+
+def _reciprocal(x: Array, out: Array) -> None:
+    np.divide(1, x, out=out)
+
+
+def _sigmoid_into(x: Array, out: Array) -> None:
+    _put(out, _sigmoid(x))
+
+
+def _softplus_into(x: Array, out: Array) -> None:
+    _put(out, _softplus(x))
+
+
+def _softsign(x: Array, out: Array) -> None:
+    np.divide(x, 1 + np.abs(x), out=out)
+
+
+def _mish(x: Array, out: Array) -> None:
+    np.multiply(x, np.tanh(_softplus(x)), out=out)
+
+
+def _hard_swish(x: Array, out: Array) -> None:
+    np.multiply(x, _clamp_to_unit(x * (1 / 6) + 0.5), out=out)
+
+
+def _gelu(x: Array, out: Array) -> None:
+    scaled = erf(x * 0.7071067811865476)
+    scaled += 1
+    np.multiply(0.5 * x, scaled, out=out)
+
+
+def _gelu_tanh(x: Array, out: Array) -> None:
+    inner = np.tanh(0.7978845608028654 * (x + 0.044715 * (x * x * x)))
+    inner += 1
+    np.multiply(0.5 * x, inner, out=out)
+
+
+def _swish(x: Array, alpha: float, out: Array) -> None:
+    np.multiply(x, _sigmoid(alpha * x), out=out)
+
+
+def _leaky_relu(x: Array, alpha: float, out: Array) -> None:
+    if 0 < alpha <= 1:
+        np.maximum(x, alpha * x, out=out)  # the same, in a third of the time
+    else:
+        _put(out, np.where(x < 0, alpha * x, x))
+
+
+def _elu(x: Array, alpha: float, out: Array) -> None:
+    _put(out, np.where(x < 0, alpha * np.expm1(x), x))
+
+
+def _selu(x: Array, alpha: float, gamma: float, out: Array) -> None:
+    np.multiply(gamma, np.where(x > 0, x, alpha * np.expm1(x)), out=out)
+
+
+def _celu(x: Array, alpha: float, out: Array) -> None:
+    np.add(np.maximum(x, 0), np.minimum(alpha * np.expm1(x / alpha), 0), out=out)
+
+
+def _hard_sigmoid(x: Array, alpha: float, beta: float, out: Array) -> None:
+    _put(out, _clamp_to_unit(alpha * x + beta))
+
+
+def _thresholded_relu(x: Array, alpha: float, out: Array) -> None:
+    _put(out, np.where(x > alpha, x, 0))
+
+
+def _shrink(x: Array, bias: float, lambd: float, out: Array) -> None:
+    if x.dtype.kind == "f":
+        _put(out, np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0)))
+        return
+    value = x.astype(np.float64)  # a threshold may be a fraction
+    if bias.is_integer():
+        step = truncate(np.array(bias), x.dtype)
+        lower, upper = x + step, x - step
+    else:
+        lower, upper = truncate(value + bias, x.dtype), truncate(value - bias, x.dtype)
+    _put(out, np.where(value < -lambd, lower, np.where(value > lambd, upper, 0)))
+
+
+def _is_inf(x: Array, detect_negative: float, detect_positive: float, out: Array) -> None:
+    _put(out, ((x == -np.inf) & (detect_negative != 0)) | ((x == np.inf) & (detect_positive != 0)))
+
+
+def _erf_into(x: Array, out: Array) -> None:
+    _put(out, erf(x))
+
+
+ROWS = (
+    Row("Abs", NUMBERS, Form(np.abs, "Abs"), tolerance=EXACT),
+    Row("Neg", SIGNED, Form(np.negative, "Neg"), storage=unsigned_storage, tolerance=EXACT),
+    Row("Sign", NUMBERS, Form(np.sign, "Sign"), tolerance=EXACT, derivative=Derivative.ZERO),
+    Row("Relu", SIGNED, Form(_relu, "Relu"), tolerance=EXACT),
+    Row(
+        "Not",
+        (BOOL,),
+        Form(np.logical_not, "LogicalNot"),
+        storage=unsigned_storage,
+        tolerance=EXACT,
+        derivative=Derivative.ZERO,
+    ),
+    Row(
+        "BitwiseNot",
+        INTEGERS,
+        Form(np.invert, "BitwiseNot"),
+        storage=unsigned_storage,
+        tolerance=EXACT,
+        derivative=Derivative.REFUSED,
+    ),
+    Row("Sqrt", FLOATS, Form(np.sqrt, "Sqrt"), tolerance=EXACT),
+    Row("Reciprocal", FLOATS, Form(_reciprocal, "Reciprocal"), tolerance=EXACT),
+    Row("Floor", FLOATS, Form(np.floor, "Floor"), tolerance=EXACT, derivative=Derivative.ZERO),
+    Row("Ceil", FLOATS, Form(np.ceil, "Ceil"), tolerance=EXACT, derivative=Derivative.ZERO),
+    Row("Round", FLOATS, Form(np.rint, "Round"), tolerance=EXACT, derivative=Derivative.ZERO),
+    Row(
+        "IsNaN", FLOATS, Form(_is_nan, "IsNaN"), result=BOOL, tolerance=EXACT, narrow=FLOAT8, derivative=Derivative.ZERO
+    ),
+    Row(
+        "IsInf",
+        FLOATS,
+        Form(_is_inf, "IsInf"),
+        (("detect_negative", 1), ("detect_positive", 1)),
+        result=BOOL,
+        tolerance=EXACT,
+        narrow=FLOAT8,
+        derivative=Derivative.ZERO,
+    ),
+    Row("Exp", FLOATS, Form(np.exp, "Exp")),
+    Row("Log", FLOATS, Form(np.log, "Log")),
+    Row("Erf", FLOATS, Form(_erf_into, "Erf"), widened=INTEGERS),  # which it took until opset 12
+    Row("Tanh", FLOATS, Form(np.tanh, "Tanh")),
+    Row("Sigmoid", FLOATS, Form(_sigmoid_into, "Sigmoid")),
+    Row("Sin", FLOATS, Form(np.sin, "Sin")),
+    Row("Cos", FLOATS, Form(np.cos, "Cos")),
+    Row("Tan", FLOATS, Form(np.tan, "Tan")),
+    Row("Asin", FLOATS, Form(np.arcsin, "Asin")),
+    Row("Acos", FLOATS, Form(np.arccos, "Acos")),
+    Row("Atan", FLOATS, Form(np.arctan, "Atan")),
+    Row("Sinh", FLOATS, Form(np.sinh, "Sinh")),
+    Row("Cosh", FLOATS, Form(np.cosh, "Cosh")),
+    Row("Asinh", FLOATS, Form(np.arcsinh, "Asinh")),
+    Row("Acosh", FLOATS, Form(np.arccosh, "Acosh")),
+    Row("Atanh", FLOATS, Form(np.arctanh, "Atanh")),
+    Row("LeakyRelu", FLOATS, Form(_leaky_relu, "LeakyRelu"), (("alpha", 0.01),), tolerance=EXACT),
+    Row("Elu", FLOATS, Form(_elu, "Elu"), (("alpha", 1.0),)),
+    Row(
+        "Selu",
+        FLOATS,
+        Form(_selu, "Selu"),
+        (("alpha", 1.67326319217681884765625), ("gamma", 1.05070102214813232421875)),
+    ),
+    Row("Celu", FLOATS, Form(_celu, "Celu"), (("alpha", 1.0),)),
+    Row("HardSigmoid", FLOATS, Form(_hard_sigmoid, "HardSigmoid"), (("alpha", 0.2), ("beta", 0.5)), tolerance=EXACT),
+    Row("HardSwish", FLOATS, Form(_hard_swish, "HardSwish"), tolerance=EXACT, derivative=Derivative.PARTS),
+    Row("ThresholdedRelu", FLOATS, Form(_thresholded_relu, "ThresholdedRelu"), (("alpha", 1.0),), tolerance=EXACT),
+    Row("Softsign", FLOATS, Form(_softsign, "Softsign"), tolerance=EXACT),
+    Row("Softplus", FLOATS, Form(_softplus_into, "Softplus")),
+    # Compositions cancel, so that a last bit of a function inside weighs more than 4 ulp of what comes out.
+    Row("Mish", FLOATS, Form(_mish, "Mish"), tolerance=REDUCTION, derivative=Derivative.PARTS),
+    Row("Swish", FLOATS, Form(_swish, "Swish"), (("alpha", 1.0),), tolerance=REDUCTION, derivative=Derivative.PARTS),
+    Row(
+        "Gelu",
+        FLOATS,
+        {"none": Form(_gelu, "Gelu"), "tanh": Form(_gelu_tanh, "GeluTanh")},
+        (("approximate", "none"),),
+        choice="approximate",
+        tolerance=REDUCTION,
+        derivative=Derivative.PARTS,
+    ),
+    Row(
+        "Shrink",
+        tuple(dtype for dtype in NUMBERS if dtype != BFLOAT16),
+        Form(_shrink, "Shrink"),
+        (("bias", 0.0), ("lambd", 0.5)),
+        tolerance=EXACT,
+        derivative=Derivative.REFUSED,
+    ),
+)
+
+
+@upgrade("Selu", below=6)
+def _fill_rounded_constants(node: RawNode) -> RawNode:
+    """Set the defaults of opset 5, which had fewer digits."""
+    return node.with_attributes(**{"alpha": 1.6732, "gamma": 1.0507, **node.attributes})
+
+
+globals().update(add_table(ROWS, "elementwise_unary.cu", "unary", 1, __name__))

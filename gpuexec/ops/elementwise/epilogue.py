@@ -1,0 +1,296 @@
+"""Epilogues: elementwise operators applied by a kernel to its results before they are stored.
+
+A kernel of ``_KERNELS`` has, for each float type, an instance with an epilogue (``kernels/epilogue.cuh``), which takes
+two operands and the steps behind its own arguments. `FinishingEmitter` puts them into the launch that an operator makes
+as it always does, so no lowering and no kernel is written twice. Doubles have no such instance: their sums leave a
+kernel of tiles no registers.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, build
+from gpuexec.ir.spec import BFLOAT16, dtype_row
+from gpuexec.ops.elementwise.elementwise import Elementwise
+from gpuexec.ops.elementwise.elementwise_binary import ROWS as BINARY_ROWS
+from gpuexec.ops.elementwise.elementwise_select import Clip
+from gpuexec.ops.elementwise.elementwise_unary import ROWS as UNARY_ROWS
+from gpuexec.ops.lib.strided import pack_fast_div64
+from gpuexec.ops.quant.narrow_weight import PAIRS, name_types
+from gpuexec.ops.tensor.layout import Slots
+
+# Functors in the order of GPUEXEC_UNARY_STEPS and GPUEXEC_BINARY_STEPS of epilogue.cuh.
+UNARY = (
+    *("Abs", "Neg", "Sign", "Relu", "Sqrt", "Reciprocal", "Floor", "Ceil", "Round", "Exp", "Log", "Erf", "Tanh"),
+    *("Sigmoid", "LeakyRelu", "Elu", "Selu", "Celu", "HardSigmoid", "HardSwish", "ThresholdedRelu", "Softsign"),
+    *("Softplus", "Mish", "Swish", "Gelu", "GeluTanh"),
+)
+BINARY = ("Add", "Sub", "Mul", "Div", "PRelu", "AtLeast", "AtMost")
+# Operators that may be a step.
+UNARY_OPERATORS = frozenset(row.name for row in UNARY_ROWS if all(form.functor in UNARY for form in row.forms))
+BINARY_OPERATORS = frozenset(row.name for row in BINARY_ROWS if all(form.functor in BINARY for form in row.forms))
+MAX_STEPS, MAX_OPERANDS = 6, 2  # kMaxSteps of epilogue.cuh, and its operands
+# An input of a step: see `EpilogueStep`.
+Given = int | str | None
+VALUE, MADE = -1, -2  # in place of an input's position: the previous step's result; the producer's result
+
+_NOTHING, _FIRST, _NUMBER, _MADE = 0, 1, 3, 4  # Beside of epilogue.cuh
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
+# Kernels with an epilogue, by file, and the types that an instance has for each float type.
+_KERNELS = {
+    "conv.cu": {"conv_gemm": 1, "conv_direct": 1, "conv_transpose": 1},
+    "matmul.cu": {"gemm": 1},
+    "norm.cu": {"normalize_rows": 2},
+    "batch_norm.cu": {"normalize_channels": 3},
+}
+_NARROW = {
+    "conv.cu": ("conv_gemm_narrow", "conv_direct_narrow", "conv_transpose_narrow"),
+    "matmul.cu": ("gemm_narrow",),
+}
+
+
+def _list_finished() -> dict[Kernel, Kernel]:
+    """Return the instance with an epilogue of each instance that has one."""
+    plain = [
+        (dtype, Kernel(source, f"{name}<{', '.join([dtype_row(dtype).cuda] * count)}>"))
+        for source, names in _KERNELS.items()
+        for name, count in names.items()
+        for dtype in _FLOATS
+    ]
+    plain += [
+        (wide, Kernel(source, f"{name}<{name_types(wide, narrow)}>"))
+        for source, names in _NARROW.items()
+        for name in names
+        for wide, narrow in PAIRS
+    ]
+    finished = {}
+    for dtype, kernel in plain:
+        pointer = f"const {dtype_row(dtype).cuda}*"
+        finished[kernel] = Kernel(kernel.source, f"{kernel.expression[:-1]}, {pointer}, {pointer}, Steps>")
+    return finished
+
+
+FINISHED = _list_finished()
+for _kernel in FINISHED.values():
+    instantiate(_kernel.source, [_kernel.expression])
+
+
+@dataclass(frozen=True, slots=True)
+class EpilogueStep:
+    """An elementwise operator with the sources of its inputs.
+
+    Each is a position among the inputs of the fused operator, `VALUE`, `MADE`, a number as text (a tensor of one
+    element; as text, since JSON has no infinity and 1 equals 1.0), or None where it is absent.
+    """
+
+    operator: Operator
+    inputs: tuple[Given, ...]
+
+    def pick(self, value: Any, made: Any, inputs: Sequence[Any], wrap: Callable[[Array], Any]) -> tuple[Any, ...]:
+        """Return the inputs of the operator, be they specs, arrays or slots, as ``wrap`` makes one of a number."""
+        picked: list[Any] = []
+        for given in self.inputs:
+            if isinstance(given, str):
+                picked.append(wrap(make_number(given, value.dtype)))
+            elif given is None or given >= 0:
+                picked.append(None if given is None else inputs[given])
+            else:
+                picked.append(value if given == VALUE else made)
+        return tuple(picked)
+
+
+@functools.lru_cache(4096)
+def read_steps(rows: tuple[Any, ...]) -> tuple[EpilogueStep, ...]:
+    """Return steps from a fused operator's attribute: name, attributes and inputs of each."""
+    return tuple(EpilogueStep(build(name, dict(attributes)), tuple(inputs)) for name, attributes, inputs in rows)
+
+
+def count_steps(name: str, inputs: Sequence[object]) -> int:
+    """Return how many steps an operator is in a kernel: a Clip one for each bound."""
+    return sum(given is not None for given in inputs[1:]) if name == Clip.name else 1
+
+
+@functools.lru_cache(4096)
+def make_number(text: str, dtype: np.dtype[Any]) -> Array:
+    """Return a number as a read-only tensor of one element."""
+    with np.errstate(all="ignore"):
+        number = np.array(float(text)).astype(dtype)
+    number.flags.writeable = False
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """Extra arguments of a kernel: two operands, None where there is none, and the struct ``Steps``."""
+
+    operands: tuple[Slot | None, Slot | None]
+    packed: bytes
+
+
+def make_epilogue(steps: Sequence[EpilogueStep], inputs: Slots, y: Slot) -> Epilogue | None:
+    """Return the epilogue that applies these steps to ``y``; None where a kernel can't."""
+    operands: list[Slot] = []
+    rows: list[bytes] = []
+    for step in steps:
+        if isinstance(step.operator, Clip):
+            bounds = zip((BINARY.index("AtLeast"), BINARY.index("AtMost")), step.inputs[1:])
+            rows += [_pack(functor, _NUMBER, 0, _round(bound, y)) for functor, bound in bounds if bound is not None]
+            continue
+        assert isinstance(step.operator, Elementwise)
+        functor = step.operator.pick_form().functor
+        if functor in UNARY:
+            rows.append(_pack(UNARY.index(functor), _NOTHING, 0, *step.operator.parameters()))
+            continue
+        is_swapped = int(step.inputs[0] != VALUE)
+        beside = step.inputs[1 - is_swapped]
+        if isinstance(beside, str):
+            rows.append(_pack(BINARY.index(functor), _NUMBER, is_swapped, _round(beside, y)))
+        elif beside == VALUE:
+            return None
+        elif beside == MADE:
+            rows.append(_pack(BINARY.index(functor), _MADE, is_swapped))
+        else:
+            operand = None if beside is None else inputs[beside]
+            if operand is None or operand.dtype != y.dtype or _find_place(operand.shape, y.shape) is None:
+                return None
+            if operand not in operands:
+                operands.append(operand)
+            rows.append(_pack(BINARY.index(functor), _FIRST + operands.index(operand), is_swapped))
+    if len(rows) > MAX_STEPS or len(operands) > MAX_OPERANDS:
+        return None
+    rows += [_pack(0, _NOTHING, 0)] * (MAX_STEPS - len(rows))
+    places = [_find_place(operand.shape, y.shape) or (1, 1) for operand in operands]
+    places += [(1, 1)] * (MAX_OPERANDS - len(places))
+    divisors = [pack_fast_div64(max(1, part)) for place in places for part in place]
+    count = sum(count_steps(step.operator.name, step.inputs) for step in steps)
+    first, second = (*operands, None, None)[:2]
+    return Epilogue((first, second), b"".join((struct.pack("<q", count), *rows, *divisors)))
+
+
+def _pack(functor: int, beside: int, is_swapped: int, alpha: float = 0.0, beta: float = 0.0) -> bytes:
+    """Return the bytes of a struct ``EpilogueStep``."""
+    return struct.pack("<2iq2d", functor, beside, is_swapped, alpha, beta)
+
+
+def _round(text: Given, y: Slot) -> float:
+    assert isinstance(text, str), "bounds that are not numbers are no step"
+    return float(make_number(text, y.dtype))
+
+
+def _find_place(shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return (inner, extent): element i of ``whole`` is paired with element ``i // inner % extent`` of ``shape``.
+
+    None where there are no such numbers: axes that stretch stand between others.
+    """
+    if len(shape) > len(whole):
+        return None
+    inner, extent = 1, 1
+    is_done = False
+    padded = (1,) * (len(whole) - len(shape)) + shape
+    for have, want in zip(reversed(padded), reversed(whole), strict=True):
+        if have == want:
+            if want != 1 and is_done:
+                return None
+            extent *= have
+        elif have != 1:
+            return None
+        elif extent == 1:
+            inner *= want
+        else:
+            is_done = True
+    return inner, extent
+
+
+class FinishingEmitter:
+    """The emitter that a producer is lowered through: its launch of ``y`` gets the epilogue.
+
+    What can't take it is ``unfinished`` then: ``y`` itself, or scratch memory in its place where steps can't work in
+    ``y``. In-place requests are ignored: a step may read bytes that would be overwritten.
+    """
+
+    def __init__(self, emit: Emitter, y: Slot, epilogue: Epilogue | None, *, needs_scratch: bool = False) -> None:
+        self.target = emit.target
+        self.unfinished: Slot | None = None
+        self.is_finished = False
+        self._emit, self._y, self._epilogue, self._needs_scratch = emit, y, epilogue, needs_scratch
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: Sequence[Argument],
+        writes: Sequence[int],
+        shared_bytes: int = 0,
+        cooperative: bool = False,
+    ) -> None:
+        """Launch, with the epilogue where ``y`` is written and the kernel has it."""
+        if any(self._is_y(arguments[position]) for position in writes):
+            finished = None if self._epilogue is None else FINISHED.get(kernel)
+            if finished is None or self._epilogue is None:
+                scratch = self._divert(self._y)
+                arguments = [scratch if self._is_y(argument) else argument for argument in arguments]
+            else:
+                self.is_finished = True
+                operands = [None if slot is None else self._emit.contiguous(slot) for slot in self._epilogue.operands]
+                kernel, arguments = finished, [*arguments, *operands, self._epilogue.packed]
+        self._emit.launch(kernel, grid, block, arguments, writes, shared_bytes, cooperative)
+
+    def alias(self, output: Slot, view: Slot) -> None:
+        """Copy, since steps need bytes of their own."""
+        self.copy(output, view)
+
+    def in_place(self, output: Slot, source: Slot) -> None:
+        """Ignore the request."""
+
+    def place(self, source: Slot, window: Slot) -> bool:
+        """Refuse the request."""
+        return False
+
+    def grow(self, output: Slot, source: Slot) -> bool:
+        """Refuse the request."""
+        return False
+
+    def contiguous(self, slot: Slot) -> Slot:
+        """Return the slot itself if dense, else a dense copy."""
+        return self._emit.contiguous(slot)
+
+    def copy(self, destination: Slot, source: Slot) -> None:
+        """Copy between slots."""
+        self._emit.copy(self._divert(destination), source)
+
+    def fill(self, destination: Slot, value: Any) -> None:
+        """Fill a slot."""
+        self._emit.fill(self._divert(destination), value)
+
+    def temp(self, shape: tuple[int, ...], dtype: Any) -> Slot:
+        """Return scratch memory."""
+        return self._emit.temp(shape, dtype)
+
+    def constant(self, array: Array) -> Slot:
+        """Return a table as device memory."""
+        return self._emit.constant(array)
+
+    def index_type(self, *slots: Slot) -> str:
+        """Return the C++ type for offsets into these slots."""
+        return self._emit.index_type(*slots)
+
+    def _divert(self, slot: Slot) -> Slot:
+        """Return the scratch slot for ``y``, to which steps are applied; other slots as they are."""
+        if not self._is_y(slot):
+            return slot
+        if self.unfinished is None:
+            self.unfinished = self._emit.temp(slot.shape, slot.dtype) if self._needs_scratch else slot
+        return self.unfinished
+
+    def _is_y(self, argument: Argument) -> bool:
+        return isinstance(argument, Slot) and argument.buffer == self._y.buffer

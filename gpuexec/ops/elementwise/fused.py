@@ -1,0 +1,223 @@
+"""Fused operators: a producer (Conv, Gemm, a normalization) with the elementwise operators behind it.
+
+Each has the fields and inputs of the producer; its field ``steps`` says what follows
+(`gpuexec.ops.elementwise.epilogue`), and
+behind the producer's inputs come the operands of steps. The result is, to the bit, what the operators would give
+one after the other: `infer` and `compute` are just that, `compute` in the memory of one result. On a device the
+producer's kernel takes the steps before it stores, where there is an instance for the types and operands fit; else the
+steps are launched behind it. The pass `gpuexec.passes.fuse_epilogues` makes these operators; no file has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Slot
+from gpuexec.ir.operator import Array, Emitter, Operator, count_elements, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.elementwise.epilogue import MADE, EpilogueStep, FinishingEmitter, make_epilogue, read_steps
+from gpuexec.ops.linalg.einsum import Einsum
+from gpuexec.ops.linalg.matmul import Gemm, MatMul
+from gpuexec.ops.microsoft.matmul import FusedMatMul
+from gpuexec.ops.nn.batch_norm import BatchNormalization
+from gpuexec.ops.nn.conv import Conv, ConvTranspose
+from gpuexec.ops.nn.norm import LayerNormalization, RMSNormalization
+from gpuexec.ops.nn.norm_channels import GroupNormalization, InstanceNormalization
+from gpuexec.ops.quant import narrow
+from gpuexec.ops.tensor.layout import Slots
+
+DOMAIN = "gpuexec"
+_SHAPES_KEPT = 64
+# Each says by `epilogue_rank` from how many axes on its result can be finished.
+PRODUCERS: dict[str, type[Operator]] = {
+    cls.name: cls
+    for cls in (
+        Conv,
+        ConvTranspose,
+        Gemm,
+        MatMul,
+        Einsum,
+        FusedMatMul,
+        BatchNormalization,
+        InstanceNormalization,
+        GroupNormalization,
+        LayerNormalization,
+        RMSNormalization,
+        *(getattr(narrow, f"Narrow{name}") for name, form in narrow.FORMS.items() if form.weight > 0),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """A producer and the steps behind it.
+
+    Attributes:
+        producer: Producer of the first step's input.
+        steps: The steps.
+        first_operand: Position of the first input that only steps have; None: there is none.
+        last_use: The last step that reads what the producer made once more; -1: none does.
+        keeps_shape: Whether the producer's result has kept its shape so far, by the shapes of all inputs.
+    """
+
+    producer: Operator
+    steps: tuple[EpilogueStep, ...]
+    first_operand: int | None = field(init=False)
+    last_use: int = field(init=False)
+    keeps_shape: dict[tuple[tuple[int, ...] | None, ...], bool] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        operands = [given for step in self.steps for given in step.inputs if isinstance(given, int) and given >= 0]
+        uses = [place for place, step in enumerate(self.steps) if MADE in step.inputs]
+        object.__setattr__(self, "first_operand", min(operands, default=None))
+        object.__setattr__(self, "last_use", max(uses, default=-1))
+
+
+class Fused(Operator):
+    """Base of the operators here: a producer's fields, and ``steps``, rows of (name, attributes, inputs)."""
+
+    __slots__ = ("_parts",)
+    of: ClassVar[type[Operator]]
+    steps: tuple[Any, ...]
+    _parts: Parts
+
+    @property
+    def parts(self) -> Parts:
+        """Return the producer and the steps as operators, made once."""
+        try:
+            return self._parts
+        except AttributeError:  # new, or out of a pickle, which has fields alone
+            names = [f.name for f in dataclasses.fields(self.of)]  # type: ignore[arg-type]
+            producer = self.of(**{name: getattr(self, name) for name in names})
+            object.__setattr__(self, "_parts", Parts(producer, read_steps(self.steps)))
+            return self._parts
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Infer one operator after the other.
+
+        Raises:
+            InputError: As they do.
+        """
+        if not self.steps:
+            raise InputError(f"{self.name} expects steps, got none.")
+        made = value = self.parts.producer.infer(*self.split(inputs))[0]
+        for step in self.parts.steps:
+            (value,) = step.operator.infer(*step.pick(value, made, inputs, TensorSpec.of))
+        return (value,)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int | None:
+        """Count what the producer does, and an operation of each step for each element."""
+        made = self.parts.producer.count_flops(self.split(inputs), outputs)
+        return None if made is None else made + len(self.steps) * count_elements(outputs, 0)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Compute one after the other, in the memory of one result where shapes stay."""
+        parts, wanted = self.parts, out[0] if out else None
+        stays = parts.first_operand is None or self._keeps_shape(inputs)
+        target = (wanted,) if stays and wanted is not None else None
+        made = parts.producer.compute(*self.split(inputs), out=target)[0]
+        assert made is not None
+        value: Array = made
+        last = len(parts.steps) - 1
+        for place, step in enumerate(parts.steps):
+            if place == last and wanted is not None:
+                target = (wanted,)
+            else:
+                target = (value,) if stays and (value is not made or place >= parts.last_use) else None
+            result = step.operator.compute(*step.pick(value, made, inputs, np.asarray), out=target)[0]
+            assert result is not None
+            value = result
+        return (value,)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch the producer's kernel with the steps; where that can't be, the steps behind it."""
+        (y,) = outputs
+        if y is None:
+            return
+        producer, steps, taken = self.parts.producer, self.parts.steps, self.split(inputs)
+        made = producer.infer(*(None if slot is None else slot.spec for slot in taken))[0]
+        is_same = made.shape == y.shape
+        epilogue = make_epilogue(steps, inputs, y) if is_same and not emit.target.has_textures else None
+        result = y if is_same else emit.temp(made.shape, made.dtype)
+        needs_scratch = emit.target.has_textures or self.parts.last_use >= 0
+        finishing = FinishingEmitter(emit, result, epilogue, needs_scratch=needs_scratch)
+        assert producer.lower is not None
+        producer.lower(finishing, taken, (result,))
+        if finishing.unfinished is not None:
+            self._lower_apart(emit, finishing.unfinished, inputs, y)
+        else:
+            assert finishing.is_finished, f"{producer} wrote its result unseen"
+
+    def split(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the inputs of the producer: those before the first operand."""
+        return tuple(inputs[: self.parts.first_operand])
+
+    def _keeps_shape(self, inputs: Sequence[Array | None]) -> bool:
+        """Return whether no operand broadcasts the producer's result."""
+        key = tuple([None if array is None else array.shape for array in inputs])
+        kept = self.parts.keeps_shape
+        if key not in kept:
+            if len(kept) > _SHAPES_KEPT:
+                kept.clear()
+            specs = [None if array is None else TensorSpec(array.shape, array.dtype) for array in inputs]
+            kept[key] = self.infer(*specs)[0].shape == self.parts.producer.infer(*self.split(specs))[0].shape
+        return kept[key]
+
+    def _lower_apart(self, emit: Emitter, made: Slot, inputs: Slots, y: Slot) -> None:
+        """Launch each step by itself."""
+        value, steps = made, self.parts.steps
+        for place, step in enumerate(steps):
+            given = step.pick(value, made, inputs, emit.constant)
+            (spec,) = step.operator.infer(*(None if slot is None else slot.spec for slot in given))
+            works_in_place = value is y and place < len(steps) - 1
+            value = y if place == len(steps) - 1 or works_in_place else emit.temp(spec.shape, spec.dtype)
+            lower = step.operator.lower
+            assert lower is not None
+            # Through an emitter that ignores in-place requests and adds no steps.
+            lower(_Apart(emit, value), given, (value,))
+
+
+class _Apart(FinishingEmitter):
+    """The emitter of a step by itself."""
+
+    def __init__(self, emit: Emitter, y: Slot) -> None:
+        super().__init__(emit, y, None)
+
+    def _is_y(self, argument: Any) -> bool:
+        return False
+
+
+def fused_name(name: str) -> str:
+    """Return the name of the operator that a producer is with an epilogue."""
+    return f"{DOMAIN}.Fused{name.rpartition('.')[2]}"
+
+
+def _make(producer: type[Operator]) -> None:
+    """Register the operator for a producer: its fields, and the steps."""
+    fields: list[Any] = []
+    for f in dataclasses.fields(producer):  # type: ignore[arg-type]
+        is_required = f.default is dataclasses.MISSING
+        fields.append((f.name, f.type) if is_required else (f.name, f.type, dataclasses.field(default=f.default)))
+    fields.append(("steps", tuple, dataclasses.field(default=())))
+    namespace = {
+        "__doc__": f"{producer.__name__} with an epilogue; see `gpuexec.ops.elementwise.fused`.",
+        "__module__": __name__,
+        "of": producer,
+        "tolerance": producer.tolerance,
+        "uses_all_cores": producer.uses_all_cores,
+        "keeps_dtype": producer.keeps_dtype,
+        "has_blits": producer.has_blits,
+    }
+    name = fused_name(producer.name).rpartition(".")[2]
+    made = dataclasses.make_dataclass(name, fields, bases=(Fused,), namespace=namespace, frozen=True, slots=True)
+    globals()[name] = operator(name, DOMAIN)(made)
+
+
+for _producer in PRODUCERS.values():
+    _make(_producer)

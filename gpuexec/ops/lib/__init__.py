@@ -1,0 +1,1 @@
+"""Parts that several families of operators share: checks, launches, windows."""

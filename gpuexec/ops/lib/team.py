@@ -1,0 +1,59 @@
+"""Teams of threads per row, shared by reductions, softmax and normalisation on a GPU.
+
+A row is what one result is made of. A *team* of ``lanes`` threads (a power of two) works on a row; a block of 256
+threads holds ``256 / lanes`` teams. Each lane folds every ``lanes``-th term in order, then the lanes fold in a fixed
+tree, so the order of a sum follows from shapes and strides alone. ``kernels/reduce.cuh`` is the other half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuexec.ir.geometry import ceil_div
+
+BLOCK_THREADS = 256
+_TERMS_PER_LANE = 4  # below this a lane has too little to read to hide the latency of the fold
+_NARROW = 8  # rows side by side that still fill a 32-byte sector of 4-byte elements
+_FEW_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The threads that share a row.
+
+    ``lane_stride`` is the distance in threads between two lanes of a team: 1 where the row itself lies dense in memory,
+    the number of teams where rows lie side by side. Either way neighbouring threads read neighbouring elements.
+    """
+
+    lanes: int
+    lane_stride: int
+
+    def grid(self, rows: int) -> tuple[int, int, int]:
+        """Return the grid in which every row has a team."""
+        return ceil_div(rows, BLOCK_THREADS // self.lanes), 1, 1
+
+    def arguments(self) -> tuple[np.int32, np.int32]:
+        """Return the two launch scalars ``lanes, lane_stride``."""
+        return np.int32(self.lanes), np.int32(self.lane_stride)
+
+
+def choose_team(terms: int, rows: int, neighbours: int = 1) -> Team:
+    """Choose the team for rows of ``terms`` elements.
+
+    Args:
+        terms: Elements in a row.
+        rows: Number of rows.
+        neighbours: Rows that lie side by side in memory; 1 where the elements of a row do.
+    """
+    lanes = min(BLOCK_THREADS, _power_of_two(ceil_div(terms, _TERMS_PER_LANE)))
+    if neighbours <= 1:
+        return Team(lanes, 1)
+    widest = _NARROW if rows < _FEW_ROWS else 32
+    lanes = min(lanes, BLOCK_THREADS // min(widest, _power_of_two(neighbours)))
+    return Team(lanes, BLOCK_THREADS // lanes)
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()

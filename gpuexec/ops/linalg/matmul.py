@@ -1,0 +1,249 @@
+"""Matrix products: MatMul, Gemm.
+
+One kernel serves both, for every type: a tile of 64 x 64 per block (8 columns where there are few rows), operands by
+strides, so that a transposed or broadcast view costs no copy. Rows that share one right operand are one long axis,
+however many batch axes they came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Slot
+from gpuexec.ir.geometry import broadcast, broadcast_strides, coalesce, contiguous_strides
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, count_elements, operator, upgrade
+from gpuexec.ir.spec import TensorSpec, accumulator
+from gpuexec.ops.elementwise.elementwise_cast import truncate
+from gpuexec.ops.linalg.exact_product import multiply_exactly
+from gpuexec.ops.linalg.matmul_launch import DTYPES, launch_gemm
+from gpuexec.ops.quant.narrow_weight import NarrowWeight
+from gpuexec.ops.tensor.layout import Slots
+
+
+@operator("MatMul")
+@dataclass(frozen=True, slots=True)
+class MatMul(Operator):
+    """Matrix product as NumPy's matmul: batch axes broadcast, a 1-D operand is a row (left) or a column (right)."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+    epilogue_rank = 0
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the product's spec.
+
+        Raises:
+            InputError: A 0-d operand, different or unsupported types, or extents that do not fit.
+        """
+        a, b = _check_operands("MatMul", inputs)
+        if not a.shape or not b.shape:
+            raise InputError(f"MatMul expects operands of rank 1 or more, got {a} and {b}.")
+        rows, columns = a.shape[-2:-1], b.shape[-1:] if b.rank > 1 else ()
+        if a.shape[-1] != b.shape[max(b.rank - 2, 0)]:
+            raise InputError(f"MatMul expects as many columns on the left as rows on the right, got {a} and {b}.")
+        return (TensorSpec((*broadcast(a.shape[:-2], b.shape[:-2]), *rows, *columns), a.dtype),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count a product and a sum for each element of the output and of the axis summed over."""
+        a = inputs[0]
+        return 0 if a is None else 2 * count_elements(outputs, 0) * a.shape[-1]
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Multiply; half and bfloat16 in float, rounded once."""
+        a, b = inputs
+        assert a is not None and b is not None
+        return (multiply(a, b, out[0] if out else None),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch the tile kernel once, over all batches."""
+        self.lower_with(emit, inputs, outputs)
+
+    def lower_with(
+        self,
+        emit: Emitter,
+        inputs: Slots,
+        outputs: Slots,
+        narrow: NarrowWeight | None = None,
+        alpha: float = 1.0,
+    ) -> None:
+        """Lower, the right operand perhaps narrow, the product perhaps times a number."""
+        a, b, y = inputs[0], inputs[1], outputs[0]
+        assert a is not None and b is not None and y is not None
+        a_shape, a_strides = (a.shape, a.strides) if a.spec.rank > 1 else ((1, *a.shape), (0, *a.strides))
+        b_shape, b_strides = (b.shape, b.strides) if b.spec.rank > 1 else ((*b.shape, 1), (*b.strides, 0))
+        rows, columns, rank = a_shape[-2], b_shape[-1], b.spec.rank
+        batch = broadcast(a_shape[:-2], b_shape[:-2])
+        y_strides = contiguous_strides((*batch, rows, columns))
+        extents, walks = coalesce(
+            (*batch, rows),
+            (
+                (*broadcast_strides(a_shape[:-2], a_strides[:-2], batch), a_strides[-2]),
+                (*broadcast_strides(b_shape[:-2], b_strides[:-2], batch), 0),
+                y_strides[:-1],
+            ),
+        )
+        # The last axis is the rows if the right operand does not walk it; batch axes may have joined it.
+        split = len(extents) - 1 if extents and walks[1][-1] == 0 else len(extents)
+        row_extent = extents[split] if split < len(extents) else 1
+        a_row, y_row = (walks[0][split], walks[2][split]) if split < len(extents) else (0, 0)
+        launch_gemm(
+            emit,
+            (a, b, None, y),
+            (row_extent, columns, a_shape[-1]),
+            (a_row, a_strides[-1], b_strides[-2], b_strides[-1], 0, 0, y_row),
+            scale=(alpha, 1.0),
+            batch=(extents[:split], tuple(walk[:split] for walk in walks)),
+            narrow=narrow,
+            scale_steps=(0, 0) if narrow is None else narrow.steps(*((rank - 2, rank - 1) if rank > 1 else (0, None))),
+        )
+
+
+@operator("Gemm")
+@dataclass(frozen=True, slots=True)
+class Gemm(Operator):
+    """``alpha * A' @ B' + beta * C``; C broadcasts to the product and is not read where ``beta`` is 0."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    transA: int = 0  # noqa: N815 (ONNX spelling)
+    transB: int = 0  # noqa: N815
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    uses_all_cores: ClassVar[bool] = True
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+    epilogue_rank = 2
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the product's spec.
+
+        Raises:
+            InputError: A or B is not a matrix, types differ, extents do not fit, or C does not broadcast.
+        """
+        a, b = _check_operands("Gemm", inputs[:2])
+        c = inputs[2] if len(inputs) > 2 else None
+        if a.rank != 2 or b.rank != 2:
+            raise InputError(f"Gemm expects two matrices, got {a} and {b}.")
+        rows, inner = a.shape[::-1] if self.transA else a.shape
+        inner_b, columns = b.shape[::-1] if self.transB else b.shape
+        if inner != inner_b:
+            raise InputError(
+                f"Gemm expects equal inner extents, got {inner} of {a} (transA={self.transA}) "
+                f"and {inner_b} of {b} (transB={self.transB})."
+            )
+        if c is not None:
+            if c.dtype != a.dtype:
+                raise InputError(f"Gemm expects C of type {a.dtype.name}, got {c}.")
+            broadcast_strides(c.shape, (0,) * c.rank, (rows, columns))
+        return (TensorSpec((rows, columns), a.dtype),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count the product as MatMul does, and a sum with C where there is one."""
+        a = inputs[0]
+        depth = 0 if a is None else a.shape[0 if self.transA else 1]
+        return count_elements(outputs, 0) * (2 * depth + (len(inputs) > 2 and inputs[2] is not None))
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Multiply in the accumulator's type, scale, add, round once."""
+        a, b, c = (*inputs, None)[:3]
+        assert a is not None and b is not None
+        a, b = a.T if self.transA else a, b.T if self.transB else b
+        target = out[0] if out else None
+        reads_c = c is not None and self.beta != 0
+        if self.alpha == 1 and not reads_c:
+            return (multiply(a, b, target),)
+        dtype, acc = a.dtype, accumulator(a.dtype)
+        with np.errstate(all="ignore"):
+            result = multiply(a.astype(acc, copy=False), b.astype(acc, copy=False), target if dtype == acc else None)
+            if dtype.kind in "iu" and (self.alpha != 1 or (reads_c and self.beta != 1)):
+                scaled = result * np.float64(self.alpha)
+                if c is not None and reads_c:
+                    scaled += c * np.float64(self.beta)
+                return (truncate(scaled, dtype),)
+            if self.alpha != 1:
+                result *= acc.type(self.alpha)
+            if c is not None and reads_c:
+                result += c if self.beta == 1 else c.astype(acc) * acc.type(self.beta)
+            return (result.astype(dtype, copy=False),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch the tile kernel once; transposes are strides."""
+        self.lower_with(emit, inputs, outputs)
+
+    def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
+        """Lower, B perhaps narrow."""
+        a, b, c = (*inputs, None)[:3]
+        (y,) = outputs
+        assert a is not None and b is not None and y is not None
+        (rows, inner), (a_row, a_k) = (a.shape[::-1], a.strides[::-1]) if self.transA else (a.shape, a.strides)
+        b_k, b_column = b.strides[::-1] if self.transB else b.strides
+        columns = y.shape[1]
+        c = None if self.beta == 0 else c
+        c_row, c_column = broadcast_strides(c.shape, c.strides, y.shape) if c is not None else (0, 0)
+        launch_gemm(
+            emit,
+            (a, b, c, y),
+            (rows, columns, inner),
+            (a_row, a_k, b_k, b_column, c_row, c_column, columns),
+            scale=(self.alpha, self.beta),
+            narrow=narrow,
+            scale_steps=(0, 0) if narrow is None else narrow.steps(*((1, 0) if self.transB else (0, 1))),
+        )
+
+
+def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Return ``a @ b``, into ``out`` where it is dense (the bits must not depend on where they go).
+
+    Half and bfloat16 are multiplied in float. Operands that BLAS can't walk are copied first: NumPy's own loop is slow.
+    """
+    if a.dtype.kind in "iu":
+        return multiply_exactly(a, b, a.dtype)
+    acc = accumulator(a.dtype)
+    if acc != a.dtype:
+        with np.errstate(all="ignore"):
+            return np.asarray(multiply(a.astype(acc), b.astype(acc))).astype(a.dtype)
+    a, b = _walkable(a), _walkable(b)
+    if out is not None and not out.flags.c_contiguous:
+        out = None
+    with np.errstate(all="ignore"):
+        if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:  # one tall product instead of one per batch
+            shape = (*a.shape[:-1], b.shape[1])
+            target = None if out is None else out.reshape(-1, b.shape[1])
+            return (
+                np.matmul(a.reshape(-1, a.shape[-1]), b, out=target).reshape(shape)
+                if a.size
+                else np.zeros(shape, a.dtype)
+            )
+        return np.asarray(np.matmul(a, b, out=out))
+
+
+@upgrade("Gemm", below=7)
+def _drop_broadcast(node: RawNode) -> RawNode:
+    """Remove the attribute that until opset 6 said that C may broadcast, as it always may since."""
+    return node.without("broadcast")
+
+
+def _walkable(x: Array) -> Array:
+    """Return the array, copied if neither of its last two axes is dense."""
+    if x.ndim < 2 or (x.itemsize in x.strides[-2:] and min(x.strides[-2:]) > 0):
+        return x
+    return np.ascontiguousarray(x)
+
+
+def _check_operands(name: str, inputs: Sequence[TensorSpec | None]) -> tuple[TensorSpec, TensorSpec]:
+    a, b = inputs
+    if a is None or b is None:
+        raise InputError(f"{name} expects two operands.")
+    if a.dtype != b.dtype or a.dtype not in DTYPES:
+        names = ", ".join(dtype.name for dtype in DTYPES)
+        raise InputError(f"{name} expects operands of one type among {names}, got {a} and {b}.")
+    return a, b

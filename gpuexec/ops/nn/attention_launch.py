@@ -1,0 +1,135 @@
+"""Launches of the attention kernels: division of the work between blocks, and the parameter struct."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import Strides, broadcast_strides, ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Emitter
+from gpuexec.ir.spec import BFLOAT16, accumulator, dtype_row, dtypes_of
+from gpuexec.ops.lib.team import BLOCK_THREADS
+from gpuexec.ops.nn.attention_host import AttentionRule
+
+FLOATS = dtypes_of("float")
+# MaskKind of attention.cu, in its order, after that for no mask.
+MASK_TYPES: tuple[np.dtype[Any], ...] = tuple(
+    np.dtype(t)
+    for t in (np.bool_, np.float16, BFLOAT16, np.float32, np.float64)
+    + (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
+)
+_SOURCE = "attention.cu"
+_BLOCK = (BLOCK_THREADS, 1, 1)
+_FEW_ROWS, _MANY_ROWS = 16, 64  # kFewRows, kManyRows
+_VALUES = {4: 128, 8: 64}  # Tile::kValues by the size of the accumulator
+_CHUNK_KEYS = 256  # keys of a block where rows are too few to occupy a device
+_WARPS = BLOCK_THREADS // 32
+_FARTHEST = 1 << 31  # bound on windows: no tensor has as many keys
+_KERNELS = ("attend", "attend_merge", "attention_scores")
+instantiate(_SOURCE, [f"{kernel}<{dtype_row(t).cuda}>" for kernel in _KERNELS for t in FLOATS])
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOperands:
+    """The slots of attention, each with four axes: batch, head, row, column. A mask may have fewer keys than k.
+
+    Lengths are there for each batch, and sinks for each head of queries.
+    """
+
+    q: Slot
+    k: Slot
+    v: Slot
+    mask: Slot | None
+    lengths: Slot | None
+    sinks: Slot | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """Division of rows, columns of v and keys between blocks, and the scratch memory it takes.
+
+    Scratch is for as many rows as may be split and all chunks, be they split or not: it never grows as extents shrink.
+    """
+
+    row_tiles: int
+    value_tiles: int
+    chunk_keys: int
+    chunks: int
+    scratch_rows: int
+    scratch_chunks: int
+
+    @classmethod
+    def of(cls, rows: int, keys: int, values: int, acc: np.dtype[Any]) -> _Division:
+        scratch_chunks = max(1, ceil_div(keys, _CHUNK_KEYS))
+        chunks = scratch_chunks if rows <= _MANY_ROWS else 1
+        return cls(
+            row_tiles=ceil_div(rows, _FEW_ROWS if rows <= _FEW_ROWS else _MANY_ROWS),
+            value_tiles=ceil_div(values, _VALUES[acc.itemsize]),
+            chunk_keys=_CHUNK_KEYS if chunks > 1 else max(1, keys),
+            chunks=chunks,
+            scratch_rows=min(rows, _MANY_ROWS),
+            scratch_chunks=scratch_chunks,
+        )
+
+
+def launch_attention(
+    emit: Emitter, operands: AttentionOperands, rule: AttentionRule, y: Slot | None, scores: Slot | None, mode: int
+) -> None:
+    """Launch attention into ``y``, and the scores of a mode into ``scores``.
+
+    Args:
+        emit: Emitter of the launches.
+        operands: Strided inputs.
+        rule: Scaling, capping and masking of scores.
+        y: ``[batch, heads, queries, values]``, dense along its columns.
+        scores: ``[batch, heads, queries, keys]``, dense.
+        mode: The kind of scores (see `Attention`).
+    """
+    q, k, v = operands.q, operands.k, operands.v
+    batch, heads, queries, _ = q.shape
+    _, of_keys, keys, values = v.shape
+    cuda, acc = dtype_row(q.dtype).cuda, accumulator(q.dtype)
+    rows = heads // max(of_keys, 1) * queries
+    division = _Division.of(rows, keys, values, acc)
+    pairs = batch * of_keys
+    packed = _pack(operands, (0,) * 4 if y is None else y.strides, rule, division)
+    lengths = None if operands.lengths is None else emit.contiguous(operands.lengths)
+    sinks = None if operands.sinks is None else emit.contiguous(operands.sinks)
+    given: list[Argument] = [q, k, v, operands.mask, lengths, sinks]
+    if y is not None:
+        scratch = (pairs, division.scratch_rows, division.scratch_chunks)
+        states, sums = emit.temp((*scratch, 2 * min(values, 1)), acc), emit.temp((*scratch, values), acc)
+        blocks = pairs * division.row_tiles * division.value_tiles * division.chunks
+        grid = (max(1, blocks), 1, 1)
+        emit.launch(
+            Kernel(_SOURCE, f"attend<{cuda}>"), grid, _BLOCK, [*given, y, states, sums, packed], writes=[6, 7, 8]
+        )
+        elements = y.spec.size if division.chunks > 1 else 1
+        grid = (max(1, ceil_div(elements, BLOCK_THREADS)), 1, 1)
+        emit.launch(Kernel(_SOURCE, f"attend_merge<{cuda}>"), grid, _BLOCK, [states, sums, y, packed], writes=[2])
+    if scores is not None:
+        arguments: list[Argument] = [q, k, operands.mask, lengths, sinks, scores, packed, np.int32(mode)]
+        grid = (max(1, ceil_div(batch * heads * queries, _WARPS)), 1, 1)
+        emit.launch(Kernel(_SOURCE, f"attention_scores<{cuda}>"), grid, _BLOCK, arguments, writes=[5])
+
+
+def _pack(operands: AttentionOperands, y_strides: Strides, rule: AttentionRule, division: _Division) -> bytes:
+    """Return the bytes of the struct ``Attention`` of attention.cu."""
+    q, k, v, mask = operands.q, operands.k, operands.v, operands.mask
+    batch, heads, queries, depth = q.shape
+    _, of_keys, keys, values = v.shape
+    kind, mask_keys = 0, keys
+    mask_strides: Strides = (0,) * 4
+    if mask is not None:
+        kind, mask_keys = 1 + MASK_TYPES.index(mask.dtype), mask.shape[-1]
+        mask_strides = broadcast_strides(mask.shape, mask.strides, (batch, heads, queries, mask_keys))
+    strides = (*q.strides, *k.strides, *v.strides, *mask_strides, *y_strides)
+    extents = (of_keys, heads // max(of_keys, 1), queries, keys, depth, values)
+    window = (kind, mask_keys, rule.past, min(rule.left, _FARTHEST), min(rule.right, _FARTHEST))
+    tiles = (batch * of_keys, division.row_tiles, division.value_tiles, division.chunk_keys, division.chunks)
+    return struct.pack("<36q2d", *strides, *extents, *window, *tiles, rule.scale, rule.softcap)

@@ -1,0 +1,104 @@
+"""CausalConvWithState: a causal depthwise convolution that keeps the last columns between calls."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.strided import pack_fast_div64
+from gpuexec.ops.tensor.layout import Slots
+
+FLOATS: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
+_ACTIVATIONS = ("none", "silu", "swish")
+_SOURCE = "causal_conv.cu"
+_THREADS = 256  # kThreads
+instantiate(_SOURCE, [f"causal_conv<{dtype_row(t).cuda}>" for t in FLOATS])
+
+
+@operator("CausalConvWithState")
+@dataclass(frozen=True, slots=True)
+class CausalConvWithState(Operator):
+    """``f(bias + sum of weight[i] * z[t + i])`` for z, the past state (zeros without one) followed by the input.
+
+    Shapes: input ``[batch, channels, length]``, weight ``[channels, 1, taps]``, states ``[batch, channels, taps - 1]``:
+    the second output holds the last columns of z. ``activation`` silu, or swish, is ``a * sigmoid(a)``.
+    """
+
+    activation: str = "none"
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    example = "float32[1,2,6] float32[2,1,4]"
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the specs of the output and the state it leaves.
+
+        Raises:
+            InputError: Types differ, shapes don't fit, or the activation is unknown.
+        """
+        x, weight, bias, past = (*inputs, None, None)[:4]
+        x = check_dtype(self.name, x, FLOATS)
+        weight = check_dtype(self.name, weight, (x.dtype,), "weight")
+        if self.activation not in _ACTIVATIONS:
+            raise InputError(f"{self.name} expects activation {', '.join(_ACTIVATIONS)}, got {self.activation!r}.")
+        if x.rank != 3:
+            raise InputError(f"{self.name} expects input [batch, channels, length], got {x}.")
+        batch, channels, _ = x.shape
+        if weight.rank != 3 or weight.shape[:2] != (channels, 1) or not weight.shape[2]:
+            raise InputError(f"{self.name} expects weight [{channels}, 1, taps] for input {x}, got {weight}.")
+        state = x.with_shape((batch, channels, weight.shape[2] - 1))
+        for role, given, shape in (("bias", bias, (channels,)), ("past_state", past, state.shape)):
+            if given is not None and check_dtype(self.name, given, (x.dtype,), role).shape != shape:
+                raise InputError(f"{self.name} expects {role} of shape {list(shape)}, got {given}.")
+        return x.with_shape(x.shape), state
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Convolve with NumPy, tap by tap, in float; half and bfloat16 rounded once."""
+        x, weight, bias, past = (*inputs, None, None)[:4]
+        assert x is not None and weight is not None
+        batch, channels, length = x.shape
+        taps = weight.shape[2]
+        if past is None:
+            past = np.zeros((batch, channels, taps - 1), x.dtype)
+        whole = np.concatenate((past, x), axis=2)
+        wide, factors = whole.astype(np.float32, copy=False), weight.astype(np.float32, copy=False)
+        y = np.zeros(x.shape, np.float32)
+        with np.errstate(all="ignore"):
+            if bias is not None:
+                y += bias.astype(np.float32)[:, np.newaxis]
+            for tap in range(taps):
+                y += factors[:, :, tap] * wide[:, :, tap : tap + length]
+            if self.activation != "none":
+                y /= 1 + np.exp(-y)
+            return y.astype(x.dtype, copy=False), whole[:, :, length:]
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch a thread per column of both outputs."""
+        x, weight, bias, past = (*inputs, None, None)[:4]
+        y, state = (*outputs, None)[:2]
+        assert x is not None and weight is not None
+        batch, channels, length = x.shape
+        taps = weight.shape[2]
+        columns = length + taps - 1
+        count = batch * channels * columns
+        dense: list[Slot | None] = [None if slot is None else emit.contiguous(slot) for slot in (weight, bias)]
+        arguments: list[Argument] = [x, *dense, past, y, state]
+        past_strides = (0, 0, 0) if past is None else past.strides
+        numbers = (count, length, taps, *x.strides, *past_strides, self.activation != "none")
+        divisors = pack_fast_div64(max(1, columns)) + pack_fast_div64(max(1, channels))
+        arguments.append(divisors + struct.pack("<10q", *numbers))
+        kernel, grid = Kernel(_SOURCE, f"causal_conv<{dtype_row(x.dtype).cuda}>"), max(1, ceil_div(count, _THREADS))
+        writes = [index for index in (4, 5) if arguments[index] is not None]
+        emit.launch(kernel, (grid, 1, 1), (_THREADS, 1, 1), arguments, writes)

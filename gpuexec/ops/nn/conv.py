@@ -1,0 +1,193 @@
+"""Convolution and its transpose over one to three spatial axes: Conv, ConvTranspose.
+
+On a device a convolution is one matrix product whose right operand is gathered while it is loaded; where a group has a
+single input or output channel (depthwise), each thread makes one output instead. On the host patches are laid out as
+columns, a few images or rows at a time, for NumPy's matmul.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Derivative, Emitter, Tolerance, count_elements, operator
+from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
+from gpuexec.ops.lib.window_extents import conv_transpose_output
+from gpuexec.ops.lib.windows import Windows, pack_strides
+from gpuexec.ops.nn.conv_host import convolve, convolve_transposed
+from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
+from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
+from gpuexec.ops.tensor.layout import Slots
+
+DTYPES = dtypes_of("float")
+_KERNELS = ("conv_gemm", "conv_direct", "conv_transpose")
+
+instantiate(
+    "conv.cu",
+    [f"{name}<{dtype_row(t).cuda}>" for name in _KERNELS for t in DTYPES],
+)
+instantiate("conv.cu", [f"{name}_narrow<{types}>" for name in _KERNELS for types in NARROW_TYPES])
+
+
+@operator("Conv")
+@dataclass(frozen=True, slots=True)
+class Conv(Convolution):
+    """Convolution: ``y[n, o] = b[o] + sum over c, t of w[o, c, t] * x[n, c, window + t]``, by groups of channels."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+    epilogue_rank = 3
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return ``[batch, out channels, windows...]``.
+
+        Raises:
+            InputError: Ranks, types, channels or attributes do not fit together.
+        """
+        x, w = _check_inputs(self, inputs, out_axis=0)
+        check_channels(self.name, x, x.shape[1], w, self.group)
+        return (TensorSpec((x.shape[0], w.shape[0], *self.windows(x.shape, w.shape).counts), x.dtype),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count the weights of one output channel for each output."""
+        w = inputs[1]
+        weights = 0 if w is None else prod(w.shape[1:])
+        return count_elements(outputs, 0) * (2 * weights + (len(inputs) > 2 and inputs[2] is not None))
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Convolve; half and bfloat16 in float, rounded once."""
+        x, w, bias = (*inputs, None)[:3]
+        assert x is not None and w is not None
+        return (convolve(x, w, bias, self.windows(x.shape, w.shape), self.group, out[0] if out else None),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch the product over patches, or the direct kernel for groups of one channel."""
+        self.lower_with(emit, inputs, outputs)
+
+    def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
+        """Lower, the weight perhaps narrow."""
+        x, w, bias = (*inputs, None)[:3]
+        y = outputs[0]
+        assert x is not None and w is not None and y is not None
+        windows = self.windows(x.shape, w.shape)
+        sizes = ConvSizes(x.shape[0], self.group, w.shape[1], w.shape[0] // self.group, prod(windows.counts))
+        check_index(self.name, "input channels * taps", w.shape[1] * windows.taps)
+        check_index(self.name, "outputs of one channel", sizes.outputs)
+        name, blocks = "conv_gemm", sizes.tiles
+        if sizes.has_single:
+            name, blocks = "conv_direct", ceil_div(y.spec.size, THREADS)
+        _launch(emit, name, blocks, (x, w, bias, y), windows, sizes, narrow)
+
+
+@operator("ConvTranspose")
+@dataclass(frozen=True, slots=True)
+class ConvTranspose(Convolution):
+    """Transposed convolution: every input element adds its weighted kernel to the output."""
+
+    output_padding: tuple[int, ...] = ()
+    output_shape: tuple[int, ...] = ()
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+    epilogue_rank = 3
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return ``[batch, out channels, extents...]``.
+
+        Raises:
+            InputError: Ranks, types, channels or attributes do not fit together.
+        """
+        x, w = _check_inputs(self, inputs, out_axis=1)
+        if x.shape[1] != w.shape[0] or x.shape[1] % self.group:
+            raise InputError(
+                f"ConvTranspose expects {w.shape[0]} input channels (shape[0] of the weight {w}), "
+                f"a multiple of group={self.group}, got {x}."
+            )
+        return (TensorSpec((x.shape[0], w.shape[1] * self.group, *self.windows(x.shape, w.shape).extents), x.dtype),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count the weights that each input is spread by."""
+        w = inputs[1]
+        weights = 0 if w is None else prod(w.shape[1:])
+        bias = count_elements(outputs, 0) if len(inputs) > 2 and inputs[2] is not None else 0
+        return 2 * count_elements(inputs, 0) * weights + bias
+
+    def windows(self, x_shape: Sequence[int], w_shape: Sequence[int]) -> Windows:
+        """Return the windows over the output, one for each position of the input."""
+        rank = len(x_shape) - 2
+        strides, dilations = self.strides or (1,) * rank, self.dilations or (1,) * rank
+        # Exporters write the whole shape as well; the spatial extents are its last entries.
+        wanted = self.output_shape[-rank:] if len(self.output_shape) == rank + 2 else self.output_shape
+        extents, pads = conv_transpose_output(
+            x_shape[2:], w_shape[2:], strides, dilations, self.pads, self.output_padding, self.auto_pad, wanted
+        )
+        begins, ends = tuple(begin for begin, _ in pads), tuple(end for _, end in pads)
+        return Windows(extents, tuple(w_shape[2:]), strides, dilations, begins, ends, tuple(x_shape[2:]))
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Multiply, then add each tap's products where they belong; half and bfloat16 in float, rounded once."""
+        x, w, bias = (*inputs, None)[:3]
+        assert x is not None and w is not None
+        return (convolve_transposed(x, w, bias, self.windows(x.shape, w.shape), self.group),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch one thread per output, which gathers its terms."""
+        self.lower_with(emit, inputs, outputs)
+
+    def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
+        """Lower, the weight perhaps narrow."""
+        x, w, bias = (*inputs, None)[:3]
+        y = outputs[0]
+        assert x is not None and w is not None and y is not None
+        sizes = ConvSizes(x.shape[0], self.group, w.shape[0] // self.group, w.shape[1], prod(y.shape[2:]))
+        check_index(self.name, "outputs of one channel", sizes.outputs)
+        blocks = ceil_div(y.spec.size, THREADS)
+        _launch(emit, "conv_transpose", blocks, (x, w, bias, y), self.windows(x.shape, w.shape), sizes, narrow)
+
+
+def _launch(
+    emit: Emitter,
+    name: str,
+    blocks: int,
+    slots: tuple[Slot, Slot, Slot | None, Slot],
+    windows: Windows,
+    sizes: ConvSizes,
+    narrow: NarrowWeight | None,
+) -> None:
+    """Launch a kernel of conv.cu."""
+    x, w, bias, y = slots
+    bias = None if bias is None else emit.contiguous(bias)
+    arguments: list[Argument] = [x, emit.contiguous(w), bias, y, windows.pack(), pack_strides(x.strides), sizes.pack()]
+    kernel = Kernel("conv.cu", f"{name}<{dtype_row(y.dtype).cuda}>")
+    if narrow is not None:
+        kernel = Kernel("conv.cu", f"{name}_narrow<{name_types(y.dtype, w.dtype)}>")
+        arguments += [*narrow.dense(emit), np.int64(0 if narrow.axis is None else 1)]
+    emit.launch(kernel, (blocks, 1, 1), (THREADS, 1, 1), arguments, writes=[3])
+
+
+def _check_inputs(
+    op: Convolution, inputs: Sequence[TensorSpec | None], *, out_axis: int
+) -> tuple[TensorSpec, TensorSpec]:
+    x, w, bias = (*inputs, None)[:3]
+    name = op.name
+    if x is None or w is None:
+        raise InputError(f"{name} expects an input and a weight.")
+    check_kernel(name, x, w, op.kernel_shape, op.group)
+    if x.dtype not in DTYPES or w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
+        got = ", ".join(str(spec) for spec in (x, w, bias) if spec is not None)
+        raise InputError(f"{name} expects inputs of one type among {', '.join(t.name for t in DTYPES)}, got {got}.")
+    outs = w.shape[out_axis] * (op.group if out_axis else 1)
+    if bias is not None and bias.shape != (outs,):
+        raise InputError(f"{name} expects a bias of [{outs}], got {bias}.")
+    return x, w

@@ -1,0 +1,73 @@
+"""LpNormalization along one axis, one row per team of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import normalize_axis
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
+
+_SOURCE = "lp_norm.cu"
+_FLOATS = dtypes_of("float")
+instantiate(_SOURCE, [f"normalize_lp<{dtype_row(dtype).cuda}>" for dtype in _FLOATS])
+
+
+@operator("LpNormalization")
+@dataclass(frozen=True, slots=True)
+class LpNormalization(Operator):
+    """Division by the 1-norm or the 2-norm along ``axis``; 0 where the norm is 0."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    axis: int = -1
+    p: int = 2
+    flops_per_output = 7  # sum, difference, square, sum, product, scale, shift
+    keeps_dtype = True
+    has_blits = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's spec.
+
+        Raises:
+            InputError: Not a float type, an axis out of range, or ``p`` is neither 1 nor 2.
+        """
+        x = check_dtype(self.name, inputs[0], _FLOATS)
+        normalize_axis(self.axis, x.rank)
+        if self.p not in (1, 2):
+            raise InputError(f"{self.name} expects p 1 or 2, got {self.p}.")
+        return (x.with_shape(x.shape),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Divide with NumPy; half and bfloat16 in float, rounded once."""
+        x = inputs[0]
+        assert x is not None
+        wide = x.astype(accumulator(x.dtype), copy=False)
+        with np.errstate(all="ignore"):
+            powers = np.abs(wide) if self.p == 1 else np.square(wide)
+            total = np.add.reduce(powers, axis=self.axis, keepdims=True)
+            norm = total if self.p == 1 else np.sqrt(total)
+            y = np.divide(wide, norm, out=powers)
+            np.copyto(y, 0, where=norm == 0)
+            return (y.astype(x.dtype, copy=False),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch a team of threads per row."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        axis = normalize_axis(self.axis, x.spec.rank)
+        rows, inner = prod(x.shape[:axis]) * prod(x.shape[axis + 1 :]), prod(x.shape[axis + 1 :])
+        team = choose_team(x.shape[axis], rows, inner)
+        sizes = (np.int64(rows), np.int64(x.shape[axis]), np.int64(inner))
+        arguments: list[Argument] = [emit.contiguous(x), y, *sizes, *team.arguments(), np.int32(self.p)]
+        kernel = Kernel(_SOURCE, f"normalize_lp<{dtype_row(x.dtype).cuda}>")
+        emit.launch(kernel, team.grid(rows), (BLOCK_THREADS, 1, 1), arguments, writes=[1])

@@ -1,0 +1,245 @@
+"""Normalisation of rows: LayerNormalization and RMSNormalization.
+
+All normalise rows of a dense tensor, a team of threads per row; they differ in what a row is and in which element of
+scale and bias goes with an element. A row is worked on by one block at most.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import Shape, broadcast_strides, normalize_axis
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.strided import pack_fast_div64
+from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
+
+_SOURCE = "norm.cu"
+_BLOCK = (BLOCK_THREADS, 1, 1)
+_FLOATS = dtypes_of("float")
+_CUDA = tuple(dtype_row(dtype).cuda for dtype in _FLOATS)
+_FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+_STASH = {1: _FLOAT, 16: BFLOAT16}  # stash_type: the type of Mean and InvStdDev
+
+instantiate(_SOURCE, [f"normalize_rows<{t}, {v}>" for t in _CUDA for v in _CUDA])
+instantiate(_SOURCE, [f"normalize_and_measure_rows<{t}, {u}>" for t in _CUDA for u in ("float", "bf16")])
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """Struct ``Affine`` of norm.cu, without the flag of a bias.
+
+    An element's scale stands at ``(row % row_period) * scale_stride + column // column_group``, its bias likewise.
+    """
+
+    row_period: int
+    scale_stride: int
+    bias_stride: int
+    column_group: int
+
+    def pack(self, has_bias: bool) -> bytes:
+        """Return the bytes of the struct."""
+        divisors = pack_fast_div64(max(1, self.row_period)) + pack_fast_div64(max(1, self.column_group))
+        return divisors + struct.pack("<3q", self.scale_stride, self.bias_stride, has_bias)
+
+
+@dataclass(frozen=True, slots=True)
+class NormalizedRows:
+    """Normalisation of the rows of a dense tensor: their number and length, parameters and two constants."""
+
+    count: int
+    columns: int
+    affine: Affine
+    epsilon: float
+    is_centered: bool = True
+
+    def launch(self, emit: Emitter, x: Slot, scale: Slot, bias: Slot | None, outputs: Sequence[Slot | None]) -> None:
+        """Launch the kernel for y alone, or that for y, mean and inverse deviation."""
+        count = self.count
+        team = choose_team(self.columns, count)
+        sizes = (np.int64(count), np.int64(self.columns), np.int32(team.lanes))
+        constants = (self.affine.pack(bias is not None), np.float64(self.epsilon))
+        y, *statistics = outputs
+        types = [dtype_row(slot.dtype).cuda for slot in (x, scale)]
+        tensors: list[Argument] = [emit.contiguous(x), scale, scale if bias is None else bias]
+        if not any(statistics):
+            assert y is not None
+            arguments = [*tensors, y, *sizes, *constants, np.int32(self.is_centered)]
+            kernel = Kernel(_SOURCE, f"normalize_rows<{', '.join(types)}>")
+            emit.launch(kernel, team.grid(count), _BLOCK, arguments, writes=[3])
+            return
+        stash = next(slot.dtype for slot in statistics if slot is not None)
+        wanted = [emit.temp(x.shape, x.dtype) if y is None else y]
+        wanted += [emit.temp((count,), stash) if slot is None else slot for slot in statistics]
+        kernel = Kernel(_SOURCE, f"normalize_and_measure_rows<{types[0]}, {dtype_row(stash).cuda}>")
+        emit.launch(kernel, team.grid(count), _BLOCK, [*tensors, *wanted, *sizes, *constants], writes=[3, 4, 5])
+
+
+def _standardize(
+    x: Array, axes: tuple[int, ...], epsilon: float, buffer: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """Return ``(x - mean) / sqrt(variance + epsilon)`` over axes kept as 1, the mean and the inverse deviation."""
+    mean = mean_over(x, axes)
+    centered = np.asarray(np.subtract(x, mean, out=buffer))
+    inverse = inverse_deviation(centered, axes, epsilon)
+    centered *= inverse
+    return centered, mean, inverse
+
+
+def inverse_deviation(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    """Return ``1 / sqrt(mean of squares + epsilon)`` over axes, which stay with extent 1."""
+    variance = mean_over(np.square(x), axes)
+    return np.asarray(x.dtype.type(1) / np.sqrt(variance + x.dtype.type(epsilon)))
+
+
+def mean_over(x: Array, axes: tuple[int, ...]) -> Array:
+    """Return the mean over axes, which stay with extent 1. Unlike ``np.mean`` it does not warn of empty ones."""
+    return np.asarray(np.add.reduce(x, axis=axes, keepdims=True) / x.dtype.type(prod(x.shape[axis] for axis in axes)))
+
+
+def _buffer(out: Sequence[Array | None] | None, dtype: np.dtype[Any], accumulator_dtype: np.dtype[Any]) -> Array | None:
+    """Return the first output's memory where the result can be worked out in it."""
+    return out[0] if out and dtype == accumulator_dtype else None
+
+
+@dataclass(frozen=True, slots=True)
+class _TrailingNormalization(Operator):
+    """Normalisation over the axes from ``axis`` on, scale broadcast to the input."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    axis: int = -1
+    epsilon: float = 1e-5
+    stash_type: int = 1
+    flops_per_output = 7  # sum, difference, square, sum, product, scale, shift
+    derivative = Derivative.PARTS
+    has_blits = True
+    epilogue_rank = 1
+
+    def _check(self, x: TensorSpec, *parameters: tuple[str, TensorSpec | None]) -> int:
+        axis = normalize_axis(self.axis, x.rank)
+        if self.stash_type not in _STASH:
+            raise InputError(f"{self.name} expects stash_type 1 (float32) or 16 (bfloat16), got {self.stash_type}.")
+        for role, spec in parameters:
+            if spec is not None:
+                _check_broadcast(self.name, role, spec, x)
+        return axis
+
+    def _lower(
+        self, emit: Emitter, x: Slot, scale: Slot, bias: Slot | None, outputs: Sequence[Slot | None], centered: bool
+    ) -> None:
+        axis = normalize_axis(self.axis, x.spec.rank)
+        columns = prod(x.shape[axis:])
+        scale, scale_stride = _spread(emit, scale, x.shape, axis)
+        bias_stride = 0
+        if bias is not None:
+            bias, bias_stride = _spread(emit, bias, x.shape, axis)
+        count = prod(x.shape[:axis])
+        affine = Affine(count, scale_stride, bias_stride, 1)
+        NormalizedRows(count, columns, affine, self.epsilon, centered).launch(emit, x, scale, bias, outputs)
+
+
+def _check_broadcast(name: str, role: str, spec: TensorSpec, x: TensorSpec) -> None:
+    padded = (1,) * (x.rank - spec.rank) + spec.shape
+    if len(padded) != x.rank or any(have not in (1, want) for have, want in zip(padded, x.shape, strict=True)):
+        raise InputError(f"{name} expects {role} to broadcast to the input {x}, got {spec}.")
+
+
+def _spread(emit: Emitter, parameter: Slot, shape: Shape, axis: int) -> tuple[Slot, int]:
+    """Return a parameter as a dense row with row stride 0; where it differs between rows, as all its rows."""
+    strides = broadcast_strides(parameter.shape, parameter.strides, shape)
+    first = (
+        0 if any(stride and extent != 1 for stride, extent in zip(strides[:axis], shape[:axis], strict=True)) else axis
+    )
+    spec = parameter.spec.with_shape(shape[first:])
+    dense = emit.contiguous(Slot(parameter.buffer, parameter.offset_bytes, spec, strides[first:]))
+    return dense, 0 if first == axis else prod(shape[axis:])
+
+
+@operator("LayerNormalization")
+@dataclass(frozen=True, slots=True)
+class LayerNormalization(_TrailingNormalization):
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the axes from ``axis`` on.
+
+    Mean and InvStdDev come in the type ``stash_type`` names; the work is done in float, or double for doubles.
+    """
+
+    keeps_dtype = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the specs of y, mean and inverse deviation.
+
+        Raises:
+            InputError: Types differ or are not float, or scale or bias don't broadcast to the input.
+        """
+        x, scale, bias = (*inputs, None)[:3]
+        x = check_dtype(self.name, x, _FLOATS)
+        scale = check_dtype(self.name, scale, (x.dtype,), "scale")
+        bias = None if bias is None else check_dtype(self.name, bias, (x.dtype,), "bias")
+        axis = self._check(x, ("scale", scale), ("bias", bias))
+        stats = TensorSpec((*x.shape[:axis], *(1,) * (x.rank - axis)), _STASH[self.stash_type])
+        return x.with_shape(x.shape), stats, stats
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Normalise with NumPy; half and bfloat16 in float, rounded once."""
+        x, scale, bias = (*inputs, None)[:3]
+        assert x is not None and scale is not None
+        wide = x.astype(accumulator(x.dtype), order="C", copy=False)
+        axes = tuple(range(normalize_axis(self.axis, x.ndim), x.ndim))
+        with np.errstate(all="ignore"):
+            y, mean, inverse = _standardize(wide, axes, self.epsilon, _buffer(out, x.dtype, wide.dtype))
+            y *= scale
+            if bias is not None:
+                y += bias
+            stash = _STASH[self.stash_type]
+            return y.astype(x.dtype, copy=False), np.asarray(mean).astype(stash), inverse.astype(stash)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch a team of threads per row."""
+        x, scale, bias = (*inputs, None)[:3]
+        assert x is not None and scale is not None
+        self._lower(emit, x, scale, bias, (*outputs, None, None)[:3], True)
+
+
+@operator("RMSNormalization")
+@dataclass(frozen=True, slots=True)
+class RMSNormalization(_TrailingNormalization):
+    """``x / sqrt(mean(x * x) + epsilon) * scale`` over the axes from ``axis`` on; the result has the type of scale."""
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's shape with the scale's type.
+
+        Raises:
+            InputError: Types are not float, or scale doesn't broadcast to the input.
+        """
+        x = check_dtype(self.name, inputs[0], _FLOATS)
+        scale = check_dtype(self.name, inputs[1], _FLOATS, "scale")
+        self._check(x, ("scale", scale))
+        return (TensorSpec(x.shape, scale.dtype),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Normalise with NumPy, in float or double; rounded once."""
+        x, scale = inputs
+        assert x is not None and scale is not None
+        wide = x.astype(_DOUBLE if _DOUBLE in (x.dtype, scale.dtype) else _FLOAT, copy=False)
+        axes = tuple(range(normalize_axis(self.axis, x.ndim), x.ndim))
+        with np.errstate(all="ignore"):
+            inverse = inverse_deviation(wide, axes, self.epsilon)
+            y = np.asarray(np.multiply(wide, inverse, out=_buffer(out, scale.dtype, wide.dtype)))
+            y *= scale
+            return (y.astype(scale.dtype, copy=False),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch a team of threads per row."""
+        x, scale = inputs
+        assert x is not None and scale is not None
+        self._lower(emit, x, scale, None, (outputs[0], None, None), False)

@@ -1,0 +1,146 @@
+"""Normalisation of channels: InstanceNormalization and GroupNormalization, on the kernels of ``kernels/norm.cu``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Slot
+from gpuexec.ir.geometry import Shape
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.nn.norm import Affine, NormalizedRows, inverse_deviation, mean_over
+
+_FLOATS = dtypes_of("float")
+
+
+@dataclass(frozen=True, slots=True)
+class _ChannelNormalization(Operator):
+    """Normalisation of ``[n, channels, ...]`` over space, with scale and bias per channel."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = 7  # sum, difference, square, sum, product, scale, shift
+    keeps_dtype = True
+    derivative = Derivative.PARTS
+    has_blits = True
+    epilogue_rank = 2
+
+    def _check(self, inputs: Sequence[TensorSpec | None], entries: int | None = None) -> TensorSpec:
+        x = check_dtype(self.name, inputs[0], _FLOATS)
+        if x.rank < 2:
+            raise InputError(f"{self.name} expects an input of rank 2 or more, [n, channels, ...], got {x}.")
+        expected = x.shape[1:2] if entries is None else (entries,)
+        for role, spec in (("scale", inputs[1]), ("bias", inputs[2])):
+            parameter = check_dtype(self.name, spec, (x.dtype,), role)
+            if parameter.shape != expected:
+                raise InputError(
+                    f"{self.name} expects {role} of shape {list(expected)} for input {x}, got {parameter}."
+                )
+        return x
+
+    def _compute(self, inputs: Sequence[Array | None], rows: Shape, epsilon: float, per_row: int) -> tuple[Array, ...]:
+        """Normalise ``x`` seen as ``[n, *rows]`` over the axes from 2 on.
+
+        Parameters have an entry for each element of the first ``per_row`` axes of rows.
+        """
+        x, scale, bias = inputs
+        assert x is not None and scale is not None and bias is not None
+        wide = x.astype(accumulator(x.dtype), copy=False).reshape(x.shape[0], *rows)
+        spread = (*rows[:per_row], *(1,) * (len(rows) - per_row))
+        with np.errstate(all="ignore"):
+            axes = tuple(range(2, wide.ndim))
+            y = wide - mean_over(wide, axes)
+            y *= inverse_deviation(y, axes, epsilon) * scale.reshape(spread)
+            y += bias.reshape(spread)
+            return (y.astype(x.dtype, copy=False).reshape(x.shape),)
+
+
+@operator("InstanceNormalization")
+@dataclass(frozen=True, slots=True)
+class InstanceNormalization(_ChannelNormalization):
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the space of each channel of each image."""
+
+    epsilon: float = 1e-5
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's spec.
+
+        Raises:
+            InputError: Types differ or are not float, a rank below 2, or not one scale and bias per channel.
+        """
+        x = self._check(inputs)
+        return (x.with_shape(x.shape),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Normalise with NumPy; half and bfloat16 in float, rounded once."""
+        assert inputs[0] is not None
+        shape = inputs[0].shape
+        return self._compute(inputs, (shape[1], prod(shape[2:])), self.epsilon, 1)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch a team of threads per channel."""
+        x, scale, bias = inputs
+        assert x is not None and scale is not None and bias is not None
+        count, columns = prod(x.shape[:2]), prod(x.shape[2:])
+        affine = Affine(x.shape[1], 1, 1, columns)
+        parameters = emit.contiguous(scale), emit.contiguous(bias)
+        NormalizedRows(count, columns, affine, self.epsilon).launch(emit, x, *parameters, (outputs[0], None, None))
+
+
+@operator("GroupNormalization")
+@dataclass(frozen=True, slots=True)
+class GroupNormalization(_ChannelNormalization):
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over groups of channels and their space.
+
+    ``per_group`` is the form before opset 21: one scale and bias per group. It comes from the upgrade.
+    """
+
+    num_groups: int
+    epsilon: float = 1e-5
+    stash_type: int = 1
+    per_group: int = 0
+    example = "float32[2,4,3] float32[4] float32[4] num_groups=2"
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's spec.
+
+        Raises:
+            InputError: Types differ or are not float, a rank below 2, groups that don't divide the channels, or a
+                wrong number of scales.
+        """
+        x = self._check(inputs, self.num_groups if self.per_group else None)
+        if self.num_groups < 1 or x.shape[1] % self.num_groups:
+            raise InputError(f"{self.name} expects num_groups to divide the channels of {x}, got {self.num_groups}.")
+        return (x.with_shape(x.shape),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Normalise with NumPy; half and bfloat16 in float, rounded once."""
+        assert inputs[0] is not None
+        shape = inputs[0].shape
+        rows = (self.num_groups, shape[1] // self.num_groups, prod(shape[2:]))
+        return self._compute(inputs, rows, self.epsilon, 1 if self.per_group else 2)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch a team of threads per group."""
+        x, scale, bias = inputs
+        assert x is not None and scale is not None and bias is not None
+        space = prod(x.shape[2:])
+        channels = x.shape[1] // self.num_groups
+        count, columns = x.shape[0] * self.num_groups, channels * space
+        stride = 1 if self.per_group else channels
+        affine = Affine(self.num_groups, stride, stride, columns if self.per_group else space)
+        parameters = emit.contiguous(scale), emit.contiguous(bias)
+        NormalizedRows(count, columns, affine, self.epsilon).launch(emit, x, *parameters, (outputs[0], None, None))
+
+
+@upgrade("GroupNormalization", below=21)
+def _parameters_per_group(node: RawNode) -> RawNode:
+    """Keep the meaning of the old form: scale and bias have an entry per group."""
+    return node.with_attributes(per_group=1)

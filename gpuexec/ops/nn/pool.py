@@ -1,0 +1,313 @@
+"""Pooling over one to three spatial axes: MaxPool, AveragePool, LpPool."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, count_elements, operator, upgrade
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.strided import pack_fast_div64
+from gpuexec.ops.lib.windows import MAX_AXES, Windows, pack_strides, resolve_windows, trailing
+
+FLOATS = dtypes_of("float")
+MAX_DTYPES = (*FLOATS, np.dtype(np.int8), np.dtype(np.uint8))
+_INT64 = np.dtype(np.int64)
+_THREADS = 256
+_LIMIT = 2**31
+
+instantiate("pool.cu", [f"max_pool<{dtype_row(t).cuda}>" for t in MAX_DTYPES])
+instantiate("pool.cu", [f"{name}<{dtype_row(t).cuda}>" for name in ("average_pool", "lp_pool") for t in FLOATS])
+
+
+@operator("MaxPool")
+@dataclass(frozen=True, slots=True)
+class MaxPool(Operator):
+    """Largest element of each window, and its position; padding is ignored, a NaN wins.
+
+    An index counts elements of the whole input. With ``storage_order`` 1 the spatial part of it is column-major. A
+    window of nothing but padding gives the lowest value and index -1.
+    """
+
+    kernel_shape: tuple[int, ...]
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    storage_order: int = 0
+    strides: tuple[int, ...] = ()
+    tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    example = "float32[1,1,4,4] kernel_shape=(2,2)"
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return ``[batch, channels, windows...]`` for values and int64 indices.
+
+        Raises:
+            InputError: Rank, type or attributes do not fit.
+        """
+        x = _check_input(self, inputs, MAX_DTYPES)
+        shape = (*x.shape[:2], *_windows(self, x.shape).counts)
+        return TensorSpec(shape, x.dtype), TensorSpec(shape, _INT64)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count the elements of the window for each output."""
+        return count_elements(outputs, 0) * prod(self.kernel_shape)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Take maxima along one axis after the other; tap by tap where indices are wanted."""
+        (x,) = inputs
+        assert x is not None
+        windows = _windows(self, x.shape)
+        if out is not None and (len(out) < 2 or out[1] is None):
+            return _maxima(x, windows), None
+        return _maxima_with_indices(x, windows, bool(self.storage_order))
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch one thread per window."""
+        x, (y, indices) = inputs[0], (*outputs, None)[:2]
+        assert x is not None
+        if y is None:
+            assert indices is not None
+            y = emit.temp(indices.shape, x.dtype)
+        name = f"max_pool<{dtype_row(x.dtype).cuda}>"
+        _launch(emit, name, x, (y, indices), _windows(self, x.shape), self.storage_order)
+
+
+@operator("AveragePool")
+@dataclass(frozen=True, slots=True)
+class AveragePool(Operator):
+    """Mean of each window, over the taps inside the input, or inside input and padding (``count_include_pad``).
+
+    Taps beyond the padding, which ``ceil_mode`` lets a window have, never count.
+    """
+
+    kernel_shape: tuple[int, ...]
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+    count_include_pad: int = 0
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    example = "float32[1,1,4,4] kernel_shape=(2,2)"
+    keeps_dtype = True
+    derivative = Derivative.PARTS
+    has_blits = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return ``[batch, channels, windows...]``.
+
+        Raises:
+            InputError: Rank, type or attributes do not fit.
+        """
+        x = _check_input(self, inputs, FLOATS)
+        return (TensorSpec((*x.shape[:2], *_windows(self, x.shape).counts), x.dtype),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count the elements of the window for each output."""
+        return count_elements(outputs, 0) * prod(self.kernel_shape)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Add the taps one after the other, divide once; half and bfloat16 in float."""
+        (x,) = inputs
+        assert x is not None
+        windows = _windows(self, x.shape)
+        divisors = np.ones((), np.int64)
+        for axis in range(len(windows.kernel)):
+            counts = windows.count_inside(axis, with_padding=bool(self.count_include_pad))
+            divisors = np.multiply.outer(divisors, np.array(counts, np.int64))
+        with np.errstate(all="ignore"):
+            sums = _sums(x, windows)
+            return ((sums / divisors.astype(sums.dtype)).astype(x.dtype, copy=False),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch one thread per window."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        name = f"average_pool<{dtype_row(x.dtype).cuda}>"
+        _launch(emit, name, x, (y,), _windows(self, x.shape), self.count_include_pad)
+
+
+@operator("LpPool")
+@dataclass(frozen=True, slots=True)
+class LpPool(Operator):
+    """``(sum |x| ** p) ** (1 / p)`` over each window; padding adds nothing."""
+
+    kernel_shape: tuple[int, ...]
+    auto_pad: str = "NOTSET"
+    ceil_mode: int = 0
+    dilations: tuple[int, ...] = ()
+    p: int = 2
+    pads: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    example = "float32[1,1,4,4] kernel_shape=(2,2)"
+    keeps_dtype = True
+    has_blits = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return ``[batch, channels, windows...]``.
+
+        Raises:
+            InputError: Rank, type or attributes do not fit, or p is below 1.
+        """
+        x = _check_input(self, inputs, FLOATS)
+        if self.p < 1:
+            raise InputError(f"LpPool expects p of at least 1, got {self.p}.")
+        return (TensorSpec((*x.shape[:2], *_windows(self, x.shape).counts), x.dtype),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
+        """Count the elements of the window for each output."""
+        return count_elements(outputs, 0) * prod(self.kernel_shape)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Add powers tap by tap, take the root once; half and bfloat16 in float."""
+        (x,) = inputs
+        assert x is not None
+        with np.errstate(all="ignore"):
+            powers = np.abs(x.astype(accumulator(x.dtype), copy=False))
+            powers = powers if self.p == 1 else powers * powers if self.p == 2 else powers**self.p
+            sums = _sums(powers, _windows(self, x.shape))
+            roots = sums if self.p == 1 else np.sqrt(sums) if self.p == 2 else sums ** sums.dtype.type(1 / self.p)
+            return (roots.astype(x.dtype, copy=False),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch one thread per window."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        _launch(emit, f"lp_pool<{dtype_row(x.dtype).cuda}>", x, (y,), _windows(self, x.shape), self.p)
+
+
+Pool = MaxPool | AveragePool | LpPool
+
+
+@upgrade("LpPool", below=2)
+@upgrade("GlobalLpPool", below=2)
+def _round_p(node: RawNode) -> RawNode:
+    """Convert p to an integer; in opset 1 it was a float.
+
+    Raises:
+        InputError: It is no integer.
+    """
+    p = node.attributes.get("p", 2.0)
+    if not float(p).is_integer():
+        raise InputError(f"{node.op_type} expects p to be an integer, got {p}.")
+    return node.with_attributes(p=int(p))
+
+
+def _check_input(op: Pool, inputs: Sequence[TensorSpec | None], dtypes: Sequence[np.dtype[Any]]) -> TensorSpec:
+    x = check_dtype(op.name, inputs[0], dtypes)
+    if not 3 <= x.rank <= MAX_AXES + 2 or len(op.kernel_shape) != x.rank - 2:
+        raise InputError(
+            f"{op.name} expects 1 to {MAX_AXES} spatial axes and a kernel_shape entry for each, "
+            f"got {x} and {list(op.kernel_shape)}."
+        )
+    return x
+
+
+def _windows(op: Pool, shape: Sequence[int]) -> Windows:
+    return resolve_windows(
+        shape[2:], op.kernel_shape, op.strides, op.dilations, op.pads, op.auto_pad, bool(op.ceil_mode)
+    )
+
+
+def _launch(emit: Emitter, name: str, x: Slot, outputs: tuple[Slot | None, ...], windows: Windows, option: int) -> None:
+    """Launch a kernel of pool.cu; ``option`` is the one scalar by which the operators differ."""
+    positions = prod(windows.counts)
+    if max(positions, prod(windows.extents)) >= _LIMIT:
+        raise InputError(
+            f"pooling expects channels of fewer than 2**31 elements and windows on a device, got {x} and {positions}."
+        )
+    divisors = pack_fast_div64(max(1, positions)) + pack_fast_div64(max(1, x.shape[1]))
+    sizes = divisors + struct.pack("<q", x.shape[0])
+    arguments: list[Argument] = [x, *outputs, windows.pack(), pack_strides(x.strides), sizes, np.int32(option)]
+    blocks = ceil_div(positions * prod(x.shape[:2]), _THREADS)
+    writes = [i for i, output in enumerate(outputs, 1) if output is not None]
+    emit.launch(Kernel("pool.cu", name), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes)
+
+
+def _lowest(dtype: np.dtype[Any]) -> float:
+    """Return the identity of max: -inf for floats."""
+    return float("-inf") if dtype not in (np.int8, np.uint8) else float(np.iinfo(dtype).min)
+
+
+def _maxima(x: Array, windows: Windows) -> Array:
+    return _settle_empty(reduce_windows(x, windows, np.maximum, _lowest(x.dtype)), windows)
+
+
+def reduce_windows(x: Array, windows: Windows, combine: Callable[..., object], identity: float) -> Array:
+    """Combine the elements of each window, one axis after the other: as many passes as the kernel's extents add up to.
+
+    The order must not matter to ``combine``, as it does not to a maximum. A tap that all windows of an axis see the
+    input through comes first, so that nothing is filled and combined with it.
+    """
+    with np.errstate(all="ignore"):
+        for axis, count in enumerate(windows.counts, 2):
+            taps = [(slice(None),) * axis + (where,) for _, where, _ in windows.seen_along(axis - 2)]
+            parts = [x[(slice(None),) * axis + (seen,)] for _, _, seen in windows.seen_along(axis - 2)]
+            whole = next((i for i, part in enumerate(parts) if part.shape[axis] == count), None)
+            if whole is None:
+                y = np.full((*x.shape[:axis], count, *x.shape[axis + 1 :]), identity, x.dtype)
+            else:
+                y = parts.pop(whole).copy()
+                taps.pop(whole)
+            for where, part in zip(taps, parts, strict=True):
+                combine(y[where], part, out=y[where])
+            x = y
+    return x
+
+
+def _maxima_with_indices(x: Array, windows: Windows, column_major: bool) -> tuple[Array, Array]:
+    y = np.full((*x.shape[:2], *windows.counts), _lowest(x.dtype), x.dtype)
+    indices = np.full(y.shape, -1, np.int64)
+    planes = np.arange(prod(x.shape[:2]), dtype=np.int64).reshape(*x.shape[:2], *(1,) * len(windows.counts))
+    within = np.arange(prod(windows.extents), dtype=np.int64).reshape(
+        windows.extents, order="F" if column_major else "C"
+    )
+    flat = planes * prod(windows.extents) + within
+    with np.errstate(all="ignore"):
+        for _, positions, seen in windows.seen():
+            best, where, candidate = y[trailing(positions)], indices[trailing(positions)], x[trailing(seen)]
+            wins = (candidate > best) | (where < 0) | ((candidate != candidate) & (best == best))
+            np.copyto(best, candidate, where=wins)
+            np.copyto(where, flat[trailing(seen)], where=wins)
+    return _settle_empty(y, windows), indices
+
+
+def _settle_empty(y: Array, windows: Windows) -> Array:
+    """Set windows of padding alone to the lowest finite value."""
+    if y.dtype.kind in "iu":
+        return y
+    for axis in range(len(windows.kernel)):
+        empty = np.array(windows.count_inside(axis, with_padding=False), np.int64) == 0
+        if empty.any():
+            row_bits = {2: 0xFBFF if y.dtype == np.float16 else 0xFF7F, 4: 0xFF7FFFFF, 8: 0xFFEFFFFFFFFFFFFF}[
+                y.dtype.itemsize
+            ]
+            lowest = np.array(row_bits, f"u{y.dtype.itemsize}").view(y.dtype)
+            y[(..., empty, *(slice(None),) * (len(windows.kernel) - 1 - axis))] = lowest
+    return y
+
+
+def _sums(x: Array, windows: Windows) -> Array:
+    # Tap by tap, in the order of the kernels and of onnxruntime: another order rounds otherwise.
+    acc = accumulator(x.dtype)
+    sums = np.zeros((*x.shape[:2], *windows.counts), acc)
+    x = x.astype(acc, copy=False)
+    for _, positions, seen in windows.seen():
+        sums[trailing(positions)] += x[trailing(seen)]
+    return sums

@@ -1,0 +1,171 @@
+"""Recurrent layers in NumPy: one product for the inputs of all steps, then a loop over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.operator import Array
+
+Activation = Callable[[Array], Array]
+State = tuple[Array, ...]  # h, and for an LSTM c: [batch, hidden] each
+Step = Callable[[Array, State], State]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Activation with its parameters; ``kind`` is its index in the table of all."""
+
+    kind: int
+    alpha: float
+    beta: float
+
+    def __call__(self, x: Array) -> Array:
+        """Apply it to each element."""
+        return _FUNCTIONS[_NAMES[self.kind]].formula(x, self.alpha, self.beta)
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """Activation: its formula with alpha and beta, their defaults, and how many of them it takes."""
+
+    formula: Callable[[Array, float, float], Array]
+    alpha: float = 0.0
+    beta: float = 0.0
+    takes: int = 0
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)), x.dtype)
+
+
+# In the order of FunctionKind of rnn.cu.
+_FUNCTIONS = {
+    "sigmoid": _Function(lambda x, a, b: _sigmoid(x)),
+    "tanh": _Function(lambda x, a, b: np.tanh(x)),
+    "relu": _Function(lambda x, a, b: np.maximum(x, 0)),
+    "affine": _Function(lambda x, a, b: a * x + b, 1.0, 0.0, 2),
+    "leakyrelu": _Function(lambda x, a, b: np.where(x < 0, a * x, x), 0.01, takes=1),
+    "thresholdedrelu": _Function(lambda x, a, b: np.where(x >= a, x, 0), 1.0, takes=1),
+    "scaledtanh": _Function(lambda x, a, b: a * np.tanh(b * x), 1.0, 1.0, 2),
+    "hardsigmoid": _Function(lambda x, a, b: np.clip(a * x + b, 0, 1), 0.2, 0.5, 2),
+    "elu": _Function(lambda x, a, b: np.where(x < 0, a * np.expm1(x), x), 1.0, takes=1),
+    "softsign": _Function(lambda x, a, b: x / (1 + np.abs(x))),
+    "softplus": _Function(lambda x, a, b: np.logaddexp(x, x.dtype.type(0))),
+}
+_NAMES = tuple(_FUNCTIONS)
+
+
+def bind_activations(names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]) -> list[Bound]:
+    """Return the activations named, each with the next alpha and beta of the lists if it takes them.
+
+    Raises:
+        InputError: A name is unknown.
+    """
+    left_alphas, left_betas = list(alphas), list(betas)
+    bound: list[Bound] = []
+    for name in names:
+        function = _FUNCTIONS.get(name.lower())
+        if function is None:
+            raise InputError(f"activations may name {', '.join(_FUNCTIONS)}, got {name!r}.")
+        alpha = left_alphas.pop(0) if function.takes > 0 and left_alphas else function.alpha
+        beta = left_betas.pop(0) if function.takes > 1 and left_betas else function.beta
+        bound.append(Bound(_NAMES.index(name.lower()), alpha, beta))
+    return bound
+
+
+def clip_input(activation: Activation, clip: float) -> Activation:
+    """Return the activation with its input held within ``[-clip, clip]``; of 0 and below nothing is clipped."""
+    return (lambda x: activation(np.clip(x, -clip, clip))) if clip > 0 else activation
+
+
+def unroll(inputs: Array, lengths: Array | None, is_reverse: bool, state: State, step: Step) -> tuple[Array, State]:
+    """Run a layer over time in one direction.
+
+    Args:
+        inputs: Input part of the gates of each step, ``[steps, batch, gates]``.
+        lengths: Valid steps of each sequence, or None: all. Beyond them the state stays and the output is 0; a reverse
+            layer starts at the last valid step.
+        is_reverse: Whether steps are taken from the last to the first.
+        state: The state before the first step.
+        step: The layer: gate inputs and state to the next state.
+
+    Returns:
+        The first part of the state after each step ``[steps, batch, hidden]``, at the places of the inputs; last state.
+    """
+    steps = inputs.shape[0]
+    outputs = np.zeros((steps, *state[0].shape), inputs.dtype)
+    for t in range(steps - 1, -1, -1) if is_reverse else range(steps):
+        new = step(inputs[t], state)
+        if lengths is None:
+            state = new
+            outputs[t] = state[0]
+            continue
+        # In reverse, steps past the end come first and change nothing: the first that counts is the last valid one.
+        is_valid = (t < lengths)[:, None]
+        state = tuple(np.where(is_valid, after, before) for after, before in zip(new, state))
+        outputs[t] = np.where(is_valid, state[0], 0)
+    return outputs, state
+
+
+def make_lstm_step(
+    recurrent: Array, peepholes: Array | None, activations: Sequence[Activation], input_forget: bool
+) -> Step:
+    """Return a step of an LSTM; gates are in the order i, o, f, c.
+
+    ``recurrent`` is ``[hidden, 4 * hidden]``, ``peepholes`` ``[3, hidden]`` for i, o, f.
+    """
+    f, g, h = activations
+    hidden = recurrent.shape[0]
+
+    def step(inputs: Array, state: State) -> State:
+        before, cell = state
+        gates = before @ recurrent
+        gates += inputs
+        i, o, forget, candidate = (gates[:, k * hidden : (k + 1) * hidden] for k in range(4))
+        if peepholes is not None:
+            i, forget = i + peepholes[0] * cell, forget + peepholes[2] * cell
+        i = f(i)
+        forget = 1 - i if input_forget else f(forget)
+        cell = forget * cell + i * g(candidate)
+        if peepholes is not None:
+            o = o + peepholes[1] * cell
+        return f(o) * h(cell), cell
+
+    return step
+
+
+def make_gru_step(recurrent: Array, bias: Array, activations: Sequence[Activation], linear_before_reset: bool) -> Step:
+    """Return a step of a GRU; gates are in the order z, r, h. ``bias`` ``[hidden]`` is of the recurrent part of h."""
+    f, g = activations
+    hidden = recurrent.shape[0]
+    gate_weights, candidate_weights = (
+        np.ascontiguousarray(recurrent[:, : 2 * hidden]),
+        np.ascontiguousarray(recurrent[:, 2 * hidden :]),
+    )
+
+    def step(inputs: Array, state: State) -> State:
+        (before,) = state
+        gates = before @ gate_weights
+        gates += inputs[:, : 2 * hidden]
+        z, r = f(gates[:, :hidden]), f(gates[:, hidden:])
+        if linear_before_reset:
+            candidate = r * (before @ candidate_weights + bias)
+        else:
+            candidate = (r * before) @ candidate_weights + bias
+        return ((1 - z) * g(candidate + inputs[:, 2 * hidden :]) + z * before,)
+
+    return step
+
+
+def make_rnn_step(recurrent: Array, activations: Sequence[Activation]) -> Step:
+    """Return a step of a plain recurrent layer."""
+    (f,) = activations
+
+    def step(inputs: Array, state: State) -> State:
+        return (f(state[0] @ recurrent + inputs),)
+
+    return step

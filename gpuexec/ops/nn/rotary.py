@@ -1,0 +1,128 @@
+"""RotaryEmbedding: pairs of elements rotated by angles that depend on the position of their row."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import broadcast_strides, ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.strided import join, pack_fast_div64
+from gpuexec.ops.nn.heads import join_heads, split_array, split_shape, split_slot
+from gpuexec.ops.tensor.gather import resolve_indices
+from gpuexec.ops.tensor.layout import Slots
+
+FLOATS: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
+_INDEX = np.dtype(np.int64)
+_THREADS = 256  # kThreads of rotary.cu
+instantiate("rotary.cu", [f"rotate<{dtype_row(t).cuda}>" for t in FLOATS])
+
+
+@operator("RotaryEmbedding")
+@dataclass(frozen=True, slots=True)
+class RotaryEmbedding(Operator):
+    """Rotation of pairs of each row: ``(x1 cos - x2 sin, x1 sin + x2 cos)``.
+
+    A pair is two halves' elements of one index, or neighbours if ``interleaved``; ``rotary_embedding_dim`` elements are
+    turned (0: all), the others copied. Tables hold a row for each of X, ``[batch, rows, pairs]``, or with position_ids
+    one for each position. A position out of range is an error on the host; on a device it reads as zero.
+    """
+
+    interleaved: int = 0
+    num_heads: int | None = None
+    rotary_embedding_dim: int = 0
+    tolerance = Tolerance.EXACT
+    example = "float32[2,3,4,8] float32[50,4] float32[50,4] int64[2,4]"
+    flops_per_output = 3
+    keeps_dtype = True
+    has_blits = False
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's spec.
+
+        Raises:
+            InputError: Types differ, an odd number of elements is to be turned, or tables or positions don't fit.
+        """
+        x, cosines, sines, positions = (*inputs, None)[:4]
+        x = check_dtype(self.name, x, FLOATS)
+        batch, _, rows, size = split_shape(self.name, "X", x.shape, self.num_heads)
+        turned = self.rotary_embedding_dim or size
+        if turned % 2 or not 0 <= turned <= size:
+            raise InputError(f"{self.name} turns an even number of elements of a head's {size}, got {turned}.")
+        if positions is not None:
+            check_dtype(self.name, positions, (_INDEX,), "position_ids")
+            _check_broadcast(self.name, "position_ids", positions, (batch, rows))
+        tables: list[tuple[int, ...]] = []
+        for role, spec in (("cos_cache", cosines), ("sin_cache", sines)):
+            table = check_dtype(self.name, spec, (x.dtype,), role)
+            if positions is None:
+                _check_broadcast(self.name, role, table, (batch, rows, turned // 2))
+            elif table.rank != 2 or table.shape[1] != turned // 2:
+                raise InputError(f"{self.name} expects {role} [positions, {turned // 2}], got {table}.")
+            tables.append(table.shape)
+        if positions is not None and tables[0] != tables[1]:
+            raise InputError(f"{self.name} expects tables of as many positions, got {cosines} and {sines}.")
+        return (x.with_shape(x.shape),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Turn with NumPy, in float; half and bfloat16 rounded once."""
+        x, cosines, sines, positions = (*inputs, None)[:4]
+        assert x is not None and cosines is not None and sines is not None
+        if positions is not None:
+            cosines, sines = (
+                np.take(table, resolve_indices(positions, table.shape[0], 0), 0) for table in (cosines, sines)
+            )
+        c, s = (table.astype(np.float32)[:, np.newaxis] for table in (cosines, sines))
+        y = np.array(split_array(x, self.num_heads), np.float32)
+        turned = self.rotary_embedding_dim or y.shape[3]
+        half = turned // 2
+        firsts = y[..., 0:turned:2] if self.interleaved else y[..., :half]
+        seconds = y[..., 1:turned:2] if self.interleaved else y[..., half:turned]
+        with np.errstate(all="ignore"):
+            firsts[...], seconds[...] = c * firsts - s * seconds, s * firsts + c * seconds
+            y = y.astype(x.dtype, copy=False)
+        return (y if x.ndim == 4 else join_heads(y),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch a thread per pair or element that stays."""
+        x, cosines, sines, positions = (*inputs, None)[:4]
+        y = outputs[0]
+        assert x is not None and cosines is not None and sines is not None and y is not None
+        emit.in_place(y, x)
+        source, target = split_slot(x, self.num_heads), split_slot(y, self.num_heads)
+        batch, heads, rows, size = source.shape
+        pairs = (self.rotary_embedding_dim or size) // 2
+        if positions is None:
+            picks, tables = (0, 0, 0), [_spread(table, batch, rows) for table in (cosines, sines)]
+        else:
+            picks, tables = _spread(positions, batch, rows), [(0, 0, 0)] * 2
+        walk = join((batch, heads, rows), (source.strides[:3], *tables, picks, target.strides[:3]))
+        width = size - pairs
+        count = batch * heads * rows * width
+        strides = (source.strides[3], cosines.strides[-1], sines.strides[-1], cosines.strides[0], sines.strides[0])
+        rotation = struct.pack("<9q", count, pairs, *strides, cosines.shape[0], bool(self.interleaved))
+        packed = (walk.pack(), pack_fast_div64(max(1, width)) + rotation)
+        arguments: list[Argument] = [x, cosines, sines, positions, y, *packed]
+        kernel = Kernel("rotary.cu", f"rotate<{dtype_row(x.dtype).cuda}>")
+        emit.launch(kernel, (max(1, ceil_div(count, _THREADS)), 1, 1), (_THREADS, 1, 1), arguments, writes=[4])
+
+
+def _spread(slot: Slot, batch: int, rows: int) -> tuple[int, int, int]:
+    """Return the strides over batch, heads and rows of tensors without heads."""
+    each, row = broadcast_strides(slot.shape[:2], slot.strides[:2], (batch, rows))
+    return each, 0, row
+
+
+def _check_broadcast(name: str, role: str, spec: TensorSpec, shape: tuple[int, ...]) -> None:
+    fits = len(spec.shape) == len(shape) and spec.shape[-1] == shape[-1]
+    if not fits or any(have not in (1, want) for have, want in zip(spec.shape, shape, strict=True)):
+        raise InputError(f"{name} expects {role} of shape {list(shape)}, got {spec}.")

@@ -1,0 +1,153 @@
+"""Softmax, LogSoftmax, Hardmax: one row of a dense tensor per team of threads.
+
+Rows lie along ``axis``. Where other axes follow it, rows lie side by side in memory and neighbouring threads take
+neighbouring rows; the kernel is the same. A row is worked on by one block at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import normalize_axis
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
+
+_SOURCE = "softmax.cu"
+SOFTMAX_FLOPS = 5  # of each element: maximum, difference, exponential, sum, quotient
+_FLOATS = dtypes_of("float")
+instantiate(_SOURCE, [f"{kernel}<{dtype_row(t).cuda}>" for kernel in ("softmax", "hardmax") for t in _FLOATS])
+
+
+@dataclass(frozen=True, slots=True)
+class RowMap(Operator):
+    """A map of each row along ``axis`` to a row.
+
+    ``flatten`` is the form before opset 13: axes before ``axis`` are joined to one, so are the others, and rows lie
+    along the second. It comes from the upgrade; a file of opset 13 or later never has it.
+    """
+
+    _along: ClassVar[Any]  # (x in its accumulator, axis, a buffer or None) -> result
+    _launch: ClassVar[Any]  # CUDA type -> name expression, then the scalars after the team's
+    axis: int = -1
+    flatten: int = 0
+    keeps_dtype = True
+    has_blits = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the input's spec.
+
+        Raises:
+            InputError: Not a float type, or an axis out of range.
+        """
+        x = check_dtype(self.name, inputs[0], _FLOATS)
+        normalize_axis(self.axis, x.rank)
+        return (x.with_shape(x.shape),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Map the rows; half and bfloat16 in float, rounded once."""
+        x = inputs[0]
+        assert x is not None
+        wide = x.astype(accumulator(x.dtype), copy=False)
+        y = out[0] if out else None
+        with np.errstate(all="ignore"):
+            if self.flatten:
+                outer, columns, _ = self._split(x.shape)
+                result = self._along(wide.reshape(outer, columns), 1, None).reshape(x.shape)
+            else:
+                result = self._along(wide, self.axis, y if y is not None and y.dtype == wide.dtype else None)
+            return (result.astype(x.dtype, copy=False),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch a team of threads per row."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        outer, columns, inner = self._split(x.shape)
+        team = choose_team(columns, outer * inner, inner)
+        expression, *scalars = self._launch(dtype_row(x.dtype).cuda)
+        sizes = (np.int64(outer * inner), np.int64(columns), np.int64(inner))
+        arguments: list[Argument] = [emit.contiguous(x), y, *sizes, *team.arguments(), *scalars]
+        emit.launch(Kernel(_SOURCE, expression), team.grid(outer * inner), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
+
+    def _split(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Return the tensor as ``[outer, columns, inner]``."""
+        axis = normalize_axis(self.axis, len(shape))
+        last = len(shape) if self.flatten else axis + 1
+        return prod(shape[:axis]), prod(shape[axis:last]), prod(shape[last:])
+
+
+@operator("Softmax")
+@dataclass(frozen=True, slots=True)
+class Softmax(RowMap):
+    """``exp(x) / sum(exp(x))`` along an axis. A row whose maximum is not finite gives NaN."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = SOFTMAX_FLOPS
+    derivative = Derivative.RULE
+
+    def _along(self, x: Array, axis: int, buffer: Array | None) -> Array:
+        powers = _subtract_largest(x, axis, buffer)
+        np.exp(powers, out=powers)
+        powers /= np.add.reduce(powers, axis=axis, keepdims=True)
+        return powers
+
+    def _launch(self, cuda: str) -> tuple[Any, ...]:
+        return f"softmax<{cuda}>", np.int32(0)
+
+
+@operator("LogSoftmax")
+@dataclass(frozen=True, slots=True)
+class LogSoftmax(RowMap):
+    """``x - log(sum(exp(x)))`` along an axis."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = SOFTMAX_FLOPS
+    derivative = Derivative.RULE
+
+    def _along(self, x: Array, axis: int, buffer: Array | None) -> Array:
+        shifted = _subtract_largest(x, axis, buffer)
+        shifted -= np.log(np.add.reduce(np.exp(shifted), axis=axis, keepdims=True))
+        return shifted
+
+    def _launch(self, cuda: str) -> tuple[Any, ...]:
+        return f"softmax<{cuda}>", np.int32(1)
+
+
+@operator("Hardmax")
+@dataclass(frozen=True, slots=True)
+class Hardmax(RowMap):
+    """1 at the first maximum along an axis, 0 elsewhere."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    flops_per_output = None
+
+    def _along(self, x: Array, axis: int, buffer: Array | None) -> Array:
+        result = np.zeros_like(x)
+        if x.size:
+            np.put_along_axis(result, np.expand_dims(np.argmax(x, axis=axis), axis), 1, axis)
+        return result
+
+    def _launch(self, cuda: str) -> tuple[Any, ...]:
+        return (f"hardmax<{cuda}>",)
+
+
+@upgrade("Softmax", below=13)
+@upgrade("LogSoftmax", below=13)
+@upgrade("Hardmax", below=13)
+def _keep_flattening(node: RawNode) -> RawNode:
+    """Upgrade the old form: rows of the tensor flattened at ``axis``, which is 1 unless given."""
+    return node.with_attributes(axis=node.attributes.get("axis", 1), flatten=1)
+
+
+def _subtract_largest(x: Array, axis: int, buffer: Array | None) -> Array:
+    largest = np.maximum.reduce(x, axis=axis, keepdims=True, initial=-np.inf)
+    return np.asarray(np.subtract(x, largest, out=buffer))

@@ -1,0 +1,63 @@
+"""SwiGLU: a gated activation of two inputs, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.elementwise.elementwise_engine import FLOATS, apply, launch_units, require_inputs, require_same_dtype
+from gpuexec.ops.tensor.layout import Slots
+
+_SOURCE = "swiglu.cu"
+instantiate(_SOURCE, [f"swiglu<{dtype_row(dtype).cuda}>" for dtype in FLOATS])
+
+
+@operator("SwiGLU")
+@dataclass(frozen=True, slots=True)
+class SwiGLU(Operator):
+    """``a * sigmoid(alpha * a) * b``; the inputs have one shape."""
+
+    alpha: float = 1.0
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the inputs' spec.
+
+        Raises:
+            InputError: Types or shapes differ, or the type is no float.
+        """
+        a, b = require_inputs("SwiGLU", inputs, 2)
+        require_same_dtype("SwiGLU", (a, b), FLOATS)
+        if a.shape != b.shape:
+            raise InputError(f"SwiGLU expects inputs of one shape, got {a} and {b}.")
+        return (a.with_shape(a.shape),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Gate with NumPy."""
+        arrays = [x for x in inputs if x is not None]
+        return (apply(_gate, arrays, arrays[0].dtype, out, (float(np.float32(self.alpha)),)),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch once."""
+        (a, b), y = inputs, outputs[0]
+        assert a is not None and b is not None and y is not None
+        kernel = Kernel(_SOURCE, f"swiglu<{dtype_row(y.dtype).cuda}>")
+        launch_units(emit, kernel, (a, b), y, (np.float64(np.float32(self.alpha)),))
+
+
+def _gate(a: Array, b: Array, alpha: float, out: Array) -> None:
+    slope = alpha * a
+    small = np.exp(-np.abs(slope))
+    sigmoid = np.where(slope < 0, small, 1) / (1 + small)
+    np.multiply(a * sigmoid, b, out=out)

@@ -1,0 +1,1 @@
+"""Quantisation: integer products, scales, narrow types."""

@@ -1,0 +1,97 @@
+"""DynamicQuantizeLinear: 8-bit quantisation by a scale and zero point from the tensor's own range."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.quant.integer import BYTES, FLOAT, Quantized, round_to_bytes
+from gpuexec.ops.tensor.layout import Slots
+
+_SOURCE = "dynamic_quantize.cu"
+_THREADS = 256
+_PER_THREAD = 8  # kPerThread of dynamic_quantize.cu
+_MOST_PARTS = 256
+UINT8 = BYTES[0]
+
+instantiate(_SOURCE, ["find_range", "quantize_by_range"])
+
+
+@operator("DynamicQuantizeLinear")
+@dataclass(frozen=True, slots=True)
+class DynamicQuantizeLinear(Operator):
+    """``saturate(round(x / y_scale) + y_zero_point)`` in uint8; scale and zero point are outputs too.
+
+    The scale is what spreads the range of x, widened to hold 0, over 256 steps, and 1 where that range is 0 alone.
+    """
+
+    tolerance = Tolerance.EXACT
+    flops_per_output = None
+    has_blits = False
+
+    def infer(self, x: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the specs of bytes, scale and zero point.
+
+        Raises:
+            InputError: x is not float32.
+        """
+        x = check_dtype(self.name, x, (FLOAT,), "x")
+        return TensorSpec(x.shape, UINT8), TensorSpec((), FLOAT), TensorSpec((), UINT8)
+
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        """Find the range, then quantise."""
+        made = quantize_by_range(x)
+        return made.values, made.scale, made.zero
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch the search of the range, and the rounding."""
+        x = inputs[0]
+        assert x is not None
+        y, scale, zero = (
+            slot if slot is not None else emit.temp(shape, dtype)
+            for slot, shape, dtype in zip(outputs, (x.shape, (), ()), (UINT8, FLOAT, UINT8), strict=True)
+        )
+        launch_dynamic_quantize(emit, x, Quantized(y, scale, zero))
+
+
+def quantize_by_range(x: Array, axis: int | None = None) -> Quantized:
+    """Return a float array as bytes, with the scale and zero point that follow from its range.
+
+    With an axis, what lies along it has a range of its own; scales and zero points then have extent 1 there.
+    """
+    with np.errstate(all="ignore"):
+        lowest, highest = (
+            np.asarray(function.reduce(x, axis=axis, initial=np.float32(0), keepdims=True)) + FLOAT.type(0)
+            for function in (np.fmin, np.fmax)
+        )
+        if axis is None:
+            lowest, highest = lowest.reshape(()), highest.reshape(())
+        scale = np.where(highest == lowest, FLOAT.type(1), (highest - lowest) / FLOAT.type(255))
+        shift = np.rint((FLOAT.type(0) - lowest) / scale)
+        zero = np.where(shift >= 0, np.minimum(shift, 255), 0).astype(UINT8)
+        return Quantized(round_to_bytes(x / scale, zero, UINT8), scale, zero)
+
+
+def launch_dynamic_quantize(emit: Emitter, x: Slot, y: Quantized) -> None:
+    """Launch the quantisation of a float slot: bytes, scale and zero point."""
+    x, count = emit.contiguous(x), x.spec.size
+    parts = max(1, min(_MOST_PARTS, ceil_div(count, _THREADS * _PER_THREAD)))
+    ranges = emit.temp((_MOST_PARTS, 2), FLOAT)
+    emit.launch(
+        Kernel(_SOURCE, "find_range"), (parts, 1, 1), (_THREADS, 1, 1), [x, ranges, np.int64(count)], writes=[1]
+    )
+    emit.launch(
+        Kernel(_SOURCE, "quantize_by_range"),
+        (max(1, ceil_div(count, _THREADS * _PER_THREAD)), 1, 1),
+        (_THREADS, 1, 1),
+        [x, ranges, y.values, y.scale, y.zero, np.int64(count), np.int32(parts)],
+        writes=[2, 3, 4],
+    )

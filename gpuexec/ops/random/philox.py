@@ -1,0 +1,135 @@
+"""Philox 4x32-10, a counter-based random generator, to the same bits as kernels/philox.cuh.
+
+J. K. Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011). A block of four words follows from a seed,
+the number of the run, the stream of the node and the number of the block; nothing is remembered between them.
+Logarithm, sine and cosine are series of sums and products, each rounded by itself, so that every device gives the same
+bits.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.operator import Array
+
+_MASK = 0xFFFFFFFF
+_WHOLE = 2**64 - 1
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_STEPS = (0x9E3779B9, 0xBB67AE85)
+_GOLDEN = 0x9E3779B97F4A7C15
+_LN2 = 0.6931471805599453
+_HALF_PI = 1.5707963267948966
+_SQRT2 = 1.4142135623730951
+# Terms of the series by type: log as of atanh, sine and cosine up to pi / 4.
+_TERMS = {np.dtype(np.float32): (6, 6), np.dtype(np.float64): (12, 10)}
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Random source of a node: ``seed`` of its own, or None for that of the key; ``stream`` tells nodes apart."""
+
+    seed: int | None
+    stream: int
+
+    @staticmethod
+    def of(seed: float | None, stream: int | None) -> Draw:
+        """Return the random source of a node with these attributes; with a seed it does not depend on the stream."""
+        if seed is None:
+            return Draw(None, (stream or 0) & _MASK)
+        # ONNX's seeds are 32-bit floats.
+        return Draw(int(np.float32(seed).view(np.uint32)) << 32 | 0x5EED, 0)
+
+    def pack(self) -> bytes:
+        """Return the bytes of ``Draw`` of philox.cuh."""
+        return struct.pack("<QIi", self.seed or 0, self.stream, self.seed is not None)
+
+    def blocks(self, key: Array | None, count: int, first: int = 0) -> Array:
+        """Return blocks ``[count, 4]`` of words, for the seed and run of a key (None: 0 and 0)."""
+        given, run = (0, 0) if key is None else (int(number) for number in np.asarray(key).reshape(2))
+        seed = given if self.seed is None else self.seed
+        seed = (seed + (run >> 32) * _GOLDEN) & _WHOLE
+        return philox(np.arange(first, first + count, dtype=np.uint64), self.stream, run & _MASK, seed)
+
+    def uniform(self, key: Array | None, count: int, dtype: np.dtype[Any]) -> Array:
+        """Return numbers of [0, 1), multiples of 2**-24 (float32) or 2**-53 (float64)."""
+        each = numbers_per_block(dtype)
+        return to_uniform(self.blocks(key, ceil_div(count, each)), dtype).reshape(-1)[:count]
+
+    def normal(self, key: Array | None, count: int, dtype: np.dtype[Any]) -> Array:
+        """Return numbers of the standard normal distribution, by Box and Muller's transform."""
+        each = numbers_per_block(dtype)
+        pairs = to_uniform(self.blocks(key, ceil_div(count, each)), dtype).reshape(-1, 2)
+        ulp = dtype.type(2.0**-24 if dtype == np.float32 else 2.0**-53)
+        radius = np.sqrt(dtype.type(-2) * log_unit(pairs[:, 0] + ulp))
+        cosine, sine = turn(pairs[:, 1])
+        return np.stack([radius * cosine, radius * sine], axis=1).reshape(-1)[:count]
+
+
+def philox(blocks: Array, stream: int, run: int, seed: int) -> Array:
+    """Return the words ``[n, 4]`` of Philox 4x32-10 for counters (block, stream, run) and a seed of 64 bits."""
+    mask = np.uint64(_MASK)
+    half = np.uint64(32)
+    c0, c1 = blocks & mask, blocks >> half
+    c2, c3 = np.full_like(blocks, stream), np.full_like(blocks, run)
+    k0, k1 = seed & _MASK, seed >> 32
+    for _ in range(10):
+        p0, p1 = c0 * np.uint64(_MULTIPLIERS[0]), c2 * np.uint64(_MULTIPLIERS[1])
+        c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ np.uint64(k0), p1 & mask, (p0 >> half) ^ c3 ^ np.uint64(k1), p0 & mask
+        k0, k1 = (k0 + _STEPS[0]) & _MASK, (k1 + _STEPS[1]) & _MASK
+    return np.stack([c0, c1, c2, c3], axis=1)
+
+
+def numbers_per_block(dtype: np.dtype[Any]) -> int:
+    """Return how many numbers a block gives: a word each for float32, two for float64."""
+    return 4 if dtype == np.float32 else 2
+
+
+def to_uniform(words: Array, dtype: np.dtype[Any]) -> Array:
+    """Return numbers of [0, 1) made of blocks of words, as many per block as `numbers_per_block` says."""
+    if dtype == np.float32:
+        return (words >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
+    high, low = words[:, ::2] >> np.uint64(5), words[:, 1::2] >> np.uint64(6)
+    return ((high << np.uint64(26)) | low).astype(np.float64) * 2.0**-53
+
+
+def log_unit(x: Array) -> Array:
+    """Return the natural logarithm of numbers of (0, 1]."""
+    number = x.dtype.type
+    mantissa, exponent = np.frexp(x)  # [0.5, 1)
+    mantissa, exponent = mantissa * number(2), exponent - 1
+    is_large = mantissa > number(_SQRT2)
+    mantissa = np.where(is_large, mantissa * number(0.5), mantissa)
+    exponent = exponent + is_large
+    s = (mantissa - number(1)) / (mantissa + number(1))
+    square = s * s
+    terms = _TERMS[x.dtype][0]
+    p = np.full_like(x, number(1.0 / (2 * terms - 1)))
+    for k in range(terms - 2, -1, -1):
+        p = p * square + number(1.0 / (2 * k + 1))
+    return np.asarray(exponent.astype(x.dtype) * number(_LN2) + number(2) * s * p)
+
+
+def turn(x: Array) -> tuple[Array, Array]:
+    """Return cosine and sine of x turns, for x of [0, 1)."""
+    number = x.dtype.type
+    quarters = x * number(4)
+    quadrant = quarters.astype(np.int32)
+    part = quarters - quadrant.astype(x.dtype)
+    is_upper = part > number(0.5)
+    angle = np.where(is_upper, number(1) - part, part) * number(_HALF_PI)
+    square = angle * angle
+    cosine, sine = np.ones_like(x), np.ones_like(x)
+    for k in range(_TERMS[x.dtype][1] - 1, 0, -1):
+        sine = number(1) - square * sine * number(1.0 / (2 * k * (2 * k + 1)))
+        cosine = number(1) - square * cosine * number(1.0 / (2 * k * (2 * k - 1)))
+    sine = angle * sine
+    cosine, sine = np.where(is_upper, sine, cosine), np.where(is_upper, cosine, sine)
+    is_odd = quadrant % 2 == 1
+    cosine, sine = np.where(is_odd, -sine, cosine), np.where(is_odd, cosine, sine)
+    is_back = quadrant >= 2
+    return np.where(is_back, -cosine, cosine), np.where(is_back, -sine, sine)

@@ -1,0 +1,1 @@
+"""Reductions, cumulative sums, sorting and order statistics."""

@@ -1,0 +1,231 @@
+"""Reductions such as ReduceSum and ReduceMax, and the launch that other reductions share.
+
+A reduction is a row of a table: name, types, NumPy function, CUDA functor. All share the kernels of
+``kernels/reduce.cu``: the kept axes are walked as rows, the reduced ones as the terms of a row, in whatever layout the
+input has.
+
+Where all axes are reduced there is one row, so it is cut into chunks and folded in a second launch. Otherwise one block
+at most works on a row: few rows of very many terms leave a large device idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import ceil_div, coalesce, normalize_axes
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.host_values import require_const
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ops.elementwise.elementwise_cast import convert_commands
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.strided import MAX_RANK, Walk, join
+from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
+from gpuexec.ops.reduce import reduce_host as host
+
+SOURCE = "reduce.cu"
+CHUNK_TERMS = 16384
+_FLOATS, _INTEGERS = dtypes_of("float"), dtypes_of("int", "uint")
+_WHOLE = tuple(np.dtype(t) for t in (np.uint32, np.uint64, np.int32, np.int64))
+_NUMBERS = (*_WHOLE, *_FLOATS)
+_ORDERED = (*_NUMBERS, *(np.dtype(t) for t in (np.uint8, np.int8, np.bool_)))
+
+
+class Finish(IntEnum):
+    """Final function of the folded terms; the codes of ``Finish`` in reduce.cu."""
+
+    AS_IS = 0
+    MEAN = 1
+    ROOT = 2
+    LOG = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionRow:
+    """Table row of a reduction: ONNX name, CUDA functor and finish, NumPy function, element types.
+
+    ``axes_input_since`` is the opset that made axes an input; ``keeps_single`` says that reducing over no axes gives
+    the input; ``widened`` are integers that are reduced as double.
+    """
+
+    name: str
+    functor: str
+    fold: host.Fold
+    dtypes: tuple[np.dtype[Any], ...]
+    tolerance: Tolerance = Tolerance.REDUCTION
+    finish: Finish = Finish.AS_IS
+    axes_input_since: int = 18
+    keeps_single: bool = False
+    widened: tuple[np.dtype[Any], ...] = ()
+    derivative: Derivative = Derivative.RULE
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction(Operator):
+    """Reduction along axes; along all of them where none are given, unless ``noop_with_empty_axes``.
+
+    A scalar may be reduced along axis 0 or -1, as torch has it and exporters write it: its one element is the one term.
+    """
+
+    row: ClassVar[ReductionRow]
+    keepdims: int = 1
+    noop_with_empty_axes: int = 0
+    flops_per_input = 1
+    keeps_dtype = True
+    has_blits = True
+    example = "float32[2,3] int64[1]=1"
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the spec with the reduced axes gone, or of extent 1.
+
+        Raises:
+            InputError: A type the operator does not have, or axes out of range.
+            NeedsHostValue: The axes are not known.
+        """
+        x = check_dtype(self.name, inputs[0], (*self.row.dtypes, *self.row.widened))
+        axes = self._axes(x.rank, _known_axes(self.name, inputs))
+        return (x.with_shape(host.reduced_shape(x.shape, axes, self.keepdims)),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Reduce; half and bfloat16 in float, rounded once."""
+        x = inputs[0]
+        assert x is not None
+        axes = self._axes(x.ndim, inputs[1] if len(inputs) > 1 else None)
+        is_kept = not axes and self.row.keeps_single  # to the bit: a sum of -0 alone would be 0
+        return (x if is_kept else host.fold(self.row.fold, x, axes, self.keepdims),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Alias the input where nothing happens, else reduce."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        axes = self._axes(x.spec.rank, _known_axes(self.name, [None if slot is None else slot.spec for slot in inputs]))
+        if not axes and self.row.keeps_single:
+            emit.alias(y, x)
+        else:
+            lower_reduction(emit, self.row, x, y, axes)
+
+    def _axes(self, rank: int, given: Array | None) -> tuple[int, ...]:
+        if given is None or given.size == 0:
+            return () if self.noop_with_empty_axes else tuple(range(rank))
+        axes = [int(axis) for axis in given.reshape(-1)]
+        if rank == 0 and all(axis in (0, -1) for axis in axes):
+            return ()
+        return tuple(sorted(normalize_axes(axes, rank)))
+
+
+ROWS = (
+    ReductionRow("ReduceSum", "Sum", host.fold_sum, _NUMBERS, axes_input_since=13, keeps_single=True),
+    ReductionRow("ReduceMean", "Sum", host.fold_mean, _NUMBERS, finish=Finish.MEAN, keeps_single=True),
+    ReductionRow("ReduceMax", "Max", host.fold_max, _ORDERED, Tolerance.EXACT, keeps_single=True),
+    ReductionRow("ReduceMin", "Min", host.fold_min, _ORDERED, Tolerance.EXACT, keeps_single=True),
+    ReductionRow("ReduceProd", "Prod", host.fold_prod, _NUMBERS, keeps_single=True, derivative=Derivative.REFUSED),
+    ReductionRow("ReduceL1", "SumMagnitude", host.fold_l1, _NUMBERS, derivative=Derivative.PARTS),
+    ReductionRow("ReduceL2", "SumSquare", host.fold_l2, _NUMBERS, finish=Finish.ROOT),
+    ReductionRow("ReduceSumSquare", "SumSquare", host.fold_sum_square, _NUMBERS, derivative=Derivative.PARTS),
+    # Until opset 27 these two took integers.
+    ReductionRow("ReduceLogSum", "Sum", host.fold_log_sum, _NUMBERS, finish=Finish.LOG, derivative=Derivative.PARTS),
+    ReductionRow("ReduceLogSumExp", "LogSumExp", host.fold_log_sum_exp, _FLOATS, widened=_WHOLE),
+)
+
+
+def _register(row: ReductionRow) -> type[Reduction]:
+    body = {
+        "__slots__": (),
+        "__doc__": f"{row.name}: see `Reduction`.",
+        "row": row,
+        "tolerance": row.tolerance,
+        "derivative": row.derivative,
+        "__module__": __name__,
+    }
+    cls = operator(row.name)(type(row.name, (Reduction,), body))
+    upgrade(row.name, below=row.axes_input_since)(_axes_to_input)
+    instantiate(SOURCE, [f"{kernel}<{row.functor}<{t}>, {t}>" for t in _cuda_types(row.dtypes) for kernel in _KERNELS])
+    return cls
+
+
+def _axes_to_input(node: RawNode) -> RawNode:
+    """Turn the attribute ``axes`` into the second input."""
+    if "axes" not in node.attributes:
+        return node
+    return node.with_input(1, np.array(node.attributes["axes"], np.int64)).without("axes")
+
+
+def _cuda_types(dtypes: Sequence[np.dtype[Any]]) -> list[str]:
+    return [dtype_row(dtype).cuda for dtype in dtypes]
+
+
+_KERNELS = ("reduce", "reduce_chunks", "reduce_partials")
+REDUCTIONS = {row.name: _register(row) for row in ROWS}
+globals().update(REDUCTIONS)  # so that each class is found where its __module__ says
+
+
+def _known_axes(name: str, inputs: Sequence[TensorSpec | None]) -> Array | None:
+    """Return the content of the axes input; nothing is read where it is absent or empty."""
+    axes = inputs[1] if len(inputs) > 1 else None
+    if axes is not None:
+        check_dtype(name, axes, _INTEGERS, "axes")
+    if axes is None or axes.size == 0:
+        return None
+    return require_const(axes, "axes", 1)
+
+
+def lower_reduction(emit: Emitter, row: ReductionRow, x: Slot, y: Slot, axes: tuple[int, ...]) -> None:
+    """Launch a reduction of ``x`` along ``axes``: in chunks where all are reduced, else a team of threads per row."""
+    if x.dtype in row.widened:
+        wide, result = emit.temp(x.shape, np.float64), emit.temp(y.shape, np.float64)
+        convert_commands(emit, wide, x)
+        lower_reduction(emit, row, wide, result, axes)
+        convert_commands(emit, y, result)
+        return
+    cuda = dtype_row(x.dtype).cuda
+    instance = f"<{row.functor}<{cuda}>, {cuda}>"
+    finish = np.int32(row.finish)
+    if not axes or len(axes) < x.spec.rank:
+        launch_rows(emit, f"reduce{instance}", x, y, axes, (finish,))
+        return
+    terms = join(x.shape, (x.strides,))
+    chunks = max(1, ceil_div(terms.count, CHUNK_TERMS))
+    fields = 2 if row.functor == "LogSumExp" else 1  # SoftmaxState is a pair
+    partials = emit.temp((chunks, fields), accumulator(x.dtype))
+    arguments: list[Argument] = [x, partials, terms.pack(), np.int64(CHUNK_TERMS)]
+    emit.launch(
+        Kernel(SOURCE, f"reduce_chunks{instance}"), (chunks, 1, 1), (BLOCK_THREADS, 1, 1), arguments, writes=[1]
+    )
+    arguments = [partials, y, np.int64(chunks), np.int64(terms.count), finish]
+    emit.launch(Kernel(SOURCE, f"reduce_partials{instance}"), (1, 1, 1), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
+
+
+def launch_rows(
+    emit: Emitter, kernel: str, x: Slot, y: Slot, axes: tuple[int, ...], scalars: Sequence[Argument]
+) -> None:
+    """Launch a kernel that gives each row of kept axes to a team of threads."""
+    others = tuple(axis for axis in range(x.spec.rank) if axis not in axes)
+    kept = _walk(x, others)
+    if len(kept.shape) > MAX_RANK:
+        x = emit.contiguous(x)
+        kept = _walk(x, others)
+    reduced = join([x.shape[axis] for axis in axes], ([x.strides[axis] for axis in axes],))
+    team = choose_team(reduced.count, kept.count, _neighbours(kept, reduced))
+    arguments: list[Argument] = [x, y, kept.pack(), reduced.pack(), *team.arguments(), *scalars]
+    emit.launch(Kernel(SOURCE, kernel), team.grid(kept.count), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
+
+
+def _walk(x: Slot, axes: tuple[int, ...]) -> Walk:
+    """Return the walk over some axes in their own order."""
+    shape, strides = coalesce([x.shape[axis] for axis in axes], ([x.strides[axis] for axis in axes],))
+    return Walk(shape, strides)
+
+
+def _neighbours(kept: Walk, reduced: Walk) -> int:
+    """Return how many rows lie side by side in memory: 1 where the terms of a row lie closer."""
+    if not kept.shape:
+        return 1
+    near = abs(kept.inner_strides[0])
+    return kept.shape[-1] if not reduced.shape or 0 < near < abs(reduced.inner_strides[0]) else 1

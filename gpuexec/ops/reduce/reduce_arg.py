@@ -1,0 +1,91 @@
+"""ArgMax and ArgMin: the index of the extremum along an axis, one row per team of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Slot
+from gpuexec.ir.geometry import normalize_axis
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.reduce.reduce import SOURCE, launch_rows
+from gpuexec.ops.reduce.reduce_host import reduced_shape
+
+_INDEX = np.dtype(np.int64)
+ARG_DTYPES = dtypes_of("float", "int", "uint")
+
+
+@dataclass(frozen=True, slots=True)
+class ArgExtremum(Operator):
+    """Index of the extremum along an axis: the first one, or the last. NaN wins over numbers."""
+
+    tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    is_minimum: ClassVar[bool]
+    axis: int = 0
+    keepdims: int = 1
+    select_last_index: int = 0
+    flops_per_input = 1
+    derivative = Derivative.ZERO
+    has_blits = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the int64 spec with the axis gone, or of extent 1.
+
+        Raises:
+            InputError: A type without order, an axis out of range, or an axis without elements.
+        """
+        x = check_dtype(self.name, inputs[0], ARG_DTYPES)
+        shape = reduced_shape(x.shape, self._axes(x.rank), self.keepdims)
+        if x.size == 0 and prod(shape) != 0:
+            raise InputError(f"{self.name} over axis {self.axis} needs at least one element, got {x}.")
+        return (TensorSpec(shape, _INDEX),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Search with NumPy, backwards where the last index is wanted."""
+        x = inputs[0]
+        assert x is not None
+        shape = reduced_shape(x.shape, self._axes(x.ndim), self.keepdims)
+        if x.size == 0 or x.ndim == 0:
+            return (np.zeros(shape, _INDEX),)
+        (axis,) = self._axes(x.ndim)
+        x = x.astype(accumulator(x.dtype), copy=False)
+        find = np.argmin if self.is_minimum else np.argmax
+        place = x.shape[axis] - 1 - find(np.flip(x, axis), axis=axis) if self.select_last_index else find(x, axis=axis)
+        return (np.asarray(place, _INDEX).reshape(shape),)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Search each row by a team of threads."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        flags = (np.int32(self.is_minimum), np.int32(self.select_last_index))
+        launch_rows(emit, f"find_extremum<{dtype_row(x.dtype).cuda}>", x, y, self._axes(x.spec.rank), flags)
+
+    def _axes(self, rank: int) -> tuple[int, ...]:
+        return (normalize_axis(self.axis, rank),) if rank else ()
+
+
+instantiate(SOURCE, [f"find_extremum<{dtype_row(dtype).cuda}>" for dtype in ARG_DTYPES])
+
+
+@operator("ArgMax")
+@dataclass(frozen=True, slots=True)
+class ArgMax(ArgExtremum):
+    """Index of the greatest element."""
+
+    is_minimum: ClassVar[bool] = False
+
+
+@operator("ArgMin")
+@dataclass(frozen=True, slots=True)
+class ArgMin(ArgExtremum):
+    """Index of the least element."""
+
+    is_minimum: ClassVar[bool] = True

@@ -1,0 +1,82 @@
+"""Shared parts of sorting operators: order-preserving keys, and the launches that sort rows of keys.
+
+Tiles of 1024 rows are sorted by a bitonic network each; then seven merges join eight runs each, every element finding
+its place by how many come before it in each of the others. A merge that has nothing left to join copies, so the number
+of launches is the same for every size. Rows that are equal stand by number: the order is the stable one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter
+from gpuexec.ir.spec import COMPUTED, STRING, dtype_row
+
+SOURCE = "sort.cu"
+TILE = 1024  # kSortTile of sort.cuh
+_THREADS, _WAYS = 256, 8  # kThreads, kWays of sort.cu
+_MERGES = 7  # join 2**31 rows
+_INDEX = np.dtype(np.int64)
+KEY_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
+instantiate(SOURCE, [f"make_keys<{row.cuda}>" for row in COMPUTED])
+instantiate(SOURCE, [f"{kernel}<{key}>" for kernel in ("sort_tiles", "merge_runs") for key in KEY_TYPES.values()])
+
+
+def sort_keys(x: Array) -> Array:
+    """Return unsigned integers that are ordered as the values are: -0 as 0, every NaN one key above all others.
+
+    Strings get their ranks, in the order of code points.
+    """
+    if x.dtype == STRING:
+        return np.unique(x, return_inverse=True)[1].astype(np.uint64).reshape(x.shape)
+    bits = np.dtype(f"u{x.dtype.itemsize}")
+    sign = bits.type(1 << (8 * x.dtype.itemsize - 1))
+    plain = np.array(x, order="C")
+    if x.dtype.kind in "biu":
+        return np.asarray(plain.view(bits) ^ (sign if x.dtype.kind == "i" else bits.type(0)))
+    with np.errstate(all="ignore"):
+        plain = np.where(plain != plain, np.array(np.nan, x.dtype), plain)
+        plain = np.where(plain == 0, np.zeros((), x.dtype), plain).astype(x.dtype, copy=False)
+    found = plain.view(bits) & ~sign
+    is_negative = np.signbit(plain) & (plain == plain)
+    return np.asarray(np.where(is_negative, ~(found | sign), found | sign), bits)
+
+
+def largest_key(dtype: np.dtype[Any]) -> int:
+    """Return the largest key of a number: above it is only that of NaN, which host and device write differently."""
+    if dtype.kind in "biuO":
+        return (1 << 8 * dtype.itemsize) - 1
+    return int(sort_keys(np.full(1, np.inf, dtype))[0])
+
+
+def make_keys(emit: Emitter, x: Slot) -> Slot:
+    """Launch the keys of a slot, dense and of its shape."""
+    keys = emit.temp(x.shape, f"u{x.dtype.itemsize}")
+    emit.launch(
+        Kernel(SOURCE, f"make_keys<{dtype_row(x.dtype).cuda}>"),
+        (max(1, ceil_div(x.spec.size, _THREADS)), 1, 1),
+        (_THREADS, 1, 1),
+        [emit.contiguous(x), keys, np.int64(x.spec.size)],
+        writes=[1],
+    )
+    return keys
+
+
+def sort_rows(emit: Emitter, keys: Slot, rows: int, columns: int) -> Slot:
+    """Launch the sort of dense rows of keys, and return the numbers of the rows in order, as int64."""
+    key = KEY_TYPES[keys.dtype.itemsize]
+    order, merged = emit.temp((rows,), _INDEX), emit.temp((rows,), _INDEX)
+    extents = (np.int64(rows), np.int64(columns))
+    tiles = (max(1, ceil_div(rows, TILE)), 1, 1)
+    emit.launch(Kernel(SOURCE, f"sort_tiles<{key}>"), tiles, (_THREADS, 1, 1), [keys, order, *extents], writes=[1])
+    grid, run = (max(1, ceil_div(rows, _THREADS)), 1, 1), TILE
+    for _ in range(_MERGES):
+        arguments: list[Argument] = [keys, order, merged, *extents, np.int64(run)]
+        emit.launch(Kernel(SOURCE, f"merge_runs<{key}>"), grid, (_THREADS, 1, 1), arguments, writes=[2])
+        order, merged, run = merged, order, run * _WAYS
+    return order

@@ -1,0 +1,122 @@
+"""TopK: the largest or smallest elements along an axis with their indices, one block per line.
+
+A line of up to 1024 elements is sorted in shared memory. In a longer one the key of the k-th element is found digit by
+digit, what comes before it is collected in order, and only that is sorted. One launch, whatever the sizes; one very
+long line leaves a large device idle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.geometry import normalize_axis
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
+from gpuexec.ops.lib.checks import check_dtype, require_ints
+from gpuexec.ops.reduce.sort import TILE, sort_keys
+from gpuexec.ops.tensor.layout import Slots, read_ints
+
+TOPK_DTYPES = dtypes_of("float", "int", "uint")
+_INDEX = np.dtype(np.int64)
+_MOST_THREADS = 1024  # kMostThreads of topk.cu
+_LONGEST = 2**32
+_LONG = 1024  # on the host, the least length at which searching for the bound pays
+instantiate("topk.cu", [f"topk<{dtype_row(dtype).cuda}>" for dtype in TOPK_DTYPES])
+
+
+@operator("TopK")
+@dataclass(frozen=True, slots=True)
+class TopK(Operator):
+    """First ``K`` elements along ``axis`` in falling order (rising, if not ``largest``), and their places.
+
+    Equal elements stand by place, NaN counts as the largest, and the result is sorted whatever ``sorted`` says.
+    """
+
+    axis: int = -1
+    largest: int = 1
+    sorted: int = 1
+    tolerance = Tolerance.EXACT
+    flops_per_output = None
+    keeps_dtype = True
+    has_blits = False
+
+    def infer(self, x: TensorSpec, k: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Shorten the axis to K."""
+        check_dtype(self.name, x, TOPK_DTYPES)
+        axis = normalize_axis(self.axis, x.rank)
+        count = _check_k(require_ints(k, "K", 1), x.shape[axis])
+        shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+        return x.with_shape(shape), TensorSpec(shape, _INDEX)
+
+    def compute(self, x: Array, k: Array, out: Any = None) -> tuple[Array, ...]:
+        """Sort keys with NumPy, stably; of long lines only those that are among the first."""
+        axis = normalize_axis(self.axis, x.ndim)
+        count = _check_k(read_ints(k), x.shape[axis])
+        keys = np.moveaxis(sort_keys(x), axis, -1)
+        places = np.moveaxis(_find_first(~keys if self.largest else keys, count), -1, axis)
+        return np.take_along_axis(x, places, axis), places
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch a block per line."""
+        x, k = inputs
+        assert x is not None and k is not None
+        axis = normalize_axis(self.axis, x.spec.rank)
+        length, inner = x.shape[axis], prod(x.shape[axis + 1 :])
+        count = _check_k(require_ints(k.spec, "K", 1), length)
+        if length >= _LONGEST:
+            raise InputError(f"TopK takes lines of fewer than 2**32 elements on a device, got {x.spec}.")
+        lines = prod(x.shape[:axis]) * inner
+        shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+        values, indices = (
+            emit.temp(shape, dtype) if slot is None else slot
+            for slot, dtype in zip(outputs, (x.dtype, _INDEX), strict=True)
+        )
+        scratch = emit.temp((2 * lines * count if count > TILE else 0,), _INDEX)
+        # A pair of the bitonic network per thread, and whole warps.
+        threads = min(_MOST_THREADS, max(32, 1 << max(0, length - 1).bit_length() >> 1))
+        scalars = (np.int64(length), np.int64(inner), np.int64(count), np.int32(bool(self.largest)))
+        emit.launch(
+            Kernel("topk.cu", f"topk<{dtype_row(x.dtype).cuda}>"),
+            (max(1, lines), 1, 1),
+            (threads, 1, 1),
+            [emit.contiguous(x), values, indices, scratch, *scalars],
+            writes=[1, 2, 3],
+        )
+
+
+@upgrade("TopK", below=10)
+def take_k_as_input(node: RawNode) -> RawNode:
+    """Move k, an attribute until opset 9, to an input."""
+    if "k" not in node.attributes:
+        raise InputError("TopK lacks its required attribute k.")
+    return node.with_input(1, np.array([node.attributes["k"]], np.int64)).without("k")
+
+
+def _find_first(keys: Array, count: int) -> Array:
+    """Return the places of the ``count`` smallest keys along the last axis, in order; equal keys by place."""
+    length = keys.shape[-1]
+    if length < _LONG or count > length // 8 or not count:
+        return np.argsort(keys, -1, kind="stable")[..., :count].astype(_INDEX, copy=False)
+    lines = keys.reshape(-1, length)
+    bounds = np.partition(lines, count - 1)[:, count - 1]
+    places = np.empty((len(lines), count), _INDEX)
+    for line, bound, found in zip(lines, bounds, places, strict=True):
+        candidates = np.flatnonzero(line <= bound)
+        found[:] = candidates[np.argsort(line[candidates], kind="stable")[:count]]
+    return places.reshape(*keys.shape[:-1], count)
+
+
+def _check_k(given: tuple[int, ...], extent: int) -> int:
+    if len(given) != 1 or not 0 <= given[0] <= extent:
+        raise InputError(
+            f"TopK expects K to be one number from 0 to {extent}, the extent of its axis, got {list(given)}."
+        )
+    return given[0]

@@ -1,0 +1,1 @@
+"""Shapes and movement of data: reshaping, slicing, gathering, scattering, padding."""

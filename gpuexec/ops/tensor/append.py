@@ -1,0 +1,72 @@
+"""Append: new rows written in place behind the rows of a memory, such as a KV cache.
+
+Not of ONNX: a Concat of a memory with new rows becomes it (`gpuexec.passes.append_rows`), so that the memory is never
+copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.geometry import normalize_axis
+from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.tensor.copy import Concat
+from gpuexec.ops.tensor.layout import Slots, window
+
+
+@operator("Append", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class Append(Operator):
+    """Concatenation of a memory and new rows along an axis, of no more than ``capacity`` together.
+
+    Where the memory lies in bytes of that capacity, its rows stay and the new ones are copied behind them; elsewhere
+    it is a Concat. ``memory`` is its name, for messages.
+    """
+
+    axis: int
+    capacity: int
+    memory: str
+    tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    has_blits = True
+
+    def infer(self, held: TensorSpec, rows: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Add the extents of the axis.
+
+        Raises:
+            InputError: They don't fit each other, or the capacity.
+        """
+        specs = Concat(self.axis).infer(held, rows)
+        axis = normalize_axis(self.axis, held.rank)
+        if specs[0].shape[axis] > self.capacity:
+            raise InputError(
+                f"Memory {self.memory!r} is full: it holds {held.shape[axis]} rows, {rows.shape[axis]} more exceed its"
+                f" capacity of {self.capacity}; bind it with a larger capacity, or reset the state.",
+                value=self.memory,
+            )
+        return specs
+
+    def compute(self, held: Array, rows: Array, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+        """Join."""
+        return (np.concatenate((held, rows), self.axis, out=out[0] if out else None),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Copy the new rows behind the present ones."""
+        held, rows, y = inputs[0], inputs[1], outputs[0]
+        assert held is not None and rows is not None and y is not None
+        if not emit.grow(y, held):
+            Concat(self.axis).lower(emit, inputs, outputs)
+            return
+        if rows.buffer == held.buffer:
+            # Source and destination are windows on the same bytes, so the copy goes through a temporary.
+            apart = emit.temp(rows.shape, rows.dtype)
+            emit.copy(apart, rows)
+            rows = apart
+        axis = normalize_axis(self.axis, y.spec.rank)
+        emit.copy(window(held, rows.shape, held.strides, held.shape[axis] * held.strides[axis]), rows)

@@ -1,0 +1,280 @@
+"""Strided copies between windows, and the operators made of such copies alone: Concat, Tile, EyeLike.
+
+`copy_commands` is what `emit.copy` and `emit.contiguous` come down to. Its one kernel knows the size of an element, not
+the type. Neighbours that lie closely on both sides travel in units of up to 16 bytes; where source and destination lie
+closely along different axes, 32 x 32 tiles go through shared memory. Both are scalars of the launch, so the
+same code serves every extent.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import BUFFER_ALIGNMENT, Kernel, Slot
+from gpuexec.ir.geometry import Shape, Strides, ceil_div, coalesce, contiguous_strides, normalize_axis
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.lib.checks import require_ints
+from gpuexec.ops.lib.strided import MAX_RANK, Walk, join
+from gpuexec.ops.tensor.layout import Slots, read_ints, window
+
+instantiate("copy.cu", ["copy_strided"])
+
+_THREADS = 256  # kThreads of copy.cu
+_UNITS_PER_BLOCK = 1024  # kThreads * kUnitsPerThread
+_TILE = 32  # kTile
+_SMALLEST_TILED = 16  # below this a tile would stand more than half empty
+
+
+def copy_commands(emit: Emitter, destination: Slot, source: Slot) -> None:
+    """Launch the copy of ``source`` into ``destination``: equal shape and dtype, any strides, no common bytes."""
+    assert destination.shape == source.shape and destination.dtype == source.dtype, (destination, source)
+    if len(source.shape) > MAX_RANK:
+        shape, (from_strides, to_strides) = coalesce(source.shape, (source.strides, destination.strides))
+        source, destination = window(source, shape, from_strides), window(destination, shape, to_strides)
+        if len(shape) > MAX_RANK:
+            for index in range(shape[0]):
+                part = window(source, shape[1:], from_strides[1:], index * from_strides[0])
+                copy_commands(emit, window(destination, shape[1:], to_strides[1:], index * to_strides[0]), part)
+            return
+    misalignments = (source.offset_bytes % BUFFER_ALIGNMENT, destination.offset_bytes % BUFFER_ALIGNMENT)
+    blocks, scalars = _divide_work(
+        source.shape, source.strides, destination.strides, source.dtype.itemsize, misalignments
+    )
+    emit.launch(
+        Kernel("copy.cu", "copy_strided"),
+        (blocks, 1, 1),
+        (_THREADS, 1, 1),
+        [source, destination, *scalars],
+        writes=[1],
+    )
+
+
+@functools.lru_cache(4096)
+def _divide_work(
+    shape: Shape, source: Strides, destination: Strides, itemsize: int, misalignments: tuple[int, int]
+) -> tuple[int, tuple[bytes, bytes, np.int32]]:
+    """Return blocks, and the arguments beside pointers: packed walk, ``CopyTile``, bytes of a unit.
+
+    Kept, because a model repeats few combinations in many nodes, and is lowered again for each size.
+    """
+    walk = join(shape, (source, destination))
+    width = _unit_width(walk, itemsize, misalignments)
+    walk = _in_wide_units(walk, width)
+    across = None if width > 1 else _axis_close_in_source(walk)
+    tile = bytes(48)
+    if across is None:
+        walk = Walk(walk.shape, (*walk.strides, (0,) * len(walk.shape), (0,) * len(walk.shape)))
+        blocks = ceil_div(walk.count, _UNITS_PER_BLOCK)
+    else:
+        tile, walk = _in_tiles(walk, across)
+        blocks = walk.count
+    return max(blocks, 1), (walk.pack(), tile, np.int32(width * itemsize))
+
+
+@operator("Concat")
+@dataclass(frozen=True, slots=True)
+class Concat(Operator):
+    """Concatenation along an axis. Inputs that can be made in place there cost nothing; the others are copied."""
+
+    axis: int
+    tolerance = Tolerance.EXACT
+    example = "float32[2,3] float32[2,3] axis=0"
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+
+    def infer(self, *inputs: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Add the extents of the axis."""
+        if not inputs:
+            raise InputError("Concat takes at least one input, got none.")
+        first = inputs[0]
+        axis = normalize_axis(self.axis, first.rank)
+        for index, x in enumerate(inputs):
+            expected = (*first.shape[:axis], *x.shape[axis : axis + 1], *first.shape[axis + 1 :])
+            if x.dtype != first.dtype or x.rank != first.rank or x.shape != expected:
+                raise InputError(
+                    f"Concat expects tensors of one dtype whose shapes agree beside axis {axis}, got: input {index} is "
+                    f"{x}, input 0 is {first}."
+                )
+        total = sum(x.shape[axis] for x in inputs)
+        return (first.with_shape((*first.shape[:axis], total, *first.shape[axis + 1 :])),)
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether there is one input."""
+        return len(inputs) == 1
+
+    def compute(self, *inputs: Array, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+        """Copy each input to its place."""
+        return (np.concatenate(inputs, self.axis, out=out[0] if out else None),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Place each input in its window of the output, or copy it there."""
+        y = outputs[0]
+        assert y is not None
+        axis = normalize_axis(self.axis, y.spec.rank)
+        first = 0
+        for x in inputs:
+            assert x is not None
+            # Empty ones are placed too: placement is decided for all sizes.
+            part = window(y, x.shape, y.strides, first * y.strides[axis])
+            if not emit.place(x, part):
+                emit.copy(part, x)
+            first += x.shape[axis]
+
+
+@operator("Tile")
+@dataclass(frozen=True, slots=True)
+class Tile(Operator):
+    """Repetition of the input along each axis."""
+
+    tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    has_blits = True
+
+    def infer(self, x: TensorSpec, repeats: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Multiply the extents."""
+        counts = _check_repeats(require_ints(repeats, "repeats", 1), x.rank)
+        return (x.with_shape(tuple(count * extent for count, extent in zip(counts, x.shape, strict=True))),)
+
+    def compute(self, x: Array, repeats: Array, out: Any = None) -> tuple[Array, ...]:
+        """Repeat."""
+        return (np.tile(x, _check_repeats(read_ints(repeats), x.ndim)),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Copy the input, stretched by an axis of stride 0 before each axis, into the output with its axes divided."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        if y.spec.size == 0:
+            return
+        shape: tuple[int, ...] = ()
+        strides: tuple[int, ...] = ()
+        for total, extent, stride in zip(y.shape, x.shape, x.strides, strict=True):
+            shape += (total // extent, extent)
+            strides += (0, stride)
+        emit.copy(window(y, shape, contiguous_strides(shape)), window(x, shape, strides))
+
+
+@operator("EyeLike")
+@dataclass(frozen=True, slots=True)
+class EyeLike(Operator):
+    """Ones on diagonal ``k`` of a matrix of the input's shape, zeros elsewhere; ``dtype`` is by default the input's."""
+
+    dtype: int | None = None
+    k: int = 0
+    tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    derivative = Derivative.ZERO
+    has_blits = True
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return the input's shape in the type asked for."""
+        if x.rank != 2:
+            raise InputError(f"EyeLike expects a matrix, got {x}.")
+        return (TensorSpec(x.shape, x.dtype if self.dtype is None else dtype_row(self.dtype).numpy),)
+
+    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+        """Compare row and column."""
+        rows, columns = x.shape
+        is_one = np.arange(columns) - np.arange(rows)[:, None] == self.k
+        return (is_one.astype(x.dtype if self.dtype is None else dtype_row(self.dtype).numpy),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Fill with zeros and copy a one along the diagonal."""
+        y = outputs[0]
+        assert y is not None
+        rows, columns = y.shape
+        length = max(0, min(rows, columns, rows + self.k, columns - self.k))
+        first = max(self.k, -self.k * columns) if length else 0
+        emit.fill(y, 0)
+        one = emit.constant(np.ones((), y.dtype))
+        emit.copy(window(y, (length,), (columns + 1,), first), window(one, (length,), (0,)))
+
+
+@upgrade("Concat", below=4)
+def _fill_axis(node: RawNode) -> RawNode:
+    """Set the axis, which was 1 unless given until opset 3."""
+    return node.with_attributes(axis=node.attributes.get("axis", 1))
+
+
+@upgrade("Tile", below=6)
+def _refuse_one_axis(node: RawNode) -> RawNode:
+    """Refuse the inputs of opset 5, a count and an axis, of which no constant can be made here.
+
+    Raises:
+        InputError: Always.
+    """
+    raise InputError("Tile below opset 6, with inputs tiles and axis, is not supported.")
+
+
+def _check_repeats(repeats: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    if len(repeats) != rank or min(repeats, default=0) < 0:
+        raise InputError(f"repeats must hold a count of 0 or more for each of {rank} axes, got {list(repeats)}.")
+    return repeats
+
+
+def _unit_width(walk: Walk, itemsize: int, misalignments: tuple[int, int]) -> int:
+    """Return how many neighbouring elements can travel as one unit."""
+    if not walk.shape or walk.inner_strides != (1, 1):
+        return 1
+    width = BUFFER_ALIGNMENT // itemsize
+    outer = [stride for strides in walk.strides for stride in strides[:-1]]
+    while width > 1:
+        if not any(start % (width * itemsize) for start in misalignments) and not any(
+            extent % width for extent in (walk.shape[-1], *outer)
+        ):
+            break
+        width //= 2
+    return width
+
+
+def _in_wide_units(walk: Walk, width: int) -> Walk:
+    """Return the walk with strides, and the innermost extent, counted in units of ``width`` elements."""
+    if width == 1:
+        return walk
+    strides = tuple((*(stride // width for stride in row[:-1]), 1) for row in walk.strides)
+    return Walk((*walk.shape[:-1], walk.shape[-1] // width), strides)
+
+
+def _axis_close_in_source(walk: Walk) -> int | None:
+    """Return the axis along which tiles are read, if the copy is a transposition worth tiling."""
+    source, destination = walk.strides
+    if len(walk.shape) < 2 or abs(destination[-1]) != 1 or abs(source[-1]) <= 1 or walk.shape[-1] < _SMALLEST_TILED:
+        return None
+    close = [axis for axis in range(len(walk.shape) - 1) if abs(source[axis]) == 1]
+    return close[0] if close and walk.shape[close[0]] >= _SMALLEST_TILED else None
+
+
+def _in_tiles(walk: Walk, across: int) -> tuple[bytes, Walk]:
+    """Return ``CopyTile`` and the walk over tiles: corners in source and destination, coordinates on both axes."""
+    source, destination = walk.strides
+    inner = len(walk.shape) - 1
+    tiled = (across, inner)
+    shape = tuple(ceil_div(extent, _TILE) if axis in tiled else extent for axis, extent in enumerate(walk.shape))
+    corners = [
+        tuple(stride * _TILE if axis in tiled else stride for axis, stride in enumerate(strides))
+        for strides in walk.strides
+    ]
+    coordinates = [tuple(_TILE if axis == wanted else 0 for axis in range(inner + 1)) for wanted in (inner, across)]
+    tile = struct.pack(
+        "<6q",
+        walk.shape[inner],
+        walk.shape[across],
+        source[inner],
+        source[across],
+        destination[inner],
+        destination[across],
+    )
+    return tile, Walk(shape, (*corners, *coordinates))

@@ -1,0 +1,222 @@
+"""Pad: padding by constant, edge, reflect or wrap; negative pads crop."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.containers import make_blank
+from gpuexec.ir.geometry import ceil_div, normalize_axes
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.host_values import require_const
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.spec import TensorSpec, dtypes_of
+from gpuexec.ops.lib.checks import require_ints
+from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div64
+from gpuexec.ops.tensor.layout import Slots, attributes_to_inputs, read_ints, window
+from gpuexec.system.mapped import read_content
+
+_MODES = ("constant", "reflect", "edge", "wrap")  # PadMode of pad.cu
+_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
+_THREADS = 256  # kThreads of pad.cu
+_FLOATS = dtypes_of("float")
+instantiate("pad.cu", [f"pad<{bits}>" for bits in _TYPES.values()])
+
+
+@dataclass(frozen=True, slots=True)
+class PadAxis:
+    """Padding of one axis: the part of the input that is shown, its place in the output, and the output's extent."""
+
+    first: int
+    extent: int
+    begin: int
+    output: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether the part shown fills the output."""
+        return self.begin == 0 and self.extent == self.output
+
+
+@operator("Pad")
+@dataclass(frozen=True, slots=True)
+class Pad(Operator):
+    """Tensor padded before and behind some axes: by a constant, or by reflecting, repeating the edge or wrapping.
+
+    A negative pad cuts. Reflecting, edge and wrap see only what is left after cutting.
+    """
+
+    mode: str = "constant"
+    tolerance = Tolerance.EXACT
+    flops_per_output = 0
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    fixed_inputs = (2,)
+    has_blits = True
+
+    def infer(
+        self,
+        x: TensorSpec,
+        pads: TensorSpec,
+        constant_value: TensorSpec | None = None,
+        axes: TensorSpec | None = None,
+    ) -> tuple[TensorSpec, ...]:
+        """Add the pads to the extents."""
+        plan = self._read(x.shape, pads, axes)
+        if constant_value is not None and constant_value.size != 1:
+            raise InputError(f"constant_value must hold one element, got {constant_value}.")
+        if constant_value is not None and constant_value.dtype != x.dtype:
+            if not {constant_value.dtype, x.dtype} <= set(_FLOATS):
+                raise InputError(f"Pad expects a constant_value of the type of {x}, got {constant_value}.")
+            require_const(constant_value, "constant_value", 2)
+        return (x.with_shape(tuple(axis.output for axis in plan)),)
+
+    def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
+        """Return whether all pads are known to be 0."""
+        pads = inputs[1] if len(inputs) > 1 else None
+        return pads is not None and pads.content is not None and not read_content(pads.content).any()
+
+    def compute(
+        self, x: Array, pads: Array, constant_value: Array | None = None, axes: Array | None = None, out: Any = None
+    ) -> tuple[Array, ...]:
+        """Copy the inside, or gather by folded coordinates axis by axis."""
+        plan = self._resolve(x.shape, read_ints(pads), None if axes is None else read_ints(axes))
+        if self.mode == "constant":
+            return (_pad_with_constant(x, plan, constant_value),)
+        for position, axis in enumerate(plan):
+            if axis != PadAxis(0, x.shape[position], 0, x.shape[position]):
+                coordinates = _fold(np.arange(axis.output) - axis.begin, axis.extent, self.mode)
+                x = np.take(x, axis.first + coordinates, position)
+        return (x,)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch one thread per element of the output."""
+        x, pads, constant, axes = (*inputs, None, None)[:4]
+        y = outputs[0]
+        assert x is not None and pads is not None and y is not None
+        plan = self._read(x.shape, pads.spec, None if axes is None else axes.spec)
+        launch_pad(emit, x, constant, y, plan, self.mode)
+
+    def _read(self, shape: tuple[int, ...], pads: TensorSpec, axes: TensorSpec | None) -> tuple[PadAxis, ...]:
+        listed = None if axes is None else require_ints(axes, "axes", 3)
+        return self._resolve(shape, require_ints(pads, "pads", 1), listed)
+
+    def _resolve(
+        self, shape: tuple[int, ...], pads: tuple[int, ...], axes: tuple[int, ...] | None
+    ) -> tuple[PadAxis, ...]:
+        if self.mode not in _MODES:
+            raise InputError(f"Pad mode must be one of {', '.join(_MODES)}, got {self.mode!r}.")
+        axes = normalize_axes(tuple(range(len(shape))) if axes is None else axes, len(shape))
+        if len(pads) != 2 * len(axes):
+            raise InputError(f"pads must hold a begin and an end for each of {len(axes)} axes, got {list(pads)}.")
+        plan = [PadAxis(0, extent, 0, extent) for extent in shape]
+        for axis, begin, end in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+            plan[axis] = self._resolve_axis(axis, shape[axis], begin, end)
+        return tuple(plan)
+
+    def _resolve_axis(self, axis: int, extent: int, begin: int, end: int) -> PadAxis:
+        output = extent + begin + end
+        if output < 0:
+            raise InputError(f"pads {begin} and {end} cut more than axis {axis} has, got extent {extent}.")
+        if self.mode == "constant":
+            return PadAxis(0, extent, begin, output)
+        left = extent + min(begin, 0) + min(end, 0)
+        if left <= 0 < output:
+            got = f"extent {max(left, 0)} after cutting"
+            raise InputError(f"Pad mode {self.mode} needs an element on axis {axis}, got {got}.")
+        return PadAxis(max(-begin, 0), left, max(begin, 0), output)
+
+
+def launch_pad(emit: Emitter, x: Slot, constant: Slot | None, y: Slot, plan: Sequence[PadAxis], mode: str) -> None:
+    """Launch one thread per element of ``y``, which shows ``x`` by the plan, and else the constant (None: 0)."""
+    start = sum(axis.first * stride for axis, stride in zip(plan, x.strides, strict=True)) if x.spec.size else 0
+    shown = window(x, [axis.extent for axis in plan], x.strides, start)
+    emit.launch(
+        Kernel("pad.cu", f"pad<{_TYPES[x.dtype.itemsize]}>"),
+        (max(1, ceil_div(y.spec.size, _THREADS)), 1, 1),
+        (_THREADS, 1, 1),
+        [shown, _constant_slot(emit, constant, x.dtype), y, _pack(plan, x.strides, y.spec.size, mode)],
+        writes=[2],
+    )
+
+
+@upgrade("Pad", below=2)
+def _rename_paddings(node: RawNode) -> RawNode:
+    """Rename the pads, which opset 1 called paddings."""
+    return node.without("paddings").with_attributes(pads=node.attributes.get("paddings", ()))
+
+
+@upgrade("Pad", below=11)
+def take_pads_as_inputs(node: RawNode) -> RawNode:
+    """Move pads and the constant, attributes until opset 10, to inputs."""
+    value = node.attributes.get("value", 0.0)
+    node = attributes_to_inputs(node.without("value"), "pads")
+    # The element type is not known here; `Pad` converts a constant of another type.
+    return node.with_input(2, np.array(value, np.float32)) if value else node
+
+
+def _pack(plan: Sequence[PadAxis], strides: Sequence[int], count: int, mode: str) -> bytes:
+    """Return the bytes of PadWalk."""
+    rows = _merge(plan, strides)[::-1]
+    if len(rows) > MAX_RANK:
+        raise InputError(f"Pad on a device takes at most {MAX_RANK} axes that can't be merged, got {len(rows)}.")
+    rows += [(PadAxis(0, 1, 0, 1), 0)] * (MAX_RANK - len(rows))
+    divisors = b"".join(pack_fast_div64(max(1, axis.output)) for axis, _ in rows)
+    numbers = [axis.begin for axis, _ in rows] + [axis.extent for axis, _ in rows] + [stride for _, stride in rows]
+    head = struct.pack("<q2i", count, MAX_RANK, _MODES.index(mode))
+    return head + divisors + struct.pack(f"<{3 * MAX_RANK}q", *numbers)
+
+
+def _merge(plan: Sequence[PadAxis], strides: Sequence[int]) -> list[tuple[PadAxis, int]]:
+    """Join neighbouring plain axes that the input walks as one; outermost first."""
+    rows: list[tuple[PadAxis, int]] = []
+    for axis, stride in zip(plan, strides, strict=True):
+        if rows and axis.is_plain and rows[-1][0].is_plain and rows[-1][1] == stride * axis.extent:
+            extent = rows[-1][0].extent * axis.extent
+            rows[-1] = (PadAxis(0, extent, 0, extent), stride)
+        else:
+            rows.append((axis, stride))
+    return rows
+
+
+def _constant_slot(emit: Emitter, constant: Slot | None, dtype: np.dtype[Any]) -> Slot:
+    if constant is None:
+        return emit.constant(np.zeros((), dtype))
+    if constant.dtype == dtype:
+        return constant
+    return emit.constant(_convert(require_const(constant.spec, "constant_value", 2), dtype))
+
+
+def _convert(constant: Array, dtype: np.dtype[Any]) -> Array:
+    with np.errstate(over="ignore"):
+        return constant.reshape(()).astype(dtype)
+
+
+def _pad_with_constant(x: Array, plan: Sequence[PadAxis], constant: Array | None) -> Array:
+    value = make_blank((), x.dtype) if constant is None else _convert(constant, x.dtype)
+    y = np.full([axis.output for axis in plan], value, x.dtype)
+    to, source = [], []
+    for axis in plan:
+        first = min(max(axis.begin, 0), axis.output)
+        last = max(first, min(axis.begin + axis.extent, axis.output))
+        to.append(slice(first, last))
+        source.append(slice(first - axis.begin, last - axis.begin) if last > first else slice(0, 0))
+    y[tuple(to)] = x[tuple(source)]
+    return y
+
+
+def _fold(at: Array, extent: int, mode: str) -> Array:
+    """Return the coordinate in [0, extent) that each position shows."""
+    if mode == "edge" or extent == 1:
+        return np.clip(at, 0, extent - 1)
+    if mode == "wrap":
+        return at % extent
+    folded = at % (2 * (extent - 1)) if extent else at
+    return np.where(folded < extent, folded, 2 * (extent - 1) - folded)

@@ -1,0 +1,311 @@
+"""Resize, and Upsample, its old name.
+
+Coordinates are tables made while planning (`gpuexec.ops.vision.resize_tables`) and lie on the device as constants.
+They belong
+to one pair of extents: for other extents the operator is planned anew, with tables of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import ceil_div, normalize_axes
+from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ops.lib.checks import require_floats, require_ints
+from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div64
+from gpuexec.ops.vision.resize_tables import AxisTable, ResizedAxis, Sampling, make_table
+
+MAX_LEVELS = 4  # axes the kernels interpolate along; kLevels of resize.cu
+BLENDED = dtypes_of("float", "int", "uint")
+_THREADS = 256
+_LIMIT = 2**29  # entries of a table, so that all of them fit 31 bits
+_MODES = ("nearest", "linear", "cubic")
+_POLICIES = ("stretch", "not_larger", "not_smaller")
+
+instantiate("resize.cu", [f"resize_nearest<{bits}>" for bits in ("u8", "u16", "u32", "u64")])
+instantiate("resize.cu", [f"resize_blend<{dtype_row(dtype).cuda}>" for dtype in BLENDED])
+
+
+@operator("Resize")
+@dataclass(frozen=True, slots=True)
+class Resize(Operator):
+    """Tensor sampled at other positions: the nearest element, or a linear or cubic blend of its neighbours.
+
+    Axes are blended one after the other, the last one first, in float (half, bfloat16, float) or double (double,
+    integers); integers are rounded to nearest even and saturate.
+
+    Where scale * extent is no whole number, ``align_corners`` takes that number for the length of the result, as two of
+    ONNX's own cases have it (test_resize_downsample_scales_linear_align_corners and
+    test_resize_downsample_scales_cubic_align_corners), so the last element is not met. onnxruntime and torch take the
+    length of the resized tensor; ``sizes`` in place of ``scales`` gives the same here. ``tf_crop_and_resize`` and
+    ``pytorch_half_pixel``, on which ONNX's cases say nothing, go by the length of the resized tensor.
+    """
+
+    antialias: int = 0
+    axes: tuple[int, ...] = ()
+    coordinate_transformation_mode: str = "half_pixel"
+    cubic_coeff_a: float = -0.75
+    exclude_outside: int = 0
+    extrapolation_value: float = 0.0
+    keep_aspect_ratio_policy: str = "stretch"
+    mode: str = "nearest"
+    nearest_mode: str = "round_prefer_floor"
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
+    flops_per_output = None
+    keeps_dtype = True
+    derivative = Derivative.RULE
+    fixed_inputs = (1, 2, 3)
+    has_blits = True
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Return the resized spec.
+
+        Raises:
+            InputError: Modes, axes, scales or sizes do not fit, or the type can't be blended.
+            NeedsHostValue: Scales, sizes or the region of interest are not known.
+        """
+        x = inputs[0]
+        if x is None:
+            raise InputError("Resize expects an input.")
+        if self.mode not in _MODES or self.keep_aspect_ratio_policy not in _POLICIES:
+            raise InputError(
+                f"Resize expects mode among {', '.join(_MODES)} and keep_aspect_ratio_policy among "
+                f"{', '.join(_POLICIES)}, got {self.mode!r} and {self.keep_aspect_ratio_policy!r}."
+            )
+        if self.mode == "nearest" and self.antialias:
+            raise InputError("Resize expects mode linear or cubic with antialias=1, got 'nearest'.")
+        if self.mode != "nearest" and x.dtype not in BLENDED:
+            raise InputError(f"Resize expects a number type with mode={self.mode!r}, got {x}.")
+        shape = list(x.shape)
+        for resized in self._resolve(x.shape, inputs):
+            shape[resized.axis] = resized.count
+        return (TensorSpec(tuple(shape), x.dtype),)
+
+    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+        """Sample axis by axis, the last one first."""
+        x = inputs[0]
+        assert x is not None
+        specs = [None if array is None else TensorSpec.of(array) for array in inputs]
+        tables = self._tables(x.shape, specs)
+        fill = _to_dtype(np.array(self.extrapolation_value, np.float64), x.dtype)
+        y = x if self.mode == "nearest" else x.astype(_blend_dtype(x.dtype), copy=False)
+        with np.errstate(all="ignore"):
+            for table in reversed(tables):
+                y = _sample(y, table)
+            y = (
+                y.astype(x.dtype, copy=False)
+                if x.dtype.kind not in "iu" or self.mode == "nearest"
+                else _to_dtype(y, x.dtype)
+            )
+        for table in tables:
+            outside = table.positions[:, 0] < 0
+            if outside.any():
+                y = y.copy() if y is x else y
+                y[(slice(None),) * table.axis + (outside,)] = fill
+        return (y,)
+
+    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+        """Launch one thread per output element."""
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        if y.spec.size == 0:
+            return
+        tables = self._tables(x.shape, [None if slot is None else slot.spec for slot in inputs])
+        if len(tables) > MAX_LEVELS or any(table.positions.size >= _LIMIT for table in tables):
+            raise InputError(
+                f"Resize expects at most {MAX_LEVELS} axes to change on a device, with tables below 2**29, "
+                f"got {self} for {x}."
+            )
+        taps = [table.taps for table in tables] + [1] * (MAX_LEVELS - len(tables))
+        starts = [sum(table.positions.size for table in tables[:level]) for level in range(MAX_LEVELS)]
+        positions = emit.constant(
+            np.concatenate([table.positions.ravel() for table in tables] or [np.zeros(1, np.int32)])
+        )
+        strides = [x.strides[table.axis] for table in tables] + [0] * (MAX_LEVELS - len(tables))
+        walk = _pack_axes(x, y, tables) + struct.pack(f"<{MAX_LEVELS}q{2 * MAX_LEVELS}i", *strides, *taps, *starts)
+        fill = _to_dtype(np.array(self.extrapolation_value, np.float64), x.dtype)
+        arguments: list[Argument] = [x, positions]
+        written = 2
+        if self.mode == "nearest":
+            name = f"resize_nearest<u{8 * x.dtype.itemsize}>"
+            arguments += [y, walk, fill.reshape(1).view(f"u{x.dtype.itemsize}")[0]]
+        else:
+            name = f"resize_blend<{dtype_row(x.dtype).cuda}>"
+            weights = np.concatenate(
+                [table.weights.ravel() for table in tables if table.weights is not None] or [np.ones(1)]
+            )
+            written = 3
+            arguments += [
+                emit.constant(weights.astype(_blend_dtype(x.dtype))),
+                y,
+                walk,
+                np.float64(self.extrapolation_value),
+            ]
+        blocks = ceil_div(y.spec.size, _THREADS)
+        emit.launch(Kernel("resize.cu", name), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=[written])
+
+    def _tables(self, shape: Sequence[int], inputs: Sequence[TensorSpec | None]) -> list[AxisTable]:
+        """Return the tables of the axes that change, by ascending axis."""
+        sampling = Sampling(
+            self.mode,
+            self.coordinate_transformation_mode,
+            self.nearest_mode,
+            self.cubic_coeff_a,
+            bool(self.antialias),
+            bool(self.exclude_outside) and self.mode != "nearest",
+        )
+        changed = [r for r in self._resolve(shape, inputs) if not _is_identity(r)]
+        return [make_table(sampling, resized) for resized in sorted(changed, key=lambda r: r.axis)]
+
+    def _resolve(self, shape: Sequence[int], inputs: Sequence[TensorSpec | None]) -> list[ResizedAxis]:
+        """Return the axes named, with their output extents."""
+        _, roi, scales, sizes = (*inputs, None, None, None)[:4]
+        axes = normalize_axes(self.axes, len(shape)) if self.axes else tuple(range(len(shape)))
+        # Opset 11 wants scales even where sizes are given: empty ones don't count.
+        wanted = () if sizes is None else require_ints(sizes, "sizes", 3)
+        if wanted:
+            _check_length("sizes", wanted, axes)
+            resized = self._resolve_sizes(shape, axes, wanted)
+        else:
+            factors = () if scales is None else require_floats(scales, "scales", 2)
+            _check_length("scales", factors, axes)
+            if any(factor <= 0 for factor in factors):
+                raise InputError(f"Resize expects scales above 0, got {list(factors)}.")
+            counts = [math.floor(scale * shape[axis]) for axis, scale in zip(axes, factors)]
+            resized = [ResizedAxis(a, shape[a], count, scale) for a, count, scale in zip(axes, counts, factors)]
+        if self.coordinate_transformation_mode != "tf_crop_and_resize":
+            return resized
+        region = require_floats(roi, "roi", 1)
+        if len(region) != 2 * len(axes):
+            raise InputError(f"Resize expects a roi of {2 * len(axes)} entries (starts, then ends), got {len(region)}.")
+        return [replace(r, roi=(region[i], region[i + len(axes)])) for i, r in enumerate(resized)]
+
+    def _resolve_sizes(self, shape: Sequence[int], axes: Sequence[int], sizes: Sequence[int]) -> list[ResizedAxis]:
+        if any(size < 0 or (size > 0 and shape[axis] == 0) for axis, size in zip(axes, sizes)):
+            raise InputError(
+                f"Resize expects sizes of 0 or more, and 0 where the input is empty, "
+                f"got {list(sizes)} for {list(shape)}."
+            )
+        ratios = [size / shape[axis] if shape[axis] else 1.0 for axis, size in zip(axes, sizes)]
+        if self.keep_aspect_ratio_policy == "stretch":
+            return [ResizedAxis(axis, shape[axis], size, ratio) for axis, size, ratio in zip(axes, sizes, ratios)]
+        scale = min(ratios) if self.keep_aspect_ratio_policy == "not_larger" else max(ratios)
+        return [ResizedAxis(axis, shape[axis], int(scale * shape[axis] + 0.5), scale) for axis in axes]
+
+
+def _check_length(role: str, entries: Sequence[object], axes: Sequence[int]) -> None:
+    if len(entries) != len(axes):
+        raise InputError(f"Resize expects {role} with one entry for each of {len(axes)} axes, got {list(entries)}.")
+
+
+def _is_identity(r: ResizedAxis) -> bool:
+    return r.extent == r.count and math.isclose(r.scale, 1.0) and r.roi == (0.0, 1.0)
+
+
+def _blend_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float64) if dtype.kind in "iu" else accumulator(dtype)
+
+
+def _to_dtype(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Convert from double; integers round to nearest even and saturate, NaN gives 0."""
+    with np.errstate(all="ignore"):
+        if dtype.kind not in "iu":
+            return values.astype(dtype)
+        bounds = np.iinfo(dtype)
+        rounded = np.where(values == values, np.rint(values), 0.0)
+        inside = (rounded > bounds.min) & (rounded < float(bounds.max))
+        clipped = np.where(rounded > 0, np.array(bounds.max, dtype), np.array(bounds.min, dtype))
+        return np.where(inside, np.where(inside, rounded, 0.0).astype(dtype), clipped)
+
+
+def _sample(x: Array, table: AxisTable) -> Array:
+    positions = np.maximum(table.positions, 0)  # what lies outside is overwritten at the end
+    if table.weights is None:
+        return np.take(x, positions[:, 0], axis=table.axis)
+    weights = table.weights.astype(x.dtype).reshape(*table.weights.shape, *(1,) * (x.ndim - 1 - table.axis))
+    y = np.take(x, positions[:, 0], axis=table.axis)
+    y *= weights[:, 0]
+    for tap in range(1, table.taps):
+        part = np.take(x, positions[:, tap], axis=table.axis)
+        part *= weights[:, tap]
+        y += part
+    return y
+
+
+def _merge_axes(
+    shape: Sequence[int], strides: Sequence[int], tables: Sequence[AxisTable]
+) -> list[tuple[int, int, int]]:
+    """Return (extent, stride, level) of the axes to walk, outermost first; level is -1 for axes that don't change.
+
+    Neighbours that do not change and are walked as one are joined, by strides of the input.
+    """
+    levels = {table.axis: level for level, table in enumerate(tables)}
+    merged: list[tuple[int, int, int]] = []
+    for axis, (extent, stride) in enumerate(zip(shape, strides)):
+        level = levels.get(axis, -1)
+        if level < 0 and extent == 1:
+            continue
+        if merged and level < 0 and merged[-1][2] < 0 and merged[-1][1] == stride * extent:
+            merged[-1] = (merged[-1][0] * extent, stride, -1)
+        else:
+            merged.append((extent, stride, level))
+    return merged
+
+
+def _pack_axes(x: Slot, y: Slot, tables: Sequence[AxisTable]) -> bytes:
+    merged = _merge_axes(y.shape, x.strides, tables)
+    if len(merged) > MAX_RANK:
+        raise InputError(
+            f"Resize expects at most {MAX_RANK} axes that can't be joined on a device, got {len(merged)} of {x}."
+        )
+    padded = [*reversed(merged), *[(1, 0, -1)] * (MAX_RANK - len(merged))]
+    return (
+        struct.pack("<q2i", y.spec.size, len(merged), len(tables))
+        + b"".join(pack_fast_div64(extent) for extent, _, _ in padded)
+        + struct.pack(f"<{MAX_RANK}q", *(stride for _, stride, _ in padded))
+        + struct.pack(f"<{MAX_RANK}i", *(level for _, _, level in padded))
+    )
+
+
+# ---------------------------------------------------------------- older opsets
+
+
+@upgrade("Resize", below=11)
+def _resize_10(node: RawNode) -> RawNode:
+    """Upgrade from opset 10, which has inputs X, scales; coordinates are divided by the scale."""
+    return replace(node, inputs=(node.inputs[0], "", node.inputs[1])).with_attributes(
+        coordinate_transformation_mode="asymmetric", nearest_mode="simple"
+    )
+
+
+@upgrade("Upsample", below=7)
+def _upsample_1(node: RawNode) -> RawNode:
+    """Upgrade from opset 6, which scales the plane of ``[n, c, h, w]`` alone, and calls linear bilinear."""
+    scales = (1.0, 1.0, node.attributes["height_scale"], node.attributes["width_scale"])
+    mode = node.attributes.get("mode", "nearest")
+    mode = "linear" if mode == "bilinear" else mode
+    return node.without("height_scale", "width_scale").with_attributes(scales=scales, mode=mode)
+
+
+@upgrade("Upsample", below=9)
+def _upsample_7(node: RawNode) -> RawNode:
+    """Move the scales, an attribute in opset 7, to an input."""
+    return node.without("scales").with_input(1, np.array(node.attributes["scales"], np.float32))
+
+
+@upgrade("Upsample", below=10)
+def _upsample_9(node: RawNode) -> RawNode:
+    """Rewrite Upsample as Resize of opset 10."""
+    resize: RawNode = _resize_10(replace(node, op_type="Resize"))
+    return resize

@@ -1,0 +1,224 @@
+"""Module: the methods of a program, each loaded at its first use."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuexec.devices.backend import BackendLike, check_backend
+from gpuexec.execution.profiling.profiler import Profiler, check_profiler
+from gpuexec.execution.results.given import ArrayLike, Input, Inputs
+from gpuexec.execution.results.tensor import Tensor
+from gpuexec.execution.runs.lists import split_inputs
+from gpuexec.model.outputs import Outputs
+from gpuexec.program.contents import Bound, Verification
+from gpuexec.program.method import Method
+from gpuexec.program.method_meta import MethodMeta
+from gpuexec.program.method_ports import Key
+from gpuexec.program.program import Program
+from gpuexec.system.pickling import not_picklable
+
+Array = np.ndarray[Any, Any]
+FORWARD = "forward"
+
+
+@not_picklable("Send what it was made of, a path or bytes, and make a Module of that there.")
+class Module:
+    """Runs methods of a program by name. Nothing is read, planned or compiled before it is needed.
+
+    Results are `Outputs`, a tuple that also knows names: of NumPy arrays of the caller's own, or with ``clone=False``
+    of Tensors, which are good until the method runs again. One caller at a time for each method; several Modules may
+    share one Program.
+
+    Args:
+        source: A Program, or what `Program.load` takes; a path that ends in ``.onnx`` is a model, its method
+            ``forward``.
+        backend: Where it runs; AUTO takes the GPU when one works.
+        verification: What is checked of a program when it is read.
+        shapes: Of the inputs of a model, as for `Program.build`.
+        share_arenas: All methods use the same memory for temporaries and outputs: a run of one makes the outputs of
+            the others stale.
+        max_bytes: The most each method may hold on its device; see `Program.load_method`.
+        profiler: Hears of the runs of all methods but those loaded with another.
+    """
+
+    def __init__(
+        self,
+        source: object,
+        *,
+        backend: BackendLike | None = None,
+        verification: Verification = Verification.FULL,
+        shapes: Mapping[str, Sequence[Bound | None]] | None = None,
+        share_arenas: bool = False,
+        max_bytes: int | None = None,
+        profiler: Profiler | None = None,
+    ) -> None:
+        check_profiler(profiler)
+        backend = None if backend is None else check_backend(backend)
+        self._source, self._verification, self._shapes = source, verification, shapes
+        self._backend, self._share_arenas, self._max_bytes = backend, share_arenas, max_bytes
+        self._profiler = profiler
+        self._program = source if isinstance(source, Program) else None
+        self._methods: dict[str, Method] = {}
+        self._lock = threading.RLock()
+
+    # ---- loading
+
+    def load(self) -> Program:
+        """Read the program, if that is not done yet.
+
+        Raises:
+            ModelError: It is no program, or damaged.
+        """
+        with self._lock:
+            if self._program is None:
+                self._program = self._read()
+            return self._program
+
+    def _read(self) -> Program:
+        source = self._source
+        if isinstance(source, str | os.PathLike) and os.fspath(source).endswith(".onnx"):
+            shapes = None if self._shapes is None else {FORWARD: self._shapes}
+            return Program.build({FORWARD: os.fspath(source)}, shapes=shapes)
+        return Program.load(source, self._verification)
+
+    def is_loaded(self) -> bool:
+        """Return whether the program is read."""
+        return self._program is not None
+
+    def load_method(self, name: str = FORWARD, *, profiler: Profiler | None = None) -> Method:
+        """Load a method, if that is not done yet, and return it.
+
+        Args:
+            name: Of the method.
+            profiler: Hears of its runs in place of the Module's; one that is loaded already keeps what it has.
+
+        Raises:
+            InputError: There is no such method.
+        """
+        with self._lock:
+            if name not in self._methods:
+                self._methods[name] = self.load().load_method(
+                    name,
+                    backend=self._backend,
+                    share_arenas=self._share_arenas,
+                    max_bytes=self._max_bytes,
+                    profiler=self._profiler if profiler is None else profiler,
+                )
+            return self._methods[name]
+
+    def is_method_loaded(self, name: str = FORWARD) -> bool:
+        """Return whether a method is loaded."""
+        return name in self._methods
+
+    def unload_method(self, name: str = FORWARD) -> bool:
+        """Close a method; False if it was not loaded. Its inputs are no longer set when it is loaded again."""
+        with self._lock:
+            method = self._methods.pop(name, None)
+        if method is None:
+            return False
+        method.close()
+        return True
+
+    # ---- what there is to know: reads the program, loads no method
+
+    @property
+    def method_names(self) -> tuple[str, ...]:
+        """The names of the methods."""
+        return self.load().method_names
+
+    def method_meta(self, name: str = FORWARD) -> MethodMeta:
+        """Describe a method; it need not be loaded, and is not.
+
+        Raises:
+            InputError: There is no such method.
+        """
+        return self.load().method_meta(name, backend=self._backend)
+
+    # ---- running
+
+    def forward(self, *inputs: Input, clone: bool = True, stream: object = None) -> Outputs[Any]:
+        """Run the method ``forward`` and block for its outputs; see `execute`.
+
+        Args:
+            *inputs: One input each; or one mapping gives all by name.
+            clone: As for `execute`.
+            stream: As for `execute`.
+        """
+        given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Mapping) else dict(enumerate(inputs))
+        return self.execute(FORWARD, given, clone=clone, stream=stream)
+
+    def execute(self, name: str, inputs: Inputs = (), *, clone: bool = True, stream: object = None) -> Outputs[Any]:
+        """Run a method and block for all its outputs, by position and by name.
+
+        Args:
+            name: Of the method, which is loaded if need be.
+            inputs: By position, fewer than there are if the others were set before; or a mapping, or one array. Lists
+                are taken as by `Worker.run`.
+            clone: False returns Tensors on the device in place of NumPy arrays.
+            stream: A stream of yours in whose order the run is; see `Method.execute`.
+        """
+        method = self.load_method(name)
+        self._set(method, inputs)
+        method.execute(stream=stream)
+        return _read_all(method.get_outputs(), clone=clone)
+
+    # ---- inputs and outputs by themselves: what is set goes to the Method at once, and stays
+
+    def set_input(self, index: Key, value: Input, method: str = FORWARD) -> None:
+        """Set an input of a method, which is loaded if need be; see `Method.set_input`."""
+        self.load_method(method).set_input(index, value)
+
+    def set_inputs(self, inputs: Inputs, method: str = FORWARD) -> None:
+        """Set all inputs of a method, or none; see `Method.set_inputs`."""
+        self.load_method(method).set_inputs(inputs)
+
+    def set_output(self, index: Key, array: ArrayLike | None, method: str = FORWARD) -> None:
+        """Write an output to memory of the user's; see `Method.set_output`."""
+        self.load_method(method).set_output(index, array)
+
+    def get_output(self, index: Key = 0, method: str = FORWARD, *, clone: bool = True) -> Any:
+        """Block for an output of a method's last run; with ``clone=False`` return the Tensor."""
+        tensor = self.load_method(method).get_output(index)
+        return tensor.readback_and_clone() if clone else tensor
+
+    def get_outputs(self, method: str = FORWARD, *, clone: bool = True) -> Outputs[Any]:
+        """Block for the outputs of a method's last run; with ``clone=False`` return the Tensors."""
+        return _read_all(self.load_method(method).get_outputs(), clone=clone)
+
+    # ---- life
+
+    def close(self) -> None:
+        """Wait for all methods and close them; they are loaded anew when they are used again."""
+        for name in list(self._methods):
+            self.unload_method(name)
+
+    def __enter__(self) -> Module:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        loaded = ", ".join(self._methods) or "no method"
+        return f"Module({loaded} loaded)"
+
+    @staticmethod
+    def _set(method: Method, inputs: Inputs) -> None:
+        if isinstance(inputs, Mapping):
+            method.set_inputs(inputs)
+            return
+        items = split_inputs(method._model.inputs, inputs)
+        if items:
+            method._set(dict(enumerate(items)), copy=True)
+
+
+def _read_all(tensors: Outputs[Tensor], *, clone: bool) -> Outputs[Any]:
+    if not clone:
+        return tensors
+    requests = {name: tensor.readback_request() for name, tensor in tensors.items()}
+    return Outputs({name: request.result() for name, request in requests.items()})

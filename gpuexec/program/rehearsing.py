@@ -1,0 +1,144 @@
+"""Rehearsal of a method without its device: finds the kernels of every subgraph.
+
+A run plans a subgraph when it gets there, since its plan depends on content. Here NumPy computes what the device
+would, the partitions and plans are those of a run (`gpuexec.execution.runs.subgraph`), and nothing is recorded. The
+choice of
+a kernel depends on dtypes, ranks and attributes, never on extents, so one dry run tells the kernels of all sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from gpuexec.devices.backend import Backend, BackendType
+from gpuexec.devices.recorder.tracer import TracerDevice
+from gpuexec.errors import GpuexecError, UnsupportedError
+from gpuexec.execution.resources.memory import Arena
+from gpuexec.execution.resources.weights import Weights
+from gpuexec.execution.runs.planning_context import PlanningContext
+from gpuexec.execution.runs.subgraph import Subgraph
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.containers import make_blank
+from gpuexec.ir.graphs import Array
+from gpuexec.ir.spec import TensorSpec, is_host_object
+from gpuexec.ir.target import Target
+from gpuexec.model.initial_state import find_initial_specs
+from gpuexec.model.model import Model
+from gpuexec.planner.analyse import HOST_WORK_LIMIT
+from gpuexec.program.branch_variants import BranchVariants
+from gpuexec.program.dry_run import DryRun, Known, Memo, RunValues
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """Kernels of all subgraphs, and gaps: in whole sentences what could not be reached, and why."""
+
+    kernels: tuple[Kernel, ...]
+    gaps: tuple[str, ...]
+
+
+def rehearse(model: Model, target: Target, cases: Sequence[Mapping[str, Array]], memo: Memo | None = None) -> Rehearsal:
+    """Dry-run a model for a target, with inputs on the host and on the device, through every branch of its Ifs.
+
+    Args:
+        model: What to follow.
+        target: With kernels.
+        cases: Inputs by name; each is followed.
+        memo: What was computed for another target.
+
+    Raises:
+        UnsupportedError: Operators that nothing here can run; lists all.
+    """
+    return _Rehearser(model, target, cases, memo or Memo()).run()
+
+
+def make_array(shape: tuple[int, ...], dtype: np.dtype[Any], random: np.random.Generator) -> Array:
+    """Return normal floats; 0 and 1 where the type is none of floats; empty strings and containers."""
+    if is_host_object(dtype):
+        return make_blank(shape, dtype)
+    if dtype.kind in "iub":
+        return random.integers(0, 2, shape).astype(dtype)
+    return random.standard_normal(shape).astype(dtype)
+
+
+class _Rehearser:
+    def __init__(self, model: Model, target: Target, cases: Sequence[Mapping[str, Array]], memo: Memo) -> None:
+        device = TracerDevice(target.name, is_writing=False)
+        backend = Backend(device, BackendType.GPU_COMPUTE, "nothing runs on it")
+        self._model, self._memo = model, memo
+        # What is light work for the host is the device's where tensors are larger.
+        self._sites = [
+            PlanningContext(model, backend, Weights(backend).enter(), Arena(backend), host_work=limit)
+            for limit in (HOST_WORK_LIMIT, -1)
+        ]
+        self._cases = cases
+        self._variants = BranchVariants(model.graph)
+        self._seen: set[tuple[int, bool]] = set()
+        self._gaps: dict[str, None] = {}
+
+    def run(self) -> Rehearsal:
+        """Run all cases and branches."""
+        known: set[tuple[int, bool]] = set()
+        left: list[tuple[frozenset[int], tuple[int, bool] | None]] = [(frozenset(), None)]
+        while left:
+            negated, wanted = left.pop(0)
+            if wanted in known:
+                continue
+            self._seen = set()
+            error = self._run_cases(negated)
+            if error is not None:
+                self._note(error, wanted)
+            if wanted is not None:
+                known.add(wanted)
+            known |= self._seen
+            left += [(negated | {each}, (each, not side)) for each, side in sorted(self._seen)]
+        reached = {each for each, _ in known}
+        missed = [self._variants.name(number) for number in self._variants.numbers if number not in reached]
+        if missed:
+            names = ", ".join(missed[:5]) + (f" and {len(missed) - 5} more" if len(missed) > 5 else "")
+            self._gaps[f"The kernels of {names} are not in the file: nothing led there."] = None
+        plans = [plan for planning in self._sites for plan in planning.plans]
+        kernels = dict.fromkeys(kernel for plan in plans for kernel in plan.kernels())
+        return Rehearsal(tuple(kernels), tuple(self._gaps))
+
+    def _note(self, error: GpuexecError, wanted: tuple[int, bool] | None) -> None:
+        what, advice = "of some parts", " Compile with a case of inputs that fit."
+        if wanted is not None:
+            advice = ""
+            branch = "then_branch" if wanted[1] else "else_branch"
+            what = f"that {branch} of {self._variants.name(wanted[0])} leads to"
+        self._gaps[f"Kernels {what} are not in the file: {error}{advice}"] = None
+
+    def _run_cases(self, negated: frozenset[int]) -> GpuexecError | None:
+        """Dry-run the graph with some Ifs negated, for each case; return the error of the last one that failed."""
+        graph = self._variants.negate(negated)
+        failure = None
+        for planning in self._sites:
+            subgraph, dry_run = Subgraph(graph, planning, grows=True), DryRun(planning, self._memo)
+            for inputs, is_on_host in product(self._cases, (False, True)):
+                try:
+                    dry_run.run(subgraph, self._place(inputs, is_on_host))
+                except UnsupportedError:
+                    raise
+                except GpuexecError as error:
+                    failure = error
+            self._seen.update((self._variants.number(node), side) for node, side in dry_run.branches)
+            self._gaps.update(dry_run.gaps)
+        return failure
+
+    def _place(self, inputs: Mapping[str, Array], is_on_host: bool) -> RunValues:
+        """Return the inputs of the graph; memories hold nothing yet, and never lie on the host."""
+        model = self._model
+        specs = {name: TensorSpec.of(array) for name, array in inputs.items()}
+        starts = find_initial_specs(model.graph, model.memories, model.dims, specs) if model.memories else {}
+        given = {value: inputs[value.name] for value in model.graph.inputs if value.name in inputs}
+        values = {value: Known(array, is_on_host or is_host_object(array.dtype)) for value, array in given.items()}
+        for value in model.graph.inputs:
+            if value not in values:
+                values[value] = Known(np.zeros(starts[value.name].shape, starts[value.name].dtype))
+        return values

@@ -1,0 +1,1 @@
+"""System services: environment variables, files and memory maps, progress, pickling, plugins."""
