@@ -66,7 +66,7 @@ INNER = {
         ("state",),
         ("run_binder",),
         ("engine",),
-        ("flushing", "replay", "report", "scheduling"),
+        ("replay", "report"),
         ("worker",),
         ("debugging", "images"),
     ),

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuexec.devices.backend import BackendType
 from gpuexec.execution.engine import Engine
 from gpuexec.execution.resources.memory_usage import MemoryUsageRow
 from gpuexec.execution.resources.syncs import CallRow, CopyRow, ReadRow
-from gpuexec.ir.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,56 +40,6 @@ class Report:
     graphs_refused: int = 0
     profiled: int = 0
     device_copies: tuple[CopyRow, ...] = ()
-
-
-class Reporting:
-    """Reports of an engine's runs and memory; ``_reason`` says why it runs on its backend."""
-
-    _engine: Engine
-    _reason: str
-
-    @property
-    def is_closed(self) -> bool:
-        """True if it was closed, by `close` or by an interrupt in the middle of a call."""
-        return self._engine.is_closed or self._engine.entering().is_broken
-
-    @property
-    def backend_type(self) -> BackendType:
-        """The backend chosen; never AUTO."""
-        return self._engine.backend.type
-
-    @property
-    def backend_reason(self) -> str:
-        """Reason for the choice of the backend."""
-        return self._reason
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        """The plans made so far, newest first."""
-        return tuple(self._engine.planning.plans)
-
-    def report(self) -> Report:
-        """Return a report of the runs so far."""
-        return make_report(self._engine, self._reason)
-
-    def memory_stats(self) -> dict[str, int]:
-        """Return bytes by purpose: ``arena`` beside ``arena_lower_bound``, ``exchange``, ``weights``, ``frames``...
-
-        Weights are the model's and shared by its Workers on a device; ``pinned`` bytes are the device's and shared by
-        all, as are those ``cached``, which were freed, by whomever, and are kept to be used again (see `trim`); they
-        count for no ``max_bytes``. Those of ``graphs`` are an estimate.
-        """
-        return count_memory(self._engine)
-
-    def memory_report(self) -> tuple[MemoryUsageRow, ...]:
-        """Return the rows of `memory_stats` with since which run and layer they are held, and the most there was."""
-        return describe_memory(self._engine)
-
-    def summary(self) -> str:
-        """Return the report and memory as readable text."""
-        graph = self._engine.model.graph
-        text = summarise(graph.name, len(graph.nodes), self.report(), self.memory_report())
-        return "\n".join([text, *(f"  state {memory}" for memory in self._engine.states.state.memories)])
 
 
 def make_report(engine: Engine, reason: str) -> Report:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
 
 from gpuexec.devices.backend import BackendLike, BackendType, check_backend, find_backend
-from gpuexec.errors import InputError
+from gpuexec.errors import InputError, StateError
 from gpuexec.execution.engine import Engine
-from gpuexec.execution.flushing import Flushing
 from gpuexec.execution.inspection.inspector import Inspector
 from gpuexec.execution.profiling.profiler import Profiler, check_profiler
 from gpuexec.execution.replay.record import record_replay
 from gpuexec.execution.replay.replay import Replay
-from gpuexec.execution.report import Reporting
-from gpuexec.execution.resources.caller_stream import open_stream
+from gpuexec.execution.report import Report, count_memory, describe_memory, make_report, summarise
+from gpuexec.execution.resources.caller_stream import CallerStream, open_stream
 from gpuexec.execution.resources.exclusive_caller import is_interrupt
+from gpuexec.execution.resources.memory_usage import MemoryUsageRow
 from gpuexec.execution.resources.unclosed import warn_unless_closed
 from gpuexec.execution.resources.weights import weights_of
+from gpuexec.execution.results.copying import copy_tensor
 from gpuexec.execution.results.given import ArrayLike, Inputs
+from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.runs.described import describe_inputs
 from gpuexec.execution.runs.memory_limit import MemoryLimit
+from gpuexec.execution.runs.pacing import check_budget
+from gpuexec.execution.runs.run import Run, Step
 from gpuexec.execution.runs.storage import own_storage
-from gpuexec.execution.scheduling import Scheduling
 from gpuexec.execution.state.seeds import check_seed
 from gpuexec.execution.state.state import State
 from gpuexec.execution.weights.alike import take_weights
@@ -30,12 +36,15 @@ from gpuexec.ir.plan import Plan
 from gpuexec.model.editing.weights import WeightSource
 from gpuexec.model.loading import load
 from gpuexec.model.model import Model, check_process
+from gpuexec.model.outputs import Outputs
 from gpuexec.system.pickling import not_picklable
 from gpuexec.system.progress import Tell, check_tell
 
+Array = np.ndarray[Any, Any]
+
 
 @not_picklable("Send its model, and make a Worker of that there.")
-class Worker(Scheduling, Flushing, Reporting):
+class Worker:
     """Runs a model on a device. Nothing waits for the device unless you ask.
 
         with gpuexec.Worker("model.onnx") as worker:
@@ -136,9 +145,159 @@ class Worker(Scheduling, Flushing, Reporting):
         self._engine.profiler = profiler
         if seed is not None:
             self._engine.states.state.seed(seed)
-        self._last = None
+        self._last: Run | None = None
         self._progress = 0.0
         self._unclosed = warn_unless_closed(self, f"A Worker of {model.graph.name!r}", "close(), or use `with`")
+
+    # ---- running
+
+    def schedule(self, inputs: Inputs | None = None, *, copy: bool = True, stream: object = None) -> Run:
+        """Put a run on the stream and return at once.
+
+        Args:
+            inputs: One array, a list in the model's order, or ``{"name": array}``. Host arrays are copied before this
+                returns; device arrays and Tensors (pending ones too) are borrowed until the run is done. Inputs left
+                out stay as they were in the run before. One given under the name of a memory's input replaces what the
+                state holds, for this run; the next goes on from its result.
+            copy: False borrows host arrays too, where they are dense: leave them as they are until the run is done.
+            stream: A stream of yours (of CuPy, torch, the device, a handle, anything with ``__cuda_stream__``): the run
+                comes after what is on it now, and what you put on it afterwards comes after the run. The run itself
+                stays on the Worker's stream; nothing waits but streams, unless the run must wait for the host.
+
+        Raises:
+            InputError: An input is missing, misspelt, or of the wrong dtype or shape, or ``stream`` is none; nothing
+                was done.
+            StateError: The stream is capturing a graph.
+        """
+        with self._engine.entering():
+            self._last = self._engine.schedule(inputs, copy=copy, stream=stream)
+            self._progress = 1.0
+            return self._last
+
+    def run(self, inputs: Inputs | None = None, *, copy: bool = True, stream: object = None) -> Outputs[Any]:
+        """Run and block for all outputs: a tuple that also knows names, whether they are one or several.
+
+        Each is an array of the caller's own. Strings are an array of str, a sequence is a list, an optional what it
+        holds or None, a map a dict. Arguments are those of `schedule`. A KeyboardInterrupt cancels the run.
+        """
+        with self._engine.giving_up():
+            run = self.schedule(inputs, copy=copy, stream=stream)
+            # Nobody else asks for these: their pinned memory goes back with them.
+            requests = {name: tensor._content.read_privately() for name, tensor in run.outputs.items()}
+            return Outputs({name: request.result() for name, request in requests.items()})
+
+    def schedule_iterable(
+        self,
+        inputs: Inputs | None = None,
+        *,
+        copy: bool = True,
+        budget_ms: float | None = None,
+        stream: object = None,
+    ) -> Iterator[Step]:
+        """Put a run on the stream step by step, each issued when the iterator is advanced.
+
+        Inputs are taken at the call. A step may say that it is ``waiting`` for an input from elsewhere, or for content
+        that the host needs, having issued nothing. A newer run makes the iterator stale: advancing it raises
+        StaleError.
+
+        Args:
+            inputs: As for `schedule`.
+            copy: As for `schedule`.
+            budget_ms: Put as many layers into a step as take no longer than this on the device (or on the host, where
+                they run there), and at least one. Layers are timed while they run with a budget; those that were not
+                yet have a step each. None: every layer has.
+            stream: As for `schedule`; it waits for the run from the last step on.
+
+        Raises:
+            InputError: An input does not fit, or the budget is below 0.
+        """
+        check_budget(budget_ms)
+        with self._engine.entering():
+            self._last, steps = self._engine.begin(inputs, copy=copy, budget_ms=budget_ms, stream=stream)
+            self._progress = 0.0
+            return self._follow(steps)
+
+    def _follow(self, steps: Iterator[tuple[Step, int]]) -> Iterator[Step]:
+        for step, left in steps:
+            issued = step.index + len(step.nodes)
+            # How long loops run is not known beforehand; what was shown is not taken back.
+            self._progress = max(self._progress, issued / max(issued + left, 1))
+            yield step
+        self._progress = 1.0
+
+    @property
+    def schedule_progress(self) -> float:
+        """Share of the present run's layers that are on the stream, 0 to 1; 0 as soon as a manual schedule starts."""
+        return self._progress
+
+    def cancel(self) -> bool:
+        """Give up the present run if it is not wholly on the stream; the Worker stays usable."""
+        with self._engine.entering():
+            return self._last is not None and self._last.cancel()
+
+    # ---- results
+
+    def peek_output(self, name: str | None = None) -> Tensor:
+        """Return an output of the last run (the first, without a name); it may be pending. No copy, no wait."""
+        return self._require_run().peek_output(name)
+
+    def read_output(self, name: str | None = None) -> Array:
+        """Block for an output of the last run as an array of the caller's own; see `run`."""
+        return self.peek_output(name).readback_and_clone()
+
+    def copy_output(self, name: str | None = None, out: Tensor | None = None, *, stream: object = None) -> Tensor:
+        """Copy an output of the last run on the device, without waiting; the copy is the caller's.
+
+        Args:
+            name: Which output; None: the first.
+            out: A tensor that `copy_output` made before, of the same dtype and shape, to copy into.
+            stream: A stream of yours: the copy comes after what is on it now, and what you put on it afterwards comes
+                after the copy.
+
+        Raises:
+            InputError: ``out`` does not fit, ``stream`` is none, or the output is strings or a container, which lie on
+                the host.
+        """
+        with self._engine.entering():
+            caller = None if stream is None else CallerStream.of(self._engine.backend, stream)
+            return copy_tensor(self._require_run().peek_output(name), out, self._engine.backend, caller)
+
+    # ---- waiting
+
+    def wait_for_completion(self) -> None:
+        """Wait for everything issued so far, between steps too, and give staging back.
+
+        The device's pinned blocks that nobody uses are freed, that of the inputs too, which stay set.
+
+        Raises:
+            GpuexecError: The last run failed.
+        """
+        waiting = self._engine.waiting
+        with self._engine.entering():
+            mark = waiting.mark()
+        with waiting.releasing_staging():
+            mark.synchronize()
+
+    async def wait_for_completion_async(self) -> None:
+        """Wait as `wait_for_completion` does, without blocking the loop."""
+        waiting = self._engine.waiting
+        with self._engine.entering():
+            mark = waiting.mark()
+        with waiting.releasing_staging():
+            await mark.wait(self._engine.backend.completion)
+
+    def order_before(self, stream: object) -> None:
+        """Have a stream of yours wait for everything issued so far; return at once.
+
+        Args:
+            stream: Of CuPy, torch, the device, a handle, anything with ``__cuda_stream__``: what you put on it
+                afterwards comes after all that was issued so far.
+
+        Raises:
+            InputError: ``stream`` is none.
+        """
+        with self._engine.entering():
+            self._engine.waiting.mark(stream)
 
     # ---- before and beside runs
 
@@ -242,7 +401,52 @@ class Worker(Scheduling, Flushing, Reporting):
         self._engine.check_open()
         return State(self.model, self._backend)
 
+    # ---- report
+
+    @property
+    def backend_type(self) -> BackendType:
+        """The backend chosen; never AUTO."""
+        return self._engine.backend.type
+
+    @property
+    def backend_reason(self) -> str:
+        """Reason for the choice of the backend."""
+        return self._reason
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans made so far, newest first."""
+        return tuple(self._engine.planning.plans)
+
+    def report(self) -> Report:
+        """Return a report of the runs so far."""
+        return make_report(self._engine, self._reason)
+
+    def memory_stats(self) -> dict[str, int]:
+        """Return bytes by purpose: ``arena`` beside ``arena_lower_bound``, ``exchange``, ``weights``, ``frames``...
+
+        Weights are the model's and shared by its Workers on a device; ``pinned`` bytes are the device's and shared by
+        all, as are those ``cached``, which were freed, by whomever, and are kept to be used again (see `trim`); they
+        count for no ``max_bytes``. Those of ``graphs`` are an estimate.
+        """
+        return count_memory(self._engine)
+
+    def memory_report(self) -> tuple[MemoryUsageRow, ...]:
+        """Return the rows of `memory_stats` with since which run and layer they are held, and the most there was."""
+        return describe_memory(self._engine)
+
+    def summary(self) -> str:
+        """Return the report and memory as readable text."""
+        graph = self._engine.model.graph
+        text = summarise(graph.name, len(graph.nodes), self.report(), self.memory_report())
+        return "\n".join([text, *(f"  state {memory}" for memory in self._engine.states.state.memories)])
+
     # ---- life
+
+    @property
+    def is_closed(self) -> bool:
+        """True if it was closed, by `close` or by an interrupt in the middle of a call."""
+        return self._engine.is_closed or self._engine.entering().is_broken
 
     def trim(self) -> None:
         """Wait for all work and give back memory that is not needed now, to the driver what the device keeps of it."""
@@ -271,3 +475,9 @@ class Worker(Scheduling, Flushing, Reporting):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Who was interrupted waits for nothing any more.
         self._close(cancels=kind is not None and is_interrupt(kind))
+
+    def _require_run(self) -> Run:
+        self._engine.check_open()
+        if self._last is None:
+            raise StateError("No run was scheduled yet; call schedule(inputs) first.")
+        return self._last
