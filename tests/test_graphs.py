@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pytest
@@ -129,3 +130,23 @@ def test_free_names_are_numbered_from_2() -> None:
     assert find_free("y", taken) == "y" and find_free("x", taken, {"x.3"}) == "x.4"
     assert [take_free("x", taken), take_free("x", taken)] == ["x.3", "x.4"]
     assert taken == {"x", "x.2", "x.3", "x.4"}
+
+
+Body = Graph
+
+
+def test_bodies_are_found_under_any_type_that_is_not_plain() -> None:
+    body = Graph((), (), (), {})
+
+    @dataclass(frozen=True)
+    class Aliased:
+        repeats: int
+        axes: tuple[int, ...]
+        inner: Body
+        either: Graph | None = None
+
+    class Plain(Aliased):
+        pass
+
+    assert bodies(cast(Operator, Aliased(2, (0,), body, body))) == (body, body)
+    assert bodies(cast(Operator, Plain(2, (0,), body))) == (body,)

@@ -12,6 +12,7 @@ across bodies. `check` holds exactly this.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -25,6 +26,8 @@ from gpuexec.ir.operator import Operator
 from gpuexec.ir.spec import DeclaredSpec
 
 Array = np.ndarray[Any, Any]
+# Words of types that are no graph.
+_PLAIN = frozenset({"bool", "bytes", "float", "int", "None", "str", "tuple"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +130,10 @@ class Graph:
 
 def bodies(operator: Operator) -> tuple[Graph, ...]:
     """Return the graphs among an operator's attributes, in the order of its fields; none for most operators."""
-    given = (getattr(operator, name) for name in _list_fields(type(operator)))  # type: ignore[arg-type]
+    names = _list_fields(type(operator))  # type: ignore[arg-type]
+    if not names:
+        return ()
+    given = (getattr(operator, name) for name in names)
     return tuple(value for value in given if isinstance(value, Graph))
 
 
@@ -149,7 +155,8 @@ def with_bodies(operator: Operator, graphs: Sequence[Graph]) -> Operator:
 
 @cache
 def _list_fields(cls: type[Any]) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(cls))
+    """Return the fields that may hold a graph: those whose type, as written, is made of more than plain types."""
+    return tuple(f.name for f in fields(cls) if not set(re.findall(r"\w+", str(f.type))) <= _PLAIN)
 
 
 def list_needed(

@@ -114,13 +114,14 @@ def compress(graph: Graph, kind: str, only: Only | None, disabled: Collection[st
 def _run_within(each: Pass, graph: Graph) -> Graph:
     """Run a pass on a graph, then on the bodies of the nodes it leaves."""
     graph = each.function(graph)
-    nodes = []
+    nodes, is_same = [], True
     for node in graph.nodes:
         inner = bodies(node.operator)
-        changed = tuple(_run_within(each, body) for body in inner)
-        is_same = all(new is old for new, old in zip(changed, inner, strict=True))
-        nodes.append(node if is_same else replace(node, operator=with_bodies(node.operator, changed)))
-    is_same = all(new is old for new, old in zip(nodes, graph.nodes, strict=True))
+        if inner:
+            changed = tuple(_run_within(each, body) for body in inner)
+            if any(new is not old for new, old in zip(changed, inner, strict=True)):
+                node, is_same = replace(node, operator=with_bodies(node.operator, changed)), False
+        nodes.append(node)
     return graph if is_same else replace(graph, nodes=tuple(nodes))
 
 
