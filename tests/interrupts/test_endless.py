@@ -156,8 +156,11 @@ def test_block_that_is_interrupted_closes_without_waiting_or_warning(
 
 # ---- the process
 
-SCRIPT = """
-import signal, sys
+# A shell gives what it starts in the background SIGINT ignored, and children inherit that.
+HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+SCRIPT = f"""
+{HEED}
+import sys
 import gpuexec as gx
 from tests.interrupts.endless import ENDLESS, counting, feeds
 
@@ -229,6 +232,7 @@ def test_command_line_ends_with_130_and_one_line(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X)
     np.save(trips, np.array(ENDLESS, np.int64))
     script = f"""
+{HEED}
 import _thread, sys, threading
 from gpuexec.cli import main
 from gpuexec.devices.latch import Wakeup

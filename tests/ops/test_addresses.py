@@ -28,7 +28,10 @@ from tests.ops.tolerance import to_bits
 # Elements past an aligned address.
 SHIFTS = tuple(range(1, 16))
 # Families whose kernels or copies read words of several elements, where each type meets every shift.
-WIDE = ("elementwise_unary", "elementwise_variadic", "copy", "gather", "integer_matmul")
+WIDE = (
+    *("elementwise.elementwise_unary", "elementwise.elementwise_variadic", "tensor.copy", "tensor.gather"),
+    "quant.integer_matmul",
+)
 # Operators that draw from a memory, which no replay takes; what they read of callers are shapes and probabilities.
 DRAWING = ("gpuexec.ops.random.random", "gpuexec.ops.random.multinomial")
 
