@@ -37,3 +37,14 @@ def test_a_damaged_file_is_named_or_read(tmp_path: Path, kind: str) -> None:
 def test_a_file_that_is_not_there_is_the_system_s_to_tell(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load_arrays(tmp_path / "none.npz")
+
+
+def test_a_long_name_in_a_broken_archive_makes_no_long_message(tmp_path: Path) -> None:
+    path = tmp_path / "w.npz"
+    np.savez(path, **{"a" * 5000: np.zeros(3)})
+    content = bytearray(path.read_bytes())
+    content[content.index(b"a" * 5000)] = 0xEF
+    path.write_bytes(content)
+    with pytest.raises(gx.InputError, match="file of arrays: ") as caught:
+        load_arrays(path)
+    assert len(str(caught.value)) < 1000

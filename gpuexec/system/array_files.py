@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.errors import InputError
+from gpuexec.errors import InputError, abridge
 
 Array = np.ndarray[Any, Any]
 
@@ -29,4 +29,5 @@ def load_arrays(path: str | Path, wanted: Collection[str] | None = None) -> Arra
                 return {name: np.asarray(loaded[name]) for name in loaded.files if wanted is None or name in wanted}
         except Exception as error:  # of NumPy, zipfile, zlib or tokenize, whichever detects the damage
             objects = " (text is saved as such by astype(str))" if "bject" in str(error) else ""
-            raise InputError(f"{path} is no .npy or .npz file of arrays: {str(error).rstrip('.')}{objects}.") from error
+            text = abridge(str(error).rstrip("."), 300)
+            raise InputError(f"{path} is no .npy or .npz file of arrays: {text}{objects}.") from error
