@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 import gpuexec as gx
 from gpuexec.devices.kernels.kernel_cache import make_key
-from gpuexec.devices.kernels.kernel_source import flatten, kernels_dir
+from gpuexec.devices.kernels.kernel_source import find_source, flatten
 from gpuexec.devices.kernels.nvrtc import OPTIONS
 from gpuexec.devices.kernels.stored_code import StoredCode, StoredKernel
 from gpuexec.ir.command import Kernel
@@ -76,7 +76,7 @@ def load_nested(**options: Any) -> Model:
 
 def make_code() -> StoredCode:
     """Return code that stands for a kernel, without a compiler."""
-    text = flatten(kernels_dir() / KERNEL.source)
+    text = flatten(find_source(KERNEL.source))
     kernels = []
     for architecture in ("compute_80", "sm_80"):
         key = make_key(text, (KERNEL.expression,), architecture, OPTIONS, "nvrtc-1.0")

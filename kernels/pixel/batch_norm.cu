@@ -1,6 +1,6 @@
 // Batch normalisation by given statistics, texel by texel.
-#include "../index.cuh"
-#include "../reduce.cuh"
+#include "index.cuh"
+#include "reduce.cuh"
 #include "texture.cuh"
 
 // Computes y = (x - mean) * (scale / sqrt(variance + epsilon)) + bias, parameters per channel.

@@ -1,5 +1,5 @@
 // CDist, texel by texel: each thread walks the rows of its distances.
-#include "../cdist.cu"
+#include "../microsoft/cdist.cu"
 #include "texture.cuh"
 
 // Computes  y[i, j] = the metric's distance between row i of a and row j of b

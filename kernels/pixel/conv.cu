@@ -1,5 +1,5 @@
 // Convolution and its transpose, texel by texel: each thread gathers what enters its outputs.
-#include "../conv.cu"
+#include "../nn/conv.cu"
 #include "narrow.cuh"
 
 __device__ inline i64 count_outputs(const ConvSizes& sizes) {

@@ -1,5 +1,5 @@
 // Copies between windows of any strides, texel by texel of the destination.
-#include "../index.cuh"
+#include "index.cuh"
 #include "texture.cuh"
 
 constexpr int kCopyRank = 8;

@@ -1,5 +1,5 @@
 // CumSum and CumProd, texel by texel: each thread walks what lies before its elements.
-#include "../cumulative.cu"
+#include "../reduce/cumulative.cu"
 #include "texture.cuh"
 
 // Computes y[i] = x[0] + ... + x[i] along the columns (Product: times); without x[i] if is_exclusive, from the last column

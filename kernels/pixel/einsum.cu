@@ -1,5 +1,5 @@
 // Einsum, texel by texel: each thread sums the products of its elements.
-#include "../einsum.cu"
+#include "../linalg/einsum.cu"
 #include "texture.cuh"
 
 // Computes  what `contract` computes.

@@ -1,6 +1,6 @@
 // Operand positions of elementwise blits: the walk of ../elementwise.cuh, in units.
 #pragma once
-#include "../elementwise.cuh"
+#include "../include/elementwise.cuh"
 #include "texture.cuh"
 
 template <int Width, int Operands>

@@ -1,5 +1,5 @@
 // Binary elementwise operators, texel by texel, by the functors of ../elementwise_binary.cu.
-#include "../elementwise_binary.cu"
+#include "../elementwise/elementwise_binary.cu"
 #include "elementwise.cuh"
 
 // Computes: y = Op(a, b) element by element.

@@ -1,5 +1,5 @@
 // Cast between any two element types, texel by texel.
-#include "../narrow_types.cuh"
+#include "narrow_types.cuh"
 #include "elementwise.cuh"
 
 // Computes: y = x converted as `cast` of types.cuh says.

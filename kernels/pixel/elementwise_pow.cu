@@ -1,5 +1,5 @@
 // Pow, texel by texel, by the functions of ../elementwise_pow.cu.
-#include "../elementwise_pow.cu"
+#include "../elementwise/elementwise_pow.cu"
 #include "elementwise.cuh"
 
 template <class To>

@@ -1,5 +1,5 @@
 // Clip and Where, texel by texel.
-#include "../safe.cuh"
+#include "safe.cuh"
 #include "elementwise.cuh"
 
 // Computes: y = condition ? a : b.

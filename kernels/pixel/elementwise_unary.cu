@@ -1,5 +1,5 @@
 // Unary elementwise operators, texel by texel, by the functors of ../elementwise_unary.cu.
-#include "../elementwise_unary.cu"
+#include "../elementwise/elementwise_unary.cu"
 #include "elementwise.cuh"
 
 // Computes: y = Op(x) element by element.

@@ -1,5 +1,5 @@
 // Max, Min, Sum and Mean of any number of inputs, texel by texel, by the functors of ../elementwise_variadic.cu.
-#include "../elementwise_variadic.cu"
+#include "../elementwise/elementwise_variadic.cu"
 #include "elementwise.cuh"
 
 // Computes: y = Op(...Op(Op(x0, x1), x2)..., x[count-1]) / divisor.

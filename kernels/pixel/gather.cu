@@ -1,5 +1,5 @@
 // Gather, GatherND and GatherElements, texel by texel.
-#include "../gather.cu"
+#include "../tensor/gather.cu"
 #include "texture.cuh"
 
 // Draws slices in elements of T, of which a unit has `parts`.

@@ -1,5 +1,5 @@
 // Tensors made of scalars, texel by texel: ranges, and host-known content passed by value.
-#include "../generate.cu"
+#include "../tensor/generate.cu"
 #include "texture.cuh"
 
 // Computes: y[i] = start + i * delta, for integers modulo 2^width.

@@ -1,5 +1,5 @@
 // Conversion of images to tensors and back, texel by texel; the tables are textures too.
-#include "../image.cu"
+#include "../vision/image.cu"
 #include "texture.cuh"
 
 // Computes  what transform_image computes

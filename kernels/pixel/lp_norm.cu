@@ -1,5 +1,5 @@
 // LpNormalization, texel by texel: each thread walks the lines of its elements.
-#include "../reduce.cuh"
+#include "reduce.cuh"
 #include "texture.cuh"
 
 // Computes y = x / (sum |x|^p)^(1/p) along the columns, p 1 or 2; 0 where the norm is 0.

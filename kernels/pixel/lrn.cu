@@ -1,5 +1,5 @@
 // LRN, texel by texel.
-#include "../elementwise.cuh"
+#include "../include/elementwise.cuh"
 #include "texture.cuh"
 
 // Computes: y = x / (bias + scale * sum of x^2 over channels c - before .. c + after that exist)^beta.

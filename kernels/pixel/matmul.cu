@@ -1,5 +1,5 @@
 // MatMul and Gemm, texel by texel: each thread multiplies the rows and columns of its elements.
-#include "../matmul.cu"
+#include "../linalg/matmul.cu"
 #include "narrow.cuh"
 
 // What a thread of a product does, whatever form the right operand has; `steps` are those of its scales.

@@ -1,5 +1,5 @@
 // MatMulNBits and MatMulBnb4, texel by texel: each thread widens the weights of its elements.
-#include "../matmul_nbits.cu"
+#include "../microsoft/matmul_nbits.cu"
 #include "texture.cuh"
 
 // PackedPointers, in textures.

@@ -1,5 +1,5 @@
 // MeanVarianceNormalization, texel by texel: each thread walks the rows of its elements.
-#include "../mean_variance.cu"
+#include "../nn/mean_variance.cu"
 #include "texture.cuh"
 
 // Adds to `start` where, in x, the element at `index` of y stands along the axes of a walk; y is dense.

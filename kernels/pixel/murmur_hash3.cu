@@ -1,5 +1,5 @@
 // MurmurHash3, texel by texel.
-#include "../murmur_hash3.cu"
+#include "../microsoft/murmur_hash3.cu"
 #include "texture.cuh"
 
 // Computes  y[i] = the hash of the bytes of x[i]

@@ -1,6 +1,6 @@
 // Narrow weights in textures, widened where they are read.
 #pragma once
-#include "../narrow.cuh"
+#include "../include/narrow.cuh"
 #include "texture.cuh"
 
 // Weights as they lie.

@@ -1,5 +1,5 @@
 // Normalisation of rows, texel by texel: each thread walks the row of its elements.
-#include "../norm.cu"
+#include "../nn/norm.cu"
 #include "texture.cuh"
 
 // Computes y = (x - mean) / sqrt(variance + epsilon) * scale + bias over each row; mean is 0 unless is_centered.

@@ -1,5 +1,5 @@
 // OneHot, texel by texel.
-#include "../index.cuh"
+#include "index.cuh"
 #include "texture.cuh"
 
 template <class T, class Index>

@@ -1,5 +1,5 @@
 // Padding, texel by texel.
-#include "../pad.cu"
+#include "../tensor/pad.cu"
 #include "texture.cuh"
 
 // Computes: y[o] = x[fold(o - begin)] where every axis folds into x, else *value.

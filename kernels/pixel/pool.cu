@@ -1,5 +1,5 @@
 // Pooling, texel by texel.
-#include "../pool.cu"
+#include "../nn/pool.cu"
 #include "texture.cuh"
 
 __device__ inline i64 count_windows(const PoolSizes& sizes) {

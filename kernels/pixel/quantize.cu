@@ -1,5 +1,5 @@
 // QuantizeLinear and DequantizeLinear, texel by texel.
-#include "../quantize.cu"
+#include "../quant/quantize.cu"
 #include "texture.cuh"
 
 __device__ inline float load_float(const Texture<u8>& values, i64 place, int kind) {

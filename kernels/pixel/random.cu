@@ -1,5 +1,5 @@
 // Random numbers, texel by texel: to the bits of ../random.cu.
-#include "../philox.cuh"
+#include "philox.cuh"
 #include "texture.cuh"
 
 // The numbers of a node, by element: those of a block are made once for elements that follow each other.

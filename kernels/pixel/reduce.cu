@@ -1,5 +1,5 @@
 // Reductions, texel by texel: each thread walks the terms of its elements, by the operations of ../reduce.cu.
-#include "../reduce.cu"
+#include "../reduce/reduce.cu"
 #include "texture.cuh"
 
 // Folds the terms [first, end) of the row at `start`, in order.

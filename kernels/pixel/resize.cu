@@ -1,5 +1,5 @@
 // Resize by tables, texel by texel; the tables are textures too.
-#include "../resize.cu"
+#include "../vision/resize.cu"
 #include "texture.cuh"
 
 // Whether an output element lies outside the input along some axis.

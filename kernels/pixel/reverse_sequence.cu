@@ -1,5 +1,5 @@
 // ReverseSequence, texel by texel.
-#include "../index.cuh"
+#include "index.cuh"
 #include "texture.cuh"
 
 // Computes: y[.. t ..] = x[.. lengths[b] - 1 - t ..] where t < lengths[b], else x[.. t ..]; b along the batch axis.

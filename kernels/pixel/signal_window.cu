@@ -1,5 +1,5 @@
 // Windows of signals, texel by texel.
-#include "../signal_window.cu"
+#include "../signal/signal_window.cu"
 #include "texture.cuh"
 
 // Computes  what `cosine_window` computes.

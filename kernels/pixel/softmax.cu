@@ -1,5 +1,5 @@
 // Softmax, LogSoftmax and Hardmax, texel by texel: each thread walks the rows of its elements.
-#include "../softmax_state.cuh"
+#include "softmax_state.cuh"
 #include "texture.cuh"
 
 // Computes y = exp(x - max) / sum(exp(x - max)) along the columns, or its logarithm x - max - log(sum).

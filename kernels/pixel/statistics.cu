@@ -1,5 +1,5 @@
 // Statistics of a tensor, texel by texel: each thread walks the elements of its samples, words or bins.
-#include "../statistics.cu"
+#include "../reduce/statistics.cu"
 #include "texture.cuh"
 
 constexpr i64 kSampleWords = sizeof(Sample) / 8;

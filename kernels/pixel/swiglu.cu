@@ -1,5 +1,5 @@
 // SwiGLU, texel by texel.
-#include "../swiglu.cu"
+#include "../nn/swiglu.cu"
 #include "elementwise.cuh"
 
 // Computes  what `swiglu` computes.

@@ -6,7 +6,7 @@
 //
 // The simulator has one texture, of all memory: its first texel lies at address 0.
 #pragma once
-#include "../types.cuh"
+#include "types.cuh"
 
 constexpr int kTexelBytes = 16;
 constexpr u32 kTexelsPerRow = 4096;  // TEXELS_PER_ROW of gpuexec/devices/pixel/extents.py

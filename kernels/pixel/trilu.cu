@@ -1,5 +1,5 @@
 // Trilu, texel by texel.
-#include "../index.cuh"
+#include "index.cuh"
 #include "texture.cuh"
 
 // Computes: y[..., i, j] = x[..., i, j] where j - i >= k (is_upper) or j - i <= k, else 0.

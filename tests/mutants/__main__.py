@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpuexec.devices.kernels.kernel_source import kernels_dir
+from gpuexec.devices.kernels.kernel_source import index_sources, kernels_dir
 from tests.launches import collect_launches, read_tests
 from tests.mutants.choose import Trial, choose_trials, is_blit
 from tests.mutants.equivalents import reason_of
@@ -48,7 +48,7 @@ def main() -> int:
 
 def list_files(folder: Path) -> list[str]:
     """Return the kernel files of a folder, those of blits last."""
-    return [path.relative_to(folder).as_posix() for at in ("", "pixel") for path in sorted((folder / at).glob("*.cu*"))]
+    return sorted(index_sources(folder), key=lambda name: (is_blit(name), name))
 
 
 def try_left(mutants: Sequence[Mutant], known: Sequence[Row], rounds: Sequence[Trials]) -> list[Row]:

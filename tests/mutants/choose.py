@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuexec.devices.kernels.kernel_source import index_sources, list_files
 from gpuexec.ir.command import Kernel
 
 _TESTS_PER_KERNEL = 40  # as many instances come with them as they launch
 _TESTS_OF_HEADERS = 8  # the same for a header, whose mutants all files that include it try
 _INSTANCES_PER_ARGUMENT = 2
 _ALL = 200  # what tries a mutant that survived the above
-_INCLUDE = re.compile(r'#include "([^"]+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ def choose_trial(
     has all tests that bear on it.
 
     Args:
-        file: Name of a ``.cu`` or ``.cuh``, within the folder.
+        file: Name of a ``.cu`` or ``.cuh``.
         folder: Where kernels stand.
         tests_of: The tests that launch each kernel.
         is_thorough: Whether no test is left out, rather than most.
@@ -91,14 +89,9 @@ def is_blit(file: str) -> bool:
 def _including(header: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> set[str]:
     """Return the files that include a header, by themselves or through others."""
     sources = {kernel.source for kernel in tests_of if is_blit(kernel.source) == is_blit(header)}
-    return {source for source in sources if header in _includes(source, folder)}
-
-
-def _includes(file: str, folder: Path) -> set[str]:
-    path = folder / file
-    names = _INCLUDE.findall(path.read_text()) if path.exists() else []
-    direct = {os.path.normpath(Path(file).parent / name) for name in names}
-    return direct.union(*(_includes(name, folder) for name in direct))
+    paths = index_sources(folder)
+    wanted = paths[header].resolve()
+    return {source for source in sources if source in paths and wanted in list_files(paths[source])}
 
 
 def _spread(tests: Sequence[str], most: int) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuexec.devices.kernels.kernel_source import index_sources
 from gpuexec.devices.simulator.rewrite import strip_comments
 
 Change = Callable[[str], Iterator[str]]
@@ -41,7 +42,7 @@ class Mutant:
 
 def find_mutants(folder: Path, file: str) -> list[Mutant]:
     """Return every mutant of a kernel file of a folder that the simulator compiles, in the order of its lines."""
-    text = (folder / file).read_text()
+    text = index_sources(folder)[file].read_text()
     plain = strip_comments(text).splitlines()
     found: dict[tuple[int, str], Mutant] = {}
     seen: Counter[tuple[str, str]] = Counter()

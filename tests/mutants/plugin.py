@@ -119,7 +119,7 @@ def _change_kernels(row: Mapping[str, Any], folder: Path) -> None:
     """Let every module find kernels in a folder where one line is another, and compile no instance but those named."""
     shutil.copytree(kernel_source.kernels_dir(), folder)
     if row["line"]:
-        changed = folder / row["file"]
+        changed = kernel_source.index_sources(folder)[row["file"]]
         lines = changed.read_text().splitlines()
         lines[row["line"] - 1] = row["after"]
         changed.write_text("\n".join(lines) + "\n")

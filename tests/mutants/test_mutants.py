@@ -130,6 +130,7 @@ def test_every_equivalent_is_a_mutant_of_today() -> None:
 
 def test_choose_trial_takes_own_tests_first_and_all_instances_they_launch(tmp_path: Path) -> None:
     (tmp_path / "a.cu").write_text('#include "h.cuh"\n')
+    (tmp_path / "h.cuh").write_text("\n")
     (tmp_path / "b.cu").write_text("\n")
     own, other = "tests/ops/test_a.py::t[plan-1]", "tests/ops/test_b.py::t[plan-1]"
     tests_of = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.devices.kernels.kernel_source import kernels_dir
+from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.errors import InputError
 from gpuexec.ir.operator import build, find_operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
@@ -261,7 +261,7 @@ def test_operands_are_not_written() -> None:
 
 
 def test_lists_are_those_of_the_kernels() -> None:
-    text = (kernels_dir() / "epilogue.cuh").read_text().replace("\\\n", "")
+    text = find_source("epilogue.cuh").read_text().replace("\\\n", "")
     for macro, names in (("UNARY", UNARY), ("BINARY", BINARY)):
         (line,) = re.findall(rf"#define GPUEXEC_{macro}_STEPS\(each\)(.*)", text)
         assert tuple(re.findall(r"each\((\w+)\)", line)) == names

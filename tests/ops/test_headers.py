@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuexec.devices.kernels.kernel_source import kernels_dir
+from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.devices.simulator.module import SimulatorFunction, load_file
 from gpuexec.errors import InputError
 from gpuexec.ir.operator import Array
@@ -19,51 +19,51 @@ from gpuexec.ir.spec import BFLOAT16, COMPUTED, dtype_row
 from gpuexec.ops.lib.strided import MAX_RANK, Walk, join, pack_fast_div32, pack_fast_div64
 
 SOURCE = """
-#include "{folder}/safe.cuh"
-#include "{folder}/index.cuh"
+#include "safe.cuh"
+#include "index.cuh"
 
-struct DivideTruncating {{ template <class T> static T apply(T a, T b) {{ return divide_truncating(a, b); }} }};
-struct RemainderTruncating {{ template <class T> static T apply(T a, T b) {{ return remainder_truncating(a, b); }} }};
-struct RemainderFlooring {{ template <class T> static T apply(T a, T b) {{ return remainder_flooring(a, b); }} }};
-struct WrappingAdd {{ template <class T> static T apply(T a, T b) {{ return wrapping_add(a, b); }} }};
-struct WrappingSub {{ template <class T> static T apply(T a, T b) {{ return wrapping_sub(a, b); }} }};
-struct WrappingMul {{ template <class T> static T apply(T a, T b) {{ return wrapping_mul(a, b); }} }};
-struct ShiftLeft {{ template <class T> static T apply(T a, T b) {{ return shift_left(a, b); }} }};
-struct ShiftRight {{ template <class T> static T apply(T a, T b) {{ return shift_right(a, b); }} }};
+struct DivideTruncating { template <class T> static T apply(T a, T b) { return divide_truncating(a, b); } };
+struct RemainderTruncating { template <class T> static T apply(T a, T b) { return remainder_truncating(a, b); } };
+struct RemainderFlooring { template <class T> static T apply(T a, T b) { return remainder_flooring(a, b); } };
+struct WrappingAdd { template <class T> static T apply(T a, T b) { return wrapping_add(a, b); } };
+struct WrappingSub { template <class T> static T apply(T a, T b) { return wrapping_sub(a, b); } };
+struct WrappingMul { template <class T> static T apply(T a, T b) { return wrapping_mul(a, b); } };
+struct ShiftLeft { template <class T> static T apply(T a, T b) { return shift_left(a, b); } };
+struct ShiftRight { template <class T> static T apply(T a, T b) { return shift_right(a, b); } };
 
 template <class Op, class T>
-__global__ void integer(const T* a, const T* b, T* y, i32 count) {{
+__global__ void integer(const T* a, const T* b, T* y, i32 count) {
   for (int i = 0; i < count; ++i)
     for (int k = 0; k < count; ++k) y[i * count + k] = Op::apply(a[i], b[k]);
-}}
+}
 
 template <class T>
-__global__ void bounds(T* y) {{
+__global__ void bounds(T* y) {
   y[0] = limits<T>::lowest();
   y[1] = limits<T>::max();
   y[2] = limits<T>::negative_inf();
   y[3] = limits<T>::inf();
   if constexpr (kIsFloat<T>) y[4] = limits<T>::nan();
-}}
+}
 
 template <class T>
-__global__ void keys(const T* x, Bits<T>* key, i32 count) {{
+__global__ void keys(const T* x, Bits<T>* key, i32 count) {
   for (int i = 0; i < count; ++i) key[i] = sortable_key(x[i]);
-}}
+}
 
 template <class Divisor, class N>
-__global__ void divide(const N* n, N* quotient, N* remainder, Divisor divisor, i32 count) {{
+__global__ void divide(const N* n, N* quotient, N* remainder, Divisor divisor, i32 count) {
   for (int i = 0; i < count; ++i) quotient[i] = divisor.divide(n[i], remainder[i]);
-}}
+}
 
-__global__ void locate(const i64* index, i64* offset, Strided<kMaxRank, 2> walk, i32 count) {{
-  for (int i = 0; i < count; ++i) {{
+__global__ void locate(const i64* index, i64* offset, Strided<kMaxRank, 2> walk, i32 count) {
+  for (int i = 0; i < count; ++i) {
     i64 at[2];
     walk.locate(index[i], at);
     offset[2 * i] = at[0];
     offset[2 * i + 1] = at[1];
-  }}
-}}
+  }
+}
 """
 INTEGERS = [row for row in COMPUTED if row.kind in ("int", "uint")]
 RULES: dict[str, Any] = {
@@ -81,7 +81,7 @@ RULES: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def functions(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, SimulatorFunction]:
     path = tmp_path_factory.mktemp("headers") / "headers.cu"
-    path.write_text(SOURCE.format(folder=kernels_dir()))
+    path.write_text(SOURCE)
     expressions = [f"integer<{op}, {row.cuda}>" for op in RULES for row in INTEGERS]
     expressions += [f"{name}<{row.cuda}>" for name in ("bounds", "keys") for row in COMPUTED if row.kind != "bool"]
     return load_file(path, [*expressions, "divide<FastDiv32, u32>", "divide<FastDiv64, u64>", "locate"])
@@ -214,7 +214,7 @@ def test_more_axes_than_kernels_walk_are_refused() -> None:
 
 
 def test_cuda_names_of_the_type_table_are_declared() -> None:
-    text = (kernels_dir() / "types.cuh").read_text()
+    text = find_source("types.cuh").read_text()
     for row in COMPUTED:
         assert f" {row.cuda};" in text or row.cuda in ("float", "double", "bool")
     assert dtype_row(BFLOAT16).cuda == "bf16"

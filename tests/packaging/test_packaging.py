@@ -138,7 +138,7 @@ def test_wheel_holds_every_source_and_nothing_else(built: Path) -> None:
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "gpuexec").rglob("*") if is_source(path)}
     kernels = {f"gpuexec/_{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*") if is_source(path)}
     assert names == sources | kernels
-    assert {"gpuexec/py.typed", "gpuexec/_kernels/types.cuh", "gpuexec/_kernels/simulator/block.cpp"} <= names
+    assert {"gpuexec/py.typed", "gpuexec/_kernels/include/types.cuh", "gpuexec/_kernels/simulator/block.cpp"} <= names
 
 
 def is_source(path: Path) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from gpuexec.devices.kernels.kernel_cache import KernelCache
 from gpuexec.devices.kernels.kernel_library import KernelLibrary
-from gpuexec.devices.kernels.kernel_source import flatten, kernels_dir
+from gpuexec.devices.kernels.kernel_source import find_source, flatten
 from gpuexec.devices.kernels.nvrtc import OPTIONS, compile_cubin
 from gpuexec.devices.kernels.stored_code import StoredCode, runs_on
 from gpuexec.ir.command import Kernel
@@ -20,7 +20,7 @@ from tests.cuda_wheels import needs_cuda_wheels
 from tests.program_seeds import KERNEL, make_code
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = flatten(kernels_dir() / KERNEL.source)
+TEXT = flatten(find_source(KERNEL.source))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Kernel source flattening: local includes are inlined, so that a cache key over the text covers every header.
+"""Kernel sources: files found by name, and local includes inlined, so that a cache key covers every header.
 
 ``#line`` directives keep file names and numbers of messages true. System headers (``<cuda_fp16.h>``) stay as they are.
 """
@@ -8,12 +8,17 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpuexec.errors import KernelError
 
 _INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 _ONCE = re.compile(r"\s*#\s*pragma\s+once")
+
+
+# The folder whose files bear its name: a blit is in a file of the same name as its kernel.
+_PIXEL = "pixel"
 
 
 @functools.cache
@@ -32,20 +37,31 @@ def kernels_dir() -> Path:
     )
 
 
+@functools.cache
+def index_sources(folder: Path) -> Mapping[str, Path]:
+    """Return the CUDA sources and headers of a folder of kernels by name.
+
+    A name is that of the file, in whichever folder it lies: ``"softmax.cu"``, ``"types.cuh"``; for textures it is
+    ``"pixel/softmax.cu"``. Plans, caches and program files hold names, and nothing else knows of folders.
+    """
+    found = sorted(path for path in folder.rglob("*") if path.suffix in (".cu", ".cuh"))
+    return {_name_within(path, folder): path for path in found}
+
+
 def find_source(source: str) -> Path:
     """Return the file of a kernel's source.
 
     Args:
-        source: The name of a file among the package's kernels (``"softmax.cu"``); ``"module:file.cu"`` for one that
-            lies beside a module of another package (``__name__ + ":file.cu"`` where it is written); or an absolute
-            path.
+        source: The name of a file among the package's kernels (``"softmax.cu"``, see `index_sources`);
+            ``"module:file.cu"`` for one that lies beside a module of another package (``__name__ + ":file.cu"`` where
+            it is written); or an absolute path.
 
     Raises:
         KernelError: There is no such module, or it is no file.
     """
     module, separator, name = source.partition(":")
     if not separator or Path(source).is_absolute():
-        return kernels_dir() / source
+        return _find_named(source)
     try:
         file = getattr(importlib.import_module(module), "__file__", None)
     except ImportError as error:
@@ -59,7 +75,8 @@ def find_source(source: str) -> Path:
 def flatten(path: Path) -> str:
     """Return the source at ``path`` with each local include inlined once, in order of first inclusion.
 
-    An include is looked for beside the file that asks for it, then among the package's kernels.
+    An include is looked for beside the file that asks for it, then by its name among the package's kernels, in
+    whichever folder it lies.
 
     Raises:
         KernelError: The file, or a file it includes, does not exist or is no text.
@@ -76,6 +93,17 @@ def list_files(path: Path) -> tuple[Path, ...]:
     seen: set[Path] = set()
     _inline(path, seen)
     return tuple(sorted(seen))
+
+
+def _find_named(name: str) -> Path:
+    """Return the file of a name; for one that there is none of, a path that can't be read."""
+    folder = kernels_dir()
+    return index_sources(folder).get(name, folder / name)
+
+
+def _name_within(path: Path, folder: Path) -> str:
+    """Return the name of a source: its file's, behind that of the folder where it is for textures."""
+    return f"{_PIXEL}/{path.name}" if path.relative_to(folder).parts[0] == _PIXEL else path.name
 
 
 def _inline(path: Path, seen: set[Path]) -> list[str]:
@@ -95,7 +123,7 @@ def _inline(path: Path, seen: set[Path]) -> list[str]:
         include = _INCLUDE.match(line)
         if include:
             beside = path.parent / include[1]
-            found = beside if beside.is_file() else kernels_dir() / include[1]
+            found = beside if beside.is_file() else _find_named(include[1])
             lines += [*_inline(found, seen), f'#line {number + 1} "{path.name}"']
         else:
             lines.append("" if _ONCE.match(line) else line)

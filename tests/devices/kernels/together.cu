@@ -1,5 +1,5 @@
 // What blocks of a grid do together. kBug = 0 is right; 1 leaves out what orders the blocks.
-#include "../../../kernels/grid.cuh"
+#include "grid.cuh"
 
 __device__ float sum_block(float value, float* shared) {
   shared[threadIdx.x] = value;

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 import gpuexec.ops  # noqa: F401  (fills the table)
-from gpuexec.devices.kernels.kernel_source import flatten, kernels_dir
+from gpuexec.devices.kernels.kernel_source import find_source, flatten
 from gpuexec.devices.kernels.nvrtc import compile_cubin
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.instances import kernel_table
@@ -29,7 +29,7 @@ _ADDRESS = re.compile(r"(?:mov|add|cvta)\S* (%rd\d+), (?:__cudart|(%rd\d+))")
 @needs_cuda_wheels
 @pytest.mark.parametrize(("source", "name"), sorted(BLITS))
 def test_blit_touches_memory_by_textures_and_surfaces_alone(source: str, name: str) -> None:
-    text, expression = flatten(kernels_dir() / source), BLITS[source, name]
+    text, expression = flatten(find_source(source)), BLITS[source, name]
     compiled = compile_cubin(text, [expression], "compute_75", source=source)
     # A kernel that is no template is compiled along with whatever is asked of its file.
     entries = re.split(r"^(?=\.(?:visible|weak)? ?\.entry )", compiled.image.decode(), flags=re.MULTILINE)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuexec.devices.kernels.kernel_source import kernels_dir
+from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.devices.pixel.extents import MOST_ROWS, ROW_BYTES, TEXEL_BYTES, TEXELS_PER_ROW, find_extents, split_range
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.ops.lib import pixel
@@ -50,7 +50,7 @@ def test_texture_beyond_the_largest_is_refused_with_both_sizes() -> None:
 
 
 def test_kernels_count_texels_alike() -> None:
-    text = (kernels_dir() / "pixel" / "texture.cuh").read_text()
+    text = find_source("pixel/texture.cuh").read_text()
     constants = dict(re.findall(r"constexpr \w+ (k\w+) = (\d+);", text))
     assert {int(constants["kTexelBytes"]), pixel.TEXEL_BYTES} == {TEXEL_BYTES}
     assert int(constants["kTexelsPerRow"]) == TEXELS_PER_ROW

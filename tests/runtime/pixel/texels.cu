@@ -1,5 +1,5 @@
 // What a texel is made of, tried on the host: the parts that a GPU runs and the simulator's blits do not.
-#include "../../../kernels/pixel/texture.cuh"
+#include "pixel/texture.cuh"
 
 // Takes the lanes of a texel's words, and puts those of [from, to) into one that is empty.
 template <class T>
