@@ -126,6 +126,10 @@ def test_rooms_and_floors_stay_few() -> None:
     assert {entry.removesuffix(".py") for entry in entries} == set(HEIGHT)
 
 
+def test_folders_of_kernels_stay_few() -> None:
+    assert len(list((ROOT / "kernels").iterdir())) <= MOST_ENTRIES
+
+
 def test_modules_that_import_each_other_are_named() -> None:
     names = {_dotted(path): path for path in MODULES}
     imports: dict[str, set[str]] = {}

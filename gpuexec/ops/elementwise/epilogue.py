@@ -1,6 +1,6 @@
 """Epilogues: elementwise operators applied by a kernel to its results before they are stored.
 
-A kernel of ``_KERNELS`` has, for each float type, an instance with an epilogue (``kernels/epilogue.cuh``), which takes
+A kernel of ``_KERNELS`` has, for each float type, an instance with an epilogue (``epilogue.cuh``), which takes
 two operands and the steps behind its own arguments. `FinishingEmitter` puts them into the launch that an operator makes
 as it always does, so no lowering and no kernel is written twice. Doubles have no such instance: their sums leave a
 kernel of tiles no registers.

@@ -1,4 +1,4 @@
-"""Structs of ``kernels/index.cuh``: invariant division and strided iteration of several operands.
+"""Structs of ``index.cuh``: invariant division and strided iteration of several operands.
 
 A kernel that takes ``Strided<8, 3> walk`` is launched with ``walk.pack()`` at that place, where ``walk`` comes from
 

@@ -2,7 +2,7 @@
 
 A row is what one result is made of. A *team* of ``lanes`` threads (a power of two) works on a row; a block of 256
 threads holds ``256 / lanes`` teams. Each lane folds every ``lanes``-th term in order, then the lanes fold in a fixed
-tree, so the order of a sum follows from shapes and strides alone. ``kernels/reduce.cuh`` is the other half.
+tree, so the order of a sum follows from shapes and strides alone. ``reduce.cuh`` is the other half.
 """
 
 from __future__ import annotations

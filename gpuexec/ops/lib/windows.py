@@ -1,7 +1,7 @@
 """Sliding windows over spatial axes, shared by convolution and pooling on the host.
 
 A window has taps; tap ``t`` of window ``o`` lies at ``o * stride + t * dilation - begin``. `Windows` counts windows,
-says which of them see the input through a given tap, and packs ``Windows`` of ``kernels/windows.cuh``.
+says which of them see the input through a given tap, and packs ``Windows`` of ``windows.cuh``.
 """
 
 from __future__ import annotations

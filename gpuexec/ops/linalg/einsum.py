@@ -3,7 +3,7 @@
 Diagonals and transposes are strides. Labels of one operand alone are reduced first; then operands are contracted in
 pairs, in the order `einsum_equation` finds. A pair that sums over a label and keeps one of a single operand is a matrix
 product: it launches the kernel of MatMul once, with as many of its axes as batches as don't merge into rows, columns
-and inner extent. Other pairs (and integers of 8 and 16 bits) take the kernel of ``kernels/einsum.cu``.
+and inner extent. Other pairs (and integers of 8 and 16 bits) take the kernel of ``einsum.cu``.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from gpuexec.ir.operator import Array, Emitter, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
+from gpuexec.ops.ml.ngrams import Grams, build_grams
 from gpuexec.ops.ml.prepared import FLOAT, INT32, INT64, TableOperator, as_rows
 from gpuexec.ops.tensor.layout import Slots
-from gpuexec.ops.ml.ngrams import Grams, build_grams
 
 SOURCE = "tfidf.cu"
 _THREADS = 256  # kThreads of tfidf.cu

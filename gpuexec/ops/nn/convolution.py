@@ -38,7 +38,7 @@ class Convolution(Operator):
 
 @dataclass(frozen=True, slots=True)
 class ConvSizes:
-    """Kernel parameters of a convolution beside its windows: ``ConvSizes`` of ``kernels/convolution.cuh``.
+    """Kernel parameters of a convolution beside its windows: ``ConvSizes`` of ``convolution.cuh``.
 
     ``group_ins`` and ``group_outs`` are the channels of one group, ``outputs`` the elements of one output channel.
     """

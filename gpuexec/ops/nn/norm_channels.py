@@ -1,4 +1,4 @@
-"""Normalisation of channels: InstanceNormalization and GroupNormalization, on the kernels of ``kernels/norm.cu``."""
+"""Normalisation of channels: InstanceNormalization and GroupNormalization, on the kernels of ``norm.cu``."""
 
 from __future__ import annotations
 

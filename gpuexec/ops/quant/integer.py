@@ -1,4 +1,4 @@
-"""Quantised integers on the host: zero points, scales and requantisation, as in ``kernels/requantize.cuh``.
+"""Quantised integers on the host: zero points, scales and requantisation, as in ``requantize.cuh``.
 
 A byte is signed or not, and counts from its zero point. A sum is kept, scaled to a float, or scaled and
 rounded to a byte again; arithmetic on scales is in float, each operation rounded: the same bits on every device.

@@ -1,6 +1,6 @@
 """Conversion to and from storage-only element types: narrow floats and integers, one byte per element.
 
-NumPy here and `kernels/narrow_types.cuh` on a device agree to the bit. To a narrow float a value is
+NumPy here and `narrow_types.cuh` on a device agree to the bit. To a narrow float a value is
 rounded once, whatever type it comes from: wider ones pass through a float32 whose last bit tells of what was cut off.
 """
 
@@ -20,7 +20,7 @@ DType = np.dtype[Any]
 # Floats of 8 bits with sign and mantissa, which ONNX takes where it takes no other narrow type.
 FLOAT8 = tuple(dtype_row(f"float8{name}").numpy for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"))
 
-_SATURATES = 1  # kSaturates of kernels/narrow_types.cuh
+_SATURATES = 1  # kSaturates of narrow_types.cuh
 _ROUNDINGS = {"up": 0, "down": 2, "nearest": 4}  # kRoundsDown, kRoundsToNearest
 _POWER = np.dtype(ml_dtypes.float8_e8m0fnu)
 _NAN = 0xFF  # of float8e8m0

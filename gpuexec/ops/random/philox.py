@@ -1,4 +1,4 @@
-"""Philox 4x32-10, a counter-based random generator, to the same bits as kernels/philox.cuh.
+"""Philox 4x32-10, a counter-based random generator, to the same bits as philox.cuh.
 
 J. K. Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011). A block of four words follows from a seed,
 the number of the run, the stream of the node and the number of the block; nothing is remembered between them.

@@ -1,7 +1,7 @@
 """Reductions such as ReduceSum and ReduceMax, and the launch that other reductions share.
 
 A reduction is a row of a table: name, types, NumPy function, CUDA functor. All share the kernels of
-``kernels/reduce.cu``: the kept axes are walked as rows, the reduced ones as the terms of a row, in whatever layout the
+``reduce.cu``: the kept axes are walked as rows, the reduced ones as the terms of a row, in whatever layout the
 input has.
 
 Where all axes are reduced there is one row, so it is cut into chunks and folded in a second launch. Otherwise one block

@@ -1,4 +1,4 @@
-"""RoiAlign and MaxRoiPool in NumPy, step by step as in ``kernels/roi.cu``."""
+"""RoiAlign and MaxRoiPool in NumPy, step by step as in ``roi.cu``."""
 
 from __future__ import annotations
 
