@@ -53,7 +53,7 @@ __device__ inline T integer_power(T base, u64 exponent, bool is_negative) {
   return result;
 }
 
-// Exponents are a pointer, or whatever has a load_as of its own.
+// Exponents come from a pointer, or from a type with a `load_as` method.
 template <class T, class Exponents>
 __device__ inline T power_of(T base, const Exponents& exponents, i64 at, i32 type) {
   if constexpr (kIsFloat<T>) {

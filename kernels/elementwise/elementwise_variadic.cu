@@ -2,7 +2,7 @@
 #include "elementwise.cuh"
 #include "safe.cuh"
 
-constexpr int kMaxInputs = 8;  // MAX_INPUTS of ops/elementwise_variadic.py
+constexpr int kMaxInputs = 8;  // MAX_INPUTS of elementwise_variadic.py
 
 struct Add {
   template <class A>

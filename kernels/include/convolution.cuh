@@ -4,7 +4,7 @@
 #include "tile.cuh"
 #include "windows.cuh"
 
-// What does not belong to the windows. Packed by ConvSizes of gpuexec/ops/nn/convolution.py.
+// Sizes of a convolution, beside its windows. Packed by ConvSizes of gpuexec/ops/nn/convolution.py.
 struct ConvSizes {
   FastDiv64 by_outputs;       // outputs of one channel
   FastDiv64 by_out_channels;  // all groups
@@ -53,7 +53,7 @@ struct ConvTile {
   }
 };
 
-// What a window sees of its image, as a column of a matrix [channel and tap, window].
+// The patch of an image under a window, as a column of the im2col matrix [channel and tap, window].
 template <class T>
 struct Patch {
   const Windows& windows;
@@ -117,12 +117,12 @@ struct Output {
   }
 };
 
-// What enters an output: visit calls take(place, source) for each term of its sum, by the places of the weight and of
-// the input; the latter as `x` counts, which is a pointer or an index.
+// The walks over the terms of an output's sum: visit calls take(place, source) for each, with the index of its weight and
+// the place of its input, which is a pointer or an index as `x` is.
 
 // For a convolution: channel by channel, then tap by tap; taps in the padding are left out.
 struct PlainWalk {
-  // Which of the weight's scales is the output's.
+  // Index of the weight scale of an output.
   static __device__ i64 scale_of(const Output& output) { return i64(output.channel); }
 
   template <class At, class Take>

@@ -1,9 +1,9 @@
 // Epilogues: elementwise operators applied to a kernel's results before they are stored.
 //
-// A kernel with a pack `class... Epilogue` behind its types takes one behind its parameters, and stores what
-// `finish_by<T>(epilogue...)` makes of a sum. Without any that is the sum, rounded. With `const T*, const T*, Steps` (two
-// operands and what to do) steps follow, each rounded to T as if it had gone through memory: the bits are those of kernels
-// of their own.
+// A kernel with a pack `class... Epilogue` as its last template parameters takes an `epilogue` pack as its last parameters,
+// and stores `finish_by<T>(epilogue...)` of each sum. Without an epilogue that is the rounded sum. With `const T*, const T*,
+// Steps` (two operands and the steps) each step is rounded to T, as a store and a load would: so the results are
+// bit-identical to those of separate kernels.
 #pragma once
 #include "elementwise_binary.cu"
 #include "elementwise_unary.cu"
@@ -23,7 +23,7 @@ enum class UnaryStep : i32 { GPUEXEC_UNARY_STEPS(GPUEXEC_NAME) };
 enum class BinaryStep : i32 { GPUEXEC_BINARY_STEPS(GPUEXEC_NAME) };
 #undef GPUEXEC_NAME
 
-// A function of its own: a kernel holds each functor once, however many elements a thread makes.
+// Not inlined, so that a kernel contains each functor once, however many elements a thread computes.
 template <class A>
 __device__ __noinline__ A apply_unary_step(i32 functor, A x, double alpha, double beta) {
 #define GPUEXEC_CASE(Name) \
@@ -44,7 +44,7 @@ __device__ inline A apply_binary_step(i32 functor, A a, A b) {
 
 constexpr int kMaxSteps = 6;
 
-// What stands beside the value in a step: nothing, an element of an operand, a number, or what the kernel made.
+// The other input of a step: none, an element of an operand, a number, or the kernel's own result.
 enum class Beside : i32 { kNothing, kFirst, kSecond, kNumber, kMade };
 
 struct Step {
@@ -72,7 +72,7 @@ struct Steps {
   OperandPlace places[2];
 };
 
-// Rounds.
+// Rounds a sum to T.
 template <class T>
 struct Rounding {
   template <class A>
@@ -81,7 +81,7 @@ struct Rounding {
   }
 };
 
-// Rounds, then takes the steps, for the element at `index` of the output.
+// Rounds a sum to T, then applies the steps, for the element at `index` of the output.
 template <class T>
 struct Finishing {
   const T* first;

@@ -3,11 +3,11 @@
 // Both need words of global memory that are 0 before the first launch; each use leaves them ready for the next one.
 #pragma once
 
-// Whether the calling thread speaks for its block.
+// Whether the calling thread is the first of its block, which synchronises for all of it.
 __device__ inline bool is_first_thread() { return (threadIdx.x | threadIdx.y | threadIdx.z) == 0; }
 
-// Waits for every thread of the grid; what any of them wrote before, all may read after. All threads of all blocks come
-// here, in a launch that is cooperative: else a block may wait for one that has no place to run.
+// Barrier of all threads of the grid: writes before it are visible to every thread after it. All threads of all blocks must
+// call it, in a cooperative launch: otherwise a block may wait for one that is not resident.
 #ifdef GPUEXEC_SIM
 __device__ inline void grid_sync(unsigned* barrier, GPUEXEC_SITE) {
   if (is_first_thread()) atomicAdd(barrier, 0u);
@@ -17,7 +17,7 @@ __device__ inline void grid_sync(unsigned* barrier, GPUEXEC_SITE) {
 __device__ inline void grid_sync(unsigned* barrier) {
   __syncthreads();
   if (is_first_thread()) {
-    // All blocks together add 2^31: the top bit turns when the last one has come, and the bits below are 0 again.
+    // The blocks together add 2^31: the top bit flips when the last one arrives, and the bits below are 0 again.
     const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
     const bool is_first_block = (blockIdx.x | blockIdx.y | blockIdx.z) == 0;
     __threadfence();
@@ -30,13 +30,13 @@ __device__ inline void grid_sync(unsigned* barrier) {
 }
 #endif
 
-// Answers every thread of the block that comes last to `counter`: it may read what all `blocks` wrote before they came.
-// All threads of a block come here. No block waits for another, so the launch need not be cooperative.
+// Returns true to the threads of the last of `blocks` blocks to count itself in `counter`: they may read what all blocks
+// wrote before. All threads of a block must call it. No block waits for another, so the launch need not be cooperative.
 __device__ inline bool last_block(unsigned* counter, unsigned blocks) {
   __syncthreads();
   int is_last = 0;
   if (is_first_thread()) {
-    __threadfence();  // what the block wrote, and this thread knows of by the barrier, comes before the count
+    __threadfence();  // orders the block's writes, visible to this thread by the barrier, before the count
     is_last = atomicInc(counter, blocks - 1) == blocks - 1;
     __threadfence();
   }

@@ -38,8 +38,8 @@ struct FastDiv64 {
   }
 };
 
-// How several operands are walked in one order: extents of the common shape and, for each operand, strides in elements
-// (0 where it is broadcast, negative where it is reversed). Axis 0 is the innermost; axes from `rank` on don't count.
+// Iteration over several operands in one order: extents of the common shape and, for each operand, strides in elements
+// (0 where it is broadcast, negative where it is reversed). Axis 0 is the innermost; axes from `rank` on are unused.
 // Packed by strided.pack with the same Rank and Operands.
 template <int Rank, int Operands>
 struct Strided {
@@ -49,7 +49,7 @@ struct Strided {
   FastDiv64 extents[Rank];  // of a struct that is not wide: the multiplier and shift of FastDiv32
   i64 strides[Operands][Rank];
 
-  // Gives the offset of element `index` (row-major in the common shape) in every operand.
+  // Computes the offset of element `index` (row-major in the common shape) in every operand.
   __device__ void locate(i64 index, i64 (&offsets)[Operands]) const {
     if (is_wide) {
       locate_as<i64, u64, FastDiv64>(index, offsets);

@@ -1,6 +1,6 @@
 // Storage-only element types: floats of 8, 6 and 4 bits, integers of 4 and 2.
 // The type of a byte is a run-time argument, by ONNX's code: uniform over a launch, and cheap beside the memory.
-// A byte holds one element in its low bits; the others are 0 where we write, and don't count where we read.
+// A byte holds one element in its low bits; the other bits are written as 0 and ignored when read.
 #pragma once
 #include "types.cuh"
 
@@ -12,7 +12,7 @@ enum TypeCode {
   kE2M1Code = 23, kE8M0Code = 24, kUint2Code = 25, kInt2Code = 26, kE2M3Code = 27, kE3M2Code = 28
 };
 
-// How what does not fit is stored: packed by pack_mode of gpuexec/ops/quant/narrow_types.py.
+// How values out of range are stored. Packed by pack_mode of gpuexec/ops/quant/narrow_types.py.
 constexpr i32 kSaturates = 1;  // to the largest finite value, else to infinity or NaN
 constexpr i32 kRoundsDown = 2, kRoundsToNearest = 4;  // to e8m0, which is else rounded up
 
@@ -37,7 +37,7 @@ __device__ inline NarrowFloat describe_float(int code) {
 
 __device__ inline bool is_narrow(int code) { return code >= kE4M3Code; }
 
-// Bits of a narrow integer; 0 for what is none.
+// Width in bits of a narrow integer type; 0 for any other type.
 __device__ inline int narrow_integer_bits(int code) {
   return code == kUint4Code || code == kInt4Code ? 4 : code == kUint2Code || code == kInt2Code ? 2 : 0;
 }
@@ -61,14 +61,14 @@ __device__ inline float widen_narrow(u8 bits, int code) {
     const bool is_infinite = type.infinity > 0 && magnitude == type.infinity;
     return reinterpret<float>((is_infinite ? 0x7f800000u : 0x7fc00000u) | (sign ? 0x80000000u : 0u));
   }
-  // The exponent counts from another bias: a product by a power of two, which makes what is below the normal numbers right too.
+  // Another exponent bias is a product by a power of two, which is right for subnormal numbers too.
   const float scaled = reinterpret<float>(magnitude << (23 - type.mantissa_bits));
   const float value = scaled * reinterpret<float>(u32(254 - type.bias) << 23);
   return sign ? -value : value;
 }
 
-// float from wider types, such that rounding it further to 16 bits of mantissa or fewer rounds once: what lies between two
-// floats becomes the one of them whose last bit is set.
+// Converts wider types to float by rounding to odd: a value between two floats becomes the one whose last bit is set. So
+// rounding the result to a mantissa of 16 bits or fewer gives what rounding the value once would give.
 template <class T>
 __device__ inline float narrow_to_odd(T x) {
   if constexpr (kIsSmallFloat<T> || kIsSame<T, float> || sizeof(T) < 4) {
@@ -82,7 +82,7 @@ __device__ inline float narrow_to_odd(T x) {
       is_above = value < 0 ? back < value : back > value;
       is_below = value < 0 ? back > value : back < value;
     } else {
-      // A float of 2^24 and more is an integer: differences of it from x tell, by bits.
+      // Only integers of 2^24 and more are rounded, to floats that are integers too; so both are compared as integers.
       const bool is_negative = kIsSigned<T> && x < T(0);
       const u64 value = is_negative ? u64(0) - u64(x) : u64(x);
       const float magnitude = is_negative ? -nearest : nearest;
@@ -100,7 +100,7 @@ __device__ inline u8 round_to_power(float x, i32 mode) {
   const u32 bits = reinterpret<u32>(x) & 0x7fffffffu, above = (mode & kSaturates) ? 0xfeu : 0xffu;
   if (bits > 0x7f800000u) return 0xff;
   if (bits < 0x00400000u) return (mode & kSaturates) ? 0x00 : 0xff;
-  // Below 2^-126 the first bit of the mantissa stands for the number itself.
+  // Subnormal floats: the only power of two among the codes of e8m0 is 2^-127, the first bit of the mantissa.
   const u32 first = bits < 0x00800000u ? 0x00400000u : bits & 0x7f800000u;
   const u32 half = first == 0x00400000u ? 0x00200000u : 0x00400000u, rest = bits - first;
   const bool is_next = (mode & kRoundsDown) ? false : (mode & kRoundsToNearest) ? rest >= half : rest > 0;
@@ -108,8 +108,8 @@ __device__ inline u8 round_to_power(float x, i32 mode) {
   return u8(code > 0xfeu ? above : code);
 }
 
-// To nearest even; what rounds to beyond the largest number becomes that, or what the type has for infinity. NaN becomes -0
-// where the type has none, whatever its sign, which devices are free to change. To e8m0 signs don't count.
+// Rounds to nearest even. What exceeds the largest finite number saturates, or becomes infinity (NaN in a type without).
+// NaN becomes -0 in a type without NaN, whatever its sign, which devices may change. e8m0 has no sign, so it is dropped.
 __device__ inline u8 narrow_float(float x, int code, i32 mode) {
   if (code == kE8M0Code) return round_to_power(x, mode);
   const NarrowFloat type = describe_float(code);
@@ -119,7 +119,7 @@ __device__ inline u8 narrow_float(float x, int code, i32 mode) {
   const i32 dropped = 23 - type.mantissa_bits;
   u32 rounded;
   if (magnitude < u32(128 - type.bias) << 23) {
-    // Below the normal numbers steps are equal, and the code counts them.
+    // Subnormal numbers are evenly spaced, and the code counts their steps.
     const float steps = reinterpret<float>(magnitude) * reinterpret<float>(u32(126 + type.bias + type.mantissa_bits) << 23);
     rounded = u32(rintf(steps));
   } else {
@@ -135,7 +135,7 @@ __device__ inline u8 narrow_float(float x, int code, i32 mode) {
   return u8(type.is_fnuz && rounded == 0 ? 0u : sign | rounded);
 }
 
-// ---------------------------------------------------------------- elements of a type told at run time, in storage of its width
+// Loads an element whose type is known at run time only, from storage of its width.
 template <class S>
 __device__ inline float load_as_float(S bits, int code) {
   if constexpr (sizeof(S) == 1) {
@@ -154,7 +154,7 @@ __device__ inline float load_as_float(S bits, int code) {
   }
 }
 
-// The low bits of an element as an integer: of a float, of what it truncates to.
+// The low bits of an element as an integer; floats are truncated first.
 template <class S>
 __device__ inline u8 load_low_bits(S bits, int code) {
   if constexpr (sizeof(S) == 8) {
@@ -171,7 +171,7 @@ __device__ inline u8 store_narrow(S bits, int from, int to, i32 mode) {
   return count > 0 ? u8(load_low_bits(bits, from) & ((1 << count) - 1)) : narrow_float(load_as_float(bits, from), to, mode);
 }
 
-// From a narrow type to one that is not.
+// Converts an element of a narrow type to a type that is not narrow.
 template <class S>
 __device__ inline S store_wide(u8 bits, int from, int to) {
   const float value = widen_narrow(bits, from);
@@ -188,7 +188,7 @@ __device__ inline S store_wide(u8 bits, int from, int to) {
   }
 }
 
-// Any pair of types of which one is narrow at least.
+// Converts an element between two types of which at least one is narrow.
 template <class To, class From>
 __device__ inline To convert_narrow_element(From bits, int from, int to, i32 mode) {
   if constexpr (sizeof(To) == 1) {

@@ -110,7 +110,7 @@ __device__ inline i64 row_start(i64 row, i64 columns, i64 inner) {
   return inner == 1 ? row * columns : row / inner * columns * inner + row % inner;
 }
 
-// Of two zeros the positive one is greater, a NaN on either side wins: so the result does not depend on the order.
+// Of two zeros the positive one is greater, a NaN on either side is returned: so the result does not depend on the order.
 template <class A>
 __device__ inline A greater_of(A a, A b) {
   if constexpr (kIsFloat<A>) {
@@ -129,15 +129,15 @@ __device__ inline A lesser_of(A a, A b) {
   return a < b ? a : b;
 }
 
-// A value and its place along the row; place -1 is nothing yet.
+// A value and its place along the row; place -1: none yet.
 template <class A>
 struct Placed {
   A value;
   i64 place;
 };
 
-// Whether `a` comes before `b` as an extremum: NaN before any number, of equals the first place, or the last if asked.
-// The answer is the same in whatever order candidates meet.
+// Whether `a` is preferred to `b` as an extremum: NaN to any number, of equal values the first place, or the last if asked.
+// This is a total order, so the result does not depend on the order of comparisons.
 template <class A>
 __device__ inline bool wins(Placed<A> a, Placed<A> b, bool is_minimum, bool is_last_wanted) {
   if (a.place < 0 || b.place < 0) return b.place < 0;

@@ -1,6 +1,6 @@
 // Requantisation: 8-bit integers with zero points, and int32 sums scaled to what is stored.
 //
-// Kernels see bytes centred: `offset` is 128 for unsigned bytes and 0 for signed ones, and value - offset fits a signed
+// Kernels compute with centred bytes: `offset` is 128 for unsigned bytes and 0 for signed ones, and value - offset fits a signed
 // byte in either case. So one instance serves both.
 #pragma once
 #include "safe.cuh"
@@ -19,7 +19,7 @@ __device__ inline float load_scale(const u8* scales, i64 place, i32 kind) {
   return kind == 1 ? widen(reinterpret_cast<const half*>(scales)[place]) : widen(reinterpret_cast<const bf16*>(scales)[place]);
 }
 
-// Gives round(x) + zero, halves to even, as a byte that saturates; NaN gives zero. `zero` is centred as the result is.
+// Returns round(x) + zero, halves to even, as a byte that saturates; NaN gives zero. `zero` is centred as the result is.
 __device__ inline u8 round_to_byte(float x, i32 zero, i32 offset) {
   float whole = rintf(x);
   if (!(whole == whole)) whole = 0.0f;
@@ -28,7 +28,7 @@ __device__ inline u8 round_to_byte(float x, i32 zero, i32 offset) {
   return u8(sum < -128 ? -128 : sum > 127 ? 127 : sum) ^ u8(offset);
 }
 
-// How sums become results. Packed by pack_finish of gpuexec/ops/quant/integer.py.
+// Conversion of sums to results. Packed by pack_finish of gpuexec/ops/quant/integer.py.
 struct Finish {
   float alpha;     // multiplies the scales
   i32 y_offset;    // of the bytes made
@@ -36,7 +36,7 @@ struct Finish {
   i32 unused;
 };
 
-// Makes a result of a sum: the sum itself, a float (sum * scale + bias) or a byte (round(sum * scale / y_scale) + y_zero).
+// Converts a sum to a result: the sum itself, a float (sum * scale + bias) or a byte (round(sum * scale / y_scale) + y_zero).
 // `scale` is the product of alpha and the scales of both operands.
 template <class Y>
 __device__ inline Y finish_sum(i32 sum, float scale, float y_scale, i32 y_zero, float bias, i32 y_offset) {

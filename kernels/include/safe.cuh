@@ -2,7 +2,7 @@
 #pragma once
 #include "types.cuh"
 
-// ---------------------------------------------------------------- integer arithmetic, modulo 2^width; floats as they are
+// Integer arithmetic is modulo 2^width; floats are computed as usual.
 // Unsigned type wide enough that narrow operands don't promote to a signed int that overflows.
 template <class T>
 using Wrapping = typename Select<(sizeof(T) > 4), u64, u32>::type;
@@ -31,7 +31,7 @@ __device__ inline T wrapping_neg(T a) {
   else return -a;
 }
 
-// Whether b would trap or overflow as an integer divisor of anything; such quotients are 0 - a (b == -1) or 0 (b == 0).
+// Whether integer division by b may trap or overflow; such quotients are 0 - a (b == -1) or 0 (b == 0).
 template <class T>
 __device__ inline bool is_special_divisor(T b) {
   return b == T(0) || (kIsSigned<T> && b == T(-1));
@@ -64,22 +64,21 @@ __device__ inline T remainder_flooring(T a, T b) {
   return rest;
 }
 
-// Shifts by any amount: at the width or beyond, or by a negative amount, all bits leave.
+// Shifts by any amount: at the width or beyond, or by a negative amount, all bits are shifted out.
 template <class T>
 __device__ inline T shift_left(T a, T amount) {
   if (amount < T(0) || amount >= T(8 * sizeof(T))) return T(0);
   return T(Wrapping<T>(a) << int(amount));
 }
 
-// Arithmetic for signed types: what enters is the sign.
+// An arithmetic shift for signed types: copies of the sign bit are shifted in.
 template <class T>
 __device__ inline T shift_right(T a, T amount) {
   if (amount < T(0) || amount >= T(8 * sizeof(T))) return a < T(0) ? T(-1) : T(0);
   return T(a >> int(amount));
 }
 
-// ---------------------------------------------------------------- order
-// A NaN on either side wins; of equal values (0 and -0) the second is taken.
+// Maximum and minimum that return a NaN of either side; of equal values (0 and -0) they return the second.
 template <class T>
 __device__ inline T max_keeping_nan(T a, T b) {
   return a > b || a != a ? a : b;

@@ -4,7 +4,7 @@
 
 constexpr int kMostWarps = 32;
 
-// Returns the sum of what the threads before this one hold, and in `total` that of all. For integers and blocks of whole
+// Returns the sum over the threads before this one, and in `total` that over all. For integers and blocks of whole
 // warps; every thread takes part. `shared` may be used again at once.
 template <class A>
 __device__ inline A sum_before(A value, A (&shared)[kMostWarps], A& total) {

@@ -15,10 +15,10 @@ struct SoftmaxState {
   static __device__ SoftmaxState empty() { return {limits<A>::negative_inf(), A(0)}; }
   static __device__ SoftmaxState of(A x) { return {x, A(1)}; }
 
-  // What a sum made against `largest` counts against `common`; the test keeps inf - inf out.
+  // Factor that rescales a sum of exp(x - largest) to exp(x - common); the comparison avoids inf - inf.
   static __device__ A weight(A largest, A common) { return largest == common ? A(1) : exp_of(largest - common); }
 
-  // Joins the states of two stretches of a row, the earlier first.
+  // Merges the states of two consecutive parts of a row, the earlier first.
   static __device__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
     const A common = greater_of(a.largest, b.largest);
     return {common, a.sum * weight(a.largest, common) + b.sum * weight(b.largest, common)};

@@ -1,13 +1,13 @@
 // Sorting of ordinals (element numbers) by a comparison: tiles in shared memory, then merges by rank.
 //
-// `before(a, b)` is a strict total order on ordinals: equal things are told apart by their number. So the result is the
-// stable one, whatever the algorithm, and has no ties.
+// `before(a, b)` is a strict total order on ordinals: equal elements are ordered by number. So there are no ties, and
+// the result is that of a stable sort, whatever the algorithm.
 #pragma once
 #include "types.cuh"
 
 constexpr int kSortTile = 1024;
 
-// A negative ordinal stands for nothing, and comes last.
+// A negative ordinal marks an empty place, and is ordered last.
 template <class Before>
 __device__ inline bool precedes(i64 a, i64 b, const Before& before) {
   if (a < 0 || b < 0) return a >= 0 && b < 0;

@@ -1,7 +1,7 @@
 // One 64 x 64 tile of a product of matrices: 256 threads, 4 x 4 sums each, for any kind of sum.
 //
-// Operands come through loaders, a slab of the inner extent at a time, and what their elements are multiplied by is the
-// caller's: so numbers and words of bytes, matrices by strides and the columns of a convolution share one loop.
+// Loaders read the operands, a slab of the inner extent at a time, and the caller multiplies and adds: so numbers and words
+// of bytes, strided matrices and the patches of a convolution share one loop.
 #pragma once
 #include "types.cuh"
 
@@ -10,7 +10,7 @@ constexpr int kSums = 4;   // rows and columns of a thread's sums
 constexpr int kSide = kTile / kSums;
 constexpr int kPitch = kTile + 4;  // keeps 16-byte alignment, spreads the rows of a slab over the banks
 
-// Which elements (x, k) of a slab 64 x Depth a thread carries: x + i * dx, k + i * dk for i < kCount. Neighbouring
+// The elements (x, k) of a slab 64 x Depth that a thread loads: x + i * dx, k + i * dk for i < kCount. Neighbouring
 // threads are neighbours along k, where a row lies dense in k, else along x.
 template <int Depth>
 struct TilePart {
@@ -42,13 +42,13 @@ struct TilePlace {
   }
 };
 
-// Where a thread's sums stand in the tile.
+// The positions of a thread's sums in the tile.
 __device__ inline int sums_row(int thread) { return thread / kSide * kSums; }
 __device__ inline int sums_column(int thread) { return thread % kSide * kSums; }
 
-// Gives add(a, b) the elements of a thread's four rows and four columns, for each k in [0, inner) and on to the end of
-// the slab, where loaders give zeros. All threads of the block come here together; `is_needed` is false for a thread
-// whose sums nobody stores. A loader's `part` says what its load(k, values) loaded. `Unrolled` of the Depth steps of a
+// Calls add(a, b) with the elements of a thread's four rows and four columns, for each k in [0, inner) and on to the end of
+// the slab, where loaders return zeros. All threads of the block must call it; `is_needed` is false for a thread whose
+// sums are not stored. A loader's `part` says what its load(k, values) loaded. `Unrolled` of the Depth steps of a
 // slab are laid out one after the other. Needs 4 * Depth * 68 * sizeof(E) bytes of shared memory.
 template <class E, int Depth, int Unrolled, class Left, class Right, class Add>
 __device__ inline void walk_tile(const Left& left, const Right& right, i64 inner, bool is_needed, Add add) {
@@ -83,7 +83,7 @@ __device__ inline void walk_tile(const Left& left, const Right& right, i64 inner
       }
     }
     stage ^= 1;
-    if (has_next) {  // nobody reads this stage any more: all came past the barrier that ended its turn
+    if (has_next) {  // free to overwrite: all threads have passed the barrier after its last use
       left.part.store(left_slabs[stage], left_part);
       right.part.store(right_slabs[stage], right_part);
     }

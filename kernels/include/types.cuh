@@ -16,7 +16,6 @@ typedef unsigned long long u64;
 typedef __half half;
 typedef __nv_bfloat16 bf16;
 
-// ---------------------------------------------------------------- what a type is
 template <class A, class B>
 constexpr bool kIsSame = false;
 template <class A>
@@ -41,11 +40,11 @@ struct Select<false, A, B> {
   typedef B type;
 };
 
-// The type sums and arithmetic are kept in: float for half and bf16, else the type itself.
+// The accumulator type, of sums and arithmetic: float for half and bf16, else the type itself.
 template <class T>
 using Acc = typename Select<kIsSmallFloat<T>, float, T>::type;
 
-// Unsigned integer of a width in bytes: what bits are moved as.
+// Unsigned integer type of a width in bytes, for moving bits.
 template <int Bytes>
 struct BitsOf;
 template <>
@@ -67,8 +66,7 @@ struct BitsOf<8> {
 template <class T>
 using Bits = typename BitsOf<sizeof(T)>::type;
 
-// ---------------------------------------------------------------- conversion
-// float or double to integer: truncates; beyond 64 bits it saturates; NaN gives 0.
+// Converts float or double to integer: truncates; beyond 64 bits it saturates; NaN gives 0.
 template <class F>
 __device__ inline i64 truncate_to_i64(F x) {
   if (!(x == x)) return 0;
@@ -130,7 +128,7 @@ __device__ inline To reinterpret(From x) {
   return pun.to;
 }
 
-// ---------------------------------------------------------------- limits, by bit pattern: NVRTC has no host headers
+// Limits of an element type, by bit pattern, since NVRTC has no host headers.
 // lowest and max are finite; inf and negative_inf are the identities of min and max: the bounds themselves for integers.
 template <class T>
 struct limits {

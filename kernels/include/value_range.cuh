@@ -2,7 +2,7 @@
 #pragma once
 #include "reduce.cuh"
 
-// The least and the greatest of numbers, and of 0.
+// Minimum and maximum of numbers, widened to include 0.
 struct Range {
   float lowest, highest;
 
@@ -10,9 +10,9 @@ struct Range {
     lowest = fminf(lowest, x);
     highest = fmaxf(highest, x);
   }
-  // What one step of a byte stands for: the range in 255 steps; 1 where it is 0 alone.
+  // Scale of the bytes: the range divided into 255 steps; 1 for an empty range.
   __device__ float step() const { return highest == lowest ? 1.0f : (highest - lowest) / 255.0f; }
-  // The byte that stands for 0.
+  // Zero point: the byte that represents 0.
   __device__ i32 origin() const {
     const float shift = rintf((0.0f - lowest) / step());
     return shift >= 0.0f ? i32(fminf(shift, 255.0f)) : 0;

@@ -62,6 +62,6 @@ __global__ void __launch_bounds__(kBlockThreads) det(
       __syncthreads();
     }
     if (threadIdx.x == 0) y[matrix] = cast<T>(product);
-    __syncthreads();  // a block that met a pivot of 0 has readers still
+    __syncthreads();  // after a pivot of 0, other threads may still be reading
   }
 }

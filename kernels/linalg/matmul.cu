@@ -22,7 +22,7 @@ struct Gemm {
   i64 y_batch[kMaxBatchAxes];
 };
 
-// Gives alpha * sum + beta * addend, the latter if there is one: integers go through double only where a factor is not 1.
+// Returns alpha * sum + beta * addend, the latter if there is one: integers go through double only where a factor is not 1.
 template <class A>
 __device__ inline A scale_and_add(const Gemm& gemm, A sum, A addend, bool has_addend) {
   bool is_scaled = gemm.alpha != 1.0;
@@ -51,7 +51,7 @@ __device__ inline void store_scaled(const Gemm& gemm, i64 row, i64 column, Acc<T
   y[place] = finish(scale_and_add(gemm, sum, addend, c != nullptr), place);
 }
 
-// The right operand as it lies.
+// The right operand in the type of the product.
 template <class T>
 struct PlainRight {
   const T* b;
@@ -118,7 +118,7 @@ __device__ inline void multiply_few_rows(const T* a, const Right& right, const T
   store_scaled(gemm, thread / kFewColumns, first_column + thread % kFewColumns, sum, c, y, start, finish);
 }
 
-// What a block of gemm does, whatever form its right operand has.
+// The work of a block of gemm, for any form of its right operand.
 template <class T, class Right, class Finish>
 __device__ inline void multiply_block(const T* a, Right b, const T* c, T* y, const Gemm& gemm,
                                       const Finish& finish) {

@@ -3,8 +3,8 @@
 
 constexpr int kThreads = 256;
 
-// Forms of a mask of int32. Ends: for each batch how many keys take part; ranges: ends of all batches, then the first
-// keys; flags: 0 takes a key out.
+// Forms of a mask of int32. Ends: how many keys of each batch are visible; ranges: ends of all batches, then the first
+// keys; flags: 0 masks a key.
 enum MaskForm { kNone, kEnds, kRanges, kFlags };
 
 // Packed by gpuexec/ops/microsoft/mask.py.

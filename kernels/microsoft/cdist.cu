@@ -5,7 +5,7 @@
 __device__ inline float power_of(float x, float p) { return powf(x, p); }
 __device__ inline double power_of(double x, double p) { return pow(x, p); }
 
-// A metric adds a pair of coordinates to its sums, of which a pair (0, 0) changes none, and makes a distance of them.
+// A metric accumulates pairs of coordinates in its sums, which (0, 0) does not change, and computes a distance from them.
 template <class A>
 struct OneSum {
   A total;

@@ -8,10 +8,10 @@ struct Crops {
   i64 count, images, channels, height, width;
   FastDiv64 columns, rows, by_channel;  // of y
   i64 is_nearest;
-  double outside;  // what stands beyond an image
+  double outside;  // the value outside of an image
 };
 
-// A place in an image along an axis, for place `at` of `extent` between two relative ones.
+// The coordinate in an image along an axis of step `at` of `extent` between two relative coordinates.
 template <class A>
 __device__ inline A place_on(A first, A last, i64 at, i64 extent, i64 size) {
   if (extent <= 1) return A(0.5) * (first + last) * A(size - 1);

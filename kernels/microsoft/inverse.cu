@@ -6,8 +6,9 @@ constexpr int kThreads = 256;
 template <class A>
 __device__ inline A magnitude(A x) { return x < A(0) ? -x : x; }
 
-// Brings work [n, width], of which the first n columns are a matrix, to its solution in the columns behind them. A block
-// works on one matrix; its threads have written work before a barrier, and may read it behind this.
+// Solves in place: work [n, width] has a matrix in its first n columns, and right-hand sides in the columns behind them,
+// which become the solutions. One block per matrix; it must synchronise between writing work and the call, and may read
+// work after it.
 template <class A>
 __device__ inline void eliminate(A* work, i64 n, i64 width) {
   __shared__ A sizes[kThreads];

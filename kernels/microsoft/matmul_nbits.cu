@@ -2,8 +2,8 @@
 #include "matmul.cu"
 #include "packed_weights.cuh"
 
-// Loads packed weights as the right operand of a tile; zero beyond its extents. With `is_turned`, k and columns change
-// places.
+// Loads packed weights as the right operand of a tile; zero beyond its extents. With `is_turned`, k and columns are
+// swapped.
 template <class T>
 struct PackedLoader {
   SlabPart part;

@@ -13,14 +13,14 @@ struct PackedShape {
   i32 zero_kind;      // 0: half the range; 1: packed as weights are; 2: of the type of the scales
 };
 
-// Where packed weights and what goes with them lie in memory.
+// Pointers to packed weights, their scales, zero points and tables.
 template <class T>
 struct PackedPointers {
   const u8* weights;
   const T* scales;
   const u8* zeros;
-  const i32* groups;   // the block of each k, of which one out of range counts as nothing; null: they follow each other
-  const float* table;  // what a code stands for; null: it stands for itself
+  const i32* groups;   // the block of each k, which adds nothing if out of range; null: consecutive blocks
+  const float* table;  // the value of each code; null: the code itself
 
   __device__ T zero(i64 place) const { return reinterpret_cast<const T*>(zeros)[place]; }
 };

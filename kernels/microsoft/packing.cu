@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(kThreads) order_tokens(
     const i32* __restrict__ counts, i32* __restrict__ places, i32* __restrict__ sums, i32* __restrict__ most,
     i64* __restrict__ total, i64 batches, i64 rows) {
   const i64 index = i64(blockIdx.x) * kThreads + threadIdx.x, places_in_all = batches * rows;
-  const bool is_first = index == 0;  // writes what there is once
+  const bool is_first = index == 0;  // writes the outputs of one element
   const i64 batch = rows > 0 ? index / rows : 0, row = rows > 0 ? index % rows : 0;
   i64 before = 0, all = 0, own = 0, largest = 0;
   for (i64 i = 0; i < batches; ++i) {

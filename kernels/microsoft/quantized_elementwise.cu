@@ -5,7 +5,7 @@
 
 constexpr int kLanes = 8;  // kWidth of bytes
 
-// How bytes stand for numbers: by a scale and a zero point of the whole tensor, read from where they lie.
+// Quantisation of a tensor: pointers to the scale and the zero point of all of it.
 struct ByteScale {
   float scale;
   i32 zero, offset;

@@ -12,10 +12,10 @@ struct QuantizedLstm {
   i64 input_forget;
   i64 quant_row;     // scales of a direction: 1, or one for each column
   i64 offset;        // of the weights: 128 for unsigned bytes
-  double clip;       // of what enters gates; 0: nothing is clipped
+  double clip;       // bound of the inputs of gates; 0: not clipped
   Function functions[2 * 3];
 
-  // Activation `place` of a direction, of a gate: what enters is clipped.
+  // Applies activation `place` of a direction to the clipped input of a gate.
   __device__ float gate(i64 direction, int place, float x) const {
     const float limit = float(clip);
     return apply(direction, place, clip > 0 ? Function::held(x, -limit, limit) : x);
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   bytes += state;
   h += state;
   c += state;
-  // A thread always has the same units, so none waits for what another wrote of h and c.
+  // A thread has the same units in every step, so h and c need no barrier.
   for (i64 unit = threadIdx.x; unit < hidden; unit += kBlockThreads) {
     h[unit] = first_h ? first_h[state + unit] : 0.0f;
     c[unit] = first_c ? first_c[state + unit] : 0.0f;

@@ -3,7 +3,7 @@
 #pragma once
 #include "types.cuh"
 
-// Holds a number between two; NaN stays.
+// Clamps a number to a range; NaN stays.
 __device__ inline float hold(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 
 // A polynomial of x * x, coefficients from the highest power down.

@@ -38,7 +38,7 @@ __device__ inline bool is_zero(A x) {
   return !(x > A(1e-7) || x < A(-1e-7));
 }
 
-// The raw scores of a row, where one that stands for two classes is both.
+// The raw scores of a row; a single score of two classes is that of both.
 template <class A>
 struct Row {
   const A* first;

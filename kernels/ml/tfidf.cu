@@ -3,7 +3,7 @@
 
 constexpr int kThreads = 256;
 
-// The place of a key among sorted ones; -1 where it is none of them.
+// Index of a key among sorted keys; -1 where it is not among them.
 __device__ inline i64 place_of(const i64* keys, i64 count, i64 key) {
   i64 low = 0, high = count;
   while (low < high) {
@@ -16,8 +16,8 @@ __device__ inline i64 place_of(const i64* keys, i64 count, i64 key) {
 
 // Computes: counts[r, g] += 1 for each n-gram g that begins at a place of row r with a distance between its tokens; one of
 //   one token has distance 1 alone.
-// Shapes: x [rows, columns], counts [rows, grams], dense; the tables of ops/text/ngrams.py: vocabulary [words], edges and
-//   targets [edge_count], found [nodes].
+// Shapes: x [rows, columns], counts [rows, grams], dense; the tables of gpuexec/ops/ml/ngrams.py: vocabulary [words], edges
+//   and targets [edge_count], found [nodes].
 // Grid: one thread per place and distance, `count` in all; `distances` of a place lie beside each other.
 // Needs: counts are 0 before.
 // Numerics: none.

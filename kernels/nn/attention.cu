@@ -1,8 +1,8 @@
 // Scaled dot-product attention (flash attention): softmax(scale * q @ k' + mask) @ v, without the scores in memory.
 //
 // Query heads that share a head of keys are stacked: a row is one query of one of them, so a block reads keys and
-// values once for all. Rows are few when one token is decoded; then the keys are dealt out to several blocks, whose
-// sums `attend_merge` joins. Keys are taken in tiles in order, with a running maximum and sum, so the order of every
+// values once for all. Rows are few when one token is decoded; then the keys are divided among several blocks, whose
+// sums `attend_merge` merges. Keys are taken in tiles in order, with a running maximum and sum, so the order of every
 // sum follows from extents alone.
 #include "gemm_simt.cuh"
 #include "softmax_state.cuh"
@@ -26,7 +26,7 @@ enum MaskKind { kNoMask, kBool, kHalf, kBf16, kFloat, kDouble, kI8, kI16, kI32, 
 
 constexpr i64 kFar = 1ll << 34;  // beyond any key, window and query, and far from the end of i64
 
-// Of all keys those with first <= key < end.
+// The keys with first <= key < end.
 struct KeyRange {
   i64 first, end;
 };
@@ -111,13 +111,13 @@ __device__ inline A fold_lanes(A value, Merge merge) {
   return value;
 }
 
-// What a block knows of each of its rows.
+// State of each row of a block.
 struct Rows {
   i64 q_offset[kManyRows], mask_offset[kManyRows], y_offset[kManyRows], number[kManyRows];
   i64 first[kManyRows], end[kManyRows];  // keys of this block that take part
 };
 
-// Where a block stands: a tile of rows, a tile of columns of v and a chunk of keys of one batch and head.
+// Position of a block: a tile of rows, a tile of columns of v and a chunk of keys of one batch and head.
 struct Place {
   i64 batch, head, row, value, chunk;
 
@@ -165,7 +165,7 @@ __device__ inline KeyRange find_keys(const Attention& shape, const Place& place,
   return {earliest.first > begin ? earliest.first : begin, latest.end < end ? latest.end : end};
 }
 
-// Calls f(outer, inner) for each place of a slab, dealt out so that neighbouring threads are neighbours along `inner`.
+// Calls f(outer, inner) for each place of a slab, distributed so that neighbouring threads are neighbours along `inner`.
 template <int kOuter, int kInner, class F>
 __device__ inline void visit_slab(F f) {
   static_assert(kOuter * kInner % kBlockThreads == 0, "each thread takes as many places");
@@ -176,7 +176,7 @@ __device__ inline void visit_slab(F f) {
   }
 }
 
-// The part of `attend` whose tile has 16 * kRows rows, kRows of them and of their sums with each thread.
+// The work of a block of `attend` with a tile of 16 * kRows rows: each thread has kRows rows and their sums.
 template <class T, int kRows, class A = Acc<T>>
 __device__ inline void attend_tile(
     const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const u8* __restrict__ mask,
@@ -199,7 +199,7 @@ __device__ inline void attend_tile(
   A largest[kRows], total[kRows], sum[kRows][kOwnValues];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    // A sink is a score that was met before all keys, and has no value.
+    // A sink is a score in front of those of all keys, without a value.
     const bool has_sink = sinks != nullptr && place.chunk == 0 && row + r < live_rows;
     const i64 head = place.head * shape.group + (place.row + row + r) / shape.queries;
     largest[r] = has_sink ? widen(sinks[head]) : limits<A>::negative_inf();
@@ -274,7 +274,7 @@ __device__ inline void attend_tile(
       for (int c = 0; c < kOwnValues; ++c) sum[r][c] *= shrink;
     }
 
-    // Weights are read by others only after the barrier that follows the first slab of v.
+    // Other threads read the weights only after the barrier that follows the first slab of v.
     constexpr int kValuePitch = Size::kValues + 4;
 #pragma unroll 1
     for (int part = 0; part < Size::kKeys; part += kSlab) {
@@ -296,7 +296,7 @@ __device__ inline void attend_tile(
           }
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
-            if (a[r] == A(0)) continue;  // NaN in a value that takes no part stays where it is
+            if (a[r] == A(0)) continue;  // NaN in a value that is masked does not spread
 #pragma unroll
             for (int c = 0; c < kOwnValues; ++c) sum[r][c] = multiply_add(a[r], b[c], sum[r][c]);
           }
@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(kBlockThreads, sizeof(T) > 4 ? 1 : 2) attend(
   }
 }
 
-// Computes y of what the chunks of a row came to; nothing where there is one chunk.
+// Computes y from the states and sums of the chunks of a row; nothing where there is one chunk.
 // Shapes   states [rows, chunks, 2], sums [rows, chunks, values]; y by strides.
 // Grid     one thread per element of y.
 // Needs    nothing of alignment.

@@ -21,7 +21,7 @@ struct PatchLoader {
   }
 };
 
-// The weights as they lie, dense.
+// Dense weights in the type of the product.
 template <class T>
 struct PlainWeights {
   const T* w;
@@ -48,8 +48,8 @@ struct NarrowWeights {
   }
 };
 
-// What a block of conv_gemm does, whatever form the weights have. Sizes stay in constant memory (__grid_constant__): of
-// a copy, what is kept in registers made sums of doubles spill on sm_90.
+// The work of a block of conv_gemm, for any form of the weights. Sizes stay in constant memory (__grid_constant__): the
+// registers of a copy made sums of doubles spill on sm_90.
 template <class T, class Weights, class Finish>
 __device__ inline void convolve_block(const T* x, const Weights& w, const T* bias, T* y, const Windows& windows,
                                       const WindowStrides& strides, const ConvSizes& sizes, const Finish& finish) {
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(256, 2)
   convolve_block(x, weights, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }
 
-// What a thread of conv_direct or conv_transpose does, whatever form the weights have.
+// The work of a thread of conv_direct or conv_transpose, for any form of the weights.
 template <class Walk, class T, class Weights, class Finish>
 __device__ inline void make_output(const T* x, const Weights& w, const T* bias, T* y, const Windows& windows,
                                    const WindowStrides& strides, const ConvSizes& sizes, const Finish& finish) {

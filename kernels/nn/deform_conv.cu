@@ -75,7 +75,7 @@ struct SampleLoader {
     for (int axis = 0; axis < 3; ++axis) {
       const int plain = starts[axis] + int(t[axis]) * windows.dilations[axis], own = axis - (3 - sizes.axes);
       const Acc<T> at = Acc<T>(plain) + (own < 0 ? Acc<T>(0) : widen(offset[(moved * sizes.axes + own) * outputs]));
-      // Beyond the input by an element or more: nothing of it is seen. So is what is no number.
+      // An element or more outside of the input, or NaN: the sample is 0.
       if (!(at > Acc<T>(-1) && at < Acc<T>(windows.extents[axis]))) return weight * Acc<T>(0);
       const Acc<T> before = floor(at);
       base[axis] = int(before);
@@ -89,7 +89,7 @@ struct SampleLoader {
       const i64 at = k + part.k + i;
       const Acc<T> value = at < inner ? sample(u32(at)) : Acc<T>(0);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {  // registers have no index
+      for (int j = 0; j < 4; ++j) {  // registers can't be indexed
         if (j == i) values[j] = value;
       }
     }

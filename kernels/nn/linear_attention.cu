@@ -1,7 +1,7 @@
 // Linear attention: a running state matrix of keys and values per head.
 //
-// Columns of the state know nothing of each other, so a block takes 16 of them for all steps, each with 16 threads that
-// share its rows. Up to 256 rows stay in registers, more in scratch memory, where each thread finds what it wrote itself.
+// Columns of the state are independent, so a block takes 16 of them for all steps, each with 16 threads that share its
+// rows. Up to 256 rows stay in registers, more in scratch memory, of which each thread reads only what it wrote.
 #include "gemm_simt.cuh"
 #include "reduce.cuh"
 #include "softmax_state.cuh"
@@ -10,7 +10,7 @@ constexpr int kLanes = 16;                       // threads of a column
 constexpr int kColumns = kBlockThreads / kLanes;  // of a block
 constexpr int kOwnRows = 16;                     // of a thread, where they stay in registers
 
-// Type of a state, FLOATS of gpuexec/ops/nn/linear_attention.py, after that for no state.
+// Type of a state: none, then those of FLOATS of gpuexec/ops/nn/linear_attention.py, in their order.
 enum StateKind { kNoState, kFloatState, kHalfState, kBf16State };
 
 // Packed by gpuexec/ops/nn/linear_attention.py. Strides in elements, along batch and step; heads lie dense, as do outputs.
@@ -106,7 +106,7 @@ __device__ inline void attend_linearly(
         state.visit([&](i64 row, float& s) { s *= exp_of(widen(rate[row])); });
       }
     }
-    if (beta != nullptr) {  // what the state has for the key already is taken off
+    if (beta != nullptr) {  // subtracts the value that the state has for the key already
       float known = 0.0f;
       state.visit([&](i64 row, float& s) { known = multiply_add(s, widen(key[row]), known); });
       known = sum_lanes(known);

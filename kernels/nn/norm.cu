@@ -7,7 +7,7 @@
 template <class A>
 constexpr int kHeld = sizeof(A) > 4 ? 8 : 16;  // elements a lane keeps in registers
 
-// Where rows come from: a dense tensor, or the sum of two with a row on top; `row` gives what is indexed by column.
+// Sources of rows: a dense tensor, or the sum of two tensors and a bias; `row` returns a row to be indexed by column.
 template <class T>
 struct DenseRows {
   const T* __restrict__ x;
@@ -32,7 +32,7 @@ struct SummedRow {
 template <class T>
 struct SummedRows {
   const T* __restrict__ x;
-  const T* __restrict__ skip;  // of which rows come again after a period; may be null
+  const T* __restrict__ skip;  // its rows repeat after a period; may be null
   const T* __restrict__ bias;  // a row; may be null
   FastDiv64 skip_period;
 
@@ -94,7 +94,7 @@ __device__ inline StreamedRow<Source, A> stream_row(const Source& x, const Team&
   return StreamedRow<Source, A>(x, team, end);
 }
 
-// Which element of scale and bias belongs to an element: (row % row_period) * stride + column / column_group.
+// Index of the scale and bias of an element: (row % row_period) * stride + column / column_group.
 // Packed by gpuexec/ops/nn/norm.py.
 struct Affine {
   FastDiv64 row_period, column_group;
@@ -130,7 +130,7 @@ __device__ inline void normalize_row(
   });
 }
 
-// Chooses where the row is kept while it is worked on. `keep` is called with the place and value of each element.
+// Normalises a row, held in registers if it fits. `keep` is called with the place and value of each element.
 template <class A, class Rows, class V, class F, class Keep, class Finish>
 __device__ inline void normalize(
     const Rows& x, const V* scale, const V* bias, V* y, i64 rows, i64 columns, int lanes, const Affine& affine,

@@ -2,8 +2,9 @@
 //
 // The products of the inputs with their weights are made before, for all steps at once. What is left is a product of the
 // state with the recurrent weights, whose rows are the units: a block takes a *slice* of units for a *tile* of rows of the
-// batch, and neighbouring threads share the terms of a unit's sum, which are neighbours in memory. Small layers have a block for each tile, which takes all slices: nobody else makes what it reads. In
-// larger ones the slices are dealt out to few blocks, which meet at a barrier of the grid after every step.
+// batch, and neighbouring threads share the terms of a unit's sum, which are neighbours in memory. Small layers have a
+// block for each tile, which takes all slices, so it reads only its own results. In larger ones the slices are distributed
+// among a few blocks, which synchronise at a barrier of the grid after every step.
 #include "elementwise.cuh"
 #include "gemm_simt.cuh"
 #include "grid.cuh"
@@ -59,14 +60,14 @@ struct Recurrence {
   i64 cell, reversed, input_forget;         // bit d of reversed: direction d takes the last step first
   i64 is_linear;                            // GRU: the reset gate is applied behind the product, not before it
   i64 log_units;                            // of a slice
-  double clip;                              // of what enters gates; 0: nothing is clipped
+  double clip;                              // bound of the inputs of gates; 0: not clipped
   Function functions[2 * 3];                // of each direction as many as it has
 
   __device__ i64 units() const { return i64(1) << log_units; }
   __device__ i64 slices() const { return (hidden + units() - 1) >> log_units; }
   __device__ bool has_two_phases() const { return cell == kGru && !is_linear; }
 
-  // The activation `place` of a direction, of a gate: what enters is clipped.
+  // Applies the activation `place` of a direction to the clipped input of a gate.
   template <class A>
   __device__ A gate(i64 direction, int place, A x) const {
     const A limit = A(clip);
@@ -202,7 +203,7 @@ struct Run {
     visit([&](const Piece& piece) { visit_pairs(piece, f); });
   }
 
-  // Multiplies rows of `source` by the weights of some gates, and calls f for each pair while its sums can be had.
+  // Multiplies rows of `source` by the weights of some gates, and calls f for each pair while its sums are available.
   template <class F>
   __device__ void multiply(const A* source, int first, int count, F f) const {
     const int parts = kThreads >> shape.log_units, part = threadIdx.x & (parts - 1), own = threadIdx.x / parts;
@@ -258,7 +259,7 @@ struct Run {
     return widen(layer.bias[((direction * 2 + which) * shape.gates + gate) * shape.hidden + unit]);
   }
 
-  // What a step gives to a gate, biases included.
+  // The contribution of a step's input to a gate, biases included.
   __device__ A entering(i64 direction, i64 t, i64 row, i64 unit, int gate) const {
     return input(direction, t, row, unit, gate) + (bias_of(direction, unit, gate, 0) + bias_of(direction, unit, gate, 1));
   }
@@ -310,9 +311,9 @@ struct Run {
 // Computes  the steps of an RNN, GRU or LSTM layer: Y, the last h and the last c
 // Shapes    as Layer says; Y, last and first states by the strides of `shape`
 // Grid      without a barrier one block per direction and tile of 4 rows of the batch (2 of doubles): x = direction *
-//           tiles + tile; with one, few blocks, cooperative, to whom slices of units are dealt out by turns
+//           tiles + tile; with one, few blocks, cooperative, among which slices of units are distributed in turn
 // Needs     units dense; barrier one word that is 0 before; all but inputs, weights and scratch may be null
-// Numerics  states and sums in the accumulator, outputs rounded once; a sum's terms are dealt out to threads by turns,
+// Numerics  states and sums in the accumulator, outputs rounded once; a sum's terms are distributed among threads in turn,
 //           and their sums added in order
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2) recur(

@@ -10,8 +10,8 @@ __device__ inline double root_of(double x) { return sqrt(x); }
 struct Step {
   i64 count;
   i64 is_rate_wide;  // whether the rate is a double
-  double norm;       // of the regularisation that joins the gradient
-  double a, b, c, d; // what the optimizer has beside it
+  double norm;       // coefficient of the regularisation added to the gradient
+  double a, b, c, d; // further attributes of the optimizer
 };
 
 __device__ inline double read_rate(const void* __restrict__ rate, const Step& step) {

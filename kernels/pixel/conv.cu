@@ -1,4 +1,4 @@
-// Convolution and its transpose, texel by texel: each thread gathers what enters its outputs.
+// Convolution and its transpose, texel by texel: each thread gathers the inputs of its outputs.
 #include "../nn/conv.cu"
 #include "narrow.cuh"
 
@@ -6,7 +6,7 @@ __device__ inline i64 count_outputs(const ConvSizes& sizes) {
   return sizes.batch * i64(sizes.by_out_channels.divisor) * i64(sizes.by_outputs.divisor);
 }
 
-// What a thread does, whatever form the weights have; `step` is that of NarrowWeights.
+// The work of a thread, for any form of the weights; `step` is that of NarrowWeights.
 template <class Walk, class T, class Weights>
 __device__ inline void make_texel(const Texture<T>& x, const Weights& w, const Texture<T>& bias, const Surface<T>& y,
                                   const Windows& windows, const WindowStrides& strides, const ConvSizes& sizes,

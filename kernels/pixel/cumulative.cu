@@ -1,4 +1,4 @@
-// CumSum and CumProd, texel by texel: each thread walks what lies before its elements.
+// CumSum and CumProd, texel by texel: each thread walks the terms before its elements.
 #include "../reduce/cumulative.cu"
 #include "texture.cuh"
 

@@ -1,4 +1,4 @@
-// Operand positions of elementwise blits: the walk of ../elementwise.cuh, in units.
+// Operand positions of elementwise blits: the walk of ../include/elementwise.cuh, in units.
 #pragma once
 #include "../include/elementwise.cuh"
 #include "texture.cuh"

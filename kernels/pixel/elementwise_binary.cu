@@ -1,4 +1,4 @@
-// Binary elementwise operators, texel by texel, by the functors of ../elementwise_binary.cu.
+// Binary elementwise operators, texel by texel, by the functors of ../elementwise/elementwise_binary.cu.
 #include "../elementwise/elementwise_binary.cu"
 #include "elementwise.cuh"
 

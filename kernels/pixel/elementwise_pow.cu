@@ -1,4 +1,4 @@
-// Pow, texel by texel, by the functions of ../elementwise_pow.cu.
+// Pow, texel by texel, by the functions of ../elementwise/elementwise_pow.cu.
 #include "../elementwise/elementwise_pow.cu"
 #include "elementwise.cuh"
 

@@ -1,4 +1,4 @@
-// Unary elementwise operators, texel by texel, by the functors of ../elementwise_unary.cu.
+// Unary elementwise operators, texel by texel, by the functors of ../elementwise/elementwise_unary.cu.
 #include "../elementwise/elementwise_unary.cu"
 #include "elementwise.cuh"
 

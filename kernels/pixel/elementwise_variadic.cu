@@ -1,4 +1,4 @@
-// Max, Min, Sum and Mean of any number of inputs, texel by texel, by the functors of ../elementwise_variadic.cu.
+// Max, Min, Sum and Mean of any number of inputs, texel by texel, by the functors of ../elementwise/elementwise_variadic.cu.
 #include "../elementwise/elementwise_variadic.cu"
 #include "elementwise.cuh"
 

@@ -2,7 +2,7 @@
 #include "../linalg/matmul.cu"
 #include "narrow.cuh"
 
-// What a thread of a product does, whatever form the right operand has; `steps` are those of its scales.
+// The work of a thread of a product, for any form of the right operand; `steps` are those of its scales.
 template <class T, class Right>
 __device__ inline void multiply_texel(const Texture<T>& a, const Right& b, const Texture<T>& c, const Surface<T>& y,
                                       const Gemm& gemm, const ScaleSteps& steps) {

@@ -3,7 +3,7 @@
 #include "../include/narrow.cuh"
 #include "texture.cuh"
 
-// Weights as they lie.
+// Weights in the type of the product.
 template <class T>
 struct PlainTexels {
   Texture<T> weights;

@@ -1,8 +1,8 @@
-// Random numbers, texel by texel: to the bits of ../random.cu.
+// Random numbers, texel by texel: bit-identical to those of ../random/random.cu.
 #include "philox.cuh"
 #include "texture.cuh"
 
-// The numbers of a node, by element: those of a block are made once for elements that follow each other.
+// Random numbers of a node by element; a block of them is computed once for consecutive elements.
 template <class F>
 struct Numbers {
   Draw from;
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kDrawThreads) draw_dropout_mask(
   draw<bool>(mask, count, [&](i64 index) { return numbers.at(index) >= ratio; });
 }
 
-// Computes: left = key, its run counted one on; or, with an index, its run replaced by what both are mixed to.
+// Computes: left = key with its run incremented; or, with an index, with its run replaced by a mix of run and index.
 // Shapes: key, left two words: seed and number of the run; index one element, or absent.
 // Grid: one thread per texel of left.
 // Needs: nothing.

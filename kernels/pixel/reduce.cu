@@ -1,4 +1,4 @@
-// Reductions, texel by texel: each thread walks the terms of its elements, by the operations of ../reduce.cu.
+// Reductions, texel by texel: each thread walks the terms of its elements, by the operations of ../reduce/reduce.cu.
 #include "../reduce/reduce.cu"
 #include "texture.cuh"
 

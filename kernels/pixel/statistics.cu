@@ -3,7 +3,7 @@
 #include "texture.cuh"
 
 constexpr i64 kSampleWords = sizeof(Sample) / 8;
-constexpr i64 kSampleTerms = 4096, kMostSamples = 1024;  // _BLOCK_TERMS and _MOST_BLOCKS of ops/statistics.py
+constexpr i64 kSampleTerms = 4096, kMostSamples = 1024;  // _BLOCK_TERMS and _MOST_BLOCKS of ops/reduce/statistics.py
 
 // The 8-byte words of a sample, as integers.
 union SampleBits {
@@ -12,7 +12,7 @@ union SampleBits {
   __device__ SampleBits() {}
 };
 
-// Computes samples[b] = what is known of the elements of part b of as many even parts as there are samples.
+// Computes samples[b] = the statistics of the elements of part b of as many even parts as there are samples.
 // Shapes   x of any strides, walked in row-major order; samples as many as its elements ask for.
 // Grid     one thread per texel of samples.
 // Needs    nothing.
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) draw_take_samples(
   i64 parts = (count + kSampleTerms - 1) / kSampleTerms;
   parts = parts < 1 ? 1 : parts > kMostSamples ? kMostSamples : parts;
   const i64 length = (count + parts - 1) / parts;
-  i64 known = -1;  // the part that `bits` tell of
+  i64 known = -1;  // the part whose sample is in `bits`
   SampleBits bits;
   draw<u64>(samples, parts * kSampleWords, [&](i64 word) {
     const i64 part = word / kSampleWords;

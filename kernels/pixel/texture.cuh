@@ -54,7 +54,7 @@ struct Texel {
   __device__ bool is_whole() const { return (masks[0] & masks[1] & masks[2] & masks[3]) == ~0u; }
 
  private:
-  // Registers have no index: each is asked.
+  // Registers can't be indexed, so each is compared.
   __device__ u32 word(int index) const {
     const u32 low = index == 0 ? words[0] : words[1];
     const u32 high = index == 2 ? words[2] : words[3];
@@ -71,7 +71,6 @@ struct Texel {
   }
 };
 
-// ---------------------------------------------------------------- the hardware, and what stands for it
 #ifdef GPUEXEC_SIM
 template <class T>
 GPUEXEC_TEXTURE_INLINE T* lane_at(u32 x, u32 y, int lane) {
@@ -95,8 +94,8 @@ __device__ GPUEXEC_TEXTURE_INLINE T fetch(u64 texture, u32 x, u32 y, int lane) {
 #endif
 }
 
-// Writes the lanes [from, to) of a texel, through a surface object. What else is in the texel stays: nobody else writes it
-// meanwhile, since blits of one device follow each other.
+// Writes the lanes [from, to) of a texel, through a surface object, and keeps the others. No other thread writes the texel
+// in between, since blits of one device run one after the other.
 template <class T>
 __device__ GPUEXEC_TEXTURE_INLINE void write(u64 surface, u32 x, u32 y, const Texel& texel, int from, int to) {
 #ifdef GPUEXEC_SIM
@@ -114,7 +113,6 @@ __device__ GPUEXEC_TEXTURE_INLINE void write(u64 surface, u32 x, u32 y, const Te
 #endif
 }
 
-// ---------------------------------------------------------------- what kernels take in place of pointers
 // A tensor to read: a texture object, and the byte of it that the first element begins with. None where it is absent.
 template <class T>
 struct Texture {

@@ -32,7 +32,7 @@ struct PatchLoader {
   }
 };
 
-// What is done with the sum of an output; pointers may be null as the kernels say.
+// Conversion of the sum of an output to the result; pointers may be null as the kernels say.
 template <class Y>
 struct ConvResults {
   const u8 *x_scale, *w_scale, *y_scale, *y_zero;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(256, 2)
   float scales[kSums];
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
-    // Beyond the last channel of the group nothing is stored, and the last one's are read.
+    // Rows beyond the last channel of the group read the parameters of the last one, and are not stored.
     i64 channel = tile.group * rows + (tile.row + i < rows ? tile.row + i : rows - 1);
     left_zeros[i] = load_zero(w_zero, channel * conv.quant_step, conv.w_offset);
     scales[i] = results.scale_of(conv, channel);

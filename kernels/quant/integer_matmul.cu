@@ -42,7 +42,7 @@ struct Batch {
   }
 };
 
-// What is done with the sum of an element; pointers may be null as the kernel says.
+// Conversion of the sum of an element to the result; pointers may be null as the kernel says.
 template <class Y>
 struct Results {
   const u8 *a_scale, *b_scale, *y_scale, *y_zero;
@@ -51,7 +51,7 @@ struct Results {
   Y* y;
   Finish finish;
 
-  // What the elements of a row, or of a column, share.
+  // Scales and zero points of a row or a column.
   __device__ float row_scale(const IntegerGemm& gemm, const Batch& at, i64 row) const {
     return finish.alpha * load_scale(a_scale, at.a_quant + row * gemm.a_quant_row, finish.scale_kind);
   }
@@ -68,7 +68,7 @@ struct Results {
   __device__ void store(const IntegerGemm& gemm, const Batch& at, i64 row, i64 column, i32 sum, float scale,
                         float result_scale, i32 result_zero) const {
     if (addend) sum = wrapping_add(sum, addend[row * gemm.addend_row + column * gemm.addend_column]);
-    float added = -0.0f;  // what changes no sum, -0 included
+    float added = -0.0f;  // the identity of addition, also for -0
     if constexpr (kIsFloat<Y>) added = bias ? widen(bias[column * gemm.bias_column]) : -0.0f;
     y[at.y + row * gemm.y_row + column] = finish_sum<Y>(sum, scale, result_scale, result_zero, added, finish.y_offset);
   }
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(256, 2)
   float column_scales[kSums];
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
-    // Beyond the last row and column nothing is stored, and the last one's are read.
+    // Rows and columns beyond the last read the parameters of the last one, and are not stored.
     i64 near_row = row + i < gemm.rows ? row + i : gemm.rows - 1;
     i64 near_column = column + i < gemm.columns ? column + i : gemm.columns - 1;
     left_zeros[i] = load_zero(a_zero, at.a_quant + near_row * gemm.a_quant_row, gemm.a_offset);

@@ -1,8 +1,8 @@
 // One 64 x 64 tile of an 8-bit integer matrix product, four products an instruction (dp4a).
 //
 // Operands come through loaders as words of four centred bytes that are neighbours along the inner extent, with 0 beyond
-// its end. Sums are modulo 2^32, so their order does not matter; what zero points add is taken off afterwards, by the
-// sums of rows and columns.
+// its end. Sums are modulo 2^32, so their order does not matter; the share of zero points is subtracted afterwards,
+// by the sums of rows and columns.
 #pragma once
 #include "requantize.cuh"
 #include "tile.cuh"
@@ -16,7 +16,7 @@ __device__ inline u32 multiply_add_bytes(u32 a, u32 b, u32 c) { return u32(__dp4
 
 __device__ inline u32 flip_of(i32 offset) { return offset ? 0x80808080u : 0u; }
 
-// Four bytes `stride` apart, of which `left` are there.
+// Four bytes `stride` apart, of which the first `left` exist.
 __device__ inline u32 load_word(const u8* source, i64 stride, i64 left, u32 flip, bool is_aligned) {
   if (is_aligned && left >= kWordBytes) return *reinterpret_cast<const u32*>(source) ^ flip;
   u32 word = 0;
@@ -69,7 +69,7 @@ struct MatrixLoader {
 struct ByteSums {
   u32 products[kSums][kSums], rows[kSums], columns[kSums];
 
-  // Makes the products sums of (left - left_zero) * (right - right_zero); zero points are centred.
+  // Turns the products into sums of (left - left_zero) * (right - right_zero); zero points are centred.
   __device__ void take_off(const i32 (&left_zeros)[kSums], const i32 (&right_zeros)[kSums], i64 inner) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
@@ -80,8 +80,8 @@ struct ByteSums {
   }
 };
 
-// Sums left(row, k) * right(column, k) over k in [0, inner), as walk_tile runs. Sums of rows and columns are made where
-// they are asked for.
+// Sums left(row, k) * right(column, k) over k in [0, inner), as walk_tile runs. Sums of rows and columns are computed
+// where sums_rows and sums_columns ask for them.
 template <class Left, class Right>
 __device__ inline void multiply_bytes(const Left& left, const Right& right, i64 inner, bool is_needed, bool sums_rows,
                                       bool sums_columns, ByteSums& sums) {

@@ -5,7 +5,7 @@
 
 constexpr int kThreads = 256;
 
-// Where the scale of an element stands. Packed by gpuexec/ops/quant/quantize.py: elements [outer, axis, inner], scales by strides.
+// Index of the scale of an element. Packed by gpuexec/ops/quant/quantize.py: elements [outer, axis, inner], scales by strides.
 struct ScaleWalk {
   i64 count;
   FastDiv64 inner;
@@ -47,7 +47,7 @@ __device__ inline float divide(float x, float scale, int divisor_kind) {
 __device__ inline i32 round_and_add(float quotient, i32 zero, i32 lowest, i32 highest) {
   quotient = rintf(quotient);
   if (!(quotient == quotient)) quotient = 0.0f;
-  // What is beyond 2^24 saturates whatever is added; so the sum below is exact.
+  // A quotient beyond 2^24 saturates whatever zero point is added, so it may be clamped to keep the sum below exact.
   quotient = fminf(fmaxf(quotient, -16777216.0f), 16777216.0f);
   const i32 sum = i32(quotient) + zero;
   return sum < lowest ? lowest : sum > highest ? highest : sum;
@@ -59,7 +59,7 @@ __device__ inline Y round_quotient(float x, float scale, Y zero, int divisor_kin
   return Y(round_and_add(divide(x, scale, divisor_kind), i32(zero), lowest, highest));
 }
 
-// To and from the narrow type of a code.
+// Conversions to and from the narrow type of a code.
 __device__ inline u8 quantize_narrow_element(float quotient, u8 zero, int divisor_kind, int code, i32 mode) {
   const int bits = narrow_integer_bits(code);
   if (bits == 0) {

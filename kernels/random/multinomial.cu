@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) multinomial(
     while (part < kThreads && !(parts[part] > wanted)) ++part;
     i64 chosen = classes - 1;
     if (part < kThreads) {
-      // The part's sum is counted on from zero, as it was made, and put on those before it.
+      // The part is summed from zero again, in the order it was summed before, and added to the parts before it.
       const double before = part > 0 ? parts[part - 1] : 0.0;
       double inner = 0.0;
       for (i64 j = part * width; j < (part + 1) * width && j < classes; ++j) {

@@ -2,14 +2,14 @@
 #pragma once
 #include "types.cuh"
 
-// Where a node draws from. Packed by Draw of gpuexec/ops/random/philox.py.
+// The stream of random numbers of a node. Packed by Draw of gpuexec/ops/random/philox.py.
 struct Draw {
   u64 seed;
   u32 stream;
   i32 is_seeded;  // else the seed is that of the key
 };
 
-// Gives the words of a block. The key is seed and number of the run, or null for 0 and 0.
+// Computes the words of a block. The key is seed and number of the run, or null for 0 and 0.
 __device__ inline void draw_block(const Draw& draw, const u64* key, u64 block, u32 (&words)[4]) {
   const u64 run = key ? key[1] : 0;
   u64 seed = draw.is_seeded ? draw.seed : key ? key[0] : 0;

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) bernoulli(
 }
 
 // Computes: mask[i] = u >= ratio, with u of [0, 1); y[i] = mask[i] ? x[i] * scale : 0.
-// Shapes: x, y, mask [count], y or mask null where nobody wants it; key two words: seed and number of the run, or null.
+// Shapes: x, y, mask [count], y or mask null where it is not wanted; key two words: seed and number of the run, or null.
 // Grid: one thread per block of numbers: 4 elements, 2 of double.
 // Needs: nothing.
 // Numerics: the product in Acc<T>, rounded once; u has 24 bits, 53 in double.
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads) dropout(
   }
 }
 
-// Computes: left = key, its run counted one on; or, with an index, its run replaced by what both are mixed to.
+// Computes: left = key with its run incremented; or, with an index, with its run replaced by a mix of run and index.
 // Shapes: key, left two words: seed and number of the run; index one element, or null.
 // Grid: one thread.
 // Needs: nothing.

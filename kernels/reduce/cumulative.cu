@@ -26,7 +26,7 @@ struct Product {
   }
 };
 
-// Combines what the lanes before this one hold, and in `total` that of all lanes. The order is fixed by the team.
+// Combines the values of the lanes before this one, and in `total` those of all lanes. The order is fixed by the team.
 template <class Fold, class A>
 __device__ inline A scan_lanes(const Team& team, A sum, A (&shared)[2][kBlockThreads], A& total) {
   const int thread = threadIdx.x, stride = team.lane_stride;
@@ -48,7 +48,7 @@ __device__ inline A scan_lanes(const Team& team, A sum, A (&shared)[2][kBlockThr
 // Computes y[i] = x[0] + ... + x[i] along the columns (Product: times); without x[i] if is_exclusive, from the last column
 //          on if is_reverse.
 // Shapes   x, y [rows / inner, columns, inner] dense.
-// Grid     256 / lanes rows per block; a tile is lanes * items columns, and what it sums up to is carried to the next.
+// Grid     256 / lanes rows per block; a tile is lanes * items columns, and its total is carried to the next.
 // Needs    nothing of alignment; items is 1 to 16.
 // Numerics in Acc<T>, each output rounded once; integers wrap, so their unsigned type serves both.
 template <class Fold, class T>

@@ -3,8 +3,7 @@
 #include "reduce.cuh"
 #include "softmax_state.cuh"
 
-// ---------------------------------------------------------------- what is folded
-// What becomes of the folded terms: code of the table in gpuexec/ops/reduce/reduce.py.
+// The last step of a reduction, by its code in the table of gpuexec/ops/reduce/reduce.py.
 enum Finish : int { kAsIs, kMean, kRoot, kLog };
 
 __device__ inline float power_of(float x, float p) { return powf(x, p); }
@@ -73,9 +72,8 @@ struct LogSumExp {
   static __device__ T finish(Partial state, int, i64) { return cast<T>(state.log_sum()); }
 };
 
-// ---------------------------------------------------------------- kernels
-// Folds the terms first, first + step, ... below `end` of the row at x, in this order. On a single run of memory loads
-// run ahead.
+// Folds the terms first, first + step, ... below `end` of the row at x, in this order. Where the terms have one stride,
+// four are loaded before they are folded.
 template <class Op, class T>
 __device__ inline typename Op::Partial fold_serially(
     const T* __restrict__ x, const Strided<kMaxRank, 1>& walk, i64 first, i64 step, i64 end) {

@@ -5,7 +5,7 @@
 
 constexpr int kMostBins = 256;
 
-// What is known of some elements. Places are -1 where there is none; the last four are of finite elements: extrema, mean,
+// Statistics of a set of elements. Places are -1 where there is none; the last four are of finite elements: extrema, mean,
 // and the sum of squared distances from it.
 struct Sample {
   i64 nans, positive_infs, negative_infs, first_nan, first_inf, finite;
@@ -34,7 +34,8 @@ __device__ inline Sample merge_samples(const Sample& a, const Sample& b) {
   return both;
 }
 
-// Merges what the threads of a block hold, in a fixed tree; thread 0 has it all. A shuffle would take 20 words a step.
+// Merges the samples of the threads of a block in a fixed tree; thread 0 gets the result. A shuffle would take 20 words a
+// step.
 __device__ inline Sample fold_block(const Sample& mine, Sample (&shared)[kBlockThreads]) {
   const int thread = threadIdx.x;
   shared[thread] = mine;
@@ -48,8 +49,8 @@ __device__ inline Sample fold_block(const Sample& mine, Sample (&shared)[kBlockT
 
 __device__ inline bool is_finite(double x) { return x - x == 0.0; }
 
-// Elements taken one by one. Until all are, `mean` and `squares` of the sample are sums of distances from its first finite
-// element, which lose fewer digits than sums of the elements.
+// A running sample. Until all elements are added, `mean` and `squares` of the sample are sums of distances from its first
+// finite element, which lose fewer digits than sums of the elements.
 struct Taken {
   Sample sample = sample_nothing();
   double shift = 0.0;
@@ -85,7 +86,7 @@ struct Taken {
   }
 };
 
-// Computes samples[b] = what is known of the elements of block b: those at b * 256 + thread, and every 256 * gridDim on.
+// Computes samples[b] = the statistics of the elements of block b: those at b * 256 + thread, and every 256 * gridDim on.
 // Shapes   x of any strides, walked in row-major order; samples [gridDim].
 // Grid     1 to 1024 blocks, as many as follow from the number of elements.
 // Needs    nothing of alignment.

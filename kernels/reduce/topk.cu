@@ -6,7 +6,7 @@
 constexpr int kMostThreads = 1024;
 constexpr int kDigits = 256;
 
-// The keys of a line, turned over if the largest come first; equal elements go by their place.
+// The keys of a line, inverted if the largest come first; equal elements are ordered by place.
 template <class T>
 struct Line {
   const T* first;

@@ -45,7 +45,7 @@ __device__ inline Complex read_sample(const T* __restrict__ x, const T* __restri
   if (at >= plan.samples) return {0, 0};
   Complex value = {cast<double>(x[at * plan.x_step]), 0};
   if (plan.x_part) value.im = cast<double>(x[at * plan.x_step + plan.x_part]);
-  if (plan.is_hermitian && (j == 0 || 2 * j == plan.length)) value.im = 0;  // what lies there is no part of the signal
+  if (plan.is_hermitian && (j == 0 || 2 * j == plan.length)) value.im = 0;  // this part is not used: the signal is real
   if (window) {
     const double weight = cast<double>(window[at]);
     value = {value.re * weight, value.im * weight};
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) fourier(
       Complex value = {0, 0};
       if (j < plan.length) value = read_sample(x + starts[0], window, plan, j);
       if (plan.is_chirped && j < plan.length) value = value * chirp[j];
-      to[line * points + j] = value;  // not where lines before are still read from
+      to[line * points + j] = value;  // not the buffer that the lines before are still read from
     }
     __syncthreads();
     exchange(from, to);
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads) fourier(
         exchange(from, to);
         __syncthreads();
       }
-      if (plan.is_chirped && pass == 0) {  // back by the same transform: conjugate before and after
+      if (plan.is_chirped && pass == 0) {  // inverse by the forward transform: conjugate before and after
         for (u32 i = threadIdx.x; i < total; i += kThreads) from[i] = conjugate(from[i] * spectrum[i % points]);
         __syncthreads();
       }

@@ -121,7 +121,7 @@ bool Checker::access(CheckedBlock& block, unsigned thread, uintptr_t address, si
   for (size_t i = 0; i < nbytes; i++) {
     Cell* cell = is_shared ? block.cells + (address + i - block.arena) : cells_at(address + i);
     if (!cell) return true;
-    if (*cell == before) {  // neighbours of one history have one future
+    if (*cell == before) {  // neighbouring bytes of the same history get the same new one
       *cell = after;
       continue;
     }

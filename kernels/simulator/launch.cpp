@@ -176,7 +176,7 @@ void run_cooperative(Grid& grid) {
   for (auto& runner : runners) give_back(std::move(runner));
 }
 
-// OS threads that lend a hand to one large grid at a time. A launch never waits for one that has not come.
+// OS threads that help with one large grid at a time. A launch waits for those alone that joined it.
 class SpareThreads {
  public:
   // Returns false when they are busy with another grid.
@@ -188,13 +188,13 @@ class SpareThreads {
     try {
       for (; started_ < count; started_++) std::thread([this] { serve(); }).detach();
     } catch (const std::system_error&) {
-      // No room for one more: those that are there do, or the caller alone.
+      // No further thread can be made: the existing ones suffice, or the caller alone.
     }
     wake_.notify_all();
     return true;
   }
 
-  // Takes the offer back and waits for those who came.
+  // Withdraws the grid and waits for the threads that joined it.
   void retract() {
     std::unique_lock<std::mutex> lock(mutex_);
     places_ = 0;

@@ -63,7 +63,7 @@ void CheckedBlock::claim(const void* variable, size_t nbytes, const char* name) 
 void CheckedBlock::pass_barrier() {
   epoch++;
   for (CheckedThread& thread : threads) {
-    thread.seen.clear();  // the epoch says more
+    thread.seen.clear();  // superseded by the epoch
     join(learned, thread.learned);
     join(released, thread.released);
     thread.learned.reset();

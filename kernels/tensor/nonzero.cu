@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kBlockThreads) write_positions(
   }
 }
 
-// A shape, for taking positions apart. Packed by nonzero.py; the last axis comes first.
+// A shape, to unravel flat positions by. Packed by nonzero.py; the last axis comes first.
 struct Axes {
   i64 rank;
   FastDiv64 extents[kMaxRank];

@@ -21,7 +21,7 @@ __device__ inline i64 modulo(i64 a, i64 b) {
   return rest < 0 ? rest + b : rest;
 }
 
-// The coordinate in [0, extent) that `at` shows, or -1 where it shows the constant.
+// The input coordinate in [0, extent) of output coordinate `at`, or -1 for the constant.
 __device__ inline i64 fold_coordinate(i64 at, i64 extent, i32 mode) {
   if (at >= 0 && at < extent) return at;
   if (mode == kConstant) return -1;

@@ -1,5 +1,5 @@
 // Scatter by index, deterministic where several updates meet in one place.
-// They count in their order, whichever thread comes first: the last one stays, or each is folded in after the other.
+// Updates apply in their order, whichever thread runs first: the last one stays, or they are folded one after the other.
 #include "index.cuh"
 #include "reduce.cuh"
 
@@ -11,7 +11,7 @@ __device__ inline bool resolve_index(i64& index, i64 extent) {
   return index >= 0 && index < extent;
 }
 
-// Notes where an update goes, and that the place has this update, if none later.
+// Records the target of an update, and the update as the latest of its target unless a later one is.
 __device__ inline void note_target(i64 update, i64 target, i64* targets, u64* latest) {
   targets[update] = target;
   if (latest && target >= 0) atomicMax(&latest[target], u64(update) + 1);

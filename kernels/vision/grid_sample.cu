@@ -35,8 +35,8 @@ __device__ inline C read_coordinate(const void* grid, i64 index, int type) {
   return cast<C>(static_cast<const double*>(grid)[index]);
 }
 
-// From [-1, 1] to elements, and back into the tensor where the padding says so. What is no number after that is 0; where
-// padding is zero, what is far outside stays outside.
+// Maps [-1, 1] to element coordinates, moved into the tensor as the padding says. NaN becomes 0 then; with zero padding,
+// coordinates are clamped to a few elements outside of the tensor.
 template <class C>
 __device__ inline C find_coordinate(C x, i32 extent, const SampleWalk& walk) {
   const C low = walk.align_corners ? C(0) : C(-0.5), high = walk.align_corners ? C(extent - 1) : C(extent) - C(0.5);

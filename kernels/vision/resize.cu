@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(256, 1)
   y[index] = place.is_outside(walk, positions) ? fill : x[offset];
 }
 
-// What elements are blended in.
+// The type that elements are blended in.
 template <class T>
 using Weight = typename Select<kIsInteger<T>, double, Acc<T>>::type;
 

@@ -27,8 +27,8 @@ struct Bin {
   }
 };
 
-// The samples of a bin along one axis: `count` of them, of which only those from `first` to before `end` can be inside;
-// where others are left out, so that a maximum sees them, two beyond the image stay.
+// The samples of a bin along one axis: `count` of them, of which only those from `first` to before `end` are visited. Only
+// samples outside of the image are left out, and two of these stay, so that a maximum sees their 0.
 template <class A>
 struct Samples {
   A start, bin_size;  // of the bin: where it begins, and its extent
@@ -52,7 +52,7 @@ struct Samples {
   __device__ A at(i64 i) const { return start + (A(i) + A(0.5)) * bin_size / A(count); }
 };
 
-// Two neighbours along an axis, and how much each weighs. False beyond the image.
+// Two neighbours along an axis, and their weights. False outside of the image.
 template <class A>
 struct Neighbours {
   int low, high;
