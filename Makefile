@@ -13,7 +13,7 @@ PYTHONS := python3.14 python3.13 python3.12 python3.11 python3
 
 # A process for each core, and whichever is done takes tests of another's (ARGS="-n 0": all in one process).
 PARALLEL := -n auto --dist worksteal
-QUICK := ops importer passes planner running
+QUICK := ops importer passes planner execution/runs
 
 DIGITS := examples/data/digits.npz
 DEMO = $(BIN)/gpuexec run examples/models/digits.onnx --input image=$(DIGITS):images --labels $(DIGITS):labels \
@@ -43,21 +43,21 @@ quick: compiler $(BIN)/python  ## lint, types, and on the host: operators, impor
 
 conformance: compiler $(BIN)/python  ## run ONNX's own backend tests on the CPU and the simulator, and count (ARGS=--help)
 	$(call install,run test $(TEST_CUDA))
-	$(BIN)/python -m tests.conformance $(ARGS)
+	$(BIN)/python -m tests.system.conformance $(ARGS)
 
 models: compiler $(BIN)/python  ## run every model of the folder GPUEXEC_MODELS names, on the CPU and the simulator, and keep how they did
 	$(call install,run test $(TEST_CUDA))
-	$(BIN)/python -m tests.models --keep $(ARGS)
+	$(BIN)/python -m tests.system.models --keep $(ARGS)
 
 features: compiler $(BIN)/python  ## run the tests named by rows of the feature list, and print every row with what proves it
 	$(call install,run test $(TEST_CUDA))
-	$(BIN)/python -m tests.features $(ARGS)
+	$(BIN)/python -m tests.system.features $(ARGS)
 
 format: $(BIN)/python  ## rewrite the Python sources in the project's format, and the stub of the public names
 	$(call install,run dev)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/python -m tests.face
+	$(BIN)/python -m tests.interfaces.face
 
 lint: $(BIN)/python  ## check format and rules
 	$(call install,run dev)
@@ -71,17 +71,19 @@ types: $(BIN)/python  ## check types
 kernels: build/launches.json  ## compile what plans launch for every architecture, with budgets, without a GPU
 	$(BIN)/python -m gpuexec.devices.kernels.compile_all --launches $< $(ARGS)
 
-# What the plans of all operator cases launch. It takes planning them all, so it is made anew only when code changed.
-build/launches.json: $(BIN)/python $(shell find gpuexec tests/*.py tests/ops -name '*.py' 2>/dev/null)
+# What the plans of all operator cases launch. It takes planning them all, so it is made anew only when code changed:
+# the package, the cases, or a module of these rooms of tests that cases import.
+CASES := . ir model devices
+build/launches.json: $(BIN)/python $(shell find gpuexec tests/ops $(CASES:%=tests/%/*.py) -name '*.py' 2>/dev/null)
 	$(call install,run test $(TEST_CUDA))
-	$(BIN)/python -m tests.launches --out $@
+	$(BIN)/python -m tests.devices.launches --out $@
 
 test-gpu:  ## run the tests that need a GPU, with the system's Python and what it has; writes text and XML to $$OUT
-	PYTHONPATH=. $(or $(PYTHON),python3) -m tests.gpu $(ARGS)
+	PYTHONPATH=. $(or $(PYTHON),python3) -m tests.system.gpu $(ARGS)
 
 soak: compiler $(BIN)/python  ## run for three quarters of an hour and look for what grows, hangs or goes wrong (ARGS="--minutes 5")
 	$(call install,run test $(TEST_CUDA))
-	PYTHONPATH=. $(BIN)/python -m tests.soak $(ARGS)
+	PYTHONPATH=. $(BIN)/python -m tests.system.soak $(ARGS)
 
 bench: $(BIN)/python  ## measure, and print each figure beside its bound
 	$(call install,run test $(TEST_CUDA))

@@ -17,7 +17,8 @@ from typing import Any
 
 from gpuexec.system.version import VERSION
 
-# Where each public name is defined; `gpuexec/__init__.pyi`, which `python -m tests.face` makes, tells type checkers.
+# Where each public name is defined. `gpuexec/__init__.pyi`, which `python -m tests.interfaces.face` makes, tells type
+# checkers.
 _HOMES = {
     "gpuexec.model.editing.named_data": ("NamedDataMap",),
     "gpuexec.model.tracing": ("SymbolicArray", "fn", "graph"),

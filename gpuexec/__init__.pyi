@@ -1,4 +1,7 @@
-"""Public names of gpuexec for type checkers, made of `gpuexec._HOMES` by ``python -m tests.face``."""
+"""Public names of gpuexec for type checkers.
+
+Made of `gpuexec._HOMES` by ``python -m tests.interfaces.face``.
+"""
 
 from gpuexec.devices.backend import BackendType as BackendType
 from gpuexec.errors import AccessError as AccessError

@@ -14,9 +14,9 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.system import knobs
-from tests import absent_packages
 from tests.devices.opening import open_device, why_no_gpu
-from tests.small_models import CPU, affine
+from tests.model.small_models import CPU, affine
+from tests.system import absent_packages
 
 _OPERATORS = Path(__file__).parent / "ops"
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "cupy-cuda13x", "cupy-cuda12x", "cupy", "cuda-bindings", "torch")

@@ -18,7 +18,7 @@ from tests.bench.measure import percentile, repeat_ms, time_ms
 from tests.bench.models import BenchModel
 from tests.bench.tables import Figures
 from tests.bench.torch_models import open_torch
-from tests.models.folder import TRAINED
+from tests.system.models.folder import TRAINED
 
 COLUMNS = (
     "model",

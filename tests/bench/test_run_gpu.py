@@ -16,8 +16,8 @@ from tests.bench import run_gpu
 from tests.bench.gpu_launches import measure_launches
 from tests.bench.gpu_models import measure_models
 from tests.bench.models import SMALL_MODELS
+from tests.devices.cupy_standin import Standin, install
 from tests.devices.opening import make_simulator
-from tests.runtime.cupy_standin import Standin, install
 
 
 @pytest.fixture

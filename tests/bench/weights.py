@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from tests.bench.tables import Figures, beside
-from tests.weights.models import make_chain, save_inside, save_program
+from tests.execution.weights.models import make_chain, save_inside, save_program
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS, SIDE = 8, 4096
@@ -31,7 +31,7 @@ def measure_weights() -> list[Figures]:
         save_inside(model, folder)
         for file, bound in _FORMS.items():
             start = time.perf_counter()
-            command = [sys.executable, "-m", "tests.weights.peak", str(folder / file)]
+            command = [sys.executable, "-m", "tests.execution.weights.peak", str(folder / file)]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
             seconds = time.perf_counter() - start
             extra = json.loads(done.stdout)["extra"]

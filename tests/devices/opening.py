@@ -14,8 +14,8 @@ from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.devices.simulator.library import Schedule
 from gpuexec.ir.instances import kernel_table
 
-SCALE_SOURCE = str(Path(__file__).parent / "kernels" / "scale.cu")
-TOGETHER_SOURCE = str(Path(__file__).parent / "kernels" / "together.cu")
+SCALE_SOURCE = str(Path(__file__).with_name("scale.cu"))
+TOGETHER_SOURCE = str(Path(__file__).with_name("together.cu"))
 EXPRESSIONS = {
     SCALE_SOURCE: ("scale<float>", "scale<int>", "fault", "fault_reading"),
     TOGETHER_SOURCE: ("share<0>", "share<1>", "sum_by_last<0>", "sum_by_last<1>"),

@@ -1,169 +1,269 @@
-"""Recordings in both forms: a stream of launches, a graph, and whichever costs less."""
+"""Recordings: packed once, patched on change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import ctypes
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuexec.devices import graph_form
-from gpuexec.devices.device import Device, Recording, Region
-from gpuexec.devices.graph_cache import GraphCache
-from gpuexec.devices.recorder.tracer import TracerDevice
-from gpuexec.devices.recording import record_graph, record_launches, record_segment
-from gpuexec.errors import PlanError
-from gpuexec.ir.command import Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.device import Function, Region
+from gpuexec.devices.prepared import PreparedLaunch, PreparedSegment
+from gpuexec.devices.recorder.tracer import TracerDevice, TracerFunction, TracerMemory, TracerStream
+from gpuexec.devices.recording import LaunchRecording
+from gpuexec.errors import DeviceLostError, KernelError, PlanError
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch, LaunchConfig, Slot
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.planner.template import plan_graph
-from tests.devices.opening import SCALE_SOURCE
-from tests.devices.programs import make_input, make_program
-from tests.devices.test_device import SHIFT, download, on_launching, upload
-from tests.execute import LoadedPlan, Record
-from tests.graph_builder import compute_graph
+
+BYTE = np.dtype(np.uint8)
+KERNEL = Kernel("a.cu", "k")
+ARENA, WEIGHTS, INPUT, OUTPUT = range(4)
 
 
-def record_both(device: Device, segment: Segment, memory: Mapping[int, Region]) -> Recording:
-    """Return a recording that is a graph from the second submission on, or launches where those cost less."""
-    return record_segment(device, segment, memory, GraphCache(1 << 30))
+class Parameters(ctypes.Structure):
+    """What a kernel with these parameters would see, by the platform's own rules."""
+
+    _fields_ = (
+        ("flag", ctypes.c_bool),
+        ("source", ctypes.c_void_p),
+        ("count", ctypes.c_int32),
+        ("half", ctypes.c_uint16),
+        ("ratio", ctypes.c_double),
+        ("target", ctypes.c_void_p),
+        ("last", ctypes.c_int8),
+    )
 
 
-on_forms = pytest.mark.parametrize(
-    "record", [record_launches, record_graph, record_both], ids=["stream", "graph", "either"]
+def test_arguments_lie_as_in_a_struct() -> None:
+    arguments = PackedArguments(
+        [np.bool_(True), None, np.int32(-7), ml_dtypes.bfloat16(1.5), np.float64(0.25), None, np.int8(-1)]
+    )
+    arguments.set_pointer(1, 0x1234567890)
+    arguments.set_pointer(5, 0xFFFF_FFFF_FFFF_FF00)
+    places = (ctypes.c_uint64 * len(arguments)).from_address(arguments.address)
+    block = Parameters.from_address(places[0])
+    assert (block.flag, block.source, block.count, block.half) == (True, 0x1234567890, -7, 0x3FC0)
+    assert (block.ratio, block.target, block.last) == (0.25, 0xFFFF_FFFF_FFFF_FF00, -1)
+    offsets = [getattr(Parameters, name).offset for name, _ in Parameters._fields_]
+    assert [place - places[0] for place in places] == offsets
+    assert arguments.kinds() == ("b1", "P8", "i4", "f2", "f8", "P8", "i1")
+
+
+def test_structs_are_aligned_to_16_and_read_back() -> None:
+    arguments = PackedArguments([np.int8(1), b"0123456789", None])
+    places = (ctypes.c_uint64 * 3).from_address(arguments.address)
+    assert [place - places[0] for place in places] == [0, 16, 32]
+    assert places[0] % 16 == 0
+    assert arguments.read() == [b"\1", b"0123456789", bytes(8)]
+    assert arguments.items()[1].tobytes() == b"0123456789"
+    assert arguments.kinds() == ("i1", "s10", "P8")
+
+
+def test_update_changes_values_and_keeps_pointers_and_places() -> None:
+    arguments = PackedArguments([None, np.int32(1), b"ab"])
+    arguments.set_pointer(0, 77)
+    address = arguments.address
+    arguments.update([None, np.int32(2), b"cd"])
+    assert (arguments.address, arguments.pointer(0)) == (address, 77)
+    assert arguments.read()[1:] == [np.int32(2).tobytes(), b"cd"]
+
+
+def window(buffer: int, offset: int = 0) -> Slot:
+    return Slot(buffer, offset, TensorSpec((8,), BYTE), (1,))
+
+
+def launch(count: int, *slots: Slot, kernel: Kernel = KERNEL) -> Launch:
+    return Launch(kernel, (count, 1, 1), (32, 1, 1), (*slots, np.int32(count)), (len(slots) - 1,))
+
+
+COMMANDS: tuple[Command, ...] = (
+    launch(1, window(INPUT), window(WEIGHTS), window(ARENA)),
+    launch(2, window(ARENA), window(ARENA, 64)),
+    Copy(window(OUTPUT), window(ARENA, 64)),
+    Fill(window(OUTPUT, 8), b"\0\1"),
 )
+SEGMENT = Segment(COMMANDS, ((0, 1), (1, 2)), ("a", "b", "c", "d"))
 
 
-@pytest.fixture(autouse=True)
-def early_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make graphs early, and of little, so that both forms take turns here."""
-    monkeypatch.setattr(graph_form, "USES_BEFORE", 1)
+def region(address: int) -> Region:
+    return Region(TracerMemory(address, 256), 0, 256)
 
 
-KERNEL = Kernel(SCALE_SOURCE, "scale<float>")
-PATTERN = b"\x01\0\0\0\x02\0\0\0"
-Array = np.ndarray[Any, Any]
+MEMORY = {ARENA: region(0x1000), WEIGHTS: region(0x2000)}
 
 
-def make_segment(count: int, factor: float = 3, pattern: bytes = PATTERN) -> Segment:
-    """Fill %2 with 8-byte patterns beside y = factor * x + 5 into %1, then copy %1 over the front of %2."""
-    spec, wide = TensorSpec((count,), np.dtype(np.float32)), TensorSpec((count,), np.dtype(np.int64))
-    x, y, front = (Slot(buffer, 0, spec, (1,)) for buffer in (0, 1, 2))
-    arguments = (x, y, np.float32(factor), SHIFT, np.int32(count))
-    scale = Launch(KERNEL, (1, 1, 1), (64, 1, 1), arguments, writes=(1,))
-    fill = Fill(Slot(2, 0, wide, (1,)), pattern)
-    return Segment((scale, fill, Copy(front, y)), ((0, 2), (1, 2)), ("scale", "fill", "copy"))
+def bindings(source: int = 0x3000, target: int = 0x4000) -> dict[int, Region]:
+    return {INPUT: region(source), OUTPUT: region(target)}
 
 
-def expect_segment(x: Array, factor: float = 3, pattern: bytes = PATTERN) -> bytes:
-    scaled = (x * np.float32(factor) + 5).astype(np.float32).tobytes()
-    return scaled + (pattern * len(x))[len(scaled) :]
-
-
-class Recorded:
-    """A segment of `make_segment`, recorded, with %1 in place and %0 and %2 bound when submitted."""
-
-    def __init__(self, device: Device, record: Callable[..., Recording], segment: Segment) -> None:
-        device.load([KERNEL])
-        self.device, self.stream = device, device.create_stream()
-        self.recording = record(device, segment, {1: Region(device.allocate(256), 0, 256)})
-
-    def run(self, x: Array, output: Any = None, **part: int) -> bytes:
-        """Run with x bound where it was never before, and return %2."""
-        source, target = upload(self.device, self.stream, x), output or self.device.allocate(8 * len(x))
-        bindings = {0: Region(source, 0, source.nbytes), 2: Region(target, 0, target.nbytes)}
-        self.recording.submit(self.stream, bindings, **part)
-        return download(self.stream, target).tobytes()
-
-
-@on_launching
-@on_forms
-@pytest.mark.parametrize("pattern", [PATTERN, b"\x03\0\0\0" * 2], ids=["halves differ", "halves equal"])
-def test_submit_patches_what_is_bound_elsewhere(
-    device: Device, record: Callable[..., Recording], pattern: bytes
-) -> None:
-    recorded = Recorded(device, record, make_segment(64, pattern=pattern))
-    for start in (0, 1000, 2000):
-        x = np.arange(start, start + 64, dtype=np.float32)
-        assert recorded.run(x) == expect_segment(x, pattern=pattern)
-
-
-@on_launching
-@on_forms
-def test_patch_takes_another_size_and_other_scalars(device: Device, record: Callable[..., Recording]) -> None:
-    recorded = Recorded(device, record, make_segment(64))
-    for count, factor in ((64, 3), (10, 2), (33, 7), (64, 3)):
-        recorded.recording.patch(make_segment(count, factor).commands)
-        x = np.arange(count, dtype=np.float32)
-        assert recorded.run(x) == expect_segment(x, factor)
-
-
-@on_launching
-@on_forms
-def test_parts_add_up_to_the_whole(device: Device, record: Callable[..., Recording]) -> None:
-    recorded, x = Recorded(device, record, make_segment(64)), np.arange(64, dtype=np.float32)
-    whole = recorded.run(x)
-    other = device.allocate(512)
-    recorded.run(x + 1, other, first=0, last=1)
-    assert recorded.run(x + 1, other, first=1, last=2) == PATTERN * 64
-    assert recorded.run(x + 1, other, first=2) == expect_segment(x + 1)
-    assert recorded.run(x) == whole == expect_segment(x)
-
-
-@on_launching
-@on_forms
-def test_run_keeps_its_arguments_when_the_next_is_submitted(device: Device, record: Callable[..., Recording]) -> None:
-    recorded, stream = Recorded(device, record, make_segment(64)), None
-    stream = recorded.stream
-    arrays = [np.arange(start, start + 64, dtype=np.float32) for start in (0, 500, 900)]
-    sources, targets = [upload(device, stream, x) for x in arrays], [device.allocate(512) for _ in arrays]
-    for source, target in zip(sources, targets, strict=True):
-        recorded.recording.submit(stream, {0: Region(source, 0, 256), 2: Region(target, 0, 512)})
-    for x, target in zip(arrays, targets, strict=True):
-        assert download(stream, target).tobytes() == expect_segment(x)
-
-
-@on_launching
-@on_forms
-def test_patch_refuses_another_number_of_commands(device: Device, record: Callable[..., Recording]) -> None:
-    recorded = Recorded(device, record, make_segment(64))
-    with pytest.raises(PlanError, match="3 commands can't take 2"):
-        recorded.recording.patch(make_segment(64).commands[:2])
-
-
-@on_launching
-@on_forms
-@pytest.mark.parametrize("seed", range(6))
-def test_program_runs_in_every_size_of_its_class(device: Device, record: Record, seed: int) -> None:
-    graph = make_program(seed)
-    template = plan_graph(graph, {"x": TensorSpec((16, 8), np.dtype(np.float32))}, device.target)
-    constants = {value.name: array for value, array in graph.constants.items()}
-    with LoadedPlan(template.plan, constants, device, record) as loaded:
-        for rows in (16, 4, 14, 2, 16):
-            arrays = make_input(seed, rows)
-            variant = template.specialise({"x": TensorSpec((rows, 8), np.dtype(np.float32))})
-            for got, expected in zip(loaded.run(arrays, variant), compute_graph(graph, arrays), strict=True):
-                np.testing.assert_array_equal(got, expected)
-
-
-def test_recording_refuses_host_calls() -> None:
-    spec = TensorSpec((4,), np.dtype(np.float32))
-    call = HostCall("Neg", (), (Slot(0, 0, spec, (1,)),), (Slot(1, 0, spec, (1,)),))
-    with pytest.raises(PlanError, match="a host call can't be part of a recording"):
-        record_launches(TracerDevice(), Segment((call,), (), ("neg",)), {})
-
-
-def test_tracer_writes_down_commands_with_bound_addresses() -> None:
+def make() -> tuple[TracerDevice, LaunchRecording, TracerStream]:
     device = TracerDevice()
-    device.load([KERNEL])
-    x, y, z = (device.allocate(nbytes) for nbytes in (256, 256, 512))
-    recording = device.record(make_segment(64), {1: Region(y, 0, 256)})
+    device.load([KERNEL, Kernel("a.cu", "other")])
+    stream = device.create_stream()
+    assert isinstance(stream, TracerStream)
+    recording = LaunchRecording(device, SEGMENT, MEMORY)
     device.log.clear()
-    bindings: Mapping[int, Region] = {0: Region(x, 0, 256), 2: Region(z, 0, 512)}
-    recording.submit(device.create_stream(), bindings)
-    launch, fill, copy = device.log
-    assert launch[:2] == ("launch", str(KERNEL))
-    assert launch[4][:2] == tuple(memory.address.to_bytes(8, "little") for memory in (x, y))  # type: ignore[index]
-    assert fill == ("fill", z.address, PATTERN, 64)
-    assert copy == ("copy", z.address, y.address, 256)
+    return device, recording, stream
+
+
+def launch_row(count: int, *addresses: int) -> tuple[object, ...]:
+    values = (*(a.to_bytes(8, "little") for a in addresses), count.to_bytes(4, "little"))
+    return ("launch", "a.cu:k", (count, 1, 1), (32, 1, 1), values)
+
+
+def test_submit_issues_all_commands_with_their_addresses() -> None:
+    device, recording, stream = make()
+    recording.submit(stream, bindings())
+    assert device.log == [
+        launch_row(1, 0x3000, 0x2000, 0x1000),
+        launch_row(2, 0x1000, 0x1040),
+        ("copy", 0x4000, 0x1040, 8),
+        ("fill", 0x4008, b"\0\1", 8),
+    ]
+
+
+def test_submit_takes_other_bindings_and_parts() -> None:
+    device, recording, stream = make()
+    recording.submit(stream, bindings(), 0, 1)
+    recording.submit(stream, bindings(0x5000, 0x6000), 2)
+    recording.submit(stream, bindings(0x5000, 0x6000), 0, 1)
+    assert [row[:3] for row in device.log[1:3]] == [("copy", 0x6000, 0x1040), ("fill", 0x6008, b"\0\1")]
+    assert device.log[3] == launch_row(1, 0x5000, 0x2000, 0x1000)
+
+
+def test_bind_touches_only_commands_on_buffers_that_moved() -> None:
+    device, _, _ = make()
+    segment = PreparedSegment(device, COMMANDS, MEMORY)
+    assert segment.bind(bindings()) == {0, 2, 3}
+    assert segment.bind(bindings()) == set()
+    assert segment.bind(bindings(0x5000)) == {0}
+
+
+def test_patch_changes_only_what_differs() -> None:
+    device, recording, stream = make()
+    segment = PreparedSegment(device, COMMANDS, MEMORY)
+    segment.bind(bindings())
+    before = list(segment.commands)
+    equal = launch(2, window(ARENA), window(ARENA, 64))
+    other = launch(3, window(INPUT), window(WEIGHTS), window(ARENA, 128))
+    moved = Fill(window(OUTPUT, 16), b"\0\1")
+    assert segment.patch((other, equal, COMMANDS[2], moved)) == [0, 3]
+    assert segment.commands[0] is before[0], "the same launch: its block is kept"
+    assert segment.commands[1] is before[1]
+    assert segment.bind(bindings(0x3000, 0x7000)) == {2, 3}
+    recording.patch((other, equal, COMMANDS[2], moved))
+    recording.submit(stream, bindings(0x3000, 0x7000))
+    assert device.log == [
+        launch_row(3, 0x3000, 0x2000, 0x1080),
+        launch_row(2, 0x1000, 0x1040),
+        ("copy", 0x7000, 0x1040, 8),
+        ("fill", 0x7010, b"\0\1", 8),
+    ]
+
+
+def test_bind_tells_of_a_command_that_was_patched_onto_a_bound_buffer() -> None:
+    device, _, _ = make()
+    segment = PreparedSegment(device, COMMANDS, MEMORY)
+    segment.bind(bindings())
+    segment.patch((COMMANDS[0], launch(2, window(INPUT), window(ARENA, 64)), *COMMANDS[2:]))
+    assert segment.bind(bindings(0x5000)) == {0, 1}
+
+
+def test_patch_forgets_where_a_command_lay_before() -> None:
+    device, recording, stream = make()
+    recording.submit(stream, bindings())
+    recording.patch((*COMMANDS[:3], Fill(window(ARENA, 192), b"\0\1")))
+    device.log.clear()
+    recording.submit(stream, bindings(0x3000, 0x7000))
+    assert device.log[2:] == [("copy", 0x7000, 0x1040, 8), ("fill", 0x10C0, b"\0\1", 8)]
+
+
+def test_patch_may_bring_another_kernel_in_a_place() -> None:
+    device, recording, stream = make()
+    other = Launch(Kernel("a.cu", "other"), (1, 1, 1), (32, 1, 1), (window(OUTPUT), np.int64(9)), (0,))
+    recording.submit(stream, bindings())
+    recording.patch((*COMMANDS[:3], other))
+    device.log.clear()
+    recording.submit(stream, bindings())
+    assert device.log[3][1:] == (
+        "a.cu:other",
+        (1, 1, 1),
+        (32, 1, 1),
+        ((0x4000).to_bytes(8, "little"), (9).to_bytes(8, "little")),
+    )
+
+
+def test_patch_of_another_length_is_refused() -> None:
+    _, recording, _ = make()
+    with pytest.raises(PlanError, match="4 commands can't take 3"):
+        recording.patch(COMMANDS[:3])
+
+
+def test_host_call_can_not_be_recorded_for_kernels() -> None:
+    device, _, _ = make()
+    segment = Segment((HostCall("Add", (), (), ()),), (), ("add",))
+    with pytest.raises(PlanError, match="Add"):
+        device.record(segment, {})
+
+
+def test_arguments_that_do_not_fit_the_signature_are_refused() -> None:
+    function = TracerFunction(KERNEL, 1)
+    function.signature = ("P8", "P8", "P8", "i8")
+    with pytest.raises(KernelError, match=r"a\.cu:k takes \(P8, P8, P8, i8\), got \(P8, P8, P8, i4\)"):
+        PreparedLaunch(function, COMMANDS[0])  # type: ignore[arg-type]
+    function.signature = ("P8", "P8", "P8", "i4")
+    PreparedLaunch(function, COMMANDS[0])  # type: ignore[arg-type]
+
+
+class ConfigStream(TracerStream):
+    """Keeps the configuration of each launch."""
+
+    configs: tuple[LaunchConfig, ...] = ()
+
+    def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
+        self.configs += (config,)
+
+
+def test_configuration_is_made_once_and_when_the_size_changes() -> None:
+    device, _, _ = make()
+    stream = ConfigStream(device, 1)
+    prepared = PreparedLaunch(device.function(KERNEL), launch(1, window(ARENA)))
+    prepared.issue(stream)
+    prepared.issue(stream)
+    prepared.update(launch(2, window(ARENA)))
+    prepared.issue(stream)
+    first, again, other = stream.configs
+    assert first is again and first == LaunchConfig((1, 1, 1), (32, 1, 1))
+    assert other == LaunchConfig((2, 1, 1), (32, 1, 1))
+
+
+class FaultingStream(TracerStream):
+    """Loses its device at the second wait."""
+
+    waits = 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
+        if self.waits == 2:
+            raise DeviceLostError("illegal address")
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_waiting_after_each_command_names_the_one_that_faulted(monkeypatch: pytest.MonkeyPatch, is_set: bool) -> None:
+    monkeypatch.setenv("GPUEXEC_SYNC_EACH", str(int(is_set)))
+    device = TracerDevice()
+    target = Slot(0, 0, TensorSpec((4,), BYTE), (1,))
+    fills: tuple[Command, ...] = tuple(Fill(target, bytes([value])) for value in range(3))
+    segment = Segment(fills, ((0, 1), (1, 2)), ("first", "second", "third"))
+    recording = LaunchRecording(device, segment, {0: Region(TracerMemory(0, 4), 0, 4)})
+    stream = FaultingStream(device, 1)
+    if is_set:
+        with pytest.raises(DeviceLostError, match=r"Command 1 \(second\): illegal address") as caught:
+            recording.submit(stream, {})
+        assert caught.value.node == "second"
+    else:
+        recording.submit(stream, {})
+    assert sum(row[0] == "fill" for row in device.log) == (2 if is_set else 3)

@@ -10,8 +10,8 @@ from gpuexec.ir import operator
 from gpuexec.ir.graphs import bodies, check
 from gpuexec.ops.control.control import Loop, Scan
 from gpuexec.ops.control.interpret import compute_graph
-from tests.control_models import MODELS, X, flag
 from tests.importer.bodies import load, names, node_of, parse
+from tests.model.control_models import MODELS, X, flag
 
 
 def test_what_branches_take_from_outside_becomes_inputs_of_node_and_branches() -> None:

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from gpuexec.importer import load_graph, run_oracle, to_model
 from gpuexec.ir.graphs import bodies
 from gpuexec.ops.control.interpret import compute_graph
-from tests.control_models import MODELS, flag
 from tests.importer.bodies import load, parse
+from tests.model.control_models import MODELS, flag
 
 # onnx.reference stacks rows otherwise, counts trips otherwise, and walks along axis 0 only.
 REFERENCE = ("if", "if_of_many_outputs", "loop_that_grows", "loop_in_if_in_scan")

@@ -12,7 +12,7 @@ from onnx import parser
 import gpuexec as gx
 from gpuexec.errors import ModelError
 from gpuexec.importer import load_graph, run_oracle
-from tests.small_models import CPU
+from tests.model.small_models import CPU
 
 X = np.float32([[1, -2, 3], [-4, 5, 6]])
 RELU = '<domain: "l", opset_import: ["": {inner}]> f (p) => (q) {{ q = Relu (p) }}'

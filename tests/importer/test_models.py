@@ -12,7 +12,7 @@ from gpuexec.ir.graphs import Array, Graph
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.control.interpret import compute_graph
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
-from tests.models.folder import TRAINED, ModelCase, needs_models, path_of, read_case, read_manifest
+from tests.system.models.folder import TRAINED, ModelCase, needs_models, path_of, read_case, read_manifest
 
 CONTROL = ("hand_if_loop_scan", "silero_vad_v6", "onnxscript_greedy_decode_loop", "jax_cond", "torch_cond__d18")
 

@@ -16,7 +16,7 @@ import gpuexec as gx
 from gpuexec.compat.onnxruntime import InferenceSession, SessionOptions
 from gpuexec.errors import NodeName
 from gpuexec.importer.source_lines import STACK_TRACE, read_source
-from tests.small_models import CPU
+from tests.model.small_models import CPU
 
 TRACE = """File "/home/ann/train.py", line 90, in forward
     return self.net(x)

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, parser
 import gpuexec as gx
 from gpuexec.compat import onnxruntime as compat
 from gpuexec.ir.spec import UNKNOWN
-from tests.small_models import CPU
+from tests.model.small_models import CPU
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = '<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]>\n'

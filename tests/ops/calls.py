@@ -18,10 +18,10 @@ from gpuexec.importer.tensors import UnsupportedFormError, attribute_value
 from gpuexec.ir.containers import make_blank, make_map, to_strings
 from gpuexec.ir.operator import Array, Operator, operator_names, qualified
 from gpuexec.ir.spec import STRING, TensorSpec, dtype_row, is_container
-from tests.conformance.suite import load_suite
 from tests.ops.harness import Case, build_operator
 from tests.ops.ml.cases import ml
 from tests.ops.ml.test_schemas import REQUIRED
+from tests.system.conformance.suite import load_suite
 
 
 def ramp(*shape: int, dtype: Any = np.float32) -> Array:

@@ -14,6 +14,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     choices: list[Any] = ["host", "simulator", "pixel"]
     if metafunc.config.option.markexpr == "gpu":
         choices.append(pytest.param("gpu", marks=pytest.mark.gpu))
-    if metafunc.config.getoption("launches", None):  # of tests/launches.py
+    if metafunc.config.getoption("launches", None):  # of tests/devices/launches.py
         choices = ["plan"]
     metafunc.parametrize("checks", choices)

@@ -12,7 +12,7 @@
 
 A test takes the parameter ``checks`` and gives it to `run_case`; tests/ops/conftest.py runs it once for each choice:
 "host" is 1 to 3, "simulator" 4 and 5, "pixel" 6, and "gpu", with ``-m gpu``, 4 on a GPU. "plan" only plans for GPUs and
-keeps the plans: what tests/launches.py asks for.
+keeps the plans: what tests/devices/launches.py asks for.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.planner.verify import verify
+from tests.devices.execute import run_template
 from tests.devices.opening import open_living
-from tests.execute import run_template
-from tests.graph_builder import GraphBuilder
+from tests.ir.graph_builder import GraphBuilder
 from tests.ops.case import Case, build_operator, const_positions, expect
 from tests.ops.strided import is_dense, memory_of, spread_all
 from tests.ops.tolerance import assert_close, to_bits

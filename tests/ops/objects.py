@@ -15,7 +15,7 @@ from gpuexec.ir.apply import compute_arrays, infer_specs
 from gpuexec.ir.containers import pack, unpack
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
-from tests.objects import are_equal, check_everywhere, run_reference
+from tests.model.objects import are_equal, check_everywhere, run_reference
 
 Array = np.ndarray[Any, Any]
 NEWEST = 24  # of ai.onnx, as far as onnx's evaluator has all that is tried here

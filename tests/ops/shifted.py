@@ -15,7 +15,7 @@ from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.operator import Array, Operator
 from gpuexec.ir.spec import DeclaredSpec, TensorSpec
 from tests.devices.opening import open_living
-from tests.graph_builder import GraphBuilder
+from tests.ir.graph_builder import GraphBuilder
 from tests.ops.harness import Case
 from tests.ops.odd import Inputs
 from tests.ops.strided import Window

@@ -16,7 +16,7 @@ from gpuexec.ir.spec import COMPUTED, TensorSpec, accumulator
 from gpuexec.ir.target import Target
 from gpuexec.ops.vision.col2im import Col2Im
 from gpuexec.planner.template import plan_graph
-from tests.graph_builder import GraphBuilder
+from tests.ir.graph_builder import GraphBuilder
 from tests.ops.harness import Array, Case, expect, run_case
 from tests.ops.specs import parse_spec
 

@@ -14,9 +14,9 @@ from gpuexec.ir.operator import Operator, build, operator
 from gpuexec.ir.spec import DeclaredSpec, TensorSpec
 from gpuexec.ops.control.control import If, Loop, Scan, inline_branch
 from gpuexec.ops.control.interpret import compute_graph, infer_graph
-from tests.control_models import MODELS, X, flag
-from tests.graph_builder import GraphBuilder
-from tests.operators import FLOAT, INT, Scale, Sum
+from tests.ir.graph_builder import GraphBuilder
+from tests.model.control_models import MODELS, X, flag
+from tests.ops.operators import FLOAT, INT, Scale, Sum
 
 CASES = [(name, index) for name, model in MODELS.items() for index in range(len(model.inputs))]
 # onnxruntime does not slice what is empty.

@@ -15,7 +15,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.random.dropout import Dropout
 from gpuexec.ops.random.random import FLOATS, RandomUniform
-from tests.objects import run_reference
+from tests.model.objects import run_reference
 from tests.ops.harness import Case, run_case
 
 X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(2, 3, 4)

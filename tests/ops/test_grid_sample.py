@@ -19,7 +19,7 @@ from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise.elementwise_cast import convert
 from gpuexec.ops.vision.grid_sample import GridSample
 from gpuexec.planner.template import plan_graph
-from tests.graph_builder import GraphBuilder
+from tests.ir.graph_builder import GraphBuilder
 from tests.ops.harness import Array, Case, expect, run_case
 from tests.ops.specs import parse_spec
 

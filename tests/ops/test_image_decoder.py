@@ -17,7 +17,7 @@ from gpuexec.ir.apply import compute_arrays, infer_specs
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.vision.image_decoder import ImageDecoder
-from tests.objects import BACKENDS, parse
+from tests.model.objects import BACKENDS, parse
 from tests.ops.objects import ObjectCase, check_case, tensor
 
 Array = np.ndarray[Any, Any]

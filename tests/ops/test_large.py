@@ -19,7 +19,7 @@ from gpuexec.passes.decompose import decompose
 from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
 from tests.devices.opening import open_device
-from tests.graph_builder import GraphBuilder
+from tests.ir.graph_builder import GraphBuilder
 from tests.ops.calls import Call
 from tests.ops.every_call import choose_calls, list_asked
 from tests.ops.test_every_operator import NAMES

@@ -23,7 +23,7 @@ from gpuexec.ir.target import Target
 from gpuexec.planner.template import plan_graph
 from gpuexec.program.building import build_contents
 from tests.devices.opening import make_simulator
-from tests.small_models import Array, make_model
+from tests.model.small_models import Array, make_model
 
 STEPS, BATCH, WIDTH, HIDDEN = 3, 2, 4, 60
 SLICES = 2 * 8  # of 8 units, in both directions

@@ -10,9 +10,9 @@ import pytest
 
 from gpuexec.ir.operator import Tolerance, build
 from gpuexec.planner.template import plan_graph
+from tests.devices.execute import run_template, specs_of
 from tests.devices.opening import open_device
-from tests.execute import run_template, specs_of
-from tests.graph_builder import GraphBuilder
+from tests.ir.graph_builder import GraphBuilder
 from tests.ops.harness import Array
 from tests.ops.tolerance import to_bits
 

@@ -14,7 +14,7 @@ import gpuexec as gx
 from gpuexec.ir.apply import compute_arrays, infer_specs
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import STRING, TensorSpec
-from tests.objects import BACKENDS, are_equal
+from tests.model.objects import BACKENDS, are_equal
 from tests.ops.objects import ObjectCase, check_case, tensor
 
 Array = np.ndarray[Any, Any]

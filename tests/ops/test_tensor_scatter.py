@@ -17,9 +17,9 @@ from gpuexec.ir.operator import build
 from gpuexec.ir.spec import DTYPES
 from gpuexec.ops.tensor.tensor_scatter import TensorScatter
 from gpuexec.planner.template import plan_graph
+from tests.devices.execute import run_template
 from tests.devices.opening import open_living
-from tests.execute import run_template
-from tests.graph_builder import GraphBuilder
+from tests.ir.graph_builder import GraphBuilder
 from tests.ops.harness import Array, Case, expect, run_case
 from tests.ops.specs import parse_spec
 

@@ -15,9 +15,9 @@ from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.nn.training import DOMAIN, Adagrad, Adam, Momentum
 from gpuexec.planner.template import plan_graph
+from tests.devices.execute import run_template, specs_of
 from tests.devices.opening import open_living
-from tests.execute import run_template, specs_of
-from tests.graph_builder import GraphBuilder
+from tests.ir.graph_builder import GraphBuilder
 from tests.ops.harness import Array, Case, run_case
 
 EPSILON = float(np.float32(1e-6))  # as ONNX keeps its defaults

@@ -8,7 +8,7 @@ import pytest
 from gpuexec.ir.graphs import Graph, check
 from gpuexec.ops.tensor.append import Append
 from gpuexec.passes.append_rows import append_rows, find_growth
-from tests.execute import run_graph
+from tests.devices.execute import run_graph
 from tests.passes.harness import load, operators
 
 HEAD = "g (float[2, past] held, float[2, n] x) => (float[2, all] joined, float[2, all] y)"

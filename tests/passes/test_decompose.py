@@ -8,7 +8,7 @@ import pytest
 from gpuexec.ir.graphs import check
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.passes.decompose import decompose
-from tests.graph_builder import compute_graph
+from tests.ir.graph_builder import compute_graph
 from tests.passes.harness import load, operators
 
 X = np.array([[1, 0, 2], [0, 0, 3]], np.float32)

@@ -15,9 +15,9 @@ from gpuexec.ir.operator import describe
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.epilogue import MADE, VALUE
 from gpuexec.passes.fuse_epilogues import fuse_epilogues
+from tests.model.small_models import CPU
 from tests.ops.tolerance import to_bits
 from tests.passes.harness import load, operators
-from tests.small_models import CPU
 
 BACKENDS = (CPU, gx.BackendType.SIMULATOR)
 RELU = ("Relu", (), (VALUE,))

@@ -11,8 +11,8 @@ from onnx import parser
 
 import gpuexec as gx
 from gpuexec.ir.graphs import Array
+from tests.model.small_models import CPU
 from tests.passes.harness import operators
-from tests.small_models import CPU
 
 HEADS, GROUP, SIZE = 2, 3, 4
 BACKENDS = (CPU, gx.BackendType.SIMULATOR)

@@ -10,7 +10,7 @@ from gpuexec.ops.control.interpret import compute_graph
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.passes.fold_constants import fold_constants
 from gpuexec.passes.inline_branches import inline_branches
-from tests.control_models import X, flag
+from tests.model.control_models import X, flag
 from tests.passes.harness import check_same, load, operators
 
 BRANCHES = (

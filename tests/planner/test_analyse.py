@@ -14,9 +14,9 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ops.tensor.shape import Range
 from gpuexec.planner.template import Template, plan_graph
-from tests.execute import run_template, specs_of
-from tests.graph_builder import GraphBuilder, compute_graph
-from tests.operators import FLOAT, INT, Extents, Join, Reshaped, Room, Scale, Sum
+from tests.devices.execute import run_template, specs_of
+from tests.ir.graph_builder import GraphBuilder, compute_graph
+from tests.ops.operators import FLOAT, INT, Extents, Join, Reshaped, Room, Scale, Sum
 
 
 def plan(graph: Graph, specs: dict[str, TensorSpec], target: str = "cpu") -> Template:

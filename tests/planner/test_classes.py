@@ -11,8 +11,8 @@ from gpuexec.errors import InputError
 from gpuexec.ir.graphs import Graph
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.classes import DeclaredDims, bucket_end, check_declared, free_axes, upper_ends
-from tests.graph_builder import GraphBuilder
-from tests.operators import FLOAT, Scale
+from tests.ir.graph_builder import GraphBuilder
+from tests.ops.operators import FLOAT, Scale
 
 
 @pytest.mark.parametrize(

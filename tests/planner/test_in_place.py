@@ -11,9 +11,9 @@ from gpuexec.ir.plan import Plan, Role
 from gpuexec.ir.target import Target
 from gpuexec.planner.layout import HEAVY_BYTES
 from gpuexec.planner.template import plan_graph
-from tests.execute import run_graph, specs_of
-from tests.graph_builder import GraphBuilder, compute_graph
-from tests.operators import Flip, Halves, Join, Scale, Sum
+from tests.devices.execute import run_graph, specs_of
+from tests.ir.graph_builder import GraphBuilder, compute_graph
+from tests.ops.operators import Flip, Halves, Join, Scale, Sum
 
 X = {"x": np.arange(32, dtype=np.float32).reshape(8, 4)}
 

@@ -13,9 +13,9 @@ from gpuexec.ir.graphs import Graph
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.target import Target
 from gpuexec.planner.template import Template, plan_graph
-from tests.execute import Array, LoadedPlan, run_template, specs_of
-from tests.graph_builder import compute_graph
-from tests.random_graphs import random_graph
+from tests.devices.execute import Array, LoadedPlan, run_template, specs_of
+from tests.ir.graph_builder import compute_graph
+from tests.ir.random_graphs import random_graph
 
 ROWS = 8
 

@@ -12,8 +12,8 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.partition import Partition
 from gpuexec.planner.partitioner import find_partition
-from tests.graph_builder import GraphBuilder
-from tests.operators import FLOAT, INT, Extents, Join, NoKernel, Reshaped, Scale, Sum
+from tests.ir.graph_builder import GraphBuilder
+from tests.ops.operators import FLOAT, INT, Extents, Join, NoKernel, Reshaped, Scale, Sum
 
 GPU = Target.named("sm_90")
 # More bytes than the host touches while it could read from a device.

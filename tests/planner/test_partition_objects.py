@@ -16,7 +16,7 @@ from gpuexec.planner.host_fallback import explain_call, lacks_kernel, touches_ob
 from gpuexec.planner.partition import Partition
 from gpuexec.planner.partitioner import find_partition
 from gpuexec.planner.template import plan_graph
-from tests.objects import parse
+from tests.model.objects import parse
 
 TARGETS = (Target.named("cpu"), Target.named("sm_90"), Target.named("pixel_90"))
 F32 = TensorSpec((3,), np.dtype(np.float32))

@@ -21,9 +21,9 @@ from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.template import plan_graph
-from tests.graph_builder import GraphBuilder
-from tests.operators import Scale, Slots
-from tests.small_models import CPU, make_model
+from tests.ir.graph_builder import GraphBuilder
+from tests.model.small_models import CPU, make_model
+from tests.ops.operators import Scale, Slots
 
 F32 = np.dtype(np.float32)
 

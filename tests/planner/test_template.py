@@ -14,10 +14,10 @@ from gpuexec.ir.target import Target
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.planner.verify import verify
-from tests.execute import Array, run_template, specs_of
-from tests.graph_builder import GraphBuilder, compute_graph
-from tests.operators import FLOAT, WATCHING, Extents, Flip, Halves, Join, NoKernel, Reshaped, Scale, Sum, Watched
-from tests.random_graphs import random_graph
+from tests.devices.execute import Array, run_template, specs_of
+from tests.ir.graph_builder import GraphBuilder, compute_graph
+from tests.ir.random_graphs import random_graph
+from tests.ops.operators import FLOAT, WATCHING, Extents, Flip, Halves, Join, NoKernel, Reshaped, Scale, Sum, Watched
 
 CPU, GPU = Target.named("cpu"), Target.named("sm_90")
 

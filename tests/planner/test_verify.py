@@ -14,8 +14,8 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
-from tests.operators import FLOAT
-from tests.random_graphs import random_graph
+from tests.ir.random_graphs import random_graph
+from tests.ops.operators import FLOAT
 
 BYTE = np.dtype(np.uint8)
 

@@ -180,7 +180,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=lambda name: Target.named(name).name,
         help=f"architectures (default: {' '.join(ARCHITECTURES)})",
     )
-    parser.add_argument("--launches", type=Path, help="what plans launch: a file that tests/launches.py wrote")
+    parser.add_argument("--launches", type=Path, help="what plans launch: a file that tests/devices/launches.py wrote")
     return parser.parse_args(arguments)
 
 

@@ -14,7 +14,7 @@ from gpuexec.ir.apply import compute_arrays, infer_specs
 from gpuexec.ir.containers import make_optional, make_sequence, read_sequence
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import OPTIONAL, TensorSpec
-from tests.objects import BACKENDS, are_equal, parse, run_on
+from tests.model.objects import BACKENDS, are_equal, parse, run_on
 from tests.ops.objects import ObjectCase, check_case, optional, sequence, tensor
 
 A = np.arange(3, dtype=np.float32)

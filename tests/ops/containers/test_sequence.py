@@ -14,7 +14,7 @@ from gpuexec.ir.apply import compute_arrays, infer_specs
 from gpuexec.ir.containers import make_sequence, read_sequence
 from gpuexec.ir.operator import build, find_operator
 from gpuexec.ir.spec import DTYPES, STRING, TensorSpec
-from tests.objects import BACKENDS, are_equal, parse, run_on
+from tests.model.objects import BACKENDS, are_equal, parse, run_on
 from tests.ops.objects import ObjectCase, apply, check_case, sequence, tensor
 
 A, B, C = np.arange(3, dtype=np.float32), np.ones((2, 2), np.float32), np.float32(5).reshape(())

@@ -16,7 +16,7 @@ from gpuexec.ir.containers import make_sequence, pack, read_sequence, unpack
 from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ops.containers.sequence_map import SequenceMap
 from gpuexec.ops.control.interpret import compute_graph
-from tests.objects import BACKENDS, are_equal, check_everywhere, parse, run_on
+from tests.model.objects import BACKENDS, are_equal, check_everywhere, parse, run_on
 
 F32 = np.float32
 A, B, C = np.arange(3, dtype=F32), np.ones((2, 2), F32), np.zeros((0, 2), F32)

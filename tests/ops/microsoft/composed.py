@@ -27,8 +27,8 @@ from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
+from tests.devices.execute import run_template
 from tests.devices.opening import open_living
-from tests.execute import run_template
 
 Array = np.ndarray[Any, Any]
 DOMAIN = "com.microsoft"

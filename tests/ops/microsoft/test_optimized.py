@@ -16,10 +16,10 @@ from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
 import gpuexec as gx
 from gpuexec.importer.expand import is_runnable
-from tests.models.folder import needs_models, path_of, read_case, read_manifest
 from tests.ops.microsoft.composed import DOMAIN, Array
 from tests.ops.microsoft.emitted import EMITTED, EMITTED_IN_ONNX, FURTHER, LEFT_OUT
 from tests.ops.microsoft.samples import ints, sample
+from tests.system.models.folder import needs_models, path_of, read_case, read_manifest
 
 BACKENDS = (gx.BackendType.CPU, gx.BackendType.SIMULATOR)
 # Of both domains; the quantizers' tests have those.

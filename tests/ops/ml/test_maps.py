@@ -14,7 +14,7 @@ import gpuexec as gx
 from gpuexec.ir.apply import infer_specs
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import MAP, SEQUENCE, STRING, TensorSpec
-from tests.objects import BACKENDS, are_equal, check_everywhere
+from tests.model.objects import BACKENDS, are_equal, check_everywhere
 from tests.ops.ml.cases import DOMAIN
 from tests.ops.objects import tensor
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, TypeProto, helper, numpy_helper
 import gpuexec as gx
 from gpuexec.ir.operator import operator_names
 from gpuexec.ir.spec import STRING, TensorSpec, dtype_row, is_container
-from tests.objects import are_equal
+from tests.model.objects import are_equal
 from tests.ops.calls import ML_CALLS
 from tests.ops.harness import Case, build_operator
 from tests.ops.ml.cases import DOMAIN, ml

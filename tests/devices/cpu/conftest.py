@@ -1,0 +1,18 @@
+"""A fresh CPU device for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpuexec.devices.cpu.cpu import CpuDevice
+from tests.ops.operators import CALLED
+
+
+@pytest.fixture
+def device() -> Iterator[CpuDevice]:
+    device = CpuDevice()
+    yield device
+    device.close()
+    CALLED.clear()

@@ -1,0 +1,16 @@
+"""Devices that profiled runs use."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpuexec as gx
+from gpuexec.devices.backend import Backend, open_backend
+from tests.model.small_models import CPU
+
+SIMULATOR = gx.BackendType.SIMULATOR
+
+
+@pytest.fixture(params=[CPU, SIMULATOR])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return open_backend(request.param)

@@ -1,1 +1,0 @@
-"""Feature tests, named by rows of the feature list, and the table of rows: `python -m tests.features`."""

@@ -1,0 +1,145 @@
+"""The command line end to end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from gpuexec.cli import main
+from tests.model.control_models import MODELS
+
+ROOT = Path(__file__).resolve().parents[3]
+DIGITS = str(ROOT / "examples/models/digits.onnx")
+DATA = str(ROOT / "examples/data/digits.npz")
+INPUT = f"image={DATA}:images"
+
+
+@pytest.fixture
+def free_model(tmp_path: Path) -> str:
+    """A model with free dimensions, an integer input and a shape computed from a shape."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+        helper.make_node("Add", ["x", "zeros"], ["sum"]),
+        helper.make_node("Gather", ["sum", "i"], ["y"], axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "free",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", "columns"]),
+            helper.make_tensor_value_info("i", TensorProto.INT64, ["picked"]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", "picked"])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    path = tmp_path / "free.onnx"
+    path.write_bytes(model.SerializeToString())
+    return str(path)
+
+
+def test_run_classifies_the_digits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    written = tmp_path / "out.npz"
+    options = ["--labels", f"{DATA}:labels", "--rows=-360:", "--show", "3", "--check", "--output", str(written)]
+    assert main(["run", DIGITS, "--backend", "cpu", "--input", INPUT, "--repeat", "2", *options]) == 0
+    text = capsys.readouterr().out
+    accuracy = re.search(r"accuracy ([\d.]+) % \((\d+) of 360\)", text)
+    assert accuracy is not None and float(accuracy[1]) >= 97
+    assert "backend  CPU: asked for" in text
+    assert re.search(r"load [\d.]+ ms, plan [\d.]+ ms, compile [\d.]+ ms, first run [\d.]+ ms", text)
+    assert re.search(r"latency p50 [\d.]+ ms, p99 [\d.]+ ms over 2 runs; throughput [\d,]+ rows/s", text)
+    assert "image: float32[batch,1,8,8]" in text
+    assert "█" in text
+    outputs = np.load(written)
+    labels = np.load(DATA)["labels"][-360:]
+    assert int(np.sum(outputs["logits"].argmax(axis=1) == labels)) == int(accuracy[2])
+
+
+def test_run_says_why_auto_chose(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", DIGITS, "--dims", "batch=2", "--repeat", "0"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"backend  (CPU|GPU_COMPUTE): \S+", text)
+    assert "asked for" not in text
+
+
+def test_run_fails_the_check_when_the_answers_differ(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuexec.importer import oracle
+
+    def wrong(path: str, feeds: dict[str, np.ndarray]) -> tuple[str, dict[str, np.ndarray]]:
+        engine, outputs = run_oracle(path, feeds)
+        return engine, {name: array + 1 for name, array in outputs.items()}
+
+    run_oracle = oracle.run_oracle
+    monkeypatch.setattr(oracle, "run_oracle", wrong)
+    assert main(["run", DIGITS, "--backend", "cpu", "--dims", "batch=2", "--check"]) == 1
+    assert "maximum error" in capsys.readouterr().out
+
+
+def test_random_inputs_take_their_extents_from_dims(capsys: pytest.CaptureFixture[str], free_model: str) -> None:
+    dims = ["--dims", "rows=3", "columns=4", "picked=2"]
+    assert main(["run", free_model, "--backend", "cpu", "--check", *dims]) == 0
+    text = capsys.readouterr().out
+    assert "x: random float32[3,4]" in text
+    assert "i: random int64[2]" in text
+    assert "y: float32[3,2]" in text
+
+
+def test_info_counts_what_stands_in_bodies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(MODELS["loop_in_if_in_scan"].parse(), tmp_path / "model.onnx")
+    assert main(["info", str(tmp_path / "model.onnx")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "11 nodes, 11 after the load passes, 9 of them in 4 bodies of If, Loop and Scan" in printed
+    assert "Loop 1" in printed
+
+
+def test_info_lists_ports_and_operators(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", DIGITS]) == 0
+    text = capsys.readouterr().out
+    assert "float32[batch,1,8,8]" in text
+    assert re.search(r"Conv\s+2", text)
+    assert "opset 21" in text
+
+
+def test_explain_prints_plan_arena_and_host_values(capsys: pytest.CaptureFixture[str], free_model: str) -> None:
+    dims = ["--dims", "rows=3", "columns=4", "picked=2"]
+    assert main(["explain", free_model, "--target", "sm_80", *dims]) == 0
+    text = capsys.readouterr().out
+    assert "plan for sm_80" in text
+    assert re.search(r"arena [\d,]+ bytes, lower bound [\d,]+ bytes", text)
+    assert re.search(r"shape\s+\S+\s+follows from shapes\s+16|zeros\s+\S+\s+follows from shapes\s+\d+", text)
+
+
+def test_doctor_names_each_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"CPU\s+yes", text)
+    assert re.search(r"AUTO takes (CPU|GPU_COMPUTE): \S+", text)
+    assert "driver" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["run", "no-such.onnx"], "no-such.onnx"),
+        (["run", DIGITS, "--input", f"picture={DATA}:images"], "no input 'picture'; it has image"),
+        (["run", DIGITS, "--input", f"image={DATA}:labels"], "Input 'image' expects float32[batch,1,8,8]"),
+        (["run", DIGITS, "--input", DATA], "none of them an input (image)"),
+        (["run", DIGITS, "--dims", "batch"], "is not NAME=N"),
+        (["run", DIGITS, "--rows", "first"], "is not A:B"),
+        (["run", DIGITS, "--input", INPUT, "--labels", DATA], "holds images, labels"),
+        (["explain", DIGITS, "--target", "sm_52"], "older than sm_75"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
+    assert main([*options]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("gpuexec: ")
+    assert len(error.strip().splitlines()) == 1

@@ -1,0 +1,32 @@
+"""Real models, every case of the manifest: near the reference, in one segment, without host nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpuexec as gx
+from tests.system.models.folder import TRAINED, load_model, measure, needs_models, read_case, read_manifest
+
+NOTHING = {"cases": ["no folder of models"]}
+CASES = [(model, case) for model in TRAINED for case in read_manifest().get(model, NOTHING)["cases"]]
+BACKENDS = [
+    gx.BackendType.CPU,
+    gx.BackendType.SIMULATOR,
+    pytest.param(gx.BackendType.GPU_COMPUTE, marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.models
+@needs_models
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize(("model", "case"), CASES)
+def test_model_gives_what_the_reference_gave(model: str, case: str, backend: gx.BackendType) -> None:
+    given = read_case(case)
+    with gx.Worker(load_model(model), backend=backend) as worker:
+        for _ in range(2):  # the second run finds plan and memory as the first one left them
+            run = worker.schedule(given.inputs)
+            for name, expected in given.outputs.items():
+                distance = measure(f"{case} {backend.name}", run.outputs[name].readback_and_clone(), expected)
+                assert distance <= 1, f"{name} is {distance:.3g} times further off than allowed"
+        report = worker.report()
+        assert (report.plans, report.host_calls, report.host_reads) == (1, (), ())

@@ -1,0 +1,44 @@
+"""Kernel instance table against plans: no instance without a case, no launch without a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gpuexec.ops  # noqa: F401  (fills the table)
+from gpuexec.devices.kernels.budgets import LARGER, KernelUse
+from gpuexec.devices.kernels.compile_all import find_strays, read_launches
+from gpuexec.ir.command import Kernel
+from gpuexec.ir.instances import kernel_table
+from tests.devices.launches import collect_launches
+
+# A lowering may choose by architecture; `make kernels` plans for all of them.
+ENDS = ("sm_75", "sm_90a")
+
+
+@pytest.mark.long
+def test_table_lists_what_the_plans_of_all_cases_launch(tmp_path: Path) -> None:
+    path = tmp_path / "launches.json"
+    collect_launches(path, ENDS)
+    ours = {source: rows for source, rows in kernel_table().items() if ":" not in source}
+    assert find_strays(ours, read_launches(path)) == []
+
+
+def test_find_strays_names_both_kinds() -> None:
+    table = {"f.cu": ("listed", "both")}
+    uses = {Kernel("f.cu", "both"): KernelUse(), Kernel("f.cu", "launched"): KernelUse()}
+    assert find_strays(table, uses) == [
+        "f.cu:listed is listed and no plan launches it; add a case that does, or drop it.",
+        "f.cu:launched is launched and not listed; add it by `instantiate`.",
+    ]
+
+
+def test_larger_budgets_are_those_of_listed_kernels() -> None:
+    listed = {
+        f"{source}:{name}"
+        for source, rows in kernel_table().items()
+        for expression in rows
+        for name in (expression, expression.partition("<")[0])
+    }
+    assert set(LARGER) <= listed
