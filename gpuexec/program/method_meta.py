@@ -16,8 +16,7 @@ from gpuexec.execution.results.arenas import make_bytes
 from gpuexec.ir.spec import Dim, TensorSpec, is_container, is_host_object, name_dtype
 from gpuexec.model.model import Model
 from gpuexec.model.ports import ModelPort
-from gpuexec.program.method_plan import MethodPlan
-from gpuexec.program.method_state import lay_out_state
+from gpuexec.program.method_plan import MethodPlan, lay_out_state
 
 # The planned buffers, by index. The last lies on the host.
 ACTIVATIONS, INPUTS, OUTPUTS, STATE, STAGING = range(5)
@@ -235,18 +234,6 @@ def allocate_buffers(backend: Backend, buffers: Sequence[PlannedBuffer]) -> list
             blocks.append(backend.device.allocate_pinned(max(buffer.nbytes, 1)).array)
         else:
             blocks.append(make_bytes(backend, buffer.nbytes, buffer.purpose))
-    return blocks
-
-
-def share_buffers(metas: Sequence[MethodMeta]) -> list[object]:
-    """Return blocks for the temporaries and outputs of any of these methods, all of one device; None for the rest."""
-    rows = [meta.memory_planned_buffers for meta in metas]
-    longest = max(rows, key=len)
-    blocks: list[object] = [None] * len(longest)
-    for index in (ACTIVATIONS, OUTPUTS):
-        if index < len(longest):
-            nbytes = max(row[index].nbytes for row in rows if index < len(row))
-            blocks[index] = make_bytes(metas[0]._backend, nbytes, PURPOSES[index])
     return blocks
 
 

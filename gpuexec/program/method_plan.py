@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpuexec.devices.device import align
 from gpuexec.errors import GpuexecError, StateError
+from gpuexec.execution.resources.pool import ExchangePool
 from gpuexec.execution.runs.restoring import restore
 from gpuexec.ir.graphs import Graph
 from gpuexec.ir.plan import Plan
@@ -13,6 +15,7 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.model.initial_state import find_initial_specs
 from gpuexec.model.model import Model
+from gpuexec.model.state_spec import Memory
 from gpuexec.passes import run_passes
 from gpuexec.planner.analyse import Analyser
 from gpuexec.planner.caches import Cache, find_caches
@@ -20,7 +23,11 @@ from gpuexec.planner.partition import Partition
 from gpuexec.planner.partitioner import find_partition
 from gpuexec.planner.template import plan_graph
 from gpuexec.program.bounds import Bounds, find_bounds
-from gpuexec.program.method_state import MemoryNeed, find_need
+
+# What a run starts from, what it leaves, and what one before it left, which is kept until the next is sure.
+_SWAPPED = 3
+# What grows where it lies, and what takes its place after a reset while work still reads it.
+_GROWN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,22 @@ class OutputNeed:
 
     spec: TensorSpec | None
     nbytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """The bytes of a memory at its largest: dense ones that runs exchange, or such as it grows in."""
+
+    name: str
+    nbytes: int
+    grows: bool
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of all blocks it takes."""
+        if self.grows:
+            return _GROWN * _align(self.nbytes)
+        return _SWAPPED * _align(ExchangePool.round_up(self.nbytes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +126,23 @@ def plan_method(model: Model, target: Target) -> MethodPlan:
     return MethodPlan(bounds, plan, outputs, gaps, calls, tuple(memories), starts)
 
 
+def find_need(memory: Memory, start: TensorSpec, end: TensorSpec | None) -> MemoryNeed:
+    """Return what a memory needs that starts so, and is left so by the largest run."""
+    if memory.capacity is not None and memory.axis is not None:
+        whole = (*start.shape[: memory.axis], memory.capacity, *start.shape[memory.axis + 1 :])
+        return MemoryNeed(memory.input, start.with_shape(whole).nbytes, True)
+    return MemoryNeed(memory.input, max(start.nbytes, 0 if end is None else end.nbytes), False)
+
+
+def lay_out_state(needs: tuple[MemoryNeed, ...], *, has_kernels: bool) -> tuple[dict[str, tuple[int, int]], int, int]:
+    """Return where what the host gives a memory is brought (offset, bytes), where the blocks begin, and all bytes."""
+    places, end = {}, 0
+    for need in needs if has_kernels else ():
+        places[need.name] = (end, need.nbytes)
+        end += _align(need.nbytes)
+    return places, end, end + sum(need.held_nbytes for need in needs)
+
+
 def _fill_memories(model: Model, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return what memories hold before the largest run: those with a capacity are full after it.
 
@@ -157,3 +197,7 @@ def _list_gaps(partition: Partition) -> tuple[str, ...]:
     if not gaps and (partition.rest is not None or partition.host_nodes):
         gaps.append("what follows the first plan is planned in the run")
     return tuple(gaps)
+
+
+def _align(nbytes: int) -> int:
+    return align(max(nbytes, 1))

@@ -16,9 +16,8 @@ from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.runs.lists import split_inputs
 from gpuexec.model.outputs import Outputs
 from gpuexec.program.contents import Bound, Verification
-from gpuexec.program.method import Method
+from gpuexec.program.method import Key, Method
 from gpuexec.program.method_meta import MethodMeta
-from gpuexec.program.method_ports import Key
 from gpuexec.program.program import Program
 from gpuexec.system.pickling import not_picklable
 

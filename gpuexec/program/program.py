@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from gpuexec.devices.backend import Backend, BackendLike, BackendType, check_backend, find_backend
+from gpuexec.devices.device import Device
 from gpuexec.errors import InputError
 from gpuexec.execution.profiling.profiler import Profiler, check_profiler
 from gpuexec.execution.resources.weights import weights_of
+from gpuexec.execution.results.arenas import make_bytes
 from gpuexec.execution.runs.memory_limit import MemoryLimit
 from gpuexec.execution.state.state import State
 from gpuexec.importer.read import Source
@@ -22,12 +25,20 @@ from gpuexec.program.cases import Case
 from gpuexec.program.container import read_contents, write_contents
 from gpuexec.program.contents import Bound, Contents, Verification
 from gpuexec.program.fetching import open_loader
-from gpuexec.program.memory_manager import MemoryManager
+from gpuexec.program.memory_manager import HierarchicalAllocator, MemoryManager
 from gpuexec.program.method import Method
-from gpuexec.program.method_meta import MethodMeta
-from gpuexec.program.method_plan import MethodPlan
-from gpuexec.program.method_storage import MethodMemory
-from gpuexec.program.sharing import MethodPlans, SharedArenas
+from gpuexec.program.method_memory import MethodMemory
+from gpuexec.program.method_meta import (
+    ACTIVATIONS,
+    INPUTS,
+    OUTPUTS,
+    PURPOSES,
+    STAGING,
+    STATE,
+    MethodMeta,
+    allocate_buffers,
+)
+from gpuexec.program.method_plan import MethodPlan, plan_method
 from gpuexec.system.phases import phase
 from gpuexec.system.pickling import not_picklable
 from gpuexec.system.progress import Tell, check_tell
@@ -48,8 +59,11 @@ class Program:
         self._contents, self._default = contents, check_backend(backend)
         # What the weights may be mapped from.
         self._loader: object | None = None
-        self._plans = MethodPlans()
-        self._arenas = SharedArenas()
+        # Plans by name of the method, and blocks that Methods share; both by device, which is kept, so that no other
+        # can have its id.
+        self._plans: dict[tuple[str, int], tuple[Device, MethodPlan]] = {}
+        self._arenas: dict[int, tuple[Device, HierarchicalAllocator]] = {}
+        self._lock = threading.Lock()
 
     @staticmethod
     def build(
@@ -250,17 +264,15 @@ class Program:
                     "share_arenas=True shares memory of the program's; Methods over one HierarchicalAllocator share it"
                     " as it is."
                 )
-            metas = {each: self.method_meta(each, backend=chosen) for each in self.method_names}
-            planned = self._arenas.open(chosen, name, metas)
+            planned = self._open_arenas(name, chosen)
         meta = self.method_meta(name, backend=chosen, planned_inputs=planned_inputs, planned_outputs=planned_outputs)
         is_whole = memory is not None and memory.planned_memory is not None
         limit = None
         if max_bytes is not None:
             state_nbytes = sum(need.held_nbytes for need in plan.memories)
             limit = MemoryLimit(max_bytes, weights_of(model, chosen), 1, state_nbytes)
-        method = Method(
-            model, meta, plan, chosen, MethodMemory(planned, memory, is_whole, limit), stream, profiler, progress
-        )
+        held = MethodMemory(meta, plan.bounds, planned, memory, is_whole, limit)
+        method = Method(model, meta, plan, chosen, held, stream, profiler, progress)
         if state is not None:
             try:
                 method.state = state
@@ -282,4 +294,41 @@ class Program:
         return find_backend(wanted, None)[0]
 
     def _plan(self, name: str, backend: Backend) -> MethodPlan:
-        return self._plans.find(name, self._find(name), backend)
+        """Return the plan of a method on a device, made once."""
+        model, device = self._find(name), backend.device
+        key = (name, id(device))
+        with self._lock:
+            found = self._plans.get(key)
+        if found is None:
+            made = device, plan_method(model, device.target)
+            with self._lock:
+                found = self._plans.setdefault(key, made)
+        return found[1]
+
+    def _open_arenas(self, name: str, backend: Backend) -> HierarchicalAllocator:
+        """Return blocks for one more Method: shared ones, and its own for inputs, state and staging."""
+        metas = {each: self.method_meta(each, backend=backend) for each in self.method_names}
+        key = id(backend.device)
+        with self._lock:
+            if key not in self._arenas:
+                self._arenas[key] = backend.device, HierarchicalAllocator(_share_buffers(backend, metas.values()))
+            _, shared = self._arenas[key]
+        own = metas[name].memory_planned_buffers
+        blocks: list[Any] = list(shared._buffers)
+        for index in (INPUTS, STATE, STAGING):
+            if index < len(own):
+                blocks[index] = allocate_buffers(backend, own[index : index + 1])[0]
+        allocator = HierarchicalAllocator(blocks)
+        allocator._sharing, allocator._shares_inputs = shared._sharing, False
+        return allocator
+
+
+def _share_buffers(backend: Backend, metas: Iterable[MethodMeta]) -> list[object]:
+    """Return blocks for the temporaries and outputs of any of these methods, all of one device; None for the rest."""
+    rows = [meta.memory_planned_buffers for meta in metas]
+    blocks: list[object] = [None] * max(map(len, rows))
+    for index in (ACTIVATIONS, OUTPUTS):
+        if index < len(blocks):
+            nbytes = max(row[index].nbytes for row in rows if index < len(row))
+            blocks[index] = make_bytes(backend, nbytes, PURPOSES[index])
+    return blocks

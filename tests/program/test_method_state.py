@@ -12,7 +12,8 @@ from gpuexec.devices.backend import Backend, open_backend
 from gpuexec.devices.device import Region
 from gpuexec.execution.resources.fence import Fence
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.program.method_state import MemoryNeed, StateBlocks, find_need, lay_out_state
+from gpuexec.program.method_memory import StateBlocks
+from gpuexec.program.method_plan import MemoryNeed, find_need, lay_out_state
 from tests.model.small_models import CPU, GATES, affine, expect_affine, hold, make_tracer, ramp, trace
 from tests.model.state_models import cache, gated_sum, running_sum
 
