@@ -24,8 +24,7 @@ import numpy as np
 
 from gpuexec.errors import AccessError, InputError, ModelError, abridge
 from gpuexec.program.contents import FORMAT, Contents, Verification
-from gpuexec.program.contents_bytes import ALIGNMENT, pad
-from gpuexec.program.contents_json import decode_contents, encode_contents
+from gpuexec.program.contents_json import ALIGNMENT, decode_contents, encode_contents, pad
 from gpuexec.program.fetching import fetch, measure
 from gpuexec.system.atomic_file import atomic_file
 from gpuexec.system.mapped import hash_content, read_pieces, read_view
@@ -154,9 +153,6 @@ def _parse_int(text: str) -> int:
     return int(text)
 
 
-# ---------------------------------------------------------------- reading
-
-
 def _read_header(loader: Any) -> tuple[dict[str, Any], int]:
     """Return the header, and where the first tensor begins."""
     size = measure(loader)
@@ -244,9 +240,6 @@ def _align(view: memoryview) -> memoryview:
     copied = room[skip : skip + view.nbytes].data
     copied[:] = read_view(view)
     return copied.toreadonly()
-
-
-# ---------------------------------------------------------------- writing
 
 
 def _name_target(target: Any) -> str:

@@ -186,12 +186,10 @@ class Method:
         _check_has_bytes("Output", port)
         with self._engine.entering():
             self._check_no_steps("set_output")
-            region = self._planned_outputs[port.name]
-            if array is not None:
-                region = self._take_output(port, array)
+            region = self._planned_outputs[port.name] if array is None else self._take_output(port, array)
             before = self._frame.given(port.name)
             self._frame.give(port.name, region)
-            alignment = find_alignment(self._engine.backend.device.target, port.spec.dtype)
+            alignment = find_alignment(self._backend.device.target, port.spec.dtype)
             try:
                 if region is not None:
                     self._frame.writable(port.name, region.nbytes, alignment)
@@ -357,18 +355,6 @@ class Method:
         """
         self._close(cancels=False)
 
-    def _close(self, *, cancels: bool) -> None:
-        if not self._engine.is_closed:
-            with self._engine.closing():
-                self._end_steps()
-                is_settled = self._engine.close(cancels=cancels)
-                self._run = None
-                if is_settled:
-                    # What others go on from stays theirs; the rest of the planned memory is free.
-                    self._engine.states.forget()
-                    self._memory.release()
-            self._unclosed.detach()
-
     def __enter__(self) -> Method:
         return self
 
@@ -386,6 +372,7 @@ class Method:
         self._engine.prepare(given)
 
     def _set(self, given: Mapping[Any, object], *, copy: bool) -> None:
+        """Set inputs by index or name, and memories for the next run: all of them, or none where one does not fit."""
         with self._engine.entering():
             self._check_no_steps("set_input")
             accepted: dict[str, GivenInput] = {}
@@ -453,8 +440,7 @@ class Method:
         if backend.device.target.has_kernels and is_on_host(array):
             raise InputError(
                 f"{what} is written by {backend.device.name}, and the {type(array).__name__} lies on the host. Give"
-                f" memory of the device, or copy after the run:"
-                f" get_output({port.name!r}).readback_and_clone(array).",
+                f" memory of the device, or copy after the run: get_output({port.name!r}).readback_and_clone(array).",
                 value=port.name,
             )
         memory = take_memory(
@@ -535,6 +521,18 @@ class Method:
         other = None if self._memory.sharing is None else self._memory.sharing.stepping
         if other is not None:
             raise StateError(f"{other!r} shares this Method's memory and is in the middle of steps.")
+
+    def _close(self, *, cancels: bool) -> None:
+        if not self._engine.is_closed:
+            with self._engine.closing():
+                self._end_steps()
+                is_settled = self._engine.close(cancels=cancels)
+                self._run = None
+                if is_settled:
+                    # What others go on from stays theirs; the rest of the planned memory is free.
+                    self._engine.states.forget()
+                    self._memory.release()
+            self._unclosed.detach()
 
 
 def _check_has_bytes(what: str, port: ModelPort) -> None:

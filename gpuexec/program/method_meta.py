@@ -99,8 +99,6 @@ class MethodMeta:
         buffers = ", ".join(f"{buffer.purpose} {buffer.nbytes} B on {buffer.device}" for buffer in self._buffers)
         return f"MethodMeta({self.name!r}, {self.num_inputs} inputs, {self.num_outputs} outputs; {buffers})"
 
-    # ---- inputs, outputs, attributes
-
     @property
     def num_inputs(self) -> int:
         """Number of inputs."""
@@ -155,8 +153,6 @@ class MethodMeta:
         """
         return _pick(self._plan.outputs, index, self.name, "outputs").nbytes or 0
 
-    # ---- memory
-
     @property
     def num_memory_planned_buffers(self) -> int:
         """Number of planned memory blocks."""
@@ -200,8 +196,6 @@ class MethodMeta:
             OutOfMemoryError: There is no room.
         """
         return allocate_buffers(self._backend, self._buffers)
-
-    # ---- how it runs
 
     @property
     def num_instructions(self) -> int:

@@ -65,8 +65,6 @@ class Module:
         self._methods: dict[str, Method] = {}
         self._lock = threading.RLock()
 
-    # ---- loading
-
     def load(self) -> Program:
         """Read the program, if that is not done yet.
 
@@ -77,13 +75,6 @@ class Module:
             if self._program is None:
                 self._program = self._read()
             return self._program
-
-    def _read(self) -> Program:
-        source = self._source
-        if isinstance(source, str | os.PathLike) and os.fspath(source).endswith(".onnx"):
-            shapes = None if self._shapes is None else {FORWARD: self._shapes}
-            return Program.build({FORWARD: os.fspath(source)}, shapes=shapes)
-        return Program.load(source, self._verification)
 
     def is_loaded(self) -> bool:
         """Return whether the program is read."""
@@ -123,8 +114,6 @@ class Module:
         method.close()
         return True
 
-    # ---- what there is to know: reads the program, loads no method
-
     @property
     def method_names(self) -> tuple[str, ...]:
         """The names of the methods."""
@@ -137,8 +126,6 @@ class Module:
             InputError: There is no such method.
         """
         return self.load().method_meta(name, backend=self._backend)
-
-    # ---- running
 
     def forward(self, *inputs: Input, clone: bool = True, stream: object = None) -> Outputs[Any]:
         """Run the method ``forward`` and block for its outputs; see `execute`.
@@ -166,8 +153,6 @@ class Module:
         method.execute(stream=stream)
         return _read_all(method.get_outputs(), clone=clone)
 
-    # ---- inputs and outputs by themselves: what is set goes to the Method at once, and stays
-
     def set_input(self, index: Key, value: Input, method: str = FORWARD) -> None:
         """Set an input of a method, which is loaded if need be; see `Method.set_input`."""
         self.load_method(method).set_input(index, value)
@@ -189,8 +174,6 @@ class Module:
         """Block for the outputs of a method's last run; with ``clone=False`` return the Tensors."""
         return _read_all(self.load_method(method).get_outputs(), clone=clone)
 
-    # ---- life
-
     def close(self) -> None:
         """Wait for all methods and close them; they are loaded anew when they are used again."""
         for name in list(self._methods):
@@ -205,6 +188,13 @@ class Module:
     def __repr__(self) -> str:
         loaded = ", ".join(self._methods) or "no method"
         return f"Module({loaded} loaded)"
+
+    def _read(self) -> Program:
+        source = self._source
+        if isinstance(source, str | os.PathLike) and os.fspath(source).endswith(".onnx"):
+            shapes = None if self._shapes is None else {FORWARD: self._shapes}
+            return Program.build({FORWARD: os.fspath(source)}, shapes=shapes)
+        return Program.load(source, self._verification)
 
     @staticmethod
     def _set(method: Method, inputs: Inputs) -> None:

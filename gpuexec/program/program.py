@@ -137,8 +137,6 @@ class Program:
     def __repr__(self) -> str:
         return f"Program({', '.join(self.method_names)})"
 
-    # ---- what there is to know
-
     @property
     def contents(self) -> Contents:
         """Contents of the program, as data."""
@@ -205,8 +203,6 @@ class Program:
         changed = Program(replace(self._contents, methods=methods), self._default)
         changed._loader = self._loader
         return changed
-
-    # ---- loading methods
 
     def load_method(
         self,
@@ -280,8 +276,6 @@ class Program:
                 method.close()
                 raise
         return method
-
-    # ---- parts
 
     def _find(self, name: str) -> Model:
         found = self._contents.methods.get(name)

@@ -16,7 +16,7 @@ from gpuexec.ir.containers import make_sequence
 from gpuexec.program.building import build_contents
 from gpuexec.program.container import parse_json, write_contents
 from gpuexec.program.contents import Contents, StoredMethod
-from gpuexec.program.contents_bytes import decode_array
+from gpuexec.program.contents_json import decode_array
 from tests.program.altering import FORWARD, GRAPH, PLAN, alter, read, set_at
 from tests.program.program_seeds import build_program, load_linear, program_bytes
 from tests.system.bad_programs.parts import Parts
