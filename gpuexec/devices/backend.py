@@ -15,6 +15,7 @@ from gpuexec.devices.completion import Completion
 from gpuexec.devices.cuda import driver
 from gpuexec.devices.deferred_free import DeferredFree
 from gpuexec.devices.device import Device
+from gpuexec.devices.revision import Revision
 from gpuexec.devices.staging import Staging
 from gpuexec.devices.transfers import Transfers
 from gpuexec.errors import DeviceError, DeviceNotFoundError, GpuexecError, InputError, StateError
@@ -52,7 +53,8 @@ class Backend:
     def __init__(self, device: Device, type: BackendType, reason: str) -> None:
         self.device, self.type, self.reason = device, type, reason
         self.completion = Completion(device.name)
-        self.staging = Staging(device)
+        self.memory_revision = Revision()
+        self.staging = Staging(device, self.memory_revision)
         self.deferred_free = DeferredFree()
         self.transfers = Transfers(device)
         self._process = os.getpid()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Protocol
 
+from gpuexec.devices.revision import Revision
 from gpuexec.system import knobs
 
 # A cautious estimate of the device memory that a node of an executable graph takes: CUDA does not report it, and
@@ -26,12 +27,14 @@ class GraphCache:
 
     Args:
         capacity_bytes: None: as GPUEXEC_GRAPH_BYTES says. 0: no graphs.
+        revision: Changes with `nbytes`.
 
     Attributes:
         refused: How many graphs the device had no memory for; their recordings stay streams of launches.
     """
 
-    def __init__(self, capacity_bytes: int | None = None) -> None:
+    def __init__(self, capacity_bytes: int | None = None, revision: Revision | None = None) -> None:
+        self._revision = revision or Revision()
         self.capacity_bytes = knobs.graph_bytes() if capacity_bytes is None else capacity_bytes
         self.refused = 0
         # In order of use, the most recent last.
@@ -57,6 +60,7 @@ class GraphCache:
             self.drop(oldest)
             oldest.close()
         self._held[holder] = nbytes
+        self._revision.number += 1
         return True
 
     def touch(self, holder: GraphHolder) -> None:
@@ -66,9 +70,11 @@ class GraphCache:
     def drop(self, holder: GraphHolder) -> None:
         """Remove a graph from the count; one that is not counted is ignored."""
         self._held.pop(holder, None)
+        self._revision.number += 1
 
     def clear(self) -> None:
         """Close all graphs."""
+        self._revision.number += 1
         while self._held:
             holder, _ = self._held.popitem()
             holder.close()

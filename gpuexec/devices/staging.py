@@ -6,6 +6,7 @@ import threading
 
 from gpuexec.devices.deferred_free import is_over
 from gpuexec.devices.device import Device, Event, MemoryBlock
+from gpuexec.devices.revision import Revision
 
 _SMALLEST = 4096
 
@@ -13,11 +14,11 @@ _SMALLEST = 4096
 class Staging:
     """A pool of pinned blocks of power-of-two sizes.
 
-    A block given back with an event is not handed out before that event is done.
+    A block given back with an event is not handed out before that event is done. ``revision`` changes with `nbytes`.
     """
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, revision: Revision | None = None) -> None:
+        self._device, self._revision = device, revision or Revision()
         self._free: dict[int, list[tuple[MemoryBlock, Event | None]]] = {}
         # Reentrant: garbage collection may return blocks in the middle of a call.
         self._lock = threading.RLock()
@@ -35,6 +36,7 @@ class Staging:
         memory = self._device.allocate_pinned(size)
         with self._lock:
             self.nbytes += size
+            self._revision.number += 1
         return memory
 
     def give_back(self, memory: MemoryBlock, event: Event | None = None) -> None:
@@ -54,4 +56,5 @@ class Staging:
                 memory.free()
                 given += memory.nbytes
             self.nbytes -= given
+            self._revision.number += 1
             return given

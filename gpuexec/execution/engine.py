@@ -23,25 +23,24 @@ from gpuexec.execution.profiling.log import ProfileLog
 from gpuexec.execution.profiling.profiler import Profiler, find_log, watching
 from gpuexec.execution.resources.caller_stream import CallerStream, check_not_capturing
 from gpuexec.execution.resources.exclusive_caller import ExclusiveCaller
+from gpuexec.execution.resources.fence import Fence, settle_stream
 from gpuexec.execution.resources.syncs import SyncLog
 from gpuexec.execution.resources.unclosed import find_caller
 from gpuexec.execution.resources.weights import weights_of
 from gpuexec.execution.run_binder import RunBinder, check_strict
 from gpuexec.execution.runs.comparing import Comparer, Observe, Observer
-from gpuexec.execution.runs.execution_context import ExecutionContext
+from gpuexec.execution.runs.host_transfers import HostTransfers
 from gpuexec.execution.runs.inputs import GivenInput, InputReader
 from gpuexec.execution.runs.plan_cache import PlannedVariant
 from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.profiled import following, profile_run
-from gpuexec.execution.runs.release import close_storage, settle_storage, trim_storage
 from gpuexec.execution.runs.run import Run, Step
-from gpuexec.execution.runs.stepping import Stepping
+from gpuexec.execution.runs.run_executor import ExecutionContext
 from gpuexec.execution.runs.stopwatch import Stopwatch
 from gpuexec.execution.runs.storage import OpenStorage, own_storage, watch_memory
 from gpuexec.execution.runs.subgraph import Stage
-from gpuexec.execution.runs.submitter import GivingUp, Submitter
-from gpuexec.execution.runs.waiting import Waiting
+from gpuexec.execution.runs.submitter import GivingUp, Stepping, Submitter
 from gpuexec.execution.state.binding import StateBinder
 from gpuexec.ir.plan import Plan
 from gpuexec.model.model import Model
@@ -81,7 +80,7 @@ class Engine:
         self.model, self.backend = model, backend
         self.stream = stream if stream is not None else backend.device.create_stream()
         self.syncs = SyncLog(is_strict=is_strict)
-        storage = self._storage = (open_storage or own_storage(frames))(backend, self.stream, self.syncs)
+        storage = (open_storage or own_storage(frames))(backend, self.stream, self.syncs)
         self.run_counter, self.frames, self.binder = storage.run_counter, storage.frames, storage.binder
         weights = weights_of(model, backend)
         self.arena, self.pool = storage.arena, storage.pool
@@ -110,6 +109,7 @@ class Engine:
             self.pool,
             self.syncs,
             stopwatch,
+            HostTransfers(self.planning, self.stream, self.pool),
             is_synchronous=self.is_synchronous,
             comparer=self.comparer,
         )
@@ -124,7 +124,6 @@ class Engine:
         )
         self.memory_usage = watch_memory(storage, weights, self.planning.graphs, backend)
         self._stepping = Stepping(self._submitter, stopwatch, self.memory_usage, self._exclusive)
-        self.waiting = Waiting(context, self._submitter, self._stepping, storage, self._exclusive)
         self.input_reader = InputReader(model, backend, self.stream)
         self.states = StateBinder(model, backend, self.stream, self.pool, self.syncs)
         self._runs = RunBinder(context, storage, self.states, self._stepping.give_up, self.trim)
@@ -156,8 +155,6 @@ class Engine:
         """Return the context in which to `close`; what an interrupt broke admits whoever closes it."""
         self._exclusive.recover()
         return contextlib.nullcontext() if self._exclusive.is_broken else self._exclusive
-
-    # ---- running
 
     def schedule(self, inputs: object, *, copy: bool, stream: object = None) -> Run:
         """Put a run on the stream, or give it to the driver thread, and return.
@@ -250,7 +247,48 @@ class Engine:
             self.states.adopt(self.model)
             self._runs.adopt()
 
-    # ---- giving back
+    def mark(self, stream: object = None) -> Fence:
+        """Return a fence for all that was issued so far; a stream of the caller's comes after it from now on.
+
+        Raises:
+            InputError: It is no stream of the device.
+        """
+        caller = None if stream is None else CallerStream.of(self.backend, stream)
+        mark = self._submitter.mark()
+        if caller is not None:
+            if not mark.is_issued():
+                run = f"run {self.run_counter.number}"
+                self.syncs.note_wait(run, "what it has to wait for, on a stream of the caller's")
+                mark.wait_issued()
+            for event in mark.events:
+                caller.order_after(event)
+        return mark
+
+    @contextlib.contextmanager
+    def releasing_staging(self) -> Iterator[None]:
+        """Wait for what was issued, in the context; then pinned memory that nobody uses is freed, however it ended."""
+        try:
+            yield
+        except GpuexecError:
+            self._release_staging()
+            raise
+        self._release_staging()
+
+    def _release_staging(self) -> None:
+        """Free pinned memory that nobody uses, that of inputs which stay set too; the caller has waited."""
+        if not self._exclusive.try_enter():
+            return  # whoever is inside needs it
+        try:
+            prepared, has_kernels = self._stepping.prepared, self.backend.device.target.has_kernels
+            # Without kernels, a run half scheduled works on the block itself.
+            is_free = prepared is None or (has_kernels and prepared.upload is None)
+            if is_free and not self._exclusive.is_closed and not self._submitter.driver.is_busy():
+                settle_stream(self.backend.device, self.stream)
+                self.binder.unpin()
+        finally:
+            self._exclusive.leave()
+        self.backend.deferred_free.prune()
+        self.backend.staging.trim()
 
     def trim(self) -> None:
         """Wait for all work, and give back memory that no plan needs now; a run half scheduled is given up.
@@ -261,9 +299,14 @@ class Engine:
             self._stepping.drop("a trim")
         with self._exclusive.at_rest():
             self._submitter.driver.synchronize()
-            settle_storage(self._storage, self.backend, self.stream)
+            self._settle()
         with self._exclusive.midway(), self._submitter.lock:
-            trim_storage(self._storage, self.planning, self.stream)
+            self._settle()
+            self.planning.graphs.clear()
+            self.arena.release_retired()
+            self.pool.trim()
+            for frame in self.frames:
+                frame.release_dropped()
         self.backend.deferred_free.prune()
         self.backend.staging.trim()
         self.backend.device.trim()
@@ -298,7 +341,7 @@ class Engine:
                 replay.close()
             if is_settled:
                 self._submitter.driver.close()
-                close_storage(self._storage, self.planning, self.stream)
+                self._free()
                 if self._owns_stream:
                     close_stream(self.stream)
         except BaseException:
@@ -344,6 +387,26 @@ class Engine:
                 return False
         return True
 
+    def _settle(self) -> None:
+        """Wait for the stream and all readers, however they end."""
+        settle_stream(self.backend.device, self.stream)
+        for frame in self.frames:
+            frame.settle()
+
+    def _free(self) -> None:
+        """Wait for the stream and all readers, and free everything; nothing is issued any more."""
+        self._settle()
+        self.planning.graphs.clear()
+        self.run_counter.close()
+        for frame in self.frames:
+            frame.free()
+        self.arena.free()
+        self.pool.close()
+        self.binder.release()
+        self.backend.deferred_free.prune()
+        self.planning.weights.leave()
+        self.backend.staging.trim()
+
     def giving_up(self, number: int | None = None) -> GivingUp:
         """Return a context for a call that waits for its own run: an exception cancels the run too.
 
@@ -351,8 +414,6 @@ class Engine:
             number: Of the run; None: the next.
         """
         return GivingUp(self._submitter, self.run_counter.number if number is None else number)
-
-    # ---- binding
 
     def _bind(self, inputs: object, *, copy: bool, stream: object = None, log: ProfileLog | None = None) -> PreparedRun:
         """Accept inputs, find the plan, and bind everything; nothing is on the stream yet.

@@ -76,8 +76,7 @@ def count_memory(engine: Engine) -> dict[str, int]:
 def describe_memory(engine: Engine) -> tuple[MemoryUsageRow, ...]:
     """Return what memory is held, and since when."""
     last = engine.run_counter.number
-    engine.memory_usage.observe(last - 1 if last else None)
-    return engine.memory_usage.list_rows()
+    return engine.memory_usage.list_rows(last - 1 if last else None)
 
 
 def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[MemoryUsageRow]) -> str:

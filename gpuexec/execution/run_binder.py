@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpuexec.devices.device import Region
 from gpuexec.errors import ImplicitSyncError, OutOfMemoryError
-from gpuexec.execution.resources.alignment import find_alignment
 from gpuexec.execution.resources.frames import Frame, Lease
 from gpuexec.execution.results.content import Content
 from gpuexec.execution.results.place import Place
 from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.runs.binding import count_copied_bytes, count_host_bytes
-from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.inputs import DeviceArray, GivenInput, HostArray, check_sources, with_room
 from gpuexec.execution.runs.inspection import Inspection
 from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_needs
 from gpuexec.execution.runs.prepared_run import PreparedRun
+from gpuexec.execution.runs.reserved_output import ReservedOutput, reserve_outputs
 from gpuexec.execution.runs.run import Run
+from gpuexec.execution.runs.run_executor import ExecutionContext
 from gpuexec.execution.runs.storage import Storage
 from gpuexec.execution.runs.subgraph import Stage, Subgraph
 from gpuexec.execution.state.binding import StateBinder
@@ -50,14 +49,14 @@ class RunBinder:
         self._stream, self._lock, self._syncs = context.stream, context.lock, context.syncs
         self._under_way = context.under_way
         self._give_up, self._trim = give_up, trim
+        # Without kernels, runs read inputs where the host has them.
+        self._has_kernels = context.planning.backend.device.target.has_kernels
         self.adopt()
 
     def adopt(self) -> None:
         """Take up the model that the planning context has now, and its memories."""
         self._graph = self._planning.model.graph
         self._subgraph = Subgraph(self._graph, self._planning, grows=True)
-        # What callers see: memories stay with the state.
-        self._outputs = dict.fromkeys(value for value in self._graph.outputs if value not in self._states.outputs)
 
     def choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, PlannedVariant | None]:
         """Return the first stage of a run of these inputs, and its planned variant, made if it is new."""
@@ -77,7 +76,7 @@ class RunBinder:
 
     def reserve(
         self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]
-    ) -> dict[Value, Region]:
+    ) -> dict[Value, ReservedOutput]:
         """Reserve the memory of a run: arena, weights, room for inputs, and the outputs, which are returned.
 
         Raises:
@@ -98,8 +97,8 @@ class RunBinder:
 
     def _reserve(
         self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]
-    ) -> dict[Value, Region]:
-        frame, regions = self._next_frame(), {}
+    ) -> dict[Value, ReservedOutput]:
+        frame, reserved = self._next_frame(), {}
         for item in given.values():
             # With one frame, an input may be what the run before made: its own outputs need other bytes then.
             if isinstance(item, DeviceArray) and item.place.is_known:
@@ -107,11 +106,12 @@ class RunBinder:
         if planned is not None and stage.plans is not None:
             with self._lock:
                 stage.plans.reserve(planned, self._stream)
-            regions = self._reserve_outputs(frame, stage, planned)
-        if planned is not None and self._planning.limit is None:
-            given = with_room(given, planned.compiled.template.ends)
-        self._storage.binder.reserve(frame, given)
-        return regions
+            reserved = self._reserve_outputs(frame, stage, planned)
+        if self._has_kernels:
+            if planned is not None and self._planning.limit is None:
+                given = with_room(given, planned.compiled.template.ends)
+            self._storage.binder.reserve(frame, given)
+        return reserved
 
     def reserve_all(self, stage: Stage, planned: PlannedVariant, *, records: bool) -> None:
         """Reserve for runs of a plan: outputs in all frames, and with ``records`` arena, weights and recording.
@@ -149,7 +149,7 @@ class RunBinder:
         given: Mapping[str, GivenInput],
         stage: Stage,
         planned: PlannedVariant | None,
-        regions: Mapping[Value, Region],
+        reserved: Mapping[Value, ReservedOutput],
     ) -> PreparedRun:
         """Prepare a run: take the next frame, and bind inputs, memories and outputs."""
         run_counter, frame = self._storage.run_counter, self._next_frame()
@@ -177,32 +177,20 @@ class RunBinder:
         if planned is not None and stage.partition.ready is not None:
             specs.update(zip(stage.partition.ready.outputs, planned.variant.outputs, strict=True))
         self._states.bind(prepared, given, specs)
-        for value in self._outputs:
-            spec, region = specs.get(value), regions.get(value)
-            if spec is not None and region is not None:
-                region = Region(region.memory, region.offset, spec.nbytes)
+        bounds = stage.partition.bounds or {}
+        for value in self._planning.framed:
             # While more is to come, an output may yet be moved by a plan that has more room.
-            place = Place(
-                value.name, spec, region if stage.rest is None else None, (stage.partition.bounds or {}).get(value)
-            )
+            region = reserved[value].final if value in reserved and stage.rest is None else None
+            place = Place(value.name, specs.get(value), region, bounds.get(value))
             content = Content(value.name, self._planning.backend, place, run._fence, lease, self._stream)
             run._outputs[value.name] = Tensor(content)
         return prepared
 
-    def _reserve_outputs(self, frame: Frame, stage: Stage, planned: PlannedVariant) -> dict[Value, Region]:
+    def _reserve_outputs(self, frame: Frame, stage: Stage, planned: PlannedVariant) -> dict[Value, ReservedOutput]:
         """Return the bytes of those outputs of the model that a plan makes."""
-        regions = {}
         assert stage.partition.ready is not None
-        plan = planned.compiled.plan
-        for value, port in zip(stage.partition.ready.outputs, plan.outputs, strict=True):
-            assert port.buffer is not None
-            if value in self._outputs:
-                nbytes = plan.buffers[port.buffer].nbytes
-                frame.writable(
-                    value.name, nbytes, find_alignment(self._planning.backend.device.target, port.spec.dtype)
-                )
-                regions[value] = frame.output(value.name, nbytes)
-        return regions
+        target = self._planning.backend.device.target
+        return reserve_outputs(frame, stage.partition.ready, planned, self._planning.framed, target)
 
     def _next_frame(self) -> Frame:
         return self._storage.frames[self._storage.run_counter.number % len(self._storage.frames)]

@@ -23,7 +23,7 @@ from gpuexec.execution.resources.weights import weights_of
 from gpuexec.execution.results.copying import copy_tensor
 from gpuexec.execution.results.given import ArrayLike, Inputs
 from gpuexec.execution.results.tensor import Tensor
-from gpuexec.execution.runs.described import describe_inputs
+from gpuexec.execution.runs.inputs import describe_inputs
 from gpuexec.execution.runs.memory_limit import MemoryLimit
 from gpuexec.execution.runs.pacing import check_budget
 from gpuexec.execution.runs.run import Run, Step
@@ -272,18 +272,16 @@ class Worker:
         Raises:
             GpuexecError: The last run failed.
         """
-        waiting = self._engine.waiting
         with self._engine.entering():
-            mark = waiting.mark()
-        with waiting.releasing_staging():
+            mark = self._engine.mark()
+        with self._engine.releasing_staging():
             mark.synchronize()
 
     async def wait_for_completion_async(self) -> None:
         """Wait as `wait_for_completion` does, without blocking the loop."""
-        waiting = self._engine.waiting
         with self._engine.entering():
-            mark = waiting.mark()
-        with waiting.releasing_staging():
+            mark = self._engine.mark()
+        with self._engine.releasing_staging():
             await mark.wait(self._engine.backend.completion)
 
     def order_before(self, stream: object) -> None:
@@ -297,7 +295,7 @@ class Worker:
             InputError: ``stream`` is none.
         """
         with self._engine.entering():
-            self._engine.waiting.mark(stream)
+            self._engine.mark(stream)
 
     # ---- before and beside runs
 

@@ -9,7 +9,7 @@ from gpuexec.execution.engine import Engine
 from gpuexec.execution.replay.replay import Replay
 from gpuexec.execution.replay.replayable import make_replayable
 from gpuexec.execution.resources.caller_stream import check_not_capturing, open_stream
-from gpuexec.execution.runs.described import describe_inputs
+from gpuexec.execution.runs.inputs import describe_inputs
 
 
 def record_replay(engine: Engine, inputs: object, outputs: Mapping[str, object], stream: object = None) -> Replay:

@@ -22,7 +22,7 @@ from gpuexec.execution.replay.inputs import InputHome
 from gpuexec.execution.replay.replayable import Replayable
 from gpuexec.execution.resources.caller_stream import open_stream
 from gpuexec.execution.resources.exclusive_caller import ExclusiveCaller
-from gpuexec.execution.resources.fence import Fence
+from gpuexec.execution.resources.fence import Fence, settle_stream
 from gpuexec.execution.resources.frames import Lease, RunCounter
 from gpuexec.execution.resources.unclosed import warn_unless_closed
 from gpuexec.execution.resources.weights import Share
@@ -31,7 +31,6 @@ from gpuexec.execution.results.given import ArrayLike, Inputs
 from gpuexec.execution.results.place import Place
 from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.runs.plan_cache import record_plan
-from gpuexec.execution.runs.release import settle_stream
 from gpuexec.system.pickling import not_picklable
 
 
@@ -86,7 +85,7 @@ class Replay:
                 recording.prepare(bound.layout.regions)
         except BaseException:
             # The event may be what was interrupted.
-            settle_stream(self._backend, stream)
+            settle_stream(self._backend.device, stream)
             bound.free()
             raise
         # Neither a graph nor a pinned block goes back by being forgotten.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuexec.devices.completion import Completion
-from gpuexec.devices.device import Event
+from gpuexec.devices.device import Device, Event, Stream
 from gpuexec.devices.latch import Latch
 from gpuexec.errors import GpuexecError, StateError
 
@@ -152,6 +152,14 @@ class Fence:
         if not self.is_done():
             await wait_in_loop(lambda notify: self.when_done(completion, notify))
         self.synchronize()
+
+
+def settle_stream(device: Device, stream: Stream) -> None:
+    """Wait for a stream, however its work ends: a failed run has raised its error already."""
+    with contextlib.suppress(GpuexecError):
+        event = device.create_event()
+        stream.record(event)
+        event.synchronize()
 
 
 def when_all_issued(fences: Sequence[Fence], callback: Callable[[], None]) -> None:

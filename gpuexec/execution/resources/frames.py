@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import MemoryBlock, Region, Stream
@@ -130,13 +131,16 @@ class Frame:
     """
 
     def __init__(self, backend: Backend, allocate: Allocate | None = None, readers: Readers | None = None) -> None:
-        self._allocate = allocate or backend.device.allocate
+        self._allocate, self._revision = allocate or backend.device.allocate, backend.memory_revision
         self._outputs: dict[str, MemoryBlock] = {}
         self._given: dict[str, Region] = {}
         # Where outputs are written whose bytes of the user's start where kernels can't write.
         self._aside: dict[str, MemoryBlock] = {}
         self._input: MemoryBlock | None = None
         self._dropped: list[MemoryBlock] = []
+        # Changes of the memory above, and the outputs that were reserved since the last, by plan.
+        self.generation = 0
+        self.reserved: dict[Any, Any] = {}
         self.is_shared = readers is not None
         self.readers = readers or Readers(backend)
 
@@ -152,6 +156,7 @@ class Frame:
 
     def give(self, name: str, region: Region | None) -> None:
         """Set where an output lies: in bytes of the user's, which never leave the frame, or in its own."""
+        self._note_change()
         if region is not None:
             self._given[name] = region
         else:
@@ -185,6 +190,7 @@ class Frame:
             except OutOfMemoryError as error:
                 error.value = error.value or name
                 raise locate(error, f"Output {name!r}") from None
+            self._note_change()
             if memory is not None:
                 self._dropped.append(memory)
             memory = self._outputs[name] = grown
@@ -208,10 +214,16 @@ class Frame:
         memory = self._aside.get(name)
         if memory is None or memory.nbytes < nbytes:
             grown = self._allocate(max(nbytes, 1))
+            self._note_change()
             if memory is not None:
                 self._dropped.append(memory)
             memory = self._aside[name] = grown
         return Region(memory, 0, nbytes)
+
+    @property
+    def has_aside(self) -> bool:
+        """True where an output is written beside the user's bytes."""
+        return bool(self._aside)
 
     def is_aside(self, name: str, region: Region) -> bool:
         """Return whether bytes are those that an output is written to beside the user's."""
@@ -224,6 +236,7 @@ class Frame:
             if self._input is not None:
                 self._dropped.append(self._input)
             self._input = grown
+            self._revision.number += 1
         return self._input
 
     def holds(self, region: Region) -> bool:
@@ -235,6 +248,7 @@ class Frame:
         """Take an output's bytes out of the ring: they now belong to whoever holds them; the user's stay."""
         for name in [name for name, held in self._outputs.items() if held is memory]:
             del self._outputs[name]
+            self._note_change()
 
     def settle(self) -> None:
         """Wait for all users of the bytes, however they end; of other engines only for what is on a stream."""
@@ -243,12 +257,11 @@ class Frame:
     def release_dropped(self) -> None:
         """Free outgrown blocks; the caller has waited. One that a tensor still holds lives on with it."""
         self._dropped.clear()
+        self._revision.number += 1
 
     def give_back(self) -> None:
         """Free all blocks that are not the user's, as `release_dropped` does outgrown ones."""
-        self._outputs.clear()
-        self._aside.clear()
-        self._input = None
+        self._forget_blocks()
         self.release_dropped()
 
     def free(self) -> None:
@@ -256,9 +269,18 @@ class Frame:
         self.release_dropped()
         for memory in self._blocks():
             memory.free()
+        self._forget_blocks()
+        self._given.clear()
+
+    def _note_change(self) -> None:
+        self.generation += 1
+        self._revision.number += 1
+        self.reserved.clear()
+
+    def _forget_blocks(self) -> None:
+        self._note_change()
         self._outputs.clear()
         self._aside.clear()
-        self._given.clear()
         self._input = None
 
     def _blocks(self) -> list[MemoryBlock]:

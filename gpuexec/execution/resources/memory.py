@@ -44,7 +44,7 @@ class Arena:
     """
 
     def __init__(self, backend: Backend, allocate: Allocate | None = None, memory: MemoryBlock | None = None) -> None:
-        self._allocate = allocate or backend.device.allocate
+        self._allocate, self._revision = allocate or backend.device.allocate, backend.memory_revision
         self._memory = self._given = memory
         self._retired: list[MemoryBlock] = []
         self.generation = 0
@@ -61,7 +61,7 @@ class Arena:
             if self._memory is not None:
                 self._retired.append(self._memory)
             self._memory = grown
-            self.generation += 1
+            self._note_change()
         return self._memory
 
     def release_retired(self) -> None:
@@ -69,6 +69,7 @@ class Arena:
         for memory in self._retired:
             memory.free()
         self._retired.clear()
+        self._revision.number += 1
 
     def give_back(self) -> None:
         """Free everything but memory of the user's; plans are recorded anew. The caller has waited."""
@@ -81,7 +82,11 @@ class Arena:
         if self._memory is not None:
             self._memory.free()
             self._memory = None
-            self.generation += 1
+            self._note_change()
+
+    def _note_change(self) -> None:
+        self.generation += 1
+        self._revision.number += 1
 
     def _blocks(self) -> Iterator[MemoryBlock]:
         yield from self._retired

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from gpuexec.devices.revision import Revision
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsageRow:
@@ -31,16 +33,29 @@ class MemoryUsage:
     """Tracks the memory held, by kind.
 
     Args:
-        readers: Functions that return the bytes held, by kind; cheap.
+        readers: Functions that return the bytes held, by kind.
+        revision: Changes whenever the bytes may have.
     """
 
-    def __init__(self, readers: Mapping[str, Callable[[], int]]) -> None:
-        self._readers = dict(readers)
+    def __init__(self, readers: Mapping[str, Callable[[], int]], revision: Revision) -> None:
+        self._readers, self._revision = dict(readers), revision
+        self._observed: int | None = None
         self._rows = {name: MemoryUsageRow(name) for name in readers}
         self._lock = threading.Lock()
 
     def observe(self, run: int | None = None, layer: str = "") -> None:
-        """Note what is held now that a run, or a layer of it, is on its stream."""
+        """Note what is held now that a run, or a layer of it, is on its stream; nothing is read if nothing changed."""
+        if self._observed != self._revision.number:
+            self._read(run, layer)
+
+    def list_rows(self, run: int | None = None) -> tuple[MemoryUsageRow, ...]:
+        """Return what is held now; what has changed unnoticed, as cached memory does, counts to a run."""
+        self._read(run, "")
+        with self._lock:
+            return tuple(self._rows.values())
+
+    def _read(self, run: int | None, layer: str) -> None:
+        self._observed = self._revision.number
         with self._lock:
             for name, read in self._readers.items():
                 row, nbytes = self._rows[name], read()
@@ -51,8 +66,3 @@ class MemoryUsage:
     def count(self) -> dict[str, int]:
         """Return the bytes held now, by kind, without noting them."""
         return {name: read() for name, read in self._readers.items()}
-
-    def list_rows(self) -> tuple[MemoryUsageRow, ...]:
-        """Return what is held now."""
-        with self._lock:
-            return tuple(self._rows.values())

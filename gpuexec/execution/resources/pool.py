@@ -23,7 +23,7 @@ class ExchangePool:
     """
 
     def __init__(self, backend: Backend, stream: Stream, allocate: Allocate | None = None) -> None:
-        self._stream = stream
+        self._stream, self._revision = stream, backend.memory_revision
         self._allocate = allocate or (lambda nbytes: backend.device.allocate(nbytes, stream))
         self._free: dict[int, list[MemoryBlock]] = {}
         # Those that are lent too: a collection that finds holders of a block to be garbage must not find the block so.
@@ -55,6 +55,7 @@ class ExchangePool:
         with self._lock:
             self._blocks[id(memory)] = memory
             self.nbytes += size
+            self._revision.number += 1
         note("lend", "a block of the pool, new", size)
         return Lent(self, memory, nbytes)
 
@@ -99,6 +100,7 @@ class ExchangePool:
         for memory in self._take_free():
             memory.free()
         self.nbytes = 0
+        self._revision.number += 1
 
     def _take_free(self) -> list[MemoryBlock]:
         """Return the blocks nobody holds; they are the pool's no more."""
@@ -108,6 +110,7 @@ class ExchangePool:
             for memory in free:
                 del self._blocks[id(memory)]
                 self.nbytes -= memory.nbytes
+            self._revision.number += 1
         return free
 
 

@@ -81,6 +81,7 @@ class Weights:
                 found = self._upload(list(missing.values()), stream, tell)
                 self._places.update(zip(missing, found, strict=True))
                 self._nbytes += sum(region.nbytes for region, _, _ in found)
+                self._backend.memory_revision.number += 1
             self._needed[number].update(keys)
             uploads = {id(event): event for _, event, _ in map(self._places.__getitem__, keys) if event is not None}
             for event in uploads.values():
@@ -102,6 +103,7 @@ class Weights:
     def end(self, number: int, *, has_waited: bool = False) -> None:
         """Free weights that only this share needed; ``has_waited``: the caller did, for all work that uses them."""
         self._ended.append(number)
+        self._backend.memory_revision.number += 1
         self._settle(has_waited=has_waited)
 
     def _settle(self, *, has_waited: bool = False) -> None:

@@ -57,8 +57,7 @@ class InputBinder:
 
     def reserve(self, frame: Frame, given: Mapping[str, GivenInput]) -> None:
         """Make room on the device for inputs from the host."""
-        if self._backend.device.target.has_kernels:
-            frame.input(count_host_bytes(given))
+        frame.input(count_host_bytes(given))
 
     def unpin(self) -> None:
         """Keep inputs that stay set in ordinary memory, and give the pinned block back; the caller has waited."""

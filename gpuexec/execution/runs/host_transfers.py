@@ -11,7 +11,7 @@ import numpy as np
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import MemoryBlock, Region, Stream, begin_host_read, begin_host_write
 from gpuexec.execution.resources.pool import ExchangePool
-from gpuexec.execution.resources.weights import Share
+from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.value_location import ValueLocation
 from gpuexec.ir.geometry import round_up
 from gpuexec.ir.spec import TensorSpec
@@ -23,15 +23,15 @@ Array = np.ndarray[Any, Any]
 class HostTransfers:
     """Transfers between host and device on one stream; the caller holds the lock for issuing."""
 
-    def __init__(self, backend: Backend, stream: Stream, pool: ExchangePool, weights: Share) -> None:
-        self._backend, self._stream, self._pool, self._weights = backend, stream, pool, weights
+    def __init__(self, planning: PlanningContext, stream: Stream, pool: ExchangePool) -> None:
+        self._planning, self._backend, self._stream, self._pool = planning, planning.backend, stream, pool
 
     def locate(self, location: ValueLocation) -> Region:
         """Return the bytes of a value on the device; uploaded where they are not there yet."""
         if location.region is None:
             assert location.array is not None, "a value is nowhere"
             if location.is_weight:
-                location.region = self._weights.place_array(location.array, self._stream)
+                location.region = self._planning.weights.place_array(location.array, self._stream)
             else:
                 self._upload(location, np.ascontiguousarray(read_content(location.array)).reshape(-1).view(np.uint8))
         assert location.region is not None

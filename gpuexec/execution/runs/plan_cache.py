@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gpuexec.devices.device import MemoryBlock, Recording, Region, Stream
 from gpuexec.devices.graph_cache import GraphCache
 from gpuexec.devices.recording import record_segment
-from gpuexec.errors import InputError, OutOfMemoryError, PlanError
+from gpuexec.errors import GpuexecError, InputError, OutOfMemoryError, PlanError
 from gpuexec.execution.resources.weights import Share
 from gpuexec.execution.runs.planning_context import PlanningContext
-from gpuexec.execution.runs.restoring import Restored, restore
 from gpuexec.execution.runs.stopwatch import LayerTimes
 from gpuexec.ir.graphs import Array, Graph, Value
 from gpuexec.ir.plan import Plan, Read, Variant
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
+from gpuexec.model.model import Model
 from gpuexec.passes import run_passes
 from gpuexec.planner.caches import find_caches
 from gpuexec.planner.template import Template, plan_graph
@@ -48,11 +49,11 @@ class CompiledPlan:
     generation: int = -1
     current: Variant | None = None
     times: LayerTimes = field(default_factory=LayerTimes)
+    # The plan at the upper end of the class.
+    plan: Plan = field(init=False)
 
-    @property
-    def plan(self) -> Plan:
-        """The plan at the upper end of the class."""
-        return self.template.plan
+    def __post_init__(self) -> None:
+        self.plan = self.template.plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,8 +116,9 @@ class PlanCache:
             OutOfMemoryError: The device has no room for the arena or the weights.
         """
         compiled, plan, planning = planned.compiled, planned.compiled.plan, self._planning
-        memory = planning.arena.reserve(plan.layout.nbytes)
+        # A recording over the arena as it is has room there.
         if compiled.recording is None or compiled.generation != planning.arena.generation:
+            memory = planning.arena.reserve(plan.layout.nbytes)
             self._drop_outdated()
             compiled.recording = record_plan(compiled, planning, memory, stream, planning.graphs)
             compiled.generation, compiled.current = planning.arena.generation, None
@@ -230,7 +232,7 @@ class PlanCache:
             results = {value.name for value in set(self._graph.outputs) & set(self._planning.model.graph.outputs)}
             self._planning.limit.check(plan, constants, results, input_nbytes)
 
-    def _restore(self, specs: Mapping[str, TensorSpec]) -> Restored | None:
+    def _restore(self, specs: Mapping[str, TensorSpec]) -> _Restored | None:
         """Return a template from a plan that the model brought along, if one fits; each that does not is told once."""
         planning = self._planning
         found, refused = restore(planning.model, self._graph, specs, planning.backend.device.target, self._unfit)
@@ -275,6 +277,67 @@ def describe_needs(planned: PlannedVariant | None, weights: Share, frames: int =
     outputs = 0 if plan is None else sum(plan.buffers[p.buffer].nbytes for p in plan.outputs if p.buffer is not None)
     each = f" in each of {frames} frames" if frames > 1 else ""
     return f"The plan needs {arena} bytes of arena and {outputs} of outputs{each}, beside {weights.nbytes} of weights."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Restored:
+    """A template made from a stored plan, and the graph it is of."""
+
+    template: Template
+    graph: Graph
+
+
+def restore(
+    model: Model, graph: Graph, specs: Mapping[str, TensorSpec], target: Target, tried: Collection[Plan] = ()
+) -> tuple[_Restored | None, list[tuple[Plan, str]]]:
+    """Return a template for inputs of these specs from one of the model's stored plans, and those that don't fit.
+
+    A plan does not fit where operators are lowered in another way than when it was made; it comes with the reason.
+
+    Args:
+        model: Whose plans.
+        graph: What is to be planned: the model's graph, or a part of it.
+        specs: Of its inputs.
+        target: What to plan for.
+        tried: Plans to leave out.
+    """
+    refused = []
+    plans = [plan for plan in model._plans.get(target.name, ()) if all(plan is not each for each in tried)]
+    for plan in sorted(plans, key=lambda plan: plan.layout.nbytes):
+        ends = _find_ends(plan, graph, specs)
+        if ends is None:
+            continue
+        try:
+            planned = run_passes(graph, model._plan_passes, model.disabled_passes, ends)
+            template = Template(planned, ends, target, stored=plan)
+            template.specialise(specs)
+        except PlanError as error:
+            refused.append((plan, str(error)))
+        except (GpuexecError, ValueError):
+            # A fault of the inputs comes up again when they are planned by themselves.
+            continue
+        else:
+            return _Restored(template, planned), refused
+    return None, refused
+
+
+def _find_ends(plan: Plan, graph: Graph, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec] | None:
+    """Return the specs that a plan was laid out for, if the inputs are within them, else None."""
+    if [port.name for port in plan.outputs] != [value.name for value in graph.outputs]:
+        return None
+    if [port.name for port in plan.inputs] != [value.name for value in graph.inputs]:
+        return None
+    reads = {read.input for read in plan.reads}
+    ends = {}
+    for port in plan.inputs:
+        spec = specs[port.name]
+        if spec.dtype != port.spec.dtype or len(spec.shape) != len(port.spec.shape):
+            return None
+        if any(have > most for have, most in zip(spec.shape, port.spec.shape, strict=True)):
+            return None
+        # What planning read then, it shall read now: the same content gives the same plan.
+        ends[port.name] = spec if port.name in reads and spec.shape == port.spec.shape else port.spec
+    return ends
 
 
 def _contents(specs: Mapping[str, TensorSpec], reads: tuple[Read, ...]) -> _Contents | None:

@@ -11,6 +11,7 @@ from gpuexec.execution.inspection.inspector import Inspector
 from gpuexec.execution.resources.memory import Arena
 from gpuexec.execution.resources.weights import Share
 from gpuexec.execution.runs.memory_limit import MemoryLimit
+from gpuexec.ir.graphs import Value
 from gpuexec.ir.plan import Plan
 from gpuexec.model.model import Model
 from gpuexec.planner.analyse import HOST_WORK_LIMIT
@@ -52,7 +53,7 @@ class PlanningContext:
     bodies: dict[object, object] = field(default_factory=dict)
     # Taps and watches on inner values.
     inspector: Inspector = field(default_factory=Inspector)
-    graphs: GraphCache = field(default_factory=GraphCache)
+    graphs: GraphCache = field(init=False)
     # The limit on memory, if there is one.
     limit: MemoryLimit | None = None
     # Whether plans take no more room than they need, since that was told beforehand.
@@ -61,6 +62,12 @@ class PlanningContext:
     host_work: int = HOST_WORK_LIMIT
     # Notified of weights that are uploaded.
     listener: Listener = field(default_factory=Listener)
+    # Outputs that lie in frames; those that become memories outlive the next run of theirs.
+    framed: dict[Value, None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.graphs = GraphCache(revision=self.backend.memory_revision)
+        self._find_framed()
 
     def adopt(self, model: Model, weights: Share) -> None:
         """Make plans of another model from now on, over its weights: it differs in the content of constants alone.
@@ -73,9 +80,14 @@ class PlanningContext:
         self.weights = weights
         self.model = copy.copy(model)
         self.model._plans = {**model._plans, name: plans}
+        self._find_framed()
         self.plans.clear()
         self.unfit.clear()
         self.bodies.clear()
         self.graphs.clear()
         if self.limit is not None:
             self.limit.forget_plans()
+
+    def _find_framed(self) -> None:
+        carried = {memory.output for memory in self.model.memories}
+        self.framed = dict.fromkeys([value for value in self.model.graph.outputs if value.name not in carried])

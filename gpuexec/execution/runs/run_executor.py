@@ -6,32 +6,56 @@ driver thread and an iterator of the caller's all advance a run the same way, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
-from gpuexec.devices.device import Event, Recording, Region
-from gpuexec.errors import OutOfMemoryError
+from gpuexec.devices.device import Device, Event, Recording, Region, Stream
+from gpuexec.errors import GpuexecError, OutOfMemoryError, locate
 from gpuexec.execution.resources.alignment import Move, find_alignment, is_aligned
-from gpuexec.execution.resources.pool import Lent
-from gpuexec.execution.runs.comparing import Comparison
-from gpuexec.execution.runs.execution_context import ExecutionContext
-from gpuexec.execution.runs.host_part import compute_nodes, count_layers
+from gpuexec.execution.resources.pool import ExchangePool, Lent
+from gpuexec.execution.resources.syncs import SyncLog
+from gpuexec.execution.runs.comparing import Comparer, Comparison
 from gpuexec.execution.runs.host_transfers import HostTransfers
 from gpuexec.execution.runs.inspection import Inspection
 from gpuexec.execution.runs.loops import LoopExecutor
 from gpuexec.execution.runs.pacing import Pacer
 from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_needs
+from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.prepared_run import PreparedRun
-from gpuexec.execution.runs.profiled import issue_by_layer, upload_inputs
-from gpuexec.execution.runs.reading import read_values
+from gpuexec.execution.runs.profiled import issue_by_layer, note_host_layer, upload_inputs
+from gpuexec.execution.runs.reserved_output import reserve_outputs
 from gpuexec.execution.runs.run import CANCELLATION_POINT, MustWait, RunProgress
-from gpuexec.execution.runs.stopwatch import LayerTimes
+from gpuexec.execution.runs.stopwatch import LayerTimes, Stopwatch
 from gpuexec.execution.runs.subgraph import Stage, Subgraph
-from gpuexec.execution.runs.submission import Submission
 from gpuexec.execution.runs.value_location import RunValues, ValueLocation
 from gpuexec.ir.plan import Role
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.planner.evaluate import evaluate_node
 from gpuexec.planner.partition import HostRead, Partition
+from gpuexec.system.mapped import hold
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExecutionContext:
+    """Stream, plans and pool that the runs of an engine share; ``lock`` is held by whoever issues.
+
+    ``comparer`` compares every node, where a run is compared. ``under_way``: prepared runs that are not wholly
+    on the stream yet, the oldest first.
+    """
+
+    planning: PlanningContext
+    stream: Stream
+    lock: threading.RLock
+    pool: ExchangePool
+    syncs: SyncLog
+    stopwatch: Stopwatch
+    transfers: HostTransfers
+    is_synchronous: bool = False
+    comparer: Comparer | None = None
+    under_way: dict[int, PreparedRun] = field(default_factory=dict)
 
 
 class RunExecutor:
@@ -39,17 +63,11 @@ class RunExecutor:
 
     def __init__(self, context: ExecutionContext, prepared: PreparedRun, pacer: Pacer | None) -> None:
         self._context, self._prepared, self._pacer = context, prepared, pacer
-        self._planning, self._stream = context.planning, context.stream
+        self._planning, self._stream, self._transfers = context.planning, context.stream, context.transfers
         self._profile = prepared.profile
         self._device = context.planning.backend.device
-        self._transfers = HostTransfers(
-            context.planning.backend, context.stream, context.pool, context.planning.weights
-        )
-        model = context.planning.model
-        self._outputs = set(model.graph.outputs)
-        # Outputs that become memories lie in no frame: they outlive its next run.
-        carried = {memory.output for memory in model.memories}
-        self._framed = {value for value in model.graph.outputs if value.name not in carried}
+        # Whether a plan goes onto the stream in one call, for nobody looks at its commands or layers.
+        self._is_whole = pacer is None and prepared.profile is None and not context.is_synchronous
 
     def execute(self) -> Iterator[RunProgress]:
         """Execute the run; yields its progress.
@@ -86,9 +104,11 @@ class RunExecutor:
             if self._pacer is not None:
                 prepared.note_begun(self._device, self._stream)
         yield from self._execute(prepared.stage, prepared.planned, prepared.values, is_main=True)
-        with self._context.lock:
-            self._copy_outputs()
-        yield from self._end_step(0)
+        if prepared.frame.has_aside:
+            with self._context.lock:
+                self._copy_outputs()
+        if self._pacer is not None:
+            yield from self._end_step(0)
 
     def _execute_body(self, subgraph: Subgraph, values: RunValues) -> Iterator[RunProgress]:
         """Execute a loop body; its outputs are in ``values`` then."""
@@ -107,7 +127,7 @@ class RunExecutor:
             if partition.reads:
                 yield from self._read_to_host(partition, [(read, values[read.value]) for read in partition.reads])
             if partition.host_nodes:
-                yield from compute_nodes(self._context, self._prepared, self._pacer, stage, values)
+                yield from self._compute_nodes(stage, values)
             if partition.repeat is not None:
                 # Trips without end may follow one another without a pause.
                 yield MustWait(lambda: False, lambda: None, is_work=True)
@@ -131,11 +151,9 @@ class RunExecutor:
 
     def _forget(self, subgraph: Subgraph, values: RunValues) -> None:
         """Drop values that the rest of the run does not read."""
-        needed = {*subgraph.graph.inputs, *self._outputs}
+        needed = {*subgraph.graph.inputs, *self._planning.model.graph.outputs}
         for value in [value for value in values if value not in needed]:
             del values[value]
-
-    # ---- memory of the caller's that starts where kernels can't read or write
 
     def _align_input(self, name: str, location: ValueLocation) -> None:
         """Copy an input on the stream to where it can be read, if it can't be where it lies."""
@@ -154,7 +172,7 @@ class RunExecutor:
     def _copy_outputs(self) -> None:
         """Copy outputs on the stream from where the plans wrote them to the caller's bytes, where those are others."""
         frame, values = self._prepared.frame, self._prepared.values
-        for value in self._framed:
+        for value in self._planning.framed:
             location = values[value]
             if location.region is None or not frame.is_aside(value.name, location.region):
                 continue
@@ -172,19 +190,20 @@ class RunExecutor:
             self._trim()
             return self._context.pool.lend(nbytes)
 
-    # ---- a plan
-
     def _issue(
         self, stage: Stage, planned: PlannedVariant, values: RunValues, *, is_main: bool
     ) -> Iterator[RunProgress]:
         """Put a planned variant on the stream; ``values`` has its outputs then."""
+        if self._is_whole and stage.exposed is None:
+            with self._context.lock:
+                recording, bindings, made = self._place_or_trim(stage, planned, values, is_main=is_main)
+                recording.submit(self._stream, bindings)
+            values.update(made)
+            return
         origins = planned.compiled.plan.segment.origins
         with self._context.lock:
-            try:
-                recording, bindings, made = self._place(stage, planned, values, is_main=is_main)
-            except OutOfMemoryError:
-                recording, bindings, made = self._place_again(stage, planned, values, is_main=is_main)
-            submission = Submission(
+            recording, bindings, made = self._place_or_trim(stage, planned, values, is_main=is_main)
+            submission = _Submission(
                 self._device,
                 self._stream,
                 recording,
@@ -211,6 +230,23 @@ class RunExecutor:
         if self._pacer is not None and self._pacer.is_full:
             yield from self._end_step(count_layers(stage.partition))
 
+    def _place_or_trim(
+        self, stage: Stage, planned: PlannedVariant, values: RunValues, *, is_main: bool
+    ) -> tuple[Recording, dict[int, Region], RunValues]:
+        """Place a plan as `_place` does, once more after a trim where the device has no room.
+
+        Raises:
+            OutOfMemoryError: It has none all the same; tells what the plan needs.
+        """
+        try:
+            return self._place(stage, planned, values, is_main=is_main)
+        except OutOfMemoryError:
+            self._trim()
+        try:
+            return self._place(stage, planned, values, is_main=is_main)
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(f"{error} {describe_needs(planned, self._planning.weights)}") from error
+
     def _place(
         self, stage: Stage, planned: PlannedVariant, values: RunValues, *, is_main: bool
     ) -> tuple[Recording, dict[int, Region], RunValues]:
@@ -221,42 +257,32 @@ class RunExecutor:
         bindings: dict[int, Region] = {}
         for value, port in zip(graph.inputs, plan.inputs, strict=True):
             if port.buffer is not None:
-                bindings[port.buffer] = self._transfers.locate(values[value])
+                location = values[value]
+                region = location.region
+                bindings[port.buffer] = self._transfers.locate(location) if region is None else region
+        reserved = {}
+        if is_main:
+            framed, target = self._planning.framed, self._device.target
+            reserved = reserve_outputs(self._prepared.frame, graph, planned, framed, target)
         made: RunValues = {}
         for value, port, spec in zip(graph.outputs, plan.outputs, planned.variant.outputs, strict=True):
             assert port.buffer is not None
-            if plan.buffers[port.buffer].role is Role.STATE:
+            if value in reserved:
+                bindings[port.buffer] = reserved[value].bound
+                location = ValueLocation(spec, reserved[value].written)
+            elif plan.buffers[port.buffer].role is Role.STATE:
                 # A memory that grows where it lies.
                 made[value] = ValueLocation(spec, bindings[port.buffer])
                 continue
-            nbytes = plan.buffers[port.buffer].nbytes
-            if is_main and value in self._framed:
-                owner, region = (
-                    None,
-                    self._prepared.frame.writable(value.name, nbytes, find_alignment(self._device.target, spec.dtype)),
-                )
             else:
-                owner = self._context.pool.lend(nbytes)
-                region = owner.region
-            bindings[port.buffer] = region
-            location = made[value] = ValueLocation(spec, Region(region.memory, region.offset, spec.nbytes), owner=owner)
+                owner = self._context.pool.lend(plan.buffers[port.buffer].nbytes)
+                bindings[port.buffer] = owner.region
+                location = ValueLocation(spec, Region(owner.region.memory, owner.region.offset, spec.nbytes))
+                location.owner = owner
             if value in graph.inputs:  # passed on as it is: the host goes on knowing what it knew
                 location.array, location.is_computed = values[value].array, values[value].is_computed
+            made[value] = location
         return recording, bindings, made
-
-    def _place_again(
-        self, stage: Stage, planned: PlannedVariant, values: RunValues, *, is_main: bool
-    ) -> tuple[Recording, dict[int, Region], RunValues]:
-        """Place a plan once more, after a trim.
-
-        Raises:
-            OutOfMemoryError: The device has no room all the same; tells what the plan needs.
-        """
-        self._trim()
-        try:
-            return self._place(stage, planned, values, is_main=is_main)
-        except OutOfMemoryError as error:
-            raise OutOfMemoryError(f"{error} {describe_needs(planned, self._planning.weights)}") from error
 
     def _trim(self) -> None:
         """Wait for the stream, and free unused memory."""
@@ -315,15 +341,73 @@ class RunExecutor:
             yield from self._wait(stage.partition, piece.fetch.after)
             inspection._check(piece.find())
 
-    # ---- the host's part
+    def _compute_nodes(self, stage: Stage, values: RunValues) -> Iterator[RunProgress]:
+        """Compute the host nodes of a partition: nodes without a kernel here, which are layers, and light ones."""
+        partition, profile, pacer = stage.partition, self._profile, self._pacer
+        if partition.host_calls:
+            yield MustWait(lambda: False, lambda: None, is_work=True)
+        left = count_layers(partition)
+        for node in partition.host_nodes:
+            is_layer = node in partition.host_calls
+            if is_layer:
+                yield CANCELLATION_POINT
+            if is_layer and pacer is not None and not pacer.fits(stage.times, node):
+                yield pacer.take(left)
+            specs = [None if value is None else _describe(values[value]) for value in node.inputs]
+            start = time.perf_counter()
+            for value, spec in zip(node.outputs, evaluate_node(node, specs), strict=False):
+                if value is None or spec is None or spec.value is None:
+                    continue
+                # An output that a light node made on the device too stays there.
+                location = values.setdefault(value, ValueLocation(TensorSpec(spec.shape, spec.dtype)))
+                location.array, location.is_computed = spec.value.array, True
+            inspection = self._prepared.run._inspection
+            if inspection is not None:
+                rows = self._prepared.exposure.rows_of(node, node.outputs)
+                inspection._take_host_node(node, rows, {value: location.array for value, location in values.items()})
+            if not is_layer:
+                continue
+            computed_ms = (time.perf_counter() - start) * 1e3
+            self._context.syncs.note_call(node, partition.host_calls[node], computed_ms)
+            if profile is not None:
+                note_host_layer(profile, node, values, computed_ms)
+            if pacer is not None:
+                pacer.add(node.name, stage.times, node)
+                stage.times.note(node, computed_ms)
+                left -= 1
+                if pacer.is_full:
+                    yield pacer.take(left)
 
     def _read_to_host(
         self, partition: Partition, values: Sequence[tuple[HostRead, ValueLocation]]
     ) -> Iterator[RunProgress]:
-        """Read values back, where the host does not have them yet."""
-        context, wait = self._context, partial(self._wait, partition)
-        is_allowed = self._prepared.run._allows_syncs
-        return read_values(values, self._transfers, context.syncs, context.lock, wait, is_allowed=is_allowed)
+        """Read values back, where the host does not have them yet: only those bytes, in one copy, counted and named.
+
+        Raises:
+            ImplicitSyncError: The run may not wait without having been asked to.
+        """
+        rows = [(read, location) for read, location in values if location.array is None]
+        if not rows:
+            return
+        syncs = self._context.syncs
+        for read, _ in rows:
+            is_allowed = self._prepared.run._allows_syncs
+            syncs.check(read.value.name, f"{read.reader} ({read.role})", is_allowed=is_allowed)
+        start = time.perf_counter()
+        with self._context.lock:
+            fetch = self._transfers.fetch([location for _, location in rows])
+        try:
+            yield from self._wait(partition, fetch.before)
+            reached = time.perf_counter()
+            yield from self._wait(partition, fetch.after)
+            waited_ms, copied_ms = (reached - start) * 1e3, (time.perf_counter() - reached) * 1e3
+            fetch.finish()
+        finally:
+            fetch.close()
+        for read, location in rows:
+            share = location.spec.nbytes / fetch.nbytes if fetch.nbytes else 0.0
+            syncs.note_read(read, location.spec.nbytes, waited_ms, copied_ms * share)
+            waited_ms = 0.0  # they were waited for together
 
     def _wait(self, partition: Partition, event: Event) -> Iterator[RunProgress]:
         """Wait for the device; a step ends before it, if it has to."""
@@ -332,3 +416,89 @@ class RunExecutor:
         yield MustWait(event.is_done, event.synchronize)
         # A poll does not raise what went wrong.
         event.synchronize()
+
+
+class _Submission:
+    """Commands of a plan on their way to a stream: by layer, or one at a time.
+
+    Args:
+        origins: The node that each command stems from.
+        is_synchronous: Finish each command before the next, so that the one that fails is known.
+        comparison: Compares the nodes whose commands are done.
+        takes_launches: Never put the commands on the stream as one graph.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        stream: Stream,
+        recording: Recording,
+        bindings: Mapping[int, Region],
+        origins: Sequence[str],
+        *,
+        is_synchronous: bool = False,
+        comparison: Comparison | None = None,
+        takes_launches: bool = False,
+    ) -> None:
+        self._device, self._stream = device, stream
+        self._recording, self._bindings, self._origins = recording, bindings, origins
+        self._is_synchronous, self._comparison = is_synchronous, comparison
+        self._takes_launches = takes_launches
+        self._done = 0
+
+    @property
+    def layers(self) -> list[tuple[str, int]]:
+        """Commands in a row that stem from one node: the node, and where they end."""
+        return [
+            (origin, end)
+            for end, origin in enumerate(self._origins, 1)
+            if end == len(self._origins) or self._origins[end] != origin
+        ]
+
+    def advance(self, last: int) -> None:
+        """Issue the commands up to ``last``, which is left out.
+
+        Raises:
+            GpuexecError: A command failed that was waited for; names the node.
+            MismatchError: A node gave something else than what it is compared with.
+        """
+        first, self._done = self._done, last
+        if not self._is_synchronous:
+            end = None if last == len(self._origins) and not self._takes_launches else last
+            self._recording.submit(self._stream, self._bindings, first, end)
+            return
+        for index in range(first, last):
+            self._finish(index)
+            if self._comparison is not None:
+                self._comparison.advance(index + 1)
+
+    def finish(self) -> None:
+        """Finish: compare values that no command makes, too.
+
+        Raises:
+            MismatchError: As `advance`.
+        """
+        if self._comparison is not None:
+            self._comparison.advance(len(self._origins))
+
+    def _finish(self, index: int) -> None:
+        """Issue one command and wait for its end."""
+        self._recording.submit(self._stream, self._bindings, index, index + 1)
+        event = self._device.create_event()
+        self._stream.record(event)
+        try:
+            event.synchronize()
+        except GpuexecError as error:
+            origin = self._origins[index]
+            raise (error if origin in error.message else locate(error, origin, origin)) from None
+
+
+def count_layers(partition: Partition) -> int:
+    """Return how many layers may follow the plan of a partition."""
+    return len(partition.host_calls) + (0 if partition.rest is None else len(partition.rest.nodes))
+
+
+def _describe(location: ValueLocation) -> TensorSpec:
+    """Return the spec of an input, with its content; a weight that lies in a file is read once."""
+    spec = location.describe()
+    return spec.with_value(hold(location.array)) if location.is_weight and location.array is not None else spec

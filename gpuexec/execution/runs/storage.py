@@ -28,7 +28,7 @@ class Binder(Protocol):
     kept: dict[str, GivenInput]
 
     def reserve(self, frame: Frame, given: Mapping[str, GivenInput]) -> None:
-        """Make room for inputs."""
+        """Make room on a device with kernels for inputs."""
 
     def bind(self, prepared: PreparedRun, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
         """Bind all inputs of a run."""
@@ -72,7 +72,8 @@ def watch_memory(storage: Storage, weights: Weights, graphs: GraphCache, backend
             "graphs": lambda: graphs.nbytes,
             "pinned": lambda: backend.staging.nbytes,
             "cached": lambda: backend.device.cached_nbytes,
-        }
+        },
+        backend.memory_revision,
     )
 
 

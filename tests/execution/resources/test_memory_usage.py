@@ -12,6 +12,7 @@ import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.cpu.cpu import CpuDevice
 from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.revision import Revision
 from gpuexec.execution.resources.memory_usage import MemoryUsage, MemoryUsageRow
 from gpuexec.execution.resources.weights import weights_of
 from tests.devices.opening import list_kernels
@@ -38,9 +39,11 @@ def rows_of(worker: gx.Worker) -> dict[str, MemoryUsageRow]:
 
 def test_row_tells_since_when_and_the_most() -> None:
     nbytes = 0
-    memory_usage = MemoryUsage({"arena": lambda: nbytes})
+    revision = Revision()
+    memory_usage = MemoryUsage({"arena": lambda: nbytes}, revision)
     assert memory_usage.list_rows() == (MemoryUsageRow("arena"),)
     for nbytes, run, layer in ((8, None, ""), (64, 2, "conv"), (64, 3, ""), (16, 5, "")):
+        revision.number += 1
         memory_usage.observe(run, layer)
         if nbytes == 64:
             assert memory_usage.list_rows() == (MemoryUsageRow("arena", 64, 64, 2, "conv"),)

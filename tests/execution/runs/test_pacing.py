@@ -168,7 +168,7 @@ def test_measuring_waits_for_nothing() -> None:
 
 
 def test_layers_of_the_host_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuexec.execution.runs.host_part.time", SimpleNamespace(perf_counter=CLOCK))
+    monkeypatch.setattr("gpuexec.execution.runs.run_executor.time", SimpleNamespace(perf_counter=CLOCK))
     with gx.Worker(chain("Relu", 8.0, "Relu", "Neg", 8.0, 2.0, "Neg"), backend=open_tracer()) as worker:
         first = list(worker.schedule_iterable(X, budget_ms=10.5))
         second = list(worker.schedule_iterable(X, budget_ms=10.5))
