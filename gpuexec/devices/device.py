@@ -18,7 +18,6 @@ import numpy as np
 from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.ir.command import Kernel, LaunchConfig
-from gpuexec.ir.geometry import round_up
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.target import Target
 
@@ -29,7 +28,7 @@ ALIGNMENT = 256
 
 def align(nbytes: int) -> int:
     """Round a size up to the alignment of the next region."""
-    return round_up(nbytes, ALIGNMENT)
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 class MemoryBlock(Protocol):

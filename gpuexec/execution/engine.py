@@ -115,7 +115,8 @@ class Engine:
         )
         self._submitter = Submitter(backend, context)
         owner = self.run_counter.owner
-        self._exclusive = ExclusiveCaller(
+        # Admits one caller at a time.
+        self.exclusive = ExclusiveCaller(
             backend,
             f"Another caller is inside this {owner}; make one {owner} per thread (they share the model's weights).",
             f"The {owner} is closed.",
@@ -123,7 +124,7 @@ class Engine:
             lambda: self._submitter.break_off(f"Its {owner} was closed by an interrupt."),
         )
         self.memory_usage = watch_memory(storage, weights, self.planning.graphs, backend)
-        self._stepping = Stepping(self._submitter, stopwatch, self.memory_usage, self._exclusive)
+        self._stepping = Stepping(self._submitter, stopwatch, self.memory_usage, self.exclusive)
         self.input_reader = InputReader(model, backend, self.stream)
         self.states = StateBinder(model, backend, self.stream, self.pool, self.syncs)
         self._runs = RunBinder(context, storage, self.states, self._stepping.give_up, self.trim)
@@ -136,7 +137,7 @@ class Engine:
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
-        return self._exclusive.is_closed
+        return self.exclusive.is_closed
 
     def check_open(self) -> None:
         """Check that the Worker can be used.
@@ -145,16 +146,12 @@ class Engine:
             StateError: The process was forked.
             ClosedError: The Worker is closed.
         """
-        self._exclusive.check_open()
-
-    def entering(self) -> ExclusiveCaller:
-        """Return the context that admits one caller at a time; see `ExclusiveCaller`."""
-        return self._exclusive
+        self.exclusive.check_open()
 
     def closing(self) -> contextlib.AbstractContextManager[None]:
         """Return the context in which to `close`; what an interrupt broke admits whoever closes it."""
-        self._exclusive.recover()
-        return contextlib.nullcontext() if self._exclusive.is_broken else self._exclusive
+        self.exclusive.recover()
+        return contextlib.nullcontext() if self.exclusive.is_broken else self.exclusive
 
     def schedule(self, inputs: object, *, copy: bool, stream: object = None) -> Run:
         """Put a run on the stream, or give it to the driver thread, and return.
@@ -178,7 +175,7 @@ class Engine:
             self.syncs.note_wait(
                 f"run {prepared.run.number}", "what the run has to wait for, on a stream of the caller's"
             )
-            with self._exclusive.at_rest(), self.giving_up(prepared.run.number):
+            with self.exclusive.at_rest(), self.giving_up(prepared.run.number):
                 self._submitter.driver.synchronize()
         self.memory_usage.observe(prepared.run.number)
         return prepared.run
@@ -205,8 +202,9 @@ class Engine:
 
     def _prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
         given = dict(given)
-        with self._exclusive.at_rest():
-            self.states.fill(given, None)
+        with self.exclusive.at_rest():
+            if self.states.outputs:
+                self.states.fill(given, None)
             stage, planned = self._runs.choose(given)
             if planned is None or stage.plans is None:
                 return None
@@ -234,7 +232,7 @@ class Engine:
             self.syncs.note_wait(
                 f"run {self.run_counter.number - 1}", "weights are replaced once runs before are issued"
             )
-            with self._exclusive.at_rest():
+            with self.exclusive.at_rest():
                 self._submitter.driver.synchronize()
         with self._submitter.lock:
             limit = self.planning.limit
@@ -276,17 +274,17 @@ class Engine:
 
     def _release_staging(self) -> None:
         """Free pinned memory that nobody uses, that of inputs which stay set too; the caller has waited."""
-        if not self._exclusive.try_enter():
+        if not self.exclusive.try_enter():
             return  # whoever is inside needs it
         try:
             prepared, has_kernels = self._stepping.prepared, self.backend.device.target.has_kernels
             # Without kernels, a run half scheduled works on the block itself.
             is_free = prepared is None or (has_kernels and prepared.upload is None)
-            if is_free and not self._exclusive.is_closed and not self._submitter.driver.is_busy():
+            if is_free and not self.exclusive.is_closed and not self._submitter.driver.is_busy():
                 settle_stream(self.backend.device, self.stream)
                 self.binder.unpin()
         finally:
-            self._exclusive.leave()
+            self.exclusive.leave()
         self.backend.deferred_free.prune()
         self.backend.staging.trim()
 
@@ -295,12 +293,12 @@ class Engine:
 
         Freed memory that the device keeps goes back to the driver, whoever freed it.
         """
-        with self._exclusive.midway():
+        with self.exclusive.midway():
             self._stepping.drop("a trim")
-        with self._exclusive.at_rest():
+        with self.exclusive.at_rest():
             self._submitter.driver.synchronize()
             self._settle()
-        with self._exclusive.midway(), self._submitter.lock:
+        with self.exclusive.midway(), self._submitter.lock:
             self._settle()
             self.planning.graphs.clear()
             self.arena.release_retired()
@@ -326,11 +324,11 @@ class Engine:
         """
         if self.is_closed:
             return True
-        if self._exclusive.is_broken:
+        if self.exclusive.is_broken:
             self.abandon()
             return False
         grace_s = knobs.close_grace_s()
-        self._exclusive.is_closed = True
+        self.exclusive.is_closed = True
         told: list[str] = []
         try:
             self._stepping.drop("the Worker's end")
@@ -356,7 +354,7 @@ class Engine:
 
     def abandon(self) -> None:
         """Refuse later callers, and leave runs under way behind; nothing is waited for. Twice is harmless."""
-        self._exclusive.is_closed = self.run_counter.is_closed = True
+        self.exclusive.is_closed = self.run_counter.is_closed = True
         self._submitter.break_off(f"Its {self.run_counter.owner} was closed.")
         self._submitter.driver.close()
         with contextlib.suppress(GpuexecError):
@@ -427,17 +425,20 @@ class Engine:
         if not self._owns_stream:
             check_not_capturing(self.stream)
         stepping = self._stepping.prepared
-        with self._exclusive.at_rest():
+        with self.exclusive.at_rest():
             given = self.input_reader.accept(inputs, self.binder.kept, copy=copy)
-            self.states.fill(given, None if stepping is None else stepping.run._fence)
+            if self.states.outputs:
+                self.states.fill(given, None if stepping is None else stepping.run._fence)
             stage, planned = self._runs.choose(given)
             if self.syncs.is_strict:
                 check_strict(stage)
-            self._runs.check_limit(stage, planned, given)
-        self._stepping.drop("a newer one")
-        with self._exclusive.at_rest():
-            regions = self._runs.reserve(stage, planned, given)
-        prepared = self._runs.bind(given, stage, planned, regions)
+            if self.planning.limit is not None:
+                self._runs.check_limit(stage, planned, given)
+            if stepping is not None:
+                with self.exclusive.midway():
+                    self._stepping.drop("a newer one")
+            reserved = self._runs.reserve(stage, planned, given)
+        prepared = self._runs.bind(given, stage, planned, reserved)
         prepared.caller = caller
         if log is not None:
             profile_run(prepared, log, self.model.graph.name, self.stream, self.memory_usage)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpuexec.errors import ImplicitSyncError, OutOfMemoryError
-from gpuexec.execution.resources.frames import Frame, Lease
+from gpuexec.execution.resources.frames import Frame, Lease, ReservedOutput
 from gpuexec.execution.results.content import Content
 from gpuexec.execution.results.place import Place
 from gpuexec.execution.results.tensor import Tensor
@@ -17,7 +17,6 @@ from gpuexec.execution.runs.inputs import DeviceArray, GivenInput, HostArray, ch
 from gpuexec.execution.runs.inspection import Inspection
 from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_needs
 from gpuexec.execution.runs.prepared_run import PreparedRun
-from gpuexec.execution.runs.reserved_output import ReservedOutput, reserve_outputs
 from gpuexec.execution.runs.run import Run
 from gpuexec.execution.runs.run_executor import ExecutionContext
 from gpuexec.execution.runs.storage import Storage
@@ -152,16 +151,19 @@ class RunBinder:
         reserved: Mapping[Value, ReservedOutput],
     ) -> PreparedRun:
         """Prepare a run: take the next frame, and bind inputs, memories and outputs."""
-        run_counter, frame = self._storage.run_counter, self._next_frame()
-        run = Run(run_counter.number, self._planning.backend, self._give_up)
+        run_counter, frames = self._storage.run_counter, self._storage.frames
+        number = run_counter.number
+        frame = frames[number % len(frames)]
+        run = Run(number, self._planning.backend, self._give_up)
         inspector = self._planning.inspector
-        if inspector.exposure.has_statistics:
+        if inspector.exposure.watches or inspector.exposure.taps:
             run._inspection = Inspection(run._fence, self._planning.backend.completion, inspector, self._graph.inputs)
         prepared = PreparedRun(run, stage, planned, frame, exposure=inspector.exposure)
         # From here on others may come to wait for it: it is ended, whatever interrupts this.
         self._under_way[id(prepared)] = prepared
         try:
-            self._storage.binder.bind(prepared, self._states.list_given(given), given)
+            inputs = self._states.list_given(given) if self._states.outputs else self._graph.inputs
+            self._storage.binder.bind(prepared, inputs, given)
             # The run reads them now: who begins to write them later waits, who began before has made them stale.
             check_sources(given)
         except BaseException:
@@ -171,12 +173,12 @@ class RunBinder:
         with run_counter.lock:
             # A reader that finds its output not stale comes before this write.
             prepared.write = frame.announce(prepared.reading)
-            run_counter.advance()
-            lease = Lease(self._planning.backend, frame, run_counter)
+            lease = Lease(self._planning.backend, frame, run_counter, run_counter.advance())
         specs = dict(stage.partition.foreseen or {})
         if planned is not None and stage.partition.ready is not None:
             specs.update(zip(stage.partition.ready.outputs, planned.variant.outputs, strict=True))
-        self._states.bind(prepared, given, specs)
+        if self._states.outputs:
+            self._states.bind(prepared, given, specs)
         bounds = stage.partition.bounds or {}
         for value in self._planning.framed:
             # While more is to come, an output may yet be moved by a plan that has more room.
@@ -189,8 +191,8 @@ class RunBinder:
     def _reserve_outputs(self, frame: Frame, stage: Stage, planned: PlannedVariant) -> dict[Value, ReservedOutput]:
         """Return the bytes of those outputs of the model that a plan makes."""
         assert stage.partition.ready is not None
-        target = self._planning.backend.device.target
-        return reserve_outputs(frame, stage.partition.ready, planned, self._planning.framed, target)
+        outputs, specs = stage.partition.ready.outputs, planned.variant.outputs
+        return frame.reserve_outputs(planned, planned.compiled.plan, outputs, specs, self._planning.framed)
 
     def _next_frame(self) -> Frame:
         return self._storage.frames[self._storage.run_counter.number % len(self._storage.frames)]

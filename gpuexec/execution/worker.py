@@ -169,7 +169,7 @@ class Worker:
                 was done.
             StateError: The stream is capturing a graph.
         """
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._last = self._engine.schedule(inputs, copy=copy, stream=stream)
             self._progress = 1.0
             return self._last
@@ -212,7 +212,7 @@ class Worker:
             InputError: An input does not fit, or the budget is below 0.
         """
         check_budget(budget_ms)
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._last, steps = self._engine.begin(inputs, copy=copy, budget_ms=budget_ms, stream=stream)
             self._progress = 0.0
             return self._follow(steps)
@@ -232,7 +232,7 @@ class Worker:
 
     def cancel(self) -> bool:
         """Give up the present run if it is not wholly on the stream; the Worker stays usable."""
-        with self._engine.entering():
+        with self._engine.exclusive:
             return self._last is not None and self._last.cancel()
 
     # ---- results
@@ -258,7 +258,7 @@ class Worker:
             InputError: ``out`` does not fit, ``stream`` is none, or the output is strings or a container, which lie on
                 the host.
         """
-        with self._engine.entering():
+        with self._engine.exclusive:
             caller = None if stream is None else CallerStream.of(self._engine.backend, stream)
             return copy_tensor(self._require_run().peek_output(name), out, self._engine.backend, caller)
 
@@ -272,14 +272,14 @@ class Worker:
         Raises:
             GpuexecError: The last run failed.
         """
-        with self._engine.entering():
+        with self._engine.exclusive:
             mark = self._engine.mark()
         with self._engine.releasing_staging():
             mark.synchronize()
 
     async def wait_for_completion_async(self) -> None:
         """Wait as `wait_for_completion` does, without blocking the loop."""
-        with self._engine.entering():
+        with self._engine.exclusive:
             mark = self._engine.mark()
         with self._engine.releasing_staging():
             await mark.wait(self._engine.backend.completion)
@@ -294,7 +294,7 @@ class Worker:
         Raises:
             InputError: ``stream`` is none.
         """
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._engine.mark(stream)
 
     # ---- before and beside runs
@@ -314,7 +314,7 @@ class Worker:
             AccessError: A file that weights are in changed since the model was loaded.
         """
         check_tell(progress)
-        with self._engine.entering(), self._engine.planning.listener.instead(progress):
+        with self._engine.exclusive, self._engine.planning.listener.instead(progress):
             given, _ = describe_inputs(self._engine.input_reader, inputs)
             return self._engine.prepare(given)
 
@@ -332,7 +332,7 @@ class Worker:
             InputError: There is no such value (where passes removed it, the nearest is named) or reducer; taps stay as
                 they were.
         """
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._engine.planning.inspector.tap(self.model, wanted or {})
 
     def record(
@@ -354,7 +354,7 @@ class Worker:
             ImplicitSyncError: The host has to read, compute or loop in the middle of the run; names the nodes.
             StateError: The Worker is synchronous, compares, watches or taps, or the model has memories.
         """
-        with self._engine.entering():
+        with self._engine.exclusive:
             return record_replay(self._engine, inputs, outputs or {}, stream)
 
     # ---- weights
@@ -377,7 +377,7 @@ class Worker:
             OutOfMemoryError: The device has no room for the new ones beside the old; nothing was done.
             StateError: A run is half scheduled.
         """
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._engine.adopt(take_weights(self.model, weights))
             self.model = self._engine.model
 
@@ -391,7 +391,7 @@ class Worker:
 
     @state.setter
     def state(self, state: State) -> None:
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._engine.states.replace(state)
 
     def create_state(self) -> State:
@@ -444,11 +444,11 @@ class Worker:
     @property
     def is_closed(self) -> bool:
         """True if it was closed, by `close` or by an interrupt in the middle of a call."""
-        return self._engine.is_closed or self._engine.entering().is_broken
+        return self._engine.is_closed or self._engine.exclusive.is_broken
 
     def trim(self) -> None:
         """Wait for all work and give back memory that is not needed now, to the driver what the device keeps of it."""
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._engine.trim()
 
     def close(self) -> None:

@@ -165,7 +165,7 @@ class Method:
         if spec is None:
             raise InputError(f"Give a shape: {bounds.describe_gap()}.", value=port.name)
         bounds.check(spec)
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._check_no_steps("input_buffer")
             return self._inputs.lend(port.name, spec)
 
@@ -184,7 +184,7 @@ class Method:
         _check_order("set_output", index, array)
         port = self._find_port(self._model.outputs, index, "output")
         _check_has_bytes("Output", port)
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._check_no_steps("set_output")
             region = self._planned_outputs[port.name] if array is None else self._take_output(port, array)
             before = self._frame.given(port.name)
@@ -214,7 +214,7 @@ class Method:
             StateError: A run is in the middle of its steps.
             OutOfMemoryError: The device has no room for the new ones beside the old; nothing was done.
         """
-        with self._engine.entering():
+        with self._engine.exclusive:
             old = self._engine.model
             self._engine.adopt(take_weights(old, weights))
             try:
@@ -241,14 +241,14 @@ class Method:
         """
         if inputs is not None:
             self.set_inputs(inputs)
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._check_no_steps("execute")
             self._is_at_end = False
             self._wait_for_state()
             run = self._run = self._engine.schedule(self._once or None, copy=True, stream=stream)
             self._once = {}
             if wait:
-                with self._engine.entering().at_rest(), self._engine.giving_up(run.number):
+                with self._engine.exclusive.at_rest(), self._engine.giving_up(run.number):
                     run.wait()
             return run
 
@@ -265,7 +265,7 @@ class Method:
         if self._is_at_end:
             return None
         if self._steps is None:
-            with self._engine.entering():
+            with self._engine.exclusive:
                 self._check_no_steps("step")
                 self._wait_for_state()
                 self._run, steps = self._engine.begin(self._once or None, copy=True, budget_ms=None, stream=stream)
@@ -277,7 +277,7 @@ class Method:
 
     def reset(self) -> None:
         """Cancel the steps of the present run, if there are any, and begin anew; legal at any time."""
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._is_at_end = False
             if self._steps is not None and self._run is not None:
                 self._run.cancel()
@@ -316,7 +316,7 @@ class Method:
 
     @state.setter
     def state(self, state: State) -> None:
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._check_no_steps("state")
             self._engine.states.replace(state)
 
@@ -344,7 +344,7 @@ class Method:
         Raises:
             InputError: There is no memory of that name, or the array does not fit.
         """
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._check_no_steps("set_attribute")
             self.state.set({name: value})
 
@@ -373,7 +373,7 @@ class Method:
 
     def _set(self, given: Mapping[Any, object], *, copy: bool) -> None:
         """Set inputs by index or name, and memories for the next run: all of them, or none where one does not fit."""
-        with self._engine.entering():
+        with self._engine.exclusive:
             self._check_no_steps("set_input")
             accepted: dict[str, GivenInput] = {}
             once: dict[str, object] = {}

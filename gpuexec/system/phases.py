@@ -37,9 +37,8 @@ _WITNESS: ContextVar[Witness | None] = ContextVar("gpuexec_witness", default=Non
 _BEFORE: ContextVar[tuple[Witness | None, ...]] = ContextVar("gpuexec_witnesses_before", default=())
 
 
-def find_witness() -> Witness | None:
-    """Return the receiver of events in this context, or None."""
-    return _WITNESS.get()
+# Returns the receiver of events in this context, or None.
+find_witness = _WITNESS.get
 
 
 @contextlib.contextmanager

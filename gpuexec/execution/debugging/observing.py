@@ -29,7 +29,7 @@ def observe(model: Model, inputs: object, backend: Backend, look: Observe) -> di
     Returns:
         The outputs.
     """
-    with _opened(model, backend, look) as engine, engine.entering():
+    with _opened(model, backend, look) as engine, engine.exclusive:
         return _read_outputs(engine, inputs)
 
 
@@ -40,7 +40,7 @@ def run_plainly(model: Model, inputs: object, backend: Backend) -> dict[str, Arr
         InputError: One is strings or a container, or an input does not fit.
     """
     _check_numbers(model)
-    with _opened(model, backend, None) as engine, engine.entering():
+    with _opened(model, backend, None) as engine, engine.exclusive:
         return _read_outputs(engine, inputs)
 
 

@@ -98,11 +98,6 @@ class Exposure:
     def __bool__(self) -> bool:
         return self.keeps_all or self.watches or bool(self.taps)
 
-    @property
-    def has_statistics(self) -> bool:
-        """True if statistics of any value are taken."""
-        return self.watches or bool(self.taps)
-
     def expose(self, graph: Graph, unreported: AbstractSet[Value]) -> Exposed:
         """Return an equivalent graph with the observed values as additional outputs, after those it has.
 
@@ -110,7 +105,7 @@ class Exposure:
             graph: The graph to be planned.
             unreported: Those of its inputs and weights that no tap has reported before.
         """
-        exposed = self._add_statistics(graph, unreported) if self.has_statistics else Exposed(graph, graph.nodes)
+        exposed = self._add_statistics(graph, unreported) if self.watches or self.taps else Exposed(graph, graph.nodes)
         if self.keeps_all:
             made = [value for node in graph.nodes for value in node.outputs if value is not None]
             exposed = replace(exposed, graph=_with_outputs(exposed.graph, made))

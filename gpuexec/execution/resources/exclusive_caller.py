@@ -34,9 +34,11 @@ class ExclusiveCaller:
         "_closed",
         "_holder",
         "_is_midway",
+        "_midway",
         "_on_break",
         "_owner",
         "_recovering",
+        "_rest",
         "is_closed",
     )
 
@@ -54,6 +56,7 @@ class ExclusiveCaller:
         self._holder: dict[str, _Caller] = {}
         self._recovering = threading.Lock()
         self._is_midway = False
+        self._rest, self._midway = _Stage(self, is_midway=False), _Stage(self, is_midway=True)
         self._broken: str | None = None
         self.is_closed = False
 
@@ -86,11 +89,11 @@ class ExclusiveCaller:
 
     def at_rest(self) -> _Stage:
         """Return a context, within its own, in which nothing is half done: an interrupt breaks nothing."""
-        return _Stage(self, is_midway=False)
+        return self._rest
 
     def midway(self) -> _Stage:
         """Return a context, within `at_rest`, in which an interrupt breaks the owner all the same."""
-        return _Stage(self, is_midway=True)
+        return self._midway
 
     def recover(self) -> bool:
         """Admit the next caller after an interrupt on the way in or out; False if the caller is still inside."""
@@ -160,19 +163,22 @@ class _Caller:
 
 
 class _Stage:
-    """Context that sets whether an interrupt breaks the owner."""
+    """Context that sets whether an interrupt breaks the owner; within itself, it may be entered again."""
 
     __slots__ = ("_before", "_exclusive", "_is_midway")
 
     def __init__(self, exclusive: ExclusiveCaller, *, is_midway: bool) -> None:
-        self._exclusive, self._is_midway, self._before = exclusive, is_midway, exclusive._is_midway
+        self._exclusive, self._is_midway = exclusive, is_midway
+        self._before: list[bool] = []
 
     def __enter__(self) -> None:
+        self._before.append(self._exclusive._is_midway)
         self._exclusive._is_midway = self._is_midway
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        before = self._before.pop()
         if kind is None or not is_interrupt(kind):
-            self._exclusive._is_midway = self._before
+            self._exclusive._is_midway = before
 
 
 def is_interrupt(kind: type[BaseException]) -> bool:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import MemoryBlock, Region, Stream
 from gpuexec.devices.transfers import Transfers
 from gpuexec.errors import ClosedError, OutOfMemoryError, StaleError, locate
 from gpuexec.execution.profiling.run_profile import RunProfile
-from gpuexec.execution.resources.alignment import is_aligned
+from gpuexec.execution.resources.alignment import find_alignment, is_aligned
 from gpuexec.execution.resources.fence import Fence
 from gpuexec.execution.resources.memory import Allocate
 from gpuexec.execution.resources.syncs import SyncLog
+from gpuexec.ir.graphs import Value
+from gpuexec.ir.plan import Plan, Role
+from gpuexec.ir.spec import TensorSpec
+
+# Plans whose outputs stay reserved in a frame.
+_PLANS_KEPT = 16
 
 
 class Readers:
@@ -49,18 +56,31 @@ class Readers:
 
     def list_unissued(self, write: int) -> list[Fence]:
         """Return the readers before a write that are on no stream yet, so that no stream can wait for them."""
+        found: list[Fence] = []
         with self._lock:
-            return [fence for writes, fence in self._fences if writes < write and not fence.is_issued()]
+            for writes, fence in self._fences:
+                if writes < write and not fence.is_issued():
+                    found.append(fence)
+        return found
 
     def hold_back(self, stream: Stream, write: int) -> None:
         """Make a stream wait for the readers before a write, all of them issued; the caller does not wait."""
+        before: list[Fence] = []
+        later: list[tuple[int, Fence]] = []
         with self._lock:
-            before = [fence for writes, fence in self._fences if writes < write]
-            self._fences = [row for row in self._fences if row[0] >= write]
-        waiting = [event for fence in before for event in fence.events if not event.is_done()]
-        for event in waiting:
-            stream.wait(event)
-        if waiting:
+            for row in self._fences:
+                if row[0] < write:
+                    before.append(row[1])
+                else:
+                    later.append(row)
+            self._fences = later
+        has_waited = False
+        for fence in before:
+            for event in fence.events:
+                if not event.is_done():
+                    stream.wait(event)
+                    has_waited = True
+        if has_waited:
             # NOTE: a record ends what these waits were for: an error of the readers is none of the work that comes.
             stream.record(self._backend.device.create_event())
 
@@ -121,6 +141,23 @@ class RunCounter:
         self.transfers.close()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReservedOutput:
+    """Bytes of an output in a frame.
+
+    Attributes:
+        bound: What the plan's buffer is bound to: room for every size of the plan's class.
+        written: As many of them as the plan writes at its present size.
+        final: Where the output is when the run is done.
+        is_aside: Whether that is elsewhere: in bytes of the user's that kernels can't write.
+    """
+
+    bound: Region
+    written: Region
+    final: Region
+    is_aside: bool
+
+
 class Frame:
     """The outputs and uploaded inputs of a run; used again ``frames`` runs later, once nobody reads the outputs.
 
@@ -139,8 +176,9 @@ class Frame:
         self._input: MemoryBlock | None = None
         self._dropped: list[MemoryBlock] = []
         # Changes of the memory above, and the outputs that were reserved since the last, by plan.
-        self.generation = 0
-        self.reserved: dict[Any, Any] = {}
+        self._generation = 0
+        self._reserved: dict[object, tuple[int, dict[Value, ReservedOutput]]] = {}
+        self._target = backend.device.target
         self.is_shared = readers is not None
         self.readers = readers or Readers(backend)
 
@@ -220,10 +258,43 @@ class Frame:
             memory = self._aside[name] = grown
         return Region(memory, 0, nbytes)
 
-    @property
-    def has_aside(self) -> bool:
-        """True where an output is written beside the user's bytes."""
-        return bool(self._aside)
+    def reserve_outputs(
+        self, planned: object, plan: Plan, outputs: Sequence[Value], specs: Sequence[TensorSpec], own: Collection[Value]
+    ) -> dict[Value, ReservedOutput]:
+        """Return the bytes of those outputs of a plan that lie here: the same until memory of the frame changes.
+
+        Args:
+            planned: Stands for the plan and the size it runs at.
+            plan: At the upper end of its size class.
+            outputs: Its outputs, as values.
+            specs: Of the outputs, at that size.
+            own: Values that lie in frames; others are passed between plans, or are memories.
+
+        Raises:
+            OutOfMemoryError: There is no room, or bytes of the user's are too few.
+        """
+        known = self._reserved.get(planned)
+        if known is not None and known[0] == self._generation:
+            return known[1]
+        generation, rows = self._generation, dict[Value, ReservedOutput]()
+        for value, port, spec in zip(outputs, plan.outputs, specs, strict=True):
+            assert port.buffer is not None
+            if value not in own or plan.buffers[port.buffer].role is Role.STATE:
+                continue
+            needed = plan.buffers[port.buffer].nbytes
+            bound = self.writable(value.name, needed, find_alignment(self._target, spec.dtype))
+            final = self.output(value.name, needed)
+            rows[value] = ReservedOutput(
+                bound,
+                Region(bound.memory, bound.offset, spec.nbytes),
+                Region(final.memory, final.offset, spec.nbytes),
+                is_aside=bound.memory is not final.memory,
+            )
+        if len(self._reserved) >= _PLANS_KEPT:
+            self._reserved.clear()
+        # An output that another thread exported meanwhile has changed the frame: the next call finds new bytes.
+        self._reserved[planned] = generation, rows
+        return rows
 
     def is_aside(self, name: str, region: Region) -> bool:
         """Return whether bytes are those that an output is written to beside the user's."""
@@ -273,9 +344,9 @@ class Frame:
         self._given.clear()
 
     def _note_change(self) -> None:
-        self.generation += 1
+        self._generation += 1
         self._revision.number += 1
-        self.reserved.clear()
+        self._reserved.clear()
 
     def _forget_blocks(self) -> None:
         self._note_change()
@@ -290,11 +361,25 @@ class Frame:
 
 
 class Lease:
-    """A tensor's claim on its bytes: until the next run of a Worker, or for good where it is no Worker's."""
+    """A tensor's claim on its bytes: until the next run of a Worker, or for good where it is no Worker's.
 
-    def __init__(self, backend: Backend, frame: Frame | None = None, run_counter: RunCounter | None = None) -> None:
-        self._backend, self._frame, self._run_counter = backend, frame, run_counter
-        self._number = run_counter.number if run_counter is not None else 0
+    Args:
+        backend: Where they lie.
+        frame: Whose they are.
+        run_counter: Counts the runs that write them.
+        number: Of the tensor's run; None: the last that has begun.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        frame: Frame | None = None,
+        run_counter: RunCounter | None = None,
+        number: int | None = None,
+    ) -> None:
+        self._backend, self._frame, self._run_counter, self._number = backend, frame, run_counter, number
+        if number is None and run_counter is not None:
+            self._number = run_counter.number
         self._is_exported = False
         # Who is told of readbacks; mostly nobody.
         self.profile: RunProfile | None = None

@@ -39,9 +39,8 @@ def no_implicit_sync() -> Iterator[None]:
         _ARE_ALLOWED.reset(token)
 
 
-def are_syncs_allowed() -> bool:
-    """Return whether this context may wait for a device without having been asked to."""
-    return _ARE_ALLOWED.get()
+# Returns whether this context may wait for a device without having been asked to.
+are_syncs_allowed = _ARE_ALLOWED.get
 
 
 @dataclass(frozen=True, slots=True)

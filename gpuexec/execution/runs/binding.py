@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,13 @@ class InputBinder:
 
     def __init__(self, backend: Backend, stream: Stream) -> None:
         self._backend, self._stream = backend, stream
+        self._has_kernels = backend.device.target.has_kernels
         self._block: MemoryBlock | None = None
         self.kept: dict[str, GivenInput] = {}
 
     def bind(self, prepared: PreparedRun, inputs: Sequence[Value], given: Mapping[str, GivenInput]) -> None:
         """Bind all inputs of a run, and copy host arrays that are not borrowed."""
-        staged: list[tuple[Value, HostArray]] = []
+        staged: list[tuple[Value, HostArray, int]] = []
         borrowed: list[tuple[Value, HostArray, ByteArray]] = []
         kept = dict(given)
         for value in inputs:
@@ -47,11 +49,11 @@ class InputBinder:
                 bind_device(prepared, value, item)
             elif is_host_object(item.spec.dtype):
                 bind_object(prepared, value, item)
-            elif (raw := self._find_bytes(item)) is not None:
+            elif item.is_borrowed and (raw := _find_bytes(item)) is not None:
                 borrowed.append((value, item, raw))
                 prepared.keep.append(item.array)
             else:
-                staged.append((value, item))
+                staged.append((value, item, item.spec.nbytes))
         kept.update(self._bind_host(prepared, staged, borrowed))
         self.kept = kept
 
@@ -82,24 +84,23 @@ class InputBinder:
         self._block = None
         self.kept = {}
 
-    def _find_bytes(self, item: HostArray) -> ByteArray | None:
-        """Return the bytes of a borrowed array where they can be used as they lie."""
-        array = item.array
-        if not item.is_borrowed or array is None or not (array.flags.c_contiguous and array.flags.aligned):
-            return None
-        return array.reshape(-1).view(np.uint8)
-
     def _bind_host(
         self,
         prepared: PreparedRun,
-        staged: Sequence[tuple[Value, HostArray]],
+        staged: Sequence[tuple[Value, HostArray, int]],
         borrowed: Sequence[tuple[Value, HostArray, ByteArray]],
     ) -> dict[str, GivenInput]:
         """Lay staged arrays one after the other into a pinned block, borrowed ones behind them; return what to keep."""
-        has_kernels = self._backend.device.target.has_kernels
-        staged_bytes = sum(align(item.spec.nbytes) for _, item in staged)
-        total = staged_bytes + sum(align(raw.nbytes) for _, _, raw in borrowed)
-        self._release_at_end(prepared)
+        has_kernels = self._has_kernels
+        total = 0
+        for _, _, nbytes in staged:
+            total += align(nbytes)
+        staged_bytes = total
+        for _, _, raw in borrowed:
+            total += align(raw.nbytes)
+        if self._block is not None:
+            # Once this run has begun, arrays that stay set have been copied from the last run's block.
+            prepared.begin.append(partial(self._backend.staging.give_back, self._block))
         block = self._block = self._backend.staging.take(max(staged_bytes, 1)) if staged else None
         if block is not None:
             begin_host_write(block, staged_bytes)
@@ -108,9 +109,8 @@ class InputBinder:
         late: list[tuple[ValueLocation, Array, ReadbackRequest]] = []
         direct: list[tuple[int, ByteArray]] = []
         offset = 0
-        for value, item in staged:
+        for value, item, nbytes in staged:
             assert block is not None and block.array is not None and home is not None
-            nbytes = item.spec.nbytes
             window = block.array[offset : offset + nbytes].view(item.spec.dtype).reshape(item.spec.shape)
             location = prepared.values[value] = ValueLocation(item.spec, Region(home, offset, nbytes))
             if item.request is not None:
@@ -158,12 +158,6 @@ class InputBinder:
 
         return upload
 
-    def _release_at_end(self, prepared: PreparedRun) -> None:
-        """Return the last run's block once this one has begun: its arrays have been copied from it by then."""
-        if self._block is not None:
-            previous, staging = self._block, self._backend.staging
-            prepared.begin.append(lambda event: staging.give_back(previous, event))
-
 
 def bind_device(prepared: PreparedRun, value: Value, item: DeviceArray) -> ValueLocation:
     """Bind an input where it lies on the device."""
@@ -184,6 +178,14 @@ def bind_object(prepared: PreparedRun, value: Value, item: HostArray) -> None:
     if item.request is not None:
         prepared.requests.append(item.request)
         prepared.objects.append((location, item.request))
+
+
+def _find_bytes(item: HostArray) -> ByteArray | None:
+    """Return the bytes of a borrowed array where they can be used as they lie."""
+    array = item.array
+    if array is None or not (array.flags.c_contiguous and array.flags.aligned):
+        return None
+    return array.reshape(-1).view(np.uint8)
 
 
 def count_copied_bytes(target: Target, given: Mapping[str, GivenInput]) -> int:

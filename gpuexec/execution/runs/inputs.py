@@ -68,13 +68,14 @@ def with_room(given: Mapping[str, GivenInput], ends: Mapping[str, tuple[int, ...
     }
 
 
-@dataclass(frozen=True, slots=True)
 class InputReader:
     """Reads inputs for runs of a model on a stream of a backend."""
 
-    model: Model
-    backend: Backend
-    stream: Stream
+    def __init__(self, model: Model, backend: Backend, stream: Stream) -> None:
+        self.model, self.backend, self.stream = model, backend, stream
+        self._ports = {port.name: port for port in model.inputs}
+        # Inputs of strings and containers, which stay on the host.
+        self._objects = frozenset([port.name for port in model.ports if is_host_object(port.spec.dtype)])
 
     def accept(self, inputs: object, kept: Mapping[str, GivenInput], *, copy: bool = True) -> dict[str, GivenInput]:
         """Return every input of the model by name: those given, and for the rest those of the run before.
@@ -88,10 +89,28 @@ class InputReader:
         Raises:
             InputError: One is missing, misspelt, or of the wrong dtype or shape.
         """
-        named = name_inputs(self.model, inputs)
-        ports = {port.name: port for port in self.model.inputs}
-        # What memories hold need not be given, and does not stay set.
-        ports.update({port.name: port for port in self.model.ports if port.name in named})
+        named, ports = name_inputs(self.model, inputs), self._ports
+        if not named.keys() <= ports.keys():
+            ports = self._find_ports(named)
+        if ports is not self._ports or len(named) < len(ports):
+            self._check_complete(ports, named, kept)
+        accepted: dict[str, GivenInput] = {}
+        specs: dict[str, TensorSpec] = {}
+        for name, port in ports.items():
+            item = accepted[name] = (
+                self._accept(port, named[name], copy=copy) if name in named else self._renew(port, kept[name])
+            )
+            specs[name] = item.spec
+        check_ports(self.model, self.model.inputs, specs)
+        return accepted
+
+    def _find_ports(self, named: Mapping[str, object]) -> dict[str, ModelPort]:
+        """Return the inputs with those memories for which something is given; it does not stay set.
+
+        Raises:
+            InputError: A name is none of the model's.
+        """
+        ports = self._ports | {port.name: port for port in self.model.ports if port.name in named}
         header = self.model.info.header
         # An initializer that is an input too and that no node reads may be given, and has no effect.
         unknown = [name for name in named if name not in ports and name not in header.idle]
@@ -101,19 +120,22 @@ class InputReader:
             raise InputError(
                 f"The model has no input {unknown[0]!r}; it has {', '.join(ports)}.{weight}", value=unknown[0]
             )
+        return ports
+
+    def _check_complete(
+        self, ports: Mapping[str, ModelPort], named: Mapping[str, object], kept: Mapping[str, object]
+    ) -> None:
+        """Check that there is something for each input.
+
+        Raises:
+            InputError: There is not; names them all.
+        """
         missing = [port for name, port in ports.items() if name not in named and name not in kept]
         if missing:
             raise InputError(
                 "; ".join(f"input {port.name!r} ({port.spec}) is missing" for port in missing) + ".",
                 value=missing[0].name,
             )
-        accepted: dict[str, GivenInput] = {}
-        for name, port in ports.items():
-            accepted[name] = (
-                self._accept(port, named[name], copy=copy) if name in named else self._renew(port, kept[name])
-            )
-        check_shapes(self.model, {name: item.spec for name, item in accepted.items()})
-        return accepted
 
     def accept_one(self, port: ModelPort, item: object, *, copy: bool) -> GivenInput:
         """Return one input of the model; see `accept`. Its shape is not looked at."""
@@ -148,7 +170,7 @@ class InputReader:
     def _take(self, port: ModelPort, item: Any, *, copy: bool) -> GivenInput:
         if isinstance(item, Tensor):
             return self._take_tensor(item)
-        if is_host_object(port.spec.dtype):
+        if port.name in self._objects:
             packed = pack(item, port.spec)
             return HostArray(TensorSpec(packed.shape, packed.dtype), packed)
         if isinstance(item, (bool, int, float)):
@@ -211,7 +233,7 @@ def check_ports(model: Model, ports: Sequence[ModelPort], specs: Mapping[str, Te
         spec, dims = specs[port.name], port.spec.dims
         if dims is None:
             continue
-        if len(dims) != spec.rank:
+        if len(dims) != len(spec.shape):
             raise _misfit(port, spec, f"{spec.rank} axes, not {len(dims)}")
         for axis, (dim, extent) in enumerate(zip(dims, spec.shape, strict=True)):
             bound = model.dims.get(dim) if isinstance(dim, str) else dim
@@ -239,6 +261,8 @@ def name_inputs(model: Model, inputs: object) -> dict[str, object]:
         return {}
     if isinstance(inputs, Mapping):
         return dict(inputs)
+    if isinstance(inputs, np.ndarray) and model.inputs:
+        return {model.inputs[0].name: inputs}
     given = split_inputs(model.inputs, inputs)
     check_count(model.inputs, given)
     return {port.name: item for port, item in zip(model.inputs, given, strict=False)}

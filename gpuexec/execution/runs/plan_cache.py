@@ -88,9 +88,9 @@ class PlanCache:
             InputError: The inputs don't fit the graph; names the node.
             NeedsHostValue: A shape depends on content that is not on the host.
         """
-        shapes = tuple([specs[value.name].shape for value in self._graph.inputs])
+        shapes = _shapes(self._graph, specs)
         for reads in self._reads.get(shapes, ()):
-            contents = _contents(specs, reads)
+            contents = _contents(specs, reads) if reads else ()
             planned = None if contents is None else self._variants.get((shapes, contents))
             if planned is not None and contents is not None:
                 self._variants.move_to_end((shapes, contents))
@@ -126,7 +126,9 @@ class PlanCache:
 
     def record(self, planned: PlannedVariant, stream: Stream) -> Recording:
         """Return the recording of a planned variant, set to its sizes; see `reserve`."""
-        recording, compiled = self.reserve(planned, stream), planned.compiled
+        compiled, recording = planned.compiled, planned.compiled.recording
+        if recording is None or compiled.generation != self._planning.arena.generation:
+            recording = self.reserve(planned, stream)
         if compiled.current is not planned.variant:
             recording.patch(planned.variant.commands)
             compiled.current = planned.variant
@@ -338,6 +340,13 @@ def _find_ends(plan: Plan, graph: Graph, specs: Mapping[str, TensorSpec]) -> dic
         # What planning read then, it shall read now: the same content gives the same plan.
         ends[port.name] = spec if port.name in reads and spec.shape == port.spec.shape else port.spec
     return ends
+
+
+def _shapes(graph: Graph, specs: Mapping[str, TensorSpec]) -> _Shapes:
+    shapes = []
+    for value in graph.inputs:
+        shapes.append(specs[value.name].shape)
+    return tuple(shapes)
 
 
 def _contents(specs: Mapping[str, TensorSpec], reads: tuple[Read, ...]) -> _Contents | None:

@@ -21,6 +21,8 @@ from gpuexec.execution.runs.value_location import ValueLocation
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.spec import is_host_object
 
+_NOTHING: Iterator[RunProgress] = iter(())
+
 
 @dataclass(slots=True, eq=False)
 class PreparedRun:
@@ -70,7 +72,7 @@ class PreparedRun:
     carry: Callable[[], None] | None = None
     commit: Callable[[], None] | None = None
     caller: CallerStream | None = None
-    remaining: Iterator[RunProgress] = field(default_factory=lambda: iter(()))
+    remaining: Iterator[RunProgress] = _NOTHING
     is_over: bool = False
     is_driven: bool = False
     profile: RunProfile | None = None
@@ -110,8 +112,13 @@ class PreparedRun:
 
     def is_ready(self) -> bool:
         """Return whether the run can be put on its stream without a wait."""
-        has_inputs = all(fence.is_issued() for fence in self.sources) and all(r.is_done() for r in self.requests)
-        return has_inputs and not self.frame.readers.list_unissued(self.write)
+        for fence in self.sources:
+            if not fence.is_issued():
+                return False
+        for request in self.requests:
+            if not request.is_done():
+                return False
+        return not self.frame.readers.list_unissued(self.write)
 
     def wait_ready(self) -> None:
         """Wait until the run can be put on its stream.

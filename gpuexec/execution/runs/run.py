@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from gpuexec.execution.resources.syncs import are_syncs_allowed
 from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.runs.inspection import Inspection
 from gpuexec.execution.runs.value_location import ValueLocation
-from gpuexec.ir.spec import is_host_object
+from gpuexec.ir.graphs import Value
 from gpuexec.system.pickling import not_picklable
 
 
@@ -123,13 +123,15 @@ class Run:
         """Return whether the run was given up."""
         return self._is_cancelled
 
-    def _settle(self, made: Mapping[str, ValueLocation]) -> None:
+    def _settle(self, values: Mapping[Value, ValueLocation], outputs: Iterable[Value]) -> None:
         """Set specs and bytes of the outputs: all of the run is on its stream."""
-        for name, tensor in self._outputs.items():
-            location = made[name]
-            is_object = is_host_object(location.spec.dtype)
-            assert (location.array if is_object else location.region) is not None
-            tensor._content.settle(location.spec, location.region, location.array if is_object else None)
+        for value in outputs:
+            location = values[value]
+            region, array = location.region, location.array
+            assert region is not None or array is not None, "an output is nowhere"
+            # Strings and containers have no bytes on a device.
+            content = self._outputs[value.name]._content
+            content.settle(location.spec, region, array if region is None else None)
 
     def __await__(self) -> Generator[Any, None, Run]:
         self._backend.check_process()

@@ -26,7 +26,6 @@ from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_needs
 from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.profiled import issue_by_layer, note_host_layer, upload_inputs
-from gpuexec.execution.runs.reserved_output import reserve_outputs
 from gpuexec.execution.runs.run import CANCELLATION_POINT, MustWait, RunProgress
 from gpuexec.execution.runs.stopwatch import LayerTimes, Stopwatch
 from gpuexec.execution.runs.subgraph import Stage, Subgraph
@@ -66,6 +65,8 @@ class RunExecutor:
         self._planning, self._stream, self._transfers = context.planning, context.stream, context.transfers
         self._profile = prepared.profile
         self._device = context.planning.backend.device
+        # Whether a plan wrote an output beside the user's bytes.
+        self._has_aside = False
         # Whether a plan goes onto the stream in one call, for nobody looks at its commands or layers.
         self._is_whole = pacer is None and prepared.profile is None and not context.is_synchronous
 
@@ -104,7 +105,7 @@ class RunExecutor:
             if self._pacer is not None:
                 prepared.note_begun(self._device, self._stream)
         yield from self._execute(prepared.stage, prepared.planned, prepared.values, is_main=True)
-        if prepared.frame.has_aside:
+        if self._has_aside:
             with self._context.lock:
                 self._copy_outputs()
         if self._pacer is not None:
@@ -262,14 +263,16 @@ class RunExecutor:
                 bindings[port.buffer] = self._transfers.locate(location) if region is None else region
         reserved = {}
         if is_main:
-            framed, target = self._planning.framed, self._device.target
-            reserved = reserve_outputs(self._prepared.frame, graph, planned, framed, target)
+            reserved = self._prepared.frame.reserve_outputs(
+                planned, plan, graph.outputs, planned.variant.outputs, self._planning.framed
+            )
         made: RunValues = {}
         for value, port, spec in zip(graph.outputs, plan.outputs, planned.variant.outputs, strict=True):
             assert port.buffer is not None
             if value in reserved:
                 bindings[port.buffer] = reserved[value].bound
                 location = ValueLocation(spec, reserved[value].written)
+                self._has_aside |= reserved[value].is_aside
             elif plan.buffers[port.buffer].role is Role.STATE:
                 # A memory that grows where it lies.
                 made[value] = ValueLocation(spec, bindings[port.buffer])

@@ -91,7 +91,9 @@ class Subgraph:
             InputError: The inputs don't fit the graph; names the node.
             UnsupportedError: Operators that nothing here can run; lists all.
         """
-        specs = {value: given[value] for value in self.graph.inputs}
+        specs: dict[Value, TensorSpec] = {}
+        for value in self.graph.inputs:
+            specs[value] = given[value]
         news = computed & specs.keys()
         stage = self._find(specs, news, exposure) or self._make(specs, news, exposure, is_exact=False)
         try:
@@ -106,11 +108,16 @@ class Subgraph:
     def _plan(self, stage: Stage, given: _Specs) -> PlannedVariant | None:
         if stage.plans is None or stage.partition.ready is None:
             return None
-        return stage.plans.choose({value.name: given[value] for value in stage.partition.ready.inputs})
+        specs: dict[str, TensorSpec] = {}
+        for value in stage.partition.ready.inputs:
+            specs[value.name] = given[value]
+        return stage.plans.choose(specs)
 
     def _find(self, specs: _Specs, computed: AbstractSet[Value], exposure: Exposure) -> Stage | None:
-        key = _key(specs, computed, exposure)
-        return next((stage for stage in self._stages.get(key, ()) if stage.fits(specs)), None)
+        for stage in self._stages.get(_key(specs, computed, exposure), ()):
+            if stage.fits(specs):
+                return stage
+        return None
 
     def _make(self, specs: _Specs, computed: AbstractSet[Value], exposure: Exposure, *, is_exact: bool) -> Stage:
         partition = find_partition(
@@ -160,10 +167,8 @@ class Subgraph:
 
 def _key(specs: _Specs, computed: AbstractSet[Value], exposure: Exposure) -> object:
     # Host objects are always on the host once there is a run: whether planning sees them makes no difference.
-    kinds = tuple(
-        [
-            (s.dtype, len(s.shape), s.value is not None and not is_host_object(s.dtype), v in computed)
-            for v, s in specs.items()
-        ]
-    )
-    return kinds, exposure
+    kinds: list[tuple[object, ...]] = []
+    for value, spec in specs.items():
+        has_content = spec.value is not None and not is_host_object(spec.dtype)
+        kinds.append((spec.dtype, len(spec.shape), has_content, value in computed))
+    return tuple(kinds), exposure

@@ -82,7 +82,7 @@ class Submitter:
         self.end(prepared, None)
 
     def _is_next(self, prepared: PreparedRun) -> bool:
-        return prepared.is_ready() and (self.driver.is_current() or not self.driver.is_busy())
+        return prepared.is_ready() and (not self.driver.is_busy() or self.driver.is_current())
 
     def _wait_until_next(self, prepared: PreparedRun) -> None:
         if not self.driver.is_current():
@@ -127,9 +127,7 @@ class Submitter:
                 event, *prepared.keep, prepared.frame, planning.arena, planning.weights, self._context.pool
             )
             if error is None:
-                prepared.run._settle(
-                    {value.name: prepared.values[value] for value in self._context.planning.model.graph.outputs}
-                )
+                prepared.run._settle(prepared.values, self._context.planning.framed)
                 if prepared.commit is not None:
                     prepared.commit()
             prepared.carry = prepared.commit = None

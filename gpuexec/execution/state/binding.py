@@ -68,8 +68,6 @@ class StateBinder:
             InputError: What is given or held does not fit the model.
             StateError: A memory holds nothing yet, and nothing tells its shape.
         """
-        if not self._rows:
-            return
         for memory, _, _ in self._rows:
             if memory.input in given:
                 check_held(memory, given[memory.input].spec)
@@ -99,8 +97,6 @@ class StateBinder:
         Raises:
             ModelError: An output is of another type than the memory it goes to.
         """
-        if not self._rows:
-            return
         for memory, _, output in self._rows:
             if (known := specs.get(output)) is not None:
                 check_left(memory, known)

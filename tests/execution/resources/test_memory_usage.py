@@ -11,8 +11,8 @@ import pytest
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.cpu.cpu import CpuDevice
-from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.devices.revision import Revision
+from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.execution.resources.memory_usage import MemoryUsage, MemoryUsageRow
 from gpuexec.execution.resources.weights import weights_of
 from tests.devices.opening import list_kernels
