@@ -40,7 +40,7 @@ INNER = {
         ("graph_json",),
     ),
     "devices": (
-        ("arguments", "dlpack", "host", "kernels", "latch", "residency"),
+        ("arguments", "dlpack", "host", "kernels", "latch", "residency", "revision"),
         ("device", "work_thread"),
         ("pixel",),
         ("launch_costs", "completion", "deferred_free"),
