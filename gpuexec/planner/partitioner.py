@@ -99,7 +99,7 @@ class _Partitioner:
         sorting = self._sorting
         sorting.objects.update(value for value, spec in self._specs.items() if is_host_object(spec.dtype))
         passes_on = self._is_body and any(v in sorting.constants or v in self._inputs for v in self._graph.outputs)
-        if not (is_changed or sorting.later or sorting.on_host or sorting.objects or passes_on):
+        if not (is_changed or self._reads or sorting.later or sorting.on_host or sorting.objects or passes_on):
             return Partition(self._graph, foreseen=self._find_foreseen())
         return self._finish()
 

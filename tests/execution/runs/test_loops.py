@@ -10,6 +10,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.planner.analyse import HOST_WORK_LIMIT
 from tests.execution.runs.counted import COUNTED, LARGE, load
 from tests.ir.graph_builder import compute_graph
 from tests.model.control_models import MODELS, ControlModel, flag, number
@@ -221,6 +222,17 @@ def test_condition_may_be_constant_counted_captured_or_computed(
         for _ in range(2):
             answer = worker.run({"x": x, "given": given if place == "host" else put_on_device(given, backend)})[0]
             np.testing.assert_array_equal(answer, x * (trips + 1))
+
+
+def test_condition_of_a_node_too_heavy_for_the_host_is_read(backend: Backend) -> None:
+    text = """(float[n] x) => (float[n] y) <bool yes = {1}, float five = {5}> {
+      y = Loop ("", yes, x) <body = b (int64 i, bool c, float[n] v) => (bool c_out, float[n] v_out) {
+        v_out = Add (v, v) small = Less (v_out, five) c_out = ReduceMin <keepdims = 0> (small)
+      }>
+    }"""
+    x = np.ones(HOST_WORK_LIMIT + 1, np.float32)
+    with gx.Worker(gx.load(ControlModel(text, (), opset=20).parse()), backend=backend) as worker:
+        np.testing.assert_array_equal(worker.run({"x": x})[0], 8 * x)
 
 
 def test_error_in_a_trip_names_the_nodes_on_the_way_and_the_worker_goes_on(backend: Backend) -> None:
