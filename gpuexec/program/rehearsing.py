@@ -1,8 +1,7 @@
 """Rehearsal of a method without its device: finds the kernels of every subgraph.
 
 A run plans a subgraph when it gets there, since its plan depends on content. Here NumPy computes what the device
-would, the partitions and plans are those of a run (`gpuexec.execution.runs.subgraph`), and nothing is recorded. The
-choice of
+would, the partitions and plans are those of a run, and nothing is recorded (`gpuexec.program.dry_run`). The choice of
 a kernel depends on dtypes, ranks and attributes, never on extents, so one dry run tells the kernels of all sizes.
 """
 
@@ -24,14 +23,14 @@ from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.subgraph import Subgraph
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.containers import make_blank
-from gpuexec.ir.graphs import Array
+from gpuexec.ir.graphs import Array, Value
 from gpuexec.ir.spec import TensorSpec, is_host_object
 from gpuexec.ir.target import Target
 from gpuexec.model.initial_state import find_initial_specs
 from gpuexec.model.model import Model
 from gpuexec.planner.analyse import HOST_WORK_LIMIT
 from gpuexec.program.branch_variants import BranchVariants
-from gpuexec.program.dry_run import DryRun, Known, Memo, RunValues
+from gpuexec.program.dry_run import DryRun, Memo
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def make_array(shape: tuple[int, ...], dtype: np.dtype[Any], random: np.random.G
 
 class _Rehearser:
     def __init__(self, model: Model, target: Target, cases: Sequence[Mapping[str, Array]], memo: Memo) -> None:
-        device = TracerDevice(target.name, is_writing=False)
+        device = TracerDevice(target.name, is_writing=False, holds_content=True)
         backend = Backend(device, BackendType.GPU_COMPUTE, "nothing runs on it")
         self._model, self._memo = model, memo
         # What is light work for the host is the device's where tensors are larger.
@@ -121,8 +120,9 @@ class _Rehearser:
         for planning in self._sites:
             subgraph, dry_run = Subgraph(graph, planning, grows=True), DryRun(planning, self._memo)
             for inputs, is_on_host in product(self._cases, (False, True)):
+                given = {value: inputs[value.name] for value in graph.inputs if value.name in inputs}
                 try:
-                    dry_run.run(subgraph, self._place(inputs, is_on_host))
+                    dry_run.run(subgraph, given | self._find_initial(inputs), given if is_on_host else ())
                 except UnsupportedError:
                     raise
                 except GpuexecError as error:
@@ -131,14 +131,10 @@ class _Rehearser:
             self._gaps.update(dry_run.gaps)
         return failure
 
-    def _place(self, inputs: Mapping[str, Array], is_on_host: bool) -> RunValues:
-        """Return the inputs of the graph; memories hold nothing yet, and never lie on the host."""
+    def _find_initial(self, inputs: Mapping[str, Array]) -> dict[Value, Array]:
+        """Return the memories, which hold nothing yet; they never lie on the host."""
         model = self._model
         specs = {name: TensorSpec.of(array) for name, array in inputs.items()}
-        starts = find_initial_specs(model.graph, model.memories, model.dims, specs) if model.memories else {}
-        given = {value: inputs[value.name] for value in model.graph.inputs if value.name in inputs}
-        values = {value: Known(array, is_on_host or is_host_object(array.dtype)) for value, array in given.items()}
-        for value in model.graph.inputs:
-            if value not in values:
-                values[value] = Known(np.zeros(starts[value.name].shape, starts[value.name].dtype))
-        return values
+        initial = find_initial_specs(model.graph, model.memories, model.dims, specs) if model.memories else {}
+        rows = [(value, initial[value.name]) for value in model.graph.inputs if value.name not in inputs]
+        return {value: np.zeros(spec.shape, spec.dtype) for value, spec in rows}

@@ -45,6 +45,17 @@ def test_everything_told_to_a_stream_is_written_down() -> None:
     assert not host.any() and event.is_done() and event.synchronize() and stream.is_done()
 
 
+def test_memory_holds_content_where_it_is_asked_to() -> None:
+    device = TracerDevice(holds_content=True)
+    stream, memory, other = device.create_stream(), device.allocate(8), device.allocate(8)
+    stream.fill(memory.address, b"\1\2", 4)
+    stream.copy_to_device(memory.address + 4, np.array([3, 4], np.uint8))
+    stream.copy(other.address, memory.address + 2, 6)
+    host = np.zeros(6, np.uint8)
+    stream.copy_to_host(host, other.address)
+    assert host.tolist() == [1, 2, 3, 4, 1, 2]
+
+
 def test_plan_for_a_gpu_runs_through() -> None:
     build = GraphBuilder()
     value = build.input("x", 300)

@@ -14,6 +14,7 @@ from gpuexec.ir.operator import Operator, build, operator
 from gpuexec.ir.spec import DeclaredSpec, TensorSpec
 from gpuexec.ops.control.control import If, Loop, Scan, inline_branch
 from gpuexec.ops.control.interpret import compute_graph, infer_graph
+from gpuexec.ops.control.trips import ARRAYS, MoveAxis, Trip
 from tests.ir.graph_builder import GraphBuilder
 from tests.model.control_models import MODELS, X, flag
 from tests.ops.operators import FLOAT, INT, Scale, Sum
@@ -208,6 +209,24 @@ def test_rows_of_a_loop_without_trips_are_shaped_as_declared_where_nothing_else_
     assert (rows.shape, rows.dtype) == ((0, 0, 3), FLOAT)
     with pytest.raises(InputError, match="scan output %row is not known without a trip"):
         make(None).compute(np.array(0), None, X)
+
+
+def test_scan_requests_moved_axes_and_a_trip_for_each_slice() -> None:
+    body = GraphBuilder()
+    graph = body.graph(body.node(Scale(), body.input("row")))
+    scan = Scan(graph, 1, 0, scan_input_axes=(1,), scan_input_directions=(1,), scan_output_directions=(1,))
+    trips = scan.make_trips([X], ARRAYS)
+    assert next(trips) == MoveAxis(X, 1, 0)
+    request = trips.send([X.T])
+    for row in X.T[::-1]:
+        assert isinstance(request, Trip)
+        np.testing.assert_array_equal(request.given, [row])
+        try:
+            request = trips.send([-row])
+        except StopIteration as end:
+            np.testing.assert_array_equal(end.value, [-X.T])
+    with pytest.raises(StopIteration):
+        next(trips)
 
 
 def test_rows_that_differ_are_refused() -> None:

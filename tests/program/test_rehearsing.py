@@ -11,13 +11,13 @@ import gpuexec as gx
 from gpuexec.devices.kernels.kernel_cache import KernelCache
 from gpuexec.devices.kernels.kernel_library import KernelLibrary
 from gpuexec.errors import DeviceNotFoundError
+from gpuexec.execution.runs.loops import LoopExecutor
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.target import Target
 from gpuexec.model.model import Model
 from gpuexec.program import dry_run
 from gpuexec.program.building import build_contents
 from gpuexec.program.cases import Case
-from gpuexec.program.dry_run import DryRun
 from gpuexec.program.rehearsing import rehearse
 from tests.devices.cuda_wheels import needs_cuda_wheels
 from tests.model.control_models import MODELS as CONTROL
@@ -57,13 +57,13 @@ def test_loops_without_end_are_left_together(monkeypatch: pytest.MonkeyPatch) ->
     arrays = {"yes": np.array(True), "none": np.array(0, np.float32), "one": np.array(1, np.float32)}
     model = load_text(ENDLESS, arrays=arrays, dims={"n": 3})
     trips = []
-    trip = DryRun._trip
+    trip = LoopExecutor._trip
 
-    def count(self: DryRun, part: Any, given: Any) -> Any:
-        trips.append(part)
-        return trip(self, part, given)
+    def count(self: LoopExecutor, op: Any, given: Any) -> Any:
+        trips.append(op)
+        return trip(self, op, given)
 
-    monkeypatch.setattr(DryRun, "_trip", count)
+    monkeypatch.setattr(LoopExecutor, "_trip", count)
     monkeypatch.setattr(dry_run, "_MOST_TRIPS", 10)
     monkeypatch.setattr(dry_run, "_MOST_TRIPS_TOGETHER", 15)
     rehearsal = rehearse(model, SM_90, [{"x": np.ones(3, np.float32)}])
@@ -136,6 +136,37 @@ def test_loop_without_end_is_left() -> None:
     model = load_text(text, arrays={"limit": np.array(1e9, np.float32)})
     kernels = rehearse(model, SM_90, [{"x": np.ones(3, np.float32)}]).kernels
     assert any("Exp" in kernel.expression for kernel in kernels)
+
+
+NO_TRIPS = {
+    "loop": """(float[k] x, int64 n) => (float[k] y) {
+      y = Loop (n, "", x) <body = b (int64 i, bool c, float[k] v) => (bool c_out, float[k] v_out) {
+        c_out = Identity (c)  v_out = Sinh (v) }>
+    }""",
+    "scan": """(float[k] x, int64 n) => (float[k, t] y) {
+      rows = Range (zero, n, one)  all = Unsqueeze (rows, axis)
+      y = Scan <num_scan_inputs = 1, scan_output_axes = [1], body = b (int64[m] row) => (float[k] made) {
+        part = Cast <to = 1> (row)  sum = Add (x, part)  made = Sinh (sum) }> (all)
+    }""",
+}
+NUMBERS = {"zero": np.array(0, np.int64), "one": np.array(1, np.int64), "axis": np.array([1], np.int64)}
+
+
+@pytest.mark.parametrize("name", NO_TRIPS)
+def test_body_without_trips_is_tried(name: str) -> None:
+    model = load_text(NO_TRIPS[name], arrays=NUMBERS)
+    x = np.ones(4, np.float32)
+    rehearsal = rehearse(model, SM_90, [{"x": x, "n": np.array(0, np.int64)}])
+    used = launched(model, {"x": x, "n": np.array(3, np.int64)})
+    assert rehearsal.gaps == () and any("Sinh" in kernel.expression for kernel in used)
+    assert used <= set(rehearsal.kernels)
+
+
+def test_body_without_trips_that_can_not_be_tried_is_told() -> None:
+    text = NO_TRIPS["loop"].replace("Sinh (v)", "MatMul (v, w)")
+    model = load_text(text, arrays={"w": np.ones((5, 4), np.float32)})
+    (gap,) = rehearse(model, SM_90, [{"x": np.ones(4, np.float32), "n": np.array(0, np.int64)}]).gaps
+    assert "the body of Loop" in gap and "no case runs it" in gap and "MatMul" in gap
 
 
 @needs_cuda_wheels

@@ -1,11 +1,12 @@
 """The tracer: a device that records the calls made to it and executes nothing.
 
-For tests, `explain`, and measuring the host's share. It plans like a GPU. Addresses are numbers without memory behind
-them; readbacks give zeros.
+For tests, `explain`, dry runs, and measuring the host's share. It plans like a GPU. Addresses are numbers without
+memory behind them, and readbacks give zeros; where the tracer holds content, copies and fills take place at once.
 """
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
 
@@ -34,7 +35,7 @@ _GRAPH_LAUNCH = struct.Struct("QQ")
 
 
 class TracerMemory:
-    """An address range that holds nothing; pinned memory is real."""
+    """An address range; pinned memory is real, as is that of a device that holds content."""
 
     __slots__ = ("address", "array", "nbytes")
 
@@ -117,19 +118,23 @@ class TracerStream:
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Note the copy."""
+        self._device.move(address, source.ctypes.data, source.nbytes)
         self._device.note("copy_to_device", address, source.nbytes)
 
     def copy_to_host(self, destination: ByteArray, address: int) -> None:
-        """Note the copy; the host gets zeros."""
+        """Note the copy; the host gets zeros, or the content."""
         destination[...] = 0
+        self._device.move(destination.ctypes.data, address, destination.nbytes)
         self._device.note("copy_to_host", address, destination.nbytes)
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         """Note the copy."""
+        self._device.move(destination, source, nbytes)
         self._device.note("copy", destination, source, nbytes)
 
     def fill(self, address: int, pattern: bytes, count: int) -> None:
         """Note the fill."""
+        self._device.move(address, pattern * count, len(pattern) * count)
         self._device.note("fill", address, pattern, count)
 
     def record(self, event: Event) -> None:
@@ -165,6 +170,7 @@ class TracerDevice:
         target: Target of plans, by name.
         launch_ms: Duration of a kernel launch for timed events (None: no time); nothing is waited for.
         multiprocessors: Of the device planned for; None: as the smallest of the architecture.
+        holds_content: Memory is real, and copies and fills take place; launches do nothing all the same.
     """
 
     def __init__(
@@ -173,12 +179,13 @@ class TracerDevice:
         is_writing: bool = True,
         launch_ms: Callable[[Kernel], float] | None = None,
         multiprocessors: int | None = None,
+        holds_content: bool = False,
     ) -> None:
         self.target = Target.named(target, multiprocessors)
         self.name, self.ordinal = f"tracer ({target})", 0
         self.launch_ms = launch_ms
         self.launch_costs = TRACER_COSTS
-        self.is_writing = is_writing
+        self.is_writing, self.holds_content = is_writing, holds_content
         self.elapsed_ms = 0.0
         self.log: list[tuple[object, ...]] = []
         self.loaded: dict[Kernel, TracerFunction] = {}
@@ -216,13 +223,20 @@ class TracerDevice:
         if self.is_writing:
             self.log.append(row)
 
+    def move(self, destination: int, source: int | bytes, nbytes: int) -> None:
+        """Copy bytes in memory that holds content."""
+        if self.holds_content:
+            ctypes.memmove(destination, source, nbytes)
+
     @property
     def cached_nbytes(self) -> int:
         """Nothing: addresses are never used twice."""
         return 0
 
     def allocate(self, nbytes: int, stream: Stream | None = None) -> MemoryBlock:
-        """Return an address range."""
+        """Return an address range, with memory behind it where content is held."""
+        if self.holds_content:
+            return self.allocate_pinned(nbytes)
         address = self._top
         self._top += align(max(nbytes, 1))
         self.note("allocate", address, nbytes)

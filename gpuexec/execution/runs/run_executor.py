@@ -20,7 +20,7 @@ from gpuexec.execution.resources.syncs import SyncLog
 from gpuexec.execution.runs.comparing import Comparer, Comparison
 from gpuexec.execution.runs.host_transfers import HostTransfers
 from gpuexec.execution.runs.inspection import Inspection
-from gpuexec.execution.runs.loops import LoopExecutor
+from gpuexec.execution.runs.loops import LoopExecutor, ReadToHost
 from gpuexec.execution.runs.pacing import Pacer
 from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_needs
 from gpuexec.execution.runs.planning_context import PlanningContext
@@ -132,17 +132,17 @@ class RunExecutor:
             if partition.repeat is not None:
                 # Trips without end may follow one another without a pause.
                 yield MustWait(lambda: False, lambda: None, is_work=True)
-                locate, read_to_host = self._transfers.locate, partial(self._read_to_host, partition)
-                executor = LoopExecutor(
-                    self._planning, self._stream, self._context.pool, self._execute_body, locate, read_to_host
-                )
-                yield from executor.repeat(partition.repeat, values)
+                loop = self._open_loop(partial(self._read_to_host, partition))
+                yield from loop.repeat(partition.repeat, values)
             if stage.rest is None:
                 return
             if is_main:
                 self._forget(stage.rest, values)
             yield CANCELLATION_POINT
             stage, planned = self._choose(stage.rest, values)
+
+    def _open_loop(self, read_to_host: ReadToHost) -> LoopExecutor:
+        return LoopExecutor(self._context, self._transfers, self._execute_body, read_to_host)
 
     def _choose(self, subgraph: Subgraph, values: RunValues) -> tuple[Stage, PlannedVariant | None]:
         specs = {value: values[value].describe() for value in subgraph.graph.inputs}

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuexec.errors import InputError
-from gpuexec.ir.containers import hold, make_sequence, read_sequence
+from gpuexec.ir.containers import read_sequence
 from gpuexec.ir.graphs import Graph
 from gpuexec.ir.operator import Array, Operator, Tolerance, operator
 from gpuexec.ir.spec import SEQUENCE, TensorSpec
 from gpuexec.ops.containers.sequence import SEQUENCE_SPEC, check_sequence
-from gpuexec.ops.control.interpret import compute_graph
+from gpuexec.ops.control.trips import ARRAYS, Collect, LoopValues, Trip, Trips, V, compute_trips, require_content
 
 
 @operator("SequenceMap")
@@ -44,31 +44,33 @@ class SequenceMap(Operator):
 
     def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
         """Compute the body for each element."""
-        columns: list[list[Array]] = [[] for _ in self.body.outputs]
-        for given in self.list_trips(inputs):
-            for column, array in zip(columns, compute_graph(self.body, given), strict=True):
-                column.append(hold(array))
-        return tuple(map(make_sequence, columns))
+        return compute_trips(self.body, self.make_trips(inputs, ARRAYS))
 
-    def list_trips(self, inputs: Sequence[Array]) -> list[list[Array]]:
-        """Return the body's inputs for each element.
+    def make_trips(self, inputs: Sequence[V], values: LoopValues[V]) -> Trips[V]:
+        """Make a trip for each element.
 
         Args:
-            inputs: Of the node; of those that are no sequence among the given ones, any array will do.
+            inputs: Of the node.
+            values: How they are read, sliced and stacked.
 
         Raises:
             InputError: The sequences are not of one length.
         """
-        check_sequence("SequenceMap", TensorSpec(inputs[0].shape, inputs[0].dtype))
-        items = [read_sequence(array) if self.is_walked(index, array) else None for index, array in enumerate(inputs)]
-        lengths = [len(each) for each in items if each is not None]
+        specs = [values.find_spec(value) for value in inputs]
+        check_sequence("SequenceMap", specs[0])
+        items = {
+            index: read_sequence(require_content(values, inputs[index]))
+            for index, spec in enumerate(specs[: self.given])
+            if spec.dtype == SEQUENCE
+        }
+        lengths = [len(each) for each in items.values()]
         if len(set(lengths)) != 1:
             raise InputError(f"all sequences must be equally long, got {lengths}.")
-        return [
-            [array if each is None else each[trip] for array, each in zip(inputs, items, strict=True)]
-            for trip in range(lengths[0])
-        ]
-
-    def is_walked(self, index: int, array: Array) -> bool:
-        """Return whether an input is a sequence that the body runs over."""
-        return index < self.given and array.dtype == SEQUENCE
+        columns: list[list[V]] = [[] for _ in self.body.outputs]
+        for trip in range(lengths[0]):
+            made = yield Trip(
+                [values.make(items[index][trip]) if index in items else value for index, value in enumerate(inputs)]
+            )
+            for column, value in zip(columns, made, strict=True):
+                column.append(value)
+        return (yield Collect(columns))

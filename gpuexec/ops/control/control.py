@@ -25,16 +25,24 @@ from gpuexec.ops.control.inline import inline_branch
 from gpuexec.ops.control.interpret import compute_graph, infer_graph
 from gpuexec.ops.control.scan import Scan
 from gpuexec.ops.control.trips import (
+    ARRAYS,
     IN_SEGMENTS,
+    LoopValues,
+    ScanOutputs,
+    Trip,
+    Trips,
+    V,
     check_condition,
     check_count,
+    compute_trips,
+    describe_values,
     forget,
     infer_first_rows,
     infer_trip,
     read_count,
     read_flag,
+    require_content,
     scalar_shape,
-    stack_rows,
 )
 
 __all__ = ["LOOPS", "If", "Loop", "Scan", "SequenceMap", "bodies", "count_own_inputs", "inline_branch", "with_bodies"]
@@ -131,23 +139,38 @@ class Loop(Operator):
         self, trip_count: Array | None, condition: Array | None, *rest: Array, out: Any = None
     ) -> tuple[Array, ...]:
         """Compute the body again and again."""
-        limit = None if trip_count is None else read_count(trip_count)
-        keeps = condition is None or read_flag(condition)
+        return compute_trips(self.body, self.make_trips((trip_count, condition, *rest), ARRAYS))
+
+    def make_trips(self, inputs: Sequence[Any], values: LoopValues[V]) -> Trips[V]:
+        """Make trips while the condition holds, until the trip count is reached.
+
+        Args:
+            inputs: Of the node.
+            values: How they are read, sliced and stacked.
+        """
+        trip_count, condition, *rest = inputs
+        limit = None if trip_count is None else read_count(require_content(values, trip_count))
+        keeps = condition is None or read_flag(require_content(values, condition))
         carried, captures = rest[: self.carried], rest[self.carried :]
         number, again = (scalar_shape(value) for value in self.body.inputs[:2])
-        rows: list[list[Array]] = [[] for _ in self.body.outputs[1 + self.carried :]]
+        scanned = len(self.body.outputs) - 1 - self.carried
+        outputs = ScanOutputs(values, scanned, limit)
+
+        def list_given(trip: int) -> list[V]:
+            own = np.full(number, trip, _INT64), np.ones(again, _BOOL)
+            return [*map(values.make, own), *carried, *captures]
+
         for trip in count():
             if not keeps or (limit is not None and trip >= limit):
                 break
-            given = (np.full(number, trip, _INT64), np.ones(again, _BOOL), *carried, *captures)
-            flag, *made = compute_graph(self.body, given)
-            keeps = read_flag(flag)
-            carried = tuple(made[: self.carried])
-            for column, row in zip(rows, made[self.carried :], strict=True):
-                column.append(row)
-        if rows and not rows[0]:
-            return (*carried, *self._empty_rows(carried, captures))
-        return (*carried, *(stack_rows(column, index) for index, column in enumerate(rows)))
+            flag, *made = yield Trip(list_given(trip))
+            keeps = read_flag(require_content(values, flag))
+            carried = made[: self.carried]
+            outputs.add(made[self.carried :])
+        if trip or not scanned:
+            return [*carried, *outputs.stack()]
+        rows = infer_first_rows(self.body, describe_values(values, list_given(0)), 1 + self.carried)
+        return [*carried, *(values.make_empty(TensorSpec((0, *row.shape), row.dtype)) for row in rows)]
 
     def _count_trips(self, trip_count: TensorSpec | None, condition: TensorSpec | None, keeps: TensorSpec) -> int:
         if keeps.value is None:
@@ -161,13 +184,6 @@ class Loop(Operator):
             raise InputError("it has no trip count, and its condition stays true: it never ends.")
         limit = read_count(require_const(trip_count, "trip_count", 0))
         return min(limit, 1) if is_once else limit
-
-    def _empty_rows(self, carried: Sequence[Array], captures: Sequence[Array]) -> list[Array]:
-        """Return scan outputs of no rows."""
-        number, again = (scalar_shape(value) for value in self.body.inputs[:2])
-        first = (np.zeros(number, _INT64), np.ones(again, _BOOL), *carried, *captures)
-        specs = infer_first_rows(self.body, [TensorSpec.of(array) for array in first], 1 + self.carried)
-        return [np.empty((0, *spec.shape), spec.dtype) for spec in specs]
 
 
 # Operators for which a run repeats a body.

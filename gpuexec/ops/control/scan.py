@@ -6,15 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.graphs import Graph, Node, RawNode, Value
 from gpuexec.ir.operator import Array, Operator, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.control.interpret import compute_graph
-from gpuexec.ops.control.trips import forget, infer_first_rows, infer_trip, stack_rows
+from gpuexec.ops.control.trips import (
+    ARRAYS,
+    LoopValues,
+    MoveAxis,
+    ScanOutputs,
+    Trip,
+    Trips,
+    V,
+    compute_trips,
+    describe_values,
+    forget,
+    infer_first_rows,
+    infer_trip,
+)
 
 
 @operator("Scan")
@@ -69,31 +79,40 @@ class Scan(Operator):
 
     def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
         """Compute the body for each slice."""
+        return compute_trips(self.body, self.make_trips(inputs, ARRAYS))
+
+    def make_trips(self, inputs: Sequence[V], values: LoopValues[V]) -> Trips[V]:
+        """Make a trip for each slice.
+
+        Args:
+            inputs: Of the node.
+            values: How they are read, sliced and stacked.
+        """
         states, scanned, captures = self.divide(inputs)
-        length = self.find_length([array.shape for array in scanned])
-        axes = self.find_axes([array.shape for array in scanned])
-        moved = [np.moveaxis(array, axis, 0) for array, axis in zip(scanned, axes, strict=True)]
-        scan_outputs = len(self.body.outputs) - self.states
-        rows: list[list[Array]] = [[] for _ in range(scan_outputs)]
+        shapes = [values.find_spec(value).shape for value in scanned]
+        length = self.find_length(shapes)
+        moved: list[V] = []
+        for value, axis in zip(scanned, self.find_axes(shapes), strict=True):
+            moved += (yield MoveAxis(value, axis, 0)) if axis else [value]
+        backwards = _fill(self.scan_input_directions, len(moved))
+        outputs = ScanOutputs(values, len(self.body.outputs) - self.states, length)
+        made: Sequence[V] = ()
         for step in range(length):
-            places = (
-                length - 1 - step if backwards else step for backwards in _fill(self.scan_input_directions, len(moved))
-            )
-            slices = (np.asarray(array[place]) for array, place in zip(moved, places, strict=True))
-            made = compute_graph(self.body, (*states, *slices, *captures))
-            self.check_states([TensorSpec(s.shape, s.dtype) for s in states], [TensorSpec.of(array) for array in made])
+            slices = [
+                values.take_slice(value, length - 1 - step if back else step)
+                for value, back in zip(moved, backwards, strict=True)
+            ]
+            made = yield Trip([*states, *slices, *captures])
+            self.check_states(*([values.find_spec(value) for value in row] for row in (states, made)))
             states = made[: self.states]
-            for column, row in zip(rows, made[self.states :], strict=True):
-                column.append(row)
+            outputs.add(made[self.states :])
         if not length:
-            specs = infer_empty(self, [TensorSpec.of(array) for array in inputs])
-            return (*states, *(np.empty(spec.shape, spec.dtype) for spec in specs))
-        stacked = []
-        output_axes = self.output_axes([*[()] * self.states, *(column[0].shape for column in rows)])
-        for index, (column, axis) in enumerate(zip(rows, output_axes, strict=True)):
-            is_reversed = _fill(self.scan_output_directions, scan_outputs)[index]
-            stacked.append(np.moveaxis(stack_rows(column[::-1] if is_reversed else column, index), 0, axis))
-        return (*states, *stacked)
+            return [*states, *map(values.make_empty, _infer_empty(self, describe_values(values, inputs)))]
+        stacked: list[V] = []
+        axes = self.output_axes([values.find_spec(value).shape for value in made])
+        for value, axis in zip(outputs.stack(self.scan_output_directions), axes, strict=True):
+            stacked += (yield MoveAxis(value, 0, axis)) if axis else [value]
+        return [*states, *stacked]
 
     def divide(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         """Divide a node's inputs into states, scan inputs and captures."""
@@ -135,22 +154,6 @@ class Scan(Operator):
                 raise InputError(f"state {index} must keep its shape and type, enters as {came} and leaves as {left}.")
 
 
-def infer_empty(op: Scan, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Return the specs of a Scan's scan outputs where there are no slices.
-
-    Args:
-        op: Whose.
-        inputs: Specs of the node's inputs, with content where it is known.
-
-    Raises:
-        InputError: A first slice would fail, and the body declares no rank.
-    """
-    states, scanned, captures = op.divide(inputs)
-    rows = infer_first_rows(op.body, (*map(forget, states), *_take_slices(op, scanned), *captures), op.states)
-    axes = op.output_axes([*[()] * op.states, *(row.shape for row in rows)])
-    return [row.with_shape((*row.shape[:at], 0, *row.shape[at:])) for row, at in zip(rows, axes, strict=True)]
-
-
 @upgrade("Scan", below=9)
 def walk_batch(raw: RawNode) -> RawNode:
     """Walk a leading batch axis too: as a Scan over the batch, whose body is the Scan over a sequence."""
@@ -168,6 +171,22 @@ def walk_batch(raw: RawNode) -> RawNode:
         inputs=tuple(inputs),
         attributes={"body": batch, "states": 0, "num_scan_inputs": states + number},
     )
+
+
+def _infer_empty(op: Scan, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Return the specs of a Scan's scan outputs where there are no slices.
+
+    Args:
+        op: Whose.
+        inputs: Specs of the node's inputs, with content where it is known.
+
+    Raises:
+        InputError: A first slice would fail, and the body declares no rank.
+    """
+    states, scanned, captures = op.divide(inputs)
+    rows = infer_first_rows(op.body, (*map(forget, states), *_take_slices(op, scanned), *captures), op.states)
+    axes = op.output_axes([*[()] * op.states, *(row.shape for row in rows)])
+    return [row.with_shape((*row.shape[:at], 0, *row.shape[at:])) for row, at in zip(rows, axes, strict=True)]
 
 
 def _take_slices(op: Scan, scanned: Sequence[TensorSpec]) -> list[TensorSpec]:

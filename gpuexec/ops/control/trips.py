@@ -1,18 +1,197 @@
-"""Loop trips of Loop and Scan: conditions, trip counts, specs, and rows of scan outputs."""
+"""Trips of loops (Loop, Scan, SequenceMap): requests and values of their generators, counts, specs, NumPy's answers.
+
+An operator's ``make_trips`` is a generator over values of any kind: arrays in NumPy, locations on a device. It yields a
+request for each trip and is sent what the body made; who runs it says how a value is read, sliced and stacked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from gpuexec.errors import InputError, NeedsHostValue
+from gpuexec.errors import InputError, ModelError, NeedsHostValue
+from gpuexec.ir.containers import hold, make_sequence
 from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.operator import Array
-from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.control.interpret import infer_graph
+from gpuexec.ir.spec import TensorSpec, is_container
+from gpuexec.ops.control.interpret import compute_graph, infer_graph
 
 IN_SEGMENTS = "so the extents are known only as it runs; it is run in segments"
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Trip(Generic[V]):
+    """Request for a trip; its answer is what the body makes of ``given``."""
+
+    given: Sequence[V]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAxis(Generic[V]):
+    """Request for a value with one axis moved; its answer is that value alone."""
+
+    value: V
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collect(Generic[V]):
+    """Request for sequences; its answer is one for each column, of its values."""
+
+    columns: Sequence[Sequence[V]]
+
+
+Request = Trip[V] | MoveAxis[V] | Collect[V]
+# A loop on its way: yields requests, is sent their answers, and ends with the outputs of the node.
+Trips = Generator[Request[V], Sequence[V], Sequence[V]]
+
+
+class Rows(Protocol[V]):
+    """Rows of one scan output, alike in shape and type."""
+
+    def add(self, row: V) -> None:
+        """Add a row behind those there are."""
+
+    def stack(self, *, is_reversed: bool) -> V:
+        """Return the rows, at least one, stacked along a new first axis."""
+
+
+class LoopValues(Protocol[V]):
+    """Values that a loop deals with, as who runs it has them."""
+
+    def find_spec(self, value: V) -> TensorSpec:
+        """Return the shape and type of a value, without content."""
+
+    def find_content(self, value: V) -> Array | None:
+        """Return the content of a value, or None where the host does not have it."""
+
+    def make(self, array: Array) -> V:
+        """Return a value that the host computed."""
+
+    def make_empty(self, spec: TensorSpec) -> V:
+        """Return a value without elements."""
+
+    def take_slice(self, value: V, place: int) -> V:
+        """Return a slice of a value along its first axis."""
+
+    def open_rows(self, most: int | None) -> Rows[V]:
+        """Return rows without a row yet; ``most`` will follow at most, where that is known."""
+
+
+class ScanOutputs(Generic[V]):
+    """Scan outputs of a loop on its way.
+
+    Args:
+        values: How rows are kept.
+        size: Number of scan outputs.
+        most: Number of trips, at most, where that is known.
+    """
+
+    def __init__(self, values: LoopValues[V], size: int, most: int | None) -> None:
+        self._values, self._trips = values, 0
+        self._rows = [values.open_rows(most) for _ in range(size)]
+        self._specs: list[TensorSpec] = []
+
+    def add(self, rows: Sequence[V]) -> None:
+        """Add a row of each scan output.
+
+        Raises:
+            InputError: One is not like those before it, or no tensor.
+        """
+        specs = [self._values.find_spec(row) for row in rows]
+        self._specs = self._specs or specs
+        for index, (column, row, first, spec) in enumerate(zip(self._rows, rows, self._specs, specs, strict=True)):
+            if is_container(spec.dtype):
+                raise InputError(f"rows of scan output {index} must be tensors, got {spec}.")
+            if spec != first:
+                raise InputError(
+                    f"rows of scan output {index} must be alike, got {first}, then {spec} in trip {self._trips}."
+                )
+            column.add(row)
+        self._trips += 1
+
+    def stack(self, directions: Sequence[int] = ()) -> list[V]:
+        """Return the rows of each stacked along a new first axis; direction 1: the last trip's first."""
+        backwards = directions or [0] * len(self._rows)
+        return [rows.stack(is_reversed=bool(back)) for rows, back in zip(self._rows, backwards, strict=True)]
+
+
+def require_content(values: LoopValues[V], value: V) -> Array:
+    """Return the content of a value that the host has.
+
+    Raises:
+        ModelError: It has not.
+    """
+    content = values.find_content(value)
+    if content is None:
+        raise ModelError(f"The host was to know {values.find_spec(value)} and does not.")
+    return content
+
+
+def describe_values(values: LoopValues[V], given: Sequence[V]) -> list[TensorSpec]:
+    """Return the specs of values, with content where the host has it."""
+    return [values.find_spec(value).with_value(values.find_content(value)) for value in given]
+
+
+class _ArrayRows:
+    """Rows as NumPy arrays."""
+
+    def __init__(self) -> None:
+        self._rows: list[Array] = []
+
+    def add(self, row: Array) -> None:
+        self._rows.append(row)
+
+    def stack(self, *, is_reversed: bool) -> Array:
+        return np.stack(self._rows[::-1] if is_reversed else self._rows)
+
+
+class _Arrays:
+    """Values as NumPy arrays."""
+
+    def find_spec(self, value: Array) -> TensorSpec:
+        return TensorSpec(value.shape, value.dtype)
+
+    def find_content(self, value: Array) -> Array:
+        return value
+
+    def make(self, array: Array) -> Array:
+        return array
+
+    def make_empty(self, spec: TensorSpec) -> Array:
+        return np.empty(spec.shape, spec.dtype)
+
+    def take_slice(self, value: Array, place: int) -> Array:
+        return np.asarray(value[place])
+
+    def open_rows(self, _most: int | None) -> _ArrayRows:
+        return _ArrayRows()
+
+
+ARRAYS = _Arrays()
+
+
+def compute_trips(body: Graph, trips: Trips[Array]) -> tuple[Array, ...]:
+    """Compute a loop over `ARRAYS`: its body node by node, in NumPy."""
+    answer: Sequence[Array] | None = None
+    while True:
+        try:
+            request = next(trips) if answer is None else trips.send(answer)
+        except StopIteration as end:
+            return tuple(end.value)
+        match request:
+            case Trip():
+                answer = compute_graph(body, request.given)
+            case MoveAxis():
+                answer = (np.moveaxis(request.value, request.source, request.destination),)
+            case Collect():
+                answer = [make_sequence([hold(array) for array in column]) for column in request.columns]
 
 
 def scalar_shape(value: Value) -> tuple[int, ...]:
@@ -112,21 +291,3 @@ def infer_trip(body: Graph, own: Sequence[TensorSpec], captures: Sequence[Tensor
         if need.index < len(own):
             raise InputError(f"{need}, {IN_SEGMENTS}.", node=need.node, value=need.value) from need
         raise
-
-
-def stack_rows(rows: Sequence[Array], index: int) -> Array:
-    """Stack the rows of a scan output along a new first axis.
-
-    Args:
-        rows: At least one.
-        index: Index of the scan output, for messages.
-
-    Raises:
-        InputError: They differ in shape or type.
-    """
-    first = rows[0]
-    for trip, row in enumerate(rows):
-        if (row.shape, row.dtype) != (first.shape, first.dtype):
-            expected, got = TensorSpec(first.shape, first.dtype), TensorSpec(row.shape, row.dtype)
-            raise InputError(f"rows of scan output {index} must be alike, got {expected}, then {got} in trip {trip}.")
-    return np.stack(rows)
