@@ -29,6 +29,7 @@ from gpuexec.execution.resources.unclosed import find_caller
 from gpuexec.execution.resources.weights import weights_of
 from gpuexec.execution.run_binder import RunBinder, check_strict
 from gpuexec.execution.runs.comparing import Comparer, Observe, Observer
+from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.host_transfers import HostTransfers
 from gpuexec.execution.runs.inputs import GivenInput, InputReader
 from gpuexec.execution.runs.plan_cache import PlannedVariant
@@ -36,7 +37,6 @@ from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.profiled import following, profile_run
 from gpuexec.execution.runs.run import Run, Step
-from gpuexec.execution.runs.run_executor import ExecutionContext
 from gpuexec.execution.runs.stopwatch import Stopwatch
 from gpuexec.execution.runs.storage import OpenStorage, own_storage, watch_memory
 from gpuexec.execution.runs.subgraph import Stage

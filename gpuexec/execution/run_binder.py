@@ -13,12 +13,12 @@ from gpuexec.execution.results.content import Content
 from gpuexec.execution.results.place import Place
 from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.runs.binding import count_copied_bytes, count_host_bytes
+from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.inputs import DeviceArray, GivenInput, HostArray, check_sources, with_room
 from gpuexec.execution.runs.inspection import Inspection
 from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_needs
 from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.run import Run
-from gpuexec.execution.runs.run_executor import ExecutionContext
 from gpuexec.execution.runs.storage import Storage
 from gpuexec.execution.runs.subgraph import Stage, Subgraph
 from gpuexec.execution.state.binding import StateBinder

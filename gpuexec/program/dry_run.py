@@ -70,8 +70,8 @@ class DryRun:
         backend = planning.backend
         stream = backend.device.create_stream()
         pool, stopwatch = ExchangePool(backend, stream), Stopwatch(backend.device, stream)
-        self.context = ExecutionContext(planning, stream, threading.RLock(), pool, SyncLog(), stopwatch)
-        self.transfers = HostTransfers(backend, stream, pool, planning.weights)
+        transfers = HostTransfers(planning, stream, pool)
+        self.context = ExecutionContext(planning, stream, threading.RLock(), pool, SyncLog(), stopwatch, transfers)
         self.memo = memo
         # Trips that Loops made in this run, all together.
         self.trips = 0
@@ -135,14 +135,14 @@ class DryRun:
         """Return a value that lies on the device alone, but for strings and containers."""
         location = _locate(array)
         if not is_host_object(array.dtype):
-            self.transfers.locate(location)
+            self.context.transfers.locate(location)
             location.array = None
         return location
 
     def read(self, locations: Sequence[ValueLocation]) -> list[Array]:
         """Return the content of values, of which the host goes on knowing no more than it does."""
         copies = [ValueLocation(each.spec, each.region, each.array) for each in locations]
-        fetch = self.transfers.fetch([each for each in copies if each.array is None])
+        fetch = self.context.transfers.fetch([each for each in copies if each.array is None])
         fetch.finish()
         fetch.close()
         return [each.array for each in copies if each.array is not None]
@@ -178,7 +178,7 @@ class _DryLoopExecutor(LoopExecutor):
     """Executor of a loop that tries a body without trips, and leaves a Loop that makes too many."""
 
     def __init__(self, dry_run: DryRun, execute: Execute, read_to_host: ReadToHost) -> None:
-        super().__init__(dry_run.context, dry_run.transfers, execute, read_to_host)
+        super().__init__(dry_run.context, execute, read_to_host)
         self._dry_run = dry_run
         self._begun = 0
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from gpuexec.devices.device import Event
 from gpuexec.errors import GpuexecError, locate
 from gpuexec.execution.runs.execution_context import ExecutionContext
-from gpuexec.execution.runs.host_transfers import HostTransfers
 from gpuexec.execution.runs.loop_values import LocatedValues
 from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.run import CANCELLATION_POINT, MustWait, RunProgress
@@ -40,17 +39,14 @@ class LoopExecutor:
 
     Args:
         context: Where bodies are planned and put on the stream.
-        transfers: Upload what is on the host alone.
         execute: Executes a subgraph; its outputs are among the values then.
         read_to_host: Reads values back; each comes with the node that asks for it.
     """
 
-    def __init__(
-        self, context: ExecutionContext, transfers: HostTransfers, execute: Execute, read_to_host: ReadToHost
-    ) -> None:
+    def __init__(self, context: ExecutionContext, execute: Execute, read_to_host: ReadToHost) -> None:
         self._planning, self._stream = context.planning, context.stream
         self._execute, self._read_to_host = execute, read_to_host
-        self._values = LocatedValues(context.stream, context.pool, transfers.locate)
+        self._values = LocatedValues(context.stream, context.pool, context.transfers.locate)
         self._trips = 0
         self._marks: deque[Event] = deque()
 

@@ -6,28 +6,24 @@ driver thread and an iterator of the caller's all advance a run the same way, an
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from gpuexec.devices.device import Device, Event, Recording, Region, Stream
 from gpuexec.errors import GpuexecError, OutOfMemoryError, locate
 from gpuexec.execution.resources.alignment import Move, find_alignment, is_aligned
-from gpuexec.execution.resources.pool import ExchangePool, Lent
-from gpuexec.execution.resources.syncs import SyncLog
-from gpuexec.execution.runs.comparing import Comparer, Comparison
-from gpuexec.execution.runs.host_transfers import HostTransfers
+from gpuexec.execution.resources.pool import Lent
+from gpuexec.execution.runs.comparing import Comparison
+from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.inspection import Inspection
 from gpuexec.execution.runs.loops import LoopExecutor, ReadToHost
 from gpuexec.execution.runs.pacing import Pacer
 from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_needs
-from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.profiled import issue_by_layer, note_host_layer, upload_inputs
 from gpuexec.execution.runs.run import CANCELLATION_POINT, MustWait, RunProgress
-from gpuexec.execution.runs.stopwatch import LayerTimes, Stopwatch
+from gpuexec.execution.runs.stopwatch import LayerTimes
 from gpuexec.execution.runs.subgraph import Stage, Subgraph
 from gpuexec.execution.runs.value_location import RunValues, ValueLocation
 from gpuexec.ir.plan import Role
@@ -35,26 +31,6 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.evaluate import evaluate_node
 from gpuexec.planner.partition import HostRead, Partition
 from gpuexec.system.mapped import hold
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ExecutionContext:
-    """Stream, plans and pool that the runs of an engine share; ``lock`` is held by whoever issues.
-
-    ``comparer`` compares every node, where a run is compared. ``under_way``: prepared runs that are not wholly
-    on the stream yet, the oldest first.
-    """
-
-    planning: PlanningContext
-    stream: Stream
-    lock: threading.RLock
-    pool: ExchangePool
-    syncs: SyncLog
-    stopwatch: Stopwatch
-    transfers: HostTransfers
-    is_synchronous: bool = False
-    comparer: Comparer | None = None
-    under_way: dict[int, PreparedRun] = field(default_factory=dict)
 
 
 class RunExecutor:
@@ -142,7 +118,7 @@ class RunExecutor:
             stage, planned = self._choose(stage.rest, values)
 
     def _open_loop(self, read_to_host: ReadToHost) -> LoopExecutor:
-        return LoopExecutor(self._context, self._transfers, self._execute_body, read_to_host)
+        return LoopExecutor(self._context, self._execute_body, read_to_host)
 
     def _choose(self, subgraph: Subgraph, values: RunValues) -> tuple[Stage, PlannedVariant | None]:
         specs = {value: values[value].describe() for value in subgraph.graph.inputs}

@@ -18,11 +18,12 @@ from gpuexec.errors import CancelledError, GpuexecError, StaleError, as_failure
 from gpuexec.execution.resources.exclusive_caller import ExclusiveCaller
 from gpuexec.execution.resources.fence import Fence
 from gpuexec.execution.resources.memory_usage import MemoryUsage
+from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.pacing import Pacer
 from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.profiled import following
 from gpuexec.execution.runs.run import Issued, MustWait, Run, RunProgress, Step
-from gpuexec.execution.runs.run_executor import ExecutionContext, RunExecutor
+from gpuexec.execution.runs.run_executor import RunExecutor
 from gpuexec.execution.runs.stopwatch import Stopwatch
 
 
