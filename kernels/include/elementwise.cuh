@@ -9,7 +9,7 @@
 
 constexpr int kThreads = 256;
 
-// Lanes of a unit: 16 bytes of the widest type, at most 8. VECTOR_BYTES and VECTOR_LANES of elementwise_engine.py.
+// Lanes of a unit: 16 bytes of the widest type, at most 8. VECTOR_BYTES and VECTOR_LANES of ops/lib/broadcast.py.
 template <class A, class B = A, class C = B>
 constexpr int kWidth = [] {
   int bytes = sizeof(A) > sizeof(B) ? sizeof(A) : sizeof(B);

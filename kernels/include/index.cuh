@@ -40,7 +40,7 @@ struct FastDiv64 {
 
 // Iteration over several operands in one order: extents of the common shape and, for each operand, strides in elements
 // (0 where it is broadcast, negative where it is reversed). Axis 0 is the innermost; axes from `rank` on are unused.
-// Packed by strided.pack with the same Rank and Operands.
+// Packed by Walk.pack of ops/lib/strided.py, for as many operands.
 template <int Rank, int Operands>
 struct Strided {
   i64 count;              // elements of the common shape

@@ -12,9 +12,10 @@ from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.operator import Array, Operator, build
 from gpuexec.ir.spec import COMPUTED, dtype_row
 from gpuexec.ops.elementwise.elementwise_binary import ROWS as BINARY_ROWS
-from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, NUMBERS, can_vectorize
+from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, NUMBERS
 from gpuexec.ops.elementwise.elementwise_pow import BASES
 from gpuexec.ops.elementwise.elementwise_unary import ROWS as UNARY_ROWS
+from gpuexec.ops.lib.broadcast import can_vectorize
 from gpuexec.ops.lib.strided import Walk, join
 from tests.ops import test_elementwise_select as select
 from tests.ops import test_elementwise_unary as unary

@@ -27,10 +27,10 @@ from gpuexec.ops.elementwise.elementwise_engine import (
     UNSIGNED_BY_SIZE,
     DType,
     apply,
-    launch_units,
     require_inputs,
     require_same_dtype,
 )
+from gpuexec.ops.lib.broadcast import launch_broadcast
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Elementwise(Operator):
         scalars: list[np.generic] = []
         if self.arity == 1:
             scalars = [np.float64(value) for value in (*self.parameters(), 0.0, 0.0)[:2]]
-        launch_units(emit, kernel, slots, y, scalars)
+        launch_broadcast(emit, kernel, slots, y, scalars)
 
     def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
         """Return whether the second input is the neutral number, of rank 0, so that it stretches nothing."""

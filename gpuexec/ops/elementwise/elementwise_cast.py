@@ -13,15 +13,9 @@ from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
 from gpuexec.ir.spec import BFLOAT16, COMPUTED, STRING, TensorSpec, dtype_row, is_container
-from gpuexec.ops.elementwise.elementwise_engine import (
-    BOOL,
-    FLOATS,
-    UNSIGNED_BY_SIZE,
-    DType,
-    launch_units,
-    require_inputs,
-)
+from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, UNSIGNED_BY_SIZE, DType, require_inputs
 from gpuexec.ops.elementwise.number_text import read_numbers, write_numbers
+from gpuexec.ops.lib.broadcast import launch_broadcast
 from gpuexec.ops.quant.narrow_types import (
     check_rounding,
     is_narrow,
@@ -119,9 +113,9 @@ def convert_commands(emit: Emitter, destination: Slot, source: Slot, saturate: i
         types = [UNSIGNED_BY_SIZE[slot.dtype.itemsize] for slot in (destination, source)]
         codes = [np.int32(dtype_row(slot.dtype).code) for slot in (source, destination)]
         kernel = Kernel(SOURCE, f"convert_narrow<{', '.join(types)}>")
-        launch_units(emit, kernel, (source,), destination, [*codes, pack_mode(saturate, round_mode)])
+        launch_broadcast(emit, kernel, (source,), destination, [*codes, pack_mode(saturate, round_mode)])
     else:
-        launch_units(emit, Kernel(SOURCE, cast_expression(destination.dtype, source.dtype)), (source,), destination)
+        launch_broadcast(emit, Kernel(SOURCE, cast_expression(destination.dtype, source.dtype)), (source,), destination)
 
 
 def widen_narrow(emit: Emitter, x: Slot) -> Slot:

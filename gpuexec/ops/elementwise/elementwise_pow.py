@@ -14,7 +14,8 @@ from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import truncate
-from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS, DType, apply, launch_units, require_inputs
+from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS, DType, apply, require_inputs
+from gpuexec.ops.lib.broadcast import launch_broadcast
 
 BASES = (*FLOATS, np.dtype(np.int32), np.dtype(np.int64))
 SOURCE = "elementwise_pow.cu"
@@ -58,7 +59,7 @@ class Pow(Operator):
         if base is None or exponent is None or y is None:
             return
         kernel = Kernel(SOURCE, f"power<{dtype_row(base.dtype).cuda}>")
-        launch_units(emit, kernel, (base, exponent), y, [np.int32(dtype_row(exponent.dtype).code)], width=1)
+        launch_broadcast(emit, kernel, (base, exponent), y, [np.int32(dtype_row(exponent.dtype).code)], width=1)
 
 
 def _power(base: Array, exponent: Array, out: Array) -> None:

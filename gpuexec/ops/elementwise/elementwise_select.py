@@ -15,15 +15,8 @@ from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
-from gpuexec.ops.elementwise.elementwise_engine import (
-    BOOL,
-    NUMBERS,
-    UNSIGNED_BY_SIZE,
-    DType,
-    apply,
-    launch_units,
-    require_inputs,
-)
+from gpuexec.ops.elementwise.elementwise_engine import BOOL, NUMBERS, UNSIGNED_BY_SIZE, DType, apply, require_inputs
+from gpuexec.ops.lib.broadcast import launch_broadcast
 
 SOURCE = "elementwise_select.cu"
 _SINGLE = np.dtype(np.float32)
@@ -67,7 +60,7 @@ class Where(Operator):
         """Launch once."""
         slots, (y,) = [x for x in inputs if x is not None], outputs
         if y is not None:
-            launch_units(emit, Kernel(SOURCE, f"where<{UNSIGNED_BY_SIZE[y.dtype.itemsize]}>"), slots, y)
+            launch_broadcast(emit, Kernel(SOURCE, f"where<{UNSIGNED_BY_SIZE[y.dtype.itemsize]}>"), slots, y)
 
 
 @operator("Clip")
@@ -127,7 +120,7 @@ class Clip(Operator):
             if bound is not None and bound.dtype != x.dtype:
                 bound = emit.constant(_round_bound(require_const(bound.spec, role, index), x.dtype))
             bounds.append(bound)
-        launch_units(
+        launch_broadcast(
             emit,
             Kernel(SOURCE, f"clip<{dtype_row(x.dtype).cuda}>"),
             (x,),

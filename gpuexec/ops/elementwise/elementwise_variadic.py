@@ -14,7 +14,8 @@ from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, count_elements, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
-from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS, DType, apply, launch_units, require_same_dtype
+from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS, DType, apply, require_same_dtype
+from gpuexec.ops.lib.broadcast import launch_broadcast
 
 SOURCE = "elementwise_variadic.cu"
 MAX_INPUTS = 8  # kMaxInputs of the kernel source
@@ -83,7 +84,7 @@ class _Fold(Operator):
             kernel = Kernel(SOURCE, fold_expression(self.functor, first.dtype, y.dtype, target.dtype))
             filler = [taken[-1] if taken else first] * (MAX_INPUTS - 1 - len(taken))  # pointers that are not read
             scalars = [np.int32(1 + len(taken)), np.int32(divisor)]
-            launch_units(emit, kernel, (first, *taken, *filler), target, scalars, in_place=not rest)
+            launch_broadcast(emit, kernel, (first, *taken, *filler), target, scalars, in_place=not rest)
             if not rest:
                 return
             first = target

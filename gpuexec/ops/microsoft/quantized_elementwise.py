@@ -18,7 +18,8 @@ from gpuexec.ir.geometry import broadcast, contiguous_strides, normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.elementwise.elementwise_engine import BOOL, launch_units
+from gpuexec.ops.elementwise.elementwise_engine import BOOL
+from gpuexec.ops.lib.broadcast import launch_broadcast
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.quantized_tensor import (
@@ -141,7 +142,7 @@ class QuantizedBinary(Operator):
         assert made is not None
         scales = [slot for each in (a, b, c) for slot in scale_slots(emit, each, made.dtype)]
         scalars = (np.int32(self.kind), np.int32(offset_of(made.dtype)))
-        launch_units(
+        launch_broadcast(
             emit, Kernel(_SOURCE, "quantized_binary"), (a.values, b.values), made, scalars, between=scales, width=8
         )
 
@@ -201,7 +202,7 @@ class QLinearWhere(Operator):
         scales = [slot for each in (x, y, z) for slot in scale_slots(emit, each, made.dtype)]
         walked = (condition, x.values, y.values)
         scalars = (np.int32(offset_of(made.dtype)),)
-        launch_units(emit, Kernel(_SOURCE, "quantized_where"), walked, made, scalars, between=scales, width=8)
+        launch_broadcast(emit, Kernel(_SOURCE, "quantized_where"), walked, made, scalars, between=scales, width=8)
 
 
 @operator("QLinearConcat", DOMAIN)
@@ -263,7 +264,7 @@ def launch_unary(emit: Emitter, x: Quantized, y: Quantized, kind: int, alpha: fl
     scales = [slot for each in (x, y) for slot in scale_slots(emit, each, x.values.dtype)]
     scalars = (np.int32(kind), np.float32(alpha), np.int32(offset_of(x.values.dtype)))
     kernel = Kernel(_SOURCE, "quantized_unary")
-    launch_units(emit, kernel, (x.values,), y.values, scalars, between=scales, width=8, in_place=kind != _COPY)
+    launch_broadcast(emit, kernel, (x.values,), y.values, scalars, between=scales, width=8, in_place=kind != _COPY)
 
 
 def _split_unary(inputs: Sequence[Any]) -> tuple[Quantized, Quantized]:

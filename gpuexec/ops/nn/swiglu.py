@@ -13,7 +13,8 @@ from gpuexec.ir.command import Kernel
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
-from gpuexec.ops.elementwise.elementwise_engine import FLOATS, apply, launch_units, require_inputs, require_same_dtype
+from gpuexec.ops.elementwise.elementwise_engine import FLOATS, apply, require_inputs, require_same_dtype
+from gpuexec.ops.lib.broadcast import launch_broadcast
 from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "swiglu.cu"
@@ -53,7 +54,7 @@ class SwiGLU(Operator):
         (a, b), y = inputs, outputs[0]
         assert a is not None and b is not None and y is not None
         kernel = Kernel(_SOURCE, f"swiglu<{dtype_row(y.dtype).cuda}>")
-        launch_units(emit, kernel, (a, b), y, (np.float64(np.float32(self.alpha)),))
+        launch_broadcast(emit, kernel, (a, b), y, (np.float64(np.float32(self.alpha)),))
 
 
 def _gate(a: Array, b: Array, alpha: float, out: Array) -> None:
