@@ -10,7 +10,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 
 KERNEL = Kernel(f"{__name__}:snake.cu", "snake<float>")  # the file beside this module
@@ -29,7 +29,7 @@ class Snake(Operator):
             raise InputError(f"Snake expects float32[n,channels,width] and float32[channels], got {x}, {frequency}.")
         return (TensorSpec(x.shape, x.dtype),)
 
-    def compute(self, x: Array, frequency: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, frequency: Array, *, out: Out = None) -> tuple[Array, ...]:
         return (x + np.sin(frequency[:, None] * x) ** 2 / frequency[:, None],)
 
     def lower(self, emit: Any, inputs: Any, outputs: Any) -> None:

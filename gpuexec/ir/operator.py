@@ -33,6 +33,8 @@ from gpuexec.ir.target import Target
 from gpuexec.system.extensions import load_domain
 
 Array = np.ndarray[Any, Any]
+Slots = tuple[Slot | None, ...]  # None: absent, or not wanted
+Out = Sequence[Array | None] | None  # arrays that `compute` may write its outputs to
 OWN_OPERATORS = (
     "`gpuexec ops` lists what is supported. Operators of your own are registered before loading: ARCHITECTURE.md,"
     " Adding an operator; examples/snake.py."

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuexec.ir.containers import hold, make_sequence, read_sequence
-from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.containers.sequence import HOST_REASON, SEQUENCE_SPEC, check_sequence
 from gpuexec.ops.random.random_key import NextKey, check_key
@@ -30,7 +29,7 @@ class ElementKeys(Operator):
         check_sequence(self.name, sequence)
         return (SEQUENCE_SPEC,)
 
-    def compute(self, key: Array, sequence: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, key: Array, sequence: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Mix the key with the number of each element."""
         numbers = (np.asarray(number, np.int64) for number in range(len(read_sequence(sequence))))
         return (make_sequence([hold(NextKey().compute(key, number)[0]) for number in numbers]),)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.containers import hold, make_optional, read_optional
 from gpuexec.ir.host_values import require_const
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import OPTIONAL, DeclaredSpec, TensorSpec
 from gpuexec.ops.containers.sequence import HOST_REASON
-from gpuexec.ops.tensor.layout import Slots
 
 _BOOL = np.dtype(np.bool_)
 
@@ -38,7 +36,7 @@ class Optional(Operator):
             raise InputError("Optional expects a tensor or a sequence, got an optional.")
         return (TensorSpec((), OPTIONAL),)
 
-    def compute(self, x: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Wrap the input, or a copy where it may be overwritten."""
         return (make_optional(None if x is None else hold(x)),)
 
@@ -64,7 +62,7 @@ class OptionalGetElement(Operator):
         item = _take(require_const(x, "optional", 0))
         return (TensorSpec(item.shape, item.dtype),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Return the content."""
         return (_take(x) if x.dtype == OPTIONAL else x,)
 
@@ -93,7 +91,7 @@ class OptionalHasElement(Operator):
             return (spec,)
         return (spec.with_value(np.asarray(x is not None)),)
 
-    def compute(self, x: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Test for content."""
         is_there = x is not None and (x.dtype != OPTIONAL or read_optional(x) is not None)
         return (np.asarray(is_there, _BOOL),)

@@ -10,7 +10,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.containers import find_held, hold, make_sequence, read_sequence
 from gpuexec.ir.host_values import require_const
-from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
 from gpuexec.ir.spec import SEQUENCE, TensorSpec, dtype_row, is_container, name_dtype
 
 SEQUENCE_SPEC = TensorSpec((), SEQUENCE)
@@ -35,7 +35,7 @@ class SequenceConstruct(Operator):
             check_alike(inputs[0].dtype, spec.dtype)
         return (SEQUENCE_SPEC,)
 
-    def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array, out: Out = None) -> tuple[Array, ...]:
         """Collect the inputs, or copies where they may be overwritten."""
         return (make_sequence([hold(array) for array in inputs]),)
 
@@ -55,7 +55,7 @@ class SequenceEmpty(Operator):
         dtype_row(self.dtype)
         return (SEQUENCE_SPEC,)
 
-    def compute(self, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *, out: Out = None) -> tuple[Array, ...]:
         """Make an empty sequence."""
         return (make_sequence([], dtype_row(self.dtype).numpy),)
 
@@ -79,7 +79,7 @@ class SequenceAt(Operator):
         item = items[_find_place(self.name, require_const(position, "position", 1), len(items))]
         return (TensorSpec(item.shape, item.dtype),)
 
-    def compute(self, sequence: Array, position: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, sequence: Array, position: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Return the element."""
         items = read_sequence(sequence)
         return (items[_find_place(self.name, position, len(items))],)
@@ -108,7 +108,7 @@ class SequenceInsert(Operator):
         return (SEQUENCE_SPEC,)
 
     def compute(
-        self, sequence: Array, tensor: Array, position: Array | None = None, out: Any = None
+        self, sequence: Array, tensor: Array, position: Array | None = None, *, out: Out = None
     ) -> tuple[Array, ...]:
         """Insert the tensor."""
         items, held = read_sequence(sequence), find_held(sequence)
@@ -139,7 +139,7 @@ class SequenceErase(Operator):
         check_position(self.name, position)
         return (SEQUENCE_SPEC,)
 
-    def compute(self, sequence: Array, position: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, sequence: Array, position: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Erase the element."""
         items = read_sequence(sequence)
         last = np.asarray(-1) if position is None else position
@@ -162,7 +162,7 @@ class SequenceLength(Operator):
         check_sequence(self.name, sequence)
         return (TensorSpec((), np.dtype(np.int64)),)
 
-    def compute(self, sequence: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, sequence: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Count them."""
         return (np.asarray(len(read_sequence(sequence)), np.int64),)
 

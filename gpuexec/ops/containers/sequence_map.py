@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.ir.containers import read_sequence
 from gpuexec.ir.graphs import Graph
-from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
 from gpuexec.ir.spec import SEQUENCE, TensorSpec
 from gpuexec.ops.containers.sequence import SEQUENCE_SPEC, check_sequence
 from gpuexec.ops.control.trips import ARRAYS, Collect, LoopValues, Trip, Trips, V, compute_trips, require_content
@@ -42,7 +41,7 @@ class SequenceMap(Operator):
         check_sequence("SequenceMap", inputs[0])
         return (SEQUENCE_SPEC,) * len(self.body.outputs)
 
-    def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array, out: Out = None) -> tuple[Array, ...]:
         """Compute the body for each element."""
         return compute_trips(self.body, self.make_trips(inputs, ARRAYS))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.containers import describe, hold, make_sequence, read_sequence
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.host_values import require_const
-from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.containers.sequence import HOST_REASON, SEQUENCE_SPEC, check_sequence
 
@@ -39,7 +38,7 @@ class SplitToSequence(Operator):
             raise InputError(f"SplitToSequence expects split to be integers of rank 0 or 1, got {split}.")
         return (SEQUENCE_SPEC,)
 
-    def compute(self, x: Array, split: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, split: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Cut, and copy each part."""
         axis = normalize_axis(self.axis, x.ndim)
         extent = x.shape[axis]
@@ -77,7 +76,7 @@ class ConcatFromSequence(Operator):
             shape[axis] = sum(item.shape[axis] for item in items)
         return (TensorSpec(tuple(shape), items[0].dtype),)
 
-    def compute(self, sequence: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, sequence: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Join."""
         items = read_sequence(sequence)
         axis = self._check(items)

@@ -18,7 +18,7 @@ import numpy as np
 from gpuexec.errors import InputError, ModelError, NeedsHostValue
 from gpuexec.ir.graphs import Graph, Node, bodies, walk, with_bodies
 from gpuexec.ir.host_values import require_const
-from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.containers.sequence_map import SequenceMap
 from gpuexec.ops.control.inline import inline_branch
@@ -80,7 +80,7 @@ class If(Operator):
             need.index += 1  # the condition stands before the captures
             raise
 
-    def compute(self, condition: Array, *captures: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, condition: Array, *captures: Array, out: Out = None) -> tuple[Array, ...]:
         """Compute the branch that the condition picks."""
         return compute_graph(self.choose(condition), captures)
 
@@ -136,7 +136,7 @@ class Loop(Operator):
         return (*carried, *(TensorSpec((trips, *row.shape), row.dtype) for row in rows))
 
     def compute(
-        self, trip_count: Array | None, condition: Array | None, *rest: Array, out: Any = None
+        self, trip_count: Array | None, condition: Array | None, *rest: Array, out: Out = None
     ) -> tuple[Array, ...]:
         """Compute the body again and again."""
         return compute_trips(self.body, self.make_trips((trip_count, condition, *rest), ARRAYS))

@@ -9,7 +9,7 @@ from typing import Any
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.graphs import Graph, Node, RawNode, Value
-from gpuexec.ir.operator import Array, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.control.trips import (
     ARRAYS,
@@ -77,7 +77,7 @@ class Scan(Operator):
         ]
         return (*map(forget, states), *outputs)
 
-    def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array, out: Out = None) -> tuple[Array, ...]:
         """Compute the body for each slice."""
         return compute_trips(self.body, self.make_trips(inputs, ARRAYS))
 

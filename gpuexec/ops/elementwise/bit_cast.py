@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row, is_host_object
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.elementwise_engine import BOOL, require_inputs
@@ -26,13 +25,13 @@ class BitCast(Operator):
     flops_per_output = 0
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's shape in the type asked for.
 
         Raises:
             InputError: The types differ in width.
         """
-        (x,) = require_inputs("BitCast", inputs, 1)
+        (x,) = require_inputs("BitCast", (x,), 1)
         to, given = dtype_row(self.to), dtype_row(x.dtype)
         if is_host_object(to.numpy) or is_host_object(x.dtype):
             raise InputError(f"BitCast from {given.name} to {to.name} is not supported; neither may be an object.")
@@ -41,14 +40,12 @@ class BitCast(Operator):
             raise InputError(f"BitCast expects types of one width, got {got}.")
         return (TensorSpec(x.shape, to.numpy),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """View."""
-        (x,) = inputs
-        assert x is not None
         to = dtype_row(self.to).numpy
         return (np.not_equal(x.view(np.uint8), 0) if to == BOOL else x.view(to),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Alias under another type; conversion to bool compares, since other bytes than 0 and 1 are not valid bools."""
         (x,), (y,) = inputs, outputs
         if x is None or y is None:

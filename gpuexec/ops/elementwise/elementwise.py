@@ -19,7 +19,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands, truncate, widen_narrow
 from gpuexec.ops.elementwise.elementwise_engine import (
@@ -125,7 +125,7 @@ class Elementwise(Operator):
             )
         return (TensorSpec(shape, row.result or dtype),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Apply the NumPy form."""
         arrays = [x for x in inputs if x is not None]
         dtype = self.row.result or arrays[0].dtype
@@ -134,7 +134,7 @@ class Elementwise(Operator):
             return (truncate(apply(self.pick_form().function, wide, wide[0].dtype, None, self.parameters()), dtype),)
         return (apply(self.pick_form().function, arrays, dtype, out, self.parameters()),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the kernel once."""
         row, (y,) = self.row, outputs
         if y is None:

@@ -11,7 +11,18 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    KnownInput,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import BFLOAT16, COMPUTED, STRING, TensorSpec, dtype_row, is_container
 from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, UNSIGNED_BY_SIZE, DType, require_inputs
 from gpuexec.ops.elementwise.number_text import read_numbers, write_numbers
@@ -138,7 +149,7 @@ class _Conversion(Operator):
     derivative = Derivative.RULE
     has_blits = True
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once; a view where the type stays."""
         x, (y,) = inputs[0], outputs
         if x is None or y is None:
@@ -169,9 +180,9 @@ class Cast(_Conversion):
         dtype_row(self.to)
         check_rounding("Cast", self.round_mode)
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's shape in the type asked for."""
-        (x,) = require_inputs("Cast", inputs, 1)
+        (x,) = require_inputs("Cast", (x,), 1)
         _check_elements("Cast", x.dtype, dtype_row(self.to).numpy)
         return (TensorSpec(x.shape, dtype_row(self.to).numpy),)
 
@@ -190,10 +201,8 @@ class Cast(_Conversion):
         x = inputs[0]
         return x is not None and x.dtype is not None and x.dtype == dtype_row(self.to).numpy
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Convert."""
-        (x,) = inputs
-        assert x is not None
         return (_put(convert(x, dtype_row(self.to).numpy, self.saturate, self.round_mode), out),)
 
 
@@ -209,9 +218,9 @@ class CastLike(_Conversion):
         """Check the attribute that is a choice."""
         check_rounding("CastLike", self.round_mode)
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec, like: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the first input's shape in the second's type."""
-        x, like = require_inputs("CastLike", inputs, 2)
+        x, like = require_inputs("CastLike", (x, like), 2)
         _check_elements("CastLike", x.dtype, like.dtype)
         return (TensorSpec(x.shape, dtype_row(like.dtype).numpy),)
 
@@ -225,10 +234,8 @@ class CastLike(_Conversion):
         dtypes = [given.dtype for given in inputs if given is not None and given.dtype is not None]
         return len(dtypes) == 2 and dtypes[0] == dtypes[1]
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, like: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Convert."""
-        x, like = inputs
-        assert x is not None and like is not None
         return (_put(convert(x, like.dtype, self.saturate, self.round_mode), out),)
 
 
@@ -245,22 +252,20 @@ class Identity(Operator):
     derivative = Derivative.RULE
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's spec."""
-        (x,) = require_inputs("Identity", inputs, 1)
+        (x,) = require_inputs("Identity", (x,), 1)
         return (TensorSpec(x.shape, x.dtype),)
 
     def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
         """Return True."""
         return True
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Return the input."""
-        (x,) = inputs
-        assert x is not None
         return (_put(x, out),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Alias."""
         (x,), (y,) = inputs, outputs
         if x is not None and y is not None:

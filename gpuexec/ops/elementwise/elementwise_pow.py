@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import truncate
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS, DType, apply, require_inputs
@@ -37,23 +36,21 @@ class Pow(Operator):
     derivative = Derivative.RULE
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, base: TensorSpec, exponent: TensorSpec) -> tuple[TensorSpec, ...]:
         """Broadcast; the dtype is the base's."""
-        base, exponent = require_inputs("Pow", inputs, 2)
+        base, exponent = require_inputs("Pow", (base, exponent), 2)
         if base.dtype not in BASES:
             raise InputError(f"Pow expects a base of {', '.join(d.name for d in BASES)}, got {base}.")
         if exponent.dtype not in NUMBERS:
             raise InputError(f"Pow expects an exponent of {', '.join(d.name for d in NUMBERS)}, got {exponent}.")
         return (TensorSpec(broadcast(base.shape, exponent.shape), base.dtype),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, base: Array, exponent: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Compute powers with NumPy."""
-        base, exponent = inputs
-        assert base is not None and exponent is not None
         are_integers = base.dtype.kind == "i" and exponent.dtype.kind in "iu"
         return (apply(_power_integers if are_integers else _power, (base, exponent), base.dtype, out),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once."""
         (base, exponent), (y,) = inputs, outputs
         if base is None or exponent is None or y is None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.elementwise.elementwise_engine import BOOL, NUMBERS, UNSIGNED_BY_SIZE, DType, apply, require_inputs
 from gpuexec.ops.lib.broadcast import launch_broadcast
@@ -35,9 +34,9 @@ class Where(Operator):
     derivative = Derivative.RULE
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, condition: TensorSpec, a: TensorSpec, b: TensorSpec) -> tuple[TensorSpec, ...]:
         """Broadcast; a and b agree in dtype."""
-        condition, a, b = require_inputs("Where", inputs, 3)
+        condition, a, b = require_inputs("Where", (condition, a, b), 3)
         if condition.dtype != BOOL:
             raise InputError(f"Where expects a condition of bool, got {condition}.")
         if a.dtype != b.dtype:
@@ -45,10 +44,8 @@ class Where(Operator):
         dtype_row(a.dtype)
         return (TensorSpec(broadcast(condition.shape, a.shape, b.shape), a.dtype),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, condition: Array, a: Array, b: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Select."""
-        condition, a, b = inputs
-        assert condition is not None and a is not None and b is not None
         result = np.asarray(np.where(condition, a, b))
         wanted = out[0] if out else None
         if wanted is None:
@@ -56,7 +53,7 @@ class Where(Operator):
         np.copyto(wanted, result)
         return (wanted,)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once."""
         slots, (y,) = [x for x in inputs if x is not None], outputs
         if y is not None:
@@ -74,14 +71,13 @@ class Clip(Operator):
     derivative = Derivative.RULE
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self, x: TensorSpec, low: TensorSpec | None = None, high: TensorSpec | None = None
+    ) -> tuple[TensorSpec, ...]:
         """Return the input's spec."""
-        x, bounds = inputs[0] if inputs else None, inputs[1:]
-        if x is None or len(bounds) > 2:
-            raise InputError(f"Clip expects an input and up to two bounds, got {len(inputs)} inputs.")
         if x.dtype not in NUMBERS:
             raise InputError(f"Clip expects {', '.join(d.name for d in NUMBERS)}, got {x}.")
-        for role, bound in zip(("min", "max"), bounds, strict=False):
+        for role, bound in (("min", low), ("max", high)):
             if bound is None:
                 continue
             if bound.size != 1:
@@ -93,10 +89,10 @@ class Clip(Operator):
                 raise InputError(f"Clip expects {role} of type {x.dtype.name}, got {bound}.")
         return (TensorSpec(x.shape, x.dtype),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(
+        self, x: Array, low: Array | None = None, high: Array | None = None, *, out: Out = None
+    ) -> tuple[Array | None, ...]:
         """Clip; between 0 and -0 the result is the bound."""
-        x, low, high = (*inputs, None, None)[:3]
-        assert x is not None
         low, high = (None if bound is None else _cast_bound(bound, x.dtype) for bound in (low, high))
 
         def clip(values: Array, out: Array) -> None:
@@ -110,7 +106,7 @@ class Clip(Operator):
 
         return (apply(clip, (x,), x.dtype, out),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once; the bounds are read on the device."""
         (x, low, high), (y,) = (*inputs, None, None)[:3], outputs
         if x is None or y is None:

@@ -9,10 +9,21 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, count_elements, operator
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    KnownInput,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    count_elements,
+    operator,
+)
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS, DType, apply, require_same_dtype
 from gpuexec.ops.lib.broadcast import launch_broadcast
@@ -57,7 +68,7 @@ class _Fold(Operator):
         """Return whether there is one input."""
         return len(inputs) == 1
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Fold; half and bfloat16 stay float32 until the end."""
         arrays = [x for x in inputs if x is not None]
         function, count = type(self).function, len(arrays)
@@ -71,7 +82,7 @@ class _Fold(Operator):
 
         return (apply(fold, arrays, arrays[0].dtype, out),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once for up to eight inputs, once more for each seven further ones."""
         slots, (y,) = [x for x in inputs if x is not None], outputs
         if y is None:

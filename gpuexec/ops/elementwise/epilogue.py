@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, build
+from gpuexec.ir.operator import Array, Emitter, Operator, Slots, build
 from gpuexec.ir.spec import BFLOAT16, dtype_row
 from gpuexec.ops.elementwise.elementwise import Elementwise
 from gpuexec.ops.elementwise.elementwise_binary import ROWS as BINARY_ROWS
@@ -26,7 +26,6 @@ from gpuexec.ops.elementwise.elementwise_select import Clip
 from gpuexec.ops.elementwise.elementwise_unary import ROWS as UNARY_ROWS
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.quant.narrow_weight import PAIRS, name_types
-from gpuexec.ops.tensor.layout import Slots
 
 # Functors in the order of GPUEXEC_UNARY_STEPS and GPUEXEC_BINARY_STEPS of epilogue.cuh.
 UNARY = (

@@ -19,7 +19,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
-from gpuexec.ir.operator import Array, Emitter, Operator, count_elements, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, count_elements, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.epilogue import MADE, EpilogueStep, FinishingEmitter, make_epilogue, read_steps
 from gpuexec.ops.linalg.einsum import Einsum
@@ -30,7 +30,6 @@ from gpuexec.ops.nn.conv import Conv, ConvTranspose
 from gpuexec.ops.nn.norm import LayerNormalization, RMSNormalization
 from gpuexec.ops.nn.norm_channels import GroupNormalization, InstanceNormalization
 from gpuexec.ops.quant import narrow
-from gpuexec.ops.tensor.layout import Slots
 
 DOMAIN = "gpuexec"
 _SHAPES_KEPT = 64
@@ -116,7 +115,7 @@ class Fused(Operator):
         made = self.parts.producer.count_flops(self.split(inputs), outputs)
         return None if made is None else made + len(self.steps) * count_elements(outputs, 0)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Compute one after the other, in the memory of one result where shapes stay."""
         parts, wanted = self.parts, out[0] if out else None
         stays = parts.first_operand is None or self._keeps_shape(inputs)

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.tensor.layout import Slots
 from gpuexec.ops.tensor.shape import store_commands
 
 
@@ -30,7 +29,7 @@ class NumberLike(Operator):
         number = self._make(x.dtype)
         return (TensorSpec((), x.dtype).with_value(number),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Convert the number."""
         return (self._make(x.dtype),)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from gpuexec.errors import InputError, NeedsHostValue, locate
 from gpuexec.ir.graphs import Graph, Node, Value, list_needed
-from gpuexec.ir.operator import Array, Derivative, Operator, Tolerance, build, decompose, operator, qualified
+from gpuexec.ir.operator import Array, Derivative, Operator, Out, Tolerance, build, decompose, operator, qualified
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.control.interpret import compute_graph, infer_graph
 from gpuexec.ops.elementwise.elementwise_cast import Identity
@@ -119,7 +119,7 @@ class Composite(Operator):
         absent = TensorSpec((0,), np.dtype(np.float32))
         return tuple(absent if value is None else next(inferred) for value in made)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Compute one part after the other."""
         graph, made = self._draw(inputs)
         computed = iter(compute_graph(graph, _present(inputs)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -11,12 +11,11 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import coalesce
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import Walk
 from gpuexec.ops.lib.team import BLOCK_THREADS
-from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "det.cu"
 _FLOATS = dtypes_of("float")
@@ -52,7 +51,7 @@ class Det(Operator):
             raise InputError(f"Det expects square matrices, [..., n, n], got {x}.")
         return (x.with_shape(x.shape[:-2]),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Compute with NumPy, in double."""
         with np.errstate(all="ignore"):
             return (np.asarray(np.linalg.det(x.astype(np.float64))).astype(x.dtype),)

@@ -18,7 +18,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import Shape, broadcast, coalesce
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, build, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, build, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, UNSIGNED_BY_SIZE
 from gpuexec.ops.lib.checks import check_dtype
@@ -30,7 +30,7 @@ from gpuexec.ops.linalg.matmul_launch import DTYPES as PRODUCT_TYPES
 from gpuexec.ops.linalg.matmul_launch import launch_gemm
 from gpuexec.ops.reduce.reduce import ROWS as REDUCTIONS
 from gpuexec.ops.reduce.reduce import lower_reduction
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 DTYPES = (*FLOATS, *dtypes_of("int", "uint"))
 _SOURCE = "einsum.cu"
@@ -68,7 +68,7 @@ class Einsum(Operator):
         equation, extents, _ = self._plan([spec.shape for spec in specs])
         return (TensorSpec(tuple(extents[label] for label in equation.output), first.dtype),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Contract pair by pair, by NumPy's matrix product where it is one; halves in float, rounded once."""
         arrays = [x for x in inputs if x is not None]
         dtype = arrays[0].dtype

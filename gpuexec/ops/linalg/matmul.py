@@ -14,16 +14,25 @@ from typing import ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import broadcast, broadcast_strides, coalesce, contiguous_strides
 from gpuexec.ir.graphs import RawNode
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, count_elements, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    count_elements,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import TensorSpec, accumulator
 from gpuexec.ops.elementwise.elementwise_cast import truncate
 from gpuexec.ops.linalg.exact_product import multiply_exactly
 from gpuexec.ops.linalg.matmul_launch import DTYPES, launch_gemm
 from gpuexec.ops.quant.narrow_weight import NarrowWeight
-from gpuexec.ops.tensor.layout import Slots
 
 
 @operator("MatMul")
@@ -38,13 +47,13 @@ class MatMul(Operator):
     has_blits = True
     epilogue_rank = 0
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, a: TensorSpec, b: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
 
         Raises:
             InputError: A 0-d operand, different or unsupported types, or extents that do not fit.
         """
-        a, b = _check_operands("MatMul", inputs)
+        a, b = _check_operands("MatMul", a, b)
         if not a.shape or not b.shape:
             raise InputError(f"MatMul expects operands of rank 1 or more, got {a} and {b}.")
         rows, columns = a.shape[-2:-1], b.shape[-1:] if b.rank > 1 else ()
@@ -57,13 +66,11 @@ class MatMul(Operator):
         a = inputs[0]
         return 0 if a is None else 2 * count_elements(outputs, 0) * a.shape[-1]
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, a: Array, b: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Multiply; half and bfloat16 in float, rounded once."""
-        a, b = inputs
-        assert a is not None and b is not None
         return (multiply(a, b, out[0] if out else None),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the tile kernel once, over all batches."""
         self.lower_with(emit, inputs, outputs)
 
@@ -123,14 +130,13 @@ class Gemm(Operator):
     has_blits = True
     epilogue_rank = 2
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, a: TensorSpec, b: TensorSpec, c: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
 
         Raises:
             InputError: A or B is not a matrix, types differ, extents do not fit, or C does not broadcast.
         """
-        a, b = _check_operands("Gemm", inputs[:2])
-        c = inputs[2] if len(inputs) > 2 else None
+        a, b = _check_operands("Gemm", a, b)
         if a.rank != 2 or b.rank != 2:
             raise InputError(f"Gemm expects two matrices, got {a} and {b}.")
         rows, inner = a.shape[::-1] if self.transA else a.shape
@@ -152,10 +158,8 @@ class Gemm(Operator):
         depth = 0 if a is None else a.shape[0 if self.transA else 1]
         return count_elements(outputs, 0) * (2 * depth + (len(inputs) > 2 and inputs[2] is not None))
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, a: Array, b: Array, c: Array | None = None, *, out: Out = None) -> tuple[Array | None, ...]:
         """Multiply in the accumulator's type, scale, add, round once."""
-        a, b, c = (*inputs, None)[:3]
-        assert a is not None and b is not None
         a, b = a.T if self.transA else a, b.T if self.transB else b
         target = out[0] if out else None
         reads_c = c is not None and self.beta != 0
@@ -175,7 +179,7 @@ class Gemm(Operator):
                 result += c if self.beta == 1 else c.astype(acc) * acc.type(self.beta)
             return (result.astype(dtype, copy=False),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the tile kernel once; transposes are strides."""
         self.lower_with(emit, inputs, outputs)
 
@@ -239,8 +243,7 @@ def _walkable(x: Array) -> Array:
     return np.ascontiguousarray(x)
 
 
-def _check_operands(name: str, inputs: Sequence[TensorSpec | None]) -> tuple[TensorSpec, TensorSpec]:
-    a, b = inputs
+def _check_operands(name: str, a: TensorSpec | None, b: TensorSpec | None) -> tuple[TensorSpec, TensorSpec]:
     if a is None or b is None:
         raise InputError(f"{name} expects two operands.")
     if a.dtype != b.dtype or a.dtype not in DTYPES:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,13 +13,12 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.host_values import require_at_least
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.elementwise_engine import UNSIGNED_BY_SIZE
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import join
 from gpuexec.ops.microsoft.mask import FLOATS
-from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "cache.cu"
 _THREADS = 256  # kThreads of cache.cu
@@ -46,13 +44,12 @@ class CachePlaces(Operator):
     flops_per_output = None
     has_blits = False
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, counts: TensorSpec, x: TensorSpec, total: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the specs of starts, lengths and positions.
 
         Raises:
             InputError: Types or shapes don't fit.
         """
-        counts, x, total = (*inputs, None)[:3]
         counts = check_dtype(self.name, counts, (_COUNT, _INDEX), "counts")
         if x is None or x.rank < 2 or counts.size not in (1, x.shape[0]):
             raise InputError(f"{self.name} expects a count for each sequence of {x}, or one, got {counts}.")
@@ -61,10 +58,8 @@ class CachePlaces(Operator):
         each = TensorSpec((x.shape[0],), _INDEX)
         return each, each, TensorSpec(x.shape[:2], _INDEX)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, counts: Array, x: Array, total: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Add with NumPy."""
-        counts, x, total = (*inputs, None)[:3]
-        assert counts is not None and x is not None
         batch, rows = x.shape[:2]
         count = np.broadcast_to(counts.reshape(-1).astype(_INDEX), (batch,))
         lengths = count + (1 if self.are_last else rows)
@@ -119,14 +114,15 @@ class PlaceRows(Operator):
     flops_per_output = 0
     has_blits = False
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self, old: TensorSpec | None, new: TensorSpec, starts: TensorSpec, total: TensorSpec | None = None
+    ) -> tuple[TensorSpec, ...]:
         """Return the spec of the buffer.
 
         Raises:
             InputError: Types or shapes don't fit.
             NeedsHostValue: The number of rows is not known.
         """
-        old, new, starts, total = (*inputs, None, None)[:4]
         new = check_dtype(self.name, new, FLOATS, "new rows")
         check_dtype(self.name, starts, (_INDEX,), "starts")
         if new.rank < 4 or (starts is not None and starts.shape != new.shape[-4:-3]):
@@ -146,10 +142,10 @@ class PlaceRows(Operator):
             raise InputError(f"{self.name} expects room for the new rows {new}, got room for {rows}.")
         return (new.with_shape((*new.shape[:-2], rows, new.shape[-1])),)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+    def compute(
+        self, old: Array | None, new: Array, starts: Array, total: Array | None = None, *, out: Out = None
+    ) -> tuple[Array, ...]:
         """Copy with NumPy."""
-        old, new, starts, total = (*inputs, None, None)[:4]
-        assert new is not None and starts is not None
         rows = 0 if old is None else old.shape[-2]
         rows = rows if total is None else max(rows, new.shape[-2], int(total.reshape(())))
         y = np.zeros((*new.shape[:-2], rows, new.shape[-1]), new.dtype)

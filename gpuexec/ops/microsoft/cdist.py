@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,12 +19,11 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.linalg.matmul_launch import TILE
 from gpuexec.ops.microsoft.activation import DOMAIN
-from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "cdist.cu"
 _THREADS = 256
@@ -92,21 +91,20 @@ class CDist(Operator):
         if not self.p > 0:
             raise InputError(f"{self.name} expects p to be above 0, got {self.p}.")
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, a: TensorSpec, b: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return a distance for each pair of rows.
 
         Raises:
             InputError: The inputs are no matrices of one float type and with as many columns.
         """
-        a = check_dtype(self.name, inputs[0], _FLOATS, "A")
-        b = check_dtype(self.name, inputs[1], (a.dtype,), "B")
+        a = check_dtype(self.name, a, _FLOATS, "A")
+        b = check_dtype(self.name, b, (a.dtype,), "B")
         if a.rank != 2 or b.rank != 2 or a.shape[1] != b.shape[1]:
             raise InputError(f"{self.name} expects A [rows, size] and B [others, size], got {a} and {b}.")
         return (a.with_shape((a.shape[0], b.shape[0])),)
 
-    def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, a: Array, b: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Compute block by block of the rows of a."""
-        a, b = inputs
         measure = _METRICS[self._functor]
         y = np.empty((len(a), len(b)), a.dtype)
         step = max(1, _PAIRS_AT_ONCE // max(1, b.size))

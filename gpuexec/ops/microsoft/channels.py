@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from gpuexec.errors import InputError
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 
 class _Order(Operator):
@@ -30,7 +29,7 @@ class _Order(Operator):
             raise InputError(f"{self.name} expects a batch, channels and space, got {x}.")
         return (x.with_shape(tuple(x.shape[axis] for axis in self._order(x.rank))),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Reorder the strides; always a view."""
         return (x.transpose(self._order(x.ndim)),)
 

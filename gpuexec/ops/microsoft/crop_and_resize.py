@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +12,11 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.lib.checks import check_dtype, require_ints
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.microsoft.activation import DOMAIN
-from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "crop_and_resize.cu"
 _THREADS = 256  # kThreads of crop_and_resize.cu
@@ -49,14 +47,13 @@ class CropAndResize(Operator):
         if self.mode not in _MODES:
             raise InputError(f"{self.name} expects mode to be one of {', '.join(_MODES)}, got {self.mode!r}.")
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec, boxes: TensorSpec, images: TensorSpec, size: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[boxes, channels, rows, columns]``.
 
         Raises:
             InputError: Types or shapes don't fit, or the size is not positive.
             NeedsHostValue: The size is not known.
         """
-        x, boxes, images, size = inputs
         x = check_dtype(self.name, x, _FLOATS)
         boxes = check_dtype(self.name, boxes, (x.dtype,), "rois")
         images = check_dtype(self.name, images, (_INT32,), "batch_indices")
@@ -71,10 +68,8 @@ class CropAndResize(Operator):
             raise InputError(f"{self.name} expects crop_size to be two positive numbers, got {list(extents)}.")
         return (x.with_shape((boxes.shape[0], x.shape[1], *extents)),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, boxes: Array, images: Array, size: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Gather and blend with NumPy; half in float, rounded once."""
-        x, boxes, images, size = inputs
-        assert x is not None and boxes is not None and images is not None and size is not None
         acc = accumulator(x.dtype)
         rows, columns = (int(extent) for extent in size)
         y = np.full((boxes.shape[0], x.shape[1], rows, columns), self.extrapolation_value, acc)

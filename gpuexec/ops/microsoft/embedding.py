@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import Value
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.norm import SkipLayerNormalization
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 _INT32 = np.dtype(np.int32)
 
@@ -39,7 +39,7 @@ class FirstRows(Operator):
             raise InputError(f"{self.name} expects a table with a row for each of {like}'s last axis, got {x}.")
         return (x.with_shape((1, like.shape[-1], x.shape[1])),)
 
-    def compute(self, x: Array, like: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, like: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Index; always a view."""
         return (x[np.newaxis, : like.shape[-1]],)
 

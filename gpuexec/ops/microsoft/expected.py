@@ -7,14 +7,12 @@ refuse are refused where shapes are known, which is not before planning.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import Shape
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.tensor.layout import Slots
 
 
 class _Shown(Operator):
@@ -41,7 +39,7 @@ class _Shown(Operator):
         assert x is not None
         return (x.with_shape(x.shape),)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array | None, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Return the first input."""
         return (inputs[0],)
 

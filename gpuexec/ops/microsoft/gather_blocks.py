@@ -13,14 +13,14 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import broadcast_strides, ceil_div, normalize_axis
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.matmul_nbits import unpack
 from gpuexec.ops.quant.integer import BYTES, FLOAT, SCALES, dense
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 _SOURCE = "gather_blocks.cu"
 _THREADS = 256
@@ -93,7 +93,7 @@ class GatherBlockQuantized(Operator):
         return (TensorSpec((*found.shape[:gather], *indices.shape, *found.shape[gather + 1 :]), scales.dtype),)
 
     def compute(
-        self, data: Array, indices: Array, scales: Array, zeros: Array | None = None, out: Any = None
+        self, data: Array, indices: Array, scales: Array, zeros: Array | None = None, *, out: Out = None
     ) -> tuple[Array, ...]:
         """Gather narrow elements, then widen them."""
         found, per_byte = self._find_blocks(data.shape, data.dtype), self._per_byte(data.dtype)

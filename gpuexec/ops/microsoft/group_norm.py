@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import Value
-from gpuexec.ir.operator import Array, operator
+from gpuexec.ir.operator import Array, Out, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
@@ -32,7 +32,7 @@ class SpreadOverSpace(View):
             raise InputError(f"skip must be [batch, channels] or have four axes, got {x}.")
         return (x.with_shape(self._spread(x.shape)),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Reshape; always a view."""
         return (x.reshape(self._spread(x.shape)),)
 

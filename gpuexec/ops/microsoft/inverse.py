@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -12,12 +11,12 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.renamed import EVERY_VERSION
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 _SOURCE = "inverse.cu"
 _THREADS = 256  # kThreads of inverse.cu
@@ -37,21 +36,19 @@ class Inverse(Operator):
     keeps_dtype = True
     has_blits = False
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's spec.
 
         Raises:
             InputError: Matrices are not square, or not of floats.
         """
-        x = check_dtype(self.name, inputs[0], _FLOATS)
+        x = check_dtype(self.name, x, _FLOATS)
         if x.rank < 2 or x.shape[-1] != x.shape[-2]:
             raise InputError(f"{self.name} expects square matrices, got {x}.")
         return (x.with_shape(x.shape),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Eliminate with NumPy, all matrices at a time, in the order of the kernel; half in float, rounded once."""
-        x = inputs[0]
-        assert x is not None
         n, acc = x.shape[-1], accumulator(x.dtype)
         one = np.broadcast_to(np.eye(n, dtype=acc), x.shape)
         return (_eliminate(x.astype(acc, copy=False), one).astype(x.dtype),)
@@ -83,24 +80,22 @@ class Solve(Operator):
     keeps_dtype = True
     has_blits = False
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, a: TensorSpec, b: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec of b.
 
         Raises:
             InputError: Matrices are not square, b does not fit them, or the types differ or are no floats.
         """
-        a = check_dtype(self.name, inputs[0], _SOLVED, "A")
-        b = check_dtype(self.name, inputs[1], (a.dtype,), "Y")
+        a = check_dtype(self.name, a, _SOLVED, "A")
+        b = check_dtype(self.name, b, (a.dtype,), "Y")
         if a.rank < 2 or a.shape[-1] != a.shape[-2]:
             raise InputError(f"{self.name} expects square matrices, got {a}.")
         if a.shape[:-1] not in (b.shape, b.shape[:-1]):
             raise InputError(f"{self.name} expects Y {[*a.shape[:-1]]} or {[*a.shape[:-1], 'columns']}, got {b}.")
         return (b.with_shape(b.shape),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+    def compute(self, a: Array, b: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Eliminate with NumPy, all matrices at a time, in the order of the kernel."""
-        a, b = inputs
-        assert a is not None and b is not None
         columns = b.reshape(*a.shape[:-1], prod(b.shape[a.ndim - 1 :]))
         return (_eliminate(a.swapaxes(-1, -2) if self.transposed else a, columns).reshape(b.shape),)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +12,12 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import Shape, Strides, broadcast, broadcast_strides, ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import join
 from gpuexec.ops.microsoft.expected import check_bias
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 FLOATS: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 _SOURCE = "attention_mask.cu"
@@ -47,13 +46,14 @@ class MaskBias(Operator):
     keeps_dtype = True
     has_blits = False
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self, q: TensorSpec, k: TensorSpec, mask: TensorSpec | None = None, bias: TensorSpec | None = None
+    ) -> tuple[TensorSpec, ...]:
         """Return the spec of the sum, with extent 1 on axes that nothing depends on.
 
         Raises:
             InputError: Types or shapes don't fit.
         """
-        q, k, mask, bias = (*inputs, None, None)[:4]
         q = check_dtype(self.name, q, FLOATS, "queries")
         k = check_dtype(self.name, k, (q.dtype,), "keys")
         if q.rank != 3 or k.rank != 4:
@@ -65,10 +65,10 @@ class MaskBias(Operator):
         shape = self._shape(q.shape, k.shape, _shape_of(mask), _shape_of(bias))
         return (q.with_shape(shape),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+    def compute(
+        self, q: Array, k: Array, mask: Array | None = None, bias: Array | None = None, *, out: Out = None
+    ) -> tuple[Array, ...]:
         """Add with NumPy, in float, rounded once."""
-        q, k, mask, bias = (*inputs, None, None)[:4]
-        assert q is not None and k is not None
         shape = self._shape(q.shape, k.shape, _shape_of(mask), _shape_of(bias))
         added = np.zeros(shape, np.float32)
         if mask is not None:

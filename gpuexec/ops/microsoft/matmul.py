@@ -11,14 +11,25 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.graphs import RawNode, Value
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, build, count_elements, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Emitter,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    build,
+    count_elements,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.linalg.matmul import Gemm, MatMul, multiply
 from gpuexec.ops.microsoft.activation import ACTIVATIONS, DOMAIN, activate, check_activation
 from gpuexec.ops.microsoft.renamed import EVERY_VERSION
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 _FLOATS = dtypes_of("float")
 
@@ -43,13 +54,13 @@ class FusedMatMul(Operator):
     has_blits = True
     epilogue_rank = 0
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, a: TensorSpec, b: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
 
         Raises:
             InputError: Types differ or are not float, or extents do not fit.
         """
-        a, b = (check_dtype(self.name, spec, _FLOATS, role) for spec, role in zip(inputs, "AB", strict=True))
+        a, b = (check_dtype(self.name, spec, _FLOATS, role) for spec, role in zip((a, b), "AB", strict=True))
         shown = [
             spec.with_shape(tuple(spec.shape[axis] for axis in order))
             for spec, order in zip((a, b), self._orders(a.rank, b.rank), strict=True)
@@ -62,10 +73,8 @@ class FusedMatMul(Operator):
         depth = 1 if a is None else a.shape[self._orders(a.rank, a.rank)[0][-1]]
         return 2 * count_elements(outputs, 0) * depth
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, a: Array, b: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Multiply and scale in the accumulator's type, round once."""
-        a, b = inputs
-        assert a is not None and b is not None
         a_order, b_order = self._orders(a.ndim, b.ndim)
         a, b = a.transpose(a_order), b.transpose(b_order)
         if self.alpha == 1:

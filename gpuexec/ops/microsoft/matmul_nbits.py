@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,14 +18,13 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.linalg.matmul import multiply
 from gpuexec.ops.linalg.matmul_launch import count_tiles, pack_gemm
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.quant.integer import BYTES, FLOAT, INT32, SCALES, dense
-from gpuexec.ops.tensor.layout import Slots
 
 UINT8 = BYTES[0]
 _LEAST_BLOCK = 16
@@ -77,7 +76,15 @@ class MatMulNBits(Operator):
     keeps_dtype = True
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self,
+        a: TensorSpec,
+        b: TensorSpec,
+        scales: TensorSpec,
+        zeros: TensorSpec | None = None,
+        groups: TensorSpec | None = None,
+        bias: TensorSpec | None = None,
+    ) -> tuple[TensorSpec, ...]:
         """Replace the last extent of A.
 
         Raises:
@@ -87,7 +94,6 @@ class MatMulNBits(Operator):
             got = f"{self.bits} and {self.weight_prepacked}"
             raise InputError(f"{self.name} expects bits 2, 4 or 8 and weight_prepacked 0, got {got}.")
         _check_block(self.name, self.block_size)
-        a, b, scales, zeros, groups, bias = (*inputs, *(None,) * 4)[:6]
         a = _check_operand(self.name, a, self.K, "K")
         blocks = ceil_div(self.K, self.block_size)
         zero_bytes = ceil_div(blocks * self.bits, 8)
@@ -104,14 +110,22 @@ class MatMulNBits(Operator):
             raise InputError(f"{self.name} expects g_idx to be an int32 for each of {self.K} places, got {groups}.")
         return (TensorSpec((*a.shape[:-1], self.N), a.dtype),)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+    def compute(
+        self,
+        a: Array,
+        b: Array,
+        scales: Array,
+        zeros: Array | None = None,
+        groups: Array | None = None,
+        bias: Array | None = None,
+        *,
+        out: Out = None,
+    ) -> tuple[Array, ...]:
         """Widen a part of the weights, multiply; half and bfloat16 in float, rounded once.
 
         Raises:
             InputError: A place of g_idx is no block's.
         """
-        a, b, scales, zeros, groups, bias = (*inputs, *(None,) * 4)[:6]
-        assert a is not None and b is not None and scales is not None
         blocks = ceil_div(self.K, self.block_size)
         places = np.arange(self.K) // self.block_size if groups is None else groups.reshape(-1)[: self.K]
         outside = places[(places < 0) | (places >= blocks)]
@@ -188,7 +202,7 @@ class MatMulBnb4(Operator):
                 raise InputError(f"{self.name} expects {name} to be {size} of {dtype_row(dtype).name}, got {spec}.")
         return (TensorSpec((*a.shape[:-1], columns), a.dtype),)
 
-    def compute(self, a: Array, b: Array, absmax: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, a: Array, b: Array, absmax: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Widen the weights, multiply; half and bfloat16 in float, rounded once."""
         count = self.N * self.K
         codes = unpack(b.reshape(-1), 4, is_high_first=True)[:count]
@@ -212,7 +226,7 @@ class MatMulBnb4(Operator):
 def _launch(
     emit: Emitter,
     operands: tuple[Slot, Slot | None, Slot],
-    weights: tuple[Slot | None, ...],
+    weights: Slots,
     extents: tuple[int, int],
     shape: bytes,
     *,

@@ -6,18 +6,17 @@ The hash is MurmurHash3_x86_32: https://github.com/aappleby/smhasher/blob/61a053
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.microsoft.activation import DOMAIN
-from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "murmur_hash3.cu"
 _THREADS = 256  # kThreads of murmur_hash3.cu
@@ -47,7 +46,7 @@ class MurmurHash3(Operator):
         x = check_dtype(self.name, x, (*_NUMBERS, STRING))
         return (TensorSpec(x.shape, np.dtype(np.uint32 if self.positive else np.int32)),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Hash words of all elements at a time; strings one by one."""
         if x.dtype == STRING:
             hashes = np.array([_hash_bytes(text.encode(), self._seed) for text in x.reshape(-1).tolist()], _WORD)

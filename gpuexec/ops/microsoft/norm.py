@@ -13,7 +13,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
@@ -22,7 +22,6 @@ from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.mask import FLOATS
 from gpuexec.ops.nn.norm import Affine, inverse_deviation, mean_over
-from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "norm.cu"
 _FLOAT = np.dtype(np.float32)
@@ -72,7 +71,7 @@ class _NormalizedSum(Operator):
         statistics = TensorSpec((*x.shape[:-1], 1), _FLOAT)
         return x.with_shape(x.shape), statistics, statistics, x.with_shape(x.shape)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Add and normalise with NumPy, in float, rounded once."""
         x, skip, scale, beta, bias = self._read(inputs)
         total: Array = x.astype(_FLOAT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.elementwise_engine import UNSIGNED_BY_SIZE
 from gpuexec.ops.lib.checks import check_dtype
@@ -24,7 +24,6 @@ from gpuexec.ops.microsoft.attention import draw_heads, draw_parts
 from gpuexec.ops.microsoft.expected import ProjectedInput, WholeBias
 from gpuexec.ops.microsoft.mask import FLOATS
 from gpuexec.ops.nn.attention import AttentionOverCache
-from gpuexec.ops.tensor.layout import Slots
 from gpuexec.ops.tensor.nonzero import cut
 
 _SOURCE = "packing.cu"
@@ -62,7 +61,7 @@ class OrderTokens(Operator):
         made = (x.shape[:2], (x.shape[0] + 1,), (1,))
         return (*(TensorSpec(shape, _INT32) for shape in made), TensorSpec((1,), _INDEX))
 
-    def compute(self, x: Array, counts: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, counts: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Sort with NumPy."""
         batch, rows = x.shape[:2]
         counts = np.clip(counts, 0, rows)
@@ -133,7 +132,7 @@ class RestoreRows(Operator):
             raise InputError(f"{self.name} expects as many rows as {like} has, got {x}.")
         return (x.with_shape((*places.shape, *x.shape[1:])),)
 
-    def compute(self, x: Array, places: Array, *_: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, places: Array, like: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Scatter with NumPy; a place out of range is left out."""
         y = np.zeros((places.size, *x.shape[1:]), x.dtype)
         at = places.reshape(-1)[: x.shape[0]]

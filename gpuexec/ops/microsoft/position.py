@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,14 +13,13 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.expected import GatedInput
 from gpuexec.ops.microsoft.packing import RestoreRows
 from gpuexec.ops.microsoft.projected import ProjectedHeads
-from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "relative_buckets.cu"
 _THREADS = 256  # kThreads of relative_buckets.cu
@@ -60,7 +59,7 @@ class RelativeBuckets(Operator):
             )
         return (TensorSpec((_read(queries, "query_length", 1), _read(keys, "key_length", 2)), _INT32),)
 
-    def compute(self, table: Array, queries: Array, keys: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, table: Array, queries: Array, keys: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Look up with NumPy."""
         rows, columns = (int(length.reshape(())) for length in (queries, keys))
         distance = np.arange(columns) - np.arange(rows)[:, np.newaxis]

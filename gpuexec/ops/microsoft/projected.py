@@ -10,12 +10,12 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import Shape, Strides, contiguous_strides
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, build, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, build, operator
 from gpuexec.ir.spec import TensorSpec, accumulator
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.microsoft.mask import FLOATS
 from gpuexec.ops.nn.heads import split_shape
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 _QUERIES, _VALUES = 0, 2
 
@@ -66,7 +66,7 @@ class ProjectedHeads(Operator):
                 raise InputError(f"{self.name} expects a bias [{wanted}], got {bias} for heads {list(shape)}.")
         return (x.with_shape(self._result(shape)),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """View and add with NumPy; half and bfloat16 in float, rounded once."""
         x, bias = (*inputs, None)[:2]
         assert x is not None

@@ -16,7 +16,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import broadcast, contiguous_strides, normalize_axis
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.elementwise_engine import BOOL
 from gpuexec.ops.lib.broadcast import launch_broadcast
@@ -31,7 +31,7 @@ from gpuexec.ops.microsoft.quantized_tensor import (
 )
 from gpuexec.ops.microsoft.rational import rational_sigmoid
 from gpuexec.ops.quant.integer import FLOAT, Quantized, check_bytes, offset_of
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 _SOURCE = "quantized_elementwise.cu"
 _COPY, _LEAKY_RELU, _SIGMOID = range(3)  # kinds of quantized_unary
@@ -60,7 +60,7 @@ class QuantizedUnary(Operator):
         check_scale(self.name, "Y", y, spec.dtype)
         return (spec.with_shape(spec.shape),)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """Widen, compute, round."""
         x, y = _split_unary(inputs)
         with np.errstate(all="ignore"):
@@ -128,7 +128,7 @@ class QuantizedBinary(Operator):
         check_scale(self.name, "C", c, left.dtype)
         return (TensorSpec(broadcast(left.shape, right.shape), left.dtype),)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """Widen, compute, round."""
         a, b, c = _split_binary(inputs)
         with np.errstate(all="ignore"):
@@ -187,7 +187,7 @@ class QLinearWhere(Operator):
         check_scale(self.name, "z", z, left.dtype)
         return (TensorSpec(broadcast(condition.shape, left.shape, right.shape), left.dtype),)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """Requantise both to the scale of z, and choose."""
         condition, (x, y, z) = inputs[0], _split_binary(inputs[1:])
         assert condition is not None
@@ -234,7 +234,7 @@ class QLinearConcat(Operator):
         extent = sum(spec.shape[axis] for spec in specs)
         return (TensorSpec((*rest[0][:axis], extent, *rest[0][axis:]), dtype),)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """Requantise each to the scale of the result, and join."""
         y, parts = self._split(inputs)
         return (np.concatenate([narrow_numbers(widen_bytes(part), y, y.zero.dtype) for part in parts], self.axis),)

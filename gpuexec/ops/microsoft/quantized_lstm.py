@@ -18,7 +18,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
@@ -29,7 +29,6 @@ from gpuexec.ops.nn.rnn_host import Activation, Bound, State, Step, bind_activat
 from gpuexec.ops.quant.dynamic_quantize import quantize_by_range
 from gpuexec.ops.quant.integer import FLOAT, INT32, Quantized, check_bytes, dense, offset_of
 from gpuexec.ops.quant.integer_matmul import multiply_integers
-from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "quantized_lstm.cu"
 _THREADS = 256
@@ -103,7 +102,7 @@ class QuantizedLstmSteps(Operator):
             raise InputError(f"{self.name} expects as many zero points of R as scales {scale}, got {zero}.")
         return TensorSpec((steps, *state), FLOAT), TensorSpec(state, FLOAT), TensorSpec(state, FLOAT)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array | None, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Compute step by step."""
         gates, r, scale, zero, bias, lengths, *rest = (*inputs, *(None,) * 5)[:9]
         assert gates is not None and r is not None and scale is not None and zero is not None

@@ -11,7 +11,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import broadcast_strides
 from gpuexec.ir.graphs import Value
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
@@ -28,7 +28,7 @@ from gpuexec.ops.quant.integer import (
 )
 from gpuexec.ops.quant.integer_matmul import HALF, check_product, launch_integer_gemm, multiply_integers, scale_product
 from gpuexec.ops.quant.integer_quants import view_quant
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 _WIDE = (FLOAT, HALF)
 
@@ -60,7 +60,7 @@ class MatMulIntegerToFloat(Operator):
             raise InputError(f"{self.name} expects a bias of one number for each column of B {b.values}, got {bias}.")
         return (TensorSpec(shape, dtype),)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """Multiply exactly, scale, add; half rounded once."""
         a, b, bias = _split(inputs)
         with np.errstate(all="ignore"):
@@ -136,7 +136,7 @@ class QGemm(Operator):
         check_one(self.name, zero, BYTES, "y_zero_point")
         return (TensorSpec(shape, zero.dtype),)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """Multiply exactly, scale, maybe round."""
         a, b, c, y = self._split(inputs)
         left = Quantized(a.values.T if self.transA else a.values, None, a.zero)

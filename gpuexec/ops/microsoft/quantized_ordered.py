@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.graphs import Value
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import Cast
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.expected import OfType
 from gpuexec.ops.microsoft.mask import MaskBias
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 from gpuexec.ops.tensor.shape import Constant
 
 _COLUMNS, _ROWS = 0, 1
@@ -52,7 +52,7 @@ class ColumnMajor(Operator):
             raise InputError(f"{self.name} expects matrices [..., rows, columns], got {x}.")
         return (x.with_shape(x.shape),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Swap the last two axes of the same bytes."""
         *outer, rows, columns = x.shape
         return (x.reshape(*outer, columns, rows).swapaxes(-1, -2),)

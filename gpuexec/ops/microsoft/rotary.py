@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import Value
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
@@ -18,7 +17,6 @@ from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.cache import launch_places
 from gpuexec.ops.microsoft.mask import FLOATS
 from gpuexec.ops.nn.rotary import RotaryEmbedding as Rotation
-from gpuexec.ops.tensor.layout import Slots
 
 _INDEX = np.dtype(np.int64)
 
@@ -41,13 +39,14 @@ class RotateHeads(Operator):
     keeps_dtype = True
     has_blits = False
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self, x: TensorSpec, positions: TensorSpec, cosines: TensorSpec, sines: TensorSpec
+    ) -> tuple[TensorSpec, ...]:
         """Return the input's spec.
 
         Raises:
             InputError: Types or shapes don't fit.
         """
-        x, positions, cosines, sines = inputs
         x = check_dtype(self.name, x, FLOATS)
         positions = check_dtype(self.name, positions, (_INDEX,), "position_ids")
         cosines = check_dtype(self.name, cosines, (x.dtype,), "cos_cache")
@@ -65,10 +64,10 @@ class RotateHeads(Operator):
             positions = positions.with_shape(_extents(x.shape))
         return self._rotation(x.shape, cosines.shape).infer(x, cosines, sines, positions)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(
+        self, x: Array, positions: Array, cosines: Array, sines: Array, *, out: Out = None
+    ) -> tuple[Array | None, ...]:
         """Count positions on, then turn with NumPy."""
-        x, positions, cosines, sines = inputs
-        assert x is not None and positions is not None and cosines is not None
         if positions.ndim < 2:
             batch, rows = _extents(x.shape)
             positions = np.broadcast_to(positions.reshape(()) + np.arange(rows), (batch, rows))

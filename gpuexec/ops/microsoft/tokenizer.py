@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.host_values import require_const
-from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.microsoft.activation import DOMAIN
@@ -68,7 +67,7 @@ class Tokenizer(Operator):
         rows = self._split(require_const(x, "X", 0))
         return (TensorSpec((*x.shape, max(map(len, rows))), STRING),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Split, and fill up."""
         if not x.size:
             return (np.empty((*x.shape[:-1], 0), STRING),)

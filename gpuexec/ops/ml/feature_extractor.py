@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.prepared import INT64, NUMBERS
 from gpuexec.ops.tensor.gather import Gather
-from gpuexec.ops.tensor.layout import Slots, reshaped
+from gpuexec.ops.tensor.layout import reshaped
 
 
 @operator("ArrayFeatureExtractor", "ai.onnx.ml")
@@ -41,7 +40,7 @@ class ArrayFeatureExtractor(Operator):
             raise InputError(f"{self.name} expects an input of one axis or more, got {x}.")
         return (x.with_shape((*(x.shape[:-1] or (1,)), indices.size)),)
 
-    def compute(self, x: Array, indices: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, indices: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Take elements along the last axis."""
         picked = Gather(-1).compute(x, indices.reshape(-1))[0]
         return (np.asarray(picked.reshape(*(x.shape[:-1] or (1,)), indices.size)),)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -13,14 +12,13 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
 from gpuexec.ops.ml.features import SOURCE
 from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, THREADS, as_rows, count_rows, show_as
-from gpuexec.ops.tensor.layout import Slots
 
 _NORMS = ("MAX", "L1", "L2")  # as Norm of features.cu numbers them
 instantiate(SOURCE, ["normalize_features", "place_features"])
@@ -52,7 +50,7 @@ class Normalizer(Operator):
         count_rows(self.name, check_dtype(self.name, x, NUMBERS))
         return (TensorSpec(x.shape, FLOAT),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Divide in float."""
         with np.errstate(all="ignore"):
             wide = x.astype(FLOAT, copy=False)
@@ -103,7 +101,7 @@ class FeatureVectorizer(Operator):
             )
         return (TensorSpec((found[0], sum(self._columns(inputs))), FLOAT),)
 
-    def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array, out: Out = None) -> tuple[Array, ...]:
         """Cast and copy."""
         specs = [TensorSpec.of(x) for x in inputs]
         columns = self._columns(specs)

@@ -11,12 +11,11 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, NUMBERS, THREADS, show_as
-from gpuexec.ops.tensor.layout import Slots
 
 SOURCE = "features.cu"
 instantiate(SOURCE, [f"scale_features<{real}>" for real in ("float", "double")])
@@ -69,7 +68,7 @@ class Scaler(Operator):
         _check_columns(self.name, x, offset=self._offset, scale=self._scale)
         return (TensorSpec(x.shape, FLOAT),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Subtract, multiply."""
         wide = DOUBLE if x.dtype == DOUBLE else FLOAT
         offset, scale = (np.array(numbers, FLOAT).astype(wide) for numbers in (self._offset, self._scale))
@@ -121,7 +120,7 @@ class Imputer(Operator):
         _check_columns(self.name, x, values=tuple(values))
         return (x.with_shape(x.shape),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Choose."""
         values, replaced = self._read(x.dtype)
         is_replaced = np.isnan(x) if replaced is not None and replaced != replaced else np.equal(x, replaced)
@@ -173,7 +172,7 @@ class Binarizer(Operator):
         check_dtype(self.name, x, NUMBERS)
         return (x.with_shape(x.shape),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Compare."""
         threshold = self._read(x.dtype)
         return (

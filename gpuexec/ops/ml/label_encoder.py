@@ -11,12 +11,11 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT32, INT64, THREADS, TableOperator, freeze_arrays
 from gpuexec.ops.reduce.sort import sort_keys
-from gpuexec.ops.tensor.layout import Slots
 from gpuexec.ops.tensor.shape import Literal, from_literal
 
 SOURCE = "label_encoder.cu"
@@ -113,7 +112,7 @@ class LabelEncoder(TableOperator[dict[Any, Encoding]]):
         check_dtype(self.name, x, tuple(self.tables))
         return (TensorSpec(x.shape, self.tables[x.dtype].values.dtype),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Look up."""
         encoding = self.tables[x.dtype]
         return (np.asarray(encoding.values[encoding.find(x)], encoding.values.dtype),)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import Node
-from gpuexec.ir.operator import Array, Derivative, Emitter, Tolerance, decompose, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Out, Slots, Tolerance, decompose, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
 from gpuexec.ops.ml.likeness import Vectors, launch_likeness, lower_sums
 from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, TableOperator, as_rows, count_rows
 from gpuexec.ops.ml.scores import LabelRule, Pair, ScorePostprocessing, choose_pair, find_transform
-from gpuexec.ops.tensor.layout import Slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +83,7 @@ class LinearClassifier(TableOperator[_Coefficients]):
         scores = TensorSpec((rows, finish.width(vectors.count)), FLOAT)
         return TensorSpec((rows,), label_dtype(self.classlabels_strings)), scores
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Multiply with NumPy in float."""
         vectors, _, finish = self._bind(TensorSpec(x.shape, x.dtype))
         places, scores = finish.compute(vectors.compare(as_rows(x)), FLOAT)
@@ -146,7 +144,7 @@ class LinearRegressor(TableOperator[_Coefficients]):
         vectors, rows = self._bind(x)
         return (TensorSpec((rows, vectors.count), FLOAT),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Multiply with NumPy in float."""
         vectors, _ = self._bind(TensorSpec(x.shape, x.dtype))
         return (

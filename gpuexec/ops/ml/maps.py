@@ -10,7 +10,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.containers import describe, find_held, hold, make_map, make_sequence, read_map
 from gpuexec.ir.host_values import require_const
-from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
 from gpuexec.ir.spec import MAP, SEQUENCE, STRING, TensorSpec, is_container
 from gpuexec.ops.elementwise.elementwise_cast import convert
 from gpuexec.ops.lib.checks import check_dtype
@@ -46,7 +46,7 @@ class CategoryMapper(Operator):
         check_dtype(self.name, x, (STRING, INT64))
         return (TensorSpec(x.shape, INT64 if x.dtype == STRING else STRING),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Look up."""
         ints, strings = self.cats_int64s or (), self.cats_strings or ()
         given = x.reshape(-1).tolist()
@@ -86,7 +86,7 @@ class CastMap(Operator):
         count = self.max_map if self.map_form == "SPARSE" else len(read_map(require_const(x, "X", 0)))
         return (TensorSpec((1, count), _CASTS[self.cast_to]),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Order, and convert.
 
         Raises:
@@ -139,7 +139,7 @@ class DictVectorizer(Operator):
         _check_map(self.name, x)
         return (TensorSpec((1, len(self._words)), find_held(require_const(x, "X", 0)) or FLOAT),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Look up.
 
         Raises:
@@ -186,7 +186,7 @@ class ZipMap(Operator):
             raise InputError(f"{self.name} expects an input [rows, {count}] or [{count}], one column a key, got {x}.")
         return (TensorSpec((), SEQUENCE),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Convert each row into a map."""
         rows = x.reshape(-1, len(self._keys))
         maps = [make_map(dict(zip(self._keys, [hold(np.array(item)) for item in row], strict=True))) for row in rows]

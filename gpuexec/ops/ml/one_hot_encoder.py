@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.elementwise.elementwise_cast import convert
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.ml.features import SOURCE, launch_elements
 from gpuexec.ops.ml.prepared import FLOAT, INT64, NUMBERS, show_as
-from gpuexec.ops.tensor.layout import Slots
 
 instantiate(SOURCE, ["mark_category"])
 
@@ -51,7 +49,7 @@ class OneHotEncoder(Operator):
         check_dtype(self.name, x, (STRING,) if self.cats_strings else NUMBERS)
         return (TensorSpec((*x.shape, len(self.cats_int64s or self.cats_strings or ())), FLOAT),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Compare with each category.
 
         Raises:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import Node
-from gpuexec.ir.operator import Array, Derivative, Emitter, Tolerance, decompose, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Out, Slots, Tolerance, decompose, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
@@ -15,7 +14,6 @@ from gpuexec.ops.ml.likeness import Vectors, launch_likeness, lower_sums, read_v
 from gpuexec.ops.ml.pairs import Pairs, read_pairs
 from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, TableOperator, as_rows, count_rows, read_numbers
 from gpuexec.ops.ml.scores import LabelRule, Pair, ScorePostprocessing, Transform, choose_pair, find_transform
-from gpuexec.ops.tensor.layout import Slots
 
 
 @operator("SVMRegressor", "ai.onnx.ml")
@@ -62,7 +60,7 @@ class SVMRegressor(TableOperator[tuple[Vectors | None, Vectors]]):
         rows, _ = count_rows(self.name, x, (vectors or weights).rows.shape[1])
         return (TensorSpec((rows, 1), FLOAT),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Multiply with NumPy in float."""
         vectors, weights = self.tables
         wide = as_rows(x)
@@ -137,7 +135,7 @@ class SVMClassifier(TableOperator[tuple[Vectors, Pairs | None]]):
         labels = TensorSpec((rows,), label_dtype(self.classlabels_strings))
         return labels, TensorSpec((rows, self._finish().width(columns)), FLOAT)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Compare with NumPy, in float; sums of pairs in double."""
         vectors, pairs = self.tables
         raw, places = vectors.compare(as_rows(x)), None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -11,13 +10,12 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.ml.ngrams import Grams, build_grams
 from gpuexec.ops.ml.prepared import FLOAT, INT32, INT64, TableOperator, as_rows
-from gpuexec.ops.tensor.layout import Slots
 
 SOURCE = "tfidf.cu"
 _THREADS = 256  # kThreads of tfidf.cu
@@ -110,7 +108,7 @@ class TfIdfVectorizer(TableOperator[Weighing]):
             raise InputError(f"{self.name} expects tokens [count] or [rows, count], got {x}.")
         return (TensorSpec((*x.shape[:-1], self.tables.columns), FLOAT),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Count all n-grams at once, token by token, from each place and with each distance."""
         tables, rows = self.tables, as_rows(x)
         numbers, grams = tables.grams.number(rows), tables.grams

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.operator import Array, Emitter, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.ensemble import Ensemble
 from gpuexec.ops.ml.forest import Aggregate, Nodes, Votes
 from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, TableOperator, freeze_arrays
 from gpuexec.ops.ml.scores import ScorePostprocessing, Transform
-from gpuexec.ops.tensor.layout import Slots
 from gpuexec.ops.tensor.shape import Literal, from_literal
 
 _HALF = np.dtype(np.float16)
@@ -109,7 +107,7 @@ class TreeEnsemble(TableOperator[Ensemble]):
         check_dtype(self.name, x, (FLOAT, DOUBLE, _HALF))
         return (TensorSpec((self.tables.check(self.name, x), self.tables.columns), x.dtype),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Traverse all trees with NumPy."""
         return (self.tables.finish.compute(self.tables.compute(x, x.dtype), x.dtype)[1],)
 

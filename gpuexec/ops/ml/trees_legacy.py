@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import Node
-from gpuexec.ir.operator import Array, Derivative, Emitter, Tolerance, decompose, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Out, Slots, Tolerance, decompose, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.ensemble import Ensemble, spread_base
@@ -18,7 +17,6 @@ from gpuexec.ops.ml.forest_legacy import LegacyNodes, LegacyVotes
 from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
 from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, TableOperator, choose_floats, freeze_arrays
 from gpuexec.ops.ml.scores import LabelRule, Pair, ScorePostprocessing, choose_pair, find_transform
-from gpuexec.ops.tensor.layout import Slots
 from gpuexec.ops.tensor.shape import Literal
 
 
@@ -103,7 +101,7 @@ class TreeEnsembleRegressor(LegacyTrees):
         check_dtype(self.name, x, NUMBERS)
         return (TensorSpec((self.tables.check(self.name, x), self.tables.columns), FLOAT),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Traverse all trees with NumPy."""
         return (self.tables.finish.compute(self.tables.compute(x, FLOAT), FLOAT)[1],)
 
@@ -170,7 +168,7 @@ class TreeEnsembleClassifier(LegacyTrees):
         labels = TensorSpec((rows,), label_dtype(self.classlabels_strings))
         return labels, TensorSpec((rows, self.tables.columns), FLOAT)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Traverse all trees with NumPy."""
         places, scores = self.tables.finish.compute(self.tables.compute(x, FLOAT), FLOAT)
         return name_places(places, self.classlabels_int64s, self.classlabels_strings), scores

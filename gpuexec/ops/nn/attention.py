@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, count_elements, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, count_elements, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import Cast
 from gpuexec.ops.lib.checks import check_dtype
@@ -24,7 +24,7 @@ from gpuexec.ops.nn.attention_host import AttentionRule, attend
 from gpuexec.ops.nn.attention_launch import FLOATS, MASK_TYPES, AttentionOperands, launch_attention
 from gpuexec.ops.nn.heads import join_groups, join_heads, share_heads, split_array, split_shape, split_slot
 from gpuexec.ops.nn.softmax import SOFTMAX_FLOPS
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 _LENGTH = np.dtype(np.int64)
 _PRECISIONS = (1, 10, 11, 16)  # codes of float, half, double, bfloat16
@@ -159,13 +159,21 @@ class Attention(_Attention):
     example = "float32[1,2,3,4] float32[1,2,3,4] float32[1,2,3,4] bool[3,3]"
     derivative = Derivative.PARTS
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self,
+        q: TensorSpec,
+        k: TensorSpec,
+        v: TensorSpec,
+        mask: TensorSpec | None = None,
+        past_key: TensorSpec | None = None,
+        past_value: TensorSpec | None = None,
+        lengths: TensorSpec | None = None,
+    ) -> tuple[TensorSpec, ...]:
         """Return the specs of y, present keys, present values and scores.
 
         Raises:
             InputError: Types differ, shapes don't fit, or a past is given together with lengths or only by half.
         """
-        q, k, v, mask, past_key, past_value, lengths = (*inputs, *(None,) * 7)[:7]
         q = check_dtype(self.name, q, FLOATS, "Q")
         k, v = check_dtype(self.name, k, (q.dtype,), "K"), check_dtype(self.name, v, FLOATS, "V")
         if not q.rank == k.rank == v.rank:
@@ -194,10 +202,19 @@ class Attention(_Attention):
             )
         return new.with_shape((*shape[:_ROWS], past.shape[_ROWS] + shape[_ROWS], *shape[_ROWS + 1 :]))
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None = None,
+        past_key: Array | None = None,
+        past_value: Array | None = None,
+        lengths: Array | None = None,
+        *,
+        out: Out = None,
+    ) -> tuple[Array | None, ...]:
         """Append to the past, then work out with NumPy; half and bfloat16 in float, rounded once."""
-        q, k, v, mask, past_key, past_value, lengths = (*inputs, *(None,) * 7)[:7]
-        assert k is not None and v is not None
         k, v = split_array(k, self.kv_num_heads), split_array(v, self.kv_num_heads)
         past = 0
         if past_key is not None and past_value is not None:
@@ -241,13 +258,21 @@ class AttentionOverCache(_Attention):
     those of keys, and stands for no value. Outputs: y and scores.
     """
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self,
+        q: TensorSpec,
+        k: TensorSpec,
+        v: TensorSpec,
+        mask: TensorSpec | None = None,
+        new: TensorSpec | None = None,
+        lengths: TensorSpec | None = None,
+        sinks: TensorSpec | None = None,
+    ) -> tuple[TensorSpec, ...]:
         """Return the specs of y and scores.
 
         Raises:
             InputError: Types differ, or shapes don't fit.
         """
-        q, k, v, mask, new, lengths, sinks = (*inputs, *(None,) * 7)[:7]
         q = check_dtype(self.name, q, FLOATS, "Q")
         k, v = check_dtype(self.name, k, (q.dtype,), "K"), check_dtype(self.name, v, FLOATS, "V")
         axes = (4, 5)
@@ -262,10 +287,19 @@ class AttentionOverCache(_Attention):
             raise InputError(f"{self.name} expects a sink for each of {scores.shape[1]} heads, got {sinks}.")
         return y, scores
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None = None,
+        new: Array | None = None,
+        lengths: Array | None = None,
+        sinks: Array | None = None,
+        *,
+        out: Out = None,
+    ) -> tuple[Array | None, ...]:
         """Work out with NumPy; half and bfloat16 in float, rounded once."""
-        q, k, v, mask, new, lengths, sinks = (*inputs, *(None,) * 7)[:7]
-        assert k is not None
         past = 0 if new is None else k.shape[-2] - new.shape[_ROWS]
         return self._compute((q, k, v, mask, lengths, sinks), past, out, 1)
 

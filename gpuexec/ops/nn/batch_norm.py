@@ -14,7 +14,7 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
@@ -56,19 +56,22 @@ class BatchNormalization(Operator):
     has_blits = True
     epilogue_rank = 1
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self, x: TensorSpec, scale: TensorSpec, bias: TensorSpec, mean: TensorSpec, variance: TensorSpec
+    ) -> tuple[TensorSpec, ...]:
         """Return the specs of y, running mean and running variance.
 
         Raises:
             InputError: Not float types, types that differ within scale and B or within mean and variance, or not one
                 entry per channel.
         """
-        x = check_dtype(self.name, inputs[0], _FLOATS)
+        x = check_dtype(self.name, x, _FLOATS)
         if not x.rank:
             raise InputError(f"{self.name} expects an input of rank 1 or more, [n, channels, ...], got {x}.")
         _, channels, _ = self._split(x.shape)
         parameters = [
-            check_dtype(self.name, spec, _FLOATS, role) for role, spec in zip(_ROLES, inputs[1:5], strict=True)
+            check_dtype(self.name, spec, _FLOATS, role)
+            for role, spec in zip(_ROLES, (scale, bias, mean, variance), strict=True)
         ]
         for role, spec in zip(_ROLES, parameters, strict=True):
             if spec.size != channels or (spec.rank != 1 and not self.per_activation):
@@ -81,10 +84,10 @@ class BatchNormalization(Operator):
             )
         return x.with_shape(x.shape), mean.with_shape(mean.shape), mean.with_shape(mean.shape)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(
+        self, x: Array, scale: Array, bias: Array, mean: Array, variance: Array, *, out: Out = None
+    ) -> tuple[Array | None, ...]:
         """Normalise with NumPy; half and bfloat16 in float, rounded once."""
-        x, scale, bias, mean, variance = inputs
-        assert x is not None and scale is not None and bias is not None and mean is not None and variance is not None
         wide = x.astype(accumulator(x.dtype), copy=False)
         kind = wide.dtype.type
         running = mean, variance
@@ -109,7 +112,7 @@ class BatchNormalization(Operator):
             y += bias
             return (y.astype(x.dtype, copy=False), *running)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the elementwise map; in training a block per channel measures first."""
         slots = [emit.contiguous(slot) for slot in inputs if slot is not None]
         (x, scale, bias, mean, variance), (y, *running) = slots, (*outputs, None, None)[:3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,11 +12,10 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
-from gpuexec.ops.tensor.layout import Slots
 
 FLOATS: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 _ACTIVATIONS = ("none", "silu", "swish")
@@ -42,13 +40,14 @@ class CausalConvWithState(Operator):
     keeps_dtype = True
     has_blits = False
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self, x: TensorSpec, weight: TensorSpec, bias: TensorSpec | None = None, past: TensorSpec | None = None
+    ) -> tuple[TensorSpec, ...]:
         """Return the specs of the output and the state it leaves.
 
         Raises:
             InputError: Types differ, shapes don't fit, or the activation is unknown.
         """
-        x, weight, bias, past = (*inputs, None, None)[:4]
         x = check_dtype(self.name, x, FLOATS)
         weight = check_dtype(self.name, weight, (x.dtype,), "weight")
         if self.activation not in _ACTIVATIONS:
@@ -64,10 +63,10 @@ class CausalConvWithState(Operator):
                 raise InputError(f"{self.name} expects {role} of shape {list(shape)}, got {given}.")
         return x.with_shape(x.shape), state
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(
+        self, x: Array, weight: Array, bias: Array | None = None, past: Array | None = None, *, out: Out = None
+    ) -> tuple[Array | None, ...]:
         """Convolve with NumPy, tap by tap, in float; half and bfloat16 rounded once."""
-        x, weight, bias, past = (*inputs, None, None)[:4]
-        assert x is not None and weight is not None
         batch, channels, length = x.shape
         taps = weight.shape[2]
         if past is None:

@@ -18,14 +18,13 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Tolerance, count_elements, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Out, Slots, Tolerance, count_elements, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.lib.window_extents import conv_transpose_output
 from gpuexec.ops.lib.windows import Windows, pack_strides
 from gpuexec.ops.nn.conv_host import convolve, convolve_transposed
 from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
 from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
-from gpuexec.ops.tensor.layout import Slots
 
 DTYPES = dtypes_of("float")
 _KERNELS = ("conv_gemm", "conv_direct", "conv_transpose")
@@ -48,13 +47,13 @@ class Conv(Convolution):
     has_blits = True
     epilogue_rank = 3
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec, w: TensorSpec, bias: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, windows...]``.
 
         Raises:
             InputError: Ranks, types, channels or attributes do not fit together.
         """
-        x, w = _check_inputs(self, inputs, out_axis=0)
+        x, w = _check_inputs(self, x, w, bias, out_axis=0)
         check_channels(self.name, x, x.shape[1], w, self.group)
         return (TensorSpec((x.shape[0], w.shape[0], *self.windows(x.shape, w.shape).counts), x.dtype),)
 
@@ -64,13 +63,11 @@ class Conv(Convolution):
         weights = 0 if w is None else prod(w.shape[1:])
         return count_elements(outputs, 0) * (2 * weights + (len(inputs) > 2 and inputs[2] is not None))
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, w: Array, bias: Array | None = None, *, out: Out = None) -> tuple[Array | None, ...]:
         """Convolve; half and bfloat16 in float, rounded once."""
-        x, w, bias = (*inputs, None)[:3]
-        assert x is not None and w is not None
         return (convolve(x, w, bias, self.windows(x.shape, w.shape), self.group, out[0] if out else None),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the product over patches, or the direct kernel for groups of one channel."""
         self.lower_with(emit, inputs, outputs)
 
@@ -102,13 +99,13 @@ class ConvTranspose(Convolution):
     has_blits = True
     epilogue_rank = 3
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec, w: TensorSpec, bias: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, extents...]``.
 
         Raises:
             InputError: Ranks, types, channels or attributes do not fit together.
         """
-        x, w = _check_inputs(self, inputs, out_axis=1)
+        x, w = _check_inputs(self, x, w, bias, out_axis=1)
         if x.shape[1] != w.shape[0] or x.shape[1] % self.group:
             raise InputError(
                 f"ConvTranspose expects {w.shape[0]} input channels (shape[0] of the weight {w}), "
@@ -135,13 +132,11 @@ class ConvTranspose(Convolution):
         begins, ends = tuple(begin for begin, _ in pads), tuple(end for _, end in pads)
         return Windows(extents, tuple(w_shape[2:]), strides, dilations, begins, ends, tuple(x_shape[2:]))
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, w: Array, bias: Array | None = None, *, out: Out = None) -> tuple[Array | None, ...]:
         """Multiply, then add each tap's products where they belong; half and bfloat16 in float, rounded once."""
-        x, w, bias = (*inputs, None)[:3]
-        assert x is not None and w is not None
         return (convolve_transposed(x, w, bias, self.windows(x.shape, w.shape), self.group),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per output, which gathers its terms."""
         self.lower_with(emit, inputs, outputs)
 
@@ -177,9 +172,8 @@ def _launch(
 
 
 def _check_inputs(
-    op: Convolution, inputs: Sequence[TensorSpec | None], *, out_axis: int
+    op: Convolution, x: TensorSpec | None, w: TensorSpec | None, bias: TensorSpec | None, *, out_axis: int
 ) -> tuple[TensorSpec, TensorSpec]:
-    x, w, bias = (*inputs, None)[:3]
     name = op.name
     if x is None or w is None:
         raise InputError(f"{name} expects an input and a weight.")

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,14 +14,13 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import Windows, pack_strides, resolve_windows
 from gpuexec.ops.linalg.matmul import multiply
 from gpuexec.ops.nn.convolution import THREADS, ConvSizes, check_channels, check_index, check_kernel
-from gpuexec.ops.tensor.layout import Slots
 
 SOURCE = "deform_conv.cu"
 FLOATS = dtypes_of("float")
@@ -90,7 +89,8 @@ class DeformConv(Operator):
         offset: Array,
         bias: Array | None = None,
         mask: Array | None = None,
-        out: Any = None,
+        *,
+        out: Out = None,
     ) -> tuple[Array, ...]:
         """Sample image by image, and multiply; half and bfloat16 in float, rounded once."""
         windows, acc = self._windows(x.shape, w.shape), accumulator(x.dtype)

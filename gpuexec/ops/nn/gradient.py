@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 from gpuexec.errors import InputError, UnsupportedError
 from gpuexec.ir.geometry import broadcast_strides, contiguous_strides, normalize_axis, permute
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.nn.training import DOMAIN
 from gpuexec.ops.reduce import reduce_host as host
 from gpuexec.ops.reduce.reduce import REDUCTIONS, lower_reduction
-from gpuexec.ops.tensor.layout import Slots, reshaped, window
+from gpuexec.ops.tensor.layout import reshaped, window
 
 _SUM = REDUCTIONS["ReduceSum"].row
 
@@ -48,7 +48,7 @@ class Gradient(Operator):
             raise InputError(f"{self.name} expects inputs for xs and zs and those themselves and y, got {len(inputs)}.")
         return tuple(check_dtype(self.name, spec, dtypes_of("float")) for spec in inputs[: len(self.xs)])
 
-    def compute(self, *inputs: Any, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Any, out: Out = None) -> tuple[Array, ...]:
         """Raise UnsupportedError: one node alone does not know the graph it differentiates.
 
         Raises:
@@ -81,7 +81,7 @@ class SumTo(Operator):
         _find_axes(x.shape, like.shape)
         return (x.with_shape(like.shape),)
 
-    def compute(self, x: Array, like: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, like: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Sum with NumPy; half and bfloat16 in float, rounded once."""
         axes = _find_axes(x.shape, like.shape)
         return ((host.fold(_SUM.fold, x, axes, True) if axes else x).reshape(like.shape),)
@@ -114,7 +114,7 @@ class SwapAxes(Operator):
         """Return the spec with two extents exchanged."""
         return (x.with_shape(tuple(x.shape[axis] for axis in self._order(x.rank))),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Return a view."""
         return (x.transpose(self._order(x.ndim)),)
 
@@ -160,7 +160,7 @@ class MatrixOf(Operator):
         """Return the spec of a matrix, or of a stack of them."""
         return (x.with_shape(self._shape(x.shape, a.rank, b.rank)),)
 
-    def compute(self, x: Array, a: Array, b: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, a: Array, b: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Return a view where there can be one."""
         return (x.reshape(self._shape(x.shape, a.ndim, b.ndim)),)
 
@@ -192,7 +192,7 @@ class Widen(Operator):
         x = check_dtype(self.name, x, dtypes_of("float"))
         return (TensorSpec(x.shape, accumulator(x.dtype)),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Convert."""
         return (x.astype(accumulator(x.dtype), copy=False),)
 

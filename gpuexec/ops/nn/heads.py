@@ -7,15 +7,14 @@ its own place there, but not its own bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import Shape, reshape_shape
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import require_ints
-from gpuexec.ops.tensor.layout import Slots, View, read_ints, reshaped, window
+from gpuexec.ops.tensor.layout import View, read_ints, reshaped, window
 
 
 def split_shape(name: str, role: str, shape: Shape, heads: int | None) -> tuple[int, int, int, int]:
@@ -74,7 +73,7 @@ class SplitHeads(Operator):
         """Divide the last axis."""
         return (x.with_shape(split_shape(self.name, "its input", x.shape, self.heads)),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Reorder the strides; a view where NumPy can."""
         return (split_array(x, self.heads),)
 
@@ -99,7 +98,7 @@ class GroupHeads(View):
         """Resolve 0 and -1 as Reshape does."""
         return (x.with_shape(self._group(x.shape, require_ints(shape, "shape", 1))),)
 
-    def compute(self, x: Array, shape: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, shape: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Reshape; a view where NumPy can."""
         return (x.reshape(self._group(x.shape, read_ints(shape))),)
 

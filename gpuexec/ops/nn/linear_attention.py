@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, ClassVar
@@ -14,11 +13,10 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.team import BLOCK_THREADS
-from gpuexec.ops.tensor.layout import Slots
 
 # StateKind of linear_attention.cu, in its order, after that for no state.
 FLOATS: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
@@ -52,13 +50,20 @@ class LinearAttention(Operator):
     keeps_dtype = True
     has_blits = False
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self,
+        query: TensorSpec,
+        key: TensorSpec,
+        value: TensorSpec,
+        past: TensorSpec | None = None,
+        decay: TensorSpec | None = None,
+        beta: TensorSpec | None = None,
+    ) -> tuple[TensorSpec, ...]:
         """Return the specs of the output and the last state, which has the type of the past one, else the query's.
 
         Raises:
             InputError: Types differ, shapes or heads don't fit, the rule is unknown, or not given what it takes.
         """
-        query, key, value, past, decay, beta = (*inputs, *(None,) * 6)[:6]
         query = check_dtype(self.name, query, FLOATS, "query")
         key, value = (check_dtype(self.name, x, (query.dtype,), role) for x, role in ((key, "key"), (value, "value")))
         self._check_attributes(decay, beta)
@@ -98,10 +103,18 @@ class LinearAttention(Operator):
                 word = "with" if takes else "without"
                 raise InputError(f"{self.name} expects update_rule {self.update_rule!r} {word} {role}, got {spec}.")
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        past: Array | None = None,
+        decay: Array | None = None,
+        beta: Array | None = None,
+        *,
+        out: Out = None,
+    ) -> tuple[Array | None, ...]:
         """Compute step by step with NumPy, in float; results are rounded once."""
-        query, key, value, past, decay, beta = (*inputs, *(None,) * 6)[:6]
-        assert query is not None and key is not None and value is not None
         heads, group = self.kv_num_heads, self.q_num_heads // self.kv_num_heads
         batch, steps, width = query.shape
         q = _split(query, batch, steps, heads, group, width // self.q_num_heads)

@@ -19,11 +19,10 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, build, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, build, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
-from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "loss.cu"
 _FLOATS = dtypes_of("float")
@@ -132,7 +131,7 @@ class NegativeLogLikelihoodLoss(_Loss):
         """
         return (self._infer(x, labels, weights),)
 
-    def compute(self, x: Array, labels: Array, weights: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, labels: Array, weights: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Pick with NumPy; half and bfloat16 in float, rounded once.
 
         Raises:
@@ -167,7 +166,7 @@ class SoftmaxCrossEntropyLoss(_Loss):
         assert x is not None
         return loss, x.with_shape(x.shape)
 
-    def compute(self, x: Array, labels: Array, weights: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, labels: Array, weights: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Compute with NumPy; half and bfloat16 in float, rounded once.
 
         Raises:

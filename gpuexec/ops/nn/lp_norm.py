@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -10,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
@@ -35,22 +34,20 @@ class LpNormalization(Operator):
     keeps_dtype = True
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's spec.
 
         Raises:
             InputError: Not a float type, an axis out of range, or ``p`` is neither 1 nor 2.
         """
-        x = check_dtype(self.name, inputs[0], _FLOATS)
+        x = check_dtype(self.name, x, _FLOATS)
         normalize_axis(self.axis, x.rank)
         if self.p not in (1, 2):
             raise InputError(f"{self.name} expects p 1 or 2, got {self.p}.")
         return (x.with_shape(x.shape),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Divide with NumPy; half and bfloat16 in float, rounded once."""
-        x = inputs[0]
-        assert x is not None
         wide = x.astype(accumulator(x.dtype), copy=False)
         with np.errstate(all="ignore"):
             powers = np.abs(wide) if self.p == 1 else np.square(wide)
@@ -60,7 +57,7 @@ class LpNormalization(Operator):
             np.copyto(y, 0, where=norm == 0)
             return (y.astype(x.dtype, copy=False),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per row."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -12,11 +11,10 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
-from gpuexec.ops.tensor.layout import Slots
 
 _FLOATS = dtypes_of("float")
 _THREADS = 256  # kThreads of elementwise.cuh
@@ -54,7 +52,7 @@ class LRN(Operator):
             raise InputError(f"LRN expects a size of at least 1, got {self.size}.")
         return (x.with_shape(x.shape),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Add squares channel by channel; half and bfloat16 in float, rounded once."""
         wide = x.astype(accumulator(x.dtype), copy=False)
         number, channels = wide.dtype.type, x.shape[1]

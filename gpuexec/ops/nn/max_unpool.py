@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import contiguous_strides
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype, require_ints
 from gpuexec.ops.lib.strided import join
 from gpuexec.ops.tensor.gather import resolve_indices
-from gpuexec.ops.tensor.layout import Slots, read_ints, window
+from gpuexec.ops.tensor.layout import read_ints, window
 from gpuexec.ops.tensor.scatter import launch_locate, write_updates
 
 FLOATS = dtypes_of("float")
@@ -61,7 +60,7 @@ class MaxUnpool(Operator):
         return (x.with_shape(self._resolve(x.shape, wanted)[1]),)
 
     def compute(
-        self, x: Array, indices: Array, output_shape: Array | None = None, out: Any = None
+        self, x: Array, indices: Array, output_shape: Array | None = None, *, out: Out = None
     ) -> tuple[Array, ...]:
         """Write with NumPy, the last of each place."""
         inner, shape = self._resolve(x.shape, None if output_shape is None else read_ints(output_shape))

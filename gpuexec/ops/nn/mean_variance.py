@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import coalesce, normalize_axes
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import Walk
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
-from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "mean_variance.cu"
 _FLOATS = dtypes_of("float")
@@ -45,7 +44,7 @@ class MeanVarianceNormalization(Operator):
         self._axes(x.rank)
         return (x.with_shape(x.shape),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Normalise with NumPy; half and bfloat16 in float, rounded once."""
         axes = self._axes(x.ndim)
         wide = x.astype(accumulator(x.dtype), copy=False)

@@ -18,7 +18,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import Shape, broadcast_strides, normalize_axis
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
@@ -175,13 +175,12 @@ class LayerNormalization(_TrailingNormalization):
 
     keeps_dtype = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec, scale: TensorSpec, bias: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the specs of y, mean and inverse deviation.
 
         Raises:
             InputError: Types differ or are not float, or scale or bias don't broadcast to the input.
         """
-        x, scale, bias = (*inputs, None)[:3]
         x = check_dtype(self.name, x, _FLOATS)
         scale = check_dtype(self.name, scale, (x.dtype,), "scale")
         bias = None if bias is None else check_dtype(self.name, bias, (x.dtype,), "bias")
@@ -189,10 +188,10 @@ class LayerNormalization(_TrailingNormalization):
         stats = TensorSpec((*x.shape[:axis], *(1,) * (x.rank - axis)), _STASH[self.stash_type])
         return x.with_shape(x.shape), stats, stats
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(
+        self, x: Array, scale: Array, bias: Array | None = None, *, out: Out = None
+    ) -> tuple[Array | None, ...]:
         """Normalise with NumPy; half and bfloat16 in float, rounded once."""
-        x, scale, bias = (*inputs, None)[:3]
-        assert x is not None and scale is not None
         wide = x.astype(accumulator(x.dtype), order="C", copy=False)
         axes = tuple(range(normalize_axis(self.axis, x.ndim), x.ndim))
         with np.errstate(all="ignore"):
@@ -203,7 +202,7 @@ class LayerNormalization(_TrailingNormalization):
             stash = _STASH[self.stash_type]
             return y.astype(x.dtype, copy=False), np.asarray(mean).astype(stash), inverse.astype(stash)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per row."""
         x, scale, bias = (*inputs, None)[:3]
         assert x is not None and scale is not None
@@ -215,21 +214,19 @@ class LayerNormalization(_TrailingNormalization):
 class RMSNormalization(_TrailingNormalization):
     """``x / sqrt(mean(x * x) + epsilon) * scale`` over the axes from ``axis`` on; the result has the type of scale."""
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec, scale: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's shape with the scale's type.
 
         Raises:
             InputError: Types are not float, or scale doesn't broadcast to the input.
         """
-        x = check_dtype(self.name, inputs[0], _FLOATS)
-        scale = check_dtype(self.name, inputs[1], _FLOATS, "scale")
+        x = check_dtype(self.name, x, _FLOATS)
+        scale = check_dtype(self.name, scale, _FLOATS, "scale")
         self._check(x, ("scale", scale))
         return (TensorSpec(x.shape, scale.dtype),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, scale: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Normalise with NumPy, in float or double; rounded once."""
-        x, scale = inputs
-        assert x is not None and scale is not None
         wide = x.astype(_DOUBLE if _DOUBLE in (x.dtype, scale.dtype) else _FLOAT, copy=False)
         axes = tuple(range(normalize_axis(self.axis, x.ndim), x.ndim))
         with np.errstate(all="ignore"):
@@ -238,7 +235,7 @@ class RMSNormalization(_TrailingNormalization):
             y *= scale
             return (y.astype(scale.dtype, copy=False),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per row."""
         x, scale = inputs
         assert x is not None and scale is not None

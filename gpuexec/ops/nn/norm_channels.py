@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -10,10 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import Shape
 from gpuexec.ir.graphs import RawNode
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.nn.norm import Affine, NormalizedRows, inverse_deviation, mean_over
@@ -32,12 +30,12 @@ class _ChannelNormalization(Operator):
     has_blits = True
     epilogue_rank = 2
 
-    def _check(self, inputs: Sequence[TensorSpec | None], entries: int | None = None) -> TensorSpec:
-        x = check_dtype(self.name, inputs[0], _FLOATS)
+    def _check(self, x: TensorSpec, scale: TensorSpec, bias: TensorSpec, entries: int | None = None) -> TensorSpec:
+        x = check_dtype(self.name, x, _FLOATS)
         if x.rank < 2:
             raise InputError(f"{self.name} expects an input of rank 2 or more, [n, channels, ...], got {x}.")
         expected = x.shape[1:2] if entries is None else (entries,)
-        for role, spec in (("scale", inputs[1]), ("bias", inputs[2])):
+        for role, spec in (("scale", scale), ("bias", bias)):
             parameter = check_dtype(self.name, spec, (x.dtype,), role)
             if parameter.shape != expected:
                 raise InputError(
@@ -45,13 +43,13 @@ class _ChannelNormalization(Operator):
                 )
         return x
 
-    def _compute(self, inputs: Sequence[Array | None], rows: Shape, epsilon: float, per_row: int) -> tuple[Array, ...]:
+    def _compute(
+        self, x: Array, scale: Array, bias: Array, rows: Shape, epsilon: float, per_row: int
+    ) -> tuple[Array, ...]:
         """Normalise ``x`` seen as ``[n, *rows]`` over the axes from 2 on.
 
         Parameters have an entry for each element of the first ``per_row`` axes of rows.
         """
-        x, scale, bias = inputs
-        assert x is not None and scale is not None and bias is not None
         wide = x.astype(accumulator(x.dtype), copy=False).reshape(x.shape[0], *rows)
         spread = (*rows[:per_row], *(1,) * (len(rows) - per_row))
         with np.errstate(all="ignore"):
@@ -69,22 +67,20 @@ class InstanceNormalization(_ChannelNormalization):
 
     epsilon: float = 1e-5
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec, scale: TensorSpec, bias: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's spec.
 
         Raises:
             InputError: Types differ or are not float, a rank below 2, or not one scale and bias per channel.
         """
-        x = self._check(inputs)
+        x = self._check(x, scale, bias)
         return (x.with_shape(x.shape),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, scale: Array, bias: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Normalise with NumPy; half and bfloat16 in float, rounded once."""
-        assert inputs[0] is not None
-        shape = inputs[0].shape
-        return self._compute(inputs, (shape[1], prod(shape[2:])), self.epsilon, 1)
+        return self._compute(x, scale, bias, (x.shape[1], prod(x.shape[2:])), self.epsilon, 1)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per channel."""
         x, scale, bias = inputs
         assert x is not None and scale is not None and bias is not None
@@ -108,26 +104,24 @@ class GroupNormalization(_ChannelNormalization):
     per_group: int = 0
     example = "float32[2,4,3] float32[4] float32[4] num_groups=2"
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec, scale: TensorSpec, bias: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's spec.
 
         Raises:
             InputError: Types differ or are not float, a rank below 2, groups that don't divide the channels, or a
                 wrong number of scales.
         """
-        x = self._check(inputs, self.num_groups if self.per_group else None)
+        x = self._check(x, scale, bias, self.num_groups if self.per_group else None)
         if self.num_groups < 1 or x.shape[1] % self.num_groups:
             raise InputError(f"{self.name} expects num_groups to divide the channels of {x}, got {self.num_groups}.")
         return (x.with_shape(x.shape),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, scale: Array, bias: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Normalise with NumPy; half and bfloat16 in float, rounded once."""
-        assert inputs[0] is not None
-        shape = inputs[0].shape
-        rows = (self.num_groups, shape[1] // self.num_groups, prod(shape[2:]))
-        return self._compute(inputs, rows, self.epsilon, 1 if self.per_group else 2)
+        rows = (self.num_groups, x.shape[1] // self.num_groups, prod(x.shape[2:]))
+        return self._compute(x, scale, bias, rows, self.epsilon, 1 if self.per_group else 2)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per group."""
         x, scale, bias = inputs
         assert x is not None and scale is not None and bias is not None

@@ -15,7 +15,18 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, count_elements, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    count_elements,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
@@ -53,13 +64,13 @@ class MaxPool(Operator):
     derivative = Derivative.RULE
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, windows...]`` for values and int64 indices.
 
         Raises:
             InputError: Rank, type or attributes do not fit.
         """
-        x = _check_input(self, inputs, MAX_DTYPES)
+        x = _check_input(self, x, MAX_DTYPES)
         shape = (*x.shape[:2], *_windows(self, x.shape).counts)
         return TensorSpec(shape, x.dtype), TensorSpec(shape, _INT64)
 
@@ -67,16 +78,14 @@ class MaxPool(Operator):
         """Count the elements of the window for each output."""
         return count_elements(outputs, 0) * prod(self.kernel_shape)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Take maxima along one axis after the other; tap by tap where indices are wanted."""
-        (x,) = inputs
-        assert x is not None
         windows = _windows(self, x.shape)
         if out is not None and (len(out) < 2 or out[1] is None):
             return _maxima(x, windows), None
         return _maxima_with_indices(x, windows, bool(self.storage_order))
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per window."""
         x, (y, indices) = inputs[0], (*outputs, None)[:2]
         assert x is not None
@@ -108,23 +117,21 @@ class AveragePool(Operator):
     derivative = Derivative.PARTS
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, windows...]``.
 
         Raises:
             InputError: Rank, type or attributes do not fit.
         """
-        x = _check_input(self, inputs, FLOATS)
+        x = _check_input(self, x, FLOATS)
         return (TensorSpec((*x.shape[:2], *_windows(self, x.shape).counts), x.dtype),)
 
     def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
         """Count the elements of the window for each output."""
         return count_elements(outputs, 0) * prod(self.kernel_shape)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Add the taps one after the other, divide once; half and bfloat16 in float."""
-        (x,) = inputs
-        assert x is not None
         windows = _windows(self, x.shape)
         divisors = np.ones((), np.int64)
         for axis in range(len(windows.kernel)):
@@ -134,7 +141,7 @@ class AveragePool(Operator):
             sums = _sums(x, windows)
             return ((sums / divisors.astype(sums.dtype)).astype(x.dtype, copy=False),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per window."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
@@ -159,13 +166,13 @@ class LpPool(Operator):
     keeps_dtype = True
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, windows...]``.
 
         Raises:
             InputError: Rank, type or attributes do not fit, or p is below 1.
         """
-        x = _check_input(self, inputs, FLOATS)
+        x = _check_input(self, x, FLOATS)
         if self.p < 1:
             raise InputError(f"LpPool expects p of at least 1, got {self.p}.")
         return (TensorSpec((*x.shape[:2], *_windows(self, x.shape).counts), x.dtype),)
@@ -174,10 +181,8 @@ class LpPool(Operator):
         """Count the elements of the window for each output."""
         return count_elements(outputs, 0) * prod(self.kernel_shape)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Add powers tap by tap, take the root once; half and bfloat16 in float."""
-        (x,) = inputs
-        assert x is not None
         with np.errstate(all="ignore"):
             powers = np.abs(x.astype(accumulator(x.dtype), copy=False))
             powers = powers if self.p == 1 else powers * powers if self.p == 2 else powers**self.p
@@ -185,7 +190,7 @@ class LpPool(Operator):
             roots = sums if self.p == 1 else np.sqrt(sums) if self.p == 2 else sums ** sums.dtype.type(1 / self.p)
             return (roots.astype(x.dtype, copy=False),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per window."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
@@ -209,8 +214,8 @@ def _round_p(node: RawNode) -> RawNode:
     return node.with_attributes(p=int(p))
 
 
-def _check_input(op: Pool, inputs: Sequence[TensorSpec | None], dtypes: Sequence[np.dtype[Any]]) -> TensorSpec:
-    x = check_dtype(op.name, inputs[0], dtypes)
+def _check_input(op: Pool, x: TensorSpec, dtypes: Sequence[np.dtype[Any]]) -> TensorSpec:
+    x = check_dtype(op.name, x, dtypes)
     if not 3 <= x.rank <= MAX_AXES + 2 or len(op.kernel_shape) != x.rank - 2:
         raise InputError(
             f"{op.name} expects 1 to {MAX_AXES} spatial axes and a kernel_shape entry for each, "
@@ -225,7 +230,7 @@ def _windows(op: Pool, shape: Sequence[int]) -> Windows:
     )
 
 
-def _launch(emit: Emitter, name: str, x: Slot, outputs: tuple[Slot | None, ...], windows: Windows, option: int) -> None:
+def _launch(emit: Emitter, name: str, x: Slot, outputs: Slots, windows: Windows, option: int) -> None:
     """Launch a kernel of pool.cu; ``option`` is the one scalar by which the operators differ."""
     positions = prod(windows.counts)
     if max(positions, prod(windows.extents)) >= _LIMIT:

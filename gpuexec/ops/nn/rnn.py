@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import RawNode
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, count_elements, operator, upgrade
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, count_elements, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
 from gpuexec.ops.nn.rnn_host import (
     Activation,
@@ -29,7 +29,6 @@ from gpuexec.ops.nn.rnn_host import (
     unroll,
 )
 from gpuexec.ops.nn.rnn_launch import RecurrentLayer, RecurrentOperands, launch_layer
-from gpuexec.ops.tensor.layout import Slots
 
 DTYPES = dtypes_of("float")
 _LENGTH = np.dtype(np.int32)
@@ -115,7 +114,7 @@ class Recurrent(Operator):
         steps = 0 if x is None else prod(x.shape[:2])
         return 2 * steps * (count_elements(inputs, 1) + count_elements(inputs, 2))
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Run the layer; half and bfloat16 in float, rounded once at the end."""
         x, w, r, bias, lengths, *rest = (*inputs, *(None,) * 8)[:8]
         assert x is not None and w is not None and r is not None

@@ -10,7 +10,7 @@ import numpy as np
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Emitter
+from gpuexec.ir.operator import Emitter, Slots
 from gpuexec.ir.spec import accumulator, dtype_row, dtypes_of
 from gpuexec.ops.elementwise.elementwise_cast import Cast
 from gpuexec.ops.linalg.matmul import MatMul
@@ -62,9 +62,7 @@ class RecurrentOperands:
     peepholes: Slot | None
 
 
-def launch_layer(
-    emit: Emitter, layer: RecurrentLayer, operands: RecurrentOperands, outputs: tuple[Slot | None, ...]
-) -> None:
+def launch_layer(emit: Emitter, layer: RecurrentLayer, operands: RecurrentOperands, outputs: Slots) -> None:
     """Launch a layer into Y, the last h and the last c, of which some may be absent."""
     x, recurrent = operands.x, operands.recurrent
     directions, hidden = recurrent.shape[0], recurrent.shape[2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +12,12 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import broadcast_strides, ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import join, pack_fast_div64
 from gpuexec.ops.nn.heads import join_heads, split_array, split_shape, split_slot
 from gpuexec.ops.tensor.gather import resolve_indices
-from gpuexec.ops.tensor.layout import Slots
 
 FLOATS: tuple[np.dtype[Any], ...] = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 _INDEX = np.dtype(np.int64)
@@ -46,13 +44,14 @@ class RotaryEmbedding(Operator):
     keeps_dtype = True
     has_blits = False
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self, x: TensorSpec, cosines: TensorSpec, sines: TensorSpec, positions: TensorSpec | None = None
+    ) -> tuple[TensorSpec, ...]:
         """Return the input's spec.
 
         Raises:
             InputError: Types differ, an odd number of elements is to be turned, or tables or positions don't fit.
         """
-        x, cosines, sines, positions = (*inputs, None)[:4]
         x = check_dtype(self.name, x, FLOATS)
         batch, _, rows, size = split_shape(self.name, "X", x.shape, self.num_heads)
         turned = self.rotary_embedding_dim or size
@@ -73,10 +72,10 @@ class RotaryEmbedding(Operator):
             raise InputError(f"{self.name} expects tables of as many positions, got {cosines} and {sines}.")
         return (x.with_shape(x.shape),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(
+        self, x: Array, cosines: Array, sines: Array, positions: Array | None = None, *, out: Out = None
+    ) -> tuple[Array | None, ...]:
         """Turn with NumPy, in float; half and bfloat16 rounded once."""
-        x, cosines, sines, positions = (*inputs, None)[:4]
-        assert x is not None and cosines is not None and sines is not None
         if positions is not None:
             cosines, sines = (
                 np.take(table, resolve_indices(positions, table.shape[0], 0), 0) for table in (cosines, sines)

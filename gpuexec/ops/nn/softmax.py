@@ -6,18 +6,17 @@ neighbouring rows; the kernel is the same. A row is worked on by one block at mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
@@ -43,20 +42,18 @@ class RowMap(Operator):
     keeps_dtype = True
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's spec.
 
         Raises:
             InputError: Not a float type, or an axis out of range.
         """
-        x = check_dtype(self.name, inputs[0], _FLOATS)
+        x = check_dtype(self.name, x, _FLOATS)
         normalize_axis(self.axis, x.rank)
         return (x.with_shape(x.shape),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Map the rows; half and bfloat16 in float, rounded once."""
-        x = inputs[0]
-        assert x is not None
         wide = x.astype(accumulator(x.dtype), copy=False)
         y = out[0] if out else None
         with np.errstate(all="ignore"):
@@ -67,7 +64,7 @@ class RowMap(Operator):
                 result = self._along(wide, self.axis, y if y is not None and y.dtype == wide.dtype else None)
             return (result.astype(x.dtype, copy=False),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per row."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,11 +10,10 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, apply, require_inputs, require_same_dtype
 from gpuexec.ops.lib.broadcast import launch_broadcast
-from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "swiglu.cu"
 instantiate(_SOURCE, [f"swiglu<{dtype_row(dtype).cuda}>" for dtype in FLOATS])
@@ -32,22 +30,21 @@ class SwiGLU(Operator):
     keeps_dtype = True
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, a: TensorSpec, b: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the inputs' spec.
 
         Raises:
             InputError: Types or shapes differ, or the type is no float.
         """
-        a, b = require_inputs("SwiGLU", inputs, 2)
+        a, b = require_inputs("SwiGLU", (a, b), 2)
         require_same_dtype("SwiGLU", (a, b), FLOATS)
         if a.shape != b.shape:
             raise InputError(f"SwiGLU expects inputs of one shape, got {a} and {b}.")
         return (a.with_shape(a.shape),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, a: Array, b: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Gate with NumPy."""
-        arrays = [x for x in inputs if x is not None]
-        return (apply(_gate, arrays, arrays[0].dtype, out, (float(np.float32(self.alpha)),)),)
+        return (apply(_gate, (a, b), a.dtype, out, (float(np.float32(self.alpha)),)),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once."""

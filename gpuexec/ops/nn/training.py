@@ -17,10 +17,9 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.tensor.layout import Slots
 
 DOMAIN = "ai.onnx.preview.training"
 _SOURCE = "training.cu"
@@ -66,7 +65,7 @@ class _Optimizer(Operator):
                 )
         return tuple(spec for place, spec in enumerate(tensors) if place // count != 1 and spec is not None)
 
-    def compute(self, *inputs: Any, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Any, out: Out = None) -> tuple[Array, ...]:
         """Update each tensor with NumPy."""
         rate, updates, *tensors = inputs
         count = len(tensors) // self.groups

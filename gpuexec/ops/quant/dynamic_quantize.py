@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.quant.integer import BYTES, FLOAT, Quantized, round_to_bytes
-from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "dynamic_quantize.cu"
 _THREADS = 256
@@ -46,7 +44,7 @@ class DynamicQuantizeLinear(Operator):
         x = check_dtype(self.name, x, (FLOAT,), "x")
         return TensorSpec(x.shape, UINT8), TensorSpec((), FLOAT), TensorSpec((), UINT8)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Find the range, then quantise."""
         made = quantize_by_range(x)
         return made.values, made.scale, made.zero

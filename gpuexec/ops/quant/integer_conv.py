@@ -16,7 +16,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, permute
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.windows import pack_strides
@@ -36,7 +36,7 @@ from gpuexec.ops.quant.integer import (
     to_int32,
 )
 from gpuexec.ops.quant.integer_quants import align_quant
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 instantiate(
     "integer_conv.cu", [f"{name}<{y}>" for name in ("integer_conv", "integer_conv_direct") for y in ("i32", "u8")]
@@ -67,7 +67,7 @@ class ConvInteger(Convolution):
         return (TensorSpec(_infer_shape(self, Quantized(x, None, x_zero), Quantized(w, None, w_zero)), INT32),)
 
     def compute(
-        self, x: Array, w: Array, x_zero: Array | None = None, w_zero: Array | None = None, out: Any = None
+        self, x: Array, w: Array, x_zero: Array | None = None, w_zero: Array | None = None, *, out: Out = None
     ) -> tuple[Array, ...]:
         """Convolve exactly; sums wrap."""
         return (_sum(self, Quantized(x, None, x_zero), Quantized(w, None, w_zero)),)
@@ -111,7 +111,7 @@ class QLinearConv(Convolution):
             raise InputError(f"{self.name} expects a bias of int32[{w.values.shape[0]}], got {bias}.")
         return (TensorSpec(shape, zero.dtype),)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """Convolve exactly, scale, round."""
         x, w, y, bias = _split(inputs)
         rank = x.values.ndim

@@ -19,7 +19,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import broadcast, broadcast_strides, ceil_div, coalesce, contiguous_strides
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.linalg.exact_product import drop_axes, multiply_exactly
@@ -37,7 +37,6 @@ from gpuexec.ops.quant.integer import (
     requantize,
 )
 from gpuexec.ops.quant.integer_quants import add_axes, align_quant, check_quant, quant_strides, view_quant
-from gpuexec.ops.tensor.layout import Slots
 
 FEW_ROWS, FEW_COLUMNS = 4, 8  # kFewRows and kFewColumns of integer_matmul.cu
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of integer_matmul.cu
@@ -72,7 +71,7 @@ class MatMulInteger(Operator):
         return (TensorSpec(check_product(self.name, Quantized(a, None, a_zero), Quantized(b, None, b_zero)), INT32),)
 
     def compute(
-        self, a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None, out: Any = None
+        self, a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None, *, out: Out = None
     ) -> tuple[Array, ...]:
         """Multiply exactly; sums wrap."""
         return (multiply_integers(Quantized(a, None, a_zero), Quantized(b, None, b_zero)),)
@@ -119,7 +118,7 @@ class QLinearMatMul(Operator):
                 raise InputError(f"{self.name} expects {role} of the type of a_scale {a.scale}, got {spec}.")
         return (TensorSpec(shape, zero.dtype),)
 
-    def compute(self, *inputs: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array, out: Out = None) -> tuple[Array, ...]:
         """Multiply exactly, scale, round."""
         a, b, y = _split(inputs)
         if has_float8(a, b, y):

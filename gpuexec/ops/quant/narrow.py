@@ -17,13 +17,12 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axis
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.linalg.matmul import Gemm, MatMul
 from gpuexec.ops.nn.conv import Conv, ConvTranspose
 from gpuexec.ops.quant.narrow_weight import PAIRS, NarrowWeight, widen
 from gpuexec.ops.tensor.gather import Gather, resolve_indices
-from gpuexec.ops.tensor.layout import Slots
 
 DOMAIN = "gpuexec"
 # Of the wide weight, this much is on the host at a time.
@@ -100,7 +99,7 @@ class Narrowed(Operator):
         counted: int | None = self.consumer.count_flops(self._split(inputs)[0], outputs)
         return counted
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """Compute with a block of the weight at a time."""
         given, scale, zero = self._split(inputs)
         weight = given[self.form.weight]

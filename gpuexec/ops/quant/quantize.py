@@ -18,12 +18,11 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.quant.narrow_types import is_narrow, limits, pack_mode, to_narrow_float, widen
-from gpuexec.ops.tensor.layout import Slots
 
 _THREADS = 256  # kThreads of quantize.cu
 _FLOAT, _HALF, _INT32 = (np.dtype(t) for t in (np.float32, np.float16, np.int32))
@@ -74,7 +73,7 @@ class DequantizeLinear(Operator):
             raise InputError(f"{self.name} expects output_dtype float32, float16 or bfloat16, got {dtype.name}.")
         return (TensorSpec(x.shape, dtype),)
 
-    def compute(self, x: Array, scale: Array, zero: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, scale: Array, zero: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Subtract, multiply, round once."""
         dtype = dtype_row(self.output_dtype).numpy if self.output_dtype else scale.dtype
         return (dequantize(x, scale, zero, self.axis, self.block_size, dtype),)
@@ -124,7 +123,7 @@ class QuantizeLinear(Operator):
             raise InputError(f"{self.name} expects precision float32, float16 or bfloat16, got {self.precision}.")
         return (TensorSpec(x.shape, dtype),)
 
-    def compute(self, x: Array, scale: Array, zero: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, scale: Array, zero: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Divide, round, add, saturate."""
         dtype, precision = self._find_dtype(None if zero is None else zero.dtype), self._find_precision(scale.dtype)
         places = find_places(self.name, x.shape, scale.shape, self.axis, self.block_size)

@@ -13,7 +13,18 @@ from gpuexec.ir.command import Slot
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    KnownInput,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import convert, convert_commands, widen_narrow
 from gpuexec.ops.lib.checks import check_dtype, require_scalar
@@ -84,7 +95,8 @@ class Dropout(Operator):
         ratio: Array | None = None,
         training_mode: Array | None = None,
         key: Array | None = None,
-        out: Sequence[Array | None] | None = None,
+        *,
+        out: Out = None,
     ) -> tuple[Array | None, ...]:
         """Return the input, masked in training, and the mask if it is wanted."""
         is_wanted = out is None or (len(out) > 1 and out[1] is not None)
@@ -105,7 +117,7 @@ class Dropout(Operator):
         ratio, mode = (*inputs, None, None)[1:3]
         return not has_seed(self.seed) or not _trains(mode) or not _read_ratio(ratio)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Alias the data and fill the mask; in training launch one thread per block of numbers."""
         x, y, mask = inputs[0], outputs[0], outputs[1] if len(outputs) > 1 else None
         assert x is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +10,12 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.random.philox import Draw
 from gpuexec.ops.random.random import FLOATS
 from gpuexec.ops.random.random_key import check_key, take_key
-from gpuexec.ops.tensor.layout import Slots
 
 _INDICES = (np.dtype(np.int32), np.dtype(np.int64))
 _PARTS = 256  # kThreads of multinomial.cu
@@ -61,9 +59,7 @@ class Multinomial(Operator):
             )
         return (TensorSpec((x.shape[0], self.sample_size), dtype),)
 
-    def compute(
-        self, x: Array, key: Array | None = None, out: Sequence[Array | None] | None = None
-    ) -> tuple[Array, ...]:
+    def compute(self, x: Array, key: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Sum each row in parts, as the kernel does, and look up where a number of [0, sum) falls."""
         spec = self.infer(TensorSpec(x.shape, x.dtype))[0]
         rows, classes = x.shape

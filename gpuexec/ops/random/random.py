@@ -15,13 +15,12 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, element_count
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.random.numpy_generator import HOST_REASON, has_seed, make_generator
 from gpuexec.ops.random.philox import Draw, numbers_per_block
 from gpuexec.ops.random.random_key import check_key, take_key
-from gpuexec.ops.tensor.layout import Slots
 
 FLOATS = dtypes_of("float")
 _THREADS = 256
@@ -80,7 +79,7 @@ class Drawing(Operator):
         check_key(key)
         return (TensorSpec(shape, dtype),)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """Draw, scale, and round once."""
         like, key = self._split(inputs)
         (spec,) = self.infer(*([] if like is None else [TensorSpec(like.shape, like.dtype)]))
@@ -184,9 +183,7 @@ class Bernoulli(Operator):
         check_key(key)
         return (TensorSpec(x.shape, dtype_row(_code(self.dtype, x)).numpy),)
 
-    def compute(
-        self, x: Array, key: Array | None = None, out: Sequence[Array | None] | None = None
-    ) -> tuple[Array, ...]:
+    def compute(self, x: Array, key: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Draw, and compare."""
         dtype = self.infer(TensorSpec(x.shape, x.dtype))[0].dtype
         if has_seed(self.seed):

@@ -8,7 +8,6 @@ it gives the same sequence in any model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +15,9 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.random.philox import Draw
-from gpuexec.ops.tensor.layout import Slots
 
 KEY_DTYPE = np.dtype(np.uint64)
 
@@ -43,9 +41,7 @@ class NextKey(Operator):
             raise InputError(f"NextKey expects an index of one int64, got {index}.")
         return (TensorSpec((2,), KEY_DTYPE),)
 
-    def compute(
-        self, key: Array, index: Array | None = None, out: Sequence[Array | None] | None = None
-    ) -> tuple[Array, ...]:
+    def compute(self, key: Array, index: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Count on, or mix."""
         seed, run = (int(number) for number in key)
         if index is None:

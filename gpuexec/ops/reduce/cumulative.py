@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,11 +17,11 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype, require_ints
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
-from gpuexec.ops.tensor.layout import Slots, read_ints
+from gpuexec.ops.tensor.layout import read_ints
 
 # Integers wrap, so their unsigned type serves both.
 _INTEGERS = {"int32": "u32", "uint32": "u32", "int64": "u64", "uint64": "u64"}
@@ -54,7 +54,7 @@ class Cumulative(Operator):
         self._choose_axis(require_ints(axis, "axis", 1), x.rank)
         return (x.with_shape(x.shape),)
 
-    def compute(self, x: Array, axis: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, axis: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Accumulate with NumPy; half and bfloat16 in float, rounded once."""
         along = self._choose_axis(read_ints(axis), x.ndim)
         wide = x.astype(accumulator(x.dtype), copy=False)

@@ -22,7 +22,7 @@ from gpuexec.ir.geometry import ceil_div, coalesce, normalize_axes
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.lib.checks import check_dtype
@@ -82,30 +82,29 @@ class Reduction(Operator):
     has_blits = True
     example = "float32[2,3] int64[1]=1"
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec, axes: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the spec with the reduced axes gone, or of extent 1.
 
         Raises:
             InputError: A type the operator does not have, or axes out of range.
             NeedsHostValue: The axes are not known.
         """
-        x = check_dtype(self.name, inputs[0], (*self.row.dtypes, *self.row.widened))
-        axes = self._axes(x.rank, _known_axes(self.name, inputs))
-        return (x.with_shape(host.reduced_shape(x.shape, axes, self.keepdims)),)
+        x = check_dtype(self.name, x, (*self.row.dtypes, *self.row.widened))
+        reduced = self._axes(x.rank, _known_axes(self.name, axes))
+        return (x.with_shape(host.reduced_shape(x.shape, reduced, self.keepdims)),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, axes: Array | None = None, *, out: Out = None) -> tuple[Array | None, ...]:
         """Reduce; half and bfloat16 in float, rounded once."""
-        x = inputs[0]
-        assert x is not None
-        axes = self._axes(x.ndim, inputs[1] if len(inputs) > 1 else None)
-        is_kept = not axes and self.row.keeps_single  # to the bit: a sum of -0 alone would be 0
-        return (x if is_kept else host.fold(self.row.fold, x, axes, self.keepdims),)
+        reduced = self._axes(x.ndim, axes)
+        is_kept = not reduced and self.row.keeps_single  # to the bit: a sum of -0 alone would be 0
+        return (x if is_kept else host.fold(self.row.fold, x, reduced, self.keepdims),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Alias the input where nothing happens, else reduce."""
-        x, y = inputs[0], outputs[0]
+        x, given = (*inputs, None)[:2]
+        y = outputs[0]
         assert x is not None and y is not None
-        axes = self._axes(x.spec.rank, _known_axes(self.name, [None if slot is None else slot.spec for slot in inputs]))
+        axes = self._axes(x.spec.rank, _known_axes(self.name, None if given is None else given.spec))
         if not axes and self.row.keeps_single:
             emit.alias(y, x)
         else:
@@ -166,9 +165,8 @@ REDUCTIONS = {row.name: _register(row) for row in ROWS}
 globals().update(REDUCTIONS)  # so that each class is found where its __module__ says
 
 
-def _known_axes(name: str, inputs: Sequence[TensorSpec | None]) -> Array | None:
+def _known_axes(name: str, axes: TensorSpec | None) -> Array | None:
     """Return the content of the axes input; nothing is read where it is absent or empty."""
-    axes = inputs[1] if len(inputs) > 1 else None
     if axes is not None:
         check_dtype(name, axes, _INTEGERS, "axes")
     if axes is None or axes.size == 0:

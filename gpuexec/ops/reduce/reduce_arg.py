@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -10,10 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.reduce.reduce import SOURCE, launch_rows
@@ -36,22 +34,20 @@ class ArgExtremum(Operator):
     derivative = Derivative.ZERO
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the int64 spec with the axis gone, or of extent 1.
 
         Raises:
             InputError: A type without order, an axis out of range, or an axis without elements.
         """
-        x = check_dtype(self.name, inputs[0], ARG_DTYPES)
+        x = check_dtype(self.name, x, ARG_DTYPES)
         shape = reduced_shape(x.shape, self._axes(x.rank), self.keepdims)
         if x.size == 0 and prod(shape) != 0:
             raise InputError(f"{self.name} over axis {self.axis} needs at least one element, got {x}.")
         return (TensorSpec(shape, _INDEX),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Search with NumPy, backwards where the last index is wanted."""
-        x = inputs[0]
-        assert x is not None
         shape = reduced_shape(x.shape, self._axes(x.ndim), self.keepdims)
         if x.size == 0 or x.ndim == 0:
             return (np.zeros(shape, _INDEX),)
@@ -61,7 +57,7 @@ class ArgExtremum(Operator):
         place = x.shape[axis] - 1 - find(np.flip(x, axis), axis=axis) if self.select_last_index else find(x, axis=axis)
         return (np.asarray(place, _INDEX).reshape(shape),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Search each row by a team of threads."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None

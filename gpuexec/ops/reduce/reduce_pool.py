@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Slot
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.reduce import reduce_host as host
@@ -30,24 +29,22 @@ class GlobalPool(Operator):
     keeps_dtype = True
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[n, channels, 1, ...]``.
 
         Raises:
             InputError: Not a float type, or a rank below 2.
         """
-        x = check_dtype(self.name, inputs[0], _FLOATS)
+        x = check_dtype(self.name, x, _FLOATS)
         if x.rank < 2:
             raise InputError(f"{self.name} expects an input of rank 2 or more, [n, channels, ...], got {x}.")
         return (x.with_shape(host.reduced_shape(x.shape, _spatial(x.rank), True)),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Reduce the spatial axes; half and bfloat16 in float, rounded once."""
-        x = inputs[0]
-        assert x is not None
         return (host.fold(self._fold, x, _spatial(x.ndim), True),)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Reduce the spatial axes by a team of threads per channel."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None

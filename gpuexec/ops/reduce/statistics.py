@@ -16,12 +16,11 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Command, HostCall, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import COMPUTED, TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import widen_narrow
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import Walk, join
-from gpuexec.ops.tensor.layout import Slots
 
 SOURCE = "statistics.cu"
 # The words, in order: places are -1 where there is none; the last four are those of finite elements, NaN without any.
@@ -58,7 +57,7 @@ class StatisticsOperator(Operator):
         """Return a spec of a size that does not depend on the input."""
         return (TensorSpec((WORDS,), _DOUBLE),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Reduce with NumPy, in doubles."""
         words = _NOTHING.copy()
         if self._is_left_out(x.dtype):
@@ -121,7 +120,7 @@ class HistogramOperator(Operator):
             raise InputError(f"Histogram has 1 to {MOST_BINS} bins, got {self.bins}.")
         return (TensorSpec((self.bins,), _COUNT),)
 
-    def compute(self, x: Array, words: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, words: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Count with NumPy, by the kernel's arithmetic."""
         wide = x.reshape(-1).astype(np.float64, copy=False)
         wide = wide[np.isfinite(wide)]

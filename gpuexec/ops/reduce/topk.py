@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -18,11 +17,11 @@ from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype, require_ints
 from gpuexec.ops.reduce.sort import TILE, sort_keys
-from gpuexec.ops.tensor.layout import Slots, read_ints
+from gpuexec.ops.tensor.layout import read_ints
 
 TOPK_DTYPES = dtypes_of("float", "int", "uint")
 _INDEX = np.dtype(np.int64)
@@ -56,7 +55,7 @@ class TopK(Operator):
         shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
         return x.with_shape(shape), TensorSpec(shape, _INDEX)
 
-    def compute(self, x: Array, k: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, k: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Sort keys with NumPy, stably; of long lines only those that are among the first."""
         axis = normalize_axis(self.axis, x.ndim)
         count = _check_k(read_ints(k), x.shape[axis])

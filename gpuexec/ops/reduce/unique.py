@@ -18,11 +18,11 @@ from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.graphs import Node, Value
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, decompose, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, decompose, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_computed
 from gpuexec.ops.reduce.sort import KEY_TYPES, largest_key, make_keys, sort_keys, sort_rows
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 from gpuexec.ops.tensor.nonzero import compact, cut
 
 SOURCE = "unique.cu"
@@ -102,7 +102,7 @@ class Unique(UniqueRows):
         lists = TensorSpec((count,), _INDEX)
         return x.with_shape(self.cut_shape(x.shape, count)), lists, TensorSpec((rows,), _INDEX), lists
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Sort with NumPy."""
         firsts, runs, lengths = self.find(x)
         return self.take(x, firsts), firsts, runs, lengths
@@ -122,7 +122,7 @@ class FindUnique(UniqueRows):
         lists = TensorSpec((rows,), _INDEX)
         return x.with_shape(self.cut_shape(x.shape, rows)), lists, lists, lists, TensorSpec((1,), _INDEX)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Sort with NumPy, and fill up."""
         firsts, runs, lengths = self.find(x)
         axis, missing = self.axis or 0, len(runs) - len(firsts)

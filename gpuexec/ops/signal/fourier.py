@@ -15,11 +15,11 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import Shape, normalize_axis
 from gpuexec.ir.graphs import RawNode
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype, require_scalar
 from gpuexec.ops.signal.fourier_lines import Lines
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 _FLOATS = dtypes_of("float")
 _COUNTS = tuple(np.dtype(t) for t in (np.int32, np.int64))
@@ -61,7 +61,7 @@ class DFT(Operator):
         parts = 1 if lines.is_hermitian else 2
         return (x.with_shape((*x.shape[: lines.axis], kept, *x.shape[lines.axis + 1 : -1], parts)),)
 
-    def compute(self, x: Array, dft_length: Array | None = None, axis: Array | None = None, out: Any = None) -> Any:
+    def compute(self, x: Array, dft_length: Array | None = None, axis: Array | None = None, *, out: Out = None) -> Any:
         """Transform with NumPy."""
         specs = [None if each is None else TensorSpec.of(each) for each in (x, dft_length, axis)]
         assert specs[0] is not None
@@ -141,7 +141,8 @@ class STFT(Operator):
         frame_step: Array,
         weights: Array | None = None,
         frame_length: Array | None = None,
-        out: Any = None,
+        *,
+        out: Out = None,
     ) -> tuple[Array, ...]:
         """Transform with NumPy, all frames at once."""
         signal = signal if signal.ndim > 2 else signal[..., np.newaxis]

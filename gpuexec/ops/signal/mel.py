@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS
 from gpuexec.ops.lib.checks import check_dtype, require_scalar
-from gpuexec.ops.tensor.layout import Slots
 
 _COUNTS = tuple(np.dtype(t) for t in (np.int32, np.int64))
 _ROLES = ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")
@@ -30,7 +29,9 @@ class MelWeightMatrix(Operator):
     flops_per_output = None
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self, bands: TensorSpec, length: TensorSpec, rate: TensorSpec, lower: TensorSpec, upper: TensorSpec
+    ) -> tuple[TensorSpec, ...]:
         """Return the matrix's spec.
 
         Raises:
@@ -38,12 +39,14 @@ class MelWeightMatrix(Operator):
                 sample rate, or the output's type is no number.
             NeedsHostValue: One of the numbers is not known.
         """
-        bands, length, *_ = self._read(inputs)
-        return (TensorSpec((length // 2 + 1, bands), dtype_row(self.output_datatype).numpy),)
+        columns, points, *_ = self._read((bands, length, rate, lower, upper))
+        return (TensorSpec((points // 2 + 1, columns), dtype_row(self.output_datatype).numpy),)
 
-    def compute(self, *inputs: Array | None, out: Any = None) -> tuple[Array, ...]:
+    def compute(
+        self, bands: Array, length: Array, rate: Array, lower: Array, upper: Array, *, out: Out = None
+    ) -> tuple[Array, ...]:
         """Fill the triangles."""
-        numbers = self._read([None if x is None else TensorSpec.of(x) for x in inputs])
+        numbers = self._read([TensorSpec.of(x) for x in (bands, length, rate, lower, upper)])
         return (make_matrix(*numbers).astype(dtype_row(self.output_datatype).numpy),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -11,11 +11,10 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS, UNSIGNED_BY_SIZE
 from gpuexec.ops.lib.checks import check_dtype, require_scalar
-from gpuexec.ops.tensor.layout import Slots
 
 _SOURCE = "signal_window.cu"
 _THREADS = 256
@@ -51,7 +50,7 @@ class CosineWindow(Operator):
             )
         return (TensorSpec((count,), dtype),)
 
-    def compute(self, size: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, size: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Compute in double; integers truncate, and NaN is 0 in them."""
         (spec,) = self.infer(TensorSpec.of(size))
         a0, a1, a2 = self.coefficients

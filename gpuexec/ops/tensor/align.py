@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import RawNode
-from gpuexec.ir.operator import Array, operator, upgrade
+from gpuexec.ir.operator import Array, Out, operator, upgrade
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.tensor.layout import View
 
@@ -28,7 +27,7 @@ class AlignAxes(View):
         """Append the axes."""
         return (x.with_shape(self._align(x.shape, like.rank)),)
 
-    def compute(self, x: Array, like: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, like: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Reshape; always a view."""
         return (x.reshape(self._align(x.shape, like.ndim)),)
 

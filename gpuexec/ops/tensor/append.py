@@ -6,17 +6,16 @@ copied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axis
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.tensor.copy import Concat
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 
 @operator("Append", "gpuexec")
@@ -52,7 +51,7 @@ class Append(Operator):
             )
         return specs
 
-    def compute(self, held: Array, rows: Array, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+    def compute(self, held: Array, rows: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Join."""
         return (np.concatenate((held, rows), self.axis, out=out[0] if out else None),)
 

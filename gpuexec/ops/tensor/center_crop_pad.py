@@ -9,10 +9,10 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axes
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.lib.checks import require_ints
-from gpuexec.ops.tensor.layout import Slots, read_ints
+from gpuexec.ops.tensor.layout import read_ints
 from gpuexec.ops.tensor.pad import PadAxis, launch_pad
 
 
@@ -40,7 +40,7 @@ class CenterCropPad(Operator):
         plan = self._resolve(x.shape, require_ints(shape, "shape", 1))
         return (x.with_shape(tuple(axis.output for axis in plan)),)
 
-    def compute(self, x: Array, shape: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, shape: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Copy the visible part into zeros; a view where nothing is added."""
         plan = self._resolve(x.shape, read_ints(shape))
         cuts = [max(0, -axis.begin) for axis in plan]

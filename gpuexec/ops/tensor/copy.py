@@ -12,7 +12,6 @@ import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,11 +20,22 @@ from gpuexec.ir.command import BUFFER_ALIGNMENT, Kernel, Slot
 from gpuexec.ir.geometry import Shape, Strides, ceil_div, coalesce, contiguous_strides, normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    KnownInput,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import require_ints
 from gpuexec.ops.lib.strided import MAX_RANK, Walk, join
-from gpuexec.ops.tensor.layout import Slots, read_ints, window
+from gpuexec.ops.tensor.layout import read_ints, window
 
 instantiate("copy.cu", ["copy_strided"])
 
@@ -114,7 +124,7 @@ class Concat(Operator):
         """Return whether there is one input."""
         return len(inputs) == 1
 
-    def compute(self, *inputs: Array, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+    def compute(self, *inputs: Array, out: Out = None) -> tuple[Array, ...]:
         """Copy each input to its place."""
         return (np.concatenate(inputs, self.axis, out=out[0] if out else None),)
 
@@ -149,7 +159,7 @@ class Tile(Operator):
         counts = _check_repeats(require_ints(repeats, "repeats", 1), x.rank)
         return (x.with_shape(tuple(count * extent for count, extent in zip(counts, x.shape, strict=True))),)
 
-    def compute(self, x: Array, repeats: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, repeats: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Repeat."""
         return (np.tile(x, _check_repeats(read_ints(repeats), x.ndim)),)
 
@@ -185,7 +195,7 @@ class EyeLike(Operator):
             raise InputError(f"EyeLike expects a matrix, got {x}.")
         return (TensorSpec(x.shape, x.dtype if self.dtype is None else dtype_row(self.dtype).numpy),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Compare row and column."""
         rows, columns = x.shape
         is_one = np.arange(columns) - np.arange(rows)[:, None] == self.k

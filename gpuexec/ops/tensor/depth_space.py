@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import contiguous_strides
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.tensor.layout import Slots, reshaped, window
+from gpuexec.ops.tensor.layout import reshaped, window
 
 
 @operator("DepthToSpace")
@@ -38,7 +37,7 @@ class DepthToSpace(Operator):
         b = self.blocksize
         return (x.with_shape((n, c // (b * b), h * b, w * b)),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Reshape, transpose, reshape."""
         divided, order = self._divide(x.shape)
         n, c, h, w = x.shape
@@ -88,7 +87,7 @@ class SpaceToDepth(Operator):
         n, c, h, _, w, _ = self._divide(x.shape)
         return (x.with_shape((n, self.blocksize**2 * c, h, w)),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Reshape, transpose, reshape."""
         n, c, h, b, w, _ = divided = self._divide(x.shape)
         return (x.reshape(divided).transpose(self._order()).reshape(n, b * b * c, h, w),)

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -19,11 +18,10 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.strided import MAX_RANK, join, pack_fast_div64
 from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
-from gpuexec.ops.tensor.layout import Slots
 
 INDEX_TYPES = {np.dtype(np.int32): "i32", np.dtype(np.int64): "i64"}
 _KERNELS = ("gather_slices", "gather_elements")
@@ -51,7 +49,7 @@ class Gather(Operator):
         axis = normalize_axis(self.axis, data.rank)
         return (data.with_shape((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])),)
 
-    def compute(self, data: Array, indices: Array, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+    def compute(self, data: Array, indices: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Take along the axis."""
         axis = normalize_axis(self.axis, data.ndim)
         picked = resolve_indices(indices, data.shape[axis], axis)
@@ -120,7 +118,7 @@ class GatherND(Operator):
         _, last = self._picked_axes(data.shape, indices.shape)
         return (data.with_shape((*indices.shape[:-1], *data.shape[last:])),)
 
-    def compute(self, data: Array, indices: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, data: Array, indices: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Convert each tuple into a row number of the flattened data, and take rows."""
         first, last = self._picked_axes(data.shape, indices.shape)
         batches = prod(data.shape[:first])
@@ -177,7 +175,7 @@ class GatherElements(Operator):
         self._check(data.shape, indices.shape)
         return (data.with_shape(indices.shape),)
 
-    def compute(self, data: Array, indices: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, data: Array, indices: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Take along the axis, within the extents of the indices."""
         axis = self._check(data.shape, indices.shape)
         beside = tuple(slice(None) if i == axis else slice(extent) for i, extent in enumerate(indices.shape))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -26,11 +25,20 @@ from gpuexec.ir.geometry import (
     try_view,
 )
 from gpuexec.ir.graphs import RawNode
-from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    KnownInput,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import require_ints
-
-Slots = tuple[Slot | None, ...]
 
 
 def read_ints(array: Array) -> tuple[int, ...]:
@@ -93,7 +101,7 @@ class Reshape(View):
         """Resolve 0 and -1."""
         return (x.with_shape(reshape_shape(x.shape, require_ints(shape, "shape", 1), bool(self.allowzero))),)
 
-    def compute(self, x: Array, shape: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, shape: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Reshape; a view where NumPy can."""
         return (x.reshape(reshape_shape(x.shape, read_ints(shape), bool(self.allowzero))),)
 
@@ -110,7 +118,7 @@ class Flatten(View):
         """Multiply the extents on each side."""
         return (x.with_shape(self._flatten(x.shape)),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Reshape; a view where NumPy can."""
         return (x.reshape(self._flatten(x.shape)),)
 
@@ -130,7 +138,7 @@ class Squeeze(View):
         """Drop the axes."""
         return (x.with_shape(_squeeze(x.shape, None if axes is None else require_ints(axes, "axes", 1))),)
 
-    def compute(self, x: Array, axes: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, axes: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Reshape; always a view."""
         return (x.reshape(_squeeze(x.shape, None if axes is None else read_ints(axes))),)
 
@@ -146,7 +154,7 @@ class Unsqueeze(View):
         """Insert the axes."""
         return (x.with_shape(_unsqueeze(x.shape, require_ints(axes, "axes", 1))),)
 
-    def compute(self, x: Array, axes: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, axes: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Reshape; always a view."""
         return (x.reshape(_unsqueeze(x.shape, read_ints(axes))),)
 
@@ -173,7 +181,7 @@ class Transpose(Operator):
         """Return whether all axes stay where they are."""
         return self.perm is not None and self.perm == tuple(range(len(self.perm)))
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Reorder the strides; always a view."""
         return (x.transpose(self._order(x.ndim)),)
 
@@ -202,7 +210,7 @@ class Expand(Operator):
         """Broadcast both ways."""
         return (x.with_shape(_expand(x.shape, require_ints(shape, "shape", 1))),)
 
-    def compute(self, x: Array, shape: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, shape: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Broadcast; always a view."""
         return (np.broadcast_to(x, _expand(x.shape, read_ints(shape))),)
 

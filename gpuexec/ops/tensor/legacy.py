@@ -13,11 +13,11 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import RawNode
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise import Form, Row, add_table
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 _LAST = 10  # the first opset without them
 
@@ -62,7 +62,7 @@ class Crop(Operator):
         """
         return (x.with_shape((*x.shape[:2], *(rows.stop - rows.start for rows in self._find_part(x.shape)))),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Index; always a view."""
         return (x[(..., *self._find_part(x.shape))],)
 

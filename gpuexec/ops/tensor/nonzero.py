@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,12 +18,12 @@ from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.graphs import Node, Value
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, decompose, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, decompose, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_computed, check_dtype, require_ints
 from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div64
 from gpuexec.ops.tensor.gather import Gather
-from gpuexec.ops.tensor.layout import Reshape, Slots, read_ints
+from gpuexec.ops.tensor.layout import Reshape, read_ints
 from gpuexec.ops.tensor.shape import Constant, Shape
 from gpuexec.ops.tensor.slice import Slice
 
@@ -52,7 +51,7 @@ class NonZero(Operator):
         check_computed(self.name, x)
         return (TensorSpec((x.rank, int(np.count_nonzero(require_const(x, "X", 0)))), _INDEX),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Search with NumPy; an array without axes has no coordinates."""
         if not x.ndim:
             return (np.zeros((0, int(np.count_nonzero(x))), _INDEX),)
@@ -81,7 +80,7 @@ class Compress(Operator):
         count = int(np.count_nonzero(require_const(condition, "condition", 1)[: shape[axis]]))
         return (x.with_shape((*shape[:axis], count, *shape[axis + 1 :])),)
 
-    def compute(self, x: Array, condition: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, condition: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Take the elements where the condition holds."""
         data = x.reshape(-1) if self.axis is None else x
         axis = 0 if self.axis is None else normalize_axis(self.axis, x.ndim)
@@ -102,7 +101,7 @@ class Compact(Operator):
         check_computed(self.name, x)
         return TensorSpec((x.size,), _INDEX), TensorSpec((1,), _INDEX)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Search with NumPy."""
         found = np.flatnonzero(x)
         positions = np.zeros(x.size, _INDEX)
@@ -133,7 +132,7 @@ class Unravel(Operator):
             raise InputError(f"Unravel expects positions of one axis, got {positions}.")
         return (TensorSpec((len(require_ints(shape, "shape", 1)), positions.shape[0]), _INDEX),)
 
-    def compute(self, positions: Array, shape: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, positions: Array, shape: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Divide by one extent after the other."""
         coordinates = np.empty((shape.size, positions.size), _INDEX)
         rest = positions

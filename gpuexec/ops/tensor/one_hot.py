@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -13,11 +12,10 @@ from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
-from gpuexec.ops.tensor.layout import Slots
 
 _NUMBERS = dtypes_of("float", "int", "uint")
 _THREADS = 256  # kThreads of one_hot.cu
@@ -46,7 +44,7 @@ class OneHot(Operator):
         axis = normalize_axis(self.axis, indices.rank + 1)
         return (values.with_shape((*indices.shape[:axis], extent, *indices.shape[axis:])),)
 
-    def compute(self, indices: Array, depth: Array, values: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, indices: Array, depth: Array, values: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Compare places with the indices."""
         extent = _read_depth(depth)
         axis = normalize_axis(self.axis, indices.ndim + 1)

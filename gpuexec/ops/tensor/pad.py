@@ -16,11 +16,22 @@ from gpuexec.ir.geometry import ceil_div, normalize_axes
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, KnownInput, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    KnownInput,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import TensorSpec, dtypes_of
 from gpuexec.ops.lib.checks import require_ints
 from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div64
-from gpuexec.ops.tensor.layout import Slots, attributes_to_inputs, read_ints, window
+from gpuexec.ops.tensor.layout import attributes_to_inputs, read_ints, window
 from gpuexec.system.mapped import read_content
 
 _MODES = ("constant", "reflect", "edge", "wrap")  # PadMode of pad.cu
@@ -84,7 +95,7 @@ class Pad(Operator):
         return pads is not None and pads.content is not None and not read_content(pads.content).any()
 
     def compute(
-        self, x: Array, pads: Array, constant_value: Array | None = None, axes: Array | None = None, out: Any = None
+        self, x: Array, pads: Array, constant_value: Array | None = None, axes: Array | None = None, *, out: Out = None
     ) -> tuple[Array, ...]:
         """Copy the inside, or gather by folded coordinates axis by axis."""
         plan = self._resolve(x.shape, read_ints(pads), None if axes is None else read_ints(axes))

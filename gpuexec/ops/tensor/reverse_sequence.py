@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -12,11 +11,10 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
-from gpuexec.ops.tensor.layout import Slots
 
 _BITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 _THREADS = 256  # kThreads of reverse_sequence.cu
@@ -53,7 +51,7 @@ class ReverseSequence(Operator):
             )
         return (x.with_shape(x.shape),)
 
-    def compute(self, x: Array, lengths: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, lengths: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Gather each step from its source."""
         times = np.arange(x.shape[self.time_axis])[:, None]
         places = np.where(times < lengths, np.minimum(lengths, len(times)) - 1 - times, times)  # [time, batch]

@@ -22,13 +22,12 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import COMPUTED, TensorSpec, accumulator, dtype_row
 from gpuexec.ops.lib.checks import check_computed
 from gpuexec.ops.lib.strided import MAX_RANK, join, pack_fast_div64
 from gpuexec.ops.reduce.sort import sort_rows
 from gpuexec.ops.tensor.gather import INDEX_TYPES, resolve_indices
-from gpuexec.ops.tensor.layout import Slots
 
 SOURCE = "scatter.cu"
 _THREADS = 256  # kThreads of scatter.cu
@@ -72,7 +71,7 @@ class ScatterElements(Operator):
             )
         return (data.with_shape(data.shape),)
 
-    def compute(self, data: Array, indices: Array, updates: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, data: Array, indices: Array, updates: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Write with NumPy, in order."""
         axis = self._find_axis(data.shape, indices.shape)
         places = np.indices(indices.shape, sparse=True)
@@ -130,7 +129,7 @@ class ScatterND(Operator):
             raise InputError(f"ScatterND expects updates {list(expected)}, a slice of data per tuple, got {updates}.")
         return (data.with_shape(data.shape),)
 
-    def compute(self, data: Array, indices: Array, updates: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, data: Array, indices: Array, updates: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Write with NumPy, in order."""
         length = indices.shape[-1]
         tuples = indices.reshape(prod(indices.shape[:-1]), length)

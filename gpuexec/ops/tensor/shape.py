@@ -17,10 +17,10 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import require_ints, require_scalar
-from gpuexec.ops.tensor.layout import Slots, read_ints
+from gpuexec.ops.tensor.layout import read_ints
 
 # Bytes of content per launch, out of 4096 that arguments may have. Two will do: each is a kernel of its own, and a
 # model whose sizes grow should not need a new one.
@@ -95,7 +95,7 @@ class Shape(Operator):
         extents = self._extents(x.shape)
         return (TensorSpec(extents.shape, extents.dtype).with_value(extents),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Read the array's shape."""
         return (self._extents(x.shape),)
 
@@ -123,7 +123,7 @@ class Size(Operator):
         """Return the spec with its content."""
         return (TensorSpec((), np.dtype(np.int64)).with_value(np.array(x.size, np.int64)),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Read the array's size."""
         return (np.array(x.size, np.int64),)
 
@@ -163,7 +163,7 @@ class Constant(Operator):
         array = self._array()
         return (TensorSpec(array.shape, array.dtype).with_value(array),)
 
-    def compute(self, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, *, out: Out = None) -> tuple[Array, ...]:
         """Return the array, read-only."""
         return (self._array(),)
 
@@ -201,7 +201,7 @@ class ConstantOfShape(Operator):
         """Return the shape that is the input's content."""
         return (TensorSpec(_check_extents(require_ints(shape, "input", 0)), self._element().dtype),)
 
-    def compute(self, shape: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, shape: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Fill."""
         element = self._element()
         return (np.full(_check_extents(read_ints(shape)), element.reshape(()), element.dtype),)
@@ -235,7 +235,7 @@ class Range(Operator):
                 raise InputError(f"Range expects three scalars of one type among {known}, {given}.")
         return (TensorSpec((_count(*_read_bounds(specs)),), start.dtype),)
 
-    def compute(self, start: Array, limit: Array, delta: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, start: Array, limit: Array, delta: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Multiply and add in the accumulator type, as the kernel does."""
         scalars = [bound.reshape(()) for bound in (start, limit, delta)]
         acc = accumulator(start.dtype)

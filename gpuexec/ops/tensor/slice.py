@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axes, normalize_axis, slice_axis, split_at
 from gpuexec.ir.graphs import RawNode
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import require_ints
-from gpuexec.ops.tensor.layout import Slots, attributes_to_inputs, read_ints, window
+from gpuexec.ops.tensor.layout import attributes_to_inputs, read_ints, window
 
 Walks = tuple[tuple[int, int, int], ...]  # first index, count and step, per axis
 
@@ -51,7 +50,8 @@ class Slice(Operator):
         ends: Array,
         axes: Array | None = None,
         steps: Array | None = None,
-        out: Any = None,
+        *,
+        out: Out = None,
     ) -> tuple[Array, ...]:
         """Index; always a view."""
         lists = (None if given is None else read_ints(given) for given in (starts, ends, axes, steps))
@@ -99,7 +99,7 @@ class Split(Operator):
         parts, axis = self._parts(x.shape, None if split is None else require_ints(split, "split", 1))
         return tuple(x.with_shape((*x.shape[:axis], part, *x.shape[axis + 1 :])) for part in parts)
 
-    def compute(self, x: Array, split: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, split: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Index; always views."""
         parts, axis = self._parts(x.shape, None if split is None else read_ints(split))
         return tuple(np.split(x, np.cumsum(parts[:-1]), axis))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import element_count
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.tensor.layout import Slots, window
+from gpuexec.ops.tensor.layout import window
 
 
 @operator("StridedView", "gpuexec")
@@ -44,7 +43,7 @@ class StridedView(Operator):
             raise InputError(f"{self} reaches from element {first} to {last}, got {x}, which has {x.size}.")
         return (x.with_shape(self.shape),)
 
-    def compute(self, x: Array, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Return a read-only view, of a dense copy where the tensor is not dense."""
         if not element_count(self.shape):
             return (np.empty(self.shape, x.dtype),)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -13,11 +12,10 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
-from gpuexec.ops.tensor.layout import Slots
 
 SOURCE = "tensor_scatter.cu"
 _BITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
@@ -70,7 +68,7 @@ class TensorScatter(Operator):
         return (past.with_shape(past.shape),)
 
     def compute(
-        self, past: Array, update: Array, write_indices: Array | None = None, out: Any = None
+        self, past: Array, update: Array, write_indices: Array | None = None, *, out: Out = None
     ) -> tuple[Array, ...]:
         """Copy, and write entry by entry."""
         axis = self._find_axis(past.ndim)

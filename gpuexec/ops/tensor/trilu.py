@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,10 +11,9 @@ from gpuexec.ir.command import Kernel
 from gpuexec.ir.containers import make_blank
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.strided import join, pack_fast_div64
-from gpuexec.ops.tensor.layout import Slots
 
 _THREADS = 256  # kThreads of trilu.cu
 _BITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
@@ -45,7 +43,7 @@ class Trilu(Operator):
             raise InputError(f"Trilu expects k to be one int64, got {k}.")
         return (x.with_shape(x.shape),)
 
-    def compute(self, x: Array, k: Array | None = None, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, k: Array | None = None, *, out: Out = None) -> tuple[Array, ...]:
         """Choose by the distance from the main diagonal."""
         rows, columns = x.shape[-2:]
         # Beyond the corners nothing changes; the limit keeps the comparison within int64.

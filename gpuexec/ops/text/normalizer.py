@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.host_values import require_const
-from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.text.parts import HOST_REASON
@@ -51,7 +50,7 @@ class StringNormalizer(Operator):
             raise InputError(f"{self.name} expects strings [count] or [1, count], got {x}.")
         return (TensorSpec((*x.shape[:-1], len(self._normalize(require_const(x, "X", 0)))), STRING),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Filter, and change the case."""
         left = self._normalize(x)
         return (np.array(left, STRING).reshape(*x.shape[:-1], len(left)),)

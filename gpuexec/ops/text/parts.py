@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.host_values import require_const
-from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 
@@ -32,7 +31,7 @@ class StringConcat(Operator):
         check_dtype(self.name, y, (STRING,))
         return (TensorSpec(broadcast(x.shape, y.shape), STRING),)
 
-    def compute(self, x: Array, y: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, y: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Append."""
         return (np.asarray(np.add(x, y), STRING),)
 
@@ -63,7 +62,7 @@ class StringSplit(Operator):
             TensorSpec(x.shape, np.dtype(np.int64)),
         )
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Split, and fill up."""
         parts = self._split(x)
         y = np.full((len(parts), max(map(len, parts), default=0)), "", STRING)

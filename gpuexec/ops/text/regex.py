@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.text.automaton import Automaton, build_automaton
@@ -38,7 +37,7 @@ class RegexFullMatch(Operator):
         check_dtype(self.name, x, (STRING,))
         return (TensorSpec(x.shape, np.dtype(np.bool_)),)
 
-    def compute(self, x: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Match each."""
         automaton = _build(self.pattern)
         return (np.array([automaton.matches(text) for text in x.reshape(-1).tolist()], np.bool_).reshape(x.shape),)

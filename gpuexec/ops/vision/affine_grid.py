@@ -12,11 +12,11 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype, require_ints
 from gpuexec.ops.lib.strided import pack_fast_div64
-from gpuexec.ops.tensor.layout import Slots, read_ints
+from gpuexec.ops.tensor.layout import read_ints
 
 SOURCE = "affine_grid.cu"
 FLOATS = dtypes_of("float")
@@ -52,7 +52,7 @@ class AffineGrid(Operator):
         check_dtype(self.name, theta, FLOATS, "theta")
         return (theta.with_shape(_grid_shape(theta.shape, require_ints(size, "size", 1))),)
 
-    def compute(self, theta: Array, size: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, theta: Array, size: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Multiply and add, axis by axis; half and bfloat16 in float, rounded once."""
         shape = _grid_shape(theta.shape, read_ints(size))
         axes, acc = shape[-1], accumulator(theta.dtype)

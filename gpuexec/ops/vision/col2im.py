@@ -13,13 +13,13 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import COMPUTED, TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_engine import UNSIGNED_BY_SIZE
 from gpuexec.ops.lib.checks import check_dtype, require_ints
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.windows import Windows, resolve_windows, trailing
-from gpuexec.ops.tensor.layout import Slots, read_ints
+from gpuexec.ops.tensor.layout import read_ints
 
 SOURCE = "col2im.cu"
 MAX_AXES = 6  # kAxes of col2im.cu
@@ -66,7 +66,7 @@ class Col2Im(Operator):
         )
         return (x.with_shape((x.shape[0], x.shape[1] // windows.taps, *windows.extents)),)
 
-    def compute(self, x: Array, image_shape: Array, block_shape: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, image_shape: Array, block_shape: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Add tap by tap; half and bfloat16 in float, rounded once."""
         windows = self._resolve(x.shape, read_ints(image_shape), read_ints(block_shape))
         channels = x.shape[1] // windows.taps

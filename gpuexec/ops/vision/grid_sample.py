@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,12 +14,11 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import BFLOAT16, COMPUTED, STRING, TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.elementwise.elementwise_cast import Cast, convert
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
-from gpuexec.ops.tensor.layout import Slots
 
 SOURCE = "grid_sample.cu"
 FEW_AXES, MAX_AXES = 3, 6  # what a kernel keeps in registers; the latter is kAxes of grid_sample.cu
@@ -84,7 +83,7 @@ class GridSample(Operator):
             raise InputError(f"GridSample expects elements to sample, got {x}.")
         return (y,)
 
-    def compute(self, x: Array, grid: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, grid: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Gather and weigh, axis by axis, the innermost first; half and bfloat16 in float, rounded once."""
         (y,) = self.infer(TensorSpec(x.shape, x.dtype), TensorSpec(grid.shape, grid.dtype))
         if y.size == 0:

@@ -16,11 +16,10 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
-from gpuexec.ops.tensor.layout import Slots
 from gpuexec.ops.vision.resize_tables import AxisTable, ResizedAxis, Sampling, make_table
 
 PIXELS = tuple(np.dtype(name) for name in ("uint8", "uint16", "float32"))
@@ -88,7 +87,7 @@ class ImageToTensor(_Transform):
         shape = _check(self, image, _to_nhwc(image.shape, _IMAGE, 1), NUMBERS)
         return (TensorSpec(_from_nhwc(shape, self.layout), dtype_row(self.to).numpy),)
 
-    def compute(self, image: Array, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+    def compute(self, image: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Blend the columns, then the rows, in float; scale, and round once."""
         return (_arrange(_transform(self, _view(image, _IMAGE)), self.layout),)
 
@@ -123,7 +122,7 @@ class TensorToImage(_Transform):
         shape = _check(self, tensor, _to_nhwc(tensor.shape, self.layout, 1), PIXELS)
         return (TensorSpec(shape[4 - tensor.rank :], dtype_row(self.to).numpy),)
 
-    def compute(self, tensor: Array, out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+    def compute(self, tensor: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Blend the columns, then the rows, in float; scale, and round once."""
         image = _transform(self, _view(tensor, self.layout))
         return (image if tensor.ndim == 4 else image[0],)

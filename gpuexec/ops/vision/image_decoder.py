@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuexec.errors import InputError, UnsupportedError
 from gpuexec.ir.host_values import require_const
-from gpuexec.ir.operator import Array, Operator, Tolerance, operator
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 
@@ -54,7 +54,7 @@ class ImageDecoder(Operator):
             raise InputError(f"{self.name} expects the bytes of a file, uint8[count], got {encoded}.")
         return (TensorSpec(self._decode(require_const(encoded, "encoded_stream", 0)).shape, _UINT8),)
 
-    def compute(self, encoded: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, encoded: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Decode."""
         return (self._decode(encoded),)
 

@@ -18,11 +18,11 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import Node, Value
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, decompose, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, decompose, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype, require_ints
 from gpuexec.ops.reduce.sort import sort_keys
-from gpuexec.ops.tensor.layout import Slots, read_ints
+from gpuexec.ops.tensor.layout import read_ints
 from gpuexec.ops.tensor.nonzero import add_up_counts, cut
 
 SOURCE = "nms.cu"
@@ -115,7 +115,8 @@ class NonMaxSuppression(BoxSelection):
         limit: Array | None = None,
         iou_threshold: Array | None = None,
         score_threshold: Array | None = None,
-        out: Any = None,
+        *,
+        out: Out = None,
     ) -> tuple[Array, ...]:
         """Select the boxes by score."""
         most = _clamp(() if limit is None else read_ints(limit), boxes.shape[1])
@@ -149,7 +150,8 @@ class SelectBoxes(BoxSelection):
         limit: Array | None = None,
         iou_threshold: Array | None = None,
         score_threshold: Array | None = None,
-        out: Any = None,
+        *,
+        out: Out = None,
     ) -> tuple[Array, ...]:
         """Select the boxes by score."""
         most = _clamp(() if limit is None else read_ints(limit), boxes.shape[1])

@@ -20,7 +20,7 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, normalize_axes
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import require_floats, require_ints
 from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div64
@@ -68,14 +68,19 @@ class Resize(Operator):
     fixed_inputs = (1, 2, 3)
     has_blits = True
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self,
+        x: TensorSpec,
+        roi: TensorSpec | None = None,
+        scales: TensorSpec | None = None,
+        sizes: TensorSpec | None = None,
+    ) -> tuple[TensorSpec, ...]:
         """Return the resized spec.
 
         Raises:
             InputError: Modes, axes, scales or sizes do not fit, or the type can't be blended.
             NeedsHostValue: Scales, sizes or the region of interest are not known.
         """
-        x = inputs[0]
         if x is None:
             raise InputError("Resize expects an input.")
         if self.mode not in _MODES or self.keep_aspect_ratio_policy not in _POLICIES:
@@ -88,16 +93,22 @@ class Resize(Operator):
         if self.mode != "nearest" and x.dtype not in BLENDED:
             raise InputError(f"Resize expects a number type with mode={self.mode!r}, got {x}.")
         shape = list(x.shape)
-        for resized in self._resolve(x.shape, inputs):
+        for resized in self._resolve(x.shape, roi, scales, sizes):
             shape[resized.axis] = resized.count
         return (TensorSpec(tuple(shape), x.dtype),)
 
-    def compute(self, *inputs: Array | None, out: Sequence[Array | None] | None = None) -> tuple[Array | None, ...]:
+    def compute(
+        self,
+        x: Array,
+        roi: Array | None = None,
+        scales: Array | None = None,
+        sizes: Array | None = None,
+        *,
+        out: Out = None,
+    ) -> tuple[Array | None, ...]:
         """Sample axis by axis, the last one first."""
-        x = inputs[0]
-        assert x is not None
-        specs = [None if array is None else TensorSpec.of(array) for array in inputs]
-        tables = self._tables(x.shape, specs)
+        given = [None if array is None else TensorSpec.of(array) for array in (roi, scales, sizes)]
+        tables = self._tables(x.shape, *given)
         fill = _to_dtype(np.array(self.extrapolation_value, np.float64), x.dtype)
         y = x if self.mode == "nearest" else x.astype(_blend_dtype(x.dtype), copy=False)
         with np.errstate(all="ignore"):
@@ -115,13 +126,13 @@ class Resize(Operator):
                 y[(slice(None),) * table.axis + (outside,)] = fill
         return (y,)
 
-    def lower(self, emit: Emitter, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]) -> None:
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per output element."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
         if y.spec.size == 0:
             return
-        tables = self._tables(x.shape, [None if slot is None else slot.spec for slot in inputs])
+        tables = self._tables(x.shape, *(None if slot is None else slot.spec for slot in inputs[1:]))
         if len(tables) > MAX_LEVELS or any(table.positions.size >= _LIMIT for table in tables):
             raise InputError(
                 f"Resize expects at most {MAX_LEVELS} axes to change on a device, with tables below 2**29, "
@@ -155,7 +166,7 @@ class Resize(Operator):
         blocks = ceil_div(y.spec.size, _THREADS)
         emit.launch(Kernel("resize.cu", name), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=[written])
 
-    def _tables(self, shape: Sequence[int], inputs: Sequence[TensorSpec | None]) -> list[AxisTable]:
+    def _tables(self, shape: Sequence[int], *given: TensorSpec | None) -> list[AxisTable]:
         """Return the tables of the axes that change, by ascending axis."""
         sampling = Sampling(
             self.mode,
@@ -165,12 +176,17 @@ class Resize(Operator):
             bool(self.antialias),
             bool(self.exclude_outside) and self.mode != "nearest",
         )
-        changed = [r for r in self._resolve(shape, inputs) if not _is_identity(r)]
+        changed = [r for r in self._resolve(shape, *given) if not _is_identity(r)]
         return [make_table(sampling, resized) for resized in sorted(changed, key=lambda r: r.axis)]
 
-    def _resolve(self, shape: Sequence[int], inputs: Sequence[TensorSpec | None]) -> list[ResizedAxis]:
+    def _resolve(
+        self,
+        shape: Sequence[int],
+        roi: TensorSpec | None = None,
+        scales: TensorSpec | None = None,
+        sizes: TensorSpec | None = None,
+    ) -> list[ResizedAxis]:
         """Return the axes named, with their output extents."""
-        _, roi, scales, sizes = (*inputs, None, None, None)[:4]
         axes = normalize_axes(self.axes, len(shape)) if self.axes else tuple(range(len(shape)))
         # Opset 11 wants scales even where sizes are given: empty ones don't count.
         wanted = () if sizes is None else require_ints(sizes, "sizes", 3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,12 +18,11 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.elementwise.elementwise_cast import truncate
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
-from gpuexec.ops.tensor.layout import Slots
 from gpuexec.ops.vision.roi_host import align_region, pool_region, round_coordinates
 
 SOURCE = "roi.cu"
@@ -80,7 +79,7 @@ class RoiAlign(Operator):
             raise InputError(f"RoiAlign expects a batch index for each of {rois}, got {batch_indices}.")
         return (x.with_shape((rois.shape[0], x.shape[1], self.output_height, self.output_width)),)
 
-    def compute(self, x: Array, rois: Array, batch_indices: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, rois: Array, batch_indices: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Sample region by region; half and bfloat16 in float, rounded once."""
         bins, acc = (self.output_height, self.output_width), accumulator(x.dtype)
         y = np.zeros((len(rois), x.shape[1], *bins), acc)
@@ -131,7 +130,7 @@ class MaxRoiPool(Operator):
         _check_regions(self.name, x, rois, 5)
         return (x.with_shape((rois.shape[0], x.shape[1], *self.pooled_shape)),)
 
-    def compute(self, x: Array, rois: Array, out: Any = None) -> tuple[Array, ...]:
+    def compute(self, x: Array, rois: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Compute maxima region by region."""
         acc = accumulator(x.dtype)
         y = np.zeros((len(rois), x.shape[1], *self.pooled_shape), acc)
