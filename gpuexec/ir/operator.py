@@ -5,11 +5,19 @@ dtypes, ``compute`` the result in NumPy, ``lower`` the commands of a device with
 test may compare, ``uses_all_cores`` how the CPU backend may schedule ``compute``; what passes and profilers ask
 (operations, types kept, derivatives, blits, epilogues) stands on the class too.
 
-    @operator("Softmax")
+    @operator("Trilu")
     @dataclass(frozen=True, slots=True)
-    class Softmax(Operator):
-        axis: int = -1
-        ...
+    class Trilu(Operator):
+        upper: int = 1
+
+        def infer(self, x: TensorSpec, k: TensorSpec | None = None) -> tuple[TensorSpec, ...]: ...
+        def compute(self, x: Array, k: Array | None = None, *, out: Out = None) -> tuple[Array, ...]: ...
+        def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None: ...
+
+``infer`` and ``compute`` name the inputs alike, in ONNX's order; one that may be absent is None by default, and ``out``
+is given by keyword. Only what takes any number of inputs, or takes them in groups, writes ``*inputs``. ``lower`` and the
+facts (``count_flops``, ``is_noop``, ``is_lowered``, ``find_dtype``) take tuples, which for ``lower`` are as long as the
+node has inputs and outputs.
 
 Operators register themselves by ONNX name; ``build`` makes one from a name and attributes, ``describe`` goes the
 other way.

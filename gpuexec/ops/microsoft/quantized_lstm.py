@@ -64,13 +64,23 @@ class QuantizedLstmSteps(Operator):
     keeps_dtype = True
     has_blits = False
 
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+    def infer(
+        self,
+        gates: TensorSpec,
+        r: TensorSpec,
+        scale: TensorSpec,
+        zero: TensorSpec,
+        bias: TensorSpec | None = None,
+        lengths: TensorSpec | None = None,
+        initial_h: TensorSpec | None = None,
+        initial_c: TensorSpec | None = None,
+        p: TensorSpec | None = None,
+    ) -> tuple[TensorSpec, ...]:
         """Return the specs of Y, Y_h and Y_c.
 
         Raises:
             InputError: Shapes, types or attributes do not fit.
         """
-        gates, r, scale, zero, bias, lengths, *rest = (*inputs, *(None,) * 5)[:9]
         self._functions()
         gates, r = check_dtype(self.name, gates, (FLOAT,), "gates"), check_bytes(self.name, r, "R")
         directions, hidden = len(DIRECTIONS[self.direction]), r.shape[1] if r.rank == 3 else 0
@@ -90,22 +100,33 @@ class QuantizedLstmSteps(Operator):
             ("R_zero_point", check_dtype(self.name, zero, (r.dtype,), "R_zero_point"), r.dtype, by),
             ("B", bias, FLOAT, ((directions, 2 * columns),)),
             ("sequence_lens", lengths, INT32, ((batch,),)),
-            ("initial_h", rest[0], FLOAT, (state,)),
-            ("initial_c", rest[1], FLOAT, (state,)),
-            ("P", rest[2], FLOAT, ((directions, 3 * hidden),)),
+            ("initial_h", initial_h, FLOAT, (state,)),
+            ("initial_c", initial_c, FLOAT, (state,)),
+            ("P", p, FLOAT, ((directions, 3 * hidden),)),
         )
         for role, spec, dtype, shapes in expected:
             if spec is not None and (spec.dtype != dtype or spec.shape not in shapes):
                 wanted = " or ".join(str(TensorSpec(shape, dtype)) for shape in shapes)
                 raise InputError(f"{self.name} expects {role} to be {wanted}, got {spec}.")
-        if scale is not None and zero is not None and scale.size != zero.size:
+        if scale.size != zero.size:
             raise InputError(f"{self.name} expects as many zero points of R as scales {scale}, got {zero}.")
         return TensorSpec((steps, *state), FLOAT), TensorSpec(state, FLOAT), TensorSpec(state, FLOAT)
 
-    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
+    def compute(
+        self,
+        gates: Array,
+        r: Array,
+        scale: Array,
+        zero: Array,
+        bias: Array | None = None,
+        lengths: Array | None = None,
+        initial_h: Array | None = None,
+        initial_c: Array | None = None,
+        p: Array | None = None,
+        *,
+        out: Out = None,
+    ) -> tuple[Array | None, ...]:
         """Compute step by step."""
-        gates, r, scale, zero, bias, lengths, *rest = (*inputs, *(None,) * 5)[:9]
-        assert gates is not None and r is not None and scale is not None and zero is not None
         directions, _, batch, columns = gates.shape
         hidden = r.shape[1]
         functions = [
@@ -118,10 +139,12 @@ class QuantizedLstmSteps(Operator):
             for d, is_reverse in enumerate(DIRECTIONS[self.direction]):
                 weight = Quantized(r[d], scale[d], zero[d] if zero.shape[1] > 1 else zero[d].reshape(()))
                 both = np.zeros((2, columns), FLOAT) if bias is None else bias[d].reshape(2, -1)
-                peepholes = None if rest[2] is None else rest[2][d].reshape(3, -1)
+                peepholes = None if p is None else p[d].reshape(3, -1)
 
                 step = _make_step(weight, both[0] + both[1], peepholes, functions[3 * d : 3 * d + 3], self.input_forget)
-                state = tuple(np.zeros((batch, hidden), FLOAT) if each is None else each[d] for each in rest[:2])
+                state = tuple(
+                    np.zeros((batch, hidden), FLOAT) if each is None else each[d] for each in (initial_h, initial_c)
+                )
                 y, final = unroll(gates[d], lengths, is_reverse, state, step)
                 results.append(y)
                 finals.append(final)
