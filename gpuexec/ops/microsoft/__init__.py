@@ -20,7 +20,6 @@ from gpuexec.ops.microsoft import packing as packing
 from gpuexec.ops.microsoft import position as position
 from gpuexec.ops.microsoft import quantized_attention as quantized_attention
 from gpuexec.ops.microsoft import quantized_elementwise as quantized_elementwise
-from gpuexec.ops.microsoft import quantized_forms as quantized_forms
 from gpuexec.ops.microsoft import quantized_layers as quantized_layers
 from gpuexec.ops.microsoft import quantized_lstm as quantized_lstm
 from gpuexec.ops.microsoft import quantized_matmul as quantized_matmul

@@ -1,4 +1,4 @@
-"""Operators of com.microsoft that ONNX has under another name or in another form."""
+"""Operators of com.microsoft that ONNX has too: by the same name, another name or in another form."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from gpuexec.ops.microsoft.activation import DOMAIN
 EVERY_VERSION = 1 << 31  # below which every version of the domain is
 # By name, the operator of ai.onnx with the same inputs, outputs and attributes.
 SAME = {
+    # Older than ONNX's: these took 16-bit and 4-bit types, and channels that stand last, before ONNX did.
+    "DequantizeLinear": "DequantizeLinear",
+    "QLinearConv": "QLinearConv",
+    "QuantizeLinear": "QuantizeLinear",
     "Gelu": "Gelu",
     "GatherND": "GatherND",
     "QLinearMatMul": "QLinearMatMul",  # which the quantizer writes for floats of 8 bits
