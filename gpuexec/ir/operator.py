@@ -15,9 +15,9 @@ test may compare, ``uses_all_cores`` how the CPU backend may schedule ``compute`
         def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None: ...
 
 ``infer`` and ``compute`` name the inputs alike, in ONNX's order; one that may be absent is None by default, and ``out``
-is given by keyword. Only what takes any number of inputs, or takes them in groups, writes ``*inputs``. ``lower`` and the
-facts (``count_flops``, ``is_noop``, ``is_lowered``, ``find_dtype``) take tuples, which for ``lower`` are as long as the
-node has inputs and outputs.
+is given by keyword. Only what takes any number of inputs, or takes them in groups, writes ``*inputs``. ``lower`` and
+the facts (``count_flops``, ``is_noop``, ``is_lowered``, ``find_dtype``) take tuples, since those who ask them know an
+input by its position alone.
 
 Operators register themselves by ONNX name; ``build`` makes one from a name and attributes, ``describe`` goes the
 other way.

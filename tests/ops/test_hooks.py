@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from gpuexec.ir.operator import Operator, find_operator, operator_names
+from gpuexec.ir.operator import (
+    Operator,
+    decomposition_for,
+    find_operator,
+    operator_names,
+    upgraded_names,
+    upgrades_for,
+)
 from gpuexec.ir.signatures import find_signature
 from gpuexec.ops.lib.composite import Composite
 from gpuexec.passes.derivatives import OF_ALL_OUTPUTS, RULES
@@ -104,6 +111,13 @@ def test_composites_draw_as_the_base_declares() -> None:
 def test_rules_of_derivatives_have_one_signature() -> None:
     for rules, names in ((RULES, ["tape", "node", "g"]), (OF_ALL_OUTPUTS, ["tape", "node", "slopes"])):
         assert [name for name, rule in rules.items() if list(inspect.signature(rule).parameters) != names] == []
+
+
+def test_upgrades_and_decompositions_take_a_node() -> None:
+    upgrades = [function for name in upgraded_names() for function in upgrades_for(name, 0)]
+    decompositions = [decomposition_for(name) for name in operator_names()]
+    for function in (*upgrades, *filter(None, decompositions)):
+        assert [each.kind for each in inspect.signature(function).parameters.values()] == [POSITIONAL]
 
 
 @pytest.mark.parametrize("names", [ANY_NUMBER, BASES, GROUPS])
