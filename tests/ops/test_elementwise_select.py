@@ -9,6 +9,7 @@ import pytest
 
 import gpuexec.ops  # noqa: F401
 from gpuexec.errors import InputError
+from gpuexec.ir.apply import infer_specs
 from gpuexec.ir.operator import Array, build, find_operator
 from gpuexec.ir.spec import BFLOAT16, COMPUTED, TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS
@@ -154,12 +155,12 @@ def test_clip_of_old_opsets_is_bounded_by_the_limits_of_float(
         ((TensorSpec((2,), np.dtype("f4")), TensorSpec((), np.dtype("f8"))), "min of type float32, got float64"),
         ((TensorSpec((2,), np.dtype("f8")), None, TensorSpec((), np.dtype("f4"))), "max of type float64, got float32"),
         ((TensorSpec((2,), np.dtype("f4")), TensorSpec((2,), np.dtype("f4"))), "min to hold one element"),
-        ((), "Clip expects an input"),
+        ((), r"Clip expects inputs x, \[low\], \[high\], got 0"),
     ],
 )
 def test_clip_refuses(specs: tuple[TensorSpec | None, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        build("Clip", {}).infer(*specs)
+        infer_specs(build("Clip", {}), specs)
 
 
 # ---------------------------------------------------------------- Cast

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from gpuexec.errors import InputError
+from gpuexec.ir.apply import infer_specs
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.nn.swiglu import SwiGLU
@@ -57,5 +58,5 @@ def test_infer_refuses() -> None:
         build("SwiGLU", {}).infer(floats, TensorSpec((3,), np.dtype(np.float32)))
     with pytest.raises(InputError, match="inputs of one type"):
         build("SwiGLU", {}).infer(floats, halves)
-    with pytest.raises(InputError, match="SwiGLU expects 2 inputs"):
-        build("SwiGLU", {}).infer(floats)
+    with pytest.raises(InputError, match="SwiGLU expects inputs a, b, got 1"):
+        infer_specs(build("SwiGLU", {}), (floats,))
