@@ -1,8 +1,8 @@
 """Launch of elementwise kernels: inputs that broadcast to an output, read and written by vectors where strides allow.
 
 The one way to launch a kernel whose output elements each follow from one element of each input. Its counterpart is
-``Unit`` of ``kernels/elementwise.cuh``: a thread takes 16 bytes of neighbours where every operand has them side by side
-and aligned, or one element that all of them share, else one element. Which of these is a scalar of the launch, so one
+``Unit`` of ``elementwise.cuh``: a thread takes 16 bytes of neighbours where every operand has them side by side and
+aligned, or one element that all of them share, else one element. Which of these is a scalar of the launch, so one
 kernel serves every extent, stride and alignment. Kernels that need the place of an element beside its bytes (gather,
 copies, triangles) take a `gpuexec.ops.lib.strided.Walk` themselves.
 """
