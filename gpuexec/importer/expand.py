@@ -18,7 +18,7 @@ from gpuexec.importer.bodies import has_bodies
 from gpuexec.importer.export import write_type
 from gpuexec.importer.growth import check_growth
 from gpuexec.importer.inlining import Opsets, inline_functions, read_version
-from gpuexec.importer.order import describe_node, walk_graphs, walk_nodes
+from gpuexec.importer.order import describe_node, list_graphs, list_nodes
 from gpuexec.importer.schemas import find_schema
 from gpuexec.importer.source_lines import copy_source
 from gpuexec.importer.tensors import UnsupportedFormError, inferred_spec
@@ -85,9 +85,11 @@ def expand_functions(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], op
 def _find_bodies(nodes: Sequence[onnx.NodeProto], opsets: Opsets) -> set[tuple[str, str]]:
     """Return (domain, operator) of the nodes that do not run by themselves and have a body in ONNX."""
     found = set()
-    for domain, op_type, graphs, version in {
-        (node.domain, node.op_type, _find_graphs(node), read_version(node)) for node in walk_nodes(nodes)
-    }:
+    kinds = set()
+    for node in list_nodes(nodes):
+        graphs = _find_graphs(node) if node.attribute else frozenset()
+        kinds.add((node.domain, node.op_type, graphs, read_version(node) if node.metadata_props else None))
+    for domain, op_type, graphs, version in kinds:
         opset = version or opsets.get("" if domain == "ai.onnx" else domain, 1)
         runs = is_runnable(op_type, domain, opset)
         if runs and not graphs:
@@ -100,9 +102,11 @@ def _find_bodies(nodes: Sequence[onnx.NodeProto], opsets: Opsets) -> set[tuple[s
 
 def _find_graphs(node: onnx.NodeProto) -> frozenset[str]:
     """Return the attributes of a node that are graphs no operator here reads: ONNX's body puts them in their place."""
-    if has_bodies(node):
-        return frozenset()
-    return frozenset(attribute.name for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH)
+    names: set[str] = set()
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH and not has_bodies(node):
+            names.add(attribute.name)
+    return frozenset(names)
 
 
 def _expand_one(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelProto | None:
@@ -114,7 +118,7 @@ def _expand_one(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelProto
         expanded = inliner.inline_selected_functions(model, [key], inline_schema_functions=True)
     except REFUSALS:
         expanded = _expand_past_absent(model, key)
-    if expanded is None or any((node.domain, node.op_type) == key for node in walk_nodes(expanded.graph.node)):
+    if expanded is None or any((node.domain, node.op_type) == key for node in list_nodes(expanded.graph.node)):
         return None
     _label(model.graph.node, expanded.graph.node, key)
     return expanded
@@ -211,7 +215,7 @@ def _write_defaults(model: onnx.ModelProto, key: tuple[str, str]) -> None:
     if not schema.has_function:
         return  # the body is made for the node, with the defaults in it
     defaults = [attribute.default_value for attribute in schema.attributes.values() if attribute.default_value.name]
-    for node in walk_nodes(model.graph.node):
+    for node in list_nodes(model.graph.node):
         if (node.domain, node.op_type) == key:
             given = {attribute.name for attribute in node.attribute}
             node.attribute.extend(default for default in defaults if default.name not in given)
@@ -227,7 +231,7 @@ def _show_types(model: onnx.ModelProto) -> onnx.ModelProto:
     except REFUSALS:
         return model
     rows: dict[str, list[onnx.ValueInfoProto]] = {}
-    for body in walk_graphs(typed.graph.node):
+    for body in list_graphs(typed.graph.node):
         for info in (*body.input, *body.value_info, *body.output):
             rows.setdefault(info.name, []).append(info)
     known = {info.name for info in (*typed.graph.input, *typed.graph.value_info, *typed.graph.output)}
@@ -272,7 +276,7 @@ def infer_types(
         declared: What is known of the outputs, by name. Inference takes an empty declaration for the whole truth, so
             it is told this in place of what the model says.
     """
-    if any(read_version(node) is not None for node in walk_nodes(nodes)):
+    if {read_version(node) for node in list_nodes(nodes) if node.metadata_props} - {None}:
         return {}  # one model has one version of a domain
     copy = _copy_without_weights(model, nodes, opsets)
     hide_fatal(copy)
@@ -291,7 +295,7 @@ def infer_types(
 def hide_fatal(model: onnx.ModelProto) -> None:
     """Move nodes that onnx can't infer safely to a domain unknown to it."""
     domains, fatal = set(), _FATAL | (_FATAL_OF_NEGATIVE if _has_negative(model.graph) else frozenset())
-    for node in walk_nodes(model.graph.node):
+    for node in list_nodes(model.graph.node):
         if qualified(node.op_type, node.domain) in fatal:
             node.domain = _HIDDEN + node.domain
             domains.add(node.domain)
@@ -300,9 +304,9 @@ def hide_fatal(model: onnx.ModelProto) -> None:
 
 def _has_negative(graph: onnx.GraphProto) -> bool:
     """Return whether an extent below 0 is declared, or may be made, in a graph or its bodies."""
-    if any(qualified(node.op_type, node.domain) in _MAKE_NEGATIVE for node in walk_nodes(graph.node)):
+    if any(qualified(node.op_type, node.domain) in _MAKE_NEGATIVE for node in list_nodes(graph.node)):
         return True
-    for body in (graph, *walk_graphs(graph.node)):
+    for body in (graph, *list_graphs(graph.node)):
         types = [info.type for info in (*body.input, *body.value_info, *body.output)]
         while types:
             each = types.pop()
@@ -315,7 +319,7 @@ def _has_negative(graph: onnx.GraphProto) -> bool:
 
 def _show(model: onnx.ModelProto) -> None:
     """Undo `hide_fatal`."""
-    for node in walk_nodes(model.graph.node):
+    for node in list_nodes(model.graph.node):
         node.domain = node.domain.removeprefix(_HIDDEN)
 
 

@@ -13,7 +13,7 @@ from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
 from gpuexec.errors import InputError
 from gpuexec.importer.functions import find_functions
 from gpuexec.importer.gradients import unbind_gradient
-from gpuexec.importer.order import walk_nodes
+from gpuexec.importer.order import list_nodes
 from gpuexec.importer.schemas import find_schema, newest_version
 from gpuexec.importer.source_lines import write_source
 from gpuexec.ir.graphs import Array, Graph, Node, Value, bodies, take_free, walk
@@ -72,7 +72,7 @@ def to_model(
     versions = {**_choose_versions(graph), "": opset}
     form = _Form(names, versions, store or store_inside, keep_sources)
     nodes = [proto for node in graph.nodes for proto in _write_node(node, form)]
-    domains = {node.domain: versions.get(node.domain, 1) for node in walk_nodes(nodes) if node.domain}
+    domains = {node.domain: versions.get(node.domain, 1) for node in list_nodes(nodes) if node.domain}
     proto = helper.make_graph(
         nodes,
         graph.name or "graph",

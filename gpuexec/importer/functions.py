@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx
 from onnx import parser
 
-from gpuexec.importer.order import walk_nodes
+from gpuexec.importer.order import list_nodes
 
 DOMAIN = "gpuexec"
 _BODIES = {
@@ -39,7 +39,7 @@ _BODIES = {
 
 def find_functions(nodes: Sequence[onnx.NodeProto], opset: int) -> list[onnx.FunctionProto]:
     """Return the functions that nodes call, in bodies too, written for an opset."""
-    called = sorted({node.op_type for node in walk_nodes(nodes) if node.domain == DOMAIN})
+    called = sorted({node.op_type for node in list_nodes(nodes) if node.domain == DOMAIN})
     return [_make(name, opset) for name in called if name in _BODIES]
 
 

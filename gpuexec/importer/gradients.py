@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import onnx
 
 from gpuexec.errors import ModelError
-from gpuexec.importer.order import describe_node, walk_graphs, walk_nodes
+from gpuexec.importer.order import describe_node, list_graphs, list_nodes
 from gpuexec.ir.graphs import take_free
 from gpuexec.ops.nn.training import DOMAIN
 
@@ -24,7 +24,7 @@ def bind_gradients(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         ModelError: A Gradient lacks a name, has another number of inputs than names, or names dependent values.
     """
-    if not any(_is_gradient(node) for row in _find_scopes(model) for node in row):
+    if not _has_gradient(_find_scopes(model)):
         return model
     bound = onnx.ModelProto()
     bound.CopyFrom(model)
@@ -57,8 +57,8 @@ def unbind_gradient(node: onnx.NodeProto) -> None:
 def _part_arguments(function: onnx.FunctionProto) -> None:
     """Make arguments that Gradients name values of their own: a call may give one value for several."""
     nodes = list(function.node)
-    read = {name for node in walk_nodes(nodes) if _is_gradient(node) for name in node.input}
-    taken = {*function.input, *(name for node in walk_nodes(nodes) for name in (*node.input, *node.output))}
+    read = {name for node in list_nodes(nodes) if _is_gradient(node) for name in node.input}
+    taken = {*function.input, *(name for node in list_nodes(nodes) for name in (*node.input, *node.output))}
     del function.node[:]
     for place, name in enumerate(function.input):
         if name in read:
@@ -71,10 +71,23 @@ def _is_gradient(node: onnx.NodeProto) -> bool:
     return (node.domain, node.op_type) == (DOMAIN, _NAME)
 
 
+def _has_gradient(scopes: Sequence[Sequence[onnx.NodeProto]]) -> bool:
+    for nodes in scopes:
+        for node in nodes:
+            if node.op_type == _NAME and _is_gradient(node):
+                return True
+    return False
+
+
 def _find_scopes(model: onnx.ModelProto) -> list[Sequence[onnx.NodeProto]]:
     """Return the nodes of the graph, of each function, and of all bodies in these."""
-    whole = [model.graph.node, *(function.node for function in model.functions)]
-    return [*whole, *(body.node for row in whole for body in walk_graphs(row))]
+    scopes: list[Sequence[onnx.NodeProto]] = [model.graph.node]
+    for function in model.functions:
+        scopes.append(function.node)
+    for nodes in list(scopes):
+        for body in list_graphs(nodes):
+            scopes.append(body.node)
+    return scopes
 
 
 def _read_attributes(node: onnx.NodeProto) -> tuple[list[str], str]:
@@ -118,7 +131,7 @@ def _check_independent(gradient: onnx.NodeProto, names: Sequence[str], nodes: Se
         waiting = [name]
         while waiting:
             maker = makers.get(waiting.pop())
-            read = set() if maker is None else {each for node in walk_nodes([maker]) for each in node.input} - seen
+            read = set() if maker is None else {each for node in list_nodes([maker]) for each in node.input} - seen
             for other in read.intersection(names):
                 message = f"{what}, which follows from %{other}, named too; leave one out."
                 raise ModelError(message, node=gradient.name, value=name)

@@ -11,7 +11,7 @@ from itertools import chain
 import onnx
 
 from gpuexec.errors import ModelError
-from gpuexec.importer.order import describe_node, walk_nodes
+from gpuexec.importer.order import describe_node, list_nodes
 
 # The largest known models have some ten thousand nodes.
 MOST_NODES = 1 << 17
@@ -26,13 +26,15 @@ def check_growth(nodes: Sequence[onnx.NodeProto], functions: Iterable[onnx.Funct
             many nodes; names it.
     """
     functions = list(functions)
+    if not functions:
+        return
     _check_calls(nodes, functions)
-    calls = {key_of(function): [key_of_call(node) for node in walk_nodes(function.node)] for function in functions}
+    calls = {key_of(function): [key_of_call(node) for node in list_nodes(function.node)] for function in functions}
     sizes: dict[Key, int] = {}
     for key in calls:
         _measure(key, calls, sizes)
     total = 0
-    for node in walk_nodes(nodes):
+    for node in list_nodes(nodes):
         size = sizes.get(key_of_call(node), 1)
         total += size
         if size > 1 and total > MOST_NODES:
@@ -45,7 +47,7 @@ def check_growth(nodes: Sequence[onnx.NodeProto], functions: Iterable[onnx.Funct
 
 def _check_calls(nodes: Sequence[onnx.NodeProto], functions: Sequence[onnx.FunctionProto]) -> None:
     formals = {key_of(function): (len(function.input), len(function.output)) for function in functions}
-    for node in chain(walk_nodes(nodes), *(walk_nodes(function.node) for function in functions)):
+    for node in chain(list_nodes(nodes), *(list_nodes(function.node) for function in functions)):
         takes, gives = formals.get(key_of_call(node), (len(node.input), len(node.output)))
         if len(node.input) > takes or len(node.output) > gives:
             raise ModelError(

@@ -15,7 +15,7 @@ from onnx import AttributeProto, helper
 
 from gpuexec.errors import ModelError, locate
 from gpuexec.importer.growth import MOST_NODES, Key, key_of, key_of_call
-from gpuexec.importer.order import describe_node, sort_nodes, walk_graphs, walk_nodes
+from gpuexec.importer.order import describe_node, list_graphs, list_nodes, sort_nodes
 from gpuexec.importer.schemas import check_opset
 
 _VERSION = "gpuexec.opset"  # the key of what `read_version` gives
@@ -115,7 +115,7 @@ class _Inliner:
         return expanded
 
     def _has_calls(self, node: onnx.NodeProto) -> bool:
-        return any(key_of_call(inner) in self._functions for body in walk_graphs([node]) for inner in body.node)
+        return any(key_of_call(inner) in self._functions for body in list_graphs([node]) for inner in body.node)
 
     def _count(self, node: onnx.NodeProto) -> None:
         self._size += 1
@@ -183,7 +183,7 @@ class _Inliner:
         if attribute.ref_attr_name and scope.call is not None:
             given = scope.call.given.get(attribute.ref_attr_name)
             if given is not None:  # its names are unique in the model already
-                for _ in walk_nodes([onnx.NodeProto(attribute=[given])]):
+                for _ in list_nodes([onnx.NodeProto(attribute=[given])]):
                     self._count(node)
                 copied.CopyFrom(given)
                 copied.name = name
@@ -244,7 +244,7 @@ class _Inliner:
 def _list_names(model: onnx.ModelProto) -> set[str]:
     """Return the names of all values of the model's graphs."""
     names: set[str] = set()
-    for graph in (model.graph, *walk_graphs(model.graph.node)):
+    for graph in (model.graph, *list_graphs(model.graph.node)):
         names.update(info.name for info in (*graph.input, *graph.output))
         names.update(tensor.name for tensor in graph.initializer)
         names.update(sparse.values.name for sparse in graph.sparse_initializer)

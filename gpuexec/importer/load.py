@@ -20,7 +20,7 @@ from gpuexec.importer.expand import expand_functions, infer_types
 from gpuexec.importer.gradients import bind_gradients
 from gpuexec.importer.header import ModelHeader, read_header
 from gpuexec.importer.nodes import NodeReader
-from gpuexec.importer.order import sort_nodes, walk_nodes
+from gpuexec.importer.order import list_nodes, sort_nodes
 from gpuexec.importer.origin import ExternalData
 from gpuexec.importer.outputs import choose_outputs
 from gpuexec.importer.problems import Problems
@@ -98,18 +98,17 @@ def load_graph(
     read_constants(model.graph, reader, problems)
     inputs = read_inputs(model.graph, reader, problems)
     results: list[Value] = []
-    with problems.noting():
+    try:
         nodes = sort_nodes(model.graph.node, reader.values)
         expanded = expand_functions(model, nodes, opsets)
-        if any(spec is None or spec.dims is None for spec in declared.values()):
+        if [name for name, spec in declared.items() if spec is None or spec.dims is None]:
             inferred = infer_types(model, expanded, opsets, declared)
             declared.update({name: refine(spec, inferred.get(name)) for name, spec in declared.items()})
         reader.read(expanded)
-        for info in model.graph.output:
-            with problems.noting():
-                results.append(reader.find(info.name))
+        results = reader.find_outputs(model.graph)
+    except ModelError as error:
+        problems.note(error)
     problems.report(f"{where} (opset {opsets.get('', NEWEST_OPSET)})")
-    counts = Counter(qualified(node.op_type, node.domain) for node in walk_nodes(nodes))
     graph = Graph(inputs, tuple(results), tuple(reader.nodes), reader.constants, title)
     check(graph)
     return ImportedModel(
@@ -120,9 +119,17 @@ def load_graph(
         producer=f"{model.producer_name} {model.producer_version}".strip(),
         description=model.doc_string,
         metadata={entry.key: entry.value for entry in model.metadata_props},
-        operators=dict(counts.most_common()),
+        operators=_count_operators(nodes),
         header=read_header(model),
     )
+
+
+def _count_operators(nodes: Sequence[onnx.NodeProto]) -> dict[str, int]:
+    """Return the number of nodes by qualified name, in bodies too, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for (op_type, domain), count in Counter([(node.op_type, node.domain) for node in list_nodes(nodes)]).items():
+        counts[qualified(op_type, domain)] += count
+    return dict(counts.most_common())
 
 
 def _read_opsets(model: onnx.ModelProto, where: str) -> dict[str, int]:
@@ -130,7 +137,7 @@ def _read_opsets(model: onnx.ModelProto, where: str) -> dict[str, int]:
     for entry in model.opset_import:
         domain = "" if entry.domain == "ai.onnx" else entry.domain
         opsets[domain] = max(entry.version, opsets.get(domain, 0))
-    if "" not in opsets and any(node.domain in ("", "ai.onnx") for node in model.graph.node):
+    if "" not in opsets and not {"", "ai.onnx"}.isdisjoint([node.domain for node in model.graph.node]):
         raise ModelError(
             f"{where} has nodes of ai.onnx and no opset for it; expected {OLDEST_OPSET} to {NEWEST_OPSET}."
         )

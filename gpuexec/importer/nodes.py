@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any
 
@@ -10,20 +11,20 @@ import numpy as np
 import onnx
 
 from gpuexec.errors import InputError, ModelError, name_after
-from gpuexec.importer.bodies import BODIES, has_bodies, read_control
+from gpuexec.importer.bodies import BODIES, read_control
 from gpuexec.importer.entries import read_outputs
 from gpuexec.importer.expand import is_runnable, read_label
 from gpuexec.importer.inlining import read_version
 from gpuexec.importer.order import describe_node
 from gpuexec.importer.origin import Origin
 from gpuexec.importer.problems import Problems
-from gpuexec.importer.schemas import check_counts, check_form, find_schema
+from gpuexec.importer.schemas import Schema, check_counts, check_form, find_schema
 from gpuexec.importer.source_lines import name_node
 from gpuexec.importer.sparse import to_dense
 from gpuexec.importer.tensors import UnsupportedFormError, attribute_value
-from gpuexec.ir.graphs import Array, Node, RawNode, Value, bodies
+from gpuexec.ir.graphs import Array, Node, RawNode, Value, bodies, body_fields
 from gpuexec.ir.operator import build, qualified, suggest_name, upgrades_for
-from gpuexec.ir.signatures import find_signature
+from gpuexec.ir.signatures import Signature, find_signature
 from gpuexec.ir.spec import STRING, DeclaredSpec
 
 _PLAIN_CONSTANTS: Mapping[str, Any] = {
@@ -34,6 +35,19 @@ _PLAIN_CONSTANTS: Mapping[str, Any] = {
     "value_string": STRING,
     "value_strings": STRING,
 }
+_WITHOUT_HINTS = 6  # the first opset without `consumed_inputs`
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Facts that all nodes of one operator at one opset share; ``name`` is the qualified one."""
+
+    name: str
+    opset: int
+    is_runnable: bool
+    schema: Schema | None
+    signature: Signature | None
+    is_newest: bool
 
 
 class NodeReader:
@@ -42,6 +56,7 @@ class NodeReader:
     Attributes:
         values: Every value so far, by name.
         constants: Arrays of initializers, Constant nodes and upgrades.
+        declared: The graph's declarations of its outputs, by name.
         nodes: The nodes read.
         captures: In a body, the values taken from around it, by their name there.
         path: Where a body stands, for messages: ``"loop/body/"``; ``""`` for the model's graph.
@@ -60,8 +75,10 @@ class NodeReader:
         self.constants: dict[Value, Array] = {}
         self.nodes: list[Node] = []
         self.captures: dict[str, Value] = {}
-        self.origin, self.problems, self.path = origin, problems, path
-        self._opsets, self._declared, self._outer = opsets, declared, outer
+        self.origin, self.problems, self.path, self.declared = origin, problems, path, declared
+        self._opsets, self._outer = opsets, outer
+        # By operator, domain and the version that the node itself names.
+        self._kinds: dict[tuple[str, str, int | None], _Kind] = {} if outer is None else outer._kinds
         self._taken: set[str] = set()  # names of nodes
         self._reserved: set[str] = set()  # names of values that the file or an upgrade makes
 
@@ -100,9 +117,15 @@ class NodeReader:
             raise ModelError(f"Output %{name} of the graph is made by no node.", value=name)
         return value
 
-    def declared_spec(self, name: str) -> DeclaredSpec | None:
-        """Return the graph's declaration of an output by its name; None of any other value."""
-        return self._declared.get(name)
+    def find_outputs(self, graph: onnx.GraphProto) -> list[Value]:
+        """Return the outputs of the model's graph; one that nothing makes is noted."""
+        found: list[Value] = []
+        for info in graph.output:
+            try:
+                found.append(self.values.get(info.name) or self.find(info.name))
+            except ModelError as error:
+                self.problems.note(error)
+        return found
 
     def is_visible(self, name: str) -> bool:
         """Return whether a name stands for a value here or around."""
@@ -112,19 +135,35 @@ class NodeReader:
         """Read nodes in executable order. Problems are collected, and reading continues."""
         nodes = list(nodes)
         given = {node.name for node in nodes if node.name}
-        self._reserved.update(name for node in nodes for name in node.output)
+        for node in nodes:
+            self._reserved.update(node.output)
         for index, proto in enumerate(nodes):
             name = self._name(proto, index, given)
-            domain = "" if proto.domain == "ai.onnx" else proto.domain
+            # Few nodes have metadata: those of exporters that write it, and those of expanded functions.
+            key = (proto.op_type, proto.domain, read_version(proto) if proto.metadata_props else None)
             raw = None
-            with self.problems.noting(self.path, name):
-                raw = self._read_raw(proto, name, domain)
+            try:
+                kind = self._kinds.get(key) or self._find_kind(*key)
+                raw = self._read_raw(proto, name, kind)
+            except ModelError as error:
+                self.problems.note(error, self.path, name)
             if raw is None:
                 self._make_outputs(proto.output)
-            elif raw.op_type == "Constant" and not raw.domain:
+            elif kind.name == "Constant":
                 self._read_constant(raw)
             else:
-                self._read_node(raw, read_label(proto))
+                self._read_node(raw, kind, read_label(proto) if proto.metadata_props else "")
+
+    def _find_kind(self, op_type: str, domain: str, version: int | None) -> _Kind:
+        """Return the facts about an operator; ``version`` None: at the model's opset."""
+        own = "" if domain == "ai.onnx" else domain
+        opset, name = version or self._opsets.get(own, 1), qualified(op_type, own)
+        schema = find_schema(op_type, own, opset)
+        signature = find_signature(op_type, own) if schema is None else None
+        is_newest = opset >= _WITHOUT_HINTS and not upgrades_for(name, opset)
+        kind = _Kind(name, opset, is_runnable(op_type, own, opset), schema, signature, is_newest)
+        self._kinds[op_type, domain, version] = kind
+        return kind
 
     def _name(self, proto: onnx.NodeProto, index: int, given: set[str]) -> str:
         """Return the node's name, or one after its operator and place; never one that another node has."""
@@ -132,32 +171,33 @@ class NodeReader:
         if name in self._taken or (not proto.name and name in given):
             name = next(new for new in (f"{name}_{i}" for i in count(2)) if new not in self._taken and new not in given)
         self._taken.add(name)
-        return name_after(name, name_node(proto))
+        return name_after(name, name_node(proto)) if proto.metadata_props else name
 
-    def _read_raw(self, proto: onnx.NodeProto, name: str, domain: str) -> RawNode | None:
-        """Return the node with Python attributes in its newest form, or None where that can't be had."""
-        opset = read_version(proto) or self._opsets.get(domain, 1)
+    def _read_raw(self, proto: onnx.NodeProto, name: str, kind: _Kind) -> RawNode | None:
+        """Return the node with Python attributes, or None where that can't be had."""
+        domain, opset, schema = "" if proto.domain == "ai.onnx" else proto.domain, kind.opset, kind.schema
         place = f" ({domain} {opset})" if domain else ""
-        if not is_runnable(proto.op_type, domain, opset):
-            cure = suggest_name(qualified(proto.op_type, domain))
-            self.problems.add(f"operator {proto.op_type}{place}", self._locate(name), cure)
+        if not kind.is_runnable:
+            self.problems.add(f"operator {proto.op_type}{place}", self._locate(name), suggest_name(kind.name))
             return None
-        schema = find_schema(proto.op_type, domain, opset)
         if schema is not None:
             check_form(proto, schema)
-        elif (form := find_signature(proto.op_type, domain)) is not None:
-            check_counts(proto, form)
+        elif kind.signature is not None:
+            check_counts(proto, kind.signature)
         attributes: dict[str, Any] = {}
         inputs, outputs = tuple(proto.input), tuple(proto.output)
         if schema is not None:
             # Lowering identifies outputs by position, absent ones too.
             outputs += ("",) * (schema.min_outputs - len(outputs))
-        if has_bodies(proto):
+        graphs: tuple[str, ...] = ()
+        if kind.name in BODIES:
             attributes, inputs = read_control(self, proto, self.path + name, opset)
+            graphs = BODIES[kind.name]
+        described = describe_node(proto) if proto.attribute else ""
         for attribute in proto.attribute:
-            if has_bodies(proto) and attribute.name in BODIES[proto.op_type]:
+            if attribute.name in graphs:
                 continue
-            what = f"{describe_node(proto)}: attribute {attribute.name!r}"
+            what = f"{described}: attribute {attribute.name!r}"
             try:
                 attributes[attribute.name] = (
                     to_dense(attribute.sparse_tensor, self.origin, what)
@@ -191,34 +231,40 @@ class NodeReader:
         if outputs and outputs[0] is not None:
             self.constants[outputs[0]] = array
 
-    def _read_node(self, raw: RawNode, part_of: str) -> None:
+    def _read_node(self, raw: RawNode, kind: _Kind, part_of: str) -> None:
         """Upgrade a node, build its operator, connect it."""
-        label = f"operator {qualified(raw.op_type, raw.domain)}"
+        added: dict[str, Value] = {}
         try:
-            raw = upgrade_node(raw)
-            operators = [build(qualified(each.op_type, each.domain), each.attributes) for each in (*raw.before, raw)]
+            if kind.is_newest:
+                operator = build(kind.name, raw.attributes)
+            else:
+                raw = upgrade_node(raw)
+                before = [build(qualified(each.op_type, each.domain), each.attributes) for each in raw.before]
+                operator = build(qualified(raw.op_type, raw.domain), raw.attributes)
         except (ValueError, TypeError, LookupError) as error:
             # Without an ONNX schema the node is unchecked so far.
             form = "" if isinstance(error, InputError) else "of another form: "
-            self.problems.add(f"{label}: {form}{str(error).rstrip('.')}", self._locate(raw.name))
+            self.problems.add(f"operator {kind.name}: {form}{str(error).rstrip('.')}", self._locate(raw.name))
             self._make_outputs(raw.outputs)
             return
-        added = {name: self._add_constant(name, array) for name, array in raw.constants.items()}
-        for operator, each in zip(operators, raw.before, strict=False):
-            outputs = tuple(Value(self._find_free(name)) for name in each.outputs)
-            self.nodes.append(Node(operator, self._find_inputs(each.inputs, added), outputs, each.name, part_of))
-            added.update(zip(each.outputs, outputs, strict=True))
-        inputs = self._find_inputs(raw.inputs, added, keep_absent=bool(bodies(operators[-1])))
-        self.nodes.append(Node(operators[-1], inputs, self._make_outputs(raw.outputs), raw.name, part_of))
+        if not kind.is_newest:
+            added = {name: self._add_constant(name, array) for name, array in raw.constants.items()}
+            for first, each in zip(before, raw.before, strict=True):
+                outputs = tuple(Value(self._find_free(name)) for name in each.outputs)
+                self.nodes.append(Node(first, self._find_inputs(each.inputs, added), outputs, each.name, part_of))
+                added.update(zip(each.outputs, outputs, strict=True))
+        # Operators with bodies divide their inputs by position, so they keep those that are absent at the end.
+        has_bodies = bool(body_fields(type(operator)) and bodies(operator))
+        inputs = self._find_inputs(raw.inputs, added, keep_absent=has_bodies)
+        self.nodes.append(Node(operator, inputs, self._make_outputs(raw.outputs), raw.name, part_of))
 
     def _find_inputs(
         self, names: Iterable[str], added: Mapping[str, Value], keep_absent: bool = False
     ) -> tuple[Value | None, ...]:
-        """Return the values of these names, among them those an upgrade added; without absent ones at the end.
-
-        Operators with bodies divide their inputs by position, so they keep those (``keep_absent``).
-        """
-        inputs = [added.get(name) or self.find(name) if name else None for name in names]
+        """Return the values of these names, among them those an upgrade added; without absent ones at the end."""
+        inputs: list[Value | None] = []
+        for name in names:
+            inputs.append((added.get(name) or self.values.get(name) or self.find(name)) if name else None)
         while inputs and inputs[-1] is None and not keep_absent:
             inputs.pop()
         return tuple(inputs)
@@ -242,7 +288,7 @@ class NodeReader:
         """Make the values of a node's outputs; sorting has checked that names are distinct."""
         outputs: list[Value | None] = []
         for name in names:
-            value = Value(name, self._declared.get(name)) if name else None
+            value = Value(name, self.declared.get(name)) if name else None
             if value is not None:
                 self.values[name] = value
             outputs.append(value)

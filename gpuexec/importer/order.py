@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from operator import lt
 
 import onnx
 
@@ -10,6 +12,7 @@ from gpuexec.errors import ModelError
 from gpuexec.importer.source_lines import name_node
 
 _NAMES_SHOWN = 8
+_GRAPHS = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
 
 
 def sort_nodes(
@@ -31,12 +34,12 @@ def sort_nodes(
     """
     origin = _origins(nodes, given)
     lost: list[tuple[onnx.NodeProto, str]] = []
-    needs = [_producers_of(node, origin, is_visible, lost) for node in nodes]
+    needs = _list_producers(nodes, origin, is_visible, lost)
     if lost:
         rows = [f"{describe_node(node)}: input %{name} is made by no node" for node, name in lost[:_NAMES_SHOWN]]
         more = f"; and {len(lost) - _NAMES_SHOWN} more" if len(lost) > _NAMES_SHOWN else ""
         raise ModelError(f"{'; '.join(rows)}{more}.", node=name_node(lost[0][0]), value=lost[0][1])
-    if all(producer < index for index, producers in enumerate(needs) for producer in producers):
+    if all(map(lt, [max(producers, default=-1) for producers in needs], count())):
         return list(nodes)
     order: list[int] = []
     state = [0] * len(nodes)  # 0: not visited, 1: waits for its inputs, on the stack, 2: placed
@@ -74,62 +77,65 @@ def _origins(nodes: Sequence[onnx.NodeProto], given: Iterable[str]) -> dict[str,
     return origin
 
 
-def walk_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    """Yield all bodies in the nodes, and in the nodes of those."""
+def list_graphs(nodes: Iterable[onnx.NodeProto]) -> list[onnx.GraphProto]:
+    """Return all bodies in the nodes, and in the nodes of those; each stands before those in it."""
+    graphs: list[onnx.GraphProto] = []
     for node in nodes:
-        for body in _bodies_of(node):
-            yield body
-            yield from walk_graphs(body.node)
+        for attribute in node.attribute:
+            if attribute.type in _GRAPHS:
+                for body in (attribute.g,) if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
+                    graphs += (body, *list_graphs(body.node))
+    return graphs
 
 
-def walk_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes, then those of all bodies in them."""
-    nodes = list(nodes)
-    yield from nodes
-    for body in walk_graphs(nodes):
-        yield from body.node
+def list_nodes(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Return the nodes, then those of all bodies in them."""
+    every = list(nodes)
+    for body in list_graphs(every):
+        every += body.node
+    return every
 
 
-def _bodies_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
-
-
-def _names_from_outside(body: onnx.GraphProto) -> dict[str, None]:
-    """Return the names that a body, or one inside it, captures."""
-    used = dict.fromkeys(info.name for info in body.output)
-    own = {info.name for info in body.input}
-    own.update(tensor.name for tensor in body.initializer)
-    own.update(sparse.values.name for sparse in body.sparse_initializer)
-    for node in body.node:
-        used.update(dict.fromkeys(node.input))
-        own.update(node.output)
-        for inner in _bodies_of(node):
-            used.update(_names_from_outside(inner))
-    return {name: None for name in used if name and name not in own}
-
-
-def _producers_of(
-    node: onnx.NodeProto,
+def _list_producers(
+    nodes: Sequence[onnx.NodeProto],
     origin: dict[str, int],
     is_visible: Callable[[str], bool],
     lost: list[tuple[onnx.NodeProto, str]],
-) -> list[int]:
-    """Return the nodes a node waits for; inputs that nothing makes are added to ``lost``."""
-    producers = [origin[name] for body in _bodies_of(node) for name in _names_from_outside(body) if name in origin]
-    producers = [index for index in producers if index >= 0]
-    for name in filter(None, node.input):
-        index = origin.get(name)
-        if index is None and is_visible(name):
-            continue
-        if index is None:
-            lost.append((node, name))
-        elif index >= 0:
-            producers.append(index)
-    return producers
+) -> list[list[int]]:
+    """Return for each node those it waits for; inputs that nothing makes are added to ``lost``."""
+    needs: list[list[int]] = []
+    for node in nodes:
+        producers: list[int] = []
+        for attribute in node.attribute:
+            if attribute.type in _GRAPHS:
+                captured = _list_captured(attribute)
+                producers += [origin[name] for name in captured if origin.get(name, -1) >= 0]
+        for name in node.input:
+            index = origin.get(name)
+            if index is None and name and not is_visible(name):
+                lost.append((node, name))
+            elif index is not None and index >= 0:
+                producers.append(index)
+        needs.append(producers)
+    return needs
+
+
+def _list_captured(attribute: onnx.AttributeProto) -> dict[str, None]:
+    """Return the names that the bodies in an attribute, or those inside them, take from outside."""
+    captured: dict[str, None] = {}
+    for body in (attribute.g,) if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
+        used = dict.fromkeys(info.name for info in body.output)
+        own = {info.name for info in body.input}
+        own.update(tensor.name for tensor in body.initializer)
+        own.update(sparse.values.name for sparse in body.sparse_initializer)
+        for node in body.node:
+            used.update(dict.fromkeys(node.input))
+            own.update(node.output)
+            for inner in node.attribute:
+                if inner.type in _GRAPHS:
+                    used.update(_list_captured(inner))
+        captured.update({name: None for name in used if name and name not in own})
+    return captured
 
 
 def _describe_cycle(cycle: Sequence[onnx.NodeProto]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx
 
 from gpuexec.errors import InputError
-from gpuexec.importer.order import walk_graphs, walk_nodes
+from gpuexec.importer.order import list_graphs, list_nodes
 
 _NAMES_SHOWN = 8
 _CHARACTERS_SHOWN = 100
@@ -56,9 +56,9 @@ def _find_needed(graph: onnx.GraphProto, origins: dict[str, int], names: Sequenc
         if index in needed:
             continue
         needed.add(index)
-        for node in walk_nodes([graph.node[index]]):
+        for node in list_nodes([graph.node[index]]):
             waiting += [origins[name] for name in node.input if name in origins]
-        for body in walk_graphs([graph.node[index]]):
+        for body in list_graphs([graph.node[index]]):
             waiting += [origins[info.name] for info in body.output if info.name in origins]
     return needed
 

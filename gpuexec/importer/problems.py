@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuexec.errors import ModelError, UnsupportedError, locate
@@ -27,21 +25,18 @@ class Problems:
         if cure is not None:
             self.cures[what] = cure
 
-    @contextmanager
-    def noting(self, path: str = "", node: str = "") -> Iterator[None]:
-        """Collect a contradiction instead of raising it, so that reading continues.
+    def note(self, error: ModelError, path: str = "", node: str = "") -> None:
+        """Collect a contradiction that was raised, so that reading continues.
 
         Args:
+            error: The contradiction.
             path: In which body it is.
             node: At which node, where the error does not say.
         """
-        try:
-            yield
-        except ModelError as error:
-            error.node = node if error.node in (None, "", node) and node else error.node
-            if path:
-                locate(error, path.rstrip("/"))
-            self.errors.append(error)
+        error.node = node if error.node in (None, "", node) and node else error.node
+        if path:
+            locate(error, path.rstrip("/"))
+        self.errors.append(error)
 
     def report(self, model: str) -> None:
         """Raise an error that lists all problems, if there are any.

@@ -115,8 +115,11 @@ def check_counts(node: onnx.NodeProto, form: Schema | Signature) -> None:
             f"got {len(node.input)} and {len(node.output)}.",
             node=node.name,
         )
+    required = form.required
+    if "" not in node.input and (not required or required[-1] < len(node.input)):
+        return
     absent = [index for index, name in enumerate(node.input) if not name and index >= form.variadic_from]
-    for index in (*form.required, *absent):
+    for index in (*required, *absent):
         if index >= len(node.input) or not node.input[index]:
             names = form.input_names
             name = f" ({names[min(index, len(names) - 1)]})" if names else ""
@@ -130,7 +133,7 @@ def check_form(node: onnx.NodeProto, schema: Schema) -> None:
         ModelError: It has not.
     """
     check_counts(node, schema)
-    given = {attribute.name for attribute in node.attribute}
+    given = [attribute.name for attribute in node.attribute] if schema.required_attributes else []
     for name in schema.required_attributes:
         if name not in given:
             raise ModelError(f"{describe_node(node)} lacks its attribute {name!r}.", node=node.name)

@@ -8,7 +8,7 @@ tensor stays where it is, and the tensor says instead that it is elsewhere, at a
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuexec.system.mapped import read_view
@@ -23,6 +23,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _EXTERNAL = 1
 _DEEPEST = 100
 _BLOCK_NBYTES = 1 << 12
+# A number has at most 10 bytes; a field begins with its tag, and a length or number may follow.
+_HEAD_NBYTES = 20
 # New bytes, or a range of the source's.
 _Chunk = bytes | range
 
@@ -55,9 +57,11 @@ def strip_weights(content: memoryview) -> Stripped:
         OddMessageError: It is no such message, or one that is left to protobuf.
         AccessError: The file it lies in changed, or can't be read.
     """
+    if content.nbytes < LARGE_NBYTES:
+        return Stripped(bytes(read_view(content)), {})
     walker = _Walker(content)
     chunks = walker.walk_model(0, content.nbytes)
-    kept = (read_view(content[c.start : c.stop]) if isinstance(c, range) else c for c in chunks)
+    kept = [read_view(content[c.start : c.stop]) if isinstance(c, range) else c for c in chunks if len(c)]
     return Stripped(b"".join(kept), walker.pieces)
 
 
@@ -67,7 +71,8 @@ class _Walker:
         # The writer of the file can't guess it.
         self._token = secrets.token_hex(16)
         self._depth = 0
-        self._block, self._bytes = -1, memoryview(b"")
+        # The bytes of the content that were read last, and where they begin.
+        self._block, self._start = memoryview(b""), 0
         self.pieces: dict[str, tuple[int, int]] = {}
 
     def walk_model(self, low: int, high: int) -> list[_Chunk]:
@@ -83,9 +88,9 @@ class _Walker:
         return self._rewrite(low, high, {_ATTRIBUTE_TENSOR: self._walk_tensor, _ATTRIBUTE_GRAPH: self._walk_graph})
 
     def _walk_tensor(self, low: int, high: int) -> list[_Chunk]:
-        fields = list(self._fields(low, high))
+        fields = self._list_fields(low, high)
         raw = [field for field in fields if field.number == _RAW_DATA and field.kind == _BYTES]
-        is_plain = all(field.number not in (_EXTERNAL_DATA, _DATA_LOCATION, _SEGMENT) for field in fields)
+        is_plain = {_EXTERNAL_DATA, _DATA_LOCATION, _SEGMENT}.isdisjoint([field.number for field in fields])
         if len(raw) != 1 or not is_plain or raw[0].high - raw[0].low < LARGE_NBYTES:
             return [range(low, high)]
         location = f"{self._token}.{len(self.pieces)}"
@@ -101,7 +106,7 @@ class _Walker:
         self._depth += 1
         chunks: list[_Chunk] = []
         kept = low
-        for field in self._fields(low, high):
+        for field in self._list_fields(low, high):
             if field.kind == _BYTES and field.number in inner and field.high - field.low >= LARGE_NBYTES:
                 parts = inner[field.number](field.low, field.high)
                 chunks += [range(kept, field.start), _head(field.number, sum(map(len, parts))), *parts]
@@ -109,44 +114,51 @@ class _Walker:
         self._depth -= 1
         return [*chunks, range(kept, high)]
 
-    def _fields(self, low: int, high: int) -> Iterator[_Field]:
+    def _list_fields(self, low: int, high: int) -> list[_Field]:
+        fields: list[_Field] = []
         at = low
         while at < high:
-            tag, first = self._varint(at, high)
+            head = _decode(self._peek(at, min(at + _HEAD_NBYTES, high)))
+            if not head:
+                raise OddMessageError("a number has no end")
+            (tag, size), (number, behind) = head[0], head[-1]
             kind = tag & 7
+            if kind in (_VARINT, _BYTES) and len(head) < 2:
+                raise OddMessageError("a number has no end")
             if kind == _VARINT:
-                _, end = self._varint(first, high)
+                first, end = at + size, at + behind
             elif kind == _BYTES:
-                nbytes, first = self._varint(first, high)
-                end = first + nbytes
+                first, end = at + behind, at + behind + number
             elif kind in (_FIXED32, _FIXED64):
-                end = first + (4 if kind == _FIXED32 else 8)
+                first, end = at + size, at + size + (4 if kind == _FIXED32 else 8)
             else:
                 raise OddMessageError(f"wire type {kind}")
             if end > high:
                 raise OddMessageError("a field ends behind its message")
-            yield _Field(tag >> 3, kind, at, first, end)
+            fields.append(_Field(tag >> 3, kind, at, first, end))
             at = end
+        return fields
 
-    def _varint(self, at: int, high: int) -> tuple[int, int]:
-        """Return a number and where it ends."""
-        value = shift = 0
-        while at < high and shift < 64:
-            byte = self._read(at)
-            at += 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value, at
-            shift += 7
-        raise OddMessageError("a number has no end")
+    def _peek(self, low: int, high: int) -> memoryview:
+        """Return some bytes; of a file those behind them are read with them."""
+        if not self._start <= low <= high <= self._start + self._block.nbytes:
+            self._block, self._start = read_view(self._content[low : low + _BLOCK_NBYTES]), low
+        return self._block[low - self._start : high - self._start]
 
-    def _read(self, at: int) -> int:
-        """Return a byte; of a file those around it are read with it."""
-        block, place = divmod(at, _BLOCK_NBYTES)
-        if block != self._block:
-            self._bytes = read_view(self._content[at - place : at - place + _BLOCK_NBYTES])
-            self._block = block
-        return self._bytes[place]
+
+def _decode(head: memoryview) -> list[tuple[int, int]]:
+    """Return the first two numbers in some bytes, or as many as there are, each with its end."""
+    numbers: list[tuple[int, int]] = []
+    value = shift = 0
+    for place, byte in enumerate(head):
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            numbers.append((value, place + 1))
+            value = shift = 0
+        if shift >= 70 or len(numbers) == 2:
+            break
+    return numbers
 
 
 def _pack(number: int, content: bytes) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto, external_data_helper, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from gpuexec.errors import AccessError, InputError, ModelError
 from gpuexec.importer.origin import Origin
@@ -54,14 +54,18 @@ def to_array(tensor: TensorProto, origin: Origin, what: str) -> Array:
     _check_size(tensor.dims, dtype, what, tensor.name)
     if dtype == STRING:
         return _read_strings(tensor, what)
-    content = _find_elsewhere(tensor, origin, what)
-    if content is None:
-        _check_content(tensor, what)
+    content: memoryview | bytes | None
+    if tensor.data_location == TensorProto.EXTERNAL:
+        elsewhere = content = _read_elsewhere(tensor, dtype, origin, what)
+    else:
+        _check_content(tensor, dtype, what)
+        elsewhere, content = None, tensor.raw_data if tensor.HasField("raw_data") else None
     try:
         if content is not None and tensor.data_type not in _PACKED_BITS and sys.byteorder == "little":
             array = np.frombuffer(content, dtype).reshape(tuple(tensor.dims))
         else:
-            array = np.asarray(numpy_helper.to_array(tensor if content is None else _with_content(tensor, content)))
+            whole = tensor if elsewhere is None else _with_content(tensor, elsewhere)
+            array = np.asarray(numpy_helper.to_array(whole))
     except (ValueError, TypeError) as error:
         expected = f"{dtype_row(tensor.data_type).name}{list(tensor.dims)}"
         raise ModelError(f"{what}: the content does not fill {expected}: {error}.", value=tensor.name) from error
@@ -78,7 +82,7 @@ def take_given(tensor: TensorProto, given: Array, origin: Origin, what: str) -> 
     Raises:
         InputError: Its content is in the model's own file, or the given array has another type or shape.
     """
-    is_elsewhere = external_data_helper.uses_external_data(tensor)
+    is_elsewhere = tensor.data_location == TensorProto.EXTERNAL
     if not is_elsewhere or origin.measure_piece(_read_location(tensor)) is not None:
         raise InputError(f"{what} has its content in the model; only external data can be given.")
     expected, got = (
@@ -165,7 +169,7 @@ def read_type(proto: onnx.TypeProto, name: str) -> DeclaredSpec | None:
     tensor = proto.tensor_type
     if not tensor.elem_type:
         return None
-    dims = tuple(_dim(dim, name) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
+    dims = tuple([_dim(dim, name) for dim in tensor.shape.dim]) if tensor.HasField("shape") else None
     dtype = element_dtype(tensor.elem_type, f"%{name}")
     _check_size([dim if isinstance(dim, int) else 1 for dim in dims or ()], dtype, f"%{name}", name)
     return DeclaredSpec(dtype, dims)
@@ -245,42 +249,40 @@ def _check_size(shape: Sequence[int], dtype: np.dtype[Any], what: str, name: str
         raise ModelError(f"{what}: {error}", value=name) from None
 
 
-def _check_content(tensor: TensorProto, what: str) -> None:
+def _check_content(tensor: TensorProto, dtype: np.dtype[Any], what: str) -> None:
     """Check that the content is as long as the shape requires, before anything is made of it."""
     if tensor.HasField("segment"):
         message = f"{what} is a segment of a larger tensor, which ONNX never said how to join; export the model anew."
         raise ModelError(message, value=tensor.name)
     if tensor.HasField("raw_data"):
-        expected, got, unit = _count_bytes(tensor), len(tensor.raw_data), "bytes"
+        expected, got, unit = _count_bytes(tensor, dtype), len(tensor.raw_data), "bytes"
     else:
         field = helper.tensor_dtype_to_field(tensor.data_type)
-        expected, got, unit = _count_entries(tensor), len(getattr(tensor, field)), f"entries of {field}"
+        expected, got, unit = _count_entries(tensor, dtype), len(getattr(tensor, field)), f"entries of {field}"
     if expected != got:
         row = f"{helper.tensor_dtype_to_np_dtype(tensor.data_type).name}{list(tensor.dims)}"
         message = f"{what}: the content does not fill {row}: expected {expected} {unit}, got {got}."
         raise ModelError(message, value=tensor.name)
 
 
-def _count_bytes(tensor: TensorProto) -> int:
+def _count_bytes(tensor: TensorProto, dtype: np.dtype[Any]) -> int:
     """Return how many bytes the content of a tensor has."""
-    bits = _PACKED_BITS.get(tensor.data_type, 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
-    return ceil_div(prod(map(int, tensor.dims)) * bits, 8)
+    count, bits = prod(tensor.dims), _PACKED_BITS.get(tensor.data_type)
+    return count * dtype.itemsize if bits is None else ceil_div(count * bits, 8)
 
 
-def _count_entries(tensor: TensorProto) -> int:
+def _count_entries(tensor: TensorProto, dtype: np.dtype[Any]) -> int:
     """Return how many numbers the field of a tensor's type holds, where its content is not bytes."""
     if _PACKED_BITS.get(tensor.data_type, 8) in (2, 4):
-        return _count_bytes(tensor)
+        return _count_bytes(tensor, dtype)
     is_complex = tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
     return prod(map(int, tensor.dims)) * (2 if is_complex else 1)
 
 
-def _find_elsewhere(tensor: TensorProto, origin: Origin, what: str) -> memoryview | None:
-    """Return the content of a tensor that is not in its message, as many bytes as its shape wants; None: it is."""
-    if not external_data_helper.uses_external_data(tensor):
-        return None
+def _read_elsewhere(tensor: TensorProto, dtype: np.dtype[Any], origin: Origin, what: str) -> memoryview:
+    """Return the content of a tensor that is not in its message, as many bytes as its shape wants."""
     location = _read_location(tensor)
-    expected, got = _count_bytes(tensor), origin.measure_piece(location)
+    expected, got = _count_bytes(tensor, dtype), origin.measure_piece(location)
     if got is not None:
         if got != expected:
             row = f"{helper.tensor_dtype_to_np_dtype(tensor.data_type).name}{list(tensor.dims)}"

@@ -9,6 +9,8 @@ from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-un
 
 from gpuexec.errors import ModelError
 
+_GRAPHS = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
+
 
 def check_text(model: onnx.ModelProto, where: str) -> None:
     """Check that every name in a model is text; its tensors' content is not looked at.
@@ -21,34 +23,29 @@ def check_text(model: onnx.ModelProto, where: str) -> None:
         raise ModelError(f"{where}: a name or text in the model is not UTF-8: {found[:40]!r}.")
 
 
-def _find_odd(message: Any) -> bytes | None:
-    """Return the first text that is not one, or None."""
-    # Nodes and tensors are many, and listing all their fields would copy their content.
-    if isinstance(message, onnx.TensorProto):
-        return message.name if isinstance(message.name, bytes) else None
-    if isinstance(message, onnx.NodeProto):
-        return _find_odd_in_node(message)
-    for field, value in message.ListFields():
-        if field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE):
-            continue
-        for item in value if field.is_repeated else (value,):
-            found = item if isinstance(item, bytes) else None if isinstance(item, str) else _find_odd(item)
-            if found is not None:
-                return found
-    return None
-
-
-def _find_odd_in_node(node: onnx.NodeProto) -> bytes | None:
-    for text in (node.op_type, node.name, node.domain, *node.input, *node.output):
-        if isinstance(text, bytes):
-            return text
-    for attribute in node.attribute:
-        for text in (attribute.name, attribute.ref_attr_name):
-            if isinstance(text, bytes):
-                return text
-        if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
-            for graph in (attribute.g, *attribute.graphs):
-                found = _find_odd(graph)
-                if found is not None:
-                    return found
+def _find_odd(model: onnx.ModelProto) -> bytes | None:
+    """Return a text that is not one, or None; a message's own stand before those of the messages in it."""
+    waiting: list[Any] = [model]
+    while waiting:
+        item = waiting.pop()
+        texts: list[str | bytes] = []
+        parts: list[Any] = []
+        # Nodes and tensors are many, and listing all their fields would copy their content.
+        if isinstance(item, onnx.TensorProto):
+            texts.append(item.name)
+        elif isinstance(item, onnx.NodeProto):
+            texts += (item.op_type, item.name, item.domain, *item.input, *item.output)
+            for attribute in item.attribute:
+                texts += (attribute.name, attribute.ref_attr_name)
+                if attribute.type in _GRAPHS:
+                    parts += (attribute.g, *attribute.graphs)
+        else:
+            for field, value in item.ListFields():
+                if field.type == FieldDescriptor.TYPE_STRING:
+                    texts += value if field.is_repeated else (value,)
+                elif field.type == FieldDescriptor.TYPE_MESSAGE:
+                    parts += value if field.is_repeated else (value,)
+        if bytes in map(type, texts):
+            return next(text for text in texts if isinstance(text, bytes))
+        waiting += reversed(parts)
     return None

@@ -23,15 +23,17 @@ def check_attributes(name: str, fields: Iterable[dataclasses.Field[Any]], attrib
         InputError: One has another type.
     """
     for field in fields:
-        declared = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-        if field.name in attributes and not _fits(declared, attributes[field.name]):
-            raise InputError(f"{name} expects {field.name} to be {declared}, got {attributes[field.name]!r}.")
+        if field.name in attributes:
+            declared = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+            if not _fits(declared, attributes[field.name]):
+                raise InputError(f"{name} expects {field.name} to be {declared}, got {attributes[field.name]!r}.")
 
 
 def _fits(annotation: str, value: Any) -> bool:
     annotation, _, rest = annotation.partition(" | ")
     if value is None and rest == "None":
         return True
-    if annotation in _LISTS:
-        return isinstance(value, tuple) and all(isinstance(item, _LISTS[annotation]) for item in value)
-    return annotation not in _SCALARS or isinstance(value, _SCALARS[annotation])
+    kind = _LISTS.get(annotation)
+    if kind is None:
+        return annotation not in _SCALARS or isinstance(value, _SCALARS[annotation])
+    return isinstance(value, tuple) and not [item for item in value if not isinstance(item, kind)]

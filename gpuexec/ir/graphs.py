@@ -13,7 +13,7 @@ across bodies. `check` holds exactly this.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import chain, count
@@ -120,43 +120,53 @@ class Graph:
                     users.setdefault(value, []).append(node)
         return users
 
-    def values(self) -> Iterator[Value]:
-        """Yield every value once: inputs, constants, node outputs."""
-        yield from self.inputs
-        yield from self.constants
+    def values(self) -> list[Value]:
+        """Return every value once: inputs, constants, node outputs."""
+        values = [*self.inputs, *self.constants]
         for node in self.nodes:
-            yield from (value for value in node.outputs if value is not None)
+            for value in node.outputs:
+                if value is not None:
+                    values.append(value)
+        return values
 
 
 def bodies(operator: Operator) -> tuple[Graph, ...]:
     """Return the graphs among an operator's attributes, in the order of its fields; none for most operators."""
-    names = _list_fields(type(operator))  # type: ignore[arg-type]
+    names = body_fields(type(operator))
     if not names:
         return ()
     given = (getattr(operator, name) for name in names)
     return tuple(value for value in given if isinstance(value, Graph))
 
 
-def walk(graph: Graph) -> Iterator[Graph]:
-    """Yield the graph and the bodies of its nodes, to any depth."""
-    yield graph
+def walk(graph: Graph) -> list[Graph]:
+    """Return the graph and the bodies of its nodes, to any depth."""
+    graphs = [graph]
     for node in graph.nodes:
-        for body in bodies(node.operator):
-            yield from walk(body)
+        if body_fields(type(node.operator)):
+            for body in bodies(node.operator):
+                graphs += walk(body)
+    return graphs
 
 
 def with_bodies(operator: Operator, graphs: Sequence[Graph]) -> Operator:
     """Return the operator with other bodies, as many and in the order of `bodies`."""
-    every = _list_fields(type(operator))  # type: ignore[arg-type]
+    every = body_fields(type(operator))
     names = [name for name in every if isinstance(getattr(operator, name), Graph)]
     changed: Operator = replace(operator, **dict(zip(names, graphs, strict=True)))  # type: ignore[type-var]
     return changed
 
 
-@cache
-def _list_fields(cls: type[Any]) -> tuple[str, ...]:
-    """Return the fields that may hold a graph: those whose type, as written, is made of more than plain types."""
+def _list_body_fields(cls: type[Any]) -> tuple[str, ...]:
+    """Return the fields of an operator's class that may hold a graph.
+
+    Those are fields whose type, as written, is made of more than plain types.
+    """
     return tuple(f.name for f in fields(cls) if not set(re.findall(r"\w+", str(f.type))) <= _PLAIN)
+
+
+# Found once for a class. A loop over all nodes asks for these before it asks for the `bodies`: most classes have none.
+body_fields: Callable[[type[Any]], tuple[str, ...]] = cache(_list_body_fields)  # type: ignore[assignment]
 
 
 def list_needed(
@@ -185,7 +195,7 @@ def find_free(name: str, *taken: Container[str]) -> str:
 
 def take_free(name: str, taken: set[str]) -> str:
     """Return an unused name as `find_free` does, and add it to the used ones."""
-    free = find_free(name, taken)
+    free = name if name not in taken else find_free(name, taken)
     taken.add(free)
     return free
 
@@ -209,7 +219,7 @@ def check(graph: Graph) -> None:
             raise ModelError(f"Graph {graph.name!r}: two inputs are called {value.name!r}.", value=value.name)
         names.add(value.name)
     for node in graph.nodes:
-        for body in bodies(node.operator):
+        for body in bodies(node.operator) if body_fields(type(node.operator)) else ():
             try:
                 check(body)
             except ModelError as error:

@@ -27,7 +27,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence, Set
 from enum import Enum
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -48,6 +49,7 @@ OWN_OPERATORS = (
     " Adding an operator; examples/snake.py."
 )
 _NAMES_SUGGESTED = 3
+_Fields = dict[str, dataclasses.Field[Any]]
 
 
 class Tolerance(Enum):
@@ -320,16 +322,28 @@ def build(name: str, attributes: Mapping[str, Any]) -> Operator:
     cls = find_operator(name)
     if cls is None:
         raise InputError(f"Operator {name!r} is not registered. {suggest_name(name)}".rstrip())
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    unknown = sorted(set(attributes) - set(fields))
-    if unknown:
+    fields, required = _list_fields(cls)
+    if not fields.keys() >= attributes.keys():
+        unknown = sorted(set(attributes) - set(fields))
         raise InputError(f"{name} has no attribute {', '.join(unknown)}; it has {', '.join(sorted(fields)) or 'none'}.")
-    lacking = [f.name for f in fields.values() if f.name not in attributes and _is_required(f)]
-    if lacking:
+    if not attributes.keys() >= required.keys():
+        lacking = [each for each in required if each not in attributes]
         raise InputError(f"{name} lacks its required attribute {', '.join(lacking)}.")
-    frozen = {key: _freeze(value) for key, value in attributes.items()}
+    frozen = {key: _freeze(value) if isinstance(value, (list, tuple)) else value for key, value in attributes.items()}
     check_attributes(name, fields.values(), frozen)
     return cls(**frozen)
+
+
+def _find_fields(cls: type[Any]) -> tuple[_Fields, _Fields]:
+    """Return the attributes of an operator's class by name, and those of them that have no default."""
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    missing = dataclasses.MISSING
+    return fields, {n: f for n, f in fields.items() if f.default is missing and f.default_factory is missing}
+
+
+_list_fields: Callable[[type[Any]], tuple[_Fields, _Fields]] = functools.cache(  # type: ignore[assignment]
+    _find_fields
+)
 
 
 def describe(op: Operator) -> tuple[str, tuple[tuple[str, Any], ...]]:
@@ -337,11 +351,12 @@ def describe(op: Operator) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
     ``build`` makes an equal operator of them.
     """
+    fields, required = _list_fields(type(op))
     rows = []
-    for f in dataclasses.fields(op):  # type: ignore[arg-type]
-        value = getattr(op, f.name)
-        if _is_required(f) or (value is not f.default and value != f.default):
-            rows.append((f.name, value))
+    for name, f in fields.items():
+        value = getattr(op, name)
+        if name in required or (value is not f.default and value != f.default):
+            rows.append((name, value))
     return op.name, tuple(rows)
 
 
@@ -364,7 +379,7 @@ def upgrade(name: str, below: int) -> Callable[[Callable[..., Any]], Callable[..
 
 def upgrades_for(name: str, opset: int) -> tuple[Callable[..., Any], ...]:
     """Return the upgrades a node of this operator and opset needs, oldest first."""
-    return tuple(function for below, function in _UPGRADES.get(name, ()) if opset < below)
+    return tuple([function for below, function in _UPGRADES.get(name, ()) if opset < below])
 
 
 def upgraded_names() -> tuple[str, ...]:
@@ -393,9 +408,10 @@ def decomposition_for(name: str) -> Callable[..., Any] | None:
     return _DECOMPOSITIONS.get(name)
 
 
-def _is_required(f: dataclasses.Field[Any]) -> bool:
-    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+def decomposed_names() -> Set[str]:
+    """Return the qualified names that have decompositions: a view, in which later ones appear."""
+    return _DECOMPOSITIONS.keys()
 
 
-def _freeze(value: Any) -> Any:
-    return tuple(_freeze(item) for item in value) if isinstance(value, (list, tuple)) else value
+def _freeze(value: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple([_freeze(item) if isinstance(item, (list, tuple)) else item for item in value])

@@ -7,12 +7,16 @@ Loop and Scan as on any graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 from gpuexec.errors import InputError, ModelError
-from gpuexec.ir.graphs import Graph, bodies, check, with_bodies
+from gpuexec.ir.graphs import Graph, bodies, body_fields, check, walk, with_bodies
+from gpuexec.ir.operator import decomposed_names
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.control.control import If
+from gpuexec.ops.nn.attention import Attention, AttentionOverCache
+from gpuexec.ops.nn.gradient import Gradient
 from gpuexec.passes.compress_weights import Only, compress_weights
 from gpuexec.passes.decompose import decompose
 from gpuexec.passes.differentiate import differentiate
@@ -31,11 +35,20 @@ from gpuexec.passes.remove_noops import remove_noops
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A pass, the name it is switched by, and whether it wants the specs of the inputs by name as second argument."""
+    """A pass and the name it is switched by.
+
+    Attributes:
+        name: Name of the pass.
+        function: Graph to Graph.
+        needs_specs: Whether it wants the specs of the inputs by name as second argument.
+        operators: Qualified names of the operators it looks for: a graph that has none of them, in its bodies neither,
+            stays as it is. None: any.
+    """
 
     name: str
     function: Callable[..., Graph]
     needs_specs: bool = False
+    operators: Set[str] | None = field(default=None, compare=False)
 
     @property
     def summary(self) -> str:
@@ -44,15 +57,15 @@ class Pass:
 
 
 AT_LOAD = (
-    Pass("differentiate", differentiate),
-    Pass("decompose", decompose),
-    Pass("narrow_weights", narrow_weights),
-    Pass("pack_weights", pack_weights),
+    Pass("differentiate", differentiate, operators={Gradient.name}),
+    Pass("decompose", decompose, operators=decomposed_names()),
+    Pass("narrow_weights", narrow_weights, operators={"Cast", "DequantizeLinear"}),
+    Pass("pack_weights", pack_weights, operators={"DequantizeLinear"}),
     Pass("fold_constants", fold_constants),
-    Pass("inline_branches", inline_branches),
+    Pass("inline_branches", inline_branches, operators={If.name}),
     Pass("remove_noops", remove_noops),
-    Pass("group_heads", group_heads),
-    Pass("fuse_conv_batchnorm", fuse_conv_batchnorm),
+    Pass("group_heads", group_heads, operators={Attention.name, AttentionOverCache.name}),
+    Pass("fuse_conv_batchnorm", fuse_conv_batchnorm, operators={"BatchNormalization"}),
     Pass("merge_common", merge_common),
     Pass("remove_dead", remove_dead),
 )
@@ -83,21 +96,29 @@ def run_passes(
     Raises:
         InputError: A disabled name is the name of no pass.
     """
-    known = {each.name for each in (*AT_LOAD, *AT_PLAN, *passes)}
-    unknown = sorted(set(disabled) - known)
-    if unknown:
-        raise InputError(f"There is no pass {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
+    if disabled:
+        known = {each.name for each in (*AT_LOAD, *AT_PLAN, *passes)}
+        unknown = sorted(set(disabled) - known)
+        if unknown:
+            raise InputError(f"There is no pass {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
+    names: set[str] | None = None
     for each in passes:
         if each.name in disabled:
             continue
+        if each.operators is not None:
+            names = _list_operators(graph) if names is None else names
+            if each.operators.isdisjoint(names):
+                continue
         before = graph
         if each.needs_specs:
             assert specs is not None, f"pass {each.name} needs the specs of the inputs"
             graph = each.function(graph, specs)
         else:
             graph = _run_within(each, graph)
-        if __debug__ and graph is not before:
-            _check_after(each, graph)
+        if graph is not before:
+            names = None
+            if __debug__:
+                _check_after(each, graph)
     return graph
 
 
@@ -116,13 +137,18 @@ def _run_within(each: Pass, graph: Graph) -> Graph:
     graph = each.function(graph)
     nodes, is_same = [], True
     for node in graph.nodes:
-        inner = bodies(node.operator)
+        inner = bodies(node.operator) if body_fields(type(node.operator)) else ()
         if inner:
             changed = tuple(_run_within(each, body) for body in inner)
             if any(new is not old for new, old in zip(changed, inner, strict=True)):
                 node, is_same = replace(node, operator=with_bodies(node.operator, changed)), False
         nodes.append(node)
     return graph if is_same else replace(graph, nodes=tuple(nodes))
+
+
+def _list_operators(graph: Graph) -> set[str]:
+    """Return the qualified names of the operators of a graph and its bodies."""
+    return {node.operator.name for each in walk(graph) for node in each.nodes}
 
 
 def _check_after(each: Pass, graph: Graph) -> None:

@@ -43,7 +43,7 @@ def add_random_key(graph: Graph) -> tuple[Graph, tuple[Value, Value] | None]:
     Returns:
         The graph, and input and output of the key; None where there is nothing to do.
     """
-    if not any(_lacks_key(node, inner.constants) for inner in walk(graph) for node in inner.nodes):
+    if not _needs_key(graph):
         return graph, None
     used = [getattr(node.operator, "stream", None) or 0 for inner in walk(graph) for node in inner.nodes]
     names = {value.name for value in graph.values()}
@@ -100,7 +100,11 @@ def _lacks_key(node: Node, constants: Mapping[Value, Array]) -> bool:
 
 
 def _needs_key(graph: Graph) -> bool:
-    return any(_lacks_key(node, inner.constants) for inner in walk(graph) for node in inner.nodes)
+    for inner in walk(graph):
+        for node in inner.nodes:
+            if type(node.operator) in _KNOWN and _lacks_key(node, inner.constants):
+                return True
+    return False
 
 
 def _give_keys(graph: Graph, key: Value, streams: Iterator[int]) -> tuple[Node, ...]:

@@ -18,13 +18,15 @@ def decompose(graph: Graph) -> Graph:
     for its
     parts. Every operator says beside its class what it becomes; what comes of it bears its node's name in messages.
     """
-    if all(decomposition_for(node.operator.name) is None for node in graph.nodes):
-        return graph
     nodes: list[Node] = []
+    is_same = True
     for node in graph.nodes:
         function = decomposition_for(node.operator.name)
-        parts = (node,) if function is None else function(node)
-        for part in parts:
+        if function is None:
+            nodes.append(node)
+            continue
+        is_same = False
+        for part in function(node):
             name, whole = name_after(part.name, node.name), node.part_of or f"{node}"
             nodes.append(part if part is node else replace(part, name=name, part_of=whole))
-    return replace(graph, nodes=tuple(nodes))
+    return graph if is_same else replace(graph, nodes=tuple(nodes))

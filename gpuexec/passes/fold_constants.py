@@ -29,10 +29,11 @@ def fold_constants(graph: Graph) -> Graph:
     Nodes that can't be inferred or computed stay; planning reports them with their place.
     """
     constants = dict(graph.constants)
+    known: set[Value | None] = {None, *constants}
     nodes, room, copies = [], room_for(graph), COPIED_NBYTES
     for node in graph.nodes:
         folded = None
-        if all(value is None or value in constants for value in node.inputs):
+        if known.issuperset(node.inputs):
             arrays = [None if value is None else constants[value] for value in node.inputs]
             folded = fold_node(node, arrays, room)
             if folded is not None:
@@ -42,13 +43,14 @@ def fold_constants(graph: Graph) -> Graph:
             nodes.append(node)
             continue
         constants.update(folded)
+        known.update(folded)
         room -= sum(array.nbytes for array in folded.values())
-    return replace(graph, nodes=tuple(nodes), constants=constants)
+    return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes), constants=constants)
 
 
 def room_for(graph: Graph) -> int:
     """Return how many bytes folding may add to a graph."""
-    return max(FREE_NBYTES_IN_ALL, GROWTH * sum(array.nbytes for array in graph.constants.values()))
+    return max(FREE_NBYTES_IN_ALL, GROWTH * sum([array.nbytes for array in graph.constants.values()]))
 
 
 def fold_node(node: Node, arrays: Sequence[Array | None], room: int) -> dict[Value, Array] | None:

@@ -22,22 +22,24 @@ def fuse_conv_batchnorm(graph: Graph) -> Graph:
     from the unfused ones as with any other order of summation: ``w * s`` is rounded, not ``conv(x, w) * s``. Where new
     weights would leave the range of their type, nothing is fused.
     """
+    pairs = _find_pairs(graph)
+    if not pairs:
+        return graph
     constants = dict(graph.constants)
     names = {value.name for value in graph.values()}
     fused: dict[Node, Node] = {}
     gone: set[Node] = set()
     copies = COPIED_NBYTES
-    for conv, norm in _find_pairs(graph):
+    for conv, norm in pairs:
         arrays = _fold_weights(conv, norm, constants)
         copied = 0 if arrays is None else count_copied(arrays, _pick(conv, norm, constants))
         if arrays is not None and copied <= copies:
             copies -= copied
-            weight, bias = (
-                _add(norm, part, array, constants, names) for part, array in zip(("weight", "bias"), arrays)
-            )
+            weight = _add(norm, "weight", arrays[0], constants, names)
+            bias = _add(norm, "bias", arrays[1], constants, names)
             fused[conv] = Node(conv.operator, (conv.inputs[0], weight, bias), norm.outputs[:1], conv.name, conv.part_of)
             gone.add(norm)
-    nodes = tuple(fused.get(node, node) for node in graph.nodes if node not in gone)
+    nodes = tuple([fused.get(node, node) for node in graph.nodes if node not in gone])
     return replace(graph, nodes=nodes, constants=constants) if fused else graph
 
 
@@ -52,9 +54,9 @@ def _find_pairs(graph: Graph) -> list[tuple[Node, Node]]:
         conv = producers.get(source) if source is not None else None
         if source is None or source in outputs or conv is None or conv.operator.name != "Conv":
             continue
-        has_extra = any(value in outputs or value in consumers for value in norm.outputs[1:] if value is not None)
+        extra = [value for value in norm.outputs[1:] if value in outputs or value in consumers]
         parameters = [value for value in (*conv.inputs[1:], *norm.inputs[1:]) if value is not None]
-        if len(consumers[source]) == 1 and not has_extra and _fit(parameters, graph.constants):
+        if len(consumers[source]) == 1 and not extra and _fit(parameters, graph.constants):
             pairs.append((conv, norm))
     return pairs
 
@@ -65,20 +67,20 @@ def _fit(parameters: Sequence[Value], constants: Mapping[Value, Array]) -> bool:
     if len(arrays) < len(parameters) or len(arrays) < _INPUTS_OF_NORM:
         return False
     weight, *vectors = arrays
-    is_float = all(array.dtype.kind not in "biu" for array in arrays)
-    return is_float and weight.ndim > 0 and all(vector.shape == weight.shape[:1] for vector in vectors)
+    is_float = {array.dtype.kind for array in arrays}.isdisjoint("biu")
+    return is_float and weight.ndim > 0 and {vector.shape for vector in vectors} == {weight.shape[:1]}
 
 
 def _fold_weights(conv: Node, norm: Node, constants: Mapping[Value, Array]) -> tuple[Array, Array] | None:
     """Return the weight and bias that do both, or None where they do not fit their type."""
     weight, *vectors = map(read_content, _pick(conv, norm, constants))
-    *bias, scale, beta, mean, variance = (vector.astype(np.float64) for vector in vectors)
+    *bias, scale, beta, mean, variance = [vector.astype(np.float64) for vector in vectors]
     with np.errstate(all="ignore"):
         factor = scale / np.sqrt(variance + getattr(norm.operator, "epsilon", 1e-5))
         shifted = ((bias[0] if bias else 0) - mean) * factor + beta
         scaled = weight.astype(np.float64) * factor.reshape(-1, *[1] * (weight.ndim - 1))
         arrays = scaled.astype(weight.dtype), shifted.astype(weight.dtype)
-    return arrays if all(np.isfinite(array).all() for array in arrays) else None
+    return arrays if np.isfinite(arrays[0]).all() and np.isfinite(arrays[1]).all() else None
 
 
 def _pick(conv: Node, norm: Node, constants: Mapping[Value, Array]) -> list[Array]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gpuexec.ir.graphs import Array, Graph, Node, Value
-from gpuexec.ir.operator import KnownInput
+from gpuexec.ir.operator import KnownInput, Operator
 
-DTypes = Mapping[Value, np.dtype[Any]]
+DTypes = Mapping[Value | None, np.dtype[Any]]
 
 
 def remove_noops(graph: Graph) -> Graph:
@@ -19,18 +19,27 @@ def remove_noops(graph: Graph) -> Graph:
 
     A graph output keeps its name: the producer of the node's input then makes the output.
     """
+    # Most operators never are.
+    candidates = {node for node in graph.nodes if type(node.operator).is_noop is not Operator.is_noop}
+    if not candidates:
+        return graph
     outputs, dtypes = set(graph.outputs), _find_dtypes(graph)
-    used = outputs.union(value for node in graph.nodes for value in node.inputs if value is not None)
-    stands_for: dict[Value, Value] = {}  # output of a node that goes -> what is read instead
-    becomes: dict[Value, Value] = {}  # value -> graph output that its producer makes from now on
-    made: set[Value] = set()
+    used: set[Value | None] = set(graph.outputs)
+    for node in graph.nodes:
+        used.update(node.inputs)
+    used.discard(None)
+    stands_for: dict[Value | None, Value] = {}  # output of a node that goes -> what is read instead
+    becomes: dict[Value | None, Value] = {}  # value -> graph output that its producer makes from now on
+    made: set[Value | None] = set()
     nodes = []
     for node in graph.nodes:
-        node = _redirect(node, stands_for)
+        is_candidate = node in candidates
+        if not stands_for.keys().isdisjoint(node.inputs):
+            node = replace(node, inputs=_redirect(node.inputs, stands_for))
         source = node.inputs[0] if node.inputs else None
         result = node.outputs[0] if node.outputs else None
         is_alone = source is not None and result is not None and used.isdisjoint(node.outputs[1:])
-        if is_alone and _is_noop(node, graph.constants, dtypes):
+        if is_candidate and is_alone and _is_noop(node, graph.constants, dtypes):
             assert source is not None and result is not None
             is_renamed = result in outputs and source in made and source not in outputs and source not in becomes
             if is_renamed:
@@ -38,17 +47,19 @@ def remove_noops(graph: Graph) -> Graph:
             if is_renamed or result not in outputs:
                 stands_for[result] = source
                 continue
-        made.update(value for value in node.outputs if value is not None)
+        made.update(node.outputs)
         nodes.append(node)
-    return replace(graph, nodes=tuple(_redirect(node, becomes, outputs_too=True) for node in nodes))
+    if not stands_for:
+        return graph
+    for position, node in enumerate(nodes):
+        if not becomes.keys().isdisjoint((*node.inputs, *node.outputs)):
+            inputs, made_now = _redirect(node.inputs, becomes), _redirect(node.outputs, becomes)
+            nodes[position] = replace(node, inputs=inputs, outputs=made_now)
+    return replace(graph, nodes=tuple(nodes))
 
 
-def _redirect(node: Node, to: Mapping[Value, Value], outputs_too: bool = False) -> Node:
-    inputs = tuple(value if value is None else to.get(value, value) for value in node.inputs)
-    outputs = node.outputs
-    if outputs_too:
-        outputs = tuple(value if value is None else to.get(value, value) for value in outputs)
-    return node if inputs == node.inputs and outputs == node.outputs else replace(node, inputs=inputs, outputs=outputs)
+def _redirect(values: Sequence[Value | None], to: Mapping[Value | None, Value]) -> tuple[Value | None, ...]:
+    return tuple([to.get(value, value) for value in values])
 
 
 def _is_noop(node: Node, constants: Mapping[Value, Array], dtypes: DTypes) -> bool:
@@ -59,11 +70,16 @@ def _is_noop(node: Node, constants: Mapping[Value, Array], dtypes: DTypes) -> bo
 
 def _find_dtypes(graph: Graph) -> DTypes:
     """Return the certain types: of inputs, constants, and results whose operators know them."""
-    dtypes = {value: value.declared.dtype for value in graph.inputs if value.declared is not None}
-    dtypes.update({value: array.dtype for value, array in graph.constants.items()})
+    dtypes: dict[Value | None, np.dtype[Any]] = {}
+    for value in graph.inputs:
+        if value.declared is not None:
+            dtypes[value] = value.declared.dtype
+    for value, array in graph.constants.items():
+        dtypes[value] = array.dtype
     for node in graph.nodes:
         result = node.outputs[0] if node.outputs else None
-        dtype = node.operator.find_dtype([None if value is None else dtypes.get(value) for value in node.inputs])
-        if dtype is not None and result is not None:
-            dtypes[result] = dtype
+        if result is not None:
+            dtype = node.operator.find_dtype(list(map(dtypes.get, node.inputs)))
+            if dtype is not None:
+                dtypes[result] = dtype
     return dtypes
