@@ -6,7 +6,6 @@ argument = Slot | None | NumPy scalar | bytes      (a pointer; a null pointer; a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,18 +122,18 @@ class Launch:
         """The launch configuration, made anew at each call."""
         return LaunchConfig(self.grid, self.block, self.shared_bytes, self.cooperative)
 
-    def reads_from(self) -> Iterator[Slot]:
-        """Yield the slots read."""
-        for position, argument in enumerate(self.arguments):
-            if isinstance(argument, Slot) and position not in self.writes:
-                yield argument
+    def reads_from(self) -> list[Slot]:
+        """Return the slots read."""
+        return [a for position, a in enumerate(self.arguments) if isinstance(a, Slot) and position not in self.writes]
 
-    def writes_to(self) -> Iterator[Slot]:
-        """Yield the slots written."""
+    def writes_to(self) -> list[Slot]:
+        """Return the slots written."""
+        written: list[Slot] = []
         for position in self.writes:
             argument = self.arguments[position]
             assert isinstance(argument, Slot)
-            yield argument
+            written.append(argument)
+        return written
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +143,13 @@ class Copy:
     destination: Slot
     source: Slot
 
-    def reads_from(self) -> Iterator[Slot]:
-        """Yield the slot read."""
-        yield self.source
+    def reads_from(self) -> list[Slot]:
+        """Return the slot read."""
+        return [self.source]
 
-    def writes_to(self) -> Iterator[Slot]:
-        """Yield the slot written."""
-        yield self.destination
+    def writes_to(self) -> list[Slot]:
+        """Return the slot written."""
+        return [self.destination]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +159,13 @@ class Fill:
     destination: Slot
     pattern: bytes
 
-    def reads_from(self) -> Iterator[Slot]:
-        """Yield nothing."""
-        return iter(())
+    def reads_from(self) -> list[Slot]:
+        """Return nothing."""
+        return []
 
-    def writes_to(self) -> Iterator[Slot]:
-        """Yield the slot written."""
-        yield self.destination
+    def writes_to(self) -> list[Slot]:
+        """Return the slot written."""
+        return [self.destination]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +177,13 @@ class HostCall:
     inputs: tuple[Slot | None, ...]
     outputs: tuple[Slot | None, ...]
 
-    def reads_from(self) -> Iterator[Slot]:
-        """Yield the slots read."""
-        return (slot for slot in self.inputs if slot is not None)
+    def reads_from(self) -> list[Slot]:
+        """Return the slots read."""
+        return [slot for slot in self.inputs if slot is not None]
 
-    def writes_to(self) -> Iterator[Slot]:
-        """Yield the slots written."""
-        return (slot for slot in self.outputs if slot is not None)
+    def writes_to(self) -> list[Slot]:
+        """Return the slots written."""
+        return [slot for slot in self.outputs if slot is not None]
 
 
 Command = Launch | Copy | Fill | HostCall

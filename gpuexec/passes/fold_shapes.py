@@ -24,7 +24,7 @@ def fold_shapes(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
         graph: The graph as loaded.
         specs: Specs of the inputs, by name.
     """
-    if not all(_is_fixed(value) for value in graph.inputs):
+    if not all(map(_is_fixed, graph.inputs)):
         return graph
     known = {value: TensorSpec(specs[value.name].shape, specs[value.name].dtype) for value in graph.inputs}
     known.update({value: TensorSpec.of(array) for value, array in graph.constants.items()})
@@ -39,21 +39,21 @@ def fold_shapes(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
             constants[value] = array
             known[value] = TensorSpec.of(array)
             room -= array.nbytes
-    return replace(graph, nodes=tuple(nodes), constants=constants)
+    return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes), constants=constants)
 
 
 def _is_fixed(value: Value) -> bool:
     dims = value.declared.dims if value.declared is not None else None
-    return dims is not None and all(isinstance(dim, int) for dim in dims)
+    return dims is not None and {int}.issuperset(map(type, dims))
 
 
 def _fold(node: Node, known: dict[Value, TensorSpec], room: int) -> dict[Value, Array] | None:
     """Return the content of a node's outputs, or None where the host does not know it, and note their specs."""
-    if any(value is not None and value not in known for value in node.inputs):
+    inputs = [None if value is None else known.get(value) for value in node.inputs]
+    if [value for value, spec in zip(node.inputs, inputs) if spec is None and value is not None]:
         return None
-    inputs = [None if value is None else known[value] for value in node.inputs]
     arrays = [None if spec is None or spec.value is None else spec.value.array for spec in inputs]
-    if inputs and all(spec is None or spec.value is not None for spec in inputs):
+    if inputs and not [spec for spec in inputs if spec is not None and spec.value is None]:
         folded = fold_node(node, arrays, room)
         if folded is not None:
             return folded

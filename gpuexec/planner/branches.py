@@ -32,7 +32,9 @@ class Branches:
         self, graph: Graph, inference: ShapeInference, constants: dict[Value, Array], producers: dict[Value, Node]
     ) -> None:
         self._inference, self._constants, self._producers = inference, constants, producers
-        self._names = {value.name for value in graph.values()}
+        self._graph = graph
+        # Names of all values, listed once an If takes a branch.
+        self._names: set[str] | None = None
         self._inlined: set[Node] = set()
         self.decided_by: dict[str, None] = {}
         self.is_by_shape = False
@@ -57,6 +59,8 @@ class Branches:
             self.is_by_shape |= content.log is None
         is_true = bool(content.array.reshape(-1)[0])
         self.taken.append((node, is_true))
+        if self._names is None:
+            self._names = {value.name for value in self._graph.values()}
         nodes, constants = inline_branch(
             node, node.operator.then_branch if is_true else node.operator.else_branch, self._names
         )

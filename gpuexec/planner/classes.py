@@ -80,6 +80,9 @@ def upper_ends(
         elif extent > 1:
             # Extents 0 and 1 stay what they are, unless declared: they vanish and broadcast.
             ends[name, axis] = bucket_end(extent)
+    if not ends:
+        yield dict(inputs)
+        return
     extents = {(name, axis): inputs[name].shape[axis] for name, axis in ends}
     step = min((end - extents[key] for key, end in ends.items() if end > extents[key]), default=0)
     raised = {key: extent + step for key, extent in extents.items()}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gpuexec.errors import GpuexecError, UnsupportedError
 from gpuexec.ir.graphs import Node, Value
 from gpuexec.ir.plan import Role
-from gpuexec.ir.spec import TensorSpec, is_host_object
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.emitter import NodeEmitter
 from gpuexec.planner.unpacked_plan import UnpackedBuffer, UnpackedPlan, dense
@@ -15,10 +15,10 @@ from gpuexec.planner.unpacked_plan import UnpackedBuffer, UnpackedPlan, dense
 
 def touches_objects(node: Node, specs: Mapping[Value, TensorSpec]) -> bool:
     """Return whether a node takes or gives strings or containers, which no device holds, as far as specs are known."""
-    return any(
-        value is not None and value in specs and is_host_object(specs[value].dtype)
-        for value in (*node.inputs, *node.outputs)
-    )
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and value in specs and specs[value].dtype.hasobject:
+            return True
+    return False
 
 
 def is_of_host(node: Node, specs: Mapping[Value, TensorSpec]) -> bool:

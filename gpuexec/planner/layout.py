@@ -19,11 +19,12 @@ HEAVY_BYTES = 1 << 20
 
 def lay_out(buffers: Sequence[Buffer], commands: Sequence[Command]) -> ArenaLayout:
     """Pack the temporaries among the buffers by when commands, in plan order, use them."""
+    temporaries = [buffer for buffer in buffers if buffer.role is Role.TEMP]
+    if not temporaries:
+        return ArenaLayout((), 0, 0)
     lives = find_lives(commands)
     apart = _find_apart(commands)
-    lifetimes = [
-        Lifetime(b.id, b.nbytes, *lives[b.id], frozenset(apart.get(b.id, ()))) for b in buffers if b.role is Role.TEMP
-    ]
+    lifetimes = [Lifetime(b.id, b.nbytes, *lives[b.id], frozenset(apart.get(b.id, ()))) for b in temporaries]
     packing = pack(lifetimes)
     return ArenaLayout(tuple(sorted(packing.offsets.items())), packing.nbytes, packing.lower_bound)
 
@@ -48,8 +49,8 @@ def check_room(
     Raises:
         OutOfMemoryError: One buffer is too large, or all are together; names the node that writes the largest.
     """
-    largest = max((buffer.nbytes for buffer in buffers), default=0)
-    held = layout.nbytes + sum(b.nbytes for b in buffers if b.role not in (Role.TEMP, Role.CONSTANT))
+    largest = max([buffer.nbytes for buffer in buffers], default=0)
+    held = layout.nbytes + sum([b.nbytes for b in buffers if b.role not in (Role.TEMP, Role.CONSTANT)])
     if max(held, largest) <= target.memory_bytes:
         return
     text, node, value = describe_largest(buffers, commands, origins)

@@ -225,13 +225,13 @@ class _Walk:
 
 def _find_needed(graph: Graph, analysis: Analysis) -> list[int]:
     """Return the positions of nodes with a needed output that is unknown."""
-    wanted = {value for value in graph.outputs if value not in analysis.known}
+    wanted: set[Value | None] = {value for value in graph.outputs if value not in analysis.known}
     needed = []
     for position in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[position]
-        if any(value in wanted for value in node.outputs):
+        if not wanted.isdisjoint(node.outputs):
             needed.append(position)
-            wanted.update(value for value in node.inputs if value is not None and value not in analysis.known)
+            wanted.update([value for value in node.inputs if value is not None and value not in analysis.known])
     return needed[::-1]
 
 

@@ -116,6 +116,11 @@ class Template:
         self.plan = self._make_plan(analysis, lowered, settlement, stored)
         self._reads = {read.input for read in self.plan.reads}
         self._verifier = Verifier(self.plan)
+        # The variant made last, if specs alone determine it: it read no content. The first is that of the upper end.
+        self._last: Variant | None = None
+        if not self.plan.reads:
+            ends, results = (tuple([port.spec for port in ports]) for ports in (self.plan.inputs, self.plan.outputs))
+            self._last = Variant(self.plan.segment.commands, ends, results)
 
     @property
     def graph(self) -> Graph:
@@ -151,6 +156,9 @@ class Template:
             InputError: The inputs don't fit the graph.
         """
         with self._lock:
+            specs = [_bare(inputs[port.name]) for port in self.plan.inputs]
+            if self._last is not None and list(self._last.inputs) == specs:
+                return self._last
             analysis = self._analyser.run(inputs)
             lowered = self._lowering.run(analysis)
             self._copies.add(lowered, self._settlement.promoted)
@@ -158,12 +166,10 @@ class Template:
             if any(read.input not in self._reads for read in analysis.reads):
                 raise PlanError("Planning reads the content of inputs that it did not read at the upper end.")
             self._verifier.check_variant(commands)
-            return Variant(
-                commands=commands,
-                inputs=tuple([_bare(inputs[port.name]) for port in self.plan.inputs]),
-                outputs=tuple([_bare(slot.spec) for slot in lowered.outputs]),
-                reads=tuple(analysis.reads),
-            )
+            outputs = tuple([_bare(slot.spec) for slot in lowered.outputs])
+            variant = Variant(commands, tuple(specs), outputs, tuple(analysis.reads))
+            self._last = None if variant.reads else variant
+            return variant
 
     def _make_plan(self, analysis: Analysis, lowered: Lowered, settlement: Settlement, stored: Plan | None) -> Plan:
         commands = self._resolver.resolve(lowered.unpacked)
@@ -195,12 +201,18 @@ class Template:
             layout=layout,
             segment=Segment(commands, edges, origins),
             inputs=tuple(
-                Port(name, numbers.get(slots[name].buffer) if name in slots else None, _bare(spec))
-                for name, spec in self._specs.items()
+                [
+                    Port(name, numbers.get(slots[name].buffer) if name in slots else None, spec)
+                    for name, spec in self._specs.items()
+                ]
             ),
             outputs=tuple(
-                Port(value.name, numbers[buffer], _bare(slot.spec))
-                for value, buffer, slot in zip(self._graph.outputs, settlement.outputs, lowered.outputs, strict=True)
+                [
+                    Port(value.name, numbers[buffer], _bare(slot.spec))
+                    for value, buffer, slot in zip(
+                        self._graph.outputs, settlement.outputs, lowered.outputs, strict=True
+                    )
+                ]
             ),
             reads=tuple(analysis.reads),
             host_values=list_kept(self._graph, analysis),

@@ -9,8 +9,9 @@ another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -137,9 +138,6 @@ def map_slots(command: Command, change: Callable[[Slot], Slot]) -> Command:
             return HostCall(operator, attributes, read, tuple([None if s is None else change(s) for s in outputs]))
 
 
-def slots_of(command: Command) -> Iterator[tuple[Slot, bool]]:
-    """Yield each slot of a command with whether it is written; those read come first."""
-    for slot in command.reads_from():
-        yield slot, False
-    for slot in command.writes_to():
-        yield slot, True
+def slots_of(command: Command) -> list[tuple[Slot, bool]]:
+    """Return each slot of a command with whether it is written; those read come first."""
+    return [*zip(command.reads_from(), repeat(False)), *zip(command.writes_to(), repeat(True))]
