@@ -30,10 +30,13 @@ def _find_odd(model: onnx.ModelProto) -> bytes | None:
         item = waiting.pop()
         texts: list[str | bytes] = []
         parts: list[Any] = []
-        # Nodes and tensors are many, and listing all their fields would copy their content.
-        if isinstance(item, onnx.TensorProto):
+        # Nodes, tensors and extents are many, and listing all their fields would copy their content.
+        if type(item) is onnx.TensorProto:
             texts.append(item.name)
-        elif isinstance(item, onnx.NodeProto):
+        elif type(item) is onnx.TensorShapeProto:
+            for dim in item.dim:
+                texts += (dim.dim_param, dim.denotation)
+        elif type(item) is onnx.NodeProto:
             texts += (item.op_type, item.name, item.domain, *item.input, *item.output)
             for attribute in item.attribute:
                 texts += (attribute.name, attribute.ref_attr_name)

@@ -36,4 +36,5 @@ def _fits(annotation: str, value: Any) -> bool:
     kind = _LISTS.get(annotation)
     if kind is None:
         return annotation not in _SCALARS or isinstance(value, _SCALARS[annotation])
-    return isinstance(value, tuple) and not [item for item in value if not isinstance(item, kind)]
+    # Elements are many and their types few.
+    return isinstance(value, tuple) and not [each for each in set(map(type, value)) if not issubclass(each, kind)]

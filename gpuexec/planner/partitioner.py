@@ -8,20 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+import numpy as np
+
 from gpuexec.errors import GpuexecError, NeedsHostValue, PlanError, locate
 from gpuexec.ir.apply import infer_specs
 from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.operator import Operator
 from gpuexec.ir.spec import TensorSpec, is_host_object
 from gpuexec.ir.target import Target
 from gpuexec.ops.control.control import LOOPS, If, Loop
 from gpuexec.planner.analyse import HOST_WORK_LIMIT, ShapeInference
-from gpuexec.planner.bounds import find_bound
 from gpuexec.planner.branches import Branches
 from gpuexec.planner.divide import Sorting, divide
 from gpuexec.planner.host_fallback import explain_call, is_of_host, lacks_kernel
 from gpuexec.planner.host_inputs import list_host_inputs
 from gpuexec.planner.partition import HostRead, Partition
 from gpuexec.planner.trace import HostTrace
+
+
+_INDICES = np.dtype(np.int64)
+# Operators whose outputs are never larger than their first input, along any axis.
+_SHRINKING = frozenset({"Slice", "TopK"})
 
 
 def find_partition(
@@ -185,7 +192,7 @@ class _Partitioner:
         try:
             outputs = infer_specs(node.operator, inputs)
         except NeedsHostValue as need:
-            bound = find_bound(node.operator, inputs, need)
+            bound = _find_bound(node.operator, inputs, need)
             if bound is None:
                 return
             outputs, is_bounded = bound, True
@@ -263,3 +270,14 @@ class _Partitioner:
             split.constants,
             tuple(self._branches.taken),
         )
+
+
+def _find_bound(
+    op: Operator, inputs: Sequence[TensorSpec | None], need: NeedsHostValue
+) -> tuple[TensorSpec, ...] | None:
+    """Return upper bounds of outputs whose shapes depend on content the host does not know; None: there are none."""
+    first = inputs[0] if inputs else None
+    if op.name not in _SHRINKING or first is None or need.index == 0:
+        return None
+    largest = TensorSpec(first.shape, first.dtype)
+    return (largest, TensorSpec(first.shape, _INDICES)) if op.name == "TopK" else (largest,)

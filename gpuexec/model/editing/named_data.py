@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError, ModelError, abridge
-from gpuexec.importer.initializers import read_initializers
 from gpuexec.importer.outputs import shorten
+from gpuexec.importer.read import open_model
+from gpuexec.importer.tensors import UnsupportedFormError, to_array
 from gpuexec.ir.graphs import Array
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.system.array_files import load_arrays
@@ -210,4 +211,18 @@ def _open_npz(path: Path) -> NamedDataMap:
 
 
 def _open_onnx(path: Path) -> NamedDataMap:
-    return _hold(read_initializers(path), str(path))
+    """Open the initializers of a model's graph; those of types that have no NumPy form here are left out.
+
+    Raises:
+        ModelError: The file can't be read, or a name comes twice.
+    """
+    model, origin, where = open_model(path)
+    arrays: dict[str, Array] = {}
+    for tensor in model.graph.initializer:
+        if tensor.name in arrays:
+            raise ModelError(f"{where}: two initializers are called {tensor.name!r}.", value=tensor.name)
+        try:
+            arrays[tensor.name] = to_array(tensor, origin, f"Initializer %{tensor.name}")
+        except UnsupportedFormError:
+            continue
+    return _hold(arrays, str(path))
