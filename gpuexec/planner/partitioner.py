@@ -25,7 +25,6 @@ from gpuexec.planner.host_inputs import list_host_inputs
 from gpuexec.planner.partition import HostRead, Partition
 from gpuexec.planner.trace import HostTrace
 
-
 _INDICES = np.dtype(np.int64)
 # Operators whose outputs are never larger than their first input, along any axis.
 _SHRINKING = frozenset({"Slice", "TopK"})

@@ -71,3 +71,26 @@ def test_pass_that_breaks_the_graph_is_named() -> None:
 
     with pytest.raises(AssertionError, match="pass lose_nodes broke the graph"):
         run_passes(load(TEXT), [Pass("lose_nodes", lose_nodes)])
+
+
+@pytest.mark.parametrize("each", [each for each in (*AT_LOAD, *AT_PLAN) if each.operators is not None])
+def test_pass_without_its_operators_changes_nothing(each: Pass) -> None:
+    graph = load(TEXT)
+    assert each.operators is not None and each.operators.isdisjoint(operators(graph))
+    after = each.function(graph)
+    assert after.nodes == graph.nodes and after.constants.keys() == graph.constants.keys()
+
+
+def test_operators_of_a_pass_are_looked_for_in_bodies_too() -> None:
+    graph = load(
+        "agraph (bool c, float[2] x) => (float[2] y) { y = If (c) <"
+        "then_branch = g () => (float[2] t) { t = Neg (x) }, else_branch = h () => (float[2] e) { e = Exp (x) }> }"
+    )
+    met: list[list[str]] = []
+
+    def note(inner: Graph) -> Graph:
+        met.append(operators(inner))
+        return inner
+
+    run_passes(graph, [Pass("note", note, operators={"Neg"}), Pass("skipped", note, operators={"Abs"})])
+    assert met == [["If"], ["Neg"], ["Exp"]]

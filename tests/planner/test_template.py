@@ -269,3 +269,14 @@ def test_one_thread_at_a_time_specialises() -> None:
     finally:
         WATCHING.clear()
     assert held == [True]
+
+
+def test_first_variant_at_the_upper_end_is_the_plan_itself() -> None:
+    template = Template(watched(), rows(8), CPU)
+    first = template.specialise(rows(8))
+    assert first.commands is template.plan.segment.commands
+    assert first.inputs == tuple(port.spec for port in template.plan.inputs)
+    assert first.outputs == tuple(port.spec for port in template.plan.outputs)
+    other = template.specialise(rows(7))
+    assert other.inputs != first.inputs and template.specialise(rows(7)) is other
+    assert template.specialise(rows(8)) == first
