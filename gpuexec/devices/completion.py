@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from gpuexec.devices.device import Event
 from gpuexec.devices.work_thread import start_thread
+from gpuexec.devices.working_here import sleep_only
 
 Callback = Callable[[BaseException | None], None]
 
@@ -52,6 +53,7 @@ class Completion:
                 self._thread = None
 
     def _serve(self) -> None:
+        sleep_only()  # callbacks of other events must not wait for queued work, which may wait for them
         while (row := self._waiting.get()) is not None:
             event, callback = row
             error: BaseException | None = None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.devices.backend import BackendLike, BackendType, check_backend, find_backend
+from gpuexec.devices.working_here import waking_deferred, working_here
 from gpuexec.errors import InputError, StateError
 from gpuexec.execution.engine import Engine
 from gpuexec.execution.inspection.inspector import Inspector
@@ -180,7 +181,7 @@ class Worker:
         Each is an array of the caller's own. Strings are an array of str, a sequence is a list, an optional what it
         holds or None, a map a dict. Arguments are those of `schedule`. A KeyboardInterrupt cancels the run.
         """
-        with self._engine.giving_up():
+        with working_here(), waking_deferred(), self._engine.giving_up():
             run = self.schedule(inputs, copy=copy, stream=stream)
             # Nobody else asks for these: their pinned memory goes back with them.
             requests = {name: tensor._content.read_privately() for name, tensor in run.outputs.items()}

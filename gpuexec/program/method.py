@@ -5,12 +5,14 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import Region
+from gpuexec.devices.working_here import waking_deferred, working_here
 from gpuexec.errors import InputError, OutOfMemoryError, StateError
 from gpuexec.execution.engine import Engine
 from gpuexec.execution.profiling.profiler import Profiler
@@ -241,7 +243,7 @@ class Method:
         """
         if inputs is not None:
             self.set_inputs(inputs)
-        with self._engine.exclusive:
+        with working_here() if wait else nullcontext(), waking_deferred(), self._engine.exclusive:
             self._check_no_steps("execute")
             self._is_at_end = False
             self._wait_for_state()

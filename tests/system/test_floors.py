@@ -40,7 +40,7 @@ INNER = {
         ("graph_json",),
     ),
     "devices": (
-        ("arguments", "dlpack", "host", "kernels", "latch", "residency", "revision"),
+        ("arguments", "dlpack", "host", "kernels", "latch", "residency", "revision", "working_here"),
         ("device", "work_thread"),
         ("pixel",),
         ("launch_costs", "completion", "deferred_free"),

@@ -18,6 +18,7 @@ from gpuexec.compat.onnxruntime.options import RunOptions
 from gpuexec.compat.onnxruntime.pool import WorkerPool
 from gpuexec.compat.onnxruntime.providers import CPU_PROVIDER, Provider
 from gpuexec.devices.work_thread import WorkPool
+from gpuexec.devices.working_here import waking_deferred, working_here
 from gpuexec.errors import CancelledError, GpuexecError
 from gpuexec.execution.profiling.profiler import Profiler
 from gpuexec.execution.resources.exclusive_caller import is_interrupt
@@ -120,7 +121,7 @@ class Runner:
         inputs: dict[str, Any] = {name: take_input(item, self._specs.get(name), name) for name, item in feed.items()}
         if options.terminate:
             raise make_error(Fail, "The run was not begun: RunOptions.terminate is set.")
-        with self._find_pool(given).lending() as worker:
+        with self._find_pool(given).lending() as worker, working_here(), waking_deferred():
             run = worker.schedule(inputs, copy=not is_borrowing, stream=stream)
             try:
                 with options.watching(run.cancel):

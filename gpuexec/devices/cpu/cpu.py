@@ -1,8 +1,8 @@
 """The CPU device: every command runs NumPy, over the same plans, arenas and edges as on a GPU.
 
-A stream is a thread that takes work in order, so issuing returns before the work is done. Within a recording, commands
-that no path of edges joins and that cost something run side by side on a pool; the rest run in line, and so do
-products by BLAS, which has threads of its own.
+A stream is a queue of work that a thread takes in order, so issuing returns before the work is done; who waits for it
+does it, unless the thread is at it already. Within a recording, commands that no path of edges joins and that cost
+something run side by side on a pool; the rest run in line, and so do products by BLAS, which has threads of its own.
 """
 
 from __future__ import annotations
@@ -80,9 +80,8 @@ class CpuRecording:
         calls, order, bound = self._calls, self._order, dict(bindings)
         span = (first, len(calls) if last is None else last)
         device = self._device
-        stream.run(
-            lambda: Execution(calls, order, bound, span, lambda: device.pool, device.order).run(), is_first=first == 0
-        )
+        execution = Execution(calls, order, bound, span, lambda: device.pool, device.order)
+        stream.run(execution.run, first == 0, execution.settle)
 
     def close(self) -> None:
         """Do nothing: the device holds nothing for it."""
@@ -140,7 +139,7 @@ class CpuDevice:
         return 0
 
     def create_stream(self) -> Stream:
-        """Return a stream with a thread of its own."""
+        """Return a stream with a thread of its own, started when first needed."""
         stream = CpuStream()
         with self._lock:
             self._streams.add(stream)

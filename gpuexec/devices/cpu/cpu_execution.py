@@ -16,6 +16,7 @@ import numpy as np
 
 from gpuexec.devices.cpu.cpu_stream import fill_bytes
 from gpuexec.devices.device import ByteArray, Region
+from gpuexec.devices.latch import Latch
 from gpuexec.devices.work_thread import WorkPool
 from gpuexec.errors import GpuexecError, OutOfMemoryError, PlanError, locate
 from gpuexec.ir.apply import host_failure
@@ -141,9 +142,13 @@ class Execution:
         self._ready = [i for i in range(self._first, self._last) if self._waits[i] == 0]
         self._done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._flying = 0
+        self._flights: list[_Flight] = []
 
     def run(self) -> None:
-        """Run all commands; raise the first error once nothing runs any more."""
+        """Run all commands; raise the first error once nothing runs any more.
+
+        After an exception from outside, such as KeyboardInterrupt, some may still run: see `settle`.
+        """
         failed: BaseException | None = None
         while self._flying or self._ready:
             if self._ready and failed is None:
@@ -163,6 +168,12 @@ class Execution:
                 self._release(index)
         if failed is not None:
             raise failed
+
+    def settle(self) -> None:
+        """Wait until none of the commands runs that an interrupted `run` put on the pool; none begins any more."""
+        for flight in self._flights:
+            if not flight.claim("settled"):
+                flight.ended.wait()
 
     def _take(self) -> tuple[int, bool]:
         """Take a ready command, and return whether it goes to the pool; those that do go before any runs in line."""
@@ -188,14 +199,18 @@ class Execution:
 
     def _send(self, index: int) -> bool:
         """Submit a call to the pool; return False where there is no room for one."""
+        flight = _Flight(index)
+        self._flights.append(flight)
         try:
-            self._pool().submit(partial(self._fly, index))
+            self._pool().submit(partial(self._fly, flight))
         except OutOfMemoryError:
             return False
         return True
 
-    def _fly(self, index: int) -> None:
-        self._done.put((index, self._call(index)))
+    def _fly(self, flight: _Flight) -> None:
+        if flight.claim("flown"):
+            self._done.put((flight.index, self._call(flight.index)))
+            flight.ended.set()
 
     def _call(self, index: int) -> BaseException | None:
         origin = self._order.origins[index]
@@ -218,6 +233,20 @@ class Execution:
                 # Plan order among what is ready: the list is short.
                 position = next((p for p, other in enumerate(self._ready) if other > after), len(self._ready))
                 self._ready.insert(position, after)
+
+
+class _Flight:
+    """A command on the pool, which runs there once, or never where the execution was settled before."""
+
+    __slots__ = ("_claims", "ended", "index")
+
+    def __init__(self, index: int) -> None:
+        self.index, self.ended = index, Latch()
+        self._claims: dict[str, str] = {}
+
+    def claim(self, use: str) -> bool:
+        """Return whether this use came first."""
+        return self._claims.setdefault("", use) == use
 
 
 def make_view(slot: Slot, region: Region) -> np.ndarray[Any, Any]:

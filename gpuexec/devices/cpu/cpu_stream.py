@@ -1,4 +1,7 @@
-"""Streams and events of the CPU device. A stream is a thread that takes work in order, so issuing never waits."""
+"""Streams and events of the CPU device. A stream is a queue of work that a thread takes in order, so issuing never waits.
+
+Who waits for an event does the work up to it, unless the thread is at it already.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,41 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.device import ByteArray, Event, Function, TimedEvent
 from gpuexec.devices.latch import Wakeup
-from gpuexec.devices.work_thread import Work, WorkThread
-from gpuexec.errors import KernelError
+from gpuexec.devices.work_thread import Work, WorkThread, is_interruptible
+from gpuexec.errors import CancelledError, KernelError, as_failure
 from gpuexec.ir.command import LaunchConfig
 
 
 class CpuEvent:
-    """An event that is done once its stream's thread has reached it, with the error of the work before it."""
+    """An event that is done once its stream has reached it, with the error of the work before it."""
 
     def __init__(self) -> None:
         self._changed = Wakeup()
         self._lock = threading.Lock()
-        self._wanted = self._reached = self._numbered = 0
+        # The last record announced, and the queue that reaches it.
+        self._wanted: tuple[int, WorkThread | None] = (0, None)
+        self._reached = self._numbered = 0
         self._error: BaseException | None = None
 
     def is_done(self) -> bool:
         """Return whether the work recorded is done."""
-        return self._reached >= self._wanted
+        return self._reached >= self._wanted[0]
+
+    def has_reached(self, number: int) -> bool:
+        """Return whether a record is reached."""
+        return self._reached >= number
 
     def synchronize(self, timeout_s: float | None = None) -> bool:
         """Wait until done; raise what the work raised."""
-        wanted = self._wanted
-        if not self._changed.wait_for(lambda: self._reached >= wanted, timeout_s):
+        number, work = self._wanted
+        if not self._wait(number, work, timeout_s):
             return False
         error = self._error
         if error is not None:
@@ -47,32 +57,38 @@ class CpuEvent:
             self._numbered += 1
             return self._numbered
 
-    def announce(self, number: int) -> None:
-        """Make a record the current one of the event, before the stream reaches it."""
+    def announce(self, number: int, work: WorkThread | None = None) -> None:
+        """Make a record the current one of the event, before it is reached by work of that queue, if one is given."""
         with self._lock:
-            self._wanted = max(self._wanted, number)
+            if number > self._wanted[0]:
+                self._wanted = (number, work)
 
     def reach(self, number: int, error: BaseException | None) -> None:
-        """Mark a record as reached."""
+        """Mark a record as reached; twice is harmless."""
         with self._lock:
-            # The error first: a thread that sees the record reached reads the error next.
-            self._error = error
-            self._reached = max(self._reached, number)
+            if number >= self._reached:
+                # The error first: a thread that sees the record reached reads the error next.
+                self._error = error
+                self._reached = number
         self._changed.notify()
 
-    def wait_for(self, number: int) -> BaseException | None:
-        """Wait until a record is reached; return its error."""
-        self._changed.wait_for(lambda: self._reached >= number)
+    def wait_for(self, number: int, work: WorkThread | None) -> BaseException | None:
+        """Wait until a record is reached by a queue; return its error."""
+        self._wait(number, work, None)
         return self._error
 
     @property
-    def last_record(self) -> int:
-        """Number of the last record announced."""
+    def last_record(self) -> tuple[int, WorkThread | None]:
+        """Number of the last record announced, and the queue that reaches it."""
         return self._wanted
+
+    def _wait(self, number: int, work: WorkThread | None, timeout_s: float | None) -> bool:
+        wait_for = self._changed.wait_for if work is None else partial(work.wait, self._changed)
+        return wait_for(lambda: self._reached >= number, timeout_s)
 
 
 class CpuTimedEvent(CpuEvent):
-    """An event that notes the time when its stream's thread reached it, in seconds of ``clock``."""
+    """An event that notes the time when its stream reached it, in seconds of ``clock``."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
@@ -81,7 +97,8 @@ class CpuTimedEvent(CpuEvent):
 
     def reach(self, number: int, error: BaseException | None) -> None:
         """Mark a record as reached now."""
-        self._reached_s = self._clock()
+        if not self.has_reached(number):
+            self._reached_s = self._clock()
         super().reach(number, error)
 
     def elapsed_ms(self, since: TimedEvent) -> float:
@@ -93,10 +110,11 @@ class CpuTimedEvent(CpuEvent):
 
 
 class CpuStream:
-    """A thread that runs queued work in order.
+    """A queue of work that one thread at a time runs in order: the stream's own, or one that waits for an event.
 
     An error belongs to the run it happened in: events recorded after that run carry it, the next run forgets it. An
-    error waited for is passed on: to the run that comes next, or to the next event where no run comes.
+    error waited for is passed on: to the run that comes next, or to the next event where no run comes. A run whose work
+    an interrupt of the thread that waits ended is cancelled; all other work is done once more.
     """
 
     handle = 0
@@ -132,42 +150,41 @@ class CpuStream:
     def record(self, event: Event) -> None:
         """Let the event stand for all work issued so far."""
         assert isinstance(event, CpuEvent)
-        number = event.number()
+        number, is_timed = event.number(), isinstance(event, CpuTimedEvent)
+        found: list[BaseException | None] = []
 
         def reach() -> Callable[[], None]:
-            error = self._waited_error or self._run_error
+            if not found:
+                found.append(self._waited_error or self._run_error)
             # A timed event does not consume the pending error.
-            if not isinstance(event, CpuTimedEvent):
+            if not is_timed:
                 self._waited_error = None
-            return lambda: event.reach(number, error)
+            return lambda: event.reach(number, found[0])
 
-        self._put(reach)
+        # The time of a timed event is that of the work which comes next, not that of the call.
+        self._put(reach, is_brief=not is_timed)
         # Announced last: if the record is interrupted before, the event keeps its state instead of waiting for ever.
-        event.announce(number)
+        event.announce(number, self._thread)
 
     def wait(self, event: Event) -> None:
         """Let later work wait for the event's last record; its error is passed on."""
         assert isinstance(event, CpuEvent)
-        number = event.last_record
+        number, work = event.last_record
 
         def wait() -> None:
-            self._waited_error = event.wait_for(number) or self._waited_error
+            self._waited_error = event.wait_for(number, work) or self._waited_error
 
-        self._put(wait)
+        self._put(wait, is_brief=event.has_reached(number))
 
-    def run(self, work: Callable[[], None], is_first: bool) -> None:
-        """Add a run, or a further part of one; nothing of it runs after an error."""
+    def run(self, work: Callable[[], None], is_first: bool, settle: Callable[[], None] = lambda: None) -> None:
+        """Add a run, or a further part of one; nothing of it runs after an error.
 
-        def run() -> None:
-            earlier = None if is_first else self._run_error
-            self._run_error, self._waited_error = self._waited_error or earlier, None
-            if self._run_error is None:
-                try:
-                    work()
-                except BaseException as error:
-                    self._run_error = error
-
-        self._put(run)
+        Args:
+            work: Of the run.
+            is_first: Whether it begins a run.
+            settle: Waits for what is left of ``work`` where an interrupt ended it.
+        """
+        self._put(_Part(self, work, is_first, settle))
 
     def is_done(self) -> bool:
         """Return whether all work issued is done."""
@@ -194,16 +211,56 @@ class CpuStream:
 
         self._put(run)
 
-    def _put(self, work: Work) -> None:
+    def _put(self, work: Work, *, is_brief: bool = False) -> None:
         def run() -> Callable[[], None] | None:
             try:
                 return work()
             except BaseException as error:
+                if not isinstance(error, Exception) and is_interruptible():
+                    raise
                 # A failing copy must not end the thread: its error goes to the next event.
                 self._waited_error = error
                 return None
 
-        self._thread.put(run)
+        self._thread.put_shared(run, is_brief=is_brief)
+
+
+class _Part:
+    """A run on a stream, or a part of one, as work that may be called once more after an interrupt."""
+
+    __slots__ = ("_has_begun", "_is_first", "_is_over", "_settle", "_stream", "_work")
+
+    def __init__(
+        self, stream: CpuStream, work: Callable[[], None], is_first: bool, settle: Callable[[], None]
+    ) -> None:
+        self._stream, self._work, self._is_first, self._settle = stream, work, is_first, settle
+        self._has_begun = self._is_over = False
+
+    def __call__(self) -> None:
+        stream = self._stream
+        if self._has_begun:
+            self._end_interrupted()
+            return
+        earlier = None if self._is_first else stream._run_error
+        # NOTE: no call between these stores, hence no interrupt.
+        stream._run_error, stream._waited_error = stream._waited_error or earlier, None
+        self._has_begun = True
+        if stream._run_error is None:
+            try:
+                self._work()
+            except BaseException as error:
+                stream._run_error = as_failure(error, "The run")
+                if not isinstance(error, Exception) and is_interruptible():
+                    raise
+        self._is_over = True
+
+    def _end_interrupted(self) -> None:
+        if not self._is_over:
+            self._settle()
+            stream = self._stream
+            if stream._run_error is None:
+                stream._run_error = CancelledError("The run was cancelled: the caller who did its work was interrupted.")
+            self._is_over = True
 
 
 def fill_bytes(target: ByteArray, pattern: bytes) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from gpuexec.devices.completion import Completion
 from gpuexec.devices.device import Device, Event, Stream
 from gpuexec.devices.latch import Latch
+from gpuexec.devices.working_here import wake_deferred
 from gpuexec.errors import GpuexecError, StateError
 
 
@@ -117,7 +118,7 @@ class Fence:
                 "The run is not wholly scheduled: finish iterating schedule_iterable(), or taking steps, before waiting"
                 " for its results."
             )
-        if not self._issued.wait(timeout_s):
+        if not self._wait_issued(timeout_s):
             return False
         if self._failure is not None:
             raise self._failure
@@ -141,11 +142,16 @@ class Fence:
     def settle(self, timeout_s: float | None = None) -> bool:
         """Wait until done, however it ends; False when the time ran out."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        is_done = self._issued.wait(timeout_s)
+        is_done = self._wait_issued(timeout_s)
         for event in self._events:
             with contextlib.suppress(GpuexecError):
                 is_done &= event.synchronize(None if end is None else max(end - time.monotonic(), 0.0))
         return is_done
+
+    def _wait_issued(self, timeout_s: float | None) -> bool:
+        if not self._issued.is_set():
+            wake_deferred()
+        return self._issued.wait(timeout_s)
 
     async def wait(self, completion: Completion) -> None:
         """Wait until done without blocking the loop; raises what the work raised."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.devices.backend import BackendType
+from gpuexec.devices.working_here import waking_deferred, working_here
 from gpuexec.errors import InputError, PendingError
 from gpuexec.execution.resources.caller_stream import CallerStream
 from gpuexec.execution.results import exchange
@@ -140,7 +141,10 @@ class Tensor:
         Raises:
             InputError: ``out`` does not fit.
         """
-        request = self.readback_request(stream=stream)
+        with working_here(), waking_deferred():
+            return self._readback(out, self.readback_request(stream=stream))
+
+    def _readback(self, out: Array | None, request: ReadbackRequest) -> Array:
         if out is None:
             return request.result()
         self._content.fence.wait_issued()

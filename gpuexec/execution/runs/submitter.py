@@ -14,6 +14,7 @@ from functools import partial
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.latch import Wakeup
 from gpuexec.devices.work_thread import WorkThread
+from gpuexec.devices.working_here import wake_deferred
 from gpuexec.errors import CancelledError, GpuexecError, StaleError, as_failure
 from gpuexec.execution.resources.exclusive_caller import ExclusiveCaller
 from gpuexec.execution.resources.fence import Fence
@@ -356,6 +357,8 @@ class DriverThread:
 
     def synchronize(self, timeout_s: float | None = None) -> bool:
         """Wait until no call is waiting here; False when the time ran out."""
+        if self.is_busy():
+            wake_deferred()
         return self._finished.wait_for(self._thread.is_done, timeout_s)
 
     def close(self) -> None:

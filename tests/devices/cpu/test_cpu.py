@@ -12,6 +12,7 @@ from gpuexec.devices.cpu.cpu import CpuDevice, CpuMemory
 from gpuexec.devices.cpu.cpu_execution import Call, Execution, Order, make_view
 from gpuexec.devices.cpu.cpu_stream import CpuStream
 from gpuexec.devices.device import Region
+from gpuexec.devices.working_here import working_here
 from gpuexec.errors import ClosedError, KernelError, OutOfMemoryError, PlanError
 from gpuexec.ir.command import Copy, Fill, Kernel, Launch, Slot
 from gpuexec.ir.spec import TensorSpec
@@ -42,8 +43,9 @@ def test_unordered_commands_that_use_all_cores_run_in_line(device: CpuDevice) ->
 
     CALLED["note"] = note
     bench = Bench(device, 4, LARGE)
-    bench.run(bench.record(*(call("note", 0, i, LARGE, "test.CallOnAllCores") for i in (1, 2, 3))))
-    assert threads == {"gpuexec-cpu-stream"} and all(bench.array(i).all() for i in (1, 2, 3))
+    with working_here():
+        bench.run(bench.record(*(call("note", 0, i, LARGE, "test.CallOnAllCores") for i in (1, 2, 3))))
+    assert threads == {threading.current_thread().name} and all(bench.array(i).all() for i in (1, 2, 3))
 
 
 @pytest.mark.parametrize(
@@ -248,6 +250,7 @@ def test_thread_of_a_stream_ends_with_it_or_when_nobody_has_it(device: CpuDevice
     assert isinstance(closed, CpuStream) and isinstance(dropped, CpuStream)
     threads = []
     for stream in (closed, dropped):
+        stream.run(lambda: None, is_first=True)
         stream.synchronize()
         assert stream._thread._thread is not None
         threads.append(stream._thread._thread)
