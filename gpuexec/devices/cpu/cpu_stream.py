@@ -1,6 +1,7 @@
-"""Streams and events of the CPU device. A stream is a queue of work that a thread takes in order, so issuing never waits.
+"""Streams and events of the CPU device.
 
-Who waits for an event does the work up to it, unless the thread is at it already.
+A stream is a queue of work that a thread takes in order, so issuing never waits. Who waits for an event does the work
+up to it, unless the thread is at it already.
 """
 
 from __future__ import annotations
@@ -230,9 +231,7 @@ class _Part:
 
     __slots__ = ("_has_begun", "_is_first", "_is_over", "_settle", "_stream", "_work")
 
-    def __init__(
-        self, stream: CpuStream, work: Callable[[], None], is_first: bool, settle: Callable[[], None]
-    ) -> None:
+    def __init__(self, stream: CpuStream, work: Callable[[], None], is_first: bool, settle: Callable[[], None]) -> None:
         self._stream, self._work, self._is_first, self._settle = stream, work, is_first, settle
         self._has_begun = self._is_over = False
 
@@ -259,7 +258,9 @@ class _Part:
             self._settle()
             stream = self._stream
             if stream._run_error is None:
-                stream._run_error = CancelledError("The run was cancelled: the caller who did its work was interrupted.")
+                stream._run_error = CancelledError(
+                    "The run was cancelled: the caller who did its work was interrupted."
+                )
             self._is_over = True
 
 

@@ -12,9 +12,9 @@ from gpuexec.devices.device import Event
 from gpuexec.devices.working_here import waking_deferred, working_here
 from gpuexec.errors import CancelledError, DeviceError
 from gpuexec.execution.resources.fence import Fence
-from tests.system.interrupts.points import Interrupter
-from tests.ops.operators import CALLED, Array
 from tests.devices.cpu.recorded import LARGE, SMALL, Bench, call
+from tests.ops.operators import CALLED, Array
+from tests.system.interrupts.points import Interrupter
 
 LIMIT_S = 60.0
 
