@@ -57,15 +57,16 @@ class Backend:
         self.staging = Staging(device, self.memory_revision)
         self.deferred_free = DeferredFree()
         self.transfers = Transfers(device)
-        self._process = os.getpid()
+        # The process that opened the device.
+        self.process = os.getpid()
 
     def check_process(self) -> None:
-        """Check that this is still the process that opened the device.
+        """Check that this is still the process that opened the device; device handles don't survive a fork.
 
         Raises:
             StateError: The process was forked.
         """
-        if os.getpid() != self._process:
+        if os.getpid() != self.process:
             raise StateError(
                 "This object was made before a fork; device handles don't survive it. Start processes with spawn."
             )

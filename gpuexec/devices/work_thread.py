@@ -176,7 +176,8 @@ class WorkThread:
             OutOfMemoryError: The thread can't be started; nothing was queued.
         """
         with self._lock:
-            self._check_open()
+            if self._is_stopped:
+                raise ClosedError("The stream is closed.")
             self._start()
             self._open.append(work)
             self._tokens.put(True)
@@ -193,10 +194,11 @@ class WorkThread:
             OutOfMemoryError: The thread can't be started; nothing was queued.
         """
         with self._lock:
-            self._check_open()
+            if self._is_stopped:
+                raise ClosedError("The stream is closed.")
             is_next = is_brief and not self._open
             is_deferred = is_next or defer_wake(self)
-            if not is_deferred:
+            if not is_deferred and (self._thread is None or not self._thread.is_alive()):
                 self._start()
             self._open.append(work)
             if not is_deferred:
@@ -286,10 +288,6 @@ class WorkThread:
         """Return whether it was stopped and nothing is left to do."""
         thread = self._thread
         return self._is_stopped and (self._ended.is_set() or thread is None or not thread.is_alive())
-
-    def _check_open(self) -> None:
-        if self._is_stopped:
-            raise ClosedError("The stream is closed.")
 
     def _start(self) -> None:
         if self._thread is None or not self._thread.is_alive():

@@ -77,6 +77,8 @@ def main() -> None:
     rows = {"load": count_hops(lambda: gx.load(_DIGITS))}
     x = np.zeros((4, 1, 8, 8), np.float32)
     with gx.Worker(_DIGITS, backend="cpu") as worker:
+        # The stream's thread starts with the first schedule; what was read must not be written before.
+        worker.schedule(x).wait()
         for _ in range(5):
             worker.run(x)
         rows["schedule"] = count_hops(lambda: worker.schedule(x))

@@ -7,6 +7,7 @@ Where nothing is half done, callers say so by `at_rest`, and an interrupt there 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -72,7 +73,8 @@ class ExclusiveCaller:
             StateError: The process was forked.
             ClosedError: It is closed, or was broken by an interrupt.
         """
-        self._backend.check_process()
+        if os.getpid() != self._backend.process:
+            self._backend.check_process()
         if self._broken is not None:
             raise ClosedError(self._broken)
         if self.is_closed:

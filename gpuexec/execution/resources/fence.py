@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuexec.devices.completion import Completion
 from gpuexec.devices.device import Device, Event, Stream
-from gpuexec.devices.latch import Latch
+from gpuexec.devices.latch import Wakeup
 from gpuexec.devices.working_here import wake_deferred
 from gpuexec.errors import GpuexecError, StateError
 
@@ -19,13 +19,16 @@ from gpuexec.errors import GpuexecError, StateError
 class Fence:
     """The events of a piece of work and of what it depends on, known once the work is on its stream.
 
-    ``stepper`` is the thread that schedules the work piece by piece, if one does: it must not wait for itself.
+    Attributes:
+        events: The events; empty before the work is issued.
+        failure: Why the work will never run, if so.
+        stepper: The thread that schedules the work piece by piece, if one does: it must not wait for itself.
     """
 
     def __init__(self) -> None:
-        self._events: tuple[Event, ...] = ()
-        self._failure: BaseException | None = None
-        self._issued = Latch()
+        self.events: tuple[Event, ...] = ()
+        self.failure: BaseException | None = None
+        self._is_issued, self._changed = False, Wakeup()
         self._lock = threading.Lock()
         # What is called once it is issued, and whether somebody wants that.
         self._waiting: deque[tuple[Callable[[], None], Callable[[], bool]]] = deque()
@@ -47,10 +50,10 @@ class Fence:
         """
         is_first = False
         with self._lock:
-            if not self._issued.is_set():
-                self._events, self._failure = events, failure
-                is_first = True
-                self._issued.set()
+            if not self._is_issued:
+                self.events, self.failure = events, failure
+                is_first = self._is_issued = True
+                self._changed.notify()
         # What an interrupt left of them the next call finds.
         while self._waiting:
             try:
@@ -68,43 +71,33 @@ class Fence:
             is_wanted: Whether somebody waits for what the callback does; see `is_wanted`.
         """
         with self._lock:
-            if not self._issued.is_set():
+            if not self._is_issued:
                 self._waiting.append((callback, is_wanted))
                 return
         callback()
 
     def is_wanted(self) -> bool:
         """Return whether somebody waits for the work to be issued: a thread, or what a callback stands for."""
-        return self._issued.has_waiters() or any(is_wanted() for _, is_wanted in list(self._waiting))
+        return self._changed.has_waiters() or any(is_wanted() for _, is_wanted in list(self._waiting))
 
     def when_done(self, completion: Completion, callback: Callable[[], None]) -> None:
         """Call back once the work is done: now, if it is or never will be, else on the completion thread."""
 
         def watch() -> None:
-            if not self._events or self._events[0].is_done():
+            if not self.events or self.events[0].is_done():
                 callback()
             else:
-                completion.call(self._events[0], lambda _: callback())
+                completion.call(self.events[0], lambda _: callback())
 
         self.when_issued(watch)
 
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """The events; empty before the work is issued."""
-        return self._events
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Why the work will never run, if so."""
-        return self._failure
-
     def is_issued(self) -> bool:
         """Return whether the work is on its stream, or never will be."""
-        return self._issued.is_set()
+        return self._is_issued
 
     def is_done(self) -> bool:
         """Return whether all work is done, or never will be; never waits."""
-        return self._issued.is_set() and all(event.is_done() for event in self._events)
+        return self._is_issued and all(event.is_done() for event in self.events)
 
     def wait_issued(self, timeout_s: float | None = None) -> bool:
         """Wait until the work is on its stream; False when the time ran out.
@@ -113,15 +106,15 @@ class Fence:
             StateError: This thread schedules the work piece by piece, and has not finished.
             GpuexecError: The work will never run.
         """
-        if self.stepper == threading.get_ident() and not self._issued.is_set():
+        if self.stepper == threading.get_ident() and not self._is_issued:
             raise StateError(
                 "The run is not wholly scheduled: finish iterating schedule_iterable(), or taking steps, before waiting"
                 " for its results."
             )
         if not self._wait_issued(timeout_s):
             return False
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         return True
 
     def synchronize(self, timeout_s: float | None = None) -> bool:
@@ -134,7 +127,7 @@ class Fence:
         end = None if timeout_s is None else time.monotonic() + timeout_s
         if not self.wait_issued(timeout_s):
             return False
-        for event in self._events:
+        for event in self.events:
             if not event.synchronize(None if end is None else max(end - time.monotonic(), 0.0)):
                 return False
         return True
@@ -143,15 +136,15 @@ class Fence:
         """Wait until done, however it ends; False when the time ran out."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         is_done = self._wait_issued(timeout_s)
-        for event in self._events:
+        for event in self.events:
             with contextlib.suppress(GpuexecError):
                 is_done &= event.synchronize(None if end is None else max(end - time.monotonic(), 0.0))
         return is_done
 
     def _wait_issued(self, timeout_s: float | None) -> bool:
-        if not self._issued.is_set():
+        if not self._is_issued:
             wake_deferred()
-        return self._issued.wait(timeout_s)
+        return self._is_issued or self._changed.wait_for(self.is_issued, timeout_s)
 
     async def wait(self, completion: Completion) -> None:
         """Wait until done without blocking the loop; raises what the work raised."""

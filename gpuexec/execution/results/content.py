@@ -49,11 +49,6 @@ class Content:
         self._check_known()
         return self.place.region
 
-    def settle(self, spec: TensorSpec, region: Region | None, array: Array | None = None) -> None:
-        """Set spec and bytes of the content, if not set yet; see `Place.settle`."""
-        if not self.is_closed:
-            self.place.settle(spec, region, array)
-
     def _check_known(self) -> None:
         if not self.place.is_known and self.fence.failure is not None:
             raise self.fence.failure

@@ -102,7 +102,7 @@ class InputBinder:
             # Once this run has begun, arrays that stay set have been copied from the last run's block.
             prepared.begin.append(partial(self._backend.staging.give_back, self._block))
         block = self._block = self._backend.staging.take(max(staged_bytes, 1)) if staged else None
-        if block is not None:
+        if block is not None and has_kernels:
             begin_host_write(block, staged_bytes)
         home = prepared.frame.input(total) if has_kernels else block
         kept: dict[str, GivenInput] = {}

@@ -131,7 +131,8 @@ class Run:
             assert region is not None or array is not None, "an output is nowhere"
             # Strings and containers have no bytes on a device.
             content = self._outputs[value.name]._content
-            content.settle(location.spec, region, array if region is None else None)
+            if not content.is_closed:
+                content.place.settle(location.spec, region, array if region is None else None)
 
     def __await__(self) -> Generator[Any, None, Run]:
         self._backend.check_process()
