@@ -97,7 +97,7 @@ def test_missing_library_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_extra_option_prints_the_extra_alone(
     version: int, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(driver, "_load", lambda: (FakeLibrary(version), ""))
+    monkeypatch.setattr(driver, "_probe_machine", lambda: driver.probe(FakeLibrary(version)))
     driver.main(["--extra"])
     assert capsys.readouterr().out == printed
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import sys
 from dataclasses import dataclass
 from typing import Protocol
@@ -71,13 +72,21 @@ class Library(Protocol):
 def probe(library: Library | None = None) -> Driver:
     """Detect the driver and its GPUs; a missing driver is a result, never an exception.
 
+    The machine's is looked for once: neither a driver nor what CUDA_VISIBLE_DEVICES shows changes within a process.
+
     Args:
         library: A replacement for the machine's libcuda.
     """
-    if library is None:
-        library, reason = _load()
-        if library is None:
-            return Driver(found=False, version=0, devices=(), reason=reason)
+    return _probe_machine() if library is None else _try(library)
+
+
+@functools.cache
+def _probe_machine() -> Driver:
+    library, reason = _load()
+    return Driver(found=False, version=0, devices=(), reason=reason) if library is None else _try(library)
+
+
+def _try(library: Library) -> Driver:
     try:
         return _ask(library)
     except (AttributeError, OSError) as error:  # a library of that name that is not a driver, or a broken one
