@@ -92,7 +92,7 @@ def describe_machine() -> dict[str, str]:
     if why_no_gpu():
         return {"GPU": why_no_gpu(), **rows}
     device = open_device("gpu")
-    runtime = device.cupy.cuda.runtime  # type: ignore[attr-defined]
+    runtime = device.context.cupy.cuda.runtime  # type: ignore[attr-defined]
     versions = f"driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}"
     return {"GPU": f"{device.name} ({device.target.name})", "CUDA": versions, **rows}
 

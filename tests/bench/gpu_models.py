@@ -11,6 +11,7 @@ import numpy as np
 
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
+from gpuexec.devices.cuda.cuda import CudaDevice
 from gpuexec.devices.device import Stream
 from gpuexec.errors import GpuexecError
 from tests.bench.cpu_models import open_onnxruntime
@@ -57,7 +58,7 @@ def find_models(
 def measure_models(backend: Backend, models: Iterator[BenchModel], repeats: int) -> list[Figures]:
     """Measure each model; one that fails is a row that says why."""
     figures = Figures(f"Models on {backend.device.name} (ms)", COLUMNS)
-    by_torch = open_torch() if hasattr(backend.device, "cupy") else {}
+    by_torch = open_torch() if isinstance(backend.device, CudaDevice) else {}
     for bench in models:
         try:
             _measure_model(figures, backend, bench, repeats, by_torch)

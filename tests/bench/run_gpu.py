@@ -20,6 +20,7 @@ from rich.console import Console
 
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
+from gpuexec.devices.cuda.cuda import CudaDevice
 from gpuexec.devices.device import Device
 from gpuexec.system import knobs
 from tests.bench.gpu_launches import measure_launches
@@ -68,14 +69,12 @@ def open_device(name: str, **options: Any) -> Device:
         from gpuexec.ir.instances import kernel_table
 
         return SimulatorDevice(lambda source: kernel_table()[source])
-    from gpuexec.devices.cuda.cuda import CudaDevice
-
     return CudaDevice(**options)
 
 
 def describe_device(device: Device) -> str:
     """Return name, architecture, and versions of driver and runtime where there are any."""
-    runtime = getattr(getattr(getattr(device, "cupy", None), "cuda", None), "runtime", None)
+    runtime = device.context.cupy.cuda.runtime if isinstance(device, CudaDevice) else None
     read: list[tuple[str, Callable[[], int]]] = [
         (what, getattr(runtime, call))
         for what, call in (("driver", "driverGetVersion"), ("runtime", "runtimeGetVersion"))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuexec.devices.cuda.spinning import spin
+from gpuexec.devices.cuda.cuda_event import spin
 from gpuexec.system import knobs
 
 

@@ -97,8 +97,6 @@ CIRCLES = (
             *("shaping", "signal", "symbolic", "tracer"),
         )
     ),
-    # A device makes streams, streams make events and graphs, and each names the others' types.
-    "devices.cuda.cuda devices.cuda.cuda_event devices.cuda.cuda_graph devices.cuda.cuda_stream",
     "devices.recorder.tracer devices.recorder.tracer_graph",
     "devices.simulator.device devices.simulator.graph devices.simulator.memory devices.simulator.operations"
     " devices.simulator.ordering devices.simulator.stream devices.simulator.stream_thread",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuexec.devices.cuda import driver as probing
-from gpuexec.devices.cuda.cuda_errors import NOT_READY, SUCCESS, CallContext
+from gpuexec.devices.cuda.cuda_context import CudaContext
 from gpuexec.devices.cuda.cuda_event import CudaEvent, CudaTimedEvent
 from gpuexec.devices.cuda.cuda_graph import CudaGraph
 from gpuexec.devices.cuda.cuda_stream import CudaFunction, CudaStream
@@ -33,8 +33,8 @@ _PORTABLE = 1  # cudaHostAllocPortable
 class CudaDeviceSource:
     """Device memory from the driver."""
 
-    def __init__(self, device: CudaDevice) -> None:
-        self._device = device
+    def __init__(self, context: CudaContext) -> None:
+        self._context = context
 
     def round_up(self, nbytes: int) -> int:
         """Return the block size for so many bytes: at most an eighth more, or 2 MiB."""
@@ -42,20 +42,20 @@ class CudaDeviceSource:
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory; cudaMalloc aligns to 256 bytes at least."""
-        with self._device.calling(f"allocating {nbytes} bytes"):
-            return int(self._device.cupy.cuda.runtime.malloc(nbytes))
+        with self._context.calling(f"allocating {nbytes} bytes"):
+            return int(self._context.cupy.cuda.runtime.malloc(nbytes))
 
     def release(self, address: int) -> None:
         """Give memory back; CUDA waits for what is under way on the device."""
-        with self._device.calling("freeing memory"):
-            self._device.cupy.cuda.runtime.free(address)
+        with self._context.calling("freeing memory"):
+            self._context.cupy.cuda.runtime.free(address)
 
 
 class CudaPinnedSource:
     """Page-locked host memory from the driver."""
 
-    def __init__(self, device: CudaDevice) -> None:
-        self._device = device
+    def __init__(self, context: CudaContext) -> None:
+        self._context = context
 
     def round_up(self, nbytes: int) -> int:
         """Return the block size for so many bytes, as for device memory."""
@@ -63,13 +63,13 @@ class CudaPinnedSource:
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory, pinned for all GPUs."""
-        with self._device.calling(f"allocating {nbytes} pinned bytes"):
-            return int(self._device.cupy.cuda.runtime.hostAlloc(nbytes, _PORTABLE))
+        with self._context.calling(f"allocating {nbytes} pinned bytes"):
+            return int(self._context.cupy.cuda.runtime.hostAlloc(nbytes, _PORTABLE))
 
     def release(self, address: int) -> None:
         """Give memory back."""
-        with self._device.calling("freeing pinned memory"):
-            self._device.cupy.cuda.runtime.freeHost(address)
+        with self._context.calling("freeing pinned memory"):
+            self._context.cupy.cuda.runtime.freeHost(address)
 
 
 class CudaDevice:
@@ -85,11 +85,11 @@ class CudaDevice:
     """
 
     def __init__(self, ordinal: int = 0, *, packed_launch: bool | None = None) -> None:
-        self.cupy, self.driver = _import_cuda()
+        cupy, driver = _import_cuda()
         self.packed_launch = knobs.packed_launch() if packed_launch is None else packed_launch
         self.spin_us = knobs.spin_us()
         self.launch_costs = PACKED_COSTS if self.packed_launch else RAW_KERNEL_COSTS
-        runtime = self.cupy.cuda.runtime
+        runtime = cupy.cuda.runtime
         try:
             count = runtime.getDeviceCount()
         except runtime.CUDARuntimeError as error:
@@ -106,18 +106,13 @@ class CudaDevice:
             )
         self.target = Target.named(f"sm_{architecture}", multiprocessors=int(properties["multiProcessorCount"]))
         self.target = self.target.with_memory(int(properties["totalGlobalMem"]))
-        failures = (
-            runtime.CUDARuntimeError,
-            self.cupy.cuda.driver.CUDADriverError,
-            self.cupy.cuda.memory.OutOfMemoryError,
-        )
-        self.context = CallContext(self.cupy.cuda.Device(ordinal), self.name, failures)
-        self.calling = self.context.calling
+        self.context = CudaContext(cupy, driver, cupy.cuda.Device(ordinal), self.name)
+        self.calling = self.context.calling  # recordings make the GPU current by it, once for each submission
         self._library = KernelLibrary(self.target.name)
         self._functions: dict[Kernel, CudaFunction] = {}
         kept = knobs.pool_bytes()
-        self._memory = MemoryPool(CudaDeviceSource(self), self.create_event, kept)
-        self._pinned = MemoryPool(CudaPinnedSource(self), self.create_event, kept)
+        self._memory = MemoryPool(CudaDeviceSource(self.context), self.create_event, kept)
+        self._pinned = MemoryPool(CudaPinnedSource(self.context), self.create_event, kept)
 
     @property
     def cached_nbytes(self) -> int:
@@ -126,12 +121,12 @@ class CudaDevice:
 
     def allocate(self, nbytes: int, stream: Stream | None = None) -> MemoryBlock:
         """Return device memory from the device's own pool."""
-        self.context.check()
+        self.context.check_alive()
         return PooledMemory(self._memory, nbytes, stream)
 
     def allocate_pinned(self, nbytes: int) -> MemoryBlock:
         """Return page-locked host memory from the device's own pool; a view that someone holds keeps it alive."""
-        self.context.check()
+        self.context.check_alive()
         return PooledPinned(self._pinned, nbytes)
 
     def trim(self) -> int:
@@ -140,40 +135,40 @@ class CudaDevice:
 
     def create_stream(self) -> CudaStream:
         """Return a stream that does not synchronize with any other."""
-        return CudaStream(self)
+        return CudaStream(self.context, is_packed=self.packed_launch)
 
     def owns(self, stream: object) -> bool:
         """Return whether an object is a stream of this device."""
-        return isinstance(stream, CudaStream) and stream._device is self
+        return isinstance(stream, CudaStream) and stream.context is self.context
 
     def external_stream(self, handle: int) -> CudaStream:
         """Return a foreign stream by its handle; 1 and 2 are CUDA's default streams.
 
         CuPy destroys a stream with its last holder, so one that is CuPy's current stream is held.
         """
-        stream = CudaStream(self, handle)
-        with self.calling("asking for CuPy's stream"):
-            current = self.cupy.cuda.get_current_stream()
+        stream = CudaStream(self.context, handle, is_packed=self.packed_launch)
+        with self.context.calling("asking for CuPy's stream"):
+            current = self.context.cupy.cuda.get_current_stream()
         stream.owner = current if current.ptr == handle else None
         return stream
 
     def create_event(self) -> CudaEvent:
         """Return an event, not recorded."""
-        return CudaEvent(self)
+        return CudaEvent(self.context, self.spin_us)
 
     def create_timed_event(self) -> CudaTimedEvent:
         """Return an event that notes the time, not recorded."""
-        return CudaTimedEvent(self)
+        return CudaTimedEvent(self.context, self.spin_us)
 
     def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Compile (or find) and load kernels, with all the shared memory that a block may have."""
         self._library.compile(kernels, code)
         for kernel in kernels:
             if kernel not in self._functions:
-                with self.calling("loading", kernel):
+                with self.context.calling("loading", kernel):
                     raw = self._library.function(kernel)
                     raw.max_dynamic_shared_size_bytes = self.target.shared_bytes_per_block - raw.shared_size_bytes
-                    self._functions[kernel] = CudaFunction(self, kernel, raw)
+                    self._functions[kernel] = CudaFunction(self.context, kernel, raw)
 
     def function(self, kernel: Kernel) -> CudaFunction:
         """Return a kernel loaded before."""
@@ -187,34 +182,13 @@ class CudaDevice:
         self, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
     ) -> CudaGraph:
         """Return an executable graph of prepared commands; ``edges`` are pairs (before, after) of positions."""
-        return CudaGraph(self, commands, edges, origins)
+        return CudaGraph(self.context, commands, edges, origins)
 
     def close(self) -> None:
         """Drop the kernels and freed memory. Other memory, streams and events are freed with their owners."""
         self.trim()
         self._functions.clear()
         self._library.close()
-
-    def check(self, results: tuple[Any, ...]) -> Any:
-        """Return the result of a call of ``cuda.bindings.driver``, or raise the error it reports."""
-        if results[0] != SUCCESS:
-            raise self.cupy.cuda.driver.CUDADriverError(int(results[0]))
-        return results[1] if len(results) > 1 else None
-
-    def note_done(self, command: object) -> None:
-        """Remember the last command known to be done, to name it should the context fail."""
-        self.context.done = command or self.context.done
-
-    def is_success(self, status: int) -> bool:
-        """Return whether a query's status means done; raise for an error.
-
-        Raises:
-            DeviceLostError: It says neither. CuPy's own ``done`` would call that pending for ever.
-        """
-        if status in (SUCCESS, NOT_READY) and self.context.lost is None:
-            return status == SUCCESS
-        with self.calling("asking whether work is done"):
-            raise self.cupy.cuda.runtime.CUDARuntimeError(status)
 
 
 def _import_cuda() -> tuple[Any, Any]:

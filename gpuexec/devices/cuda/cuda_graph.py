@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gpuexec.devices.cuda.cuda_context import CudaContext
+from gpuexec.devices.cuda.cuda_stream import CudaStream
 from gpuexec.devices.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
 from gpuexec.errors import DeviceLostError
-
-if TYPE_CHECKING:
-    from gpuexec.devices.cuda.cuda import CudaDevice
-    from gpuexec.devices.cuda.cuda_stream import CudaStream
 
 
 class CudaGraph:
     """An executable graph. A command is one node, or two where it fills with 8-byte patterns.
 
     Args:
-        device: Where it will run.
+        context: Of the GPU that it will run on.
         commands: Prepared, with every address set.
         edges: Pairs (before, after) of positions in ``commands``, before < after.
         origins: The node of the model that each command stems from, for messages.
@@ -29,12 +27,12 @@ class CudaGraph:
 
     def __init__(
         self,
-        device: CudaDevice,
+        context: CudaContext,
         commands: Sequence[PreparedCommand],
         edges: Sequence[tuple[int, int]],
         origins: Sequence[str] = (),
     ) -> None:
-        self._device, self._driver = device, device.driver
+        self._context, self._driver = context, context.driver
         self._name = f"a graph of {len(commands)} commands" + (
             f", {origins[0]!r} to {origins[-1]!r}" if origins else ""
         )
@@ -47,14 +45,14 @@ class CudaGraph:
             before[second].append(first)
         # Made once: the message of a failed launch needs them.
         self._launching, self._updating = f"launching {self._name}", f"updating {self._name}"
-        with device.calling(f"building {self._name}"):
-            self._context: int = device.cupy.cuda.driver.ctxGetCurrent()
-            self._graph = device.check(self._driver.cuGraphCreate(0))
+        with context.calling(f"building {self._name}"):
+            self._context_handle: int = context.cupy.cuda.driver.ctxGetCurrent()
+            self._graph = context.check(self._driver.cuGraphCreate(0))
             try:
                 for position, (command, sources) in enumerate(zip(commands, before, strict=True)):
                     dependencies = [node for source in sources for node in self._nodes[source]]
                     self._nodes.append(self._add(position, command, dependencies))
-                self._executable = device.check(self._driver.cuGraphInstantiate(self._graph, 0))
+                self._executable = context.check(self._driver.cuGraphInstantiate(self._graph, 0))
             except BaseException:
                 self._driver.cuGraphDestroy(self._graph)
                 raise
@@ -64,8 +62,8 @@ class CudaGraph:
 
     def update(self, positions: Sequence[int], commands: Sequence[PreparedCommand]) -> None:
         """Update the nodes at ``positions`` to the given ``commands``; runs already launched keep theirs."""
-        driver, check, executable = self._driver, self._device.check, self._executable
-        with self._device.calling(self._updating):
+        driver, check, executable = self._driver, self._context.check, self._executable
+        with self._context.calling(self._updating):
             for position in positions:
                 command = commands[position]
                 for node, parameters in zip(self._nodes[position], self._describe(position, command), strict=True):
@@ -73,26 +71,34 @@ class CudaGraph:
                         case PreparedLaunch():
                             check(driver.cuGraphExecKernelNodeSetParams(executable, node, parameters))
                         case PreparedCopy():
-                            check(driver.cuGraphExecMemcpyNodeSetParams(executable, node, parameters, self._context))
+                            check(
+                                driver.cuGraphExecMemcpyNodeSetParams(
+                                    executable, node, parameters, self._context_handle
+                                )
+                            )
                         case _:
-                            check(driver.cuGraphExecMemsetNodeSetParams(executable, node, parameters, self._context))
+                            check(
+                                driver.cuGraphExecMemsetNodeSetParams(
+                                    executable, node, parameters, self._context_handle
+                                )
+                            )
 
     def launch(self, stream: CudaStream) -> None:
         """Put the whole graph on a stream."""
-        with self._device.calling(self._launching):
-            self._device.check(self._driver.cuGraphLaunch(self._executable, stream.handle))
+        with self._context.calling(self._launching):
+            self._context.check(self._driver.cuGraphLaunch(self._executable, stream.handle))
         stream.note_launched(self)
 
     def close(self) -> None:
         """Destroy the graph; runs under way finish. After a fault the context has freed it already."""
         executable, self._executable = self._executable, None
         if executable is not None:
-            with contextlib.suppress(DeviceLostError), self._device.calling(f"destroying {self._name}"):
-                self._device.check(self._driver.cuGraphExecDestroy(executable))
-                self._device.check(self._driver.cuGraphDestroy(self._graph))
+            with contextlib.suppress(DeviceLostError), self._context.calling(f"destroying {self._name}"):
+                self._context.check(self._driver.cuGraphExecDestroy(executable))
+                self._context.check(self._driver.cuGraphDestroy(self._graph))
 
     def _add(self, position: int, command: PreparedCommand, before: list[Any]) -> list[Any]:
-        driver, check, graph, count = self._driver, self._device.check, self._graph, len(before)
+        driver, check, graph, count = self._driver, self._context.check, self._graph, len(before)
         parameters = self._describe(position, command)
         match command:
             case PreparedLaunch():
@@ -103,11 +109,13 @@ class CudaGraph:
                 return [node]
             case PreparedCopy():
                 return [
-                    check(driver.cuGraphAddMemcpyNode(graph, before, count, row, self._context)) for row in parameters
+                    check(driver.cuGraphAddMemcpyNode(graph, before, count, row, self._context_handle))
+                    for row in parameters
                 ]
             case _:
                 return [
-                    check(driver.cuGraphAddMemsetNode(graph, before, count, row, self._context)) for row in parameters
+                    check(driver.cuGraphAddMemsetNode(graph, before, count, row, self._context_handle))
+                    for row in parameters
                 ]
 
     def _make_cooperative(self, node: Any) -> None:
@@ -119,7 +127,7 @@ class CudaGraph:
         value = self._driver.CUkernelNodeAttrValue()
         value.cooperative = 1
         attribute = self._driver.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        self._device.check(self._driver.cuGraphKernelNodeSetAttribute(node, attribute, value))
+        self._context.check(self._driver.cuGraphKernelNodeSetAttribute(node, attribute, value))
 
     def _describe(self, position: int, command: PreparedCommand) -> list[Any]:
         """Return the parameters of a command's nodes."""

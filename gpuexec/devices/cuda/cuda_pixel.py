@@ -48,9 +48,10 @@ class CudaTexture:
 
     def __init__(self, device: CudaPixelDevice, nbytes: int) -> None:
         width, height = find_extents(nbytes, device.name)
-        textures, runtime, bits = device.cupy.cuda.texture, device.cupy.cuda.runtime, _CHANNEL_BITS
+        cuda, bits = device.context.cupy.cuda, _CHANNEL_BITS
+        textures, runtime = cuda.texture, cuda.runtime
         channels = textures.ChannelFormatDescriptor(bits, bits, bits, bits, runtime.cudaChannelFormatKindUnsigned)
-        with device.calling(f"allocating a texture of {nbytes} bytes"):
+        with device.context.calling(f"allocating a texture of {nbytes} bytes"):
             made = textures.CUDAarray(channels, width, height, 0, runtime.cudaArraySurfaceLoadStore)
             resource = textures.ResourceDescriptor(runtime.cudaResourceTypeArray, cuArr=made)
             sampling = textures.TextureDescriptor(
@@ -72,7 +73,7 @@ class CudaTexture:
 def _release(device: CudaPixelDevice, address: int, objects: list[Any]) -> None:
     """Release CuPy's objects with their own GPU current, where their handles are valid."""
     device.space.release(address)
-    with contextlib.suppress(GpuexecError), device.calling("freeing a texture"):
+    with contextlib.suppress(GpuexecError), device.context.calling("freeing a texture"):
         objects.clear()
     objects.clear()  # of a GPU that is lost
 
@@ -81,7 +82,7 @@ class CudaPixelStream(CudaStream):
     """A stream whose launches and copies work on textures."""
 
     def __init__(self, device: CudaPixelDevice, external: int | None = None) -> None:
-        super().__init__(device, external)
+        super().__init__(device.context, external, is_packed=device.packed_launch)
         self._pixel = device
 
     def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
@@ -91,11 +92,11 @@ class CudaPixelStream(CudaStream):
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Copy host bytes into a texture, rectangle by rectangle."""
-        runtime = self._pixel.cupy.cuda.runtime
+        runtime = self.context.cupy.cuda.runtime
         texture, offset = self._pixel.space.find(address, source.nbytes)
         for part in split_range(offset, source.nbytes):
             host, to_device = source.ctypes.data + part.start, runtime.memcpyHostToDevice
-            with self._pixel.calling("copying to a texture"):
+            with self.context.calling("copying to a texture"):
                 if part.is_whole:
                     self._write(texture, part, host, to_device)
                     continue
@@ -106,11 +107,11 @@ class CudaPixelStream(CudaStream):
 
     def copy_to_host(self, destination: ByteArray, address: int) -> None:
         """Copy bytes of a texture to host memory, rectangle by rectangle; asynchronous where that is pinned."""
-        runtime = self._pixel.cupy.cuda.runtime
+        runtime = self.context.cupy.cuda.runtime
         texture, offset = self._pixel.space.find(address, destination.nbytes)
         for part in split_range(offset, destination.nbytes):
             host, to_host = destination.ctypes.data + part.start, runtime.memcpyDeviceToHost
-            with self._pixel.calling("copying from a texture"):
+            with self.context.calling("copying from a texture"):
                 if part.is_whole:
                     self._read(texture, part, host, to_host)
                     continue
@@ -133,13 +134,13 @@ class CudaPixelStream(CudaStream):
         self.launch(self._pixel.function(command.kernel), command.config, arguments)
 
     def _write(self, texture: Handles, part: Rectangle, source: int, kind: int) -> None:
-        width, runtime = part.columns * TEXEL_BYTES, self._pixel.cupy.cuda.runtime
+        width, runtime = part.columns * TEXEL_BYTES, self.context.cupy.cuda.runtime
         runtime.memcpy2DToArrayAsync(
             texture.array, part.column * TEXEL_BYTES, part.row, source, width, width, part.rows, kind, self.handle
         )
 
     def _read(self, texture: Handles, part: Rectangle, destination: int, kind: int) -> None:
-        width, runtime = part.columns * TEXEL_BYTES, self._pixel.cupy.cuda.runtime
+        width, runtime = part.columns * TEXEL_BYTES, self.context.cupy.cuda.runtime
         runtime.memcpy2DFromArrayAsync(
             destination, width, texture.array, part.column * TEXEL_BYTES, part.row, width, part.rows, kind, self.handle
         )

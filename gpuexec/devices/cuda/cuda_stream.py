@@ -10,19 +10,17 @@ CuPy knows no 16-, 32- or 64-bit memset and no cooperative launch of a block of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.cuda.cuda_context import CudaContext
 from gpuexec.devices.cuda.cuda_event import CudaEvent
 from gpuexec.devices.device import ByteArray, Event, Function
 from gpuexec.devices.residency import check_residency
 from gpuexec.ir.command import Kernel, LaunchConfig
 from gpuexec.ir.target import Target
-
-if TYPE_CHECKING:
-    from gpuexec.devices.cuda.cuda import CudaDevice
 
 
 class CudaFunction:
@@ -30,8 +28,8 @@ class CudaFunction:
 
     signature: tuple[str, ...] | None = None
 
-    def __init__(self, device: CudaDevice, kernel: Kernel, raw: Any) -> None:
-        self._device = device
+    def __init__(self, context: CudaContext, kernel: Kernel, raw: Any) -> None:
+        self._context = context
         self.kernel = kernel
         self.raw = raw
         self.handle: int = raw.kernel.ptr
@@ -42,10 +40,10 @@ class CudaFunction:
         Raises:
             KernelError: They have not.
         """
-        device, (width, height, depth) = self._device, config.block
-        with device.calling("asking how many blocks fit of", self.kernel):
-            ask = device.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
-            held = device.check(ask(self.handle, width * height * depth, config.shared_bytes))
+        context, (width, height, depth) = self._context, config.block
+        with context.calling("asking how many blocks fit of", self.kernel):
+            ask = context.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+            held = context.check(ask(self.handle, width * height * depth, config.shared_bytes))
         check_residency(str(self.kernel), config.grid, held, target.multiprocessors)
 
 
@@ -60,24 +58,30 @@ class _ExternalHandle:
 
 
 class CudaStream:
-    """A non-blocking stream, not synchronized with any other, nor the null stream; or a foreign one by its handle."""
+    """A non-blocking stream, not synchronized with any other, nor the null stream; or a foreign one by its handle.
 
-    def __init__(self, device: CudaDevice, external: int | None = None) -> None:
-        self._device = device
-        with device.calling("creating a stream"):
+    Args:
+        context: Of the GPU.
+        external: The handle of a foreign stream.
+        is_packed: Launch through the driver with the prepared block, or else through RawKernel.
+    """
+
+    def __init__(self, context: CudaContext, external: int | None = None, *, is_packed: bool = True) -> None:
+        self.context = context
+        with context.calling("creating a stream"):
             if external is None:
-                self.stream = device.cupy.cuda.Stream(non_blocking=True)
+                self.stream = context.cupy.cuda.Stream(non_blocking=True)
             else:
-                self.stream = device.cupy.cuda.Stream.from_external(_ExternalHandle(external))
+                self.stream = context.cupy.cuda.Stream.from_external(_ExternalHandle(external))
         self.handle: int = self.stream.ptr
         self._is_external = external is not None
         self.owner: object = None  # a foreign stream's owner, kept alive where needed
         self._command: object = None  # the last one issued
-        self._launch_packed = device.cupy.cuda.driver.launchKernel if device.packed_launch else None
+        self._launch_packed = context.cupy.cuda.driver.launchKernel if is_packed else None
 
     def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
         """Launch a kernel; arguments are copied at the call."""
-        context = self._device.context
+        context = self.context
         if context.is_current():
             try:
                 self._pass(function, config, arguments)
@@ -90,9 +94,9 @@ class CudaStream:
     def _pass(self, function: Any, config: LaunchConfig, arguments: PackedArguments) -> None:
         (x, y, z), (width, height, depth) = config.grid, config.block
         if config.cooperative:
-            device, handle, places = self._device, self.handle, arguments.address
-            device.check(
-                device.driver.cuLaunchCooperativeKernel(
+            context, handle, places = self.context, self.handle, arguments.address
+            context.check(
+                context.driver.cuLaunchCooperativeKernel(
                     function.handle, x, y, z, width, height, depth, config.shared_bytes, handle, places
                 )
             )
@@ -107,35 +111,35 @@ class CudaStream:
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Copy host bytes to the device; CUDA stages pageable ones before it returns, and reads pinned ones later."""
-        runtime = self._device.cupy.cuda.runtime
-        with self._device.calling("copying to the device"):
+        runtime = self.context.cupy.cuda.runtime
+        with self.context.calling("copying to the device"):
             runtime.memcpyAsync(address, source.ctypes.data, source.nbytes, runtime.memcpyHostToDevice, self.stream.ptr)
 
     def copy_to_host(self, destination: ByteArray, address: int) -> None:
         """Copy device bytes to host memory; asynchronous where that is pinned."""
-        runtime = self._device.cupy.cuda.runtime
-        with self._device.calling("copying to the host"):
+        runtime = self.context.cupy.cuda.runtime
+        with self.context.calling("copying to the host"):
             runtime.memcpyAsync(
                 destination.ctypes.data, address, destination.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr
             )
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         """Copy between device addresses."""
-        runtime = self._device.cupy.cuda.runtime
-        with self._device.calling("copying on the device"):
+        runtime = self.context.cupy.cuda.runtime
+        with self.context.calling("copying on the device"):
             runtime.memcpyAsync(destination, source, nbytes, runtime.memcpyDeviceToDevice, self.stream.ptr)
 
     def fill(self, address: int, pattern: bytes, count: int) -> None:
         """Write ``pattern`` (1, 2, 4 or 8 bytes) ``count`` times."""
-        driver, stream = self._device.driver, self.stream.ptr
-        with self._device.calling("filling"):
+        driver, stream = self.context.driver, self.stream.ptr
+        with self.context.calling("filling"):
             if len(pattern) == 8:  # two columns of 32 bits, each `count` rows high
                 for column in (0, 4):
                     word = int.from_bytes(pattern[column : column + 4], "little")
-                    self._device.check(driver.cuMemsetD2D32Async(address + column, 8, word, 1, count, stream))
+                    self.context.check(driver.cuMemsetD2D32Async(address + column, 8, word, 1, count, stream))
             else:
                 call = {1: driver.cuMemsetD8Async, 2: driver.cuMemsetD16Async, 4: driver.cuMemsetD32Async}[len(pattern)]
-                self._device.check(call(address, int.from_bytes(pattern, "little"), count, stream))
+                self.context.check(call(address, int.from_bytes(pattern, "little"), count, stream))
 
     def note_launched(self, graph: object) -> None:
         """Note work put on the stream by other means, to name it should the context fail."""
@@ -144,32 +148,32 @@ class CudaStream:
     def record(self, event: Event) -> None:
         """Let the event stand for all work issued so far."""
         assert isinstance(event, CudaEvent)
-        with self._device.calling("recording an event"):
+        with self.context.calling("recording an event"):
             self.stream.record(event.event)
         event.command = self._command
 
     def wait(self, event: Event) -> None:
         """Let later work of this stream wait for the event's last record; the caller does not wait."""
         assert isinstance(event, CudaEvent)
-        with self._device.calling("waiting for an event on a stream"):
+        with self.context.calling("waiting for an event on a stream"):
             self.stream.wait_event(event.event)
 
     def is_done(self) -> bool:
         """Return whether all work issued is done; never waits."""
-        return self._device.is_success(self._device.cupy.cuda.runtime.streamQuery(self.stream.ptr))
+        return self.context.is_success(self.context.cupy.cuda.runtime.streamQuery(self.stream.ptr))
 
     def is_capturing(self) -> bool:
         """Return whether the stream is being captured into a graph; only foreign streams ever are."""
         if not self._is_external:
             return False
-        with self._device.calling("asking whether a stream is capturing"):
+        with self.context.calling("asking whether a stream is capturing"):
             return bool(self.stream.is_capturing())
 
     def synchronize(self) -> None:
         """Wait for all work issued."""
-        with self._device.calling("waiting for a stream"):
+        with self.context.calling("waiting for a stream"):
             self.stream.synchronize()
-        self._device.note_done(self._command)
+        self.context.note_done(self._command)
 
     def close(self) -> None:
         """Do nothing: CuPy destroys the stream once it is unreferenced, and CUDA finishes its work first."""

@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 
 import gpuexec.devices
-from gpuexec.devices.cuda.cuda import CudaDevice
-from gpuexec.devices.cuda.cuda_errors import CallContext
+from gpuexec.devices.cuda.cuda_context import CudaContext
 from gpuexec.devices.cuda.cuda_graph import CudaGraph
 from gpuexec.devices.cuda.cuda_stream import CudaFunction, CudaStream
 from gpuexec.devices.cuda.driver import probe
@@ -39,14 +38,18 @@ RUNTIME = Path(gpuexec.devices.__file__).parent
 # What an expression stands for, where the source does not say it by its own name.
 MEANINGS: dict[str, dict[str, Any]] = {
     "cuda.py": {
-        **dict.fromkeys(("cupy", "self.cupy", "self._device.cupy"), cupy),
-        **dict.fromkeys(("driver", "self.driver"), driver),
+        **dict.fromkeys(("cupy", "self.context.cupy", "self._context.cupy"), cupy),
+        "driver": driver,
         "runtime": cupy.cuda.runtime,
         "current": cupy.cuda.Stream,
     },
+    "cuda_event.py": {
+        **dict.fromkeys(("context.cupy", "self._context.cupy"), cupy),
+        **dict.fromkeys(("self.event", "since.event"), cupy.cuda.Event),
+    },
     "cuda_stream.py": {
-        **dict.fromkeys(("device.cupy", "self._device.cupy"), cupy),
-        **dict.fromkeys(("driver", "self._device.driver"), driver),
+        **dict.fromkeys(("context.cupy", "self.context.cupy"), cupy),
+        **dict.fromkeys(("driver", "context.driver", "self.context.driver"), driver),
         "runtime": cupy.cuda.runtime,
         "event.event": cupy.cuda.Event,
         "self.stream": cupy.cuda.Stream,
@@ -57,25 +60,27 @@ MEANINGS: dict[str, dict[str, Any]] = {
     },
     "kernel_library.py": {"cupy": cupy, "module": cupy.RawModule, "function": cupy.RawKernel},
     "cuda_graph.py": {
-        **dict.fromkeys(("driver", "self._driver", "device.driver"), driver),
-        "device.cupy": cupy,
+        **dict.fromkeys(("driver", "self._driver", "context.driver"), driver),
+        "context.cupy": cupy,
         "stream.stream": cupy.cuda.Stream,
     },
     "cuda_pixel.py": {
-        **dict.fromkeys(("device.cupy", "self._pixel.cupy"), cupy),
+        **dict.fromkeys(("device.context.cupy", "self.context.cupy"), cupy),
+        "cuda": cupy.cuda,
         "runtime": cupy.cuda.runtime,
         "textures": cupy.cuda.texture,
     },
-    "cuda_errors.py": {"context.device": cupy.cuda.Device},
+    "cuda_context.py": {**dict.fromkeys(("cupy", "self.cupy"), cupy), "context.device": cupy.cuda.Device},
 }
 # How often each file must be seen to touch the libraries: a guard against reading past the calls.
 EXPECTED_USES = {
-    "cuda.py": 45,
+    "cuda.py": 25,
     "cuda_stream.py": 20,
     "cuda_graph.py": 20,
     "cuda_pixel.py": 25,
     "kernel_library.py": 3,
-    "cuda_errors.py": 2,
+    "cuda_context.py": 20,
+    "cuda_event.py": 15,
 }
 
 
@@ -183,26 +188,28 @@ def test_driver_takes_the_types_of_every_argument() -> None:
             return call
 
     current = contextlib.nullcontext()
-    device: Any = CudaDevice.__new__(CudaDevice)
-    device.driver, device.context = Checking(), CallContext(current, "GPU", ())
-    device.calling, device.target = device.context.calling, Target.named("sm_90")
-    device.cupy = SimpleNamespace(cuda=SimpleNamespace(driver=SimpleNamespace(ctxGetCurrent=lambda: 1)))
+    context: Any = CudaContext.__new__(CudaContext)
+    context.driver, context.device, context.name, context.errors = Checking(), current, "GPU", ()
+    context.lost = context.done = None
+    context.cupy = SimpleNamespace(cuda=SimpleNamespace(driver=SimpleNamespace(ctxGetCurrent=lambda: 1)))
     stream: Any = CudaStream.__new__(CudaStream)
-    stream._device, stream.stream, stream.handle = device, SimpleNamespace(ptr=1), 1
+    stream.context, stream.stream, stream.handle = context, SimpleNamespace(ptr=1), 1
     spec = TensorSpec((4,), np.dtype(np.int64))
     slot = Slot(0, 0, spec, (1,))
-    function = CudaFunction(device, LAUNCH.kernel, SimpleNamespace(kernel=SimpleNamespace(ptr=1)))
+    function = CudaFunction(context, LAUNCH.kernel, SimpleNamespace(kernel=SimpleNamespace(ptr=1)))
     launch, together = PreparedLaunch(function, LAUNCH), PreparedLaunch(function, replace(LAUNCH, cooperative=True))
     copy, fill = PreparedCopy(Copy(slot, slot)), PreparedFill(Fill(slot, bytes(8)))
-    graph = CudaGraph(device, [launch, copy, fill, together], [(0, 1), (1, 2)])
+    graph = CudaGraph(context, [launch, copy, fill, together], [(0, 1), (1, 2)])
     graph.update(range(4), [launch, copy, fill, together])
     graph.launch(stream)
     graph.close()
     for width in (1, 2, 4, 8):
         stream.fill(256, bytes(width), 4)
-    function.check_residency(LaunchConfig((1, 1, 1), (32, 1, 1)), device.target)
+    function.check_residency(LaunchConfig((1, 1, 1), (32, 1, 1)), Target.named("sm_90"))
     together.issue(stream)
-    sources = "".join(_find(name).read_text() for name in ("cuda.py", "cuda_stream.py", "cuda_graph.py"))
+    sources = "".join(
+        _find(name).read_text() for name in ("cuda.py", "cuda_context.py", "cuda_stream.py", "cuda_graph.py")
+    )
     used = re.findall(r"driver\.(cu\w+)", sources)
     assert called == set(used) and len(called) == 18
 

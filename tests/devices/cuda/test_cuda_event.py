@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuexec.devices.cuda.cuda import CudaDevice
-from gpuexec.devices.cuda.cuda_errors import NOT_READY, SUCCESS
+from gpuexec.devices.cuda.cuda_context import NOT_READY, SUCCESS
 from gpuexec.devices.cuda.cuda_event import CudaEvent
 from gpuexec.errors import DeviceLostError
 from tests.devices.cupy_standin import Standin, install

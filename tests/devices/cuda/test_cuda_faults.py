@@ -63,9 +63,10 @@ def test_allocate_says_out_of_memory_and_goes_on_once_memory_is_freed(
 
 def test_event_gives_up_when_time_runs_out() -> None:
     event = CudaEvent.__new__(CudaEvent)
-    event._device = SimpleNamespace(cupy=SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(eventQuery=id))))  # type: ignore[assignment]
-    event._device.is_success = lambda status: False  # type: ignore[method-assign]
-    event._device.spin_us = 0
+    runtime = SimpleNamespace(eventQuery=id)
+    event._context = SimpleNamespace(cupy=SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))  # type: ignore[assignment]
+    event._context.is_success = lambda status: False  # type: ignore[method-assign]
+    event._spin_us = 0
     event.event = SimpleNamespace(ptr=0)
     assert event.synchronize(timeout_s=0.002) is False
 

@@ -1,14 +1,15 @@
-"""CUDA error translation."""
+"""The CUDA context: the GPU made current around calls, and error translation."""
 
 from __future__ import annotations
 
 import pickle
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpuexec.devices.cuda.cuda_errors import FAULTS, CallContext
+from gpuexec.devices.cuda.cuda_context import FAULTS, CudaContext
 from gpuexec.errors import DeviceError, DeviceLostError, KernelError, OutOfMemoryError
 from gpuexec.ir.command import Kernel
 
@@ -19,6 +20,16 @@ class Failure(RuntimeError):
     def __init__(self, status: int) -> None:
         super().__init__(f"cudaError {status}")
         self.status = status
+
+
+# The exception types that CUDA's libraries raise.
+CUPY = SimpleNamespace(
+    cuda=SimpleNamespace(
+        runtime=SimpleNamespace(CUDARuntimeError=Failure),
+        driver=SimpleNamespace(CUDADriverError=Failure),
+        memory=SimpleNamespace(OutOfMemoryError=MemoryError),
+    )
+)
 
 
 class Current:
@@ -39,9 +50,9 @@ class Current:
             raise Failure(self.refuses)
 
 
-def make_context() -> tuple[CallContext, Current]:
+def make_context() -> tuple[CudaContext, Current]:
     current = Current()
-    return CallContext(current, "GPU", (Failure, MemoryError)), current
+    return CudaContext(CUPY, None, current, "GPU"), current
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""CUDA error translation, and the context in which every CUDA call is made."""
+"""The CUDA context: the libraries, within which GPU each call of theirs is made, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -20,31 +20,38 @@ FAULTS = frozenset({214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 
 class _Thread(threading.local):
     """Current device and stream of the calling thread."""
 
-    context: CallContext | None = None
+    context: CudaContext | None = None
 
 
 _THREAD = _Thread()
 
 
-class CallContext:
+class CudaContext:
     """Makes a GPU current for the calls of one thread at a time, and converts CUDA's errors to the package's.
 
     After a fault every use raises DeviceLostError with the text of the first one. Shared by all threads: `calling`
     gives each call its own context. A call within another of the same GPU finds it current, and makes it so no more.
 
     Args:
+        cupy: The module.
+        driver: The module ``cuda.bindings.driver``.
         device: A `cupy.cuda.Device`.
         name: The GPU's name, for messages.
-        errors: The exception types CUDA's libraries raise; those without ``status`` mean that memory ran out.
     """
 
-    def __init__(self, device: Any, name: str, errors: tuple[type[BaseException], ...]) -> None:
-        self.device, self.name, self.errors = device, name, errors
+    def __init__(self, cupy: Any, driver: Any, device: Any, name: str) -> None:
+        self.cupy, self.driver, self.device, self.name = cupy, driver, device, name
+        # The exception types CUDA's libraries raise; those without ``status`` mean that memory ran out.
+        self.errors: tuple[type[BaseException], ...] = (
+            cupy.cuda.runtime.CUDARuntimeError,
+            cupy.cuda.driver.CUDADriverError,
+            cupy.cuda.memory.OutOfMemoryError,
+        )
         self.lost: str | None = None
         # The last command that an event showed to be done.
         self.done: object = None
 
-    def check(self) -> None:
+    def check_alive(self) -> None:
         """Check that the GPU can be used.
 
         Raises:
@@ -60,6 +67,27 @@ class CallContext:
     def is_current(self) -> bool:
         """Return whether the calling thread is within a call of this GPU, and of no other's within that."""
         return _THREAD.context is self
+
+    def check(self, results: tuple[Any, ...]) -> Any:
+        """Return the result of a call of ``cuda.bindings.driver``, or raise the error it reports."""
+        if results[0] != SUCCESS:
+            raise self.cupy.cuda.driver.CUDADriverError(int(results[0]))
+        return results[1] if len(results) > 1 else None
+
+    def is_success(self, status: int) -> bool:
+        """Return whether a query's status means done; raise for an error.
+
+        Raises:
+            DeviceLostError: It says neither. CuPy's own ``done`` would call that pending for ever.
+        """
+        if status in (SUCCESS, NOT_READY) and self.lost is None:
+            return status == SUCCESS
+        with self.calling("asking whether work is done"):
+            raise self.cupy.cuda.runtime.CUDARuntimeError(status)
+
+    def note_done(self, command: object) -> None:
+        """Remember the last command known to be done, to name it should the context fail."""
+        self.done = command or self.done
 
     def translate(self, error: BaseException, what: str, kernel: Kernel | None) -> DeviceError | KernelError:
         """Convert a CUDA error to the package's, and remember a fault."""
@@ -80,7 +108,7 @@ class CallContext:
 class _Calling:
     __slots__ = ("_context", "_kernel", "_outer", "_what")
 
-    def __init__(self, context: CallContext, what: str, kernel: Kernel | None) -> None:
+    def __init__(self, context: CudaContext, what: str, kernel: Kernel | None) -> None:
         self._context, self._what, self._kernel = context, what, kernel
 
     def __enter__(self) -> None:
