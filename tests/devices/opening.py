@@ -58,7 +58,7 @@ def open_device(name: str) -> Device:
 def open_living(name: str) -> Device:
     """Return the device of `open_device`, or a new one where that was lost, as a simulator that found something."""
     device = open_device(name)
-    if isinstance(device, SimulatorDevice) and not device.is_alive():
+    if isinstance(device, SimulatorDevice) and not device.context.is_alive():
         open_device.cache_clear()
         return open_device(name)
     return device

@@ -80,7 +80,7 @@ def test_block_freed_by_the_user_while_his_kernel_runs_is_not_written(
         return
     with gx.Worker(affine(), backend=backend) as worker:
         np.testing.assert_array_equal(worker.schedule(X).peek_output().readback_and_clone(), expect_affine(X))
-    assert not device.ordering.findings
+    assert not device.context.ordering.findings
 
 
 class Consumer:
@@ -150,7 +150,7 @@ def test_bytes_a_consumer_let_go_of_are_used_again_behind_its_work(
         again = device.allocate(24, writer)
         assert again.address == address
         writer.fill(address, b"\1", 24)
-        assert not device.ordering.findings
+        assert not device.context.ordering.findings
         for thread in device._threads:
             for gate in thread._gates:
                 gate.set()
@@ -185,7 +185,7 @@ def test_consumer_in_a_loop_takes_no_more_memory_than_it_is_behind(backend: Back
             tensor.close()
             del tensor, capsule
             worker.wait_for_completion()
-    assert len(addresses) <= 8 and not device.ordering.findings
+    assert len(addresses) <= 8 and not device.context.ordering.findings
 
 
 def test_steady_run_allocates_nothing(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:

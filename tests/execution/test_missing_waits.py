@@ -53,7 +53,7 @@ class Stage:
         with contextlib.suppress(OrderError):
             self._stack.close()
         gc.collect()
-        found = [str(finding) for finding in self.device.ordering.findings]
+        found = [str(finding) for finding in self.device.context.ordering.findings]
         self.device.close()
         return found
 

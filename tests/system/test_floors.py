@@ -98,8 +98,6 @@ CIRCLES = (
         )
     ),
     "devices.recorder.tracer devices.recorder.tracer_graph",
-    "devices.simulator.device devices.simulator.graph devices.simulator.memory devices.simulator.operations"
-    " devices.simulator.ordering devices.simulator.stream devices.simulator.stream_thread",
     # The log settles the runs that are behind, and a run writes into the log.
     "execution.profiling.backlog execution.profiling.log execution.profiling.run_profile",
     "compat.onnxruntime.binding compat.onnxruntime.native compat.onnxruntime.session",

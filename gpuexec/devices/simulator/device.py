@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
-from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.device import Recording, Region, Stream
 from gpuexec.devices.host import host_memory_bytes
 from gpuexec.devices.kernels.kernel_source import find_source
@@ -19,23 +15,20 @@ from gpuexec.devices.memory_pool import MemoryPool
 from gpuexec.devices.pixel.extents import find_extents
 from gpuexec.devices.prepared import PreparedCommand
 from gpuexec.devices.recording import record_launches
-from gpuexec.devices.simulator.findings import Finding, describe
+from gpuexec.devices.simulator.context import SimulatorContext
 from gpuexec.devices.simulator.graph import SimulatorGraph
-from gpuexec.devices.simulator.library import GridError, Schedule
+from gpuexec.devices.simulator.library import Schedule
 from gpuexec.devices.simulator.memory import (
-    AddressMap,
     DeviceMemory,
     PinnedMemory,
     Pool,
     SimulatorDeviceSource,
     SimulatorPinnedSource,
 )
-from gpuexec.devices.simulator.module import FindingsError, SimulatorFunction, load_files
-from gpuexec.devices.simulator.operations import Operation
-from gpuexec.devices.simulator.ordering import Ordering
+from gpuexec.devices.simulator.module import SimulatorFunction, load_files
 from gpuexec.devices.simulator.stream import SimulatorEvent, SimulatorStream, SimulatorTimedEvent
 from gpuexec.devices.simulator.stream_thread import StreamThread
-from gpuexec.errors import CheckError, ClosedError, DeviceError, DeviceLostError, GpuexecError, InputError, KernelError
+from gpuexec.errors import InputError, KernelError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.target import Target
@@ -85,26 +78,21 @@ class SimulatorDevice:
         self._instantiations = instantiations
         self.is_checking = knobs.check_kernels() if check_kernels is None else check_kernels
         shuffled = Schedule("random", knobs.check_seed()) if self.is_checking else Schedule()
-        self._schedule = schedule or shuffled
+        self.context = SimulatorContext(
+            self.name, self.target, schedule or shuffled, knobs.check_order() if check_order is None else check_order
+        )
         self._delay_s = delay_s
-        self._blocks, self._pinned = AddressMap(), AddressMap()
-        spaces = {"device memory": self._blocks, "pinned memory": self._pinned}
-        self.ordering = Ordering(spaces, self.is_alive, knobs.check_order() if check_order is None else check_order)
+        blocks, pinned, ordering = self.context.blocks, self.context.pinned, self.context.ordering
         # Nothing idle is kept: freed memory is inaccessible at once.
-        device_memory = SimulatorDeviceSource(self._blocks, self.ordering, memory_bytes)
-        self._memory = Pool(self._blocks, self.ordering, MemoryPool(device_memory, self.create_event, 0))
-        self._pinned_source = SimulatorPinnedSource(self._pinned, self.ordering)
-        self._pinned_memory = Pool(self._pinned, self.ordering, MemoryPool(self._pinned_source, self.create_event, 0))
+        device_memory = SimulatorDeviceSource(blocks, ordering, memory_bytes)
+        self._memory = Pool(blocks, ordering, MemoryPool(device_memory, self.create_event, 0))
+        self._pinned_source = SimulatorPinnedSource(pinned, ordering)
+        self._pinned_memory = Pool(pinned, ordering, MemoryPool(self._pinned_source, self.create_event, 0))
         self._functions: dict[Kernel, SimulatorFunction] = {}
         self._streams: weakref.WeakSet[SimulatorStream] = weakref.WeakSet()
         self._threads: list[StreamThread] = []  # also threads of unreferenced streams with work left
         self._default_stream: SimulatorStream | None = None
-        self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._lost: str | None = None
-        self._lost_at: str | None = None  # the node of the failed operation
-        self._findings: tuple[Finding, ...] = ()
-        self._is_closed = False
 
     @property
     def cached_nbytes(self) -> int:
@@ -117,14 +105,14 @@ class SimulatorDevice:
         Raises:
             OutOfMemoryError: The device, or the host, has no room.
         """
-        self.check_alive()
+        self.context.check_alive()
         if self.target.has_textures:
             find_extents(nbytes, self.name)
         return DeviceMemory(self._memory, nbytes, stream)
 
     def allocate_pinned(self, nbytes: int) -> PinnedMemory:
         """Return host memory that copies read late."""
-        self.check_alive()
+        self.context.check_alive()
         return PinnedMemory(self._pinned_memory, nbytes, self._pinned_source)
 
     def trim(self) -> int:
@@ -133,15 +121,15 @@ class SimulatorDevice:
 
     def create_stream(self) -> SimulatorStream:
         """Return a stream that does not synchronize with any other."""
-        self.check_alive()
-        stream = SimulatorStream(self, self._schedule.seed + next(self._numbers), self._delay_s)
+        self.context.check_alive()
+        stream = SimulatorStream(self.context, self.context.next_seed(), self._delay_s)
         self._streams.add(stream)
         self._threads = [thread for thread in self._threads if not thread.has_ended()] + [stream.thread]
         return stream
 
     def owns(self, stream: object) -> bool:
         """Return whether an object is a stream of this device."""
-        return isinstance(stream, SimulatorStream) and stream._device is self
+        return isinstance(stream, SimulatorStream) and stream.context is self.context
 
     def external_stream(self, handle: int) -> SimulatorStream:
         """Return a stream of this device by its handle; 1 and 2 are one default stream.
@@ -161,13 +149,13 @@ class SimulatorDevice:
 
     def create_event(self) -> SimulatorEvent:
         """Return an event, not recorded."""
-        self.check_alive()
-        return SimulatorEvent(self)
+        self.context.check_alive()
+        return SimulatorEvent(self.context)
 
     def create_timed_event(self) -> SimulatorTimedEvent:
         """Return an event that notes the time, not recorded."""
-        self.check_alive()
-        return SimulatorTimedEvent(self)
+        self.context.check_alive()
+        return SimulatorTimedEvent(self.context)
 
     def create_graph(
         self, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
@@ -176,8 +164,8 @@ class SimulatorDevice:
 
         The commands know their origins.
         """
-        self.check_alive()
-        return SimulatorGraph(self, commands, edges)
+        self.context.check_alive()
+        return SimulatorGraph(self.context, commands, edges)
 
     def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Compile (or find) the files of the kernels, several at once, each with all that the table names for it.
@@ -185,7 +173,7 @@ class SimulatorDevice:
         Raises:
             KernelError: A file does not compile, or the table lacks a kernel.
         """
-        self.check_alive()
+        self.context.check_alive()
         with self._lock:
             sources = {kernel.source for kernel in kernels if kernel not in self._functions}
             tables = {source: self._table_of(source) for source in sorted(sources)}
@@ -217,84 +205,12 @@ class SimulatorDevice:
 
     def close(self) -> None:
         """Finish all work, held work too, and end the threads of all streams. A second call does nothing."""
-        self._is_closed = True
+        self.context.is_closed = True
         for thread in self._threads:  # all are closed before the first wait: they may wait for each other
             thread.stop()
         for thread in self._threads:
             thread.join()
-        self.ordering.close()
-
-    def is_alive(self) -> bool:
-        """Return whether no command has failed."""
-        return self._lost is None
-
-    def check_alive(self) -> None:
-        """Raise unless the device can be used.
-
-        Raises:
-            DeviceLostError: A command failed; CheckError if check mode found why.
-            ClosedError: The device was closed.
-        """
-        if self._lost is not None:
-            node = self._lost_at
-            if self._findings:
-                raise CheckError(self._lost, self._findings, node=node)
-            raise DeviceLostError(self._lost, node=node)
-        if self._is_closed:
-            raise ClosedError(f"{self.name} was closed.")
-
-    def check_range(self, address: int, nbytes: int, name: str, *, is_running: bool = False) -> None:
-        """Check that a range lies in one allocation of the device; freed ones are valid for ``is_running`` work.
-
-        Raises:
-            DeviceError: It does not; the message says where it lies.
-        """
-        if nbytes and not self._blocks.holds(address, nbytes, is_running=is_running):
-            raise DeviceError(f"{name}: {self._blocks.describe(address)}.")
-
-    def check_not_freed(self, arguments: PackedArguments, name: str) -> None:
-        """Check that no pointer lies in an allocation that was freed while work still uses it.
-
-        Raises:
-            DeviceError: One does; the message says where.
-        """
-        if self._blocks.has_retired:
-            for position, kind in enumerate(arguments.kinds()):
-                if kind == "P8" and self._blocks.is_retired(arguments.pointer(position)):
-                    raise DeviceError(f"{name}: {self._blocks.describe(arguments.pointer(position))}.")
-
-    def find_block(self, address: int) -> tuple[int, int] | None:
-        """Return address and size of the allocation, pinned or on the device, that contains an address."""
-        return self._blocks.find(address) or self._pinned.find(address)
-
-    def is_pinned(self, address: int, nbytes: int) -> bool:
-        """Return whether host memory is pinned."""
-        return self._pinned.holds(address, nbytes)
-
-    def next_choice(self) -> Callable[[list[int]], int]:
-        """Return the random source that orders the nodes of the next graph launch."""
-        if self._schedule.order == "reverse":
-            return max
-        return random.Random(self._schedule.seed + next(self._numbers)).choice
-
-    def next_schedule(self) -> Schedule:
-        """Return the schedule of the next launch."""
-        if self._schedule.order != "random":
-            return self._schedule
-        return replace(self._schedule, seed=self._schedule.seed + next(self._numbers))
-
-    def lose(self, operation: Operation, error: Exception) -> None:
-        """Mark the device lost for a failed operation; the first one counts."""
-        what = error.message if isinstance(error, GpuexecError) else f"{operation.name}: {error!r}"
-        if isinstance(error, GridError) and error.fault_address:
-            what = f"{what}: {self._blocks.describe(error.fault_address)}"
-        findings = error.findings if isinstance(error, FindingsError) else ()
-        if findings:
-            what = f"{operation.name}: {describe(findings)}"
-        with self._lock:
-            if self._lost is None:
-                self._findings, self._lost_at = findings, operation.node or None
-                self._lost = f"{self.name}: {what.rstrip('.')}. The device is lost; make a new one."
+        self.context.ordering.close()
 
     def _table_of(self, source: str) -> tuple[str, ...]:
         try:

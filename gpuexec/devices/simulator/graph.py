@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from gpuexec.devices.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.devices.simulator.commands import make_copy, make_fill, make_launch
+from gpuexec.devices.simulator.context import SimulatorContext
 from gpuexec.devices.simulator.module import SimulatorFunction
-from gpuexec.devices.simulator.operations import Operation, make_copy, make_fill, make_launch
+from gpuexec.devices.simulator.operations import Operation
 from gpuexec.devices.simulator.stream import SimulatorStream
 from gpuexec.errors import ClosedError, InputError
-
-if TYPE_CHECKING:
-    from gpuexec.devices.simulator.device import SimulatorDevice
 
 
 class SimulatorGraph:
     """An executable graph.
 
     Args:
-        device: Where it will run.
+        context: Of the device that it will run on.
         commands: Prepared, with every address set; what they hold is copied.
         edges: Pairs (before, after) of positions in ``commands``.
 
@@ -28,9 +26,9 @@ class SimulatorGraph:
     """
 
     def __init__(
-        self, device: SimulatorDevice, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]]
+        self, context: SimulatorContext, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]]
     ) -> None:
-        self._device = device
+        self._context = context
         self._after: list[list[int]] = [[] for _ in commands]
         self._count_before = [0] * len(commands)
         for before, after in dict.fromkeys(edges):
@@ -45,18 +43,18 @@ class SimulatorGraph:
         for position in order:
             for after in self._after[position]:
                 self._before[after] |= self._before[position] | 1 << position
-        self._nodes: list[Operation] | None = [_make_node(device, command) for command in commands]
+        self._nodes: list[Operation] | None = [_make_node(context, command) for command in commands]
 
     def update(self, positions: Sequence[int], commands: Sequence[PreparedCommand]) -> None:
         """Update the nodes at ``positions`` to the given ``commands``; runs already launched keep theirs."""
         nodes = self._open_nodes()
         for position in positions:
-            nodes[position] = _make_node(self._device, commands[position])
+            nodes[position] = _make_node(self._context, commands[position])
 
     def launch(self, stream: SimulatorStream) -> None:
         """Put the whole graph on a stream, in an order the device chooses among those the edges allow."""
         nodes = self._open_nodes()
-        stream.issue_graph(nodes, self._arrange(self._device.next_choice()), self._before)
+        stream.issue_graph(nodes, self._arrange(self._context.next_choice()), self._before)
 
     def close(self) -> None:
         """Drop the commands; runs under way finish. A second call does nothing."""
@@ -78,20 +76,20 @@ class SimulatorGraph:
         return order
 
     def _open_nodes(self) -> list[Operation]:
-        self._device.check_alive()
+        self._context.check_alive()
         if self._nodes is None:
             raise ClosedError("The graph was closed.")
         return self._nodes
 
 
-def _make_node(device: SimulatorDevice, command: PreparedCommand) -> Operation:
+def _make_node(context: SimulatorContext, command: PreparedCommand) -> Operation:
     match command:
         case PreparedLaunch():
             assert isinstance(command.function, SimulatorFunction)
-            return make_launch(device, command.function, command.config, command.arguments)
+            return make_launch(context, command.function, command.config, command.arguments)
         case PreparedCopy():
             destination, source = command.addresses
-            return make_copy(device, destination, source, command.nbytes, (destination, source), origin=command.origin)
+            return make_copy(context, destination, source, command.nbytes, (destination, source), origin=command.origin)
         case PreparedFill():
-            return make_fill(device, command.address, command.pattern, command.count, command.origin)
+            return make_fill(context, command.address, command.pattern, command.count, command.origin)
     raise InputError(f"A graph has no node for {type(command).__name__}.")

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuexec.devices.completion import WatcherThread
+from gpuexec.devices.simulator.address_map import AddressMap
 from gpuexec.devices.simulator.byte_history import ByteHistory, Cell
-from gpuexec.devices.simulator.memory import AddressMap
 from gpuexec.devices.simulator.operations import Operation
 from gpuexec.devices.simulator.timeline import BytesAccess, Clock, StreamOperation, Timeline, is_before, join
 from gpuexec.errors import OrderError

@@ -10,19 +10,17 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.device import ByteArray, Event, Function, TimedEvent
 from gpuexec.devices.latch import Latch
-from gpuexec.devices.simulator.module import SimulatorFunction as SimulatorFunction
-from gpuexec.devices.simulator.operations import Operation, make_copy, make_fill, make_launch
+from gpuexec.devices.simulator.commands import make_copy, make_fill, make_launch
+from gpuexec.devices.simulator.context import SimulatorContext
+from gpuexec.devices.simulator.module import SimulatorFunction
+from gpuexec.devices.simulator.operations import Operation
 from gpuexec.devices.simulator.stream_thread import StreamThread
 from gpuexec.devices.simulator.timeline import Clock
 from gpuexec.ir.command import LaunchConfig
-
-if TYPE_CHECKING:
-    from gpuexec.devices.simulator.device import SimulatorDevice
 
 _UNREAD = 0xEE
 
@@ -30,8 +28,8 @@ _UNREAD = 0xEE
 class SimulatorEvent:
     """An event. Each record makes a new point in a stream's work; a wait is for the last point made before it."""
 
-    def __init__(self, device: SimulatorDevice) -> None:
-        self._device = device
+    def __init__(self, context: SimulatorContext) -> None:
+        self._context = context
         self.point: Latch | None = None
         # Clock of the point; set after it, so that a reader of a mark finds its point or a later one.
         self.mark: Clock = {}
@@ -48,9 +46,9 @@ class SimulatorEvent:
         """
         mark, point = self.mark, self.point
         done = point is None or point.is_set()
-        self._device.check_alive()
+        self._context.check_alive()
         if done:
-            self._device.ordering.see(mark)
+            self._context.ordering.see(mark)
         return done
 
     def synchronize(self, timeout_s: float | None = None) -> bool:
@@ -61,9 +59,9 @@ class SimulatorEvent:
         """
         mark, point = self.mark, self.point
         done = point is None or point.wait(timeout_s)
-        self._device.check_alive()
+        self._context.check_alive()
         if done:
-            self._device.ordering.see(mark)
+            self._context.ordering.see(mark)
         return done
 
 
@@ -98,16 +96,16 @@ class SimulatorStream:
     """Work in order, done by a thread of its own.
 
     Args:
-        device: Whose faults end it.
+        context: Of the device, whose faults end it.
         seed: Of the random delays before commands.
         delay_s: The longest delay; 0: none.
     """
 
-    def __init__(self, device: SimulatorDevice, seed: int, delay_s: float) -> None:
-        self._device = device
+    def __init__(self, context: SimulatorContext, seed: int, delay_s: float) -> None:
+        self.context = context
         self.handle = id(self)
-        self._timeline = device.ordering.open_timeline()
-        self.thread = StreamThread(device.lose, device.is_alive, random.Random(seed), delay_s)
+        self._timeline = context.ordering.open_timeline()
+        self.thread = StreamThread(context.lose, context.is_alive, random.Random(seed), delay_s)
         # A stream without references ends its thread, without waiting. Not at exit: the thread is a daemon.
         weakref.finalize(self, self.thread.stop).atexit = False
 
@@ -118,26 +116,26 @@ class SimulatorStream:
             KernelError: The launch does not fit the kernel's signature or the device.
         """
         assert isinstance(function, SimulatorFunction)
-        self.issue(make_launch(self._device, function, config, arguments))
+        self.issue(make_launch(self.context, function, config, arguments))
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Copy host bytes to the device. Pinned sources are read when the copy runs, others at the call."""
-        host = source if self._device.is_pinned(source.ctypes.data, source.nbytes) else source.copy()
-        self.issue(make_copy(self._device, address, host.ctypes.data, host.nbytes, (address,), host))
+        host = source if self.context.is_pinned(source.ctypes.data, source.nbytes) else source.copy()
+        self.issue(make_copy(self.context, address, host.ctypes.data, host.nbytes, (address,), host))
 
     def copy_to_host(self, destination: ByteArray, address: int) -> None:
         """Copy device bytes to host memory, which is full of 0xEE until the copy has run."""
-        copy = make_copy(self._device, destination.ctypes.data, address, destination.nbytes, (address,), destination)
+        copy = make_copy(self.context, destination.ctypes.data, address, destination.nbytes, (address,), destination)
         destination[...] = _UNREAD
         self.issue(copy)
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         """Copy between device addresses."""
-        self.issue(make_copy(self._device, destination, source, nbytes, (destination, source)))
+        self.issue(make_copy(self.context, destination, source, nbytes, (destination, source)))
 
     def fill(self, address: int, pattern: bytes, count: int) -> None:
         """Write ``pattern`` (1, 2, 4 or 8 bytes) ``count`` times."""
-        self.issue(make_fill(self._device, address, pattern, count))
+        self.issue(make_fill(self.context, address, pattern, count))
 
     def issue(self, operation: Operation) -> None:
         """Put an operation on the stream; an error in it ends the device.
@@ -146,8 +144,8 @@ class SimulatorStream:
             DeviceLostError: A command failed before.
             OrderError: It uses bytes that another operation uses, and nothing orders the two.
         """
-        self._device.check_alive()
-        self._device.ordering.add(self._timeline, operation)
+        self.context.check_alive()
+        self.context.ordering.add(self._timeline, operation)
         self.thread.put(operation)
 
     def issue_graph(self, nodes: Sequence[Operation], order: Sequence[int], before: Sequence[int]) -> None:
@@ -162,19 +160,19 @@ class SimulatorStream:
             DeviceLostError: A command failed before.
             OrderError: As `issue`; nothing is on the stream.
         """
-        self._device.check_alive()
-        self._device.ordering.add_graph(self._timeline, nodes, order, before)
+        self.context.check_alive()
+        self.context.ordering.add_graph(self._timeline, nodes, order, before)
         for position in order:
             self.thread.put(nodes[position])
 
     def mark(self) -> Clock:
         """Return the mark of all work issued so far."""
-        return self._device.ordering.mark(self._timeline)
+        return self.context.ordering.mark(self._timeline)
 
     def record(self, event: Event) -> None:
         """Let the event stand for all work issued so far."""
         assert isinstance(event, SimulatorEvent)
-        self._device.check_alive()
+        self.context.check_alive()
         mark = self.mark()
         event.point = self.thread.mark(event.make_point())
         event.mark = mark
@@ -182,24 +180,24 @@ class SimulatorStream:
     def wait(self, event: Event) -> None:
         """Let later work of this stream wait for the event's last record; the caller does not wait."""
         assert isinstance(event, SimulatorEvent)
-        self._device.check_alive()
+        self.context.check_alive()
         mark, point = event.mark, event.point
-        self._device.ordering.wait(self._timeline, mark)
+        self.context.ordering.wait(self._timeline, mark)
         if point is not None and not point.is_set():
             self.thread.put(point.wait)
 
     def hold(self) -> threading.Event:
         """Hold back work issued later until the returned event is set: a test's alternative to sleeping."""
-        self._device.check_alive()
+        self.context.check_alive()
         return self.thread.hold()
 
     def is_done(self) -> bool:
         """Return whether all work issued is done; never waits."""
         mark = self.mark()
         done = self.thread.is_done()
-        self._device.check_alive()
+        self.context.check_alive()
         if done:
-            self._device.ordering.see(mark)
+            self.context.ordering.see(mark)
         return done
 
     def is_capturing(self) -> bool:
@@ -212,15 +210,15 @@ class SimulatorStream:
         Raises:
             DeviceLostError: A command failed.
         """
-        self._device.check_alive()
+        self.context.check_alive()
         mark = self.mark()
         self.thread.mark().wait()
-        self._device.check_alive()
-        self._device.ordering.see(mark)
+        self.context.check_alive()
+        self.context.ordering.see(mark)
 
     def close(self) -> None:
         """Finish the work issued and end the thread. A second call does nothing."""
         mark = self.mark()
         self.thread.stop()
         self.thread.join()
-        self._device.ordering.see(mark)
+        self.context.ordering.see(mark)

@@ -165,8 +165,8 @@ def test_knob_makes_simulators_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUEXEC_CHECK_SEED", "7")
     device = SimulatorDevice(lambda _: ())
     assert device.is_checking
-    assert device.next_schedule().order == "random"
-    assert device.next_schedule().seed >= 7
+    assert device.context.next_schedule().order == "random"
+    assert device.context.next_schedule().seed >= 7
 
 
 def test_without_a_reader_of_lines_the_report_says_what_is_missing(

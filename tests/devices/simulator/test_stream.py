@@ -296,6 +296,6 @@ def test_pinned_memory_forgotten_by_all_is_ordinary_memory_again(device: Simulat
     memory = device.allocate_pinned(4096)
     address, view = memory.address, memory.array
     del memory
-    assert device.is_pinned(address, 4096), "a view of it is held"
+    assert device.context.is_pinned(address, 4096), "a view of it is held"
     del view
-    assert not device.is_pinned(address, 4096)
+    assert not device.context.is_pinned(address, 4096)

@@ -87,7 +87,7 @@ def test_device_that_is_lost_says_so_and_closes() -> None:
 
 
 def _lose(device: SimulatorDevice) -> None:
-    device.lose(Operation("a kernel", lambda: None), RuntimeError("on purpose"))
+    device.context.lose(Operation("a kernel", lambda: None), RuntimeError("on purpose"))
 
 
 def test_replay_and_outputs_that_are_dropped_leave_their_bytes_to_what_is_under_way() -> None:

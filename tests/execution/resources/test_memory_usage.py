@@ -94,12 +94,12 @@ def test_run_held_open_keeps_its_arena_and_no_staging() -> None:
         worker.wait_for_completion()
         held = worker.memory_stats()
         assert held["pinned"] == held["exchange"] == 0
-        allocated = device._blocks.nbytes
+        allocated = device.context.blocks.nbytes
         for _ in range(50):  # frames of the caller's, in which the run is not gone on with
             worker.wait_for_completion()
         gc.collect()
         assert worker.memory_stats() == held
-        assert device._blocks.nbytes == allocated == held["arena"] + held["frames"] + held["weights"]
+        assert device.context.blocks.nbytes == allocated == held["arena"] + held["frames"] + held["weights"]
         assert len(backend.deferred_free) == 0
         list(steps)
         expected = np.maximum((X + 1) @ ramp(3, 5), 0) @ ramp(5, 2)
@@ -208,11 +208,11 @@ def test_close_gives_all_of_the_device_back() -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         for rows in (1, 64, 300):
             worker.run(ramp(rows, 3))
-        assert device._blocks.nbytes > 0 and device._pinned.nbytes > 0
+        assert device.context.blocks.nbytes > 0 and device.context.pinned.nbytes > 0
     gc.collect()
-    assert device._blocks.nbytes == 0
+    assert device.context.blocks.nbytes == 0
     backend.staging.trim()
-    assert device._pinned.nbytes == 0
+    assert device.context.pinned.nbytes == 0
     device.close()
 
 

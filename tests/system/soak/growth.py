@@ -113,7 +113,7 @@ def count_kinds() -> Counter[str]:
 
 def count_device(backend: Backend) -> int:
     """Return the bytes allocated on a device, as far as it knows."""
-    return backend.device._blocks.nbytes if isinstance(backend.device, SimulatorDevice) else 0
+    return backend.device.context.blocks.nbytes if isinstance(backend.device, SimulatorDevice) else 0
 
 
 def read_rss() -> int:

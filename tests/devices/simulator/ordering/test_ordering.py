@@ -17,14 +17,14 @@ from gpuexec.ir.command import Launch, LaunchConfig, Slot
 from gpuexec.ir.spec import TensorSpec
 from tests.devices.simulator.ordering.issuing import ADD, F32, Begin, launch_add, record, settle
 
-USES: dict[str, Callable[[SimulatorStream, DeviceMemory, DeviceMemory], None]] = {
-    "fill": lambda stream, x, own: stream.fill(x.address, b"\1", 16),
-    "upload": lambda stream, x, own: stream.copy_to_device(x.address, np.zeros(16, np.uint8)),
-    "copy into": lambda stream, x, own: stream.copy(x.address, own.address, 16),
-    "launch that writes": lambda stream, x, own: launch_add(stream._device, stream, (own, 0), (own, 16), (x, 0)),
-    "copy from": lambda stream, x, own: stream.copy(own.address, x.address, 16),
-    "download": lambda stream, x, own: stream.copy_to_host(np.zeros(16, np.uint8), x.address),
-    "launch that reads": lambda stream, x, own: launch_add(stream._device, stream, (own, 0), (x, 0), (own, 16)),
+USES: dict[str, Callable[[SimulatorDevice, SimulatorStream, DeviceMemory, DeviceMemory], None]] = {
+    "fill": lambda device, stream, x, own: stream.fill(x.address, b"\1", 16),
+    "upload": lambda device, stream, x, own: stream.copy_to_device(x.address, np.zeros(16, np.uint8)),
+    "copy into": lambda device, stream, x, own: stream.copy(x.address, own.address, 16),
+    "launch that writes": lambda device, stream, x, own: launch_add(device, stream, (own, 0), (own, 16), (x, 0)),
+    "copy from": lambda device, stream, x, own: stream.copy(own.address, x.address, 16),
+    "download": lambda device, stream, x, own: stream.copy_to_host(np.zeros(16, np.uint8), x.address),
+    "launch that reads": lambda device, stream, x, own: launch_add(device, stream, (own, 0), (x, 0), (own, 16)),
 }
 READS = ("copy from", "download", "launch that reads")
 PAIRS = [(a, b) for a in USES for b in USES]
@@ -36,17 +36,17 @@ def test_uses_of_two_streams_need_a_wait_unless_both_read(
 ) -> None:
     one, two, (x, own, other) = device.create_stream(), device.create_stream(), [device.allocate(64) for _ in range(3)]
     begin(one)
-    USES[first](one, x, own)
+    USES[first](device, one, x, own)
     settle(one, begin)
     event = record(device, one)
     if first in READS and second in READS:
-        USES[second](two, x, other)
-        assert not device.ordering.findings
+        USES[second](device, two, x, other)
+        assert not device.context.ordering.findings
         return
     with pytest.raises(OrderError, match=r"nothing orders the two: let stream 2 wait for an event .* stream 1 aft"):
-        USES[second](two, x, other)
+        USES[second](device, two, x, other)
     two.wait(event)
-    USES[second](two, x, other)
+    USES[second](device, two, x, other)
 
 
 def test_finding_names_both_and_the_bytes(device: SimulatorDevice) -> None:
@@ -54,7 +54,7 @@ def test_finding_names_both_and_the_bytes(device: SimulatorDevice) -> None:
     launch_add(device, one, (y, 0), (y, 0), (x, 16))
     with pytest.raises(OrderError, match=r"Copy of 8 bytes on stream 2 reads bytes 24 to 32 of 64 bytes of device mem"):
         two.copy(y.address + 32, x.address + 24, 8)
-    (finding,) = device.ordering.findings
+    (finding,) = device.context.ordering.findings
     assert finding.earlier == "launch of basic.cu:add for 'node' on stream 1 writes"
     assert finding.later == "copy of 8 bytes on stream 2 reads"
     assert (finding.first, finding.last) == (24, 32)

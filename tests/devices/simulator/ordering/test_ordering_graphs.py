@@ -24,7 +24,7 @@ def test_missing_edge_of_a_graph_is_found(order: Order, missing: tuple[int, int]
         commands = [fill(a, 1), copy(b, a), copy(c, b), copy(d, b), fill(b, 2)]
         edges = {(0, 1), (1, 2), (1, 3), (2, 4), (3, 4)}
         device.create_graph(commands, sorted(edges)).launch(stream)
-        assert not device.ordering.findings
+        assert not device.context.ordering.findings
         broken = device.create_graph(commands, sorted(edges - {missing}))
         with pytest.raises(OrderError, match=f"the graph lacks an edge from node {missing[0]} to node {missing[1]}"):
             broken.launch(stream)

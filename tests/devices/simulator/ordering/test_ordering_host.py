@@ -12,8 +12,9 @@ import pytest
 
 from gpuexec.devices.completion import Completion, WatcherThread
 from gpuexec.devices.device import begin_host_read, begin_host_write
+from gpuexec.devices.simulator.address_map import AddressMap
 from gpuexec.devices.simulator.device import SimulatorDevice
-from gpuexec.devices.simulator.memory import AddressMap, PinnedMemory
+from gpuexec.devices.simulator.memory import PinnedMemory
 from gpuexec.devices.simulator.operations import Access, Operation
 from gpuexec.devices.simulator.ordering import Ordering
 from gpuexec.devices.simulator.stream import SimulatorStream
@@ -124,12 +125,12 @@ def test_memory_freed_too_early_is_found_and_stays(device: SimulatorDevice, begi
         x.free()
     with pytest.raises(OrderError, match=r"The host frees .* which copy of 16 bytes on stream 1 writes"):
         pinned.free()
-    assert device.find_block(x.address) and device.find_block(pinned.address)
+    assert device.context.find_block(x.address) and device.context.find_block(pinned.address)
     if begin is go:
         assert event.synchronize()
         x.free()
         pinned.free()
-        assert not device.find_block(x.address)
+        assert not device.context.find_block(x.address)
 
 
 def test_memory_collected_too_early_is_found_by_the_next_call(device: SimulatorDevice) -> None:
@@ -214,9 +215,9 @@ def test_end_of_a_stream_is_seen(device: SimulatorDevice, end: Callable[[Simulat
 
 def test_lost_device_uses_nothing(device: SimulatorDevice) -> None:
     pinned, stream = bring_back(device, hold)
-    device._lost = "lost"
+    device.context.lost = "lost"
     pinned.free()
-    device._lost = None
+    device.context.lost = None
     del stream
 
 
@@ -239,7 +240,7 @@ def test_watcher_forgets_streams_whose_end_the_host_has_seen(device: SimulatorDe
     completion, reached, known = Completion("test"), threading.Semaphore(0), list[int]()
 
     def look(_: BaseException | None) -> None:
-        known.append(len(device.ordering._known_apart() or {}))
+        known.append(len(device.context.ordering._known_apart() or {}))
         reached.release()
 
     for _ in range(10):

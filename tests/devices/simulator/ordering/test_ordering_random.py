@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpuexec.devices.simulator.memory import AddressMap
+from gpuexec.devices.simulator.address_map import AddressMap
 from gpuexec.devices.simulator.operations import Access, Operation
 from gpuexec.devices.simulator.ordering import Ordering
 from gpuexec.errors import OrderError

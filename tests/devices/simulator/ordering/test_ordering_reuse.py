@@ -43,7 +43,7 @@ def test_another_stream_writes_behind_an_event(device: SimulatorDevice, begin: B
     again = device.allocate(16, other)
     assert again.address == address
     other.fill(address, b"\2", 16)
-    assert not device.ordering.findings
+    assert not device.context.ordering.findings
 
 
 @pytest.mark.usefixtures("unordered")
@@ -92,7 +92,7 @@ def test_without_a_stream_only_what_is_done_is_given(device: SimulatorDevice) ->
     again = device.allocate(16)
     assert again.address == memory.address
     other.fill(again.address, b"\2", 16)
-    assert not device.ordering.findings
+    assert not device.context.ordering.findings
 
 
 def test_memory_dropped_with_a_stream_noted_is_used_again_in_order(device: SimulatorDevice) -> None:
@@ -106,7 +106,7 @@ def test_memory_dropped_with_a_stream_noted_is_used_again_in_order(device: Simul
     gc.collect()
     again = device.allocate(16, other)
     other.fill(again.address, b"\2", 16)
-    assert again.address == address and not device.ordering.findings
+    assert again.address == address and not device.context.ordering.findings
 
 
 def test_free_with_one_stream_noted_does_not_speak_for_another(device: SimulatorDevice, begin: Begin) -> None:
@@ -133,7 +133,7 @@ def test_what_was_freed_is_out_of_reach_for_what_comes_later(device: SimulatorDe
     for call in later:
         with pytest.raises(DeviceError, match="lies in 16 bytes that were freed"):
             call()
-    assert device.find_block(address) is None
+    assert device.context.find_block(address) is None
 
 
 def test_work_under_way_goes_on_in_what_was_freed(device: SimulatorDevice) -> None:
@@ -153,7 +153,7 @@ def test_idle_memory_is_poisoned_and_unreachable_at_once(device: SimulatorDevice
     stream.fill(memory.address, b"\1", 16)
     stream.synchronize()
     memory.free()
-    assert device.cached_nbytes == 0 and device.find_block(memory.address) is None
+    assert device.cached_nbytes == 0 and device.context.find_block(memory.address) is None
     again, out = device.allocate(16), np.zeros(16, np.uint8)
     stream.copy_to_host(out, again.address)
     stream.synchronize()
@@ -186,7 +186,7 @@ def test_memory_that_ran_out_waits_for_freed_blocks() -> None:
     waiting.start()
     gate.set()
     waiting.join()
-    assert got[0].nbytes == 500 and device.cached_nbytes == 0 and not device.ordering.findings
+    assert got[0].nbytes == 500 and device.cached_nbytes == 0 and not device.context.ordering.findings
     with pytest.raises(OutOfMemoryError, match="500 of 1000 are in use"):
         device.allocate(501)
     device.close()
@@ -208,7 +208,7 @@ def test_pinned_memory_follows_the_same_rule(device: SimulatorDevice) -> None:
     again = device.allocate_pinned(16)
     assert again.address == address
     begin_host_write(again, 16)
-    assert not device.ordering.findings
+    assert not device.context.ordering.findings
 
 
 def test_pinned_memory_given_to_the_host_too_early_is_found(
@@ -230,6 +230,6 @@ def test_pinned_memory_given_to_the_host_too_early_is_found(
 def test_history_of_memory_given_back_to_the_host_ends(device: SimulatorDevice) -> None:
     stream = device.create_stream()
     address = let_go(device, stream, go)
-    assert address in device.ordering._used
+    assert address in device.context.ordering._used
     assert device.trim() == 16
-    assert not device.ordering.findings and address not in device.ordering._used
+    assert not device.context.ordering.findings and address not in device.context.ordering._used

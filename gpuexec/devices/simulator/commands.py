@@ -1,0 +1,135 @@
+"""Launches, copies and fills as operations of the simulator: checked beforehand, arguments copied."""
+
+from __future__ import annotations
+
+import ctypes
+
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.simulator.context import SimulatorContext
+from gpuexec.devices.simulator.library import AllowedRange, load_runtime
+from gpuexec.devices.simulator.module import SimulatorFunction
+from gpuexec.devices.simulator.operations import Access, Operation
+from gpuexec.errors import InputError
+from gpuexec.ir.command import LaunchConfig, Slot
+
+_PATTERNS = (1, 2, 4, 8)
+
+
+def make_launch(
+    context: SimulatorContext,
+    function: SimulatorFunction,
+    config: LaunchConfig,
+    arguments: PackedArguments,
+) -> Operation:
+    """Return a launch; ``arguments`` may be changed afterwards.
+
+    Raises:
+        KernelError: The launch does not fit the kernel's signature or the device.
+    """
+    function.check_launch(config, context.target)
+    if config.cooperative:
+        function.check_residency(config, context.target)
+    copied = function.copy_arguments(arguments)
+    ranges = _find_ranges(arguments) if function.is_checked else None
+
+    def run() -> None:
+        function.run(config, copied.address, context.next_schedule(), context.target, ranges=ranges)
+
+    name = _name(f"launch of {function}", arguments.origin)
+    context.check_not_freed(arguments, name)
+    return Operation(name, run, _find_accesses(context, arguments), arguments.origin)
+
+
+def make_copy(
+    context: SimulatorContext,
+    destination: int,
+    source: int,
+    nbytes: int,
+    on_device: tuple[int, ...],
+    keep: object = None,
+    origin: str = "",
+) -> Operation:
+    """Return a copy of bytes.
+
+    Args:
+        context: Of the device whose memory is touched.
+        destination: Address.
+        source: Address.
+        nbytes: How many.
+        on_device: Which of the two addresses are the device's.
+        keep: Objects that must stay alive until the copy has run.
+        origin: The node it stems from.
+
+    Raises:
+        DeviceError: A range lies in no allocation of the device.
+    """
+    name = f"copy of {nbytes} bytes"
+    for address in on_device:
+        context.check_range(address, nbytes, name)
+
+    def run(_keep: object = keep) -> None:
+        for address in on_device:  # once more: it may have been freed since
+            context.check_range(address, nbytes, name, is_running=True)
+        ctypes.memmove(destination, source, nbytes)
+
+    return Operation(
+        _name(name, origin), run, _drop_empty(Access(source, nbytes, False), Access(destination, nbytes, True)), origin
+    )
+
+
+def make_fill(context: SimulatorContext, address: int, pattern: bytes, count: int, origin: str = "") -> Operation:
+    """Return a fill with ``pattern``, ``count`` times, for the node ``origin``.
+
+    Raises:
+        InputError: The pattern has not 1, 2, 4 or 8 bytes.
+        DeviceError: The range lies in no allocation of the device.
+    """
+    if len(pattern) not in _PATTERNS:
+        raise InputError(f"A fill pattern must have 1, 2, 4 or 8 bytes, got {len(pattern)}.")
+    nbytes = len(pattern) * count
+    name = f"fill of {nbytes} bytes"
+    context.check_range(address, nbytes, name)
+
+    def run() -> None:
+        context.check_range(address, nbytes, name, is_running=True)
+        load_runtime().gpuexec_fill(address, pattern, len(pattern), count)
+
+    return Operation(_name(name, origin), run, _drop_empty(Access(address, nbytes, True)), origin)
+
+
+def _find_accesses(context: SimulatorContext, arguments: PackedArguments) -> tuple[Access, ...]:
+    """Return the accesses of a launch: its command's slots, or else its pointers' allocations, as if written."""
+    command = arguments.command
+    if command is None:
+        kinds = enumerate(arguments.kinds())
+        found = [context.find_block(arguments.pointer(position)) for position, kind in kinds if kind == "P8"]
+        return tuple(Access(start, size, True) for start, size in filter(None, found) if size)
+    accesses = []
+    for position, slot in enumerate(command.arguments):
+        if isinstance(slot, Slot):
+            low, high = slot.byte_range()
+            start = arguments.pointer(position) + low - slot.offset_bytes
+            accesses.append(Access(start, high - low, position in command.writes))
+    return _drop_empty(*accesses)
+
+
+def _find_ranges(arguments: PackedArguments) -> list[AllowedRange] | None:
+    """Return the byte range of each slot of a launch; None where only addresses are known."""
+    command = arguments.command
+    if command is None:
+        return None
+    ranges = []
+    for position, slot in enumerate(command.arguments):
+        if isinstance(slot, Slot):
+            low, high = slot.byte_range()
+            start = arguments.pointer(position) - slot.offset_bytes
+            ranges.append(AllowedRange(start + low, start + high, position, position in command.writes))
+    return ranges
+
+
+def _drop_empty(*accesses: Access) -> tuple[Access, ...]:
+    return tuple(access for access in accesses if access.nbytes)
+
+
+def _name(what: str, origin: str) -> str:
+    return f"{what} for {origin!r}" if origin else what
