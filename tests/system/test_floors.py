@@ -97,10 +97,6 @@ CIRCLES = (
             *("shaping", "signal", "symbolic", "tracer"),
         )
     ),
-    "devices.recorder.tracer devices.recorder.tracer_graph",
-    # The log settles the runs that are behind, and a run writes into the log.
-    "execution.profiling.backlog execution.profiling.log execution.profiling.run_profile",
-    "compat.onnxruntime.binding compat.onnxruntime.native compat.onnxruntime.session",
 )
 
 # Who may import these libraries.

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gpuexec.compat.onnxruntime.described import find_dtype
 from gpuexec.compat.onnxruntime.devices import OrtDevice, find_device
 from gpuexec.compat.onnxruntime.errors import ArgumentTypeError, BindingError, InvalidArgument, make_error, translating
+from gpuexec.compat.onnxruntime.runner import BaseSession
 from gpuexec.compat.onnxruntime.values import OrtValue, OrtValueVector, check_bindable, view_pointer, wrap_pointer
 from gpuexec.devices.backend import Backend, BackendType
 from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.runs.run import Run
 from gpuexec.execution.worker import Worker
 from gpuexec.ir.spec import TensorSpec
-
-if TYPE_CHECKING:
-    from gpuexec.compat.onnxruntime.native import NativeSession
-    from gpuexec.compat.onnxruntime.session import InferenceSession
 
 Array = np.ndarray[Any, Any]
 # The stream assumed for work on bare pointers, as CUDA numbers streams.
@@ -42,7 +39,7 @@ class OutputTarget:
 class IOBinding:
     """Bound memory of inputs and outputs, kept alive by the binding. Made by ``session.io_binding()``."""
 
-    def __init__(self, session: InferenceSession) -> None:
+    def __init__(self, session: BaseSession) -> None:
         self._session = session
         self._inputs: dict[str, OrtValue] = {}
         self._targets: dict[str, OutputTarget] = {}
@@ -50,11 +47,9 @@ class IOBinding:
         self._has_pointers = False
 
     @property
-    def session(self) -> InferenceSession:
+    def session(self) -> BaseSession:
         """The session that runs with it."""
         return self._session
-
-    # ---- inputs
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Array) -> None:
         """Bind an array; where the session runs on a device, it is copied there now.
@@ -97,8 +92,6 @@ class IOBinding:
         """
         self._check_input(name)
         self._inputs[name] = _check_value(ortvalue)
-
-    # ---- outputs
 
     def bind_output(
         self,
@@ -144,8 +137,6 @@ class IOBinding:
         """The binding of the compiled module, which holds the same."""
         return SessionIOBinding(self)
 
-    # ---- after a run
-
     def get_outputs(self) -> list[OrtValue]:
         """Return the outputs in the order they were bound; they have no value before a run."""
         return [self._outputs.get(name) or target.value or OrtValue(None) for name, target in self._targets.items()]
@@ -178,8 +169,6 @@ class IOBinding:
         """Release the outputs."""
         self._targets.clear()
         self._outputs.clear()
-
-    # ---- for the session
 
     def list_inputs(self) -> dict[str, OrtValue]:
         """Return the inputs by name.
@@ -263,8 +252,8 @@ class IOBinding:
 class SessionIOBinding:
     """The compiled module's binding, made over a session or its ``_sess``, with devices in place of device names."""
 
-    def __init__(self, session: InferenceSession | NativeSession | IOBinding) -> None:
-        self._binding = session if isinstance(session, IOBinding) else IOBinding(session._sess.session)
+    def __init__(self, session: BaseSession | IOBinding) -> None:
+        self._binding = session if isinstance(session, IOBinding) else IOBinding(session)
 
     @property
     def binding(self) -> IOBinding:

@@ -14,7 +14,6 @@ from gpuexec.importer.load import ImportedModel
 from gpuexec.ir.graphs import Graph
 from gpuexec.ir.operator import describe
 from gpuexec.ir.spec import OPTIONAL, DeclaredSpec, dtype_row, is_container, is_host_object, name_dtype
-from gpuexec.model.model import Model
 from gpuexec.planner.classes import DeclaredDims
 
 # ONNX Runtime's names of element types are C++'s.
@@ -141,35 +140,3 @@ def list_denoted(info: ImportedModel, extents: Mapping[str, int]) -> dict[str, i
             if isinstance(dim, str) and denotation in extents:
                 named[dim] = extents[denotation]
     return named
-
-
-class DescribesModel:
-    """Model description methods of a session."""
-
-    model: Model
-
-    def get_inputs(self) -> list[NodeArg]:
-        """Return the required inputs."""
-        return [describe_value(port.name, port.spec, self.model.dims) for port in self.model.inputs]
-
-    def get_outputs(self) -> list[NodeArg]:
-        """Return the outputs of a run."""
-        return [describe_value(port.name, port.spec, self.model.dims) for port in self.model.outputs]
-
-    def get_overridable_initializers(self) -> list[NodeArg]:
-        """Return the initializers that may be given as inputs, in place of the model's content."""
-        return [describe_value(*row, self.model.dims) for row in self.model.info.header.overridable.items()]
-
-    def get_modelmeta(self) -> ModelMetadata:
-        """Return the metadata of the model's file."""
-        return describe_model(self.model.info)
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the inputs."""
-        return [port.name for port in self.model.inputs]
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the outputs."""
-        return [port.name for port in self.model.outputs]

@@ -17,6 +17,7 @@ from gpuexec.compat.onnxruntime.loading import promote
 from gpuexec.compat.onnxruntime.options import RunOptions
 from gpuexec.compat.onnxruntime.pool import WorkerPool
 from gpuexec.compat.onnxruntime.providers import CPU_PROVIDER, Provider
+from gpuexec.devices.backend import Backend
 from gpuexec.devices.work_thread import WorkPool
 from gpuexec.devices.working_here import waking_deferred, working_here
 from gpuexec.errors import CancelledError, GpuexecError
@@ -30,6 +31,33 @@ from gpuexec.passes.add_random_key import find_keys
 from gpuexec.system import knobs
 
 _RUNS_APART = 2**32
+
+
+class BaseSession:
+    """A model and what runs it: what the sessions of both interfaces are, and bindings need of either.
+
+    Args:
+        model: The model.
+        runner: Of the model; a session of the other interface over this one has the same.
+    """
+
+    def __init__(self, model: Model, runner: Runner) -> None:
+        self.model, self._runner = model, runner
+
+    @property
+    def backend(self) -> Backend:
+        """The backend it runs on."""
+        return self._runner.provider.backend
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs."""
+        return [port.name for port in self.model.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the outputs."""
+        return [port.name for port in self.model.outputs]
 
 
 class Runner:

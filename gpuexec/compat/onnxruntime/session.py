@@ -1,4 +1,4 @@
-"""InferenceSession over a Model and a pool of Workers."""
+"""InferenceSession over a Model and a pool of Workers, and the compiled module's session over that."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.compat.onnxruntime.binding import IOBinding
-from gpuexec.compat.onnxruntime.described import AssignedSubgraph, DescribesModel, list_assigned
+from gpuexec.compat.onnxruntime.binding import IOBinding, SessionIOBinding
+from gpuexec.compat.onnxruntime.described import (
+    AssignedSubgraph,
+    ModelMetadata,
+    NodeArg,
+    describe_model,
+    describe_value,
+    list_assigned,
+)
 from gpuexec.compat.onnxruntime.devices import OrtDevice, OrtMemoryInfo, describe_memory
 from gpuexec.compat.onnxruntime.errors import (
     ArgumentTypeError,
@@ -23,14 +30,12 @@ from gpuexec.compat.onnxruntime.errors import (
     translating,
 )
 from gpuexec.compat.onnxruntime.loading import load_model, save_optimized
-from gpuexec.compat.onnxruntime.native import NativeSession
 from gpuexec.compat.onnxruntime.notices import warn_once
 from gpuexec.compat.onnxruntime.options import RunOptions, SessionOptions
 from gpuexec.compat.onnxruntime.profile import SessionProfile
 from gpuexec.compat.onnxruntime.providers import CPU_PROVIDER, Provider, check_known, choose_provider
-from gpuexec.compat.onnxruntime.runner import Runner
+from gpuexec.compat.onnxruntime.runner import BaseSession, Runner
 from gpuexec.compat.onnxruntime.values import OrtValue, OrtValueVector, check_bindable
-from gpuexec.devices.backend import Backend
 
 Array = np.ndarray[Any, Any]
 Callback = Callable[[list[Array], Any, str], object]
@@ -40,7 +45,7 @@ _MOST_WORKERS = 4
 _log = logging.getLogger("gpuexec")
 
 
-class InferenceSession(DescribesModel):
+class InferenceSession(BaseSession):
     """An inference session: a loaded model that any number of threads may run.
 
     Args:
@@ -76,16 +81,16 @@ class InferenceSession(DescribesModel):
         most = _read_workers(self._options)
         with translating():
             provider = self._choose(providers or list(self._options.providers.items()), provider_options)
-            self.model = load_model(path_or_bytes, self._options)
+            model = load_model(path_or_bytes, self._options)
             if self._options.optimized_model_filepath:
-                save_optimized(self.model, self._options)
+                save_optimized(model, self._options)
         self._profile: SessionProfile | None = None
         if self._options.enable_profiling:
             self._profile = SessionProfile(self._options.profile_file_prefix, provider.name)
         self._start_ns = self._profile.start_ns if self._profile is not None else 0
         profiler = self._profile.profiler if self._profile is not None else None
         strict = not self._allows_cpu
-        self._runner = Runner(self.model, provider, most, is_strict=strict, profiler=profiler)
+        super().__init__(model, Runner(model, provider, most, is_strict=strict, profiler=profiler))
         self._finalizer = weakref.finalize(self, self._runner.close)
         # At the end of the process open sessions need not be closed.
         self._finalizer.atexit = False
@@ -95,12 +100,21 @@ class InferenceSession(DescribesModel):
         """Return the options the session was made with."""
         return self._options
 
-    # ---- providers
+    def get_inputs(self) -> list[NodeArg]:
+        """Return the required inputs."""
+        return [describe_value(port.name, port.spec, self.model.dims) for port in self.model.inputs]
 
-    @property
-    def backend(self) -> Backend:
-        """The backend it runs on."""
-        return self._runner.provider.backend
+    def get_outputs(self) -> list[NodeArg]:
+        """Return the outputs of a run."""
+        return [describe_value(port.name, port.spec, self.model.dims) for port in self.model.outputs]
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Return the initializers that may be given as inputs, in place of the model's content."""
+        return [describe_value(*row, self.model.dims) for row in self.model.info.header.overridable.items()]
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """Return the metadata of the model's file."""
+        return describe_model(self.model.info)
 
     def get_providers(self) -> list[str]:
         """Return the provider it runs on, and the CPU's, where NumPy computes what has no kernel."""
@@ -173,8 +187,6 @@ class InferenceSession(DescribesModel):
         """Warn once that providers have no dynamic options."""
         for name in options:
             warn_once(f"set_ep_dynamic_options ignores {name!r}.", self._options.log_severity_level)
-
-    # ---- running
 
     @property
     def _sess(self) -> NativeSession:
@@ -257,7 +269,7 @@ class InferenceSession(DescribesModel):
         """
         if not isinstance(iobinding, IOBinding):
             raise make_error(ArgumentTypeError, f"Expected an IOBinding, got {type(iobinding).__name__}.")
-        if iobinding.session is not self:
+        if iobinding.session._runner is not self._runner:
             raise make_error(BindingError, "The IOBinding is another session's; make one with session.io_binding().")
         is_waiting = not (run_options and run_options.is_on("disable_synchronize_execution_providers"))
         with translating(BindingError):
@@ -291,8 +303,6 @@ class InferenceSession(DescribesModel):
         """Return a value of a shape whose content is undefined, as `OrtValue.ortvalue_from_shape_and_type`."""
         return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)
 
-    # ---- profiling
-
     def end_profiling(self) -> str:
         """End profiling; return the path of the profile, or ``""`` where there was none.
 
@@ -309,13 +319,9 @@ class InferenceSession(DescribesModel):
         """Return the start time of profiling, in nanoseconds since 1970; 0 where there was none."""
         return self._start_ns
 
-    # ---- life
-
     def close(self) -> None:
         """Release all resources now, before the session is collected. ONNX Runtime has no such call."""
         self._finalizer()
-
-    # ---- private
 
     def _choose(self, providers: Providers, provider_options: Sequence[Mapping[Any, Any]] | None) -> Provider:
         return choose_provider(
@@ -351,6 +357,99 @@ class InferenceSession(DescribesModel):
             callback(results, user_data, error)
         except Exception:
             _log.exception("A callback of run_async failed.")
+
+
+class NativeSession(BaseSession):
+    """A session with the interface of ONNX Runtime's compiled module; an InferenceSession has it as ``_sess``.
+
+    It takes some arguments in another order than the Python class over it, and gives vectors of values.
+    """
+
+    def __init__(self, session: InferenceSession) -> None:
+        super().__init__(session.model, session._runner)
+        self.session = session
+        # Calls that are the same in both.
+        self.run, self.run_async = session.run, session.run_async
+        self.end_profiling = session.end_profiling
+        self.get_providers, self.get_provider_options = session.get_providers, session.get_provider_options
+        self.get_tuning_results, self.set_tuning_results = session.get_tuning_results, session.set_tuning_results
+        self.set_ep_dynamic_options = session.set_ep_dynamic_options
+        self.get_provider_graph_assignment_info = session.get_provider_graph_assignment_info
+        self.create_ortvalue_from_shape_and_type = session.create_ortvalue_from_shape_and_type
+
+    @property
+    def session_options(self) -> SessionOptions:
+        """The options it was made with."""
+        return self.session.get_session_options()
+
+    @property
+    def inputs_meta(self) -> list[NodeArg]:
+        """Descriptions of the required inputs."""
+        return self.session.get_inputs()
+
+    @property
+    def outputs_meta(self) -> list[NodeArg]:
+        """Descriptions of the outputs."""
+        return self.session.get_outputs()
+
+    @property
+    def overridable_initializers(self) -> list[NodeArg]:
+        """Descriptions of the initializers that may be given as inputs."""
+        return self.session.get_overridable_initializers()
+
+    @property
+    def model_meta(self) -> ModelMetadata:
+        """Metadata of the model's file."""
+        return self.session.get_modelmeta()
+
+    @property
+    def input_meminfos(self) -> list[OrtMemoryInfo]:
+        """Memory that inputs are read from."""
+        return self.session.get_input_memory_infos()
+
+    @property
+    def output_meminfos(self) -> list[OrtMemoryInfo]:
+        """Memory that outputs are written to."""
+        return self.session.get_output_memory_infos()
+
+    @property
+    def input_epdevices(self) -> list[None]:
+        """None for each input: there are no plug-in providers."""
+        return self.session.get_input_epdevices()
+
+    @property
+    def get_profiling_start_time_ns(self) -> int:
+        """Start time of profiling, in nanoseconds since 1970."""
+        return self.session.get_profiling_start_time_ns()
+
+    def run_with_ort_values(
+        self, feeds: Mapping[str, OrtValue], output_names: Sequence[str], run_options: RunOptions | None = None
+    ) -> OrtValueVector:
+        """Run with values; see `InferenceSession.run_with_ort_values`."""
+        return OrtValueVector(self.session.run_with_ort_values(output_names, feeds, run_options))
+
+    def run_with_iobinding(self, binding: SessionIOBinding | IOBinding, run_options: RunOptions | None = None) -> None:
+        """Run with bound inputs and outputs; see `InferenceSession.run_with_iobinding`."""
+        held = binding.binding if isinstance(binding, SessionIOBinding) else binding
+        self.session.run_with_iobinding(held, run_options)
+
+    def run_with_ortvaluevector(
+        self,
+        run_options: RunOptions | None,
+        feed_names: Sequence[str],
+        feeds: Sequence[OrtValue],
+        fetch_names: Sequence[str],
+        fetches: OrtValueVector,
+        fetch_devices: Sequence[OrtDevice],
+    ) -> None:
+        """Run with values, and append outputs, each on a device of its own, to a vector."""
+        binding = IOBinding(self.session)
+        for name, value in zip(feed_names, feeds, strict=True):
+            binding.bind_ortvalue_input(name, value)
+        for name, device in zip(fetch_names, fetch_devices, strict=True):
+            binding.bind_output(name, device.name, device.device_id())
+        self.session.run_with_iobinding(binding, run_options)
+        fetches.extend(binding.get_outputs())
 
 
 def _read_workers(options: SessionOptions) -> int:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from gpuexec.errors import InputError
 from gpuexec.execution.profiling import tables, trace
-from gpuexec.execution.profiling.log import ProfileLog
+from gpuexec.execution.profiling.log import ProfileLog, RunProfile
 from gpuexec.execution.profiling.rows import EventRow, LayerRow, MemoryRow, RunRow, Summary
-from gpuexec.execution.profiling.run_profile import RunProfile
 from gpuexec.execution.profiling.summaries import find_total, summarise
 from gpuexec.system import phases
 

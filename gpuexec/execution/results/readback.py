@@ -13,7 +13,7 @@ import numpy as np
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import Event, MemoryBlock, Region, begin_host_read
 from gpuexec.errors import CancelledError, PendingError, as_failure
-from gpuexec.execution.profiling.run_profile import timing
+from gpuexec.execution.profiling.log import timing
 from gpuexec.execution.resources.caller_stream import CallerStream
 from gpuexec.execution.resources.fence import Fence, wait_in_loop
 from gpuexec.execution.resources.frames import Lease

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpuexec.devices.device import Device, Event, Region, Stream
 from gpuexec.devices.latch import Latch
 from gpuexec.execution.inspection.exposing import Exposure
-from gpuexec.execution.profiling.run_profile import RunProfile
+from gpuexec.execution.profiling.log import RunProfile
 from gpuexec.execution.resources.caller_stream import CallerStream
 from gpuexec.execution.resources.fence import Fence
 from gpuexec.execution.resources.frames import Frame

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 
 from gpuexec.devices.device import Stream
 from gpuexec.execution.profiling.layers import Layer, PlanLayers, count_node_flops, describe_layers
-from gpuexec.execution.profiling.log import ProfileLog
-from gpuexec.execution.profiling.run_profile import RunProfile
+from gpuexec.execution.profiling.log import ProfileLog, RunProfile
 from gpuexec.execution.resources.memory_usage import MemoryUsage
 from gpuexec.execution.runs.plan_cache import PlannedVariant
 from gpuexec.execution.runs.prepared_run import PreparedRun

@@ -37,7 +37,6 @@ from gpuexec.compat.onnxruntime.errors import NoSuchFile as NoSuchFile
 from gpuexec.compat.onnxruntime.errors import NotFound as NotFound
 from gpuexec.compat.onnxruntime.errors import NotImplemented as NotImplemented
 from gpuexec.compat.onnxruntime.errors import RuntimeException as RuntimeException
-from gpuexec.compat.onnxruntime.native import NativeSession as InferenceSession  # noqa: F401
 from gpuexec.compat.onnxruntime.notices import set_default_logger_callback as set_default_logger_callback
 from gpuexec.compat.onnxruntime.notices import set_default_logger_severity as set_default_logger_severity
 from gpuexec.compat.onnxruntime.notices import set_default_logger_verbosity as set_default_logger_verbosity
@@ -57,6 +56,7 @@ from gpuexec.compat.onnxruntime.process import set_seed as set_seed
 from gpuexec.compat.onnxruntime.providers import get_all_providers as get_all_providers
 from gpuexec.compat.onnxruntime.providers import get_available_providers as get_available_providers
 from gpuexec.compat.onnxruntime.providers import get_device as get_device
+from gpuexec.compat.onnxruntime.session import NativeSession as InferenceSession  # noqa: F401
 from gpuexec.compat.onnxruntime.values import OrtValue as OrtValue
 from gpuexec.compat.onnxruntime.values import OrtValueVector as OrtValueVector
 from gpuexec.compat.onnxruntime.values import copy_tensors as copy_tensors
