@@ -13,8 +13,7 @@ from gpuexec.errors import InputError, StateError
 from gpuexec.execution.engine import Engine
 from gpuexec.execution.inspection.inspector import Inspector
 from gpuexec.execution.profiling.profiler import Profiler, check_profiler
-from gpuexec.execution.replay.record import record_replay
-from gpuexec.execution.replay.replay import Replay
+from gpuexec.execution.replay.replay import Replay, record_replay
 from gpuexec.execution.report import Report, count_memory, describe_memory, make_report, summarise
 from gpuexec.execution.resources.caller_stream import CallerStream, open_stream
 from gpuexec.execution.resources.exclusive_caller import is_interrupt

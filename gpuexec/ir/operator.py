@@ -28,14 +28,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
+from numbers import Integral, Real
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.attributes import check_attributes
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
@@ -49,6 +49,9 @@ OWN_OPERATORS = (
     " Adding an operator; examples/snake.py."
 )
 _NAMES_SUGGESTED = 3
+# Checks of attributes by annotation of a field; those with any other annotation are not checked.
+_SCALARS: Mapping[str, type] = {"int": Integral, "float": Real, "str": str}
+_LISTS: Mapping[str, type] = {f"tuple[{name}, ...]": kind for name, kind in _SCALARS.items()}
 _Fields = dict[str, dataclasses.Field[Any]]
 
 
@@ -346,6 +349,21 @@ _list_fields: Callable[[type[Any]], tuple[_Fields, _Fields]] = functools.cache( 
 )
 
 
+def check_attributes(name: str, fields: Iterable[dataclasses.Field[Any]], attributes: Mapping[str, Any]) -> None:
+    """Check attributes, lists as tuples, against the fields of an operator.
+
+    ONNX has no schema of operators that it took out, nor of those of other domains, and program files have none at all.
+
+    Raises:
+        InputError: One has another type.
+    """
+    for field in fields:
+        if field.name in attributes:
+            declared = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+            if not _fits(declared, attributes[field.name]):
+                raise InputError(f"{name} expects {field.name} to be {declared}, got {attributes[field.name]!r}.")
+
+
 def describe(op: Operator) -> tuple[str, tuple[tuple[str, Any], ...]]:
     """Return the qualified name and the attributes that differ from their defaults.
 
@@ -415,3 +433,14 @@ def decomposed_names() -> Set[str]:
 
 def _freeze(value: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([_freeze(item) if isinstance(item, (list, tuple)) else item for item in value])
+
+
+def _fits(annotation: str, value: Any) -> bool:
+    annotation, _, rest = annotation.partition(" | ")
+    if value is None and rest == "None":
+        return True
+    kind = _LISTS.get(annotation)
+    if kind is None:
+        return annotation not in _SCALARS or isinstance(value, _SCALARS[annotation])
+    # Elements are many and their types few.
+    return isinstance(value, tuple) and not [each for each in set(map(type, value)) if not issubclass(each, kind)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.ir.attributes import check_attributes
+from gpuexec.ir.operator import check_attributes
 
 
 @dataclasses.dataclass

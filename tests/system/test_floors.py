@@ -33,7 +33,7 @@ INNER = {
         ("pickling",),
     ),
     "ir": (
-        ("attributes", "validate", "signatures", "geometry", "instances", "spec", "target"),
+        ("validate", "signatures", "geometry", "instances", "spec", "target"),
         ("command", "containers", "host_values"),
         ("operator", "plan"),
         ("apply", "graphs", "plan_json"),
@@ -92,8 +92,8 @@ CIRCLES = (
         f"model.tracing.{stem}"
         for stem in (
             *("activations", "assigning", "control", "creation", "dispatch", "drawing", "elementwise", "finding"),
-            *("fn", "forward", "ignoring", "indexing", "joining", "members", "network", "nodes", "normalizing"),
-            *("norms", "places", "products", "promotion", "recipes", "reducing", "sampling", "scope", "selecting"),
+            *("fn", "forward", "indexing", "joining", "members", "network", "nodes", "normalizing"),
+            *("norms", "products", "promotion", "recipes", "reducing", "scope", "selecting"),
             *("shaping", "signal", "symbolic", "tracer"),
         )
     ),

@@ -19,8 +19,7 @@ from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.cuda.cuda import CudaDevice
 from gpuexec.devices.cuda.cuda_stream import CudaStream
 from gpuexec.devices.device import ByteArray, Function, MemoryBlock, Stream
-from gpuexec.devices.pixel.addresses import AddressSpace
-from gpuexec.devices.pixel.arguments import name_textures
+from gpuexec.devices.pixel.addresses import AddressSpace, name_textures
 from gpuexec.devices.pixel.extents import TEXEL_BYTES, Rectangle, find_extents, split_range
 from gpuexec.errors import GpuexecError
 from gpuexec.ir.command import Launch, LaunchConfig, Slot

@@ -1,4 +1,4 @@
-"""Address ranges for textures, which have no addresses of their own.
+"""Address ranges for textures, which have no addresses of their own, and the textures named in a launch's arguments.
 
 So all that counts bytes from an address (regions, bindings, recordings, copies) works with textures, and only launches
 and copies look up the texture.
@@ -7,11 +7,15 @@ and copies look up the texture.
 from __future__ import annotations
 
 import bisect
+import struct
 import threading
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+
+from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.device import align
-from gpuexec.errors import DeviceError
+from gpuexec.errors import DeviceError, KernelError
 
 _FIRST = 1 << 48  # beyond the addresses of a GPU's own memory
 Holder = TypeVar("Holder")
@@ -64,3 +68,29 @@ class AddressSpace(Generic[Holder]):
                 if address + nbytes <= start + size:
                     return holder, address - start
         raise DeviceError(f"{nbytes} bytes at {address:#x} lie in no texture of this device.")
+
+
+class TextureFinder(Protocol):
+    """Lookup of the texture at an address."""
+
+    def __call__(self, address: int, *, is_write: bool) -> tuple[int, int]:
+        """Return the texture object, or the surface object of a written one, and the byte offset within it."""
+
+
+def name_textures(arguments: PackedArguments, find: TextureFinder) -> PackedArguments:
+    """Replace the addresses in arguments by ``Texture`` and ``Surface`` structs of ``kernels/pixel/texture.cuh``.
+
+    Raises:
+        KernelError: The launch is in no plan, so nothing says what it writes.
+    """
+    command = arguments.command
+    if command is None:
+        raise KernelError("A device with textures launches what plans and copies ask for, no other kernels.")
+    values: list[np.generic | bytes | None] = []
+    for position, (kind, item) in enumerate(zip(arguments.kinds(), arguments.items(), strict=True)):
+        if kind == "P8":
+            found = find(int(item), is_write=position in command.writes) if item else (0, 0)
+            values.append(struct.pack("<2Q", *found))
+        else:
+            values.append(item.tobytes() if isinstance(item, np.void) else item)
+    return PackedArguments(values, command, arguments.origin)

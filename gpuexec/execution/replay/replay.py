@@ -19,8 +19,8 @@ from gpuexec.errors import GpuexecError, InputError, StateError, as_failure
 from gpuexec.execution.engine import Engine
 from gpuexec.execution.replay.bindings import ReplayBindings, Staged
 from gpuexec.execution.replay.inputs import InputHome
-from gpuexec.execution.replay.replayable import Replayable
-from gpuexec.execution.resources.caller_stream import open_stream
+from gpuexec.execution.replay.replayable import Replayable, make_replayable
+from gpuexec.execution.resources.caller_stream import check_not_capturing, open_stream
 from gpuexec.execution.resources.exclusive_caller import ExclusiveCaller
 from gpuexec.execution.resources.fence import Fence, settle_stream
 from gpuexec.execution.resources.frames import Lease, RunCounter
@@ -30,6 +30,7 @@ from gpuexec.execution.results.content import Content
 from gpuexec.execution.results.given import ArrayLike, Inputs
 from gpuexec.execution.results.place import Place
 from gpuexec.execution.results.tensor import Tensor
+from gpuexec.execution.runs.inputs import describe_inputs
 from gpuexec.execution.runs.plan_cache import record_plan
 from gpuexec.system.pickling import not_picklable
 
@@ -310,3 +311,37 @@ def _release(recording: Recording, home: InputHome) -> None:
 def _is_same(stream: Stream, other: Stream) -> bool:
     """Return whether two stand for one stream; handles tell where there are any."""
     return stream is other or (stream.handle != 0 and stream.handle == other.handle)
+
+
+def record_replay(engine: Engine, inputs: object, outputs: Mapping[str, object], stream: object = None) -> Replay:
+    """Record a run of an engine.
+
+    Args:
+        engine: Whose.
+        inputs: Arrays, or shapes in place of those that the first submission gives.
+        outputs: As for `Replay.submit`.
+        stream: What `Replay.submit` takes where it is not told another one; None: the engine's.
+
+    Raises:
+        InputError: An input or output does not fit.
+        ImplicitSyncError: The host has a say in the middle of the run; names the nodes.
+        StateError: The engine finishes, compares or looks at each command, its model has memories, or the stream is
+            capturing.
+    """
+    memories = engine.model.memories
+    if memories:
+        raise StateError(
+            "A recording reads and writes the same bytes each time, and the memories of this model"
+            f" ({', '.join(memory.input for memory in memories)}) move on. Use schedule(), which"
+            " launches a plan that runs often as one graph; or record the model with its states as inputs and"
+            " outputs, and have two device arrays take turns: submit({input: one}, outputs={output: other})."
+        )
+    given, arrays = describe_inputs(engine.input_reader, inputs)
+    target = engine.stream if stream is None else open_stream(engine.backend, stream)
+    if engine.is_synchronous:
+        raise StateError("A Worker that is synchronous, or compares, records no replay: make one without.")
+    if engine.planning.inspector.exposure:
+        raise StateError("A Worker that watches or taps records no replay: make one without watch=, or end tap().")
+    check_not_capturing(target)
+    stage, planned = engine.choose(given)
+    return Replay(engine, make_replayable(engine.model, stage, planned, given), arrays, outputs, target)

@@ -15,19 +15,21 @@ from typing import Any
 import numpy as np
 
 from gpuexec.devices.backend import Backend
-from gpuexec.errors import GpuexecError, InputError
+from gpuexec.errors import GpuexecError, InputError, abridge
 from gpuexec.execution.resources.fence import Fence
 from gpuexec.execution.results.given import ArrayLike
 from gpuexec.execution.state.bytes import fetch
 from gpuexec.execution.state.carried import Carried, StateEntry, has_failed, skip_failed
-from gpuexec.execution.state.file import read_state, write_state
 from gpuexec.execution.state.seeds import begin_keys, check_seed
 from gpuexec.execution.state.values import take_value
 from gpuexec.importer.outputs import shorten
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.model.editing.named_data import safetensors_dtype
 from gpuexec.model.initial_state import find_initial_specs
 from gpuexec.model.model import Model
 from gpuexec.model.state_spec import Memory, with_extents
+from gpuexec.system.atomic_file import write_file
+from gpuexec.system.mapped import read_file
 from gpuexec.system.phases import phase
 from gpuexec.system.pickling import not_picklable
 
@@ -289,3 +291,34 @@ def check_fits(memories: Sequence[Memory], backend: Backend, wanted: Sequence[Me
         pairs = zip(other.shape, memory.shape, strict=True)
         if any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
             raise InputError(f"{what} holds {other}; expected {memory}.", value=memory.input)
+
+
+def write_state(path: str | Path, arrays: Mapping[str, Array]) -> None:
+    """Write dense arrays by name; the file is there wholly, or as it was.
+
+    Raises:
+        AccessError: It can't be written.
+    """
+    from safetensors import numpy as safetensors
+
+    write_file(path, safetensors.save(dict(arrays)))
+
+
+def read_state(path: str | Path) -> dict[str, Array]:
+    """Return the arrays of a file.
+
+    Raises:
+        InputError: It is no such file.
+        NotFoundError: There is no file.
+        AccessError: It can't be read, or is no regular file.
+    """
+    from safetensors import SafetensorError, deserialize
+
+    content = read_file(path)
+    try:
+        return {
+            name: np.frombuffer(bytes(row["data"]), safetensors_dtype(row["dtype"])).reshape(row["shape"])
+            for name, row in deserialize(content)  # type: ignore[no-untyped-call]
+        }
+    except (SafetensorError, InputError, ValueError) as error:
+        raise InputError(f"{path} holds no state: {abridge(str(error), 300)}.") from error

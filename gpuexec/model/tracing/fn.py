@@ -18,7 +18,6 @@ from gpuexec.model.tracing import (
     drawing,
     elementwise,
     finding,
-    ignoring,
     indexing,
     joining,
     network,
@@ -26,7 +25,6 @@ from gpuexec.model.tracing import (
     norms,
     products,
     reducing,
-    sampling,
     selecting,
     shaping,
     signal,
@@ -39,7 +37,6 @@ from gpuexec.model.tracing.drawing import *
 from gpuexec.model.tracing.elementwise import *
 from gpuexec.model.tracing.finding import *
 from gpuexec.model.tracing.forward import forward
-from gpuexec.model.tracing.ignoring import *
 from gpuexec.model.tracing.indexing import *
 from gpuexec.model.tracing.joining import *
 from gpuexec.model.tracing.network import *
@@ -47,7 +44,6 @@ from gpuexec.model.tracing.normalizing import *
 from gpuexec.model.tracing.norms import *
 from gpuexec.model.tracing.products import *
 from gpuexec.model.tracing.reducing import *
-from gpuexec.model.tracing.sampling import *
 from gpuexec.model.tracing.selecting import *
 from gpuexec.model.tracing.shaping import *
 from gpuexec.model.tracing.signal import *
@@ -60,7 +56,6 @@ __all__ += creation.__all__
 __all__ += drawing.__all__
 __all__ += elementwise.__all__
 __all__ += finding.__all__
-__all__ += ignoring.__all__
 __all__ += indexing.__all__
 __all__ += joining.__all__
 __all__ += network.__all__
@@ -68,7 +63,6 @@ __all__ += normalizing.__all__
 __all__ += norms.__all__
 __all__ += products.__all__
 __all__ += reducing.__all__
-__all__ += sampling.__all__
 __all__ += selecting.__all__
 __all__ += shaping.__all__
 __all__ += signal.__all__

@@ -1,4 +1,4 @@
-"""Network layers, channels first: convolution, pooling, resizing, attention."""
+"""Network layers, channels first: convolution, pooling, resizing, grid sampling, attention."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from gpuexec.model.tracing.tracer import find_tracer
 __all__ = [
     "avg_pool", "avg_pool_1d", "avg_pool_2d", "avg_pool_3d", "conv", "conv_1d", "conv_2d", "conv_3d", "conv_transpose",
     "conv_transpose_1d", "conv_transpose_2d", "conv_transpose_3d", "dropout", "global_avg_pool", "global_max_pool",
-    "interpolate", "max_pool", "max_pool_1d", "max_pool_2d", "max_pool_3d", "pixel_shuffle", "pixel_unshuffle",
-    "scaled_dot_product_attention",
+    "grid_sample", "interpolate", "max_pool", "max_pool_1d", "max_pool_2d", "max_pool_3d", "pixel_shuffle",
+    "pixel_unshuffle", "scaled_dot_product_attention",
 ]  # fmt: skip
 
 Ints = int | Sequence[int]
 _RESIZE_MODES = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "trilinear": "linear",
                  "cubic": "cubic", "bicubic": "cubic"}  # fmt: skip
+# Of grid_sample: as torch names them, and as ONNX does.
+_SAMPLING_MODES = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
+_SAMPLING_PADDINGS = ("zeros", "border", "reflection")
 
 
 def conv(
@@ -198,3 +201,29 @@ def _window(
     kernel = _spread(kernel_size, rank)
     strides = kernel if stride is None else _spread(stride, rank)
     return {"kernel_shape": kernel, "strides": strides, "ceil_mode": int(ceil_mode), **_read_padding(padding, rank)}
+
+
+def grid_sample(
+    x: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = False
+) -> SymbolicArray:
+    """Read an image at places between -1 and 1.
+
+    Args:
+        x: [batch, channels, height, width].
+        grid: [batch, rows, columns, 2]: x and y of each place; -1 and 1 are the edges of the image.
+        mode: ``"bilinear"`` between four pixels, ``"bicubic"`` between sixteen, or the ``"nearest"``.
+        padding_mode: Values outside: ``"zeros"``, the pixel at the ``"border"``, or the image's ``"reflection"``.
+        align_corners: Whether -1 and 1 are the middles of the outer pixels, not their edges.
+
+    Returns:
+        [batch, channels, rows, columns].
+    """
+    image = as_symbolic(x)
+    places = as_symbolic(grid, image.dtype, image._tracer)
+    if image.ndim != 4 or places.ndim != 4 or mode not in _SAMPLING_MODES or padding_mode not in _SAMPLING_PADDINGS:
+        raise InputError(
+            f"grid_sample takes an image of 4 axes and places of 4, modes {', '.join(_SAMPLING_MODES)} and paddings "
+            f"{', '.join(_SAMPLING_PADDINGS)}; got {image!r}, {places!r}, {mode!r}, {padding_mode!r}."
+        )
+    attributes = {"mode": _SAMPLING_MODES[mode], "padding_mode": padding_mode, "align_corners": int(align_corners)}
+    return image._tracer.apply("GridSample", [image, places], attributes=attributes)[0]

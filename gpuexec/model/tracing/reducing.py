@@ -1,4 +1,4 @@
-"""Reductions over axes, with NumPy's dtypes."""
+"""Reductions over axes, with NumPy's dtypes; those that ignore NaN too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axes
-from gpuexec.model.tracing.elementwise import divide, isclose, sqrt, square
+from gpuexec.model.tracing.elementwise import choose, divide, isclose, isnan, sqrt, square
 from gpuexec.model.tracing.nodes import add_node
 from gpuexec.model.tracing.promotion import BOOL, FLOAT64, INT64, as_symbolic, cast, kind_of, promote
 from gpuexec.model.tracing.shaping import broadcast_to, constant_ints, expand_dims, find_axis, ravel, reshape, size
@@ -19,9 +19,9 @@ from gpuexec.model.tracing.tracer import find_tracer
 
 __all__ = [
     "all", "allclose", "amax", "amin", "any", "arg_max", "arg_min", "argmax", "argmin", "average", "count_nonzero",
-    "cum_sum", "cumprod", "cumsum", "logsumexp", "max", "mean", "min", "prod", "ptp", "reduce_l1", "reduce_l2",
-    "reduce_log_sum", "reduce_log_sum_exp", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum",
-    "reduce_sum_square", "reduce_variance", "std", "sum", "var",
+    "cum_sum", "cumprod", "cumsum", "logsumexp", "max", "mean", "min", "nanmax", "nanmean", "nanmin", "nansum",
+    "prod", "ptp", "reduce_l1", "reduce_l2", "reduce_log_sum", "reduce_log_sum_exp", "reduce_max", "reduce_mean",
+    "reduce_min", "reduce_prod", "reduce_sum", "reduce_sum_square", "reduce_variance", "std", "sum", "var",
 ]  # fmt: skip
 
 Axes = int | Sequence[int] | None
@@ -293,3 +293,37 @@ def reduce_sum_square(a: Any, axis: Axes = None, keepdims: bool = False) -> Symb
 
 
 reduce_log_sum_exp, reduce_mean, reduce_prod, reduce_sum, reduce_variance = logsumexp, mean, prod, sum, var
+
+
+def nansum(a: Any, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> SymbolicArray:
+    """Sum the elements that are not NaN."""
+    array = as_symbolic(a)
+    return sum(choose(isnan(array), 0, array), axis, dtype, keepdims)
+
+
+def nanmean(a: Any, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> SymbolicArray:
+    """Average the elements that are not NaN; where there are none, NaN."""
+    array = as_symbolic(a)
+    if dtype is not None or array.dtype.kind in "iub":
+        array = cast(array, dtype or FLOAT64)
+    count = count_nonzero(~isnan(array), axis, keepdims)
+    return divide(nansum(array, axis, keepdims=keepdims), cast(count, array.dtype))
+
+
+def nanmax(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
+    """Return the largest element that is not NaN; where there is none, NaN."""
+    return _choose_not_nan(max, -np.inf, a, axis, keepdims)
+
+
+def nanmin(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
+    """Return the smallest element that is not NaN; where there is none, NaN."""
+    return _choose_not_nan(min, np.inf, a, axis, keepdims)
+
+
+def _choose_not_nan(function: Any, least: float, a: Any, axis: Axes, keepdims: bool) -> SymbolicArray:
+    array = as_symbolic(a)
+    if array.dtype.kind in "iub":
+        return function(array, axis, keepdims)  # type: ignore[no-any-return]
+    is_none = isnan(array)
+    found = function(choose(is_none, least, array), axis, keepdims)
+    return choose(all(is_none, axis, keepdims), np.nan, found)

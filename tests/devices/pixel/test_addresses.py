@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from gpuexec.devices.arguments import PackedArguments
-from gpuexec.devices.pixel.addresses import AddressSpace
-from gpuexec.devices.pixel.arguments import name_textures
+from gpuexec.devices.pixel.addresses import AddressSpace, name_textures
 from gpuexec.errors import DeviceError, KernelError
 from gpuexec.ir.command import Kernel, Launch, Slot
 from gpuexec.ir.spec import TensorSpec
