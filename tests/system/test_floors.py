@@ -83,7 +83,7 @@ TESTS = {
     *("ir", "ops", "importer", "passes", "planner", "devices", "model", "execution", "program"),
 }
 
-# Modules that import each other, whether on load or when called, each for a reason.
+# Modules that import each other, whether on load or when called: only where what they read or trace is recursive.
 CIRCLES = (
     # A body is read by the functions that read the graph it stands in, and expands as that does.
     *("importer.bodies importer.entries importer.expand importer.nodes",),
