@@ -175,8 +175,6 @@ class MemoryPool:
             self._returned.extend(ready)
         return given
 
-    # ---- private
-
     def _sort(self) -> None:
         """Move returned blocks to the free lists."""
         while self._returned:

@@ -149,8 +149,6 @@ class Worker:
         self._progress = 0.0
         self._unclosed = warn_unless_closed(self, f"A Worker of {model.graph.name!r}", "close(), or use `with`")
 
-    # ---- running
-
     def schedule(self, inputs: Inputs | None = None, *, copy: bool = True, stream: object = None) -> Run:
         """Put a run on the stream and return at once.
 
@@ -235,8 +233,6 @@ class Worker:
         with self._engine.exclusive:
             return self._last is not None and self._last.cancel()
 
-    # ---- results
-
     def peek_output(self, name: str | None = None) -> Tensor:
         """Return an output of the last run (the first, without a name); it may be pending. No copy, no wait."""
         return self._require_run().peek_output(name)
@@ -261,8 +257,6 @@ class Worker:
         with self._engine.exclusive:
             caller = None if stream is None else CallerStream.of(self._engine.backend, stream)
             return copy_tensor(self._require_run().peek_output(name), out, self._engine.backend, caller)
-
-    # ---- waiting
 
     def wait_for_completion(self) -> None:
         """Wait for everything issued so far, between steps too, and give staging back.
@@ -296,8 +290,6 @@ class Worker:
         """
         with self._engine.exclusive:
             self._engine.mark(stream)
-
-    # ---- before and beside runs
 
     def prepare(self, inputs: Inputs | None = None, *, progress: Tell | None = None) -> Plan | None:
         """Plan, compile and allocate for these inputs without running; return the plan the run begins with.
@@ -357,8 +349,6 @@ class Worker:
         with self._engine.exclusive:
             return record_replay(self._engine, inputs, outputs or {}, stream)
 
-    # ---- weights
-
     def replace_weights(self, weights: WeightSource | Model) -> None:
         """Go on with other content for some of the model's weights, from the next run on; nothing is loaded anew.
 
@@ -381,8 +371,6 @@ class Worker:
             self._engine.adopt(take_weights(self.model, weights))
             self.model = self._engine.model
 
-    # ---- state
-
     @property
     def state(self) -> State:
         """What the model's memories hold; runs go on from it and leave their results there."""
@@ -398,8 +386,6 @@ class Worker:
         """Return another state, which holds nothing yet: for a sequence of its own, set as `state` between runs."""
         self._engine.check_open()
         return State(self.model, self._backend)
-
-    # ---- report
 
     @property
     def backend_type(self) -> BackendType:
@@ -438,8 +424,6 @@ class Worker:
         graph = self._engine.model.graph
         text = summarise(graph.name, len(graph.nodes), self.report(), self.memory_report())
         return "\n".join([text, *(f"  state {memory}" for memory in self._engine.states.state.memories)])
-
-    # ---- life
 
     @property
     def is_closed(self) -> bool:

@@ -249,8 +249,6 @@ def count_elements(specs: Sequence[TensorSpec | None], index: int) -> int:
     return 0 if spec is None else spec.size
 
 
-# ---------------------------------------------------------------- registry
-
 OperatorType = TypeVar("OperatorType", bound=type[Operator])
 _OPERATORS: dict[str, type[Operator]] = {}
 _UPGRADES: dict[str, list[tuple[int, Callable[..., Any]]]] = {}

@@ -31,6 +31,9 @@ from gpuexec.system.version import VERSION
 class Model:
     """A loaded model, as `load` returns it.
 
+    These make other models of it, which stays as it was: `bind`, `bind_state`, `expose`, `keep_outputs`, `extract`,
+    `rename`, `prepend`, `append`, `with_weights`, `compress_weights`. `save` writes it to a file.
+
     It pickles, for other processes of the same release, with its edits, memories and dimensions. Weights that were in
     the model's own file are in the pickle. Those in files beside it, or of a program, go by path, time of writing and
     size, and are mapped again: a process takes memory for them once it reads them for its device. Copies, deep ones
@@ -94,8 +97,6 @@ class Model:
         """
         graph, memories = bind_pairs(self.graph, self.memories, pairs, capacity, self.dims)
         return self._derive(self.info, graph, self.dims, self.disabled_passes, memories)
-
-    # ---- models made from this one, which stays as it was
 
     def expose(self, *names: str) -> Model:
         """Return this model with inner values as additional outputs, after those it has.

@@ -38,8 +38,6 @@ class CommandEmitter:
         self._given = None if choices is None else iter(choices)
         self._launched = False
 
-    # ---- gpuexec.ir.operator.Emitter
-
     def launch(
         self,
         kernel: Kernel,
@@ -140,8 +138,6 @@ class CommandEmitter:
         """Return the type of offsets; the same for all sizes of a class."""
         wide = any(max_offset(slot.shape, slot.strides) > _LARGEST_INT for slot in slots)
         return "long long" if self._choose(wide) else "int"
-
-    # ---- parts
 
     def _new_buffer(self, buffer: UnpackedBuffer) -> int:
         self.effects.buffers.append(buffer)

@@ -109,8 +109,6 @@ class _Partitioner:
             return Partition(self._graph, foreseen=self._find_foreseen())
         return self._finish()
 
-    # ---- one node
-
     def _take_branch(self, node: Node) -> Sequence[Node] | None:
         """Return the nodes of the branch an If takes, or None while the host does not know."""
         condition = node.inputs[0]
@@ -209,8 +207,6 @@ class _Partitioner:
         self._sorting.later.update(values)
         self._sorting.unmade.update(values)
 
-    # ---- content for the host
-
     def _read(self, node: Node, value: Value, role: str) -> None:
         """Read the sources of a value's content; the rest computes it while planning."""
         sources, chain = self._trace.find(value)
@@ -240,8 +236,6 @@ class _Partitioner:
                 self._add_reads(sources, self._producers[value].name, "condition")
             elif not sources and spec.size == 1 and spec.dtype.kind in "iub":
                 self._sorting.on_host.update(chain)
-
-    # ---- the parts
 
     def _find_foreseen(self) -> dict[Value, TensorSpec]:
         rows = {v: self._specs[v] for v in self._graph.outputs if v in self._specs and v not in self._bounded}

@@ -96,8 +96,6 @@ def main() -> None:
     collect_launches(options.out.resolve(), ARCHITECTURES)
 
 
-# ---------------------------------------------------------------- the plugin
-
 _launches = Launches()
 
 

@@ -229,9 +229,6 @@ def test_fill_that_can_not_be_patched_is_no_reason_to_make_a_graph_again_and_aga
     assert sum(rows[0] == "close graph" for rows in after) == 1, "made again once, after many launches instead of it"
 
 
-# ---- many graphs
-
-
 def make_many(count: int, capacity: int) -> tuple[list[Recorded], GraphCache]:
     device, graphs = TracerDevice(), GraphCache(capacity * COMMANDS * NODE_NBYTES)
     return [Recorded(None, graphs, device) for _ in range(count)], graphs

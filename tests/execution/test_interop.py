@@ -21,9 +21,6 @@ from tests.model.small_models import CPU, affine, expect_affine, hold, make_mode
 SIMULATOR = gx.BackendType.SIMULATOR
 
 
-# ---- host arrays by DLPack
-
-
 @pytest.mark.parametrize("is_versioned", [True, False], ids=["1.0", "before 1.0"])
 def test_host_array_comes_in_by_dlpack(is_versioned: bool) -> None:
     x = ramp(2, 3)
@@ -58,9 +55,6 @@ def test_host_backend_refuses_device_arrays_by_name() -> None:
                 worker.schedule(given)
         with pytest.raises(gx.InputError, match="device type 8"):
             worker.schedule(HostOnly(ramp(2, 3), device=8))
-
-
-# ---- host tensors out
 
 
 def test_numpy_takes_a_finished_tensor_without_a_copy() -> None:
@@ -106,9 +100,6 @@ def test_other_devices_and_copies_are_refused() -> None:
                 run.peek_output().__dlpack__(**wrong)  # type: ignore[arg-type]
         with pytest.raises(AttributeError):
             _ = run.peek_output().__cuda_array_interface__
-
-
-# ---- device arrays in
 
 
 @pytest.mark.parametrize("kind", [CudaStreamArray, DlpackArray, InterfaceArray])
@@ -195,9 +186,6 @@ def test_default_streams_and_none_are_understood(stream: int | None) -> None:
         assert trace(backend).count("wait") - waits == (stream is not None)
 
 
-# ---- device tensors out
-
-
 def test_exported_tensor_carries_its_stream_and_leaves_the_ring() -> None:
     backend = open_backend(SIMULATOR)
     stream = backend.device.create_stream()
@@ -255,9 +243,6 @@ def test_exported_tensor_comes_back_in() -> None:
             __cuda_array_interface__ = y.__cuda_array_interface__
 
         np.testing.assert_array_equal(consumer.run(Foreign())[0], expect_affine(expect_affine(x)))
-
-
-# ---- streams of the caller's
 
 
 def test_worker_runs_on_a_stream_by_handle_or_protocol() -> None:

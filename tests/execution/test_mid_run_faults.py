@@ -117,9 +117,6 @@ def test_error_behind_a_read_is_told_by_the_run_though_the_caller_got_so_far() -
         worker.schedule({"x": ramp(6), "shape": ints(2, 3)}).wait()
 
 
-# ---------------------------------------------------------------- refused memory
-
-
 class Refusing:
     """A device's ``allocate`` that refuses the calls of some numbers, counted from 0."""
 
@@ -170,8 +167,6 @@ def test_memory_refused_for_good_is_told_with_sizes(name: str, backend: Backend,
             refusing.refused = range(0)
             staged.check(x, [tensor.readback_and_clone() for tensor in worker.schedule(x).outputs.values()])
 
-
-# ---------------------------------------------------------------- a device that is lost
 
 FAULTY = """(float[n, k] x) => (int64[2, m] y) { found = NonZero (x) y = test.Fault (found) }"""
 

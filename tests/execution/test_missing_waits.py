@@ -142,9 +142,6 @@ def test_each_wait_left_out_is_found(
             assert stage.close(), f"wait {left_out} of {count} is not missed"
 
 
-# ---- what the host must wait for
-
-
 @pytest.fixture
 def stage() -> Iterator[Stage]:
     stage = Stage()

@@ -20,8 +20,6 @@ from tests.model.small_models import (
     trace,
 )
 
-# ---- frames
-
 
 def test_pending_readback_is_not_overwritten_by_later_runs() -> None:
     backend = open_backend(CPU)
@@ -49,9 +47,6 @@ def test_one_frame_reads_its_own_output_as_input() -> None:
             y, x = worker.schedule(y).peek_output(), expect_affine(x)
             assert y._content.region.address != read
         np.testing.assert_array_equal(y.readback_and_clone(), expect_affine(x))
-
-
-# ---- waiting and giving up
 
 
 def test_completion_is_waited_for() -> None:

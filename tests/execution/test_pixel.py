@@ -213,9 +213,6 @@ def test_tensor_of_one_run_goes_into_the_next_without_leaving_the_device(backend
         assert second.report().host_syncs == ()
 
 
-# ---------------------------------------------------------------- what has no blit
-
-
 def sorted_model() -> gx.Model:
     nodes = [
         helper.make_node("Mul", ["x", "two"], ["a"], name="double"),
@@ -252,9 +249,6 @@ def test_plan_of_what_has_no_blit_is_refused_with_all_names() -> None:
     specs = {"x": TensorSpec((2, 3), np.dtype(np.float32))}
     with pytest.raises(gx.UnsupportedError, match=r"No PIXEL lowering for TopK \(1: largest\)"):
         plan_graph(sorted_model().graph, specs, Target.named("pixel_90"))
-
-
-# ---------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize("kind", [InterfaceArray, DlpackArray])

@@ -34,9 +34,6 @@ from tests.model.small_models import (
 LATER_NAMES = ("math", "budget_ms")
 
 
-# ---- running
-
-
 def test_run_gives_the_answer(worker: gx.Worker) -> None:
     x = ramp(2, 3)
     np.testing.assert_array_equal(worker.run(x)[0], expect_affine(x))
@@ -74,9 +71,6 @@ def test_names_of_later_work_are_absent() -> None:
 def test_frames_that_are_no_count_are_refused(frames: Any) -> None:
     with pytest.raises(gx.InputError, match="frames must be a whole number"):
         gx.Worker(affine(), backend=CPU, frames=frames)
-
-
-# ---- results
 
 
 def test_peek_before_a_run_raises(worker: gx.Worker) -> None:
@@ -169,9 +163,6 @@ def test_copy_into_another_shape_or_a_workers_tensor_is_refused(worker: gx.Worke
     for out in (copy, other, np.zeros((4, 3), np.float32)):
         with pytest.raises(gx.InputError, match="copy_output"):
             worker.copy_output(out=out)  # type: ignore[arg-type]
-
-
-# ---- what there is to know
 
 
 def test_prepare_leaves_nothing_to_plan(worker: gx.Worker) -> None:

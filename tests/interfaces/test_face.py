@@ -186,9 +186,6 @@ def test_help_on_a_worker_names_all_there_is() -> None:
     assert undocumented == []
 
 
-# ---- names and waiting
-
-
 def list_calls() -> list[Any]:
     return [
         pytest.param(kind, name, method, id=f"{kind}.{name}")

@@ -46,9 +46,6 @@ def run(model: gx.Model, feeds: list[Any]) -> list[gx.Outputs]:
         return [worker.run(feed) for feed in feeds]
 
 
-# ---- models
-
-
 WORDS = parse("(string[n] w) => (string[n] v, seq(string[n]) s) { v = Identity (w) s = SequenceConstruct (w, v) }")
 RANDOM = parse("(float[n] x) => (float[n] y) { r = RandomNormalLike (x) y = Add (x, r) }")
 PARTS: dict[str, tuple[Callable[[], gx.Model], list[Any]]] = {
@@ -135,9 +132,6 @@ def test_pickles_are_of_one_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with pytest.raises(gx.ModelError, match=r"pickled by gpuexec 0\.0\.9, this is .*Model\.save"):
         pickle.loads(packed)
-
-
-# ---- weights
 
 
 @pytest.fixture
@@ -247,9 +241,6 @@ def test_tensors_of_all_types_come_along() -> None:
         assert got.dtype == array.dtype and got.tobytes() == array.tobytes(), code
 
 
-# ---- other processes
-
-
 def run_there(model: gx.Model, feed: Array) -> tuple[int, gx.Outputs]:
     with gx.Worker(model, backend=CPU) as worker:
         return os.getpid(), worker.run(feed)
@@ -262,9 +253,6 @@ def test_a_spawned_process_runs_models_and_sends_outputs_back(beside: Path) -> N
     for (process, got), model, feed in zip(answers, models, feeds, strict=True):
         assert process != os.getpid() and type(got) is gx.Outputs
         np.testing.assert_array_equal(got["y"], run(model, [feed])[0]["y"])
-
-
-# ---- what stays
 
 
 @pytest.fixture(scope="module")

@@ -267,9 +267,6 @@ def test_operators_refuse_bodies_that_do_not_fit() -> None:
         Scan(one, 1, 0, scan_input_axes=(0, 1))
 
 
-# ---------------------------------------------------------------- inlining
-
-
 def branch_of(*outputs: str) -> tuple[Node, Graph]:
     """Return an If with captures ``x`` and ``y``, and a branch that gives what the names say."""
     x, y, middle, made, table = (Value(name) for name in ("x", "y", "middle", "made", "table"))

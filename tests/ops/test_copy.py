@@ -88,7 +88,6 @@ def test_copy(checks: str, case: Case) -> None:
     run_case(case, checks)
 
 
-# ---------------------------------------------------------------- copy_commands
 def same(x: Array) -> Array:
     return x
 
@@ -178,7 +177,6 @@ def test_commands_do_not_depend_on_extents() -> None:
     assert counts == {("copy_strided",)}
 
 
-# ---------------------------------------------------------------- errors
 def spec(*shape: int, dtype: Any = np.float32) -> TensorSpec:
     return TensorSpec(shape, np.dtype(dtype))
 

@@ -44,8 +44,6 @@ def test_dropout(checks: str, case: Case) -> None:
     run_case(case, checks)
 
 
-# ---- training
-
 YES = np.array(True)
 KEY = np.array([11, 4], np.uint64)
 
@@ -108,9 +106,6 @@ def test_training_scales_what_stays() -> None:
 def test_training_without_dropping_keeps_all(checks: str) -> None:
     case = Case("zero", "Dropout", (X, np.array(0.0, np.float32), YES), const=(1, 2), outputs=(True, True))
     run_case(case, checks)
-
-
-# ---- with a seed of its own
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, np.dtype(ml_dtypes.float8_e5m2)], ids=str)

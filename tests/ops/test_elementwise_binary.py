@@ -224,9 +224,6 @@ def test_shift_direction_is_required() -> None:
         build("BitShift", {})
 
 
-# ---------------------------------------------------------------- Pow
-
-
 def integer_power(a: int, e: int, width: int) -> int:
     if e < 0:
         return a if a == 1 else (-1 if e % 2 else 1) if a == -1 else 0

@@ -29,9 +29,6 @@ def numbers(dtype: np.dtype[Any], shape: tuple[int, ...], seed: int = 0) -> Arra
     return np.asarray(random.normal(0, 20, shape) + 0.1).astype(np.float32).astype(dtype)
 
 
-# ---------------------------------------------------------------- Where
-
-
 @pytest.mark.parametrize("dtype", ALL, ids=lambda d: d.name)
 def test_where_selects_for_every_dtype(checks: str, dtype: np.dtype[Any]) -> None:
     condition = np.array([[True], [False], [True]])
@@ -64,9 +61,6 @@ def test_where_may_write_over_either_value() -> None:
         y = build("Where", {}).compute(condition, *values, out=(values[k],))[0]
         assert y is values[k]
         np.testing.assert_array_equal(y, [1, 5, 3])
-
-
-# ---------------------------------------------------------------- Clip
 
 
 @pytest.mark.parametrize("dtype", NUMBERS, ids=lambda d: d.name)
@@ -161,9 +155,6 @@ def test_clip_of_old_opsets_is_bounded_by_the_limits_of_float(
 def test_clip_refuses(specs: tuple[TensorSpec | None, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         infer_specs(build("Clip", {}), specs)
-
-
-# ---------------------------------------------------------------- Cast
 
 
 def cast_by_hand(x: Array, to: np.dtype[Any]) -> Array:
@@ -281,9 +272,6 @@ def test_identity_for_every_dtype(checks: str, dtype: np.dtype[Any]) -> None:
     for shape in ((), (0, 2), (3, 4)):
         x = numbers(dtype, shape)
         run_case(Case(dtype.name, "Identity", (x,), expected=(x,)), checks)
-
-
-# ---------------------------------------------------------------- folds
 
 
 def fold_by_hand(name: str, arrays: list[Array]) -> Array:

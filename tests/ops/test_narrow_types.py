@@ -280,9 +280,6 @@ def test_unknown_rounding_is_refused(name: str) -> None:
         build(name, {"round_mode": "even", **({"to": 24} if name == "Cast" else {})})
 
 
-# ---------------------------------------------------------------- what looks at floats of 8 bits
-
-
 @pytest.mark.parametrize("dtype", FLOAT8, ids=lambda each: each.name)
 def test_nan_and_infinity_are_found(checks: str, dtype: np.dtype[Any]) -> None:
     row = dtype_row(dtype)

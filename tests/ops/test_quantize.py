@@ -139,9 +139,6 @@ QUANTIZE = [
 ]
 
 
-# ---------------------------------------------------------------- narrow types
-
-
 def codes(dtype: Any, *shape: int) -> Array:
     """Return elements of a narrow type by all bits, but for NaN."""
     bits = RNG.integers(0, 1 << dtype_row(dtype).width, shape, np.uint8)

@@ -1,4 +1,7 @@
-"""Random operators: known answers, the same bits in every kernel, and distributions within bounds."""
+"""Random operators: known answers, the same bits in every kernel, and distributions within bounds.
+
+A fair generator breaks the bounds once in some 10**9 times, for the one sample that the seeds here give.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,6 @@ def check(checks: str, name: str, attributes: dict[str, Any], *inputs: Array | N
     expected = build(name, attributes).compute(*inputs)
     run_case(Case(name, name, inputs, attributes, oracle="expected", expected=expected), checks)  # type: ignore[arg-type]
     return np.asarray(expected[0])
-
-
-# ---- the numbers themselves
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,6 @@ def test_series_are_the_functions(dtype: np.dtype[Any]) -> None:
     assert np.max(np.abs(cosine - np.cos(angle))) <= 2 * ulp and np.max(np.abs(sine - np.sin(angle))) <= 2 * ulp
     small = y < 0.125
     assert np.all(np.abs(sine - np.sin(angle))[small] <= 2 * ulp * np.abs(np.sin(angle))[small])
-
-
-# ---- kernels
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -166,9 +163,6 @@ def test_next_keys_of_indices_differ() -> None:
     assert len(made) == 100
 
 
-# ---- Bernoulli with a seed of its own
-
-
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_seeded_bernoulli_draws_from_numpys_generator(dtype: np.dtype[Any]) -> None:
     x = np.linspace(0, 1, 42).reshape(6, 7).astype(dtype)
@@ -209,9 +203,6 @@ def test_seeded_bernoulli_is_a_host_call_with_its_reason(backend: gx.BackendType
     assert calls == (own if backend is gx.BackendType.SIMULATOR else [])
 
 
-# ---- distributions: bounds that a fair generator breaks once in some 10**9 times, for the one sample these seeds give
-
-
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float64)], ids=str)
 def test_uniform_numbers_are_spread_evenly(dtype: np.dtype[Any]) -> None:
     made = RandomUniform(dtype_row(dtype).code, shape=(COUNT,), stream=2).compute(KEY)[0].astype(np.float64)
@@ -248,9 +239,6 @@ def find_kolmogorov(sample: Array, cumulative: Callable[[float], float]) -> floa
 def bound_kolmogorov(chance: float) -> float:
     """Return what a true sample of COUNT exceeds so often at most (Dvoretzky, Kiefer, Wolfowitz, Massart)."""
     return math.sqrt(math.log(2 / chance) / (2 * COUNT))
-
-
-# ---- as ONNX has them
 
 
 @pytest.mark.parametrize(

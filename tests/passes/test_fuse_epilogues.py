@@ -199,8 +199,6 @@ def test_measured_statistics_that_are_read_keep_a_normalization() -> None:
     assert fuse_epilogues(graph, {"x": spec(2, 4), "s": spec(4)}) is graph
 
 
-# ---------------------------------------------------------------- whole runs
-
 BODIES = {
     "residual": "s = Add (c, p) y = Relu (s)",
     "gated": "s = Sigmoid (c) y = Mul (c, s)",

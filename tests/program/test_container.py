@@ -158,8 +158,6 @@ def test_constant_of_strings_is_stored_as_text(tmp_path: Path) -> None:
     assert (found.dtype, found.tolist(), found.flags.writeable) == (np.dtype(object), texts.tolist(), False)
 
 
-# ---- memories
-
 MEMORIES: dict[str, tuple[Callable[[], gx.Model], tuple[int, ...]]] = {
     "swap": (running_sum, (2, 3)),
     "append": (lambda: cache().bind_state({"present": "past"}, capacity=8), (2, 1, 3)),

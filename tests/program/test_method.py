@@ -14,8 +14,6 @@ from gpuexec.errors import ErrorCode
 from tests.model.small_models import CPU, GATES, affine, expect_affine, gated, make_tracer, ramp, trace, two_layers
 from tests.program.methods import BACKENDS, SHAPES, load, read
 
-# ---- running
-
 
 def test_steps_are_layers_and_end_with_none(method: gx.Method) -> None:
     method.set_input(0, ramp(2, 3))
@@ -141,9 +139,6 @@ def test_methods_of_one_program_run_on_many_threads(backend: gx.BackendType) -> 
     assert wrong == []
 
 
-# ---- outputs
-
-
 def test_output_before_the_first_execute_is_refused(method: gx.Method) -> None:
     with pytest.raises(gx.StateError, match="Nothing was run yet"):
         method.get_output(0)
@@ -211,9 +206,6 @@ def test_constants_are_attributes() -> None:
         assert not weights.flags.writeable
         with pytest.raises(gx.InputError, match="no attribute 'third'"):
             method.get_attribute("third")
-
-
-# ---- life
 
 
 def test_closed_method_is_refused_and_reads_what_was_asked_for(method: gx.Method) -> None:

@@ -13,8 +13,6 @@ from tests.model.small_models import CPU, ramp, two_layers
 from tests.program.arenas import SIMULATOR, CudaArray, aligned, build, expect_two_layers, manage, run
 from tests.program.methods import BACKENDS
 
-# ---- what is taken
-
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_planned_memory_is_exactly_what_is_told(backend: gx.BackendType) -> None:
@@ -113,9 +111,6 @@ def test_memory_lives_as_long_as_the_method() -> None:
     np.testing.assert_array_equal(run(method), expect_two_layers(8))
     assert len(junk) == 50
     method.close()
-
-
-# ---- what is refused
 
 
 @pytest.mark.parametrize(

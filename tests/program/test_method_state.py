@@ -227,9 +227,6 @@ def test_steps_given_up_leave_the_state_as_it_was() -> None:
         np.testing.assert_array_equal(method.get_attribute("held"), 2 * ramp(2, 3))
 
 
-# ---- parts
-
-
 def test_state_blocks_are_given_apart_and_taken_back() -> None:
     memory = gx.DeviceAllocator(CPU).allocate(1024)._content.region.memory
 

@@ -46,9 +46,6 @@ def run(
         return [output.readback_and_clone() for output in method.get_outputs()]
 
 
-# ---- what is told
-
-
 def test_methods_are_named_in_order() -> None:
     program = build()
     assert program.method_names == ("forward", "pair", "free")
@@ -116,9 +113,6 @@ def test_bounds_that_contradict_the_graph_are_refused() -> None:
         gx.Program.build({"bad": model}, shapes={"bad": {"a": (4, 3), "b": (5, 3)}}, backend=CPU)
 
 
-# ---- loading methods
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_loading_gives_a_new_method_each_time(backend: gx.BackendType) -> None:
     program = build(backend)
@@ -170,9 +164,6 @@ def test_program_is_used_from_many_threads() -> None:
     for thread in threads:
         thread.join()
     assert wrong == [] and len({id(meta) for meta in metas}) == 1
-
-
-# ---- saved and loaded
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -108,8 +108,6 @@ class ImageConverter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- parts
-
     def _run(self, picture: Picture, op: Operator, out: object, given_stream: object) -> Tensor:
         self._backend.check_process()
         (spec,) = op.infer(picture.spec)

@@ -179,8 +179,6 @@ class ImageTransform:
         graph = Graph((source,), (target,), (Node(op, (source,), (target,), "image"),), {}, f"{names[0]}_to_{names[1]}")
         return make_step(graph)
 
-    # ---- parts
-
     def _declare(self, dims: Sequence[Dim], made: Sequence[int], *, inverse: bool) -> tuple[Dim, ...]:
         """Return the result's declared extents; free ones keep their names."""
         if inverse:

@@ -191,8 +191,6 @@ class Replay:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- onto the stream
-
     def _issue(self, stream: Stream, staged: Staged | None) -> dict[str, Tensor]:
         fence, reading, event = Fence(), Fence(), self._backend.device.create_event()
         with self._run_counter.lock:

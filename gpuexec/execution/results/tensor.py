@@ -30,6 +30,11 @@ class Tensor:
     `readback_and_clone_async`. A tensor that a Worker made speaks for its data until the Worker's next run; use after
     that raises StaleError, while requests made before keep what they read. `Worker.copy_output` makes a tensor that
     lasts.
+
+    To know: `name`, `spec`, `shape`, `max_shape`, `dtype`, `nbytes`, `backend_type`. To wait: `is_done`, `wait`,
+    `wait_async`. To write: `upload`. Arrays of other packages on the device: ``__dlpack__``,
+    ``__cuda_array_interface__``. Elements (``tensor[i]``, ``np.asarray``) only where the content is on the host
+    already. At the end: `close`.
     """
 
     def __init__(self, content: Content) -> None:
@@ -48,8 +53,6 @@ class Tensor:
             PendingError: The shape depends on data that is not computed yet; `wait` and `wait_async` wait for it.
         """
         return self._content.spec
-
-    # ---- what it is
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,8 +99,6 @@ class Tensor:
         spec = place.spec if place.is_known else "shape not known yet"
         return f"Tensor({self.name!r}, {spec}, {self._content.backend.device.name}, {state})"
 
-    # ---- waiting for the run that makes it
-
     def is_done(self) -> bool:
         """Return whether the run that makes the content is done; never waits."""
         self._content.backend.check_process()
@@ -117,8 +118,6 @@ class Tensor:
         self._content.check()
         await self._content.fence.wait(self._content.backend.completion)
         return self
-
-    # ---- reading back
 
     def readback_request(self, *, stream: object = None) -> ReadbackRequest:
         """Start a copy to the host; return at once. Until the content changes, further calls return the same one.
@@ -159,8 +158,6 @@ class Tensor:
         """Wait for the content as an array of the caller's own, without blocking the loop."""
         return await self.readback_request(stream=stream)
 
-    # ---- writing
-
     def upload(self, array: Array, *, stream: object = None) -> None:
         """Replace the first elements by those of an array of the same dtype, behind all that reads or makes them.
 
@@ -184,8 +181,6 @@ class Tensor:
                 value=self.name,
             )
         self._content.upload(source.reshape(-1).view(np.uint8), self._open_caller(stream))
-
-    # ---- arrays of other packages
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -227,8 +222,6 @@ class Tensor:
             self._require_done()
         self._content.export()
         return exchange.export_dlpack(self._content, stream=stream, max_version=max_version)
-
-    # ---- element access: only where the content is on the host already
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         view = self._view_host()
@@ -278,8 +271,6 @@ class Tensor:
                 value=self.name,
             )
         self._content.fence.synchronize()
-
-    # ---- life
 
     def close(self) -> None:
         """Release the content; a readback under way goes on. Twice is harmless."""

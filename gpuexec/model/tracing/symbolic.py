@@ -57,8 +57,6 @@ class SymbolicArray:
         listed = "..." if self.dims is None else ",".join("?" if dim is None else str(dim) for dim in self.dims)
         return f"SymbolicArray(%{self._value.name}, {self.dtype.name}[{listed}])"
 
-    # -------------------------------------------------------------- what is known
-
     @property
     def ndim(self) -> int:
         """Number of axes."""
@@ -98,8 +96,6 @@ class SymbolicArray:
     def __iter__(self) -> Iterator[SymbolicArray]:
         return (self[index] for index in range(len(self)))
 
-    # -------------------------------------------------------------- indexing
-
     def __getitem__(self, key: Any) -> SymbolicArray:
         return functions().getitem(self, key)  # type: ignore[no-any-return]
 
@@ -107,8 +103,6 @@ class SymbolicArray:
         """Replace this array by an updated one from here on; arrays made of it before stay as they were."""
         changed = functions().setitem(self, key, values)
         self._value, self._is_weak = changed._value, False
-
-    # -------------------------------------------------------------- operators
 
     __add__, __radd__ = make_operator("add")
     __sub__, __rsub__ = make_operator("subtract")
@@ -147,8 +141,6 @@ class SymbolicArray:
     __ixor__ = make_in_place("bitwise_xor")
     __ilshift__ = make_in_place("left_shift")
     __irshift__ = make_in_place("right_shift")
-
-    # -------------------------------------------------------------- methods that NumPy's arrays have
 
     all = make_array_method("all")
     any = make_array_method("any")
@@ -207,8 +199,6 @@ class SymbolicArray:
         """Raise an error: a symbolic array has no content."""
         _refuse("item()", "the array itself")
 
-    # -------------------------------------------------------------- what asks for the content
-
     def __bool__(self) -> NoReturn:
         _refuse("bool(), as by 'if', 'and', 'or', 'not', 'while' and chained comparisons", _INSTEAD_OF_IF)
 
@@ -229,8 +219,6 @@ class SymbolicArray:
 
     def __contains__(self, item: Any) -> NoReturn:
         _refuse("'in'", "(x == item).any()")
-
-    # -------------------------------------------------------------- NumPy's protocols
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         from gpuexec.model.tracing.dispatch import call_ufunc

@@ -29,15 +29,17 @@ _SHARED_BYTES = 256
 
 
 class Tracer:
-    """Recorder of what a function does to symbolic arrays."""
+    """Recorder of what a function does to symbolic arrays.
+
+    Values: `add_input`, `add_stand_in`, `add_constant`, `take`. Nodes: `apply`, `add_node`, in the scope that
+    `open_scope` opens.
+    """
 
     def __init__(self) -> None:
         self.scope = Scope()
         self._counts: Counter[str] = Counter()
         self._taken: set[str] = set()
         self.trials = Trials()
-
-    # -------------------------------------------------------------- values
 
     def add_input(self, name: str, dtype: np.dtype[Any], dims: tuple[Dim, ...] | None) -> SymbolicArray:
         """Add an input to the current scope."""
@@ -127,8 +129,6 @@ class Tracer:
         """Return a node's name with its line in the user's source: ``"net.py:12 MatMul"``."""
         return self.unique_name(f"{find_line()} {operator}")
 
-    # -------------------------------------------------------------- nodes
-
     def apply(
         self,
         op: Operator | str,
@@ -217,8 +217,6 @@ class Tracer:
             yield
         finally:
             _CURRENT.reset(token)
-
-    # -------------------------------------------------------------- private
 
     def _find(self, value: Value, scope: Scope) -> Value:
         if value in scope.made:

@@ -233,9 +233,6 @@ def launch_draws(
     emit.launch(Kernel("random.cu", expression), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes)
 
 
-# ---------------------------------------------------------------- parts
-
-
 def _code(dtype: int | None, x: TensorSpec) -> int:
     return dtype_row(x.dtype).code if dtype is None else dtype
 

@@ -132,9 +132,6 @@ class TensorToImage(_Transform):
         _launch(self, emit, inputs, outputs, self.layout, _IMAGE)
 
 
-# ---------------------------------------------------------------- what both share
-
-
 def _to_nhwc(dims: Sequence[int], layout: str, alone: int) -> tuple[int, ...]:
     """Return extents or strides in the order [n, h, w, c]; ``alone`` fills in for a missing axis."""
     if layout == "NCHW":

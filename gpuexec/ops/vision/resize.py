@@ -294,9 +294,6 @@ def _pack_axes(x: Slot, y: Slot, tables: Sequence[AxisTable]) -> bytes:
     )
 
 
-# ---------------------------------------------------------------- older opsets
-
-
 @upgrade("Resize", below=11)
 def _resize_10(node: RawNode) -> RawNode:
     """Upgrade from opset 10, which has inputs X, scales; coordinates are divided by the scale."""

@@ -81,9 +81,6 @@ def make_table(sampling: Sampling, resized: ResizedAxis) -> AxisTable:
     return AxisTable(resized.axis, positions.astype(np.int32), weights)
 
 
-# ---------------------------------------------------------------- output index -> input coordinate
-
-
 def _half_pixel(y: Array, a: ResizedAxis) -> Array:
     return np.asarray((y + 0.5) / a.scale - 0.5)
 
@@ -121,6 +118,7 @@ def _tf_half_pixel_for_nn(y: Array, a: ResizedAxis) -> Array:
     return np.asarray((y + 0.5) / a.scale)
 
 
+# From an output's index to the coordinate in the input.
 COORDINATES: dict[str, Mapping] = {
     "half_pixel": _half_pixel,
     "half_pixel_symmetric": _half_pixel_symmetric,
@@ -130,9 +128,6 @@ COORDINATES: dict[str, Mapping] = {
     "tf_crop_and_resize": _tf_crop_and_resize,
     "tf_half_pixel_for_nn": _tf_half_pixel_for_nn,  # opset 11 and 12 only
 }
-
-
-# ---------------------------------------------------------------- input coordinate -> positions and weights
 
 
 def _round_nearest(x: Array, nearest_mode: str, scale: float) -> Array:

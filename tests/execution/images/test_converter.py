@@ -16,8 +16,6 @@ from gpuexec.ir.spec import TensorSpec
 from tests.execution.images.expected import IMAGE, TRANSFORM, assert_is, expect
 from tests.execution.images.foreign import ForeignArray
 
-# ---- there and back
-
 
 def test_image_comes_back_from_its_tensor(converter: ImageConverter) -> None:
     tensor = converter.to_tensor(IMAGE, TRANSFORM)
@@ -79,9 +77,6 @@ def test_tensor_feeds_a_worker_on_its_device(backend: Backend, converter: ImageC
         assert_is(made, expect(IMAGE))
 
 
-# ---- strides on a device
-
-
 @pytest.mark.parametrize(
     "view",
     [np.s_[:, :, ::-1], np.s_[::-1], np.s_[:, 1:5], np.s_[::2, ::-3, :2], np.s_[:, :, 1], np.s_[2:3, ::-1]],
@@ -137,9 +132,6 @@ def test_strided_tensor_on_a_device_becomes_image(simulator: Backend) -> None:
     with ImageConverter(simulator) as converter:
         made = converter.to_image(given, gx.ImageTransform(scale=1.0)).readback_and_clone()
     np.testing.assert_array_equal(made, np.moveaxis(tensor[1, ::-1, :, 1:], 0, 2).astype(np.uint8))
-
-
-# ---- what is kept
 
 
 def test_only_the_last_layouts_stay_recorded(converter: ImageConverter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,6 @@ from tests.execution.images.expected import IMAGE, TRANSFORM, assert_is, expect
 from tests.execution.images.foreign import ForeignArray
 from tests.system.features.held import held_worker, holding, opening
 
-# ---- whose memory
-
 
 def test_tensor_of_ones_own_is_written_again(converter: ImageConverter) -> None:
     out = converter.to_tensor(IMAGE, TRANSFORM)
@@ -55,9 +53,6 @@ def test_part_of_a_batch_on_the_device_is_written(simulator: Backend) -> None:
             expected = np.zeros(batch.shape)
             expected[index] = expect(IMAGE)[0]
             np.testing.assert_allclose(out.read(), expected, rtol=0, atol=1e-6)
-
-
-# ---- order
 
 
 def test_call_returns_before_the_image_is_there(simulator: Backend) -> None:

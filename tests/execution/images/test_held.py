@@ -36,9 +36,6 @@ def begin(call: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-# ---- what is on no stream yet
-
-
 def test_tensor_whose_maker_is_half_scheduled_is_written_after_it(backend: Backend, converter: ImageConverter) -> None:
     with gx.Worker(affine(SHAPE), backend=backend) as worker:
         steps = worker.schedule_iterable(ZEROS)
@@ -82,9 +79,6 @@ def test_writing_waits_for_a_run_that_will_read_what_was_there(simulator: Backen
         np.testing.assert_array_equal(out.readback_and_clone(), expect(IMAGE[::-1]))
 
 
-# ---- what failed
-
-
 def test_tensor_whose_content_failed_is_written_again(backend: Backend, converter: ImageConverter) -> None:
     image = converter.to_image(ZEROS)
     model, number = gated(SHAPE)
@@ -96,9 +90,6 @@ def test_tensor_whose_content_failed_is_written_again(backend: Backend, converte
             converter.to_image(worker.peek_output(), out=image).readback_and_clone()
     converter.to_image(expect(IMAGE), out=image)
     np.testing.assert_array_equal(image.readback_and_clone(), IMAGE)
-
-
-# ---- what is held
 
 
 def test_nothing_given_is_held_once_the_work_is_done(simulator: Backend) -> None:

@@ -145,9 +145,6 @@ def test_equal_transforms_are_equal() -> None:
     assert one == other and hash(one) == hash(other)
 
 
-# ---- as a model
-
-
 @pytest.mark.parametrize(
     ("transform", "dims", "inverse", "made"),
     [

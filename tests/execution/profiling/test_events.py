@@ -139,9 +139,6 @@ def test_a_phase_that_fails_ends_and_nobody_hears_what_nobody_observes() -> None
     assert [row.name for row in profiler.events()] == ["outer"] and phases.find_witness() is None
 
 
-# ---- NVTX
-
-
 class Nvtx(ModuleType):
     """What CuPy has by that name: ranges begun and ended."""
 

@@ -30,9 +30,6 @@ def durations(profiler: gx.Profiler, run: int) -> list[float | None]:
     return [None if row.duration_ms is None else round(row.duration_ms, 6) for row in profiler.rows() if row.run == run]
 
 
-# ---- times
-
-
 def test_layers_take_what_the_device_says(clocked: Backend) -> None:
     profiler = gx.Profiler(clock=CLOCK)
     start = CLOCK.ms
@@ -118,9 +115,6 @@ def test_host_time_to_issue_is_the_profilers_clock() -> None:
         worker.schedule(ramp(4, 3)).wait()
     assert [round(row.issue_ms, 6) for row in profiler.rows()] == [0.5, 0.5]
     assert durations(profiler, 0) == [1, 20]
-
-
-# ---- what a row says
 
 
 def find(profiler: gx.Profiler, node: str) -> LayerRow:

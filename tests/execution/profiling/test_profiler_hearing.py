@@ -15,8 +15,6 @@ from gpuexec.system import phases
 from tests.model.small_models import CPU, GATES, affine, expect_affine, gated, ramp, two_layers
 from tests.model.staged_models import MODELS, inputs
 
-# ---- whose runs are heard of
-
 
 def test_the_context_hears_of_all_workers_and_no_more_once_it_is_left(backend: Backend) -> None:
     x = ramp(4, 3)
@@ -106,9 +104,6 @@ def test_any_number_of_threads_may_use_one_profiler() -> None:
     rows = profiler.runs()
     assert sorted(row.run for row in rows) == list(range(80)) and {row.layers for row in rows} == {3}
     assert all(row.duration_ms is not None for row in profiler.rows())
-
-
-# ---- every way to run
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -14,8 +14,6 @@ from tests.execution.runs.test_graphs_in_use import branches, expect_branches
 from tests.model.small_models import CPU, affine, expect_affine, make_model, make_tracer, ramp, two_inputs, two_layers
 from tests.system.features.held import holding
 
-# ---- what it gives
-
 
 @on_both
 def test_submission_gives_what_a_run_gives(type: gx.BackendType) -> None:
@@ -108,9 +106,6 @@ def test_next_submission_waits_on_the_stream_for_readers() -> None:
             np.testing.assert_array_equal(request.result(), expect_affine(ramp(2, 3)))
             np.testing.assert_array_equal(later.readback_and_clone(), expect_affine(ramp(2, 3) + 7))
     device.close()
-
-
-# ---- one graph, and nothing made
 
 
 def test_replay_is_a_graph_at_once() -> None:

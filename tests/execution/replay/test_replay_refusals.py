@@ -16,8 +16,6 @@ from gpuexec.ir.spec import TensorSpec
 from tests.execution.replay.replaying import SIMULATOR, Buffer, float32, on_both, read, told
 from tests.model.small_models import CPU, affine, expect_affine, make_tracer, ramp
 
-# ---- what is refused
-
 
 @on_both
 def test_another_shape_is_refused_with_both(type: gx.BackendType) -> None:
@@ -90,9 +88,6 @@ def test_second_caller_is_refused() -> None:
         with replay._exclusive, pytest.raises(gx.StateError, match="Another caller is inside this Replay"):
             replay.submit()
         replay.submit()
-
-
-# ---- capturing
 
 
 def test_capture_holds_the_commands_alone(monkeypatch: pytest.MonkeyPatch) -> None:

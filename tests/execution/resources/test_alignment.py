@@ -350,9 +350,6 @@ def test_sizes_of_a_class_choose_words_by_their_own_offsets(backend: Backend) ->
         assert (worker.report().plans, worker.report().variants) == (1, 5)
 
 
-# ---- parts
-
-
 def unaligned(array: Array) -> Array:
     """Return the same array one byte past an aligned address."""
     raw = np.zeros(array.nbytes + 1, np.uint8)[1:]

@@ -28,9 +28,6 @@ def load(text: str) -> gx.Model:
     return gx.load(ControlModel(text, (), 21).parse().SerializeToString())
 
 
-# ---- runs
-
-
 @pytest.mark.parametrize(
     "form", [lambda s: s, lambda s: s.handle, Protocol, Torch], ids=["own", "int", "cuda", "torch"]
 )
@@ -143,9 +140,6 @@ def test_worker_on_one_stream_takes_another(backend: Backend) -> None:
         np.testing.assert_array_equal(run.peek_output().readback_and_clone(), expect_affine(X))
 
 
-# ---- runs that wait for the host
-
-
 def test_run_with_a_read_is_driven_to_its_end_and_counted(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = backend.device.create_stream()
     shape = put_on_device(ints(2, 3), backend)
@@ -191,9 +185,6 @@ def test_iterator_given_up_lets_the_stream_go_on(backend: Backend) -> None:
         assert worker.cancel()
         stream.synchronize()
         np.testing.assert_array_equal(worker.run(X, stream=stream)[0], expect_affine(X))
-
-
-# ---- what is refused
 
 
 CALLS: dict[str, Callable[[gx.Worker, gx.Tensor, object], object]] = {

@@ -34,9 +34,6 @@ def rows_of(worker: gx.Worker) -> dict[str, MemoryUsageRow]:
     return {row.name: row for row in worker.memory_report()}
 
 
-# ---- since when
-
-
 def test_row_tells_since_when_and_the_most() -> None:
     nbytes = 0
     revision = Revision()
@@ -81,9 +78,6 @@ def test_memory_of_a_run_by_steps_is_held_since_its_layer() -> None:
         list(steps)
 
 
-# ---- a run held open
-
-
 def test_run_held_open_keeps_its_arena_and_no_staging() -> None:
     device = SimulatorDevice(list_kernels)
     backend = Backend(device, SIMULATOR, "for a test")
@@ -105,9 +99,6 @@ def test_run_held_open_keeps_its_arena_and_no_staging() -> None:
         expected = np.maximum((X + 1) @ ramp(3, 5), 0) @ ramp(5, 2)
         np.testing.assert_allclose(worker.read_output(), expected, rtol=1e-6)
     device.close()
-
-
-# ---- staging
 
 
 def test_flush_that_blocks_gives_staging_back_and_keeps_inputs_set(backend: Backend) -> None:
@@ -185,9 +176,6 @@ def test_iterator_not_begun_keeps_its_input_through_a_flush(backend: Backend) ->
         np.testing.assert_array_equal(worker.read_output(), expect_affine(X))
 
 
-# ---- weights
-
-
 def test_weights_are_freed_with_the_last_worker(backend: Backend) -> None:
     model = two_layers()
     one, other = gx.Worker(model, backend=backend), gx.Worker(model, backend=backend)
@@ -214,9 +202,6 @@ def test_close_gives_all_of_the_device_back() -> None:
     backend.staging.trim()
     assert device.context.pinned.nbytes == 0
     device.close()
-
-
-# ---- frames in flight
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3])

@@ -31,8 +31,6 @@ def load(text: str) -> gx.Model:
     return gx.load(ControlModel(text, (), 21).parse().SerializeToString())
 
 
-# ---------------------------------------------------------------- strict
-
 RESHAPE = "(float[n] x, int64[r] shape) => (float[a, b] y) { y = Reshape (x, shape) }"
 
 
@@ -67,9 +65,6 @@ def test_strict_takes_models_without_reads(backend: Backend) -> None:
     x = inputs(0)
     with gx.Worker(MODELS["scan"].load(), backend=backend, strict=True) as worker:
         MODELS["scan"].check(x, [t.readback_and_clone() for t in worker.schedule(x).outputs.values()])
-
-
-# ---------------------------------------------------------------- no_implicit_sync
 
 
 def schedule_and_wait(worker: gx.Worker, x: Array, gate: threading.Event) -> None:
@@ -144,8 +139,6 @@ def test_wait_for_a_shape_is_refused_where_nobody_asked_for_it(backend: Backend)
         np.testing.assert_array_equal(consumer.run(y)[0], -MODELS["read"].expect(inputs(0))[0])
 
 
-# ---------------------------------------------------------------- content that changes no extent
-
 DECODE = """(float[1000, 8] x, int64[1] start) => (float[k, 8] y) <int64[1] sixteen = {16}, int64[1] axis = {0}> {
   end = Add (start, sixteen) part = Slice (x, start, end, axis) y = Neg (part)
 }"""
@@ -167,9 +160,6 @@ def test_decoding_with_a_moving_start_makes_no_plan_for_a_step(place: str, backe
     assert [(row.value, row.nbytes, row.times) for row in report.host_reads] == (
         [("start", 8 * steps, steps)] if place == "device" else []
     )
-
-
-# ---------------------------------------------------------------- residency by cost
 
 
 def test_heavy_producer_stays_on_the_device_and_its_small_result_is_read(backend: Backend) -> None:

@@ -94,9 +94,6 @@ def test_python_scalar_that_would_be_rounded_is_refused() -> None:
                 worker.run(wrong)
 
 
-# ---- refused before any work
-
-
 def test_missing_input_is_named(pair: gx.Worker) -> None:
     with pytest.raises(gx.InputError, match=r"'right' \(float32\[n,3\]\) is missing"):
         pair.schedule({"left": ramp(2, 3)})
@@ -162,9 +159,6 @@ def test_refusal_touches_neither_device_nor_worker() -> None:
                 worker.schedule(wrong)
         assert len(trace(backend)) == rows and worker.report().runs == 0
         assert worker.run([ramp(2, 3)] * 2)[0].shape == (2, 3)
-
-
-# ---- whose they are, and for how long
 
 
 def test_host_array_is_copied_before_schedule_returns() -> None:

@@ -136,8 +136,6 @@ def test_nested_bodies_give_what_another_engine_gives(name: str, place: str, bac
             compare(worker.schedule(given), expect(text, feed))
 
 
-# ---- trips
-
 GROWING = """(float[n, 4] x, int64 times) => (float[m, 4] y, int64[t, 1] lengths) <bool yes = {1}> {
   y, lengths = Loop (times, yes, x) <body = b (int64 i, bool c, float[a, 4] v) =>
     (bool c_out, float[b, 4] v_out, int64[1] length) {

@@ -170,9 +170,6 @@ def test_size_that_is_refused_for_its_inputs_is_in_nobodys_way() -> None:
                     worker.run(inputs)
 
 
-# ---- Methods
-
-
 @pytest.mark.parametrize("planned", [False, True])
 def test_method_beyond_the_limit_is_refused_when_it_is_loaded(planned: bool) -> None:
     backend = make_simulator()

@@ -14,8 +14,6 @@ from tests.model.small_models import CPU
 from tests.model.staged_models import MODELS, StagedModel, inputs
 from tests.system.features.held import holding
 
-# ---- schedule
-
 
 def test_schedule_returns_before_anything_is_done(staged: StagedModel, backend: Backend) -> None:
     x = inputs(0)
@@ -111,9 +109,6 @@ def test_run_after_run_takes_the_same_plans_and_memory(staged: StagedModel, own_
             staged.check(x, [t.readback_and_clone() for t in worker.schedule(x).outputs.values()])
             held.append((worker.report().plans, worker.memory_stats()))
     assert held[-1] == held[8]
-
-
-# ---- layer by layer
 
 
 def test_steps_wait_instead_of_blocking(staged: StagedModel, backend: Backend) -> None:

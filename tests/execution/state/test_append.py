@@ -22,9 +22,6 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return open_backend(request.param)
 
 
-# ---- against the cache fed by hand
-
-
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("capacity", [CAPACITY, None], ids=["append", "swap"])
 def test_runs_give_what_they_give_fed_by_hand(backend: Backend, axis: int, capacity: int | None) -> None:
@@ -171,9 +168,6 @@ def test_compared_runs_append(backend: Backend) -> None:
             worker.run(make_rows(1, 2, number))
         expected = np.concatenate([2 * make_rows(1, 2, number) for number in range(3)], 1)
         np.testing.assert_array_equal(worker.state.get(), expected)
-
-
-# ---- binding
 
 
 @pytest.mark.parametrize(

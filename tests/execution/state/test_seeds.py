@@ -17,9 +17,6 @@ def backend(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-# ---- what repeats, and what does not
-
-
 def test_every_run_draws_anew_and_the_same_seed_repeats_the_runs(backend: gx.BackendType) -> None:
     model = load()
     first = draw_all(model, 6, backend=backend, seed=7)  # more runs than a graph waits for
@@ -93,9 +90,6 @@ def test_bad_seed_is_refused_and_changes_nothing(seed: Any) -> None:
         np.testing.assert_array_equal(draw(worker)[0], first)
 
 
-# ---- state
-
-
 def test_state_is_rewound_kept_and_forked(backend: gx.BackendType) -> None:
     with gx.Worker(load(), backend=backend, seed=2**64 - 1) as worker:
         runs = [draw(worker)[0]]
@@ -153,8 +147,6 @@ def test_dropout_asks_its_mode_while_planning(backend: gx.BackendType) -> None:
         assert set(np.unique(dropped)) == {0.0, 2.0}
         assert np.any(draw(worker, {"x": ones, "t": np.array(True)})[0] != dropped)
 
-
-# ---- branches and loops
 
 LOOP = """(int64 trips, float[n] x) => (float[k, n] rows) {
     yes = Constant <value = bool {1}> ()

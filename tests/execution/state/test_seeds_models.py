@@ -15,8 +15,6 @@ from gpuexec.passes.add_random_key import add_random_key, find_keys, without_key
 from gpuexec.program.cases import Case
 from tests.execution.state.drawing import CPU, X, draw, draw_all, load
 
-# ---- passes
-
 
 def test_what_chance_makes_is_neither_folded_nor_merged() -> None:
     text = (
@@ -66,9 +64,6 @@ def test_joined_models_draw_from_one_key_apart() -> None:
     assert len(find_keys(joined.graph)) == len(joined.memories) == 1
     with gx.Worker(joined, backend=CPU, seed=2) as worker:
         assert np.all(draw(worker)[0] != 0)
-
-
-# ---- programs
 
 
 def test_program_file_keeps_what_its_methods_draw_from(tmp_path: Any) -> None:

@@ -132,9 +132,6 @@ def test_arrays_of_any_strides_arrive_dense(order: str, simulator: Backend) -> N
     region.memory.free()
 
 
-# ---- whole or not at all
-
-
 class Stop(Exception):
     """Raised in the middle of an upload."""
 
@@ -203,9 +200,6 @@ def test_weights_are_shared_and_freed_with_the_last_worker(source: onnx.ModelPro
             second.run(X)
         assert len(seen) == count and weights.nbytes == NBYTES
     assert weights.nbytes == 0
-
-
-# ---- files
 
 
 @pytest.mark.parametrize("kind", ["cpu", "simulator"])

@@ -20,9 +20,6 @@ def dims_of(model: gx.Model) -> list[Any]:
     return [port.spec.dims for port in model.outputs]
 
 
-# ---- inputs and outputs
-
-
 @pytest.mark.parametrize(
     "specs",
     [
@@ -68,9 +65,6 @@ def test_dims_are_fixed_and_bounded() -> None:
         gx.graph(lambda x, y: x - y, SPECS, dims={"m": (1, 4)})
 
 
-# ---- dtypes
-
-
 DTYPES = [np.dtype(name) for name in ("bool", "uint8", "int16", "int32", "int64", "float16", "float32", "float64")]
 
 
@@ -106,9 +100,6 @@ def test_a_free_extent_is_weak() -> None:
     got = compute(model, X, X[0])
     np.testing.assert_allclose(got[0], X.mean(0))
     assert got[1] == 7
-
-
-# ---- free dimensions
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,6 @@ from tests.model.tracing.tracing import check_devices, compute, trace
 fn = gx.fn
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
 SPECS = {"x": ("float32", ("n", 4)), "y": ("float32", (4,))}
-# ---- other models
-
-
 AFFINE = """<ir_version: 10, opset_import: ["": 18]> affine (float[n, 4] x) => (float[n, 2] y, float[n, 4] t)
 <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { t = Relu (x)  y = MatMul (t, w) }"""
 
@@ -85,9 +82,6 @@ def test_forward_refuses_memories() -> None:
     model = gx.load(parser.parse_model(text)).bind_state({"t": "s"})
     with pytest.raises(gx.InputError, match=r"has memories .*use bind_state on the result"):
         trace(lambda x: fn.forward(model, x), X[0, :2])
-
-
-# ---- as a model
 
 
 def test_a_program_is_saved_runs_elsewhere_and_loads_equal(tmp_path: Path) -> None:

@@ -53,9 +53,6 @@ def make_mutant(number: int, good: bytes) -> Mutant:
     return Mutant(number, tuple(names), parts.put_together(text), False)
 
 
-# ---------------------------------------------------------------- of the file, its hashes as they were
-
-
 def truncate(content: bytes, rng: random.Random) -> bytes:
     """Cut the file anywhere."""
     return content[: rng.randrange(len(content))]
@@ -102,11 +99,10 @@ def replace_by_noise(content: bytes, rng: random.Random) -> bytes:
     return rng.choice((b"", content[:8])) + rng.randbytes(rng.randrange(4000))
 
 
+# Mutations of the file, whose hashes stay as they were.
 OF_FILES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     f.__name__: f for f in (truncate, extend, flip_bits, flip_header, set_length, move_block, replace_by_noise)
 }
-
-# ---------------------------------------------------------------- of the parts, with hashes made to fit
 
 
 def replace_anything(parts: Parts, rng: random.Random) -> None:
@@ -209,6 +205,7 @@ def change_metadata(parts: Parts, rng: random.Random) -> None:
     )
 
 
+# Mutations of parts, whose hashes are made to fit.
 OF_PARTS: dict[str, Callable[[Parts, random.Random], None]] = {
     f.__name__: f
     for f in (replace_anything, change_number, change_text, rename_operator, drop_entry, repeat_entry, swap_entries)

@@ -103,9 +103,6 @@ def _mutate_external(number: int, rng: random.Random, change: str) -> Mutant:
     return Mutant(number, "external", tuple(names) or ("nothing",), content, tuple(rows), change)
 
 
-# ---------------------------------------------------------------- headers of safetensors
-
-
 def take_apart(content: bytes) -> tuple[Any, bytes]:
     """Return the header as data, and the bytes behind it."""
     end = 8 + int.from_bytes(content[:8], "little")
@@ -190,8 +187,6 @@ OF_HEADERS: dict[str, Callable[[Any, random.Random], Any]] = {
     },
     "spoil_text": _spoil_text,
 }
-
-# ---------------------------------------------------------------- arrays of .npz
 
 
 def _pack(arrays: Any, *, pickles: bool = False, packs: bool = False) -> bytes:

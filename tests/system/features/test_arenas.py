@@ -43,9 +43,6 @@ def run(method: gx.Method, x: Any = X) -> Any:
     return read(method)
 
 
-# ---- whose memory it is
-
-
 @pytest.mark.parametrize("given", range(8))
 def test_e21_each_of_three_allocators_may_be_left_out(given: int, backend: Backend) -> None:
     program = build(backend)
@@ -141,9 +138,6 @@ def test_e27_arenas_are_device_memory_of_other_packages(backend: Backend) -> Non
         np.testing.assert_array_equal(run(method), expect_layers(X))
 
 
-# ---- what is refused
-
-
 @pytest.mark.parametrize("index", range(5))
 def test_e23_a_block_too_small_is_refused_with_both_numbers(index: int, backend: Backend) -> None:
     program = build(backend, forward=two_layers())
@@ -224,9 +218,6 @@ def test_e25_allocators_give_what_they_have_and_say_when_it_is_all(backend: Back
     assert [len(bump.allocate(nbytes)) for nbytes in (10, 64)] == [10, 64]  # type: ignore[arg-type]
     with pytest.raises(gx.OutOfMemoryError, match="1 bytes are needed, 0 of 320 are left"):
         bump.allocate(1)
-
-
-# ---- what is planned
 
 
 @pytest.mark.parametrize("planned_inputs", [True, False])

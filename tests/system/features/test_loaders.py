@@ -82,9 +82,6 @@ def run(program: gx.Program, x: Any = X) -> Any:
         return read(method)
 
 
-# ---- loaders
-
-
 @pytest.mark.parametrize("kind", OPENERS)
 def test_e1_e3_a_loader_answers_three_questions(kind: str, path: Path) -> None:
     content = path.read_bytes()
@@ -175,9 +172,6 @@ def test_e4_e14_weights_are_views_of_a_mapped_file(tmp_path: Path) -> None:
         assert np.shares_memory(array, whole) and not array.flags.writeable
 
 
-# ---- what is checked
-
-
 def test_e6_a_program_is_verified_fully_unless_asked_not_to(path: Path) -> None:
     content = bytearray(path.read_bytes())
     weight = ramp(3, 5).tobytes()
@@ -234,9 +228,6 @@ def test_e7_a_loader_that_fails_is_told_with_its_own_reason(path: Path) -> None:
         with pytest.raises(gx.AccessError, match=message) as caught:
             gx.Program.load(loader(path.read_bytes()), backend=CPU)
         assert caught.value.code == 0x22
-
-
-# ---- a file form of our own
 
 
 def test_b9_s2_a_model_is_saved_and_loaded(tmp_path: Path, backend: Backend) -> None:

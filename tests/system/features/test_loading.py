@@ -45,9 +45,6 @@ def source_of(kind: str, folder: Path) -> Any:
     return forms[kind]()
 
 
-# ---- sources
-
-
 @pytest.mark.parametrize("kind", ["text", "path", "bytes", "bytearray", "file", "stream", "proto"])
 def test_b1_s1_load_takes_paths_bytes_files_and_protos(kind: str, tmp_path: Path, backend: Backend) -> None:
     x = ramp(2, 3)
@@ -95,9 +92,6 @@ def test_s11_weights_lie_in_files_beside_the_model(tmp_path: Path, backend: Back
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(gx.ModelError, match=r"%w.*weights\.bin"):
         gx.load(tmp_path / "model.onnx")
-
-
-# ---- what a model tells of itself
 
 
 def test_b5_s5_s7_s12_a_model_tells_what_it_is() -> None:
@@ -149,9 +143,6 @@ def test_s79_a_model_is_described_by_a_command(tmp_path: Path, capsys: pytest.Ca
         assert part in told, part
 
 
-# ---- dimensions
-
-
 def test_s7_dimensions_of_one_name_are_one_extent(backend: Backend) -> None:
     with gx.Worker(two_inputs(), backend=backend) as worker:
         for rows in (2, 5, 1):
@@ -187,9 +178,6 @@ def test_s9_shape_arithmetic_is_folded_and_read_by_nobody() -> None:
             assert worker.report().host_reads == ()
 
 
-# ---- outputs
-
-
 @on("cpu", "simulator", "tracer")
 def test_b20_s5_inner_values_are_promoted_to_outputs(backend: Backend) -> None:
     x = ramp(2, 3)
@@ -213,9 +201,6 @@ def test_b21_outputs_left_out_take_their_layers_along() -> None:
     with pytest.raises(gx.UnsupportedError, match="Odd"):
         gx.load(proto(odd))
     assert [node.name for node in gx.load(proto(odd), outputs=["b"]).graph.nodes] == ["double", "relu"]
-
-
-# ---- refused at load
 
 
 def test_b4_s14_e41_all_that_is_not_supported_is_told_at_once() -> None:

@@ -24,8 +24,6 @@ from tests.system.features.held import held_worker, holding
 from tests.system.features.marks import on
 from tests.system.features.test_planning import _tower_proto, plan_of, tower
 
-# ---- running
-
 
 def test_e37_t13_inputs_survive_runs(backend: Backend) -> None:
     x = ramp(64, 64)
@@ -99,9 +97,6 @@ def test_s37_memory_goes_to_others_when_its_readers_are_done(backend: Backend) -
             np.testing.assert_array_equal(request.result(), expect_affine(ramp(2, 3) + i))
 
 
-# ---- sizes
-
-
 def test_e63_e64_sizes_up_to_the_bound_run_without_planning(backend: Backend) -> None:
     model = gx.load(_tower_proto(), dims={"n": (1, 64)})  # type: ignore[arg-type]
     with gx.Worker(model, backend=backend) as worker:
@@ -130,9 +125,6 @@ def test_e64_s40_shapes_that_depend_on_data_have_a_bound_and_then_a_value(backen
         gate.set()
         np.testing.assert_array_equal(y.readback_and_clone(), expected)
         assert y.shape == y.max_shape == expected.shape
-
-
-# ---- what is told of it
 
 
 def test_e40_the_arena_is_drawn_over_time(tmp_path: Path) -> None:

@@ -23,8 +23,6 @@ Y = expect_affine(X)
 planned = pytest.mark.parametrize("is_planned", [True, False], ids=["planned", "own"])
 
 
-# ---- inputs
-
 WRONG: list[tuple[object, object, int, str]] = [
     (5, np.zeros((9, 9)), 0x12, "has 1 inputs, got index 5"),
     (-1, X, 0x12, "has 1 inputs, got index -1"),
@@ -107,9 +105,6 @@ def test_e59_an_inputs_memory_is_written_in_place(backend: Backend) -> None:
             np.testing.assert_array_equal(read(method), expect_affine(ramp(5, 3)))
 
 
-# ---- outputs of the user's
-
-
 def make_floats(backend: Backend, rows: int = 8) -> gx.Tensor:
     """Return memory of the caller's on a device: zeros of float32[rows, 3]."""
     with gx.Worker(affine(), backend=backend) as worker:
@@ -155,9 +150,6 @@ def test_e46_arrays_of_numpy_are_written_on_the_cpu(backend: Backend) -> None:
         method.set_output(0, mine)
         method.execute([ramp(8, 3)])
         np.testing.assert_array_equal(mine, expect_affine(ramp(8, 3)))
-
-
-# ---- what is read
 
 
 def test_e54_an_output_is_a_view_until_the_next_execute(backend: Backend) -> None:
@@ -222,9 +214,6 @@ def test_e58_a_method_tells_its_sizes_and_its_meta(backend: Backend) -> None:
         sized = executorch.Method(method)
         assert (sized.inputs_size(), sized.outputs_size()) == (meta.num_inputs, meta.num_outputs) == (2, 2)
         assert meta.name == "pair" and meta.input_tensor_meta(0).sizes == (8, 3)
-
-
-# ---- one caller
 
 
 def test_e60_a_second_caller_is_refused(backend: Backend) -> None:

@@ -34,9 +34,6 @@ def module(path: Path, backend: Backend) -> Iterator[executorch.Module]:
         yield module
 
 
-# ---- the Module
-
-
 def test_e65_a_module_runs_methods_of_a_file_by_name(module: executorch.Module) -> None:
     assert module.method_names == ("forward", "affine", "pair") and module.num_methods() == 3
     np.testing.assert_array_equal(module.forward(X)[0], expect_layers(X))
@@ -166,9 +163,6 @@ def test_e70_modules_over_one_program_are_independent(backend: Backend) -> None:
         np.testing.assert_array_equal(first.execute("affine")[0], expect_affine(X))
         first.close()
         np.testing.assert_array_equal(second.execute("affine")[0], expect_affine(2 * X))
-
-
-# ---- the look-alike of ExecuTorch's Python runtime
 
 
 def test_e75_there_is_one_runtime_and_it_knows_backends_and_operators() -> None:

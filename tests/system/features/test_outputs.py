@@ -26,9 +26,6 @@ READS: dict[str, Callable[[gx.Tensor], object]] = {
 }
 
 
-# ---- views and copies
-
-
 def test_b33_s24_e15_peek_is_a_view_until_the_next_run(backend: Backend) -> None:
     with gx.Worker(two_inputs(), backend=backend) as worker:
         with pytest.raises(gx.StateError, match="schedule"):
@@ -105,9 +102,6 @@ def test_s26_a_stale_tensor_raises_and_an_older_request_answers(backend: Backend
                 use(stale)
         for number, request in enumerate(requests):
             np.testing.assert_array_equal(request.result(), expect_affine(X + number))
-
-
-# ---- a tensor before its content
 
 
 def test_s40_a_tensor_tells_what_it_is_before_its_content_is_there(backend: Backend) -> None:

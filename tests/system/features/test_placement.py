@@ -25,9 +25,6 @@ def load(text: str) -> gx.Model:
     return gx.load(ControlModel(text, (), 21).parse())
 
 
-# ---- falling back
-
-
 @on("simulator")
 def test_b16_s66_t4_a_missing_kernel_is_numpys_and_in_the_report(backend: Backend) -> None:
     staged = MODELS["host call"]
@@ -66,9 +63,6 @@ def test_s66_every_operator_has_a_numpy_form() -> None:
     lacking = {name for name, kind in kinds.items() if kind is not None and kind.compute is Operator.compute}
     assert lacking <= {"If", "Loop", "Scan"}  # the host drives those over planned bodies
     assert len(kinds) > 140
-
-
-# ---- what the host needs
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -148,9 +142,6 @@ def test_s67_waits_asked_for_by_name_are_not_counted(backend: Backend) -> None:
         assert worker.report().host_syncs == worker.report().host_reads == ()
 
 
-# ---- no fallback at all
-
-
 @on("tracer")
 def test_s65_shape_and_size_never_touch_the_data(backend: Backend) -> None:
     text = "(float[n, m] x) => (int64[2] s, int64 z) { y = Neg (x) s = Shape (y) z = Size (y) }"
@@ -184,9 +175,6 @@ def test_s36_what_the_host_reads_stays_on_the_device_for_later_layers(backend: B
             y, z = worker.run({"x": X, "w": w})
             np.testing.assert_array_equal(y, X.reshape(2, 3))
             np.testing.assert_array_equal(z, [-2, -3])
-
-
-# ---- control flow, several outputs
 
 
 def test_b46_operators_of_several_outputs_are_ordinary(backend: Backend) -> None:

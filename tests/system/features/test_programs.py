@@ -23,9 +23,6 @@ from tests.system.features.programs import PAIR, SHAPES, build, expect_layers, o
 X = ramp(2, 3)
 
 
-# ---- methods by name
-
-
 def test_e9_methods_have_names_and_no_others() -> None:
     program = build(CPU)
     assert program.method_names == ("forward", "affine", "pair")
@@ -93,9 +90,6 @@ def test_e11_e70_methods_share_the_weights_on_the_device(backend: Backend) -> No
         assert before > 0
         with program.load_method("forward"), program.load_method("again"):
             assert trace(backend).count("copy_to_device") == before
-
-
-# ---- what is told beforehand
 
 
 @on("tracer")
@@ -191,9 +185,6 @@ def test_e41_e63_bounds_that_contradict_each_other_are_refused_when_building() -
         gx.Program.build({"forward": model}, shapes={"forward": {"a": (4, 3), "b": (5, 3)}}, backend=CPU)
     with pytest.raises(gx.InputError, match="no input 'z'; it has left, right"):
         gx.Program.build({"pair": build(CPU).contents.methods["pair"].model}, shapes={"pair": {**PAIR, "z": (1,)}})
-
-
-# ---- cases in the file
 
 
 def save_case(path: Path, y: np.ndarray | None) -> str:  # type: ignore[type-arg]

@@ -24,9 +24,6 @@ def load(text: str) -> gx.Model:
     return gx.load(parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "test": 1]> agraph {text}'))
 
 
-# ---- an object of its own
-
-
 def test_s32_s33_a_recording_runs_again_and_again_on_new_inputs(backend: Backend) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         expected = [worker.run(X + number)[0] for number in range(4)]
@@ -79,9 +76,6 @@ def test_s32_a_submission_is_in_the_order_of_the_stream_it_is_put_on(backend: Ba
             np.testing.assert_array_equal(made.readback_and_clone(), Y)
 
 
-# ---- again, at no cost
-
-
 @on("tracer")
 def test_s33_a_replay_plans_compiles_and_allocates_nothing(backend: Backend) -> None:
     with gx.Worker(two_inputs(), backend=backend) as worker, worker.record([X, X]) as replay:
@@ -105,9 +99,6 @@ def test_s33_what_a_submission_leaves_out_stays(backend: Backend) -> None:
         with pytest.raises(gx.InputError, match=r"memory by name.*got a list"):
             replay.submit(outputs=[X])  # type: ignore[arg-type]
         np.testing.assert_array_equal(replay.submit()["sum"].readback_and_clone(), 5 * X)
-
-
-# ---- what can't be recorded
 
 
 LOOP = """(float[k] x, int64 n) => (float[k] y) {

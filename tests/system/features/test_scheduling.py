@@ -18,9 +18,6 @@ from tests.system.features.marks import on
 X = ramp(2, 3)
 
 
-# ---- scheduling
-
-
 def test_b25_s22_execute_returns_before_the_work_is_done(backend: Backend) -> None:
     with held_worker(affine(), backend) as (worker, gate):
         run = worker.schedule(X)
@@ -163,9 +160,6 @@ def test_s31_a_run_is_one_recording_on_one_stream(backend: Backend) -> None:
     # Inputs before, an event after; nothing waits or copies between the launches.
     assert done[first : first + 2] == ["launch"] * 2 and done.count("launch") == 2
     assert not {"synchronize", "copy_to_host"} & set(done) and len(worker.plans) == 1
-
-
-# ---- errors in the middle
 
 
 @on("cpu")

@@ -25,9 +25,6 @@ def run(worker: gx.Worker, given: object) -> Array:
     return y
 
 
-# ---- which memories there are
-
-
 def test_b40_s28_memories_of_recurrent_layers_are_listed() -> None:
     model = gx.load(recurrent(), memories="implicit", dims={"batch": 2, "steps": 1})
     assert [(m.shape, m.dtype.name, m.is_implicit) for m in model.memories] == [
@@ -81,9 +78,6 @@ def test_b40_any_pair_of_an_input_and_an_output_is_bound(backend: Backend) -> No
         cache().bind_state(["present"])  # type: ignore[arg-type]
     with pytest.raises(gx.InputError, match=r"past <- present.* is bound already"):
         model.bind_state({"before": "past"})
-
-
-# ---- how state goes on
 
 
 def test_b41_state_begins_as_zeros(backend: Backend) -> None:
@@ -191,9 +185,6 @@ def test_s28_a_sequence_in_pieces_gives_what_it_gives_whole(pieces: tuple[int, .
             for got, wanted in zip(last, expected, strict=True):
                 np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
             worker.state.reset()
-
-
-# ---- bytes that stay
 
 
 def test_e38_a_state_that_grows_keeps_its_place_up_to_its_capacity(backend: Backend) -> None:

@@ -22,9 +22,6 @@ Y = expect_affine(X)
 KINDS = [CudaStreamArray, DlpackArray, InterfaceArray]
 
 
-# ---- host arrays
-
-
 LAYOUTS = {
     "strided": np.repeat(X, 2, axis=0)[::2],
     "columns first": np.asfortranarray(X),
@@ -74,9 +71,6 @@ def test_e43_host_arrays_are_borrowed_where_asked(backend: Backend) -> None:
         x += 1
         gate.set()
         np.testing.assert_array_equal(y.readback_and_clone(), expect_affine(X + 1))
-
-
-# ---- device arrays
 
 
 @on("simulator")
@@ -169,9 +163,6 @@ def test_s56_numpy_takes_a_finished_tensor_without_a_copy(backend: Backend) -> N
         for number in range(4):
             worker.run(X + number + 1)
     np.testing.assert_array_equal(taken, Y)
-
-
-# ---- streams of the caller's
 
 
 @on("simulator")

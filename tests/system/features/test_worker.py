@@ -20,9 +20,6 @@ from tests.system.features.marks import is_tracer, on
 X = ramp(2, 3)
 
 
-# ---- making one
-
-
 def test_b11_s17_one_constructor_takes_options_by_keyword(backend: Backend) -> None:
     parameters = inspect.signature(gx.Worker).parameters.values()
     assert [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY] == ["model"]
@@ -109,9 +106,6 @@ def test_b17_synchronous_errors_come_from_the_call_and_name_the_node(backend: Ba
         worker.schedule(X)
 
 
-# ---- preparing
-
-
 def test_b15_shapes_met_before_plan_nothing(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         for rows in (2, 5, 2, 5):
@@ -161,9 +155,6 @@ def test_b39_s18_weights_lie_on_a_device_once_for_all_workers(backend: Backend) 
             assert trace(backend).count("copy_to_device") == before + 1
         else:
             np.testing.assert_array_equal(one.read_output(), other.read_output())
-
-
-# ---- closing, threads
 
 
 def test_b36_summary_tells_backend_runs_plans_and_memory(backend: Backend) -> None:

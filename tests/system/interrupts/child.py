@@ -99,9 +99,6 @@ def say(row: dict[str, object]) -> None:
     sys.stdout.flush()
 
 
-# ---- what is interrupted
-
-
 def run(worker: gx.Worker) -> None:
     worker.run(feeds(3))
 
@@ -136,9 +133,6 @@ def copy(worker: gx.Worker) -> None:
 
 
 CALLS = (run, run_without_end, schedule, take_steps, flush, trim, copy)
-
-
-# ---- what interrupts
 
 
 def signal_process() -> None:

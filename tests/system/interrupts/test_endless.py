@@ -89,9 +89,6 @@ def test_state_is_what_it_was_before_a_run_that_is_interrupted(monkeypatch: pyte
         np.testing.assert_array_equal(worker.state.get("s"), np.full(3, 4, np.float32))
 
 
-# ---- close
-
-
 def test_close_cancels_a_run_nobody_waits_for_and_says_so(
     kind: gx.BackendType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,8 +150,6 @@ def test_block_that_is_interrupted_closes_without_waiting_or_warning(
     with pytest.raises(gx.CancelledError):
         request.result()
 
-
-# ---- the process
 
 # A shell gives what it starts in the background SIGINT ignored, and children inherit that.
 HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"

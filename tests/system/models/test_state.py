@@ -31,9 +31,6 @@ def make_backend(device: str) -> Backend:
     }[device]()
 
 
-# ---- streaming
-
-
 @dataclass(frozen=True, slots=True)
 class Stream:
     """A streaming model: its states, input by output, and what it hears next."""
@@ -93,9 +90,6 @@ def test_streaming_equals_states_fed_by_hand(device: str, steps: int, stream: St
             np.testing.assert_array_equal(worker.state.get(name), state)
         assert worker.report().plans == by_hand.report().plans
         assert worker.report().host_calls == () or device != "cpu"
-
-
-# ---- decoding
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Mutation of kernel source: one mistake that a compiler accepts."""
+"""Mutation of kernel source: one mistake that a compiler accepts.
+
+Each kind of mistake maps the code of a line to what it may become.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +78,6 @@ def _find_skipped(lines: Sequence[str]) -> set[int]:
             skipped.add(number)
     return skipped
 
-
-# ---------------------------------------------------------------- mistakes: code of a line -> what it may become
 
 _WAIT = re.compile(r"\b(?:__syncthreads|__syncwarp|__threadfence\w*|\w*wait\w*|\w*\.sync)\([^()]*\);")
 _COMPARISON = re.compile(r" (<=|>=|<|>) (?=[\w(-])")

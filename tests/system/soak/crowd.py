@@ -64,8 +64,6 @@ class Member:
         except BaseException as error:
             self.error = error
 
-    # ---- what it does
-
     def list_actions(self) -> list[Callable[[], None]]:
         """Return what it may do, as often as it should come up."""
         often = [self.run] * 4 + [self.keep_request] * 3
@@ -157,8 +155,6 @@ class Member:
         self._worker.close()
         self._worker = self._open()
         self._check_kept(2)
-
-    # ---- what it checks
 
     def _check_kept(self, most: int) -> None:
         while len(self._kept) > most:

@@ -176,9 +176,6 @@ def test_memory_of_another_device_is_refused_for_outputs() -> None:
         make_session().io_binding().bind_output("y", "simulator")
 
 
-# ---- values
-
-
 def test_value_on_the_host_shares_its_bytes() -> None:
     array = X.copy()
     value = ort.OrtValue.ortvalue_from_numpy(array)

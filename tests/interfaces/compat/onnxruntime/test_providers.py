@@ -131,9 +131,6 @@ def test_severity_decides_whether_there_are_warnings(monkeypatch: pytest.MonkeyP
         ort.set_global_thread_pool_sizes(1, 1)
 
 
-# ---- the pool
-
-
 def test_pool_lends_no_more_than_it_may_and_the_last_first() -> None:
     made: list[Any] = []
 
@@ -165,9 +162,6 @@ def test_pool_lends_no_more_than_it_may_and_the_last_first() -> None:
         lender.close()
         assert [worker.closed for worker in made if worker is not again] == [1] and not again.closed
     assert again.closed == 1
-
-
-# ---- standing in
 
 
 def run_python(code: str) -> str:

@@ -90,9 +90,6 @@ def test_unsupported_models_are_refused_with_all_that_is_missing() -> None:
     assert isinstance(caught.value, gx.UnsupportedError) and isinstance(caught.value.__cause__, gx.UnsupportedError)
 
 
-# ---- life
-
-
 def test_session_let_go_of_gives_its_workers_back_without_a_word() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
