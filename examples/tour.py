@@ -128,9 +128,9 @@ def show_plan(journey: Journey) -> None:
                 for index, lifetime in enumerate(lifetimes)
                 if lifetime.first <= command < lifetime.last
             }
-            most = max(held, key=lambda index: held[index], default=0)
-            is_free = not held or held[most] <= 0
-            line += "·" * width if is_free else f"[{COLOURS[most % len(COLOURS)]}]{'█' * width}[/]"
+            winner = max(held, key=lambda index: held[index], default=0)
+            is_free = not held or held[winner] <= 0
+            line += "·" * width if is_free else f"[{COLOURS[winner % len(COLOURS)]}]{'█' * width}[/]"
         console.print(line)
     console.print(f"  {'':7} [dim]{''.join(f'{index:<{width}}' for index in range(count))}[/]")
     for index, lifetime in enumerate(lifetimes):

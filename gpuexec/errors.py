@@ -118,9 +118,9 @@ def locate(error: GpuexecError, where: object, node: str | None = None) -> Gpuex
     return error
 
 
-def abridge(text: str, most: int = 1000) -> str:
-    """Return the two ends of a text longer than ``most`` characters: names from a file are as long as it has them."""
-    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
+def abridge(text: str, limit: int = 1000) -> str:
+    """Return the two ends of a text longer than ``limit`` characters: names from a file are as long as it has them."""
+    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-(limit // 2) :]}"
 
 
 def as_failure(error: BaseException, what: str) -> BaseException:

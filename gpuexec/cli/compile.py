@@ -26,7 +26,7 @@ from gpuexec.system.array_files import load_arrays
 
 Array = np.ndarray[Any, Any]
 # Largest number of trips of a Loop with random inputs; a case of the user's own has no such limit.
-_MOST_TRIPS = 1000
+_MAX_TRIPS = 1000
 _BOUND = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
 
@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
         "--no-case",
         action="store_true",
         help="make no case of random inputs where none is given; else there is one wherever the model runs with them "
-        f"and its Loops make at most {_MOST_TRIPS} trips",
+        f"and its Loops make at most {_MAX_TRIPS} trips",
     )
     parser.set_defaults(main=main)
 
@@ -204,7 +204,7 @@ def _add_random_cases(
         try:
             ports = [_at_end(port, shapes[name].get(port.name, ())) for port in model.inputs]
             case = Case({port.name: make_random(port, {}, rng) for port in ports})
-            cases[name].append(make_case(model, case, most_trips=_MOST_TRIPS))
+            cases[name].append(make_case(model, case, max_trips=_MAX_TRIPS))
         except GpuexecError as error:
             notes.append(f"{name}: no case, for random inputs don't do: {error}")
         else:

@@ -37,7 +37,7 @@ _INPUT = re.compile(
 _ATTRIBUTE = re.compile(r"(?P<key>\w+)=(?P<value>\S+)")
 # Inputs tried where there is no example: all of one of these types, in this order, with this many axes of two elements.
 _COMMON = ("float32", "int64", "bool", "uint8", "string", "sequence", "optional", "map")
-_RANKS, _MOST_INPUTS = (3, 4, 2, 1, 0), 3
+_RANKS, _MAX_INPUTS = (3, 4, 2, 1, 0), 3
 # Default content of a container.
 _HELD = {
     SEQUENCE: make_sequence([np.zeros(2, np.float32)] * 2),
@@ -134,11 +134,11 @@ def _list_common(cls: type[Operator]) -> Iterator[Specs]:
     call = inspect.signature(cls.draw if issubclass(cls, Composite) else cls.infer)
     parameters = [each for each in call.parameters.values() if each.name not in ("self", "sketch")]
     is_open = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    counts = range(1, _MOST_INPUTS + 1) if is_open else (sum(each.default is each.empty for each in parameters),)
+    counts = range(1, _MAX_INPUTS + 1) if is_open else (sum(each.default is each.empty for each in parameters),)
     for name in _COMMON:
         dtype = dtype_row(name).numpy
         for count in counts:
-            for ranks in itertools.product(_RANKS, repeat=count) if count <= _MOST_INPUTS else ():
+            for ranks in itertools.product(_RANKS, repeat=count) if count <= _MAX_INPUTS else ():
                 specs = [TensorSpec((2,) * rank, dtype) for rank in ranks]
                 if is_container(dtype):
                     yield (TensorSpec.of(_HELD[dtype]),) * count

@@ -80,11 +80,11 @@ class MemoryPool:
     Args:
         source: Where memory comes from when no block fits, and where it goes.
         create_event: Returns an event of the device.
-        most_cached_nbytes: Limit of idle memory; more is released to the source.
+        max_cached_nbytes: Limit of idle memory; more is released to the source.
     """
 
-    def __init__(self, source: Source, create_event: Callable[[], Event], most_cached_nbytes: int) -> None:
-        self._source, self._create_event, self._most_cached = source, create_event, most_cached_nbytes
+    def __init__(self, source: Source, create_event: Callable[[], Event], max_cached_nbytes: int) -> None:
+        self._source, self._create_event, self._max_cached = source, create_event, max_cached_nbytes
         # By size, oldest first.
         self._free: dict[int, list[PoolBlock]] = {}
         self._returned: deque[PoolBlock] = deque()
@@ -242,7 +242,7 @@ class MemoryPool:
         """Release idle blocks until the pool is within its limit."""
         for rows in tuple(self._free.values()):
             for block in tuple(rows):
-                if self._cached <= self._most_cached:
+                if self._cached <= self._max_cached:
                     return
                 if is_idle(block) and not self._release(self._remove(block)):
                     self._keep(block)

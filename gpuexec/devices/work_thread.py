@@ -75,7 +75,7 @@ class ReusableThread(threading.Thread):
 
     _IDLE_NAME = "gpuexec-idle"
     # Starting a thread costs some 0.2 ms; keeping an idle one costs the addresses of its stack.
-    _MOST_IDLE = 8
+    _MAX_IDLE = 8
     _IDLE_S = 1.0
     # Reentrant: garbage collection may queue work in the middle of this.
     _lock = threading.RLock()
@@ -119,7 +119,7 @@ class ReusableThread(threading.Thread):
     def _wait(self) -> Callable[[], None] | None:
         self.name = self._IDLE_NAME
         with self._lock:
-            if len(self._idle) >= self._MOST_IDLE:
+            if len(self._idle) >= self._MAX_IDLE:
                 return None
             self._idle.append(self)
         try:

@@ -14,7 +14,7 @@ from gpuexec.errors import ModelError
 from gpuexec.importer.order import describe_node, list_nodes
 
 # The largest known models have some ten thousand nodes.
-MOST_NODES = 1 << 17
+MAX_NODES = 1 << 17
 Key = tuple[str, str, str]
 
 
@@ -37,9 +37,9 @@ def check_growth(nodes: Sequence[onnx.NodeProto], functions: Iterable[onnx.Funct
     for node in list_nodes(nodes):
         size = sizes.get(key_of_call(node), 1)
         total += size
-        if size > 1 and total > MOST_NODES:
+        if size > 1 and total > MAX_NODES:
             raise ModelError(
-                f"{describe_node(node)}: with its function of {size} nodes the model has more than {MOST_NODES}, the"
+                f"{describe_node(node)}: with its function of {size} nodes the model has more than {MAX_NODES}, the"
                 " most that is expanded.",
                 node=node.name or None,
             )

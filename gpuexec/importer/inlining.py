@@ -14,7 +14,7 @@ import onnx
 from onnx import AttributeProto, helper
 
 from gpuexec.errors import ModelError, locate
-from gpuexec.importer.growth import MOST_NODES, Key, key_of, key_of_call
+from gpuexec.importer.growth import MAX_NODES, Key, key_of, key_of_call
 from gpuexec.importer.order import describe_node, list_graphs, list_nodes, sort_nodes
 from gpuexec.importer.schemas import check_opset
 
@@ -119,9 +119,9 @@ class _Inliner:
 
     def _count(self, node: onnx.NodeProto) -> None:
         self._size += 1
-        if self._size > MOST_NODES:
+        if self._size > MAX_NODES:
             raise ModelError(
-                f"{describe_node(node)}: with its functions the model has more than {MOST_NODES} nodes, the most that"
+                f"{describe_node(node)}: with its functions the model has more than {MAX_NODES} nodes, the most that"
                 " is expanded.",
                 node=node.name or None,
             )

@@ -16,7 +16,7 @@ from gpuexec.system.mapped import read_content
 
 Array = np.ndarray[Any, Any]
 # Size limit of a dense tensor in a file of its own, which bounds the shape that a file may claim.
-_MOST_NBYTES = 2**31
+_MAX_NBYTES = 2**31
 
 
 def to_dense(sparse: onnx.SparseTensorProto, origin: Origin, what: str) -> Array:
@@ -41,7 +41,7 @@ def to_dense(sparse: onnx.SparseTensorProto, origin: Origin, what: str) -> Array
         raise ModelError(f"{what}: {error}", value=name) from None
     if is_host_object(values.dtype):
         raise UnsupportedFormError("sparse tensor of strings")
-    if prod(shape) * values.dtype.itemsize > _MOST_NBYTES:
+    if prod(shape) * values.dtype.itemsize > _MAX_NBYTES:
         raise UnsupportedFormError(f"sparse tensor of {prod(shape)} elements when dense")
     places = _find_places(indices, values, shape, what, name)
     if len(np.unique(places)) != len(places):

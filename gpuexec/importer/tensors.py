@@ -24,8 +24,8 @@ Array = np.ndarray[Any, Any]
 # Types of which several elements share a byte, as far as this version of onnx knows them.
 _BITS_BY_NAME = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 # Digits of a 63-bit number after any zeros. Python refuses to parse thousands of digits.
-_MOST_DIGITS = 19
-_NUMBER = re.compile(rf"0*[0-9]{{1,{_MOST_DIGITS}}}", re.ASCII)
+_MAX_DIGITS = 19
+_NUMBER = re.compile(rf"0*[0-9]{{1,{_MAX_DIGITS}}}", re.ASCII)
 _SHOWN_CHARACTERS = 40
 _LONGEST_PATH = 400
 _PACKED_BITS = {code: _BITS_BY_NAME[name] for name, code in TensorProto.DataType.items() if name in _BITS_BY_NAME}
@@ -325,7 +325,7 @@ def _read_place(rows: Mapping[str, str], key: str, where: str, name: str) -> int
             else f"{text[:_SHOWN_CHARACTERS]!r}... ({len(text)} characters)"
         )
         raise ModelError(f"{where} can't be read: its {key} is {got}, expected a number of bytes.", value=name)
-    return int(text[-_MOST_DIGITS:])
+    return int(text[-_MAX_DIGITS:])
 
 
 def _read_location(tensor: TensorProto) -> str:

@@ -15,15 +15,15 @@ import numpy as np
 from gpuexec.errors import GpuexecError, InputError, ModelError, UnsupportedError, locate
 from gpuexec.ir.graphs import Array, Graph, Node, Value
 from gpuexec.ir.operator import Operator, build, describe, find_operator, suggest_name
-from gpuexec.ir.spec import MOST_AXES, DeclaredSpec, dtype_row, is_container
+from gpuexec.ir.spec import MAX_AXES, DeclaredSpec, dtype_row, is_container
 from gpuexec.ir.validate import field_types, is_of_type
 
 # Takes a constant and what to call it in messages, and returns its number.
 Keep = Callable[[Array, str], int]
-_MOST_BODIES = 32
+_MAX_BODIES = 32
 # Declared spec of a container: dtype, dims, its elements, and the dtype of its keys.
 _CONTAINER_ENTRIES = 4
-_MOST_EXTENT = 2**63 - 1
+_MAX_EXTENT = 2**63 - 1
 
 
 def encode_graph(graph: Graph, keep: Keep) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def decode_graph(data: Any, arrays: Sequence[Array]) -> Graph:
 def is_dim(dim: Any) -> bool:
     """Return whether something is a declared dim: an extent, a name, or None."""
     if isinstance(dim, int) and not isinstance(dim, bool):
-        return 0 <= dim <= _MOST_EXTENT
+        return 0 <= dim <= _MAX_EXTENT
     return dim is None or isinstance(dim, str)
 
 
@@ -124,8 +124,8 @@ def _encode_attribute(value: Any, keep: Keep) -> Any:
 
 
 def _decode_graph(data: Any, arrays: Sequence[Array], unknown: dict[str, str], depth: int) -> Graph:
-    if depth > _MOST_BODIES:
-        raise ModelError(f"A body lies in more than {_MOST_BODIES} others.")
+    if depth > _MAX_BODIES:
+        raise ModelError(f"A body lies in more than {_MAX_BODIES} others.")
     name = _take(data, "name", str, "A graph")
     where = f"Graph {name!r}"
     values = [_decode_value(row, where) for row in _take(data, "values", list, where)]
@@ -162,14 +162,14 @@ def _decode_declared(row: Any, what: str, name: str, depth: int = 0) -> Declared
     dtype, dims, *rest = _split(row, _CONTAINER_ENTRIES if is_nested else 2, f"What is declared of {what}")
     if not isinstance(dtype, str) or not (dims is None or isinstance(dims, list)):
         raise ModelError(f"{what} declares no element type with dims.", value=name)
-    if dims is not None and (len(dims) > MOST_AXES or not all(is_dim(dim) for dim in dims)):
-        raise ModelError(f"{what} declares dims that are none, or more than {MOST_AXES}.", value=name)
+    if dims is not None and (len(dims) > MAX_AXES or not all(is_dim(dim) for dim in dims)):
+        raise ModelError(f"{what} declares dims that are none, or more than {MAX_AXES}.", value=name)
     try:
         found = dtype_row(dtype).numpy
         key = dtype_row(rest[1]).numpy if rest and isinstance(rest[1], str) else None
     except InputError as error:
         raise ModelError(f"{what}: {error}", value=name) from None
-    if is_container(found) != is_nested or depth > _MOST_BODIES:
+    if is_container(found) != is_nested or depth > _MAX_BODIES:
         raise ModelError(f"{what} declares a {dtype} of another form.", value=name)
     item = _decode_declared(rest[0], what, name, depth + 1) if rest else None
     return DeclaredSpec(found, None if dims is None else tuple(dims), item, key)

@@ -33,21 +33,21 @@ def require_const(spec: TensorSpec | None, role: str, index: int = -1) -> Array:
     return read_content(spec.value.array)
 
 
-def require_at_least(spec: TensorSpec | None, role: str, index: int, least: int) -> int:
-    """Return the number in a scalar input, or ``least`` where it is below; smaller values share one plan.
+def require_at_least(spec: TensorSpec | None, role: str, index: int, minimum: int) -> int:
+    """Return the number in a scalar input, or ``minimum`` where it is below; smaller values share one plan.
 
-    So a plan made for one number up to ``least`` serves every other.
+    So a plan made for one number up to ``minimum`` serves every other.
 
     Args:
         spec: The input's spec, of one element.
         role: Role of the input.
         index: Position of the input.
-        least: The smallest result.
+        minimum: The smallest result.
 
     Raises:
         NeedsHostValue: The content is not known on the host.
     """
     if spec is None or spec.value is None or spec.value.log is None:
-        return max(least, int(require_const(spec, role, index).reshape(())))
-    spec.value.log(role, least)
-    return max(least, int(spec.value.array.reshape(())))
+        return max(minimum, int(require_const(spec, role, index).reshape(())))
+    spec.value.log(role, minimum)
+    return max(minimum, int(spec.value.array.reshape(())))

@@ -16,7 +16,7 @@ import numpy as np
 from gpuexec.errors import GpuexecError, PlanError
 from gpuexec.ir.command import Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.ir.plan import ArenaLayout, Buffer, KeptOnHost, Plan, Port, Read, Role, Segment, Variant
-from gpuexec.ir.spec import MOST_BYTES, TensorSpec, check_size, dtype_row
+from gpuexec.ir.spec import MAX_BYTES, TensorSpec, check_size, dtype_row
 from gpuexec.ir.validate import find_invalid_field
 
 _TYPES: dict[str, type[Any]] = {
@@ -69,7 +69,7 @@ def decode_plan(data: Any) -> Plan:
     misfit = find_invalid_field(plan)
     if misfit is not None:
         raise PlanError(f"The text is not a plan: {misfit} is of another type.")
-    if not all(0 <= buffer.nbytes <= MOST_BYTES for buffer in plan.buffers):
+    if not all(0 <= buffer.nbytes <= MAX_BYTES for buffer in plan.buffers):
         raise PlanError("The text is not a plan: a buffer is of a size that can't be.")
     return plan
 

@@ -246,8 +246,8 @@ class TensorSpec:
 
 
 # Limits of NumPy and of 64-bit offsets: number of axes, and bytes, an extent of 0 counted as 1.
-MOST_AXES = 64
-MOST_BYTES = 2**63 - 1
+MAX_AXES = 64
+MAX_BYTES = 2**63 - 1
 
 
 def check_size(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
@@ -259,10 +259,10 @@ def check_size(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
     nbytes = dtype.itemsize
     for extent in shape:
         nbytes *= extent or 1
-    if len(shape) > MOST_AXES:
+    if len(shape) > MAX_AXES:
         name = name_dtype(dtype)
-        raise InputError(f"a {name} tensor of {len(shape)} axes can't exist: expected at most {MOST_AXES}.")
-    if nbytes > MOST_BYTES or min(shape, default=0) < 0:
+        raise InputError(f"a {name} tensor of {len(shape)} axes can't exist: expected at most {MAX_AXES}.")
+    if nbytes > MAX_BYTES or min(shape, default=0) < 0:
         listed = ",".join(map(str, shape))
         raise InputError(
             f"{name_dtype(dtype)}[{listed}] can't exist: expected extents of 0 or more, and at most 2**63 - 1 bytes."

@@ -11,7 +11,7 @@ import typing
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-_LEAST, _MOST = -(2**63), 2**64 - 1
+_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
 
 
 def is_of_type(value: Any, hint: Any) -> bool:
@@ -38,7 +38,7 @@ def is_of_type(value: Any, hint: Any) -> bool:
     if hint is float and isinstance(value, float):
         return True
     if hint is float or hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and _LEAST <= value <= _MOST
+        return isinstance(value, int) and not isinstance(value, bool) and _MIN_INT <= value <= _MAX_INT
     return isinstance(value, hint) and find_invalid_field(value) is None
 
 

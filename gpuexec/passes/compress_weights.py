@@ -25,7 +25,7 @@ from gpuexec.system.mapped import read_content
 KINDS: dict[str, np.dtype[Any]] = {"fp16": HALF, "int8": INT8}
 # Predicate on a weight's name and content; refused weights stay wide.
 Only = Callable[[str, Array], bool]
-_MOST = 127
+_MAX_LEVEL = 127
 _NONE = object()
 _BLOCK_NBYTES = 16 << 20
 
@@ -109,21 +109,21 @@ def _to_int8(array: Array, axis: int | None) -> tuple[Array, Array] | None:
     shape = () if axis is None else (array.shape[axis],)
     largest = np.zeros(shape, np.float32)
     for part in _parts(array, axis or 0):
-        most = np.abs(read_content(array[part]).astype(np.float32)).max(axis=other, initial=0.0)
+        peaks = np.abs(read_content(array[part]).astype(np.float32)).max(axis=other, initial=0.0)
         if axis is None:
-            largest = np.maximum(largest, most)
+            largest = np.maximum(largest, peaks)
         else:
-            largest[part[axis]] = most
+            largest[part[axis]] = peaks
     if not np.isfinite(largest).all():
         return None
-    scale = (largest / _MOST).astype(array.dtype)
+    scale = (largest / _MAX_LEVEL).astype(array.dtype)
     # Values that underflow to zero in the type, and channels of zeros.
     scale = np.where(scale.astype(np.float32) > 0, scale, np.ones((), array.dtype)).astype(array.dtype)
     made = np.empty(array.shape, np.int8)
     spread = scale if axis is None else scale.reshape(-1, *(1,) * (array.ndim - axis - 1))
     for part in _parts(array, axis or 0):
         divisor = (spread if axis is None else spread[part[axis]]).astype(np.float32)
-        made[part] = np.clip(np.rint(read_content(array[part]).astype(np.float32) / divisor), -_MOST, _MOST)
+        made[part] = np.clip(np.rint(read_content(array[part]).astype(np.float32) / divisor), -_MAX_LEVEL, _MAX_LEVEL)
     made.flags.writeable = scale.flags.writeable = False
     return made, scale
 

@@ -212,8 +212,8 @@ class _Fusing:
 def _make_node(chain: _Chain, name: str) -> Node:
     """Return a chain as a node; operands that only steps beyond its length have stay away."""
     producer, steps = chain.nodes[0], tuple(chain.steps[: chain.length])
-    most = max((given for _, _, inputs in steps for given in inputs if isinstance(given, int)), default=VALUE)
-    inputs = (*producer.inputs, *chain.operands)[: max(len(producer.inputs), most + 1)]
+    last = max((given for _, _, inputs in steps for given in inputs if isinstance(given, int)), default=VALUE)
+    inputs = (*producer.inputs, *chain.operands)[: max(len(producer.inputs), last + 1)]
     _, attributes = describe(producer.operator)
     operator = build(fused_name(producer.operator.name), {**dict(attributes), "steps": steps})
     part_of = chain.nodes[0].part_of if len({node.part_of for node in chain.nodes}) == 1 else ""

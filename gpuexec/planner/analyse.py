@@ -279,9 +279,9 @@ class _Log:
     inputs: tuple[str, ...]
     is_input: bool = False
 
-    def __call__(self, role: str, least: int | None) -> None:
+    def __call__(self, role: str, minimum: int | None) -> None:
         for name in self.inputs:
-            self.analysis.reads[Read(name, self.analysis.reader, role, least if self.is_input else None)] = None
+            self.analysis.reads[Read(name, self.analysis.reader, role, minimum if self.is_input else None)] = None
 
 
 def list_kept(graph: Graph, analysis: Analysis) -> tuple[KeptOnHost, ...]:

@@ -164,10 +164,10 @@ def _solve(problem: Problem) -> tuple[Offsets, str]:
                 best, height, winner = found, problem.measure(found), f"{name}, {fit}"
             if height <= problem.bound:
                 return best, winner
-    found, is_least = search(problem, height)
+    found, is_optimal = search(problem, height)
     if found:
         best, height, winner = found, problem.measure(found), "exact search"
-    if not is_least and (found := squeeze(problem, best, height)):
+    if not is_optimal and (found := squeeze(problem, best, height)):
         best, winner = found, f"{winner}, squeezed"
     return best, winner
 

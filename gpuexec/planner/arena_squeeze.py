@@ -107,9 +107,9 @@ class _Squeeze:
         places = places[(places >= 0) & (places <= last)]
         begun, ended = _count_below(lows, prices, places, "left"), _count_below(highs, prices, places, "right")
         costs = begun - ended
-        least = int(costs.min())
-        ties = np.flatnonzero(costs == least)
-        return int(places[ties[int(self.chance.random() * len(ties))]]), least
+        lowest = int(costs.min())
+        ties = np.flatnonzero(costs == lowest)
+        return int(places[ties[int(self.chance.random() * len(ties))]]), lowest
 
 
 def _count_below(bounds: _Ints, prices: _Ints, places: _Ints, side: Any) -> _Ints:

@@ -37,5 +37,5 @@ def list_host_inputs(node: Node, specs: Mapping[Value, TensorSpec], need: NeedsH
     return asked
 
 
-def _note_role(asked: dict[int, str], position: int, role: str, _least: int | None) -> None:
+def _note_role(asked: dict[int, str], position: int, role: str, _minimum: int | None) -> None:
     asked.setdefault(position, role)

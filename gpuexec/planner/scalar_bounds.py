@@ -32,8 +32,8 @@ def raise_scalar_bounds(
     if not any(map(_may_count, inputs.values())):
         return None
     try:
-        before = _least(graph, inputs)
-        after = _least(graph, ends) if before else {}
+        before = _find_bounds(graph, inputs)
+        after = _find_bounds(graph, ends) if before else {}
     except GpuexecError:
         return None
     steps: dict[str, int] = {}
@@ -52,7 +52,7 @@ def _may_count(spec: TensorSpec) -> bool:
     return spec.value is not None and spec.size == 1 and spec.dtype.kind in "iu"
 
 
-def _least(graph: Graph, specs: Mapping[str, TensorSpec]) -> dict[tuple[str, str], int]:
+def _find_bounds(graph: Graph, specs: Mapping[str, TensorSpec]) -> dict[tuple[str, str], int]:
     """Return the bounds that scalars are compared with, by input and the node that reads it."""
     reads = Analyser(graph).run(specs).reads
     return {(read.input, read.node): read.least for read in reads if read.least is not None}

@@ -142,7 +142,7 @@ class Template:
             spec = inputs[name]
             if spec.dtype != end.dtype or len(spec.shape) != len(end.shape):
                 return False
-            if any(have > most for have, most in zip(spec.shape, end.shape, strict=True)):
+            if any(have > largest for have, largest in zip(spec.shape, end.shape, strict=True)):
                 return False
         return True
 

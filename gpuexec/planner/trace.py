@@ -11,7 +11,7 @@ from gpuexec.planner.analyse import ShapeInference
 from gpuexec.planner.content import HOST_VALUE_LIMIT
 
 # Pads have two entries for each axis, and few tensors more than eight axes.
-_MOST_EXTENTS = 16
+_MAX_EXTENTS = 16
 # Values to read, and light nodes to compute from them, by value.
 Traces = dict[Value, tuple[list[Value], list[Node]]]
 
@@ -61,7 +61,7 @@ class HostTrace:
 
     def is_free(self, value: Value, traced: Traces | None = None) -> bool:
         """Return whether a value may be meant for the host, which can compute it without a read."""
-        return value in self._specs and self._specs[value].size <= _MOST_EXTENTS and not self.find(value, traced)[0]
+        return value in self._specs and self._specs[value].size <= _MAX_EXTENTS and not self.find(value, traced)[0]
 
     def _list_before(self, value: Value) -> list[Value]:
         """Return the values that the host would compute a value from; none where it would not, or has it."""

@@ -129,8 +129,8 @@ def _bind(port: ModelPort, shape: tuple[Bound | None, ...], dims: dict[str, Boun
             continue
         name = dim if dim is not None else f"{port.name}.{axis}"
         known = dims.get(name)
-        least, most = known if isinstance(known, tuple) else (known, known)
-        if least is not None and most is not None and not (least <= low and high <= most):
+        lower, upper = known if isinstance(known, tuple) else (known, known)
+        if lower is not None and upper is not None and not (lower <= low and high <= upper):
             raise InputError(
                 f"Input {port.name!r}: axis {axis} ({name!r}) is bound to {known!r}, the shape says {bound!r}.",
                 value=port.name,

@@ -47,13 +47,13 @@ class Case:
                 check_allowed(name, number)
 
 
-def make_case(model: Model, case: Case, *, most_trips: int | None = None) -> StoredCase:
+def make_case(model: Model, case: Case, *, max_trips: int | None = None) -> StoredCase:
     """Return a case with outputs and what is allowed of each.
 
     Args:
         model: Whose case.
         case: What is given of it.
-        most_trips: How many trips the model's Loops may make together while outputs are computed; None: any number.
+        max_trips: How many trips the model's Loops may make together while outputs are computed; None: any number.
 
     Raises:
         InputError: Inputs or outputs are not the model's, and are named; or the Loops make more trips.
@@ -65,7 +65,7 @@ def make_case(model: Model, case: Case, *, most_trips: int | None = None) -> Sto
     if missing:
         raise InputError(f"A case lacks the inputs {', '.join(missing)}.", value=missing[0])
     if case.outputs is None:
-        graph = model.graph if most_trips is None else limit_trips(model.graph, most_trips)
+        graph = model.graph if max_trips is None else limit_trips(model.graph, max_trips)
         outputs = _compute(model, graph, inputs)
     else:
         outputs = _check_arrays(case.outputs, model.outputs, "output")

@@ -33,7 +33,7 @@ PARTS = ("program", "weights", "code")
 _KEY = "gpuexec"
 # Far above what three rows take; safetensors' own limit is 100 MB.
 _LARGEST_HEADER = 1 << 20
-_MOST_DIGITS = 20
+_MAX_DIGITS = 20
 # How a ModelProto begins: ``ir_version``, one of its first fields, and any other field of its behind it.
 _IR_VERSION_TAG = 0x08
 _ONNX_TAGS = frozenset({0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72, 0xA2, 0xCA})
@@ -148,7 +148,7 @@ def _parse_float(text: str) -> float:
 
 def _parse_int(text: str) -> int:
     # More could be computed with, and then not be printed.
-    if len(text) > _MOST_DIGITS:
+    if len(text) > _MAX_DIGITS:
         raise ValueError(f"{text[:40]}... is no number of 64 bits")
     return int(text)
 

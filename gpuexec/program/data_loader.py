@@ -261,14 +261,14 @@ def _take_view(view: memoryview | None, where: str, offset: int, size: int, whol
     return view[offset : offset + size]
 
 
-def _check_range(where: str, offset: int, size: int, most: int) -> tuple[int, int]:
+def _check_range(where: str, offset: int, size: int, total: int) -> tuple[int, int]:
     """Return offset and size as ints, which NumPy's would wrap around."""
     try:
         first, count = operator.index(offset), operator.index(size)
     except TypeError as error:
         raise InputError(f"Offset and size are whole numbers of bytes, got {offset!r} and {size!r}.") from error
-    if first < 0 or count < 0 or first + count > most:
-        raise AccessError(f"{where} has {most} bytes; {count} at offset {first} were asked for.")
+    if first < 0 or count < 0 or first + count > total:
+        raise AccessError(f"{where} has {total} bytes; {count} at offset {first} were asked for.")
     return first, count
 
 

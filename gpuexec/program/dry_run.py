@@ -35,8 +35,8 @@ from gpuexec.ops.control.interpret import compute_graph
 from gpuexec.system.mapped import hash_content, view_bytes
 
 # What a Loop without end is left after, and every Loop, after a trip, once they made so many together.
-_MOST_TRIPS = 1000
-_MOST_TRIPS_TOGETHER = 5000
+_MAX_TRIPS = 1000
+_MAX_TRIPS_TOGETHER = 5000
 # Extents and counts in place of 0, where launches that write nothing would be left out.
 _RAISED = (2, 1)
 
@@ -193,7 +193,7 @@ class _DryLoopExecutor(LoopExecutor):
         self._begun += 1
         self._dry_run.trips += isinstance(op, Loop)
         made = yield from super()._trip(op, given)
-        is_over = self._begun >= _MOST_TRIPS or self._dry_run.trips >= _MOST_TRIPS_TOGETHER
+        is_over = self._begun >= _MAX_TRIPS or self._dry_run.trips >= _MAX_TRIPS_TOGETHER
         if is_over and isinstance(op, Loop):
             made[0] = _locate(np.array(False), is_computed=True)
         return made

@@ -11,24 +11,24 @@ from gpuexec.ir.operator import Operator
 from gpuexec.ops.control.control import Loop
 
 
-def limit_trips(graph: Graph, most: int) -> Graph:
-    """Return a graph whose Loops, to any depth, make at most ``most`` trips together, each time it is made.
+def limit_trips(graph: Graph, max_trips: int) -> Graph:
+    """Return a graph whose Loops, to any depth, make at most ``max_trips`` trips together, each time it is made.
 
     It is for `compute_graph` alone: one more trip raises an InputError that names the Loop, and nothing else is
     changed.
     """
-    return _limit(graph, _Trips(most))
+    return _limit(graph, _Trips(max_trips))
 
 
 class _Trips:
     """Counts the trips that are left."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._left = most, most
+    def __init__(self, max_trips: int) -> None:
+        self._max_trips, self._left = max_trips, max_trips
 
     def take(self) -> None:
         if not self._left:
-            raise InputError(f"Loops made {self._most:,} trips without an end; give inputs with which they end.")
+            raise InputError(f"Loops made {self._max_trips:,} trips without an end; give inputs with which they end.")
         self._left -= 1
 
 

@@ -34,8 +34,8 @@ class Knob:
         kind: The Python type of its values: bool, int, float or str. An empty text is as if it were not set.
         default: Its value where it is not set; None: computed where it is used, as described by ``default_text``.
         meaning: One sentence.
-        least: Of a number.
-        most: Of a number.
+        minimum: Of a number.
+        maximum: Of a number.
         default_text: The default in words.
     """
 
@@ -43,8 +43,8 @@ class Knob:
     kind: type[bool] | type[int] | type[float] | type[str]
     default: bool | int | float | None
     meaning: str
-    least: int = 0
-    most: int = 0
+    minimum: int = 0
+    maximum: int = 0
     default_text: str = ""
 
     def describe_default(self) -> str:
@@ -57,7 +57,7 @@ class Knob:
             return "1 or 0 (also true, yes, on; false, no, off)"
         if self.kind is str:
             return "a text"
-        return f"a {'whole ' if self.kind is int else ''}number from {self.least} to {self.most}"
+        return f"a {'whole ' if self.kind is int else ''}number from {self.minimum} to {self.maximum}"
 
     def parse(self, text: str) -> bool | int | float | str | None:
         """Parse the text of a value; None for an empty one where texts are accepted.
@@ -72,7 +72,7 @@ class Knob:
             return _FLAGS[word.lower()]
         if self.kind in _NUMBERS and _NUMBERS[self.kind].fullmatch(word):
             number = int(word) if self.kind is int else float(word)
-            if self.least <= number <= self.most:
+            if self.minimum <= number <= self.maximum:
                 return number
         got = repr(text) if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]!r}..."
         raise InputError(
@@ -90,7 +90,7 @@ class Knob:
         return self.default if text is None else self.parse(text)
 
 
-_MOST_BYTES = 2**63 - 1
+_MAX_BYTES = 2**63 - 1
 _CORES = "one per core"
 
 KNOBS: Mapping[str, Knob] = {
@@ -102,11 +102,11 @@ KNOBS: Mapping[str, Knob] = {
         ),
         Knob(
             "GPUEXEC_GRAPH_BYTES", int, 512 << 20, "Bytes that the graphs of a Worker may take, by estimate; 0: none.",
-            0, _MOST_BYTES,
+            0, _MAX_BYTES,
         ),
         Knob(
             "GPUEXEC_POOL_BYTES", int, 512 << 20, "Freed bytes a GPU keeps to use again, and as many pinned.",
-            0, _MOST_BYTES,
+            0, _MAX_BYTES,
         ),
         Knob("GPUEXEC_PACKED_LAUNCH", bool, True, "Launch through the driver with a prepared block, not by RawKernel."),
         Knob("GPUEXEC_SPIN_US", float, 50.0, "Microseconds that waits poll before they block; 0: none.", 0, 10**9),

@@ -41,9 +41,9 @@ def measure_decoding(folder: Path | None) -> list[Figures]:
         return [figures]
     with np.load(folder / CASE) as case:
         given = {str(name): case[f"in_{i}"] for i, name in enumerate(case["input_names"])}
-    for declared, most_plans in (({}, 5), (DECLARED, 1)):
+    for declared, max_plans in (({}, 5), (DECLARED, 1)):
         for way in ("tensors", "arrays"):
-            _measure_way(figures, folder / MODEL, declared, given, way, most_plans)
+            _measure_way(figures, folder / MODEL, declared, given, way, max_plans)
     figures.notes.append(
         "`schedule` alone. Tensors: the outputs of the step before, on the device; arrays: the same read back. "
         "CPU: what the calling thread spent on a core, which others hardly disturb."
@@ -57,7 +57,7 @@ def _measure_way(
     declared: Mapping[str, tuple[int, int]],
     given: Mapping[str, Any],
     way: str,
-    most_plans: int,
+    max_plans: int,
 ) -> None:
     with gx.Worker(gx.load(path, dims=declared), backend=open_tracer()) as worker:
         steps = decode(worker, given, way == "tensors")
@@ -74,8 +74,8 @@ def _measure_way(
         BOUND_MS,
         beside(p50, BOUND_MS),
         report.plans,
-        most_plans,
-        beside(report.plans, most_plans),
+        max_plans,
+        beside(report.plans, max_plans),
         report.variants,
     )
 

@@ -37,7 +37,7 @@ COLUMNS = (
     "ort CPU",
     "max error",
 )
-_IN_A_ROW, _MOST_ORT_RUNS = 20, 10
+_IN_A_ROW, _MAX_ORT_RUNS = 20, 10
 
 
 def find_models(
@@ -142,6 +142,6 @@ def _compare(bench: BenchModel, found: Any, repeats: int) -> tuple[float, float]
     """Return p50 of onnxruntime on all cores, and how far the first output is from its."""
     session = open_onnxruntime(bench.data, 0)
     expected = session(bench.inputs)[0]
-    p50 = percentile(repeat_ms(lambda: session(bench.inputs), min(repeats, _MOST_ORT_RUNS)), 0.5)
+    p50 = percentile(repeat_ms(lambda: session(bench.inputs), min(repeats, _MAX_ORT_RUNS)), 0.5)
     difference = np.abs(np.asarray(found, np.float64) - np.asarray(expected, np.float64))
     return p50, float(difference.max(initial=0.0))

@@ -15,9 +15,9 @@ from tests.execution.weights.models import make_chain, save_inside, save_program
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS, SIDE = 8, 4096
 NBYTES = LAYERS * SIDE * SIDE * 4
-MOST = 128 << 20
+MAX_EXTRA = 128 << 20
 # File, and the most it may take beside what the process has before.
-_FORMS = {"beside.onnx": MOST, "model.gxp": MOST, "inside.onnx": NBYTES + MOST}
+_FORMS = {"beside.onnx": MAX_EXTRA, "model.gxp": MAX_EXTRA, "inside.onnx": NBYTES + MAX_EXTRA}
 _COLUMNS = ("weights", "MiB", "peak beyond the process's own, MiB", "bound", "", "whole process, s")
 
 

@@ -67,7 +67,7 @@ MODELS: dict[str, tuple[str, Callable[[int, float], dict[str, Array]]]] = {
 # One plan for what comes before the read, and one or two for what follows it, which are made anew where there are no
 # rows at all, and where there are more than there is room for. A plan that lacked room gets twice what it needs, and
 # every tenth run has all rows: so that happens once or twice.
-MOST_PLANS = 6
+MAX_PLANS = 6
 
 
 @pytest.fixture(params=["cpu", "simulator"])
@@ -93,4 +93,4 @@ def test_counts_change_from_run_to_run(name: str, backend: Backend) -> None:
                 np.testing.assert_array_equal(made, expected)
         plans, variants = worker.report().plans, worker.report().variants
     print(f"{name}: {RUNS} runs took {plans} plans, {variants} sizes")
-    assert plans <= MOST_PLANS
+    assert plans <= MAX_PLANS

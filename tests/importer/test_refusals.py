@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from gpuexec.errors import ModelError, UnsupportedError
 from gpuexec.importer import load_graph
-from gpuexec.importer.growth import MOST_NODES
+from gpuexec.importer.growth import MAX_NODES
 
 HEAD = '<ir_version: 10, opset_import: ["": 18, "loc": 1]>'
 
@@ -180,7 +180,7 @@ def nest(depth: int) -> onnx.ModelProto:
 def test_functions_that_double_again_and_again_are_counted_before_they_are_expanded() -> None:
     assert len(load_graph(nest(5)).graph.nodes) == 32
     for depth in (18, 60):
-        with pytest.raises(ModelError, match=f"function of {2**depth} nodes the model has more than {MOST_NODES}"):
+        with pytest.raises(ModelError, match=f"function of {2**depth} nodes the model has more than {MAX_NODES}"):
             load_graph(nest(depth))
 
 

@@ -13,7 +13,7 @@ from gpuexec.errors import DeviceError, InputError, NeedsHostValue, OutOfMemoryE
 from gpuexec.ir.apply import compute_arrays, host_failure, infer_specs
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.operator import Operator, build
-from gpuexec.ir.spec import MOST_AXES, TensorSpec, check_size
+from gpuexec.ir.spec import MAX_AXES, TensorSpec, check_size
 
 F32 = np.dtype(np.float32)
 
@@ -77,7 +77,7 @@ def test_raw_error_of_compute_is_ours_and_keeps_its_cause(error: Exception, kind
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((1,) * (MOST_AXES + 1), "65 axes can't exist: expected at most 64"),
+        ((1,) * (MAX_AXES + 1), "65 axes can't exist: expected at most 64"),
         ((2**61,), r"float32\[2305843009213693952\] can't exist"),
         ((2**31, 2**31), "can't exist"),
         ((0, 2**62), "can't exist"),
@@ -89,7 +89,7 @@ def test_shape_that_can_not_exist_is_refused(shape: tuple[int, ...], message: st
         infer_specs(Odd(shape), [])
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (1,) * MOST_AXES, (2**60,), (0, 2**60)])
+@pytest.mark.parametrize("shape", [(), (0,), (1,) * MAX_AXES, (2**60,), (0, 2**60)])
 def test_shape_that_can_exist_passes(shape: tuple[int, ...]) -> None:
     check_size(shape, F32)
     if np.prod(shape, dtype=object) == 0:

@@ -246,7 +246,7 @@ CASES = (
         "NonMaxSuppression",
         "NonMaxSuppression",
         (2,),
-        tuple((_BOXES, _SCORES, ints(most), np.array([0.5], np.float32)) for most in (2, 9, 0)),
+        tuple((_BOXES, _SCORES, ints(max_boxes), np.array([0.5], np.float32)) for max_boxes in (2, 9, 0)),
         outputs=(TensorProto.INT64,),
         read=("subject.count",),
     ),

@@ -24,7 +24,7 @@ from tests.ops.microsoft.composed import DOMAIN, OPSET, Composed
 from tests.ops.objects import ObjectCase
 from tests.ops.odd import Inputs
 
-MOST_ELEMENTS, _SMALL = 1 << 12, 600
+MAX_ELEMENTS, _SMALL = 1 << 12, 600
 _HERE = Path(__file__).parent
 
 
@@ -72,7 +72,7 @@ def list_calls() -> Mapping[str, tuple[Call, ...]]:
 
 def read_call(case: Case) -> Call | None:
     """Return a case as a call; None where it is refused or large."""
-    if count_elements(case.inputs) > MOST_ELEMENTS:
+    if count_elements(case.inputs) > MAX_ELEMENTS:
         return None
     try:
         operator, inputs = build_operator(case)

@@ -42,7 +42,7 @@ from tests.ops.strided import is_dense, memory_of, spread_all
 from tests.ops.tolerance import assert_close, to_bits
 
 Array = np.ndarray[Any, Any]
-MOST_CHECKED_ELEMENTS = 1 << 16
+MAX_CHECKED_ELEMENTS = 1 << 16
 # The device whose kernels are checked, for those that have one.
 IN_CHECK_MODE = {"simulator": "check", "pixel": "pixel_check"}
 # What the check "plan" plans for, and the plans it made.
@@ -125,7 +125,7 @@ def check_device(
     computed: Sequence[Array | None],
 ) -> None:
     """Check what the kernels of a device make of a case, or that an operator without any is refused."""
-    is_small = count_elements(inputs, computed) <= MOST_CHECKED_ELEMENTS
+    is_small = count_elements(inputs, computed) <= MAX_CHECKED_ELEMENTS
     positions = [index for index, wanted in enumerate(case.outputs) if wanted]
     for given in list_layouts(inputs, known):
         device = open_living(IN_CHECK_MODE.get(name, name) if is_small and given is inputs else name)

@@ -15,7 +15,7 @@ from gpuexec.ir.spec import DTYPES, STRING, dtype_row, is_container
 from tests.ops.calls import Call, convert
 
 Inputs = tuple[Array | None, ...]
-MOST_RANK = 8
+MAX_RANK = 8
 ORDINARY, SPECIAL, EXTREME = "ordinary", "special", "extreme"
 
 
@@ -47,15 +47,15 @@ def _change(shapes: dict[int, tuple[int, ...]]) -> Iterator[tuple[str, dict[int,
             for made in (0, 1):
                 yield f"input {i} has {made} on axis {axis}", {**shapes, i: (*shape[:axis], made, *shape[axis + 1 :])}
         yield f"input {i} is 0-d", {**shapes, i: ()}
-        if len(shape) < MOST_RANK:
-            yield f"input {i} has {MOST_RANK} axes", {**shapes, i: _raise(shape, 2)}
+        if len(shape) < MAX_RANK:
+            yield f"input {i} has {MAX_RANK} axes", {**shapes, i: _raise(shape, 2)}
     yield "all are 0-d", dict.fromkeys(shapes, ())
     for lead in (1, 2):
-        yield f"all have {MOST_RANK} axes", {i: _raise(shape, lead) for i, shape in shapes.items()}
+        yield f"all have {MAX_RANK} axes", {i: _raise(shape, lead) for i, shape in shapes.items()}
 
 
 def _raise(shape: tuple[int, ...], lead: int) -> tuple[int, ...]:
-    more = MOST_RANK - len(shape)
+    more = MAX_RANK - len(shape)
     return (*(1,) * (more - 1), *(lead,) * min(more, 1), *shape)
 
 

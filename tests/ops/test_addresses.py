@@ -63,12 +63,12 @@ def list_families() -> Mapping[str, tuple[Call, ...]]:
                 continue
             family, types = family_of(name), tuple(None if x is None else x.dtype for x in call.inputs)
             before = found[family].get(types)
-            if before is None or count_most(before) < count_most(call):
+            if before is None or measure_largest(before) < measure_largest(call):
                 found[family][types] = call
     return {family: tuple(calls.values()) for family, calls in found.items()}
 
 
-def count_most(call: Call) -> int:
+def measure_largest(call: Call) -> int:
     """Return the elements of the largest input: words of 16 bytes are taken where there are enough."""
     return max((x.size for x in call.inputs if x is not None), default=0)
 

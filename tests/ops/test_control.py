@@ -92,7 +92,7 @@ def test_reading_content_within_a_branch_is_put_down_to_where_it_comes_from() ->
     data, shape = build_.input("data", 1), build_.input("shape", 2, dtype=INT)
     graph = build_.graph(build_.node(build("Expand", {}), data, build_.node(Sum(), shape, shape)))
     roles: list[str] = []
-    given = TensorSpec((2,), INT).with_value(np.array([1, 4]), lambda role, _least: roles.append(role))
+    given = TensorSpec((2,), INT).with_value(np.array([1, 4]), lambda role, _minimum: roles.append(role))
     (spec,) = infer_graph(graph, [TensorSpec((1,), FLOAT), given])
     assert (spec.shape, set(roles)) == ((2, 8), {"shape"})
 

@@ -14,9 +14,9 @@ from tests.ops.harness import Array
 INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
 
 
-def draw(dtype: Any, *shape: int, most: int | None = None) -> Array:
+def draw(dtype: Any, *shape: int, largest: int | None = None) -> Array:
     limits = np.iinfo(dtype)
-    low, high = (limits.min, limits.max) if most is None else (max(limits.min, -most), most)
+    low, high = (limits.min, limits.max) if largest is None else (max(limits.min, -largest), largest)
     return np.random.default_rng(shape).integers(low, high, shape, dtype, endpoint=True)
 
 
@@ -25,10 +25,10 @@ def multiply_by_loop(a: Array, b: Array, dtype: np.dtype[Any]) -> Array:
         return np.matmul(a.astype(dtype), b.astype(dtype))
 
 
-@pytest.mark.parametrize("most", [1, 127, 5000, 2**20, 2**31 - 1])
+@pytest.mark.parametrize("largest", [1, 127, 5000, 2**20, 2**31 - 1])
 @pytest.mark.parametrize("inner", [1, 130, 1100])
-def test_sums_are_exact_and_wrap_whatever_float_they_are_made_in(most: int, inner: int) -> None:
-    a, b = draw(np.int32, 9, inner, most=most), draw(np.int32, inner, 11, most=most)
+def test_sums_are_exact_and_wrap_whatever_float_they_are_made_in(largest: int, inner: int) -> None:
+    a, b = draw(np.int32, 9, inner, largest=largest), draw(np.int32, inner, 11, largest=largest)
     np.testing.assert_array_equal(multiply_exactly(a, b, INT32), multiply_by_loop(a, b, INT32))
 
 
@@ -73,5 +73,5 @@ def test_a_product_of_many_integers_is_left_to_blas(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(np, "matmul", note)
     multiply_exactly(draw(np.uint8, 64, 64), draw(np.int8, 64, 64), INT32)
-    multiply_exactly(draw(np.int32, 64, 64, most=99999), draw(np.int32, 64, 64, most=99999), INT32)
+    multiply_exactly(draw(np.int32, 64, 64, largest=99999), draw(np.int32, 64, 64, largest=99999), INT32)
     assert used == [np.float32, np.float64]

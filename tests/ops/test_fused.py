@@ -265,8 +265,8 @@ def test_lists_are_those_of_the_kernels() -> None:
     for macro, names in (("UNARY", UNARY), ("BINARY", BINARY)):
         (line,) = re.findall(rf"#define GPUEXEC_{macro}_STEPS\(each\)(.*)", text)
         assert tuple(re.findall(r"each\((\w+)\)", line)) == names
-    (most,) = re.findall(r"kMaxSteps = (\d+)", text)
-    assert int(most) == MAX_STEPS
+    (max_steps,) = re.findall(r"kMaxSteps = (\d+)", text)
+    assert int(max_steps) == MAX_STEPS
 
 
 def test_activations_of_one_float_are_steps() -> None:

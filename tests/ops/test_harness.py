@@ -183,7 +183,7 @@ def test_case_that_gaps_leave_as_it_is_runs_once(x: Array, opened: list[str]) ->
 
 
 def test_large_case_runs_without_check_mode(opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness, "MOST_CHECKED_ELEMENTS", 2 * X.size - 1)
+    monkeypatch.setattr(harness, "MAX_CHECKED_ELEMENTS", 2 * X.size - 1)
     run_case(Case("right", "Neg", (X,)), "simulator")
     assert opened == ["simulator", "simulator"]
 

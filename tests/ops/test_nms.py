@@ -37,12 +37,12 @@ def nms(
     id: str,
     boxes: Array,
     scores: Array,
-    most: int | None = 100,
+    max_boxes: int | None = 100,
     iou: float | None = 0.3,
     score: float | None = None,
     **more: Any,
 ) -> Case:
-    inputs = (boxes, scores, one(most, np.int64), one(iou), one(score))
+    inputs = (boxes, scores, one(max_boxes, np.int64), one(iou), one(score))
     return Case(id, "NonMaxSuppression", inputs, {"center_point_box": more.pop("centered", 0)}, **more)
 
 
@@ -73,13 +73,13 @@ CASES = [
     nms("no_threshold", *sample(1, 2, 40), iou=None, oracle="onnxruntime"),
     nms("classes_and_batches", *sample(3, 4, 30), iou=0.2, score=0.3),
     nms("centered", *sample(2, 3, 50), iou=0.2, score=0.3, centered=1),
-    nms("ties", *sample(2, 2, 60, levels=4), most=7),
-    nms("more_than_there_are", *sample(1, 2, 20), most=2**40),
-    nms("many_boxes", *sample(1, 2, 2500), most=40, score=0.1),
-    nms("many_kept", *scattered(1500), most=1500, oracle="onnxruntime"),
-    nms("zero", *sample(1, 2, 20), most=0),
-    nms("negative", *sample(1, 2, 20), most=-3, oracle="onnxruntime"),
-    nms("no_limit", *sample(1, 2, 20), most=None, expected=(np.zeros((0, 3), np.int64),)),
+    nms("ties", *sample(2, 2, 60, levels=4), max_boxes=7),
+    nms("more_than_there_are", *sample(1, 2, 20), max_boxes=2**40),
+    nms("many_boxes", *sample(1, 2, 2500), max_boxes=40, score=0.1),
+    nms("many_kept", *scattered(1500), max_boxes=1500, oracle="onnxruntime"),
+    nms("zero", *sample(1, 2, 20), max_boxes=0),
+    nms("negative", *sample(1, 2, 20), max_boxes=-3, oracle="onnxruntime"),
+    nms("no_limit", *sample(1, 2, 20), max_boxes=None, expected=(np.zeros((0, 3), np.int64),)),
     nms("no_boxes", *sample(2, 2, 0), expected=(np.zeros((0, 3), np.int64),)),
     nms("no_classes", *sample(2, 0, 5), expected=(np.zeros((0, 3), np.int64),)),
     nms("no_batches", *sample(0, 2, 5), expected=(np.zeros((0, 3), np.int64),)),
@@ -105,8 +105,8 @@ def test_operator_and_parts(case: Case) -> None:
     check_parts(case)
 
 
-def select(id: str, boxes: Array, scores: Array, most: int, score: float | None = None, **more: Any) -> Case:
-    rows, capacity = [], min(most, boxes.shape[1])
+def select(id: str, boxes: Array, scores: Array, max_boxes: int, score: float | None = None, **more: Any) -> Case:
+    rows, capacity = [], min(max_boxes, boxes.shape[1])
     for batch in range(scores.shape[0]):
         for each in range(scores.shape[1]):
             kept: list[int] = []
@@ -117,7 +117,7 @@ def select(id: str, boxes: Array, scores: Array, most: int, score: float | None 
             rows += [(batch, each, box) for box in kept]
     expected = np.zeros((scores.shape[0] * scores.shape[1] * capacity, 3), np.int64)
     expected[: len(rows)] = np.array(rows).reshape(-1, 3)
-    inputs = (boxes, scores, one(most, np.int64), one(0.3), one(score))
+    inputs = (boxes, scores, one(max_boxes, np.int64), one(0.3), one(score))
     outputs = (True, True)
     return Case(
         id, "gpuexec.SelectBoxes", inputs, {}, (2,), outputs, expected=(expected, np.array([len(rows)])), **more

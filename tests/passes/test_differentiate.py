@@ -215,7 +215,7 @@ def test_load_refuses(
 
 
 def test_gradients_of_gradients_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tape, "MOST_VALUES", 500)
+    monkeypatch.setattr(tape, "MAX_VALUES", 500)
     nodes = [node("Exp", "a", "g0")]
     nodes += [gradient("a", f"g{i + 1}", f"slopes{i}", xs=["a"], y=f"g{i}") for i in range(4)]
     (slope,) = run(make(nodes, {"a": A}, ["g4"]), {"a": A})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpuexec.planner.arena import ALIGNMENT, Lifetime
 
 COMMANDS, UNITS = 1000, 4000
-FEWEST, MOST = 150, 450
+MIN_COUNT, MAX_COUNT = 150, 450
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def cut_in_a_wheel(piece: Piece, chance: random.Random) -> list[Piece]:
 def cut_rectangle(seed: int, cut: Callable[[Piece, random.Random], list[Piece]] = cut_in_two) -> HardArena:
     """Cut a rectangle into 150 to 450 pieces; a large one is the likelier to be cut, the larger it is."""
     chance = random.Random(seed)
-    count = chance.randint(FEWEST, MOST - 4)
+    count = chance.randint(MIN_COUNT, MAX_COUNT - 4)
     pieces = [Piece(0, COMMANDS, 0, UNITS)]
     while len(pieces) < count:
         place = chance.choices(range(len(pieces)), [piece.area for piece in pieces])[0]

@@ -10,7 +10,7 @@ import pytest
 
 from gpuexec.planner import arena_squeeze
 from gpuexec.planner.arena import Lifetime, Packing, pack
-from tests.planner.hard_arenas import FEWEST, MOST, HardArena, cut_in_a_wheel, cut_rectangle
+from tests.planner.hard_arenas import MAX_COUNT, MIN_COUNT, HardArena, cut_in_a_wheel, cut_rectangle
 
 SEEDS = range(11)
 WORST, MEAN = 1.30, 1.20
@@ -29,7 +29,7 @@ def meets(a: Lifetime, offset: int, b: Lifetime, other: int) -> bool:
 
 def test_hard_arenas_are_full_rectangles() -> None:
     for hard in [*(cut_rectangle(seed) for seed in SEEDS), cut_rectangle(0, cut_in_a_wheel)]:
-        assert FEWEST <= len(hard.lifetimes) <= MOST
+        assert MIN_COUNT <= len(hard.lifetimes) <= MAX_COUNT
         load = np.zeros(max(each.last for each in hard.lifetimes), np.int64)
         for each in hard.lifetimes:
             load[each.first : each.last] += each.nbytes

@@ -37,5 +37,5 @@ def test_model_stays_as_it_was() -> None:
     names = ("x", "t", "outer", "inner")
     case = Case(dict(zip(names, FEED, strict=True)))
     with pytest.raises(gx.InputError, match="give inputs with which they end"):
-        make_case(model, case, most_trips=17)
+        make_case(model, case, max_trips=17)
     np.testing.assert_array_equal(make_case(model, case).outputs["y"], -np.ones(2, np.float32))

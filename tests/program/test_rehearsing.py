@@ -64,8 +64,8 @@ def test_loops_without_end_are_left_together(monkeypatch: pytest.MonkeyPatch) ->
         return trip(self, op, given)
 
     monkeypatch.setattr(LoopExecutor, "_trip", count)
-    monkeypatch.setattr(dry_run, "_MOST_TRIPS", 10)
-    monkeypatch.setattr(dry_run, "_MOST_TRIPS_TOGETHER", 15)
+    monkeypatch.setattr(dry_run, "_MAX_TRIPS", 10)
+    monkeypatch.setattr(dry_run, "_MAX_TRIPS_TOGETHER", 15)
     rehearsal = rehearse(model, SM_90, [{"x": np.ones(3, np.float32)}])
     # Twice, with the input on the host and not, for each of the two limits of work for the host.
     assert len(trips) <= 4 * 16 and rehearsal.kernels and not rehearsal.gaps

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples" / "models" / "digits.onnx"
 DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "gpuexec/DECISIONS.md", "gpuexec/ops/README.md")
 # A reading of ten minutes; what is longer goes into DECISIONS.md or a docstring.
-MOST_WORDS = 2600
+MAX_WORDS = 2600
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"\w[\w.-]*(/[\w.-]+)*/?")
 SUFFIXES = (".py", ".md", ".cu", ".cuh", ".cpp", ".gxp", ".txt")
@@ -166,7 +166,7 @@ def test_walk_of_a_schedule_is_in_the_order_of_its_calls() -> None:
 
 def test_architecture_is_a_reading_of_ten_minutes() -> None:
     words = (ROOT / "ARCHITECTURE.md").read_text().replace("|", " ").split()
-    assert len(words) <= MOST_WORDS
+    assert len(words) <= MAX_WORDS
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

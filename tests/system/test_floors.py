@@ -75,7 +75,7 @@ HEIGHT = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 INNER_HEIGHT = {
     room: {name: floor for floor, names in enumerate(floors) for name in names} for room, floors in INNER.items()
 }
-MOST_ENTRIES, MOST_FLOORS = 14, 10
+MAX_ENTRIES, MAX_FLOORS = 14, 10
 
 # What stands in tests/: rooms of gpuexec's, `interfaces` for what users meet, `system` for the project as a whole.
 TESTS = {
@@ -120,17 +120,17 @@ def test_rooms_and_floors_stay_few() -> None:
     entries = [
         path.name for path in (ROOT / "gpuexec").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     ]
-    assert len(entries) <= MOST_ENTRIES and len(FLOORS) <= MOST_FLOORS
+    assert len(entries) <= MAX_ENTRIES and len(FLOORS) <= MAX_FLOORS
     assert {entry.removesuffix(".py") for entry in entries} == set(HEIGHT)
 
 
 def test_folders_of_kernels_stay_few() -> None:
-    assert len(list((ROOT / "kernels").iterdir())) <= MOST_ENTRIES
+    assert len(list((ROOT / "kernels").iterdir())) <= MAX_ENTRIES
 
 
 def test_rooms_of_tests_stay_few() -> None:
     entries = {path.name for path in (ROOT / "tests").iterdir() if path.name != "__pycache__"}
-    assert entries == TESTS and len(entries) <= MOST_ENTRIES
+    assert entries == TESTS and len(entries) <= MAX_ENTRIES
 
 
 def test_modules_that_import_each_other_are_named() -> None:

@@ -16,7 +16,7 @@ TEXEL_BYTES = 16
 TEXELS_PER_ROW = 4096  # kTexelsPerRow of kernels/pixel/texture.cuh
 ROW_BYTES = TEXEL_BYTES * TEXELS_PER_ROW
 # CUDA C++ programming guide, technical specifications: a 2D surface on an array has up to 131072 x 65536 elements.
-MOST_ROWS = 65536
+MAX_ROWS = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ def find_extents(nbytes: int, name: str) -> tuple[int, int]:
     """
     texels = max(1, ceil_div(nbytes, TEXEL_BYTES))
     rows = ceil_div(texels, TEXELS_PER_ROW)
-    if rows > MOST_ROWS:
+    if rows > MAX_ROWS:
         raise OutOfMemoryError(
-            f"{name}: {nbytes} bytes exceed what one texture holds, {MOST_ROWS * ROW_BYTES}; use GPU_COMPUTE."
+            f"{name}: {nbytes} bytes exceed what one texture holds, {MAX_ROWS * ROW_BYTES}; use GPU_COMPUTE."
         )
     return min(texels, TEXELS_PER_ROW), rows
 

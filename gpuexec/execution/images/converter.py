@@ -31,7 +31,7 @@ from gpuexec.ops.tensor.strided_view import StridedView
 from gpuexec.system.pickling import not_picklable
 
 # Transforms of one layout of images that stay recorded, the last ones used.
-MOST_RECORDED = 8
+MAX_RECORDED = 8
 _IN, _OUT = "given", "made"
 
 
@@ -144,7 +144,7 @@ class ImageConverter:
     def _make_room(self) -> None:
         """Evict the least recently used recordings, but for those in flight, which would have to be waited for."""
         done = [key for key, (_, replay, _) in self._recorded.items() if replay.is_done()]
-        for key in done[: max(0, len(self._recorded) - MOST_RECORDED + 1)]:
+        for key in done[: max(0, len(self._recorded) - MAX_RECORDED + 1)]:
             self._forget(key)
 
     def _forget(self, key: object) -> None:

@@ -14,9 +14,9 @@ from gpuexec.ops.reduce.statistics import (
     DEVIATION,
     FIRST_INF,
     FIRST_NAN,
-    LEAST,
+    MAXIMUM,
     MEAN,
-    MOST,
+    MINIMUM,
     NANS,
     NEGATIVE_INFS,
     POSITIVE_INFS,
@@ -113,7 +113,7 @@ def read_words(
     results: Mapping[str, Any] | None = None,
 ) -> Statistics:
     """Decode statistics and histogram counts from the words of `gpuexec.ops.reduce.statistics.StatisticsOperator`."""
-    least, most = float(words[LEAST]), float(words[MOST])
+    least, most = float(words[MINIMUM]), float(words[MAXIMUM])
     histogram = None if counts is None else Histogram(least, most, tuple([int(count) for count in counts]))
     return Statistics(
         value=value,

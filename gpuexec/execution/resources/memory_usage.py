@@ -60,8 +60,8 @@ class MemoryUsage:
             for name, read in self._readers.items():
                 row, nbytes = self._rows[name], read()
                 if row.nbytes != nbytes:
-                    most = max(row.most_nbytes, nbytes)
-                    self._rows[name] = replace(row, nbytes=nbytes, most_nbytes=most, since_run=run, since_layer=layer)
+                    peak = max(row.most_nbytes, nbytes)
+                    self._rows[name] = replace(row, nbytes=nbytes, most_nbytes=peak, since_run=run, since_layer=layer)
 
     def count(self) -> dict[str, int]:
         """Return the bytes held now, by kind, without noting them."""

@@ -87,17 +87,19 @@ def find_difference(
 def count_terms(operator: Operator, inputs: Sequence[Array | None], position: int) -> int:
     """Return a bound of how many elements enter one element of an output; see the module docstring."""
     sizes = [array.size if _is_float(array) else 0 for array in inputs if array is not None]
-    most = max(sizes, default=0)
-    if not most:
+    largest = max(sizes, default=0)
+    if not largest:
         return max([array.size for array in inputs if array is not None], default=1)
     marked = list(inputs)
-    place = next(i for i, array in enumerate(inputs) if _is_float(array) and array is not None and array.size == most)
+    place = next(
+        i for i, array in enumerate(inputs) if _is_float(array) and array is not None and array.size == largest
+    )
     marked[place] = copy = np.array(marked[place])
     # The middle of every axis, away from borders, where windows are cut off.
     copy[tuple([extent // 2 for extent in copy.shape])] = np.nan
     found = _compute(operator, marked, position)
     shown = int(np.count_nonzero(found != found))
-    return -(-2 * shown * most // found.size) if shown else most
+    return -(-2 * shown * largest // found.size) if shown else largest
 
 
 def _allow(operator: Operator, inputs: Sequence[Array | None], position: int, expected: Array) -> Array:

@@ -63,9 +63,9 @@ class LocatedValues:
             self.stream.copy(lent.region.address, region.address + place * spec.nbytes, spec.nbytes)
         return ValueLocation(spec, lent.region, content, is_computed=True, owner=lent)
 
-    def open_rows(self, most: int | None) -> LocatedRows:
+    def open_rows(self, max_rows: int | None) -> LocatedRows:
         """Return the rows of a scan output, none yet."""
-        return LocatedRows(self, most)
+        return LocatedRows(self, max_rows)
 
 
 class LocatedRows:
@@ -73,11 +73,11 @@ class LocatedRows:
 
     Args:
         values: Stream and pool.
-        most: How many rows there will be at most, where that is known.
+        max_rows: How many rows there will be at most, where that is known.
     """
 
-    def __init__(self, values: LocatedValues, most: int | None) -> None:
-        self._values, self._most = values, most
+    def __init__(self, values: LocatedValues, max_rows: int | None) -> None:
+        self._values, self._max_rows = values, max_rows
         self._row: TensorSpec | None = None
         self._length = self._capacity = 0
         self._arrays: list[Array] = []
@@ -118,7 +118,7 @@ class LocatedRows:
     def _grow(self, nbytes: int) -> None:
         before, filled = self._lent, self._capacity * nbytes
         wanted = 2 * self._capacity or _FIRST_ROWS
-        self._capacity = wanted if self._most is None else max(1, min(wanted, self._most))
+        self._capacity = wanted if self._max_rows is None else max(1, min(wanted, self._max_rows))
         self._lent = self._values.pool.lend(self._capacity * nbytes)
         if before is not None and filled:
             self._values.stream.copy(self._lent.region.address, before.region.address, filled)

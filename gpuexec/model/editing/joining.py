@@ -137,8 +137,8 @@ def _merge_dims(first: EditableModel, second: EditableModel) -> DeclaredDims:
     declared = dict(first.dims)
     for name, bound in second.dims.items():
         known = declared.setdefault(name, bound)
-        (low, high), (least, most) = (each if isinstance(each, tuple) else (each, each) for each in (known, bound))
-        low, high = max(low, least), min(high, most)
+        (low, high), (lower, upper) = (each if isinstance(each, tuple) else (each, each) for each in (known, bound))
+        low, high = max(low, lower), min(high, upper)
         if low > high:
             raise InputError(
                 f"Dimension {name!r} is {known} in {first.graph.name!r} and {bound} in {second.graph.name!r}, which are"

@@ -19,7 +19,7 @@ from gpuexec.model.editing.values import exchange_bodies
 from gpuexec.system.mapped import find_source
 
 # Largest number of errors reported one by one.
-_MOST_TOLD = 10
+_MAX_LISTED = 10
 WeightSource = Mapping[str, Any] | NamedDataMap | str | os.PathLike[str]
 
 
@@ -65,9 +65,9 @@ def replace_weights(graph: Graph, arrays: Mapping[str, Array]) -> Graph:
         lacking = [name for name in arrays if name not in found]
         known = f" It has {shorten(sorted(found))}." if lacking else ""
         value = next(name for name in arrays if name not in given)
-        more = f"; and {len(wrong) - _MOST_TOLD} more" if len(wrong) > _MOST_TOLD else ""
-        told = "; ".join(wrong[:_MOST_TOLD]) + more
-        raise InputError(f"The weights don't fit {graph.name!r}: {told}.{known}", value=value)
+        more = f"; and {len(wrong) - _MAX_LISTED} more" if len(wrong) > _MAX_LISTED else ""
+        listed = "; ".join(wrong[:_MAX_LISTED]) + more
+        raise InputError(f"The weights don't fit {graph.name!r}: {listed}.{known}", value=value)
     return _replace(graph, given)
 
 

@@ -171,13 +171,13 @@ def nms(
             f"got {given!r} and {ranks!r}."
         )
     tracer, is_plain = given._tracer, given.ndim == 2
-    most = extent(given, -2) if max_output is None else max_output
+    max_boxes = extent(given, -2) if max_output is None else max_output
     if is_plain:
         given, ranks = expand_dims(given, 0), expand_dims(ranks, [0, 1])
     limits = [tracer.add_constant(np.array([iou_threshold], np.float32))]
     if score_threshold is not None:
         limits.append(tracer.add_constant(np.array([score_threshold], np.float32)))
-    inputs = [given, ranks, shape_vector(tracer, [most]), *limits]
+    inputs = [given, ranks, shape_vector(tracer, [max_boxes]), *limits]
     (kept,) = tracer.apply("NonMaxSuppression", inputs, otherwise=[(INT64, (None, 3))])
     return kept[:, 2] if is_plain else kept
 

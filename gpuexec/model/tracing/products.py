@@ -106,21 +106,21 @@ def _read_labels(subscripts: str, operands: Sequence[SymbolicArray]) -> tuple[li
     terms = left.split(",")
     if len(terms) != len(operands):
         raise InputError(f"einsum {subscripts!r} is for {len(terms)} arrays, got {len(operands)}.")
-    read, most = [], 0
+    read, max_hidden = [], 0
     for term, array in zip(terms, operands, strict=True):
         before, dots, after = term.partition("...")
         hidden = array.ndim - len(before) - len(after)
         if hidden < 0 or (hidden and not dots):
             raise InputError(f"einsum {subscripts!r}: {term!r} does not fit the axes of {array!r}.")
-        most = max(most, hidden)
+        max_hidden = max(max_hidden, hidden)
         read.append([*before, *range(-hidden, 0), *after])
     used = [label for labels in read for label in labels]
     if arrow:
         before, dots, after = right.partition("...")
-        result = [*before, *(range(-most, 0) if dots else ()), *after]
+        result = [*before, *(range(-max_hidden, 0) if dots else ()), *after]
     else:
         letters = sorted(label for label in set(used) if isinstance(label, str) and used.count(label) == 1)
-        result = [*range(-most, 0), *letters]
+        result = [*range(-max_hidden, 0), *letters]
     unknown = [label for label in result if label not in used]
     if unknown or len(set(result)) != len(result):
         raise InputError(f"einsum {subscripts!r}: the result's labels must stand in the arrays', and once each.")

@@ -78,7 +78,7 @@ def _propagate(
     computed = compute_arrays(node.operator, [None if value is None else value.array for value in values])
     logs = [value.log for value in values if value is not None and value.log is not None]
 
-    def log(role: str, _least: int | None) -> None:
+    def log(role: str, _minimum: int | None) -> None:
         for each in logs:
             each(role, None)
 

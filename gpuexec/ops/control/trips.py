@@ -80,8 +80,8 @@ class LoopValues(Protocol[V]):
     def take_slice(self, value: V, place: int) -> V:
         """Return a slice of a value along its first axis."""
 
-    def open_rows(self, most: int | None) -> Rows[V]:
-        """Return rows without a row yet; ``most`` will follow at most, where that is known."""
+    def open_rows(self, max_rows: int | None) -> Rows[V]:
+        """Return rows without a row yet; ``max_rows`` will follow at most, where that is known."""
 
 
 class ScanOutputs(Generic[V]):
@@ -90,12 +90,12 @@ class ScanOutputs(Generic[V]):
     Args:
         values: How rows are kept.
         size: Number of scan outputs.
-        most: Number of trips, at most, where that is known.
+        max_rows: Number of trips, at most, where that is known.
     """
 
-    def __init__(self, values: LoopValues[V], size: int, most: int | None) -> None:
+    def __init__(self, values: LoopValues[V], size: int, max_rows: int | None) -> None:
         self._values, self._trips = values, 0
-        self._rows = [values.open_rows(most) for _ in range(size)]
+        self._rows = [values.open_rows(max_rows) for _ in range(size)]
         self._specs: list[TensorSpec] = []
 
     def add(self, rows: Sequence[V]) -> None:
@@ -170,7 +170,7 @@ class _Arrays:
     def take_slice(self, value: Array, place: int) -> Array:
         return np.asarray(value[place])
 
-    def open_rows(self, _most: int | None) -> _ArrayRows:
+    def open_rows(self, _max_rows: int | None) -> _ArrayRows:
         return _ArrayRows()
 
 

@@ -13,7 +13,7 @@ from gpuexec.ir.spec import STRING, dtype_row, dtypes_of
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|[+-]?nan", re.IGNORECASE)
-_MOST_DIGITS = 1000  # Python refuses to read integers of some thousands
+_MAX_DIGITS = 1000  # Python refuses to read integers of some thousands
 _TRUTHS = {"true": True, "false": False}
 
 
@@ -62,7 +62,7 @@ def _read(text: str, to: np.dtype[Any]) -> Any:
         return float(stripped) != 0
     if to in dtypes_of("float"):
         return float(stripped)
-    is_whole = _INTEGER.fullmatch(stripped) and len(stripped) < _MOST_DIGITS
+    is_whole = _INTEGER.fullmatch(stripped) and len(stripped) < _MAX_DIGITS
     number = int(stripped) if is_whole else float(stripped)
     limits = np.iinfo(to)
     if not limits.min - 1 < number < limits.max + 1:

@@ -20,7 +20,7 @@ from gpuexec.ops.lib.team import BLOCK_THREADS
 _SOURCE = "det.cu"
 _FLOATS = dtypes_of("float")
 SHARED_SIDE = 64  # kSharedSide of det.cu
-_MOST_BLOCKS, _MOST_BLOCKS_IN_SCRATCH = 1024, 512
+_MAX_BLOCKS, _MAX_BLOCKS_IN_SCRATCH = 1024, 512
 
 instantiate(_SOURCE, [f"det<{dtype_row(dtype).cuda}>" for dtype in _FLOATS])
 
@@ -63,7 +63,7 @@ class Det(Operator):
         shape, (strides,) = coalesce(x.shape[:-2], (x.strides[:-2],))
         matrices, n = Walk(shape, (strides,)), x.shape[-1]
         is_shared = n <= SHARED_SIDE
-        blocks = max(1, min(matrices.count, _MOST_BLOCKS if is_shared else _MOST_BLOCKS_IN_SCRATCH))
+        blocks = max(1, min(matrices.count, _MAX_BLOCKS if is_shared else _MAX_BLOCKS_IN_SCRATCH))
         scratch = None if is_shared else emit.temp((blocks, n, n), np.float64)
         arguments: list[Argument] = [x, y, scratch, matrices.pack(), *map(np.int64, (n, *x.strides[-2:]))]
         writes = [1] if scratch is None else [1, 2]

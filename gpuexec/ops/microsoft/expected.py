@@ -194,8 +194,10 @@ def check_bias(bias: Shape, query: Shape, keys: Shape, has_room: bool) -> None:
     whole = (query[0], keys[1], query[1])
     fits = all(have in (1, want) for have, want in zip(bias, whole, strict=False))
     if not fits or bias[3] > keys[2] or (bias[3] != keys[2] and not has_room):
-        most = "at most " if has_room else ""
-        raise InputError(f"attention_bias must broadcast to {list(whole)} and {most}{keys[2]} keys, got {list(bias)}.")
+        at_most = "at most " if has_room else ""
+        raise InputError(
+            f"attention_bias must broadcast to {list(whole)} and {at_most}{keys[2]} keys, got {list(bias)}."
+        )
 
 
 def expect(role: str, spec: TensorSpec | None, shape: Shape) -> None:

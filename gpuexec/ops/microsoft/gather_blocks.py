@@ -24,7 +24,7 @@ from gpuexec.ops.tensor.layout import window
 
 _SOURCE = "gather_blocks.cu"
 _THREADS = 256
-_LEAST_BLOCK = 16
+_MIN_BLOCK = 16
 UINT8 = BYTES[0]
 _INTEGERS = tuple(dtype_row(name).numpy for name in ("int4", "uint4"))
 _FLOATS = tuple(
@@ -154,8 +154,8 @@ class GatherBlockQuantized(Operator):
     def _find_blocks(self, given: tuple[int, ...], dtype: np.dtype[Any]) -> _Blocks:
         is_float, is_packed = dtype in _FLOATS, dtype == UINT8
         size = self.block_size
-        if not (is_float and size == 0) and (size < _LEAST_BLOCK or size & (size - 1)):
-            raise InputError(f"{self.name} expects block_size to be a power of 2, {_LEAST_BLOCK} at least, got {size}.")
+        if not (is_float and size == 0) and (size < _MIN_BLOCK or size & (size - 1)):
+            raise InputError(f"{self.name} expects block_size to be a power of 2, {_MIN_BLOCK} at least, got {size}.")
         if is_packed and self.bits not in (2, 4, 8):
             raise InputError(f"{self.name} expects bits 2, 4 or 8, got {self.bits}.")
         if not given:

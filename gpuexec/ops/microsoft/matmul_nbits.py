@@ -27,7 +27,7 @@ from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.quant.integer import BYTES, FLOAT, INT32, SCALES, dense
 
 UINT8 = BYTES[0]
-_LEAST_BLOCK = 16
+_MIN_BLOCK = 16
 _PART_NBYTES = 4 << 20  # of the widened weights, this much is on the host at a time
 # Values of the 16 codes of bitsandbytes: float of 4 bits, and quantiles of the normal distribution.
 _FP4 = (0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25)
@@ -262,8 +262,8 @@ def _pack_shape(
 
 
 def _check_block(name: str, block: int) -> None:
-    if block < _LEAST_BLOCK or block & (block - 1):
-        raise InputError(f"{name} expects block_size to be a power of 2, {_LEAST_BLOCK} at least, got {block}.")
+    if block < _MIN_BLOCK or block & (block - 1):
+        raise InputError(f"{name} expects block_size to be a power of 2, {_MIN_BLOCK} at least, got {block}.")
 
 
 def _check_operand(name: str, a: TensorSpec | None, inner: int, role: str) -> TensorSpec:

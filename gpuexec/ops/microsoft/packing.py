@@ -68,8 +68,8 @@ class OrderTokens(Operator):
         is_padding = np.arange(rows) >= counts[:, np.newaxis]
         places = np.argsort(is_padding, axis=None, kind="stable").astype(_INT32).reshape(batch, rows)
         sums = np.concatenate((np.zeros(1, _INT32), np.cumsum(counts, dtype=_INT32)))
-        most = np.array([counts.max(initial=0)], _INT32)
-        return places, sums, most, sums[-1:].astype(_INDEX)
+        longest = np.array([counts.max(initial=0)], _INT32)
+        return places, sums, longest, sums[-1:].astype(_INDEX)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a thread per token or padding."""
@@ -98,10 +98,10 @@ class RemovePadding(Composite):
         """Order, cut the places to the number of tokens, gather."""
         x, counts = inputs
         assert x is not None
-        places, sums, most, total = sketch.add_all(OrderTokens(), 4, x, counts)
+        places, sums, longest, total = sketch.add_all(OrderTokens(), 4, x, counts)
         tokens = Value(f"{sketch.name}.tokens")
         sketch.nodes += cut(sketch.reshape(places, -1), total, tokens)
-        return sketch.add("Gather", sketch.add("Flatten", x, axis=-1), tokens), places, sums, most
+        return sketch.add("Gather", sketch.add("Flatten", x, axis=-1), tokens), places, sums, longest
 
 
 @operator("RestoreRows", "gpuexec")

@@ -50,9 +50,9 @@ class RelativeBuckets(Operator):
             InputError: There are too few buckets, or the distance is none.
             NeedsHostValue: A length is not known.
         """
-        least = 4 if self.is_bidirectional else 2
-        if table.rank != 2 or table.shape[0] < least:
-            raise InputError(f"{self.name} expects a table of at least {least} buckets by heads, got {table}.")
+        min_buckets = 4 if self.is_bidirectional else 2
+        if table.rank != 2 or table.shape[0] < min_buckets:
+            raise InputError(f"{self.name} expects a table of at least {min_buckets} buckets by heads, got {table}.")
         if self.max_distance <= self._exact(table.shape[0]):
             raise InputError(
                 f"{self.name} expects max_distance beyond {self._exact(table.shape[0])}, got {self.max_distance}."

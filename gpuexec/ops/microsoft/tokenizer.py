@@ -99,11 +99,11 @@ class Tokenizer(Operator):
         return lambda text: _separate(text, searchers, self.mincharnum)
 
 
-def _separate(text: str, searchers: Sequence[Searcher], least: int) -> list[str]:
+def _separate(text: str, searchers: Sequence[Searcher], min_length: int) -> list[str]:
     """Return the parts between the matches of each separator in turn."""
     pieces = [text]
     for searcher in searchers:
-        pieces = [part for piece in pieces for part in _cut(piece, searcher) if len(part) >= least]
+        pieces = [part for piece in pieces for part in _cut(piece, searcher) if len(part) >= min_length]
     return pieces
 
 
@@ -120,15 +120,15 @@ def _cut(text: str, searcher: Searcher) -> Iterator[str]:
         start = end if end > first else end + 1
 
 
-def _match_tokens(text: str, searcher: Searcher, least: int) -> Iterator[str]:
+def _match_tokens(text: str, searcher: Searcher, min_length: int) -> Iterator[str]:
     """Yield matches one after the other; after one that is too short the search continues a character further."""
-    if len(text) < least:
+    if len(text) < min_length:
         return
     search, start = searcher.begin(text), 0
     while start <= len(text) and (found := search(start)) is not None:
         first, end = found
         start = first + 1
-        if end - first >= least:
+        if end - first >= min_length:
             yield text[first:end]
             start = end
 

@@ -13,7 +13,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.operator import Array
 
 MISSING_BIT, TEST_BITS, FEATURE_SHIFT = 8, 7, 4  # of Split in trees.cu
-_MOST_FEATURES = 1 << 28
+_MAX_FEATURES = 1 << 28
 
 
 class Test(IntEnum):
@@ -121,7 +121,7 @@ class Nodes:
         tests, features = np.array(self.tests, np.int64), np.array(self.features, np.int64)
         if count and not (tests.min() >= 0 and tests.max() <= Test.BRANCH_MEMBER):
             raise InputError(f"nodes_modes expects 0 to {int(Test.BRANCH_MEMBER)}, got {sorted(set(tests.tolist()))}.")
-        if count and not (features.min() >= 0 and features.max() < _MOST_FEATURES):
+        if count and not (features.min() >= 0 and features.max() < _MAX_FEATURES):
             raise InputError(f"nodes_featureids expects 0 to 2**28 - 1, got {features.min()} to {features.max()}.")
         missing = np.array(self.missing or np.zeros(count), np.int64) != 0
         thresholds = self.thresholds.copy()

@@ -14,8 +14,8 @@ from gpuexec.ir.operator import Array
 from gpuexec.ops.ml.forest import FEATURE_SHIFT, MISSING_BIT, TEST_BITS, Aggregate, Forest, Test
 
 _COMPARISONS = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)  # by Test
-_MOST_PLACES = 1 << 15  # of trees times rows (times targets) at once, so that they stay in the cache
-_MOST_VOTES = 1 << 20  # of leaves times targets in a table
+_MAX_PLACES = 1 << 15  # of trees times rows (times targets) at once, so that they stay in the cache
+_MAX_VOTES = 1 << 20  # of leaves times targets in a table
 _LEVELS = 4  # after this many levels, rows at a leaf are dropped if they are the majority
 
 
@@ -48,7 +48,7 @@ class HostForest:
     def find_leaves(self, x: Array) -> Array:
         """Return the leaf of each tree that each row falls into, ``[trees, rows]``; ``x`` in the type of thresholds."""
         trees, rows = len(self.roots), len(x)
-        chunk = max(1, _MOST_PLACES // max(1, trees))
+        chunk = max(1, _MAX_PLACES // max(1, trees))
         x = np.ascontiguousarray(x)
         pieces = [self._follow(x[begin : begin + chunk]) for begin in range(0, rows, chunk)]
         return np.concatenate(pieces, axis=1) if pieces else np.zeros((trees, 0), np.intp)
@@ -60,7 +60,7 @@ class HostForest:
             scores = self._vote_singly(leaves, targets, aggregate, dtype)
         else:
             table = self.spread.astype(dtype, copy=False)
-            chunk = max(1, _MOST_PLACES // max(1, trees * targets))
+            chunk = max(1, _MAX_PLACES // max(1, trees * targets))
             scores = np.zeros((rows, targets), dtype)
             for begin in range(0, rows, chunk):
                 scores[begin : begin + chunk] = _add_up(table.take(leaves[:, begin : begin + chunk], axis=0))
@@ -159,7 +159,7 @@ def prepare_forest(forest: Forest, targets: int) -> HostForest:
 def _spread_votes(forest: Forest, targets: int) -> Array | None:
     leaves = len(forest.first) - 1
     places = np.repeat(np.arange(leaves), np.diff(forest.first)) * targets + forest.targets
-    if leaves * targets > _MOST_VOTES or (np.diff(places) == 0).any():
+    if leaves * targets > _MAX_VOTES or (np.diff(places) == 0).any():
         return None
     table = np.zeros(leaves * targets, forest.weights.dtype)
     table[places] = forest.weights

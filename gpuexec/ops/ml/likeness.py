@@ -17,7 +17,7 @@ from gpuexec.ops.ml.scores import ScorePostprocessing
 
 SOURCE = "svm.cu"
 _TILE = 32  # kTile of svm.cu
-_MOST_DIFFERENCES = 1 << 16  # held at once on the host
+_MAX_DIFFERENCES = 1 << 16  # held at once on the host
 _FEW_ROWS = 8  # for which nothing is made of the vectors first
 _LARGE = 2.0**20  # squares whose rounding error in double, times gamma, is below a float's at 1
 instantiate(SOURCE, ["compare_with_vectors"])
@@ -98,7 +98,7 @@ class Vectors:
 
 
 def _measure_differences(x: Array, vectors: Array) -> Array:
-    chunk = max(1, _MOST_DIFFERENCES // max(1, vectors.size))
+    chunk = max(1, _MAX_DIFFERENCES // max(1, vectors.size))
     distances = np.empty((len(x), len(vectors)), np.float32)
     for first in range(0, len(x), chunk):
         differences = x[first : first + chunk, None] - vectors

@@ -52,8 +52,8 @@ class Grams:
         return np.where(is_there, _find(self.edges, nodes * self.tokens + numbers, self.targets), -1)
 
 
-def build_grams(pool: tuple[Any, ...], starts: tuple[int, ...], least: int, most: int) -> Grams:
-    """Return the tree of the n-grams of ``least`` to ``most`` tokens in a pool.
+def build_grams(pool: tuple[Any, ...], starts: tuple[int, ...], min_length: int, max_length: int) -> Grams:
+    """Return the tree of the n-grams of ``min_length`` to ``max_length`` tokens in a pool.
 
     Those of n tokens begin at ``starts[n - 1]``. All n-grams count for their numbers; of equal ones the last stands.
 
@@ -70,7 +70,7 @@ def build_grams(pool: tuple[Any, ...], starts: tuple[int, ...], least: int, most
                 f" behind each other for n-grams of n tokens; those of {length} are {end - start}."
             )
         for first in range(start, end, length):
-            if least <= length <= most:
+            if min_length <= length <= max_length:
                 node = 0
                 for token in pool[first : first + length]:
                     node = edges.setdefault((node, token), len(found))

@@ -19,8 +19,8 @@ from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ops.ml.likeness import SOURCE
 from gpuexec.ops.ml.prepared import FLOAT, INT32, THREADS, read_numbers
 
-_LEAST = np.float32(1e-7)  # kLeast of svm.cu
-_MOST_ROUNDS = 100  # kMostRounds of svm.cu
+_MIN_PROBABILITY = np.float32(1e-7)  # kLeast of svm.cu
+_MAX_ROUNDS = 100  # kMostRounds of svm.cu
 instantiate(SOURCE, ["score_pairs", "count_votes", "couple_classes"])
 
 
@@ -85,7 +85,7 @@ class Pairs:
         with np.errstate(all="ignore"):
             x = scores * self.slopes + self.shifts
             high = 1 / (1 + np.exp(-np.abs(x)))
-            wins = np.clip(1 - np.where(x < 0, 1 - high, high), _LEAST, 1 - _LEAST)
+            wins = np.clip(1 - np.where(x < 0, 1 - high, high), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY)
             q = np.zeros((rows, classes, classes), np.float32)
             for pair, (i, j) in enumerate(self.members.tolist()):
                 win, lose = wins[:, pair], 1 - wins[:, pair]
@@ -94,7 +94,7 @@ class Pairs:
                 q[:, j, j] += win * win
             p = np.full((rows, classes), 1 / classes, np.float32)
             going = np.arange(rows)
-            for _ in range(_MOST_ROUNDS):
+            for _ in range(_MAX_ROUNDS):
                 # In the order of the kernel, since a last bit may decide on one more round.
                 qp = np.add.accumulate(q[going] * p[going, None], axis=2)[:, :, -1]
                 total = np.add.accumulate(p[going] * qp, axis=1)[:, -1]

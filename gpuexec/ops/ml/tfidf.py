@@ -75,18 +75,18 @@ class TfIdfVectorizer(TableOperator[Weighing]):
 
     def prepare(self) -> Weighing:
         """Return the tables of the attributes."""
-        least, most = self.min_gram_length, self.max_gram_length
+        min_length, max_length = self.min_gram_length, self.max_gram_length
         if self.mode not in _MODES:
             raise InputError(f"mode expects {', '.join(_MODES)}, got {self.mode!r}.")
-        if not 1 <= least <= most <= len(self.ngram_counts) or self.max_skip_count < 0:
+        if not 1 <= min_length <= max_length <= len(self.ngram_counts) or self.max_skip_count < 0:
             raise InputError(
                 "expected 1 <= min_gram_length <= max_gram_length <= the number of ngram_counts, and a max_skip_count"
-                f" of 0 or more, got {least}, {most}, {len(self.ngram_counts)} and {self.max_skip_count}."
+                f" of 0 or more, got {min_length}, {max_length}, {len(self.ngram_counts)} and {self.max_skip_count}."
             )
         if (self.pool_int64s is None) == (self.pool_strings is None):
             raise InputError("expected a pool in pool_int64s or pool_strings, got both or neither.")
         pool = (self.pool_int64s if self.pool_strings is None else self.pool_strings) or ()
-        grams = build_grams(pool, self.ngram_counts, least, most)
+        grams = build_grams(pool, self.ngram_counts, min_length, max_length)
         columns, weights = np.array(self.ngram_indexes, np.int64), np.array(self.weights or [1.0] * grams.count, FLOAT)
         if not columns.size == weights.size == grams.count or columns.min(initial=0) < 0:
             raise InputError(

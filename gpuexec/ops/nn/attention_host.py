@@ -13,7 +13,7 @@ from gpuexec.ir.operator import Array
 from gpuexec.ir.spec import accumulator
 from gpuexec.ops.linalg.matmul import multiply
 
-_MOST_SCORES = 1 << 24  # in memory at a time
+_MAX_SCORES = 1 << 24  # in memory at a time
 _FAR = 1 << 34  # kFar of attention.cu
 
 
@@ -77,7 +77,7 @@ def attend(
     first, end = rule.find_keys(queries, keys if mask is None else mask.shape[-1], lengths)
     if mask is not None:
         mask = np.broadcast_to(mask, (batch, heads, queries, mask.shape[-1]))
-    step = max(1, _MOST_SCORES // max(1, batch * heads * keys))
+    step = max(1, _MAX_SCORES // max(1, batch * heads * keys))
     with np.errstate(all="ignore"):
         for start in range(0, queries, step):
             some = slice(start, start + step)

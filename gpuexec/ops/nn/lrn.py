@@ -86,5 +86,5 @@ class LRN(Operator):
     def _reach(self, channels: int) -> tuple[int, int]:
         """Return how many channels before and behind its own an element looks at, at most all there can be."""
         before = (self.size - 1) // 2
-        most = max(0, channels - 1)
-        return min(before, most), min(self.size - 1 - before, most)
+        others = max(0, channels - 1)
+        return min(before, others), min(self.size - 1 - before, others)

@@ -17,7 +17,7 @@ from gpuexec.ops.quant.integer import BYTES, FLOAT, Quantized, round_to_bytes
 _SOURCE = "dynamic_quantize.cu"
 _THREADS = 256
 _PER_THREAD = 8  # kPerThread of dynamic_quantize.cu
-_MOST_PARTS = 256
+_MAX_PARTS = 256
 UINT8 = BYTES[0]
 
 instantiate(_SOURCE, ["find_range", "quantize_by_range"])
@@ -81,8 +81,8 @@ def quantize_by_range(x: Array, axis: int | None = None) -> Quantized:
 def launch_dynamic_quantize(emit: Emitter, x: Slot, y: Quantized) -> None:
     """Launch the quantisation of a float slot: bytes, scale and zero point."""
     x, count = emit.contiguous(x), x.spec.size
-    parts = max(1, min(_MOST_PARTS, ceil_div(count, _THREADS * _PER_THREAD)))
-    ranges = emit.temp((_MOST_PARTS, 2), FLOAT)
+    parts = max(1, min(_MAX_PARTS, ceil_div(count, _THREADS * _PER_THREAD)))
+    ranges = emit.temp((_MAX_PARTS, 2), FLOAT)
     emit.launch(
         Kernel(_SOURCE, "find_range"), (parts, 1, 1), (_THREADS, 1, 1), [x, ranges, np.int64(count)], writes=[1]
     )

@@ -27,7 +27,7 @@ from gpuexec.ops.tensor.layout import read_ints
 _INTEGERS = {"int32": "u32", "uint32": "u32", "int64": "u64", "uint64": "u64"}
 _TYPES = {dtype_row(name).numpy: cuda for name, cuda in _INTEGERS.items()}
 _TYPES |= {dtype: dtype_row(dtype).cuda for dtype in dtypes_of("float")}
-_MOST_ITEMS = 16  # kMostItems of cumulative.cu
+_MAX_ITEMS = 16  # kMostItems of cumulative.cu
 instantiate(
     "cumulative.cu",
     [f"cumulative<{functor}, {cuda}>" for functor in ("Sum", "Product") for cuda in dict.fromkeys(_TYPES.values())],
@@ -74,7 +74,7 @@ class Cumulative(Operator):
         columns, inner = x.shape[along], prod(x.shape[along + 1 :])
         rows = prod(x.shape[:along]) * inner
         team = choose_team(columns, rows, inner)
-        items = min(_MOST_ITEMS, max(1, ceil_div(columns, team.lanes)))
+        items = min(_MAX_ITEMS, max(1, ceil_div(columns, team.lanes)))
         arguments: list[Argument] = [emit.contiguous(x), y, np.int64(rows), np.int64(columns), np.int64(inner)]
         arguments += [*team.arguments(), np.int32(items), np.int32(self.exclusive), np.int32(self.reverse)]
         kernel = Kernel("cumulative.cu", f"cumulative<{self.functor}, {_TYPES[x.dtype]}>")

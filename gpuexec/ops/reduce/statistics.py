@@ -24,13 +24,13 @@ from gpuexec.ops.lib.strided import Walk, join
 
 SOURCE = "statistics.cu"
 # The words, in order: places are -1 where there is none; the last four are those of finite elements, NaN without any.
-NANS, POSITIVE_INFS, NEGATIVE_INFS, FIRST_NAN, FIRST_INF, LEAST, MOST, MEAN, DEVIATION = range(9)
+NANS, POSITIVE_INFS, NEGATIVE_INFS, FIRST_NAN, FIRST_INF, MINIMUM, MAXIMUM, MEAN, DEVIATION = range(9)
 WORDS = 9
-MOST_BINS = 256  # kMostBins of statistics.cu
+MAX_BINS = 256  # kMostBins of statistics.cu
 _SAMPLE_BYTES = 80  # sizeof(Sample) of statistics.cu
 _THREADS = 256  # kBlockThreads of reduce.cuh
 _BLOCK_TERMS = 16 * _THREADS
-_MOST_BLOCKS = 1024
+_MAX_BLOCKS = 1024
 _DOUBLE, _COUNT = np.dtype(np.float64), np.dtype(np.int64)
 # Statistics of an empty sample.
 _NOTHING = np.array([0.0, 0.0, 0.0, -1.0, -1.0, *[np.nan] * 4])
@@ -72,7 +72,7 @@ class StatisticsOperator(Operator):
             words[FIRST_INF] = np.argmax(is_inf) if is_inf.any() else -1
             finite = wide[is_finite]
         if finite.size:
-            words[LEAST], words[MOST] = finite.min(), finite.max()
+            words[MINIMUM], words[MAXIMUM] = finite.min(), finite.max()
             if self.moments:
                 with np.errstate(all="ignore"):
                     words[MEAN], words[DEVIATION] = finite.mean(), finite.std()
@@ -116,8 +116,8 @@ class HistogramOperator(Operator):
         check_dtype(self.name, words, (_DOUBLE,), "words")
         if words.shape != (WORDS,):
             raise InputError(f"Histogram expects the {WORDS} words of Statistics, got {words}.")
-        if not 1 <= self.bins <= MOST_BINS:
-            raise InputError(f"Histogram has 1 to {MOST_BINS} bins, got {self.bins}.")
+        if not 1 <= self.bins <= MAX_BINS:
+            raise InputError(f"Histogram has 1 to {MAX_BINS} bins, got {self.bins}.")
         return (TensorSpec((self.bins,), _COUNT),)
 
     def compute(self, x: Array, words: Array, *, out: Out = None) -> tuple[Array, ...]:
@@ -125,8 +125,8 @@ class HistogramOperator(Operator):
         wide = x.reshape(-1).astype(np.float64, copy=False)
         wide = wide[np.isfinite(wide)]
         with np.errstate(all="ignore"):
-            width = words[MOST] - words[LEAST]
-            places = (wide - words[LEAST]) / width * float(self.bins) if width > 0 else np.zeros_like(wide)
+            width = words[MAXIMUM] - words[MINIMUM]
+            places = (wide - words[MINIMUM]) / width * float(self.bins) if width > 0 else np.zeros_like(wide)
         bins = np.where(places < self.bins, np.maximum(places, 0), self.bins - 1).astype(np.int64)
         return (np.bincount(bins, minlength=self.bins).astype(np.int64, copy=False),)
 
@@ -157,4 +157,4 @@ def _walk(x: Slot) -> bytes:
 
 
 def _count_blocks(size: int) -> int:
-    return max(1, min(_MOST_BLOCKS, ceil_div(size, _BLOCK_TERMS)))
+    return max(1, min(_MAX_BLOCKS, ceil_div(size, _BLOCK_TERMS)))

@@ -25,7 +25,7 @@ from gpuexec.ops.tensor.layout import read_ints
 
 TOPK_DTYPES = dtypes_of("float", "int", "uint")
 _INDEX = np.dtype(np.int64)
-_MOST_THREADS = 1024  # kMostThreads of topk.cu
+_MAX_THREADS = 1024  # kMostThreads of topk.cu
 _LONGEST = 2**32
 _LONG = 1024  # on the host, the least length at which searching for the bound pays
 instantiate("topk.cu", [f"topk<{dtype_row(dtype).cuda}>" for dtype in TOPK_DTYPES])
@@ -80,7 +80,7 @@ class TopK(Operator):
         )
         scratch = emit.temp((2 * lines * count if count > TILE else 0,), _INDEX)
         # A pair of the bitonic network per thread, and whole warps.
-        threads = min(_MOST_THREADS, max(32, 1 << max(0, length - 1).bit_length() >> 1))
+        threads = min(_MAX_THREADS, max(32, 1 << max(0, length - 1).bit_length() >> 1))
         scalars = (np.int64(length), np.int64(inner), np.int64(count), np.int32(bool(self.largest)))
         emit.launch(
             Kernel("topk.cu", f"topk<{dtype_row(x.dtype).cuda}>"),

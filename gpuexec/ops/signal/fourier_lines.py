@@ -19,9 +19,9 @@ from gpuexec.ops.lib.strided import join
 _SOURCE = "fourier.cu"
 _THREADS = 256
 SHARED_POINTS, MAX_STAGES = 1024, 32  # kSharedPoints and kMaxStages of fourier.cu
-MOST_POINTS = 1 << 29
+MAX_POINTS = 1 << 29
 _LARGEST_RADIX = 31  # of a larger prime factor the convolution is cheaper
-_MOST_BLOCKS, _MOST_BLOCKS_IN_SCRATCH = 4096, 256
+_MAX_BLOCKS, _MAX_BLOCKS_IN_SCRATCH = 4096, 256
 
 instantiate(_SOURCE, [f"fourier<{dtype_row(dtype).cuda}>" for dtype in dtypes_of("float")])
 
@@ -54,14 +54,14 @@ class Lines:
     def launch(self, emit: Emitter, x: Slot, y: Slot, window: Slot | None = None) -> None:
         """Launch the transforms of all lines; ``window`` is dense and weighs samples."""
         stages = choose_stages(self.length)
-        if stages.points > MOST_POINTS:
-            raise InputError(f"Fourier transforms on a device have at most {MOST_POINTS} points, got {self.length}.")
+        if stages.points > MAX_POINTS:
+            raise InputError(f"Fourier transforms on a device have at most {MAX_POINTS} points, got {self.length}.")
         others = [axis for axis in range(x.spec.rank - 1) if axis != self.axis]
         lines = join([y.shape[a] for a in others], [[slot.strides[a] for a in others] for slot in (x, y)])
         per_block = max(1, SHARED_POINTS // stages.points)
         is_shared = stages.points <= SHARED_POINTS
-        most = _MOST_BLOCKS if is_shared else _MOST_BLOCKS_IN_SCRATCH
-        blocks = max(1, min(most, ceil_div(lines.count, per_block)))
+        max_blocks = _MAX_BLOCKS if is_shared else _MAX_BLOCKS_IN_SCRATCH
+        blocks = max(1, min(max_blocks, ceil_div(lines.count, per_block)))
         scratch = None if is_shared else emit.temp((blocks, 2, stages.points, 2), np.float64)
         chirp, spectrum = map(emit.constant, chirp_tables(self.length)) if stages.is_chirped else (None, None)
         near, step = abs(lines.inner_strides[0]), abs(x.strides[self.axis])

@@ -13,8 +13,8 @@ from gpuexec.errors import InputError
 from gpuexec.ops.text.characters import Class
 from gpuexec.ops.text.pattern import Alternation, Anchor, Repeat, Sequence, Tree
 
-_MOST_STATES = 50_000
-_MOST_KEPT = 200_000  # states in the sets of all steps that are kept
+_MAX_STATES = 50_000
+_MAX_CACHED_STATES = 200_000  # states in the sets of all steps that are kept
 _EDGE, _NEWLINE, _WORD, _OTHER = range(4)  # kinds of neighbours of a position; an edge is that of the text
 States = frozenset[int]
 
@@ -63,8 +63,8 @@ class Automaton:
         Raises:
             InputError: They are too many.
         """
-        if len(self.classes) + len(self.jumps) > _MOST_STATES:
-            raise InputError(f"the pattern is too large: its repetitions make more than {_MOST_STATES} states.")
+        if len(self.classes) + len(self.jumps) > _MAX_STATES:
+            raise InputError(f"the pattern is too large: its repetitions make more than {_MAX_STATES} states.")
         if isinstance(tree, Class):
             return self._add_class(tree, end)
         if isinstance(tree, Anchor):
@@ -86,20 +86,20 @@ class Automaton:
     def _keep(self, key: tuple[States, str, int], following: States) -> None:
         """Keep a step, in place of all others where these have become many."""
         self._kept += len(key[0]) + len(following) + 1
-        if self._kept > _MOST_KEPT:
+        if self._kept > _MAX_CACHED_STATES:
             self._steps.clear()
             self._kept = len(key[0]) + len(following) + 1
         self._steps[key] = following
 
     def _add_repeat(self, tree: Repeat, end: int) -> int:
-        if tree.most is None:
+        if tree.max_count is None:
             first = self._add_jump(())
             self.jumps[first] = ((self.add(tree.part, first), end), None)
         else:
             first = end
-            for _ in range(tree.most - tree.least):
+            for _ in range(tree.max_count - tree.min_count):
                 first = self._add_jump((self.add(tree.part, first), end))
-        for _ in range(tree.least):
+        for _ in range(tree.min_count):
             first = self.add(tree.part, first)
         return first
 

@@ -26,7 +26,7 @@ CATEGORIES = frozenset(
     ("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No", "P", "Pc", "Pd", "Ps", "Pe")
     + ("Pi", "Pf", "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp", "C", "Cc", "Cf", "Cs", "Co")
 )
-_MOST_CASES = 1000  # ranges of up to this many characters are expanded to all cases
+_MAX_FOLDED = 1000  # ranges of up to this many characters are expanded to all cases
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def _fold_simply(char: str) -> str:
 def spread(low: str, high: str, folds: bool) -> Members:
     """Return a range, with other cases of its characters where that matters and they are few."""
     ranges = [(low, high)]
-    if folds and ord(high) - ord(low) < _MOST_CASES:
+    if folds and ord(high) - ord(low) < _MAX_FOLDED:
         ranges += [(form, form) for code in range(ord(low), ord(high) + 1) for form in sorted(fold(chr(code)))]
     return Members(tuple(dict.fromkeys(ranges)))
 

@@ -72,8 +72,8 @@ class StringSplit(Operator):
         return y.reshape(*x.shape, y.shape[1]), counts.reshape(x.shape)
 
     def _split(self, x: Array) -> list[list[str]]:
-        most = -1 if self.maxsplit is None else self.maxsplit
+        max_splits = -1 if self.maxsplit is None else self.maxsplit
         texts = x.reshape(-1).tolist()
         if not self.delimiter:
-            return [text.strip().split(None, most) for text in texts]
-        return [text.split(self.delimiter, most) for text in texts]
+            return [text.strip().split(None, max_splits) for text in texts]
+        return [text.split(self.delimiter, max_splits) for text in texts]

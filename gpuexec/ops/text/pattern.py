@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from gpuexec.errors import InputError
 from gpuexec.ops.text.characters import CATEGORIES, PERL, POSIX, Class, Members, pair, spread
 
-MOST_TIMES = 1000
+MAX_COUNT = 1000
 _DEEPEST = 200
 _ESCAPES = {"a": "\a", "f": "\f", "t": "\t", "n": "\n", "r": "\r", "v": "\v"}
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
@@ -46,11 +46,11 @@ class Alternation:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Repetition from ``least`` to ``most`` times; None: no limit."""
+    """Repetition from ``min_count`` to ``max_count`` times; None: no limit."""
 
     part: Tree
-    least: int
-    most: int | None
+    min_count: int
+    max_count: int | None
 
 
 Tree = Class | Anchor | Sequence | Alternation | Repeat
@@ -143,13 +143,13 @@ class _Reader:
         self.at = len(self.text) if end < 0 else end + 2
         return [_literal(char, flags) for char in quoted]
 
-    def _repeat(self, part: Tree, least: int, most: int | None) -> Tree:
+    def _repeat(self, part: Tree, min_count: int, max_count: int | None) -> Tree:
         self._take("?")  # the least first: which makes no difference to whether all of a text matches
         if self._take_counts() is not None:
             raise self.complain("a repetition of a repetition ending")
-        repeated = Repeat(part, least, most)
-        if max(least, most or 0) > 1 and not _divide(MOST_TIMES, repeated):
-            raise self.complain(f"repetitions of repetitions, together above {MOST_TIMES}, ending")
+        repeated = Repeat(part, min_count, max_count)
+        if max(min_count, max_count or 0) > 1 and not _divide(MAX_COUNT, repeated):
+            raise self.complain(f"repetitions of repetitions, together above {MAX_COUNT}, ending")
         return repeated
 
     def _take_counts(self) -> tuple[int, int | None] | None:
@@ -159,12 +159,12 @@ class _Reader:
         found = _COUNTS.match(self.text, self.at)
         if found is None:
             return None
-        least = int(found[1]) if len(found[1]) < 9 else MOST_TIMES + 1
-        most = least if not found[2] else None if not found[3] else int(found[3][:9])
-        if max(least, most or 0) > MOST_TIMES or (most is not None and most < least):
-            raise self.complain(f"a repetition {found[0]}, not in order or above {MOST_TIMES},")
+        min_count = int(found[1]) if len(found[1]) < 9 else MAX_COUNT + 1
+        max_count = min_count if not found[2] else None if not found[3] else int(found[3][:9])
+        if max(min_count, max_count or 0) > MAX_COUNT or (max_count is not None and max_count < min_count):
+            raise self.complain(f"a repetition {found[0]}, not in order or above {MAX_COUNT},")
         self.at = found.end()
-        return least, most
+        return min_count, max_count
 
     def _read_atom(self, flags: Flags, depth: int) -> Tree:
         if self._take("("):
@@ -284,7 +284,7 @@ class _Reader:
 def _divide(times: int, tree: Tree) -> int:
     """Return a number divided by the product of nested repetition counts, as RE2 counts them."""
     if isinstance(tree, Repeat):
-        return _divide(times // max(1, tree.least if tree.most is None else tree.most), tree.part)
+        return _divide(times // max(1, tree.min_count if tree.max_count is None else tree.max_count), tree.part)
     parts = tree.parts if isinstance(tree, (Sequence, Alternation)) else ()
     return min((_divide(times, part) for part in parts), default=times)
 

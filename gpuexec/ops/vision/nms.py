@@ -64,7 +64,7 @@ class BoxSelection(Operator):
         return _clamp(given, boxes.shape[1])
 
     def select(
-        self, boxes: Array, scores: Array, most: int, iou_threshold: Array | None, score_threshold: Array | None
+        self, boxes: Array, scores: Array, max_boxes: int, iou_threshold: Array | None, score_threshold: Array | None
     ) -> Array:
         """Return the kept boxes as rows (batch, class, box)."""
         iou = np.float32(0) if iou_threshold is None else iou_threshold.reshape(())
@@ -73,7 +73,7 @@ class BoxSelection(Operator):
             sides = _find_sides(boxes[batch], self.center_point_box)  # [5, boxes]
             for each in range(scores.shape[1]):
                 order = _sort_candidates(scores[batch, each], score_threshold)
-                kept = order[_suppress(sides[:, order], most, iou)]
+                kept = order[_suppress(sides[:, order], max_boxes, iou)]
                 rows.append(np.stack([np.full_like(kept, batch), np.full_like(kept, each), kept], axis=1))
         return np.concatenate(rows)
 
@@ -100,13 +100,13 @@ class NonMaxSuppression(BoxSelection):
     ) -> tuple[TensorSpec, ...]:
         """Return the number of boxes, if the content is known."""
         self.check(boxes, scores, iou_threshold, score_threshold)
-        most = self.limit_boxes(boxes, limit)
+        max_boxes = self.limit_boxes(boxes, limit)
         arrays = [require_const(spec, role, i) for i, (spec, role) in enumerate([(boxes, "boxes"), (scores, "scores")])]
         iou, score = (
             None if spec is None else require_const(spec, role, i)
             for spec, role, i in [(iou_threshold, "iou_threshold", 3), (score_threshold, "score_threshold", 4)]
         )
-        return (TensorSpec(self.select(arrays[0], arrays[1], most, iou, score).shape, _INDEX),)
+        return (TensorSpec(self.select(arrays[0], arrays[1], max_boxes, iou, score).shape, _INDEX),)
 
     def compute(
         self,
@@ -119,8 +119,8 @@ class NonMaxSuppression(BoxSelection):
         out: Out = None,
     ) -> tuple[Array, ...]:
         """Select the boxes by score."""
-        most = _clamp(() if limit is None else read_ints(limit), boxes.shape[1])
-        return (self.select(boxes, scores, most, iou_threshold, score_threshold),)
+        max_boxes = _clamp(() if limit is None else read_ints(limit), boxes.shape[1])
+        return (self.select(boxes, scores, max_boxes, iou_threshold, score_threshold),)
 
 
 @operator("SelectBoxes", "gpuexec")
@@ -154,9 +154,9 @@ class SelectBoxes(BoxSelection):
         out: Out = None,
     ) -> tuple[Array, ...]:
         """Select the boxes by score."""
-        most = _clamp(() if limit is None else read_ints(limit), boxes.shape[1])
-        kept = self.select(boxes, scores, most, iou_threshold, score_threshold)
-        rows = np.zeros((scores.shape[0] * scores.shape[1] * most, 3), _INDEX)
+        max_boxes = _clamp(() if limit is None else read_ints(limit), boxes.shape[1])
+        kept = self.select(boxes, scores, max_boxes, iou_threshold, score_threshold)
+        rows = np.zeros((scores.shape[0] * scores.shape[1] * max_boxes, 3), _INDEX)
         rows[: len(kept)] = kept
         return rows, np.array([len(kept)], _INDEX)
 
@@ -165,13 +165,13 @@ class SelectBoxes(BoxSelection):
         boxes, scores, limit, iou_threshold, score_threshold = (*inputs, None, None, None)[:5]
         rows, count = outputs
         assert boxes is not None and scores is not None
-        most = self.limit_boxes(boxes.spec, None if limit is None else limit.spec)
+        max_boxes = self.limit_boxes(boxes.spec, None if limit is None else limit.spec)
         classes, box_count = scores.shape[1:]
         lines = scores.shape[0] * classes
         scratch = emit.temp((lines, 2, box_count), _INDEX)
-        selected, counts = emit.temp((lines, most), _INDEX), emit.temp((lines,), _INDEX)
+        selected, counts = emit.temp((lines, max_boxes), _INDEX), emit.temp((lines,), _INDEX)
         thresholds = [None if slot is None else emit.contiguous(slot) for slot in (iou_threshold, score_threshold)]
-        scalars = (np.int64(classes), np.int64(box_count), np.int64(most), np.int32(bool(self.center_point_box)))
+        scalars = (np.int64(classes), np.int64(box_count), np.int64(max_boxes), np.int32(bool(self.center_point_box)))
         emit.launch(
             Kernel(SOURCE, "select_boxes"),
             (max(1, lines), 1, 1),
@@ -182,8 +182,8 @@ class SelectBoxes(BoxSelection):
         total = emit.temp((1,), _INDEX) if count is None else count
         offsets = add_up_counts(emit, counts, total)
         if rows is not None:
-            extents = (np.int64(lines), np.int64(most), np.int64(classes))
-            grid = (max(1, ceil_div(lines * most, _THREADS)), 1, 1)
+            extents = (np.int64(lines), np.int64(max_boxes), np.int64(classes))
+            grid = (max(1, ceil_div(lines * max_boxes, _THREADS)), 1, 1)
             arguments: list[Argument] = [selected, offsets, total, rows, *extents]
             emit.launch(Kernel(SOURCE, "write_rows"), grid, (_THREADS, 1, 1), arguments, writes=[3])
 
@@ -212,7 +212,7 @@ def _sort_candidates(scores: Array, threshold: Array | None) -> Array:
     return np.asarray(order[np.argsort(~keys, kind="stable")])
 
 
-def _suppress(sides: Array, most: int, threshold: Any) -> Array:
+def _suppress(sides: Array, max_boxes: int, threshold: Any) -> Array:
     """Return the places of the boxes that are kept, at most so many, of boxes ``[5, candidates]`` sorted by score.
 
     Boxes are taken in chunks: first all kept boxes suppress those of the chunk, in one comparison, then the rest of the
@@ -220,7 +220,7 @@ def _suppress(sides: Array, most: int, threshold: Any) -> Array:
     """
     kept = np.empty(0, _INDEX)
     start, size = 0, _FIRST_CHUNK
-    while start < sides.shape[1] and len(kept) < most:
+    while start < sides.shape[1] and len(kept) < max_boxes:
         chunk = np.arange(start, min(start + size, sides.shape[1]))
         start, size = start + size, min(2 * size, _LARGEST_CHUNK)
         for first in range(0, len(kept), _LARGEST_CHUNK):
@@ -229,7 +229,7 @@ def _suppress(sides: Array, most: int, threshold: Any) -> Array:
         own = sides[:, chunk]
         table = _overlap(own[:, None, :], own[:, :, None], threshold)  # [by, box]
         kept = np.concatenate([kept, chunk[_walk(table)]])
-    return kept[:most]
+    return kept[:max_boxes]
 
 
 def _walk(table: Array) -> list[int]:

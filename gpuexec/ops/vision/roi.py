@@ -89,8 +89,8 @@ class RoiAlign(Operator):
             sides = rois.astype(acc) * acc.type(self.spatial_scale) - acc.type(0.5 if is_half_pixel else 0)
             for r, image in enumerate(_check_images(batch_indices, x.shape[0])):
                 if x.size:
-                    least = None if is_half_pixel else acc.type(1)
-                    y[r] = align_region(wide[image], sides[r], bins, self.sampling_ratio, least, self.mode == "max")
+                    min_size = None if is_half_pixel else acc.type(1)
+                    y[r] = align_region(wide[image], sides[r], bins, self.sampling_ratio, min_size, self.mode == "max")
             return (y.astype(x.dtype, copy=False),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:

@@ -31,7 +31,7 @@ class _Samples:
 
 
 def align_region(
-    image: Array, sides: Array, bins: tuple[int, int], ratio: int, least_size: Any, takes_max: bool
+    image: Array, sides: Array, bins: tuple[int, int], ratio: int, min_size: Any, takes_max: bool
 ) -> Array:
     """Return mean or maximum of the samples in each bin.
 
@@ -40,14 +40,14 @@ def align_region(
         sides: (x, y, x end, y end) in elements.
         bins: Rows and columns of bins.
         ratio: Samples of a bin along an axis; 0: as many as keep them at most an element apart.
-        least_size: Least size of a region, to which smaller ones are stretched, or None.
+        min_size: Least size of a region, to which smaller ones are stretched, or None.
         takes_max: Whether the greatest weighed element is asked for.
 
     Returns:
         ``[channels, *bins]``.
     """
-    rows = _find_samples(sides[1], sides[3], bins[0], image.shape[1], ratio, least_size)
-    columns = _find_samples(sides[0], sides[2], bins[1], image.shape[2], ratio, least_size)
+    rows = _find_samples(sides[1], sides[3], bins[0], image.shape[1], ratio, min_size)
+    columns = _find_samples(sides[0], sides[2], bins[1], image.shape[2], ratio, min_size)
     result = np.zeros((image.shape[0], *bins), image.dtype)
     is_first = np.ones(bins, np.bool_)
     zero = image.dtype.type(0)
@@ -96,11 +96,11 @@ def round_coordinates(x: Array) -> Array:
     return np.asarray(whole.astype(_INDEX) + (x - whole >= half) - (whole - x >= half))
 
 
-def _find_samples(start: Any, end: Any, bins: int, extent: int, ratio: int, least_size: Any) -> _Samples:
+def _find_samples(start: Any, end: Any, bins: int, extent: int, ratio: int, min_size: Any) -> _Samples:
     kind = start.dtype.type
     size = end - start
-    if least_size is not None:
-        size = size if size > least_size else least_size
+    if min_size is not None:
+        size = size if size > min_size else min_size
     bin_size = size / kind(bins)
     starts = start + np.arange(bins).astype(kind) * bin_size
     count = ratio if ratio > 0 else max(0, int(truncate(np.ceil(bin_size), _INDEX)))

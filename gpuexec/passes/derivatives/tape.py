@@ -13,7 +13,7 @@ from gpuexec.ir.operator import build
 
 Derivatives = Iterable[Value | None]
 # Each order of gradients multiplies the values; the largest known models have ten thousand.
-MOST_VALUES = 1 << 17
+MAX_VALUES = 1 << 17
 
 
 class Tape:
@@ -40,8 +40,8 @@ class Tape:
         Raises:
             ModelError: There are too many.
         """
-        if len(self._taken) >= MOST_VALUES:
-            raise ModelError(f"with its computation the model has more than {MOST_VALUES} values.")
+        if len(self._taken) >= MAX_VALUES:
+            raise ModelError(f"with its computation the model has more than {MAX_VALUES} values.")
         return Value(take_free(f"{self._name}/{len(self._taken)}", self._taken))
 
     def add(self, nodes: Iterable[Node]) -> None:

@@ -69,14 +69,14 @@ def test_a_command_is_worth_a_thread_by_the_time_it_took_or_else_by_its_bytes(
 
 
 def test_ordered_long_commands_run_one_after_the_other(device: CpuDevice) -> None:
-    running, most = 0, 0
+    running, peak = 0, 0
     lock = threading.Lock()
 
     def count(x: Array) -> Array:
-        nonlocal running, most
+        nonlocal running, peak
         with lock:
             running += 1
-            most = max(most, running)
+            peak = max(peak, running)
         y = x + 1
         with lock:
             running -= 1
@@ -87,7 +87,7 @@ def test_ordered_long_commands_run_one_after_the_other(device: CpuDevice) -> Non
     recording = bench.record(call("count", 0, 1, LARGE), call("count", 1, 2, LARGE), edges=((0, 1),))
     for _ in range(10):
         bench.run(recording)
-    assert most == 1 and (bench.array(2) == 2).all()
+    assert peak == 1 and (bench.array(2) == 2).all()
 
 
 def test_submit_returns_before_the_commands_are_done(device: CpuDevice) -> None:

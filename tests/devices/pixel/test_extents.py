@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuexec.devices.kernels.kernel_source import find_source
-from gpuexec.devices.pixel.extents import MOST_ROWS, ROW_BYTES, TEXEL_BYTES, TEXELS_PER_ROW, find_extents, split_range
+from gpuexec.devices.pixel.extents import MAX_ROWS, ROW_BYTES, TEXEL_BYTES, TEXELS_PER_ROW, find_extents, split_range
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.ops.lib import pixel
 
@@ -43,10 +43,10 @@ def test_texture_is_as_small_as_its_bytes_allow(nbytes: int, extents: tuple[int,
 
 
 def test_texture_beyond_the_largest_is_refused_with_both_sizes() -> None:
-    most = MOST_ROWS * ROW_BYTES
-    assert find_extents(most, "device") == (TEXELS_PER_ROW, MOST_ROWS)
-    with pytest.raises(OutOfMemoryError, match=f"device: {most + 1} bytes exceed what one texture holds, {most}"):
-        find_extents(most + 1, "device")
+    largest = MAX_ROWS * ROW_BYTES
+    assert find_extents(largest, "device") == (TEXELS_PER_ROW, MAX_ROWS)
+    with pytest.raises(OutOfMemoryError, match=f"device: {largest + 1} bytes exceed what one texture holds, {largest}"):
+        find_extents(largest + 1, "device")
 
 
 def test_kernels_count_texels_alike() -> None:

@@ -135,7 +135,7 @@ def test_strided_tensor_on_a_device_becomes_image(simulator: Backend) -> None:
 
 
 def test_only_the_last_layouts_stay_recorded(converter: ImageConverter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(converter_module, "MOST_RECORDED", 2)
+    monkeypatch.setattr(converter_module, "MAX_RECORDED", 2)
     transform, made = gx.ImageTransform(scale=1.0), []
     for size in (1, 2, 3, 2, 4):
         made.append(converter.to_tensor(IMAGE[:size], transform))

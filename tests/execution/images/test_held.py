@@ -107,7 +107,7 @@ def test_nothing_given_is_held_once_the_work_is_done(simulator: Backend) -> None
 def test_layouts_under_way_are_not_waited_for_to_make_room(
     backend: Backend, converter: ImageConverter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(converter_module, "MOST_RECORDED", 2)
+    monkeypatch.setattr(converter_module, "MAX_RECORDED", 2)
     stream = backend.device.create_stream()
     with holding(stream):
         made = [converter.to_tensor(IMAGE[:rows], stream=stream) for rows in (1, 2, 3)]

@@ -17,7 +17,7 @@ from tests.execution.weights.models import make_chain, save_beside
 
 KINDS = ("fp16", "int8")
 # How far outputs may be off, as a share of the largest: half has 11 bits, int8 7, and errors add up over layers.
-MOST = {"fp16": 2e-3, "int8": 5e-2}
+TOLERANCE = {"fp16": 2e-3, "int8": 5e-2}
 
 
 def numbers(*shape: int) -> np.ndarray[Any, Any]:
@@ -89,7 +89,7 @@ def test_every_weight_is_read_narrow_and_the_result_is_near(kind: str, device: s
     assert len(compressed.graph.nodes) == len(model.graph.nodes)  # nothing is widened by a node of its own
     assert count_bytes(compressed) < count_bytes(model) * (0.6 if kind == "fp16" else 0.55)
     wide, got = run(model, "cpu"), run(compressed, device)
-    assert 0 < np.abs(got - wide).max() < MOST[kind] * np.abs(wide).max()
+    assert 0 < np.abs(got - wide).max() < TOLERANCE[kind] * np.abs(wide).max()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,7 @@ from tests.execution.weights.models import make_chain, save_inside, save_program
 ROOT = Path(__file__).resolve().parents[3]
 LAYERS, SIDE = 5, 4096
 NBYTES = LAYERS * SIDE * SIDE * 4  # 320 MiB
-MOST = 128 << 20
+MAX_EXTRA = 128 << 20
 IS_LINUX = Path("/proc/self/clear_refs").exists()
 
 
@@ -42,11 +42,11 @@ def measure(path: Path) -> dict[str, int]:
 def test_weights_in_files_take_two_blocks_of_the_host(folder: Path, name: str) -> None:
     rows = measure(folder / name)
     assert rows["uploaded"] == NBYTES
-    assert rows["extra"] <= MOST
+    assert rows["extra"] <= MAX_EXTRA
 
 
 @pytest.mark.skipif(not IS_LINUX, reason="peaks of resident memory are read from /proc")
 def test_weights_in_the_model_take_one_copy_of_the_file(folder: Path) -> None:
     rows = measure(folder / "inside.onnx")
     assert rows["uploaded"] == NBYTES
-    assert rows["extra"] <= NBYTES + MOST
+    assert rows["extra"] <= NBYTES + MAX_EXTRA

@@ -182,11 +182,11 @@ def _turn(x: Array, positions: Array, cosines: Array, sines: Array, heads: int) 
 def packing_cases() -> list[Case]:
     x = sample(3, 4, 2)
     places = ints([0, 4, 5, 6], [7, 8, 9, 1], [2, 3, 10, 11])
-    sums, most, total = ints(0, 1, 5, 7), ints(4), np.array([7])
+    sums, longest, total = ints(0, 1, 5, 7), ints(4), np.array([7])
     beyond = (ints([4, 5, 6, 7], [0, 1, 2, 3]), ints(0, 0, 4), ints(4), np.array([4]))
     nothing = (np.zeros((0, 4), np.int32), ints(0), ints(0), np.array([0]))
     cases = [
-        ours("order", "OrderTokens", (x, ints(1, 4, 2)), (places, sums, most, total)),
+        ours("order", "OrderTokens", (x, ints(1, 4, 2)), (places, sums, longest, total)),
         ours("beyond", "OrderTokens", (x[:2], ints(-3, 9)), beyond),
         ours("no sequences", "OrderTokens", (x[:0], ints()), nothing),
         ours(

@@ -113,7 +113,7 @@ def attention(id: str, *, columns: bool = False, weight: Any = I8, rows: int = 4
 
 def embed(id: str, *, segments: bool, mask: bool) -> Case:
     words, rows, width = 2, 4, 6
-    ids = lambda most: RNG.integers(0, most, (words, rows)).astype(np.int32)
+    ids = lambda end: RNG.integers(0, end, (words, rows)).astype(np.int32)
     tables = [integers(U8, 9, width), integers(U8, 5, width), integers(U8, 2, width) if segments else None]
     parts = [*tables, integers(U8, width), integers(U8, width)]
     by = [None if part is None else np.array(RNG.uniform(0.01, 0.02), F32) for part in parts]

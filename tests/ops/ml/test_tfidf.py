@@ -19,22 +19,22 @@ from tests.ops.harness import Case, run_case
 from tests.ops.objects import ObjectCase, check_case, tensor
 
 Array = np.ndarray[Any, Any]
-LEAST, MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+MIN_INT64, MAX_INT64 = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 POOL = {"ngram_counts": [0, 4], "ngram_indexes": [0, 1, 2, 3, 4, 5, 6], "pool_int64s": [2, 3, 5, 4, 5, 6, 7, 8, 6, 7]}
 ROWS = np.array([[1, 1, 3, 3, 3, 7], [8, 6, 7, 5, 6, 8]])
 # 1 and 2 tokens twice each, 3 tokens twice.
 TRIPLES = {
     "ngram_counts": [0, 2, 6],
     "ngram_indexes": [0, 1, 2, 3, 4, 5],
-    "pool_int64s": [-1, 5, 5, 5, 5, -1, 5, 5, 5, MOST, LEAST, 0],
+    "pool_int64s": [-1, 5, 5, 5, 5, -1, 5, 5, 5, MAX_INT64, MIN_INT64, 0],
 }
 LONG = np.random.RandomState(3).choice([-1, 5, 5, 5, 7], (3, 40))
 
 
-def case(id: str, x: Array, least: int, most: int, skips: int, mode: str = "TF", **more: Any) -> Case:
+def case(id: str, x: Array, min_length: int, max_length: int, skips: int, mode: str = "TF", **more: Any) -> Case:
     """Return a case of the pool, or of another one."""
     fields = {key: more.pop(key) for key in ("expected", "oracle") if key in more}
-    bounds = {"min_gram_length": least, "max_gram_length": most, "max_skip_count": skips, "mode": mode}
+    bounds = {"min_gram_length": min_length, "max_gram_length": max_length, "max_skip_count": skips, "mode": mode}
     attributes = {**(POOL if "ngram_counts" not in more else {}), **bounds, **more}
     return Case(id, "TfIdfVectorizer", (x,), attributes, terms=4, **fields)
 
@@ -57,7 +57,7 @@ CASES = [
     case("nothing_of_a_length", ROWS, 2, 2, 0, ngram_counts=[0, 0], ngram_indexes=[0, 1], pool_int64s=[5, 6, 7, 8]),
     case("long", LONG, 1, 3, 3, **TRIPLES),
     case("triples_alone", LONG, 3, 3, 20, **TRIPLES),
-    case("extremes", np.array([[5, MOST, LEAST, 0, MOST]]), 2, 3, 0, **TRIPLES),
+    case("extremes", np.array([[5, MAX_INT64, MIN_INT64, 0, MAX_INT64]]), 2, 3, 0, **TRIPLES),
     case("no_tokens", ROWS[:, :0], 1, 2, 1, expected=(np.zeros((2, 7), np.float32),)),
     case("no_rows", ROWS[:0], 1, 2, 1, expected=(np.zeros((0, 7), np.float32),)),
     case("int32_beyond", np.array([5, -1], np.int32), 1, 2, 0, ngram_counts=[0, 2], ngram_indexes=[0, 1, 2],

@@ -84,12 +84,12 @@ def test_strings_are_put_together_and_taken_apart(case: ObjectCase) -> None:
     st.sampled_from(["", ",", "a,"]),
     st.integers(0, 9),
 )
-def test_split_of_any_text_is_pythons_between_its_ends(lines: list[str], delimiter: str, most: int) -> None:
-    operator = build("StringSplit", {"delimiter": delimiter, "maxsplit": most})
+def test_split_of_any_text_is_pythons_between_its_ends(lines: list[str], delimiter: str, max_splits: int) -> None:
+    operator = build("StringSplit", {"delimiter": delimiter, "maxsplit": max_splits})
     y, counts = compute_arrays(operator, [text(*lines)])
     assert y is not None and counts is not None
     for line, row, count in zip(lines, y, counts, strict=True):
-        found = line.split(delimiter, most) if delimiter else line.strip().split(None, most)
+        found = line.split(delimiter, max_splits) if delimiter else line.strip().split(None, max_splits)
         assert row.tolist() == found + [""] * (y.shape[1] - count) and count == len(found)
 
 

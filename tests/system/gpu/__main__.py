@@ -25,7 +25,7 @@ from tests.system.gpu.journal import read
 
 ROOT = Path(__file__).resolve().parents[3]
 HANG_S = 90
-MOST_ATTEMPTS = 25
+MAX_ATTEMPTS = 25
 DESCRIBE = "import json; from tests.conftest import describe_machine; print(json.dumps(describe_machine()))"
 PYTEST = (sys.executable, "-m", "pytest", "-m", "gpu")
 
@@ -112,7 +112,7 @@ def run_file(file: str, arguments: Sequence[str], out: Path) -> list[dict[str, A
     stem = file.removesuffix(".py").replace("/", ".")
     journal = out / f"{stem}.jsonl"
     journal.unlink(missing_ok=True)
-    for attempt in range(MOST_ATTEMPTS):
+    for attempt in range(MAX_ATTEMPTS):
         options = [f"--journal={journal}", f"--junitxml={out / f'{stem}.{attempt}.xml'}", "--tb=short"]
         with open(out / f"{stem}.{attempt}.log", "w") as log:
             command = [*PYTEST, "-p", "tests.system.gpu.journal", *options, file, *arguments]
@@ -128,7 +128,7 @@ def run_file(file: str, arguments: Sequence[str], out: Path) -> list[dict[str, A
             return list(rows.values())
         if not cut and process.returncode in (2, 3, 4):  # pytest itself could not go on
             return [*rows.values(), {"test": file, "state": "failed", "message": f"pytest {ended}; see the log"}]
-    return [*rows.values(), {"test": file, "state": "failed", "message": f"given up after {MOST_ATTEMPTS} processes"}]
+    return [*rows.values(), {"test": file, "state": "failed", "message": f"given up after {MAX_ATTEMPTS} processes"}]
 
 
 def wait(process: subprocess.Popen[bytes], journal: Path) -> str:

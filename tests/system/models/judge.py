@@ -15,7 +15,7 @@ BACKENDS = {
     "cuda": gx.BackendType.GPU_COMPUTE,
 }
 # What an arena may take over its lower bound.
-MOST_ARENA = 1.02
+MAX_ARENA = 1.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def judge_model(model: str, device: str) -> Result:
             arena = max([arena, *(nbytes / bound for nbytes, bound in bounds if bound)])
     if not distance <= 1:
         problems.append(f"{distance:.3g} times further off than allowed")
-    if arena > MOST_ARENA:
+    if arena > MAX_ARENA:
         problems.append(f"an arena of {arena:.3f} of its lower bound")
     seconds = time.perf_counter() - started
     return Result("; ".join(problems), len(cases), distance, seconds, plans, arena, tuple(calls.most_common()))

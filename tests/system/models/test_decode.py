@@ -65,10 +65,10 @@ def kernels_of(worker: gx.Worker) -> set[Kernel]:
     return {kernel for plan in worker.plans for kernel in plan.kernels()}
 
 
-@pytest.mark.parametrize(("dims", "most_plans"), [(None, 5), (BOUNDS, 1)], ids=["free", "bounded"])
+@pytest.mark.parametrize(("dims", "max_plans"), [(None, 5), (BOUNDS, 1)], ids=["free", "bounded"])
 @pytest.mark.parametrize("device", ["simulator", "tracer", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_decoding_makes_few_plans_and_the_right_logits(
-    device: str, dims: dict[str, tuple[int, int]] | None, most_plans: int
+    device: str, dims: dict[str, tuple[int, int]] | None, max_plans: int
 ) -> None:
     backend = {
         "simulator": lambda: open_backend(BackendType.SIMULATOR),
@@ -86,5 +86,5 @@ def test_decoding_makes_few_plans_and_the_right_logits(
                 assert distance <= 1, f"step {number} is {distance:.3g} times further off than allowed"
         report = worker.report()
         assert kernels_of(worker) == early, "a kernel was loaded after the second step"
-        assert report.plans <= most_plans
+        assert report.plans <= max_plans
         assert (report.runs, report.host_calls, report.host_reads) == (STEPS, (), ())

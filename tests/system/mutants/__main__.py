@@ -20,7 +20,7 @@ from tests.system.mutants.trials import Attempt, try_mutants
 
 MODES = ("simulator", "pixel")
 Trials = Mapping[str, Trial]
-LEAST_RATE = 0.9
+MIN_RATE = 0.9
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def main() -> int:
         store(RESULTS, {file: tried}, folder, files)
         rows += tried
     print(format_rows(rows), f"{time.monotonic() - started:.0f} s", sep="\n")
-    return 0 if rate_of(rows) >= LEAST_RATE else 1
+    return 0 if rate_of(rows) >= MIN_RATE else 1
 
 
 def list_files(folder: Path) -> list[str]:

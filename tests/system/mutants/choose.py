@@ -50,7 +50,7 @@ def choose_trial(
     """
     is_header = not file.endswith(".cu")
     sources = _including(file, folder, tests_of) if is_header else {file}
-    most = _ALL if is_thorough else _TESTS_OF_HEADERS if is_header else _TESTS_PER_KERNEL
+    limit = _ALL if is_thorough else _TESTS_OF_HEADERS if is_header else _TESTS_PER_KERNEL
     kernels = [kernel for kernel in tests_of if kernel.source in sources]
     by_kernel: dict[str, dict[str, None]] = {}
     for kernel in kernels if is_thorough else _pick_instances(kernels, tests_of):
@@ -58,7 +58,7 @@ def choose_trial(
         wanted = (*own, *tests_of[kernel]) if is_thorough else own or tests_of[kernel]
         by_kernel.setdefault(_name(kernel), {}).update(dict.fromkeys(wanted))
     chosen = dict.fromkeys(
-        test for tests in by_kernel.values() for test in _spread(list(tests), most) if test not in tried
+        test for tests in by_kernel.values() for test in _spread(list(tests), limit) if test not in tried
     )
     instances: dict[str, list[str]] = {}
     for kernel, tests in tests_of.items():
@@ -94,7 +94,7 @@ def _including(header: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str
     return {source for source in sources if source in paths and wanted in list_files(paths[source])}
 
 
-def _spread(tests: Sequence[str], most: int) -> list[str]:
+def _spread(tests: Sequence[str], limit: int) -> list[str]:
     """Return at most so many of the tests, from all over the list."""
-    step = max(1.0, len(tests) / most)
-    return [tests[int(i * step)] for i in range(min(len(tests), most))]
+    step = max(1.0, len(tests) / limit)
+    return [tests[int(i * step)] for i in range(min(len(tests), limit))]

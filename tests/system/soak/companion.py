@@ -14,7 +14,7 @@ from gpuexec.devices.backend import Backend
 from tests.system.soak.models import exact_sum
 
 Array = np.ndarray[Any, Any]
-_MOST_ROWS = 8
+_MAX_ROWS = 8
 # More than it takes for a plan to be launched as a graph.
 _OFTEN = 6
 
@@ -34,7 +34,7 @@ def load_sums(backend: Backend) -> Sums:
     proto, expect = exact_sum()
     free = gx.load(proto)
     bound = free.bind_state({"total": "held"})
-    shapes = {"forward": {"x": ((1, _MOST_ROWS), 6), "held": ((1, _MOST_ROWS), 4)}}
+    shapes = {"forward": {"x": ((1, _MAX_ROWS), 6), "held": ((1, _MAX_ROWS), 4)}}
     return Sums(free, bound, gx.Program.build({"forward": free}, shapes=shapes, backend=backend), expect)
 
 
@@ -140,7 +140,7 @@ class Companion:
                     np.testing.assert_array_equal(method.get_output(index).readback_and_clone(), wanted)
 
     def _draw_rows(self) -> int:
-        return self._random.randint(1, _MOST_ROWS)
+        return self._random.randint(1, _MAX_ROWS)
 
     def _draw(self, rows: int) -> tuple[Array, Array]:
         x, held = (self._numbers.integers(-2, 3, (rows, width)).astype(np.float32) for width in (6, 4))

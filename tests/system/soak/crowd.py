@@ -26,8 +26,8 @@ from tests.system.soak.models import exact_layers
 Array = np.ndarray[Any, Any]
 Expect = Callable[[Array], tuple[Array, Array]]
 STUCK_S = 120
-_MOST_DELAY_S = 0.002
-_MOST_ROWS = 40
+_MAX_DELAY_S = 0.002
+_MAX_ROWS = 40
 
 
 class Member:
@@ -58,7 +58,7 @@ class Member:
                 self.counts[action.__name__] += 1
                 self.last_s = time.monotonic()
                 if self._random.random() < 0.1:
-                    time.sleep(self._random.random() * _MOST_DELAY_S)
+                    time.sleep(self._random.random() * _MAX_DELAY_S)
             self._check_kept(0)
             self._worker.close()
         except BaseException as error:
@@ -85,7 +85,7 @@ class Member:
         x = self._draw()
         for step in self._worker.schedule_iterable(x, budget_ms=self._random.choice([None, 0.5])):
             if step.waiting:
-                time.sleep(_MOST_DELAY_S)
+                time.sleep(_MAX_DELAY_S)
         self._check([self._worker.read_output(name) for name in ("y", "found")], x)
 
     def step_and_leave(self) -> None:
@@ -156,8 +156,8 @@ class Member:
         self._worker = self._open()
         self._check_kept(2)
 
-    def _check_kept(self, most: int) -> None:
-        while len(self._kept) > most:
+    def _check_kept(self, limit: int) -> None:
+        while len(self._kept) > limit:
             request, x = self._kept.pop(0)
             np.testing.assert_array_equal(request.result(), self._expect(x)[0])
 
@@ -166,7 +166,7 @@ class Member:
             np.testing.assert_array_equal(array, wanted)
 
     def _draw(self) -> Array:
-        return self._numbers.integers(-2, 3, (self._random.randint(1, _MOST_ROWS), 6)).astype(np.float32)
+        return self._numbers.integers(-2, 3, (self._random.randint(1, _MAX_ROWS), 6)).astype(np.float32)
 
     def _open(self) -> gx.Worker:
         return gx.Worker(self._model, backend=self._backend, frames=self._random.randint(1, 3))
@@ -174,7 +174,7 @@ class Member:
 
 def run_crowd(kind: str, workers: int, seconds: float, seed: int) -> list[str]:
     """Let the crowd live; print figures, and return what went wrong or was kept."""
-    backend = open_device(kind, _MOST_DELAY_S)
+    backend = open_device(kind, _MAX_DELAY_S)
     proto, expect = exact_layers()
     model = gx.load(proto)
     with gx.Worker(model, backend=backend) as first:
