@@ -26,13 +26,13 @@ def main() -> None:
     scans = (15 * images).astype(np.uint8)
     model = bake()
     with gx.Worker(model) as worker:
-        tell("baked in", worker.run(scans)[0], labels)
+        print_accuracy("baked in", worker.run(scans)[0], labels)
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "digits.onnx"
         model.save(path)
         with gx.Worker(gx.load(path)) as worker:
-            tell("from the file", worker.run(scans)[0], labels)
+            print_accuracy("from the file", worker.run(scans)[0], labels)
 
         # Weights by the names they have in the file; here all that are floats, first lost, then found again.
         weights: dict[str, Any] = {
@@ -43,10 +43,10 @@ def main() -> None:
         with gx.Worker(lost) as worker:
             worker.run(scans)
             worker.replace_weights(Path(folder) / "weights.npz")
-            tell("with weights exchanged", worker.run(scans)[0], labels)
+            print_accuracy("with weights exchanged", worker.run(scans)[0], labels)
 
 
-def tell(way: str, digits: object, labels: Array) -> None:
+def print_accuracy(way: str, digits: object, labels: Array) -> None:
     """Print how many digits were read right."""
     print(f"{way}: {int(np.sum(np.asarray(digits) == labels))} of {len(labels)} digits read right")
 

@@ -17,8 +17,8 @@ def main() -> None:
         worker.tap({layer: ["mean", "std", "absmax"]})
         run = worker.schedule(images)
         print("watched:", count_right(run.peek_output().readback_and_clone(), labels))
-        for told in run.inspection.statistics().values():
-            print(f"  {told}")
+        for row in run.inspection.statistics().values():
+            print(f"  {row}")
         print(f"  made a NaN: {run.inspection.find_nonfinite() is not None}")
         spoilt = images.copy()
         spoilt[7, 0, 3, 3] = np.nan

@@ -31,13 +31,13 @@ async def run_in_loop(session: ort.InferenceSession, x: Array) -> Array:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 
-    def tell(outputs: list[Array], _: object, error: str) -> None:
+    def set_future(outputs: list[Array], _: object, error: str) -> None:
         if error:
             loop.call_soon_threadsafe(done.set_exception, RuntimeError(error))
         else:
             loop.call_soon_threadsafe(done.set_result, outputs)
 
-    session.run_async(["logits"], {"image": x}, tell, None)
+    session.run_async(["logits"], {"image": x}, set_future, None)
     (logits,) = await done
     return logits  # type: ignore[no-any-return]
 

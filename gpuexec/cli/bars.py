@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gpuexec.system.progress import Progress, Tell
+from gpuexec.system.progress import Progress, ProgressCallback
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +16,7 @@ _TITLES = {"read": "reading weights", "upload": "uploading weights"}
 
 
 @contextlib.contextmanager
-def show_progress(console: Console) -> Iterator[Tell | None]:
+def show_progress(console: Console) -> Iterator[ProgressCallback | None]:
     """Yield a progress callback that draws a bar for each stage; None where output is no terminal."""
     if not console.is_terminal:
         yield None
@@ -28,7 +28,7 @@ def show_progress(console: Console) -> Iterator[Tell | None]:
     tasks: dict[str, TaskID] = {}
     with Bars(*columns, console=console, transient=True) as bars:
 
-        def tell(progress: Progress) -> None:
+        def report(progress: Progress) -> None:
             if progress.stage not in tasks:
                 tasks[progress.stage] = bars.add_task(_TITLES.get(progress.stage, progress.stage))
             is_over = progress.done_nbytes >= progress.total_nbytes
@@ -39,4 +39,4 @@ def show_progress(console: Console) -> Iterator[Tell | None]:
                 visible=not is_over,
             )
 
-        yield tell
+        yield report

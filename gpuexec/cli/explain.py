@@ -61,15 +61,15 @@ def main(options: argparse.Namespace) -> int:
     if model.memories:
         named |= find_initial_specs(model.graph, model.memories, model.dims, named)
     specs = {value: named[value.name] for value in model.graph.inputs}
-    cut = find_partition(model.graph, specs, _target(options))
+    partition = find_partition(model.graph, specs, _target(options))
     plans: list[Plan] = []
-    if cut.ready is not None:
-        given = {value.name: specs[value] for value in cut.ready.inputs}
-        ready = run_passes(cut.ready, model._plan_passes, model.disabled_passes, given)
+    if partition.ready is not None:
+        given = {value.name: specs[value] for value in partition.ready.inputs}
+        ready = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given)
         plans = [plan_graph(ready, given, _target(options), model.dims).plan]
         _print_plan(console, plans[0])
-    if cut.reads or cut.host_nodes or cut.repeat or cut.rest:
-        _print_cut(console, cut)
+    if partition.reads or partition.host_nodes or partition.repeat or partition.rest:
+        _print_partition(console, partition)
         if options.target is None:
             plans = _print_run(console, model, feeds, options)
     if options.memory is not None:
@@ -91,20 +91,20 @@ def _print_plan(console: Console, plan: Plan) -> None:
         console.print("no value is kept on the host")
 
 
-def _print_cut(console: Console, cut: Partition) -> None:
+def _print_partition(console: Console, partition: Partition) -> None:
     """Print why a plan does not hold the whole model."""
     reads = make_table(("then the host reads", "reader", "why"))
-    for read in cut.reads:
+    for read in partition.reads:
         reads.add_row(escape(read.value.name), escape(read.reader), read.role)
-    if cut.reads:
+    if partition.reads:
         print_table(console, reads)
-    for node in cut.host_nodes:
-        why = cut.host_calls.get(node, "light")
+    for node in partition.host_nodes:
+        why = partition.host_calls.get(node, "light")
         console.print(f"then the host computes {node}: {why}", markup=False)
-    if cut.repeat is not None:
-        console.print(f"then {cut.repeat} runs its body, planned by itself", markup=False)
-    if cut.rest is not None:
-        console.print(f"then {len(cut.rest.nodes)} nodes are planned from what is known by then")
+    if partition.repeat is not None:
+        console.print(f"then {partition.repeat} runs its body, planned by itself", markup=False)
+    if partition.rest is not None:
+        console.print(f"then {len(partition.rest.nodes)} nodes are planned from what is known by then")
 
 
 def _print_run(console: Console, model: Model, feeds: dict[str, Array], options: argparse.Namespace) -> list[Plan]:

@@ -42,7 +42,7 @@ def describe_leaves(name: str, value: Any) -> list[str]:
     leaves = list_leaves(name, value)
     if not leaves:
         return [f"{name}: {'empty optional' if value is None else f'empty {type(value).__name__}'}"]
-    return [f"{each}: {TensorSpec(array.shape, array.dtype)}, {_tell(array)}" for each, array in leaves.items()]
+    return [f"{each}: {TensorSpec(array.shape, array.dtype)}, {_summarize(array)}" for each, array in leaves.items()]
 
 
 def read_json(path: Path, name: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _to_json(value: Any) -> Any:
     return (array if known else array.astype(np.float64)).tolist()
 
 
-def _tell(array: Array) -> str:
+def _summarize(array: Array) -> str:
     if array.size == 0:
         return "empty"
     if is_host_object(array.dtype):

@@ -196,11 +196,11 @@ def count_rows(rows: Sequence[OperatorRow]) -> list[str]:
     lines = []
     for domain in dict.fromkeys(split_name(row.name)[0] for row in rows):
         own = [row for row in rows if split_name(row.name)[0] == domain]
-        told = ", ".join(
+        counts = ", ".join(
             f"{count} {device}" for device, count in Counter(row.device or "-" for row in own).most_common()
         )
         drawn = sum(row.pixel.startswith(_BLITS) for row in own)
-        lines.append(f"{domain or 'ai.onnx'}: {len(own)} operators ({told}), {drawn} with blits")
+        lines.append(f"{domain or 'ai.onnx'}: {len(own)} operators ({counts}), {drawn} with blits")
     return lines
 
 

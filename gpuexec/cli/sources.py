@@ -16,7 +16,7 @@ from gpuexec.model.model import Model
 from gpuexec.program.container import read_contents
 from gpuexec.program.contents import Contents, StoredMethod
 from gpuexec.program.data_loader import MmapDataLoader
-from gpuexec.system.progress import Tell
+from gpuexec.system.progress import ProgressCallback
 
 Array = np.ndarray[Any, Any]
 SUFFIX = ".gxp"
@@ -45,7 +45,7 @@ def open_program(path: str) -> Contents:
     return read_contents(MmapDataLoader(path))
 
 
-def open_model(path: str, method: str | None, progress: Tell | None = None) -> Opened:
+def open_model(path: str, method: str | None, progress: ProgressCallback | None = None) -> Opened:
     """Return the model of an ONNX file, or of a method of a program.
 
     Raises:

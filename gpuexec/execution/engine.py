@@ -329,12 +329,12 @@ class Engine:
             return False
         grace_s = knobs.close_grace_s()
         self.exclusive.is_closed = True
-        told: list[str] = []
+        messages: list[str] = []
         try:
             self._stepping.drop("the Worker's end")
             if cancels:
                 self._submitter.give_up_since(0, "It was closed.")
-            is_settled = self._finish_runs(grace_s, told, is_cancelled=cancels)
+            is_settled = self._finish_runs(grace_s, messages, is_cancelled=cancels)
             for replay in list(self.replays):
                 replay.close()
             if is_settled:
@@ -347,9 +347,9 @@ class Engine:
             raise
         if not is_settled:
             self.abandon()
-        if told and not cancels:
+        if messages and not cancels:
             file, line = find_caller()
-            warnings.warn_explicit(" ".join(told), RuntimeWarning, file, line)
+            warnings.warn_explicit(" ".join(messages), RuntimeWarning, file, line)
         return is_settled
 
     def abandon(self) -> None:
@@ -362,12 +362,12 @@ class Engine:
             self.stream.record(event)
             self.backend.deferred_free.hold(event, self.arena, self.frames, self.pool, self.planning.weights)
 
-    def _finish_runs(self, grace_s: float, told: list[str], *, is_cancelled: bool) -> bool:
+    def _finish_runs(self, grace_s: float, messages: list[str], *, is_cancelled: bool) -> bool:
         """Wait for the driver thread, and cancel what nobody waits for after a while; False if it goes on all the same.
 
         Args:
             grace_s: How long to wait before it is cancelled, and for the end of what was.
-            told: Warnings are added here.
+            messages: Warnings are added here.
             is_cancelled: Whether runs were cancelled already.
         """
         owner = f"a {self.run_counter.owner} of {self.model.graph.name!r}"
@@ -376,12 +376,12 @@ class Engine:
             if given_up:
                 is_cancelled = True
                 runs = ", ".join(map(str, given_up))
-                told.append(
+                messages.append(
                     f"close() of {owner} cancelled run {runs}: not done after {grace_s:g} s, and nobody waits for it."
                     " Wait for runs before, or set GPUEXEC_CLOSE_GRACE to more seconds."
                 )
             elif is_cancelled and not self._submitter.is_wanted():
-                told.append(f"close() of {owner} left a run behind that was cancelled and has not stopped yet.")
+                messages.append(f"close() of {owner} left a run behind that was cancelled and has not stopped yet.")
                 return False
         return True
 

@@ -16,7 +16,7 @@ from gpuexec.execution.runs.binding import count_copied_bytes, count_host_bytes
 from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.inputs import DeviceArray, GivenInput, HostArray, check_sources, with_room
 from gpuexec.execution.runs.inspection import Inspection
-from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_needs
+from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_memory_needs
 from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.run import Run
 from gpuexec.execution.runs.storage import Storage
@@ -91,7 +91,7 @@ class RunBinder:
             try:
                 return self._reserve(stage, planned, given)
             except OutOfMemoryError as error:
-                needs = describe_needs(planned, self._planning.weights, len(self._storage.frames))
+                needs = describe_memory_needs(planned, self._planning.weights, len(self._storage.frames))
                 raise OutOfMemoryError(f"{error.message} {needs}", node=error.node, value=error.value) from error
 
     def _reserve(

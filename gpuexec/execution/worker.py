@@ -38,7 +38,7 @@ from gpuexec.model.loading import load
 from gpuexec.model.model import Model, check_process
 from gpuexec.model.outputs import Outputs
 from gpuexec.system.pickling import not_picklable
-from gpuexec.system.progress import Tell, check_tell
+from gpuexec.system.progress import ProgressCallback, check_progress_callback
 
 Array = np.ndarray[Any, Any]
 
@@ -81,11 +81,11 @@ class Worker:
             for it where that is known then, and the Worker goes on. What `copy_output` and `record` make is beside it.
         seed: What random operators draw from, from 0 to 2**64 - 1; a Worker with the same one draws the same, run by
             run, on any device. None: the next of the process; see `set_seed`.
-        profiler: Hears of all its runs, whatever profiler the context has; see `Profiler`.
+        profiler: Records all its runs, whatever profiler the context has; see `Profiler`.
         watch: Look in every run for NaN and infinities that a node makes, by statistics that the device takes of all
             floating-point values. ``"raise"``: the run ends with NonFiniteError, which names the first such node, and
             leaves nothing behind; a thread of ours waits for each plan, the caller does not. ``"report"``: nothing
-            waits, and `Run.inspection` tells.
+            waits, and `Run.inspection` has what was found.
         progress: Called with a `Progress` after each piece of the weights that is uploaded, in the call that uploads
             them, and of a model loaded here, that is read. What it raises ends the upload, which then leaves nothing
             behind.
@@ -113,7 +113,7 @@ class Worker:
         seed: int | None = None,
         watch: str | None = None,
         profiler: Profiler | None = None,
-        progress: Tell | None = None,
+        progress: ProgressCallback | None = None,
     ) -> None:
         if not isinstance(frames, int) or frames < 1:
             raise InputError(f"frames must be a whole number, at least 1, got {frames!r}.")
@@ -124,7 +124,7 @@ class Worker:
         if seed is not None:
             check_seed(seed)
         check_profiler(profiler)
-        check_tell(progress)
+        check_progress_callback(progress)
         model = model if isinstance(model, Model) else load(model, progress=progress)
         check_process(model)
         self.model = model
@@ -141,7 +141,7 @@ class Worker:
             inspector=inspector,
             open_storage=own_storage(frames, limit),
         )
-        self._engine.planning.listener.tell = progress
+        self._engine.planning.listener.report = progress
         self._engine.profiler = profiler
         if seed is not None:
             self._engine.states.state.seed(seed)
@@ -291,7 +291,7 @@ class Worker:
         with self._engine.exclusive:
             self._engine.mark(stream)
 
-    def prepare(self, inputs: Inputs | None = None, *, progress: Tell | None = None) -> Plan | None:
+    def prepare(self, inputs: Inputs | None = None, *, progress: ProgressCallback | None = None) -> Plan | None:
         """Plan, compile and allocate for these inputs without running; return the plan the run begins with.
 
         What depends on data is planned when the data is there. None: the run begins on the host.
@@ -305,7 +305,7 @@ class Worker:
             InputError: The shapes don't fit the model.
             AccessError: A file that weights are in changed since the model was loaded.
         """
-        check_tell(progress)
+        check_progress_callback(progress)
         with self._engine.exclusive, self._engine.planning.listener.instead(progress):
             given, _ = describe_inputs(self._engine.input_reader, inputs)
             return self._engine.prepare(given)
@@ -314,7 +314,7 @@ class Worker:
         """Take statistics of inner values from the next run on, in place of those taken so far; None: of none.
 
         They are taken by the device, of each value where it lies, and read back with the run without anybody waiting;
-        `Run.inspection` tells them. Only for a function of yours the whole tensor comes to the host.
+        `Run.inspection` has them. Only for a function of yours the whole tensor comes to the host.
 
         Args:
             wanted: By name of a value, or of a node for all that it makes: reducers, of ``"min"``, ``"max"``,
@@ -339,7 +339,7 @@ class Worker:
             inputs: As for `schedule`, or a shape (a tuple) in place of an array that the first submission gives. Of
                 inputs that planning reads the content is needed, and stays.
             outputs: Device memory by name that outputs are written to; without, it has its own.
-            stream: A stream of yours that `Replay.submit` takes where it is not told another; None: the Worker's.
+            stream: A stream of yours that `Replay.submit` takes where it is given no other; None: the Worker's.
 
         Raises:
             InputError: An input or output does not fit.

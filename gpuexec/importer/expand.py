@@ -274,7 +274,7 @@ def infer_types(
         nodes: The model's nodes, sorted, functions expanded.
         opsets: Version by domain, of the nodes.
         declared: What is known of the outputs, by name. Inference takes an empty declaration for the whole truth, so
-            it is told this in place of what the model says.
+            it is given this in place of what the model says.
     """
     if {read_version(node) for node in list_nodes(nodes) if node.metadata_props} - {None}:
         return {}  # one model has one version of a domain

@@ -29,7 +29,7 @@ from gpuexec.importer.schemas import NEWEST_OPSET, OLDEST_OPSET, check_opset
 from gpuexec.importer.tensors import refine
 from gpuexec.ir.graphs import Graph, Value, check
 from gpuexec.ir.operator import qualified
-from gpuexec.system.progress import Tell
+from gpuexec.system.progress import ProgressCallback
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def load_graph(
     *,
     name: str | None = None,
     outputs: Sequence[str] | None = None,
-    progress: Tell | None = None,
+    progress: ProgressCallback | None = None,
     external: ExternalData | None = None,
 ) -> ImportedModel:
     """Read an ONNX model as a graph of operators in their newest form.

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuexec.errors import AccessError
 from gpuexec.system.mapped import map_file
-from gpuexec.system.progress import Progress, Tell
+from gpuexec.system.progress import Progress, ProgressCallback
 
 # Reads bytes of the model's own file into a buffer.
 ReadInto = Callable[[int, memoryview], None]
@@ -40,7 +40,7 @@ class Origin:
         folder: Where external data lies; nothing outside it is read. None: the source has no place of its own.
         pieces: Content stripped from the message: (offset, bytes) by location.
         read_into: Reads such content.
-        tell: Called with the progress after every piece that was read.
+        report: Called with the progress after every piece that was read.
         external: Arrays or bytes given in place of files.
     """
 
@@ -49,12 +49,12 @@ class Origin:
         folder: Path | None = None,
         pieces: Mapping[str, tuple[int, int]] | None = None,
         read_into: ReadInto | None = None,
-        tell: Tell | None = None,
+        report: ProgressCallback | None = None,
         external: ExternalData | None = None,
     ) -> None:
         self.folder = folder
         self.external = ExternalData() if external is None else external
-        self._pieces, self._read_into, self._tell = dict(pieces or {}), read_into, tell
+        self._pieces, self._read_into, self._report = dict(pieces or {}), read_into, report
         self._total = sum(nbytes for _, nbytes in self._pieces.values())
         self._done = 0
         self._maps: dict[str, memoryview] = {}
@@ -71,9 +71,9 @@ class Origin:
         array = np.empty(nbytes, np.uint8)
         self._read_into(offset, array.data)
         self._done += nbytes
-        if self._tell is not None:
+        if self._report is not None:
             # A tensor that is read for two nodes is reported twice and counted once.
-            self._tell(Progress("read", name, min(self._done, self._total), self._total))
+            self._report(Progress("read", name, min(self._done, self._total), self._total))
         return array.data
 
     @property

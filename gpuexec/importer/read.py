@@ -17,7 +17,7 @@ from gpuexec.importer.origin import ExternalData, Origin
 from gpuexec.importer.strip import OddMessageError, strip_weights
 from gpuexec.importer.text import check_text
 from gpuexec.system.mapped import find_source, map_file, read_view
-from gpuexec.system.progress import Tell
+from gpuexec.system.progress import ProgressCallback
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | onnx.ModelProto
 # Size limit of a protobuf message; larger weights lie in files of their own.
@@ -46,7 +46,7 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
 
 
 def open_model(
-    source: Source, tell: Tell | None = None, external: ExternalData | None = None
+    source: Source, report: ProgressCallback | None = None, external: ExternalData | None = None
 ) -> tuple[onnx.ModelProto, Origin, str]:
     """Return the model without large tensor content, the place of that content, and the source's name for messages.
 
@@ -54,7 +54,7 @@ def open_model(
 
     Args:
         source: As for `read_model`. A ModelProto stays as it is.
-        tell: Called with the progress of reading.
+        report: Called with the progress of reading.
         external: Content in place of files beside the model.
 
     Raises:
@@ -77,7 +77,7 @@ def open_model(
         else:
             buffer[:] = content[offset : offset + buffer.nbytes]
 
-    return model, Origin(folder, stripped.pieces, read_into, tell, external), where
+    return model, Origin(folder, stripped.pieces, read_into, report, external), where
 
 
 def _open(source: object) -> tuple[memoryview, Path | None, str]:

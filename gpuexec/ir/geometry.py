@@ -234,14 +234,14 @@ def reshape_shape(shape: Sequence[int], target: Sequence[int], allowzero: bool =
     Raises:
         InputError: The target is malformed, leaves -1 undetermined, or holds another number of elements.
     """
-    asked = f"shape {list(target)} for input {list(shape)}"
+    got = f"shape {list(target)} for input {list(shape)}"
     if any(extent < -1 for extent in target) or list(target).count(-1) > 1:
-        raise InputError(f"Reshape expects extents of 0 or more and at most one -1, got {asked}.")
+        raise InputError(f"Reshape expects extents of 0 or more and at most one -1, got {got}.")
     if allowzero and 0 in target and -1 in target:
-        raise InputError(f"Reshape with allowzero=1 can't hold both 0 and -1, got {asked}.")
+        raise InputError(f"Reshape with allowzero=1 can't hold both 0 and -1, got {got}.")
     copied = [] if allowzero else [axis for axis, extent in enumerate(target) if extent == 0]
     if copied and copied[-1] >= len(shape):
-        raise InputError(f"Reshape copies axis {copied[-1]}, which an input of rank {len(shape)} lacks, got {asked}.")
+        raise InputError(f"Reshape copies axis {copied[-1]}, which an input of rank {len(shape)} lacks, got {got}.")
     result = list(target)
     for axis in copied:
         result[axis] = shape[axis]
@@ -249,8 +249,8 @@ def reshape_shape(shape: Sequence[int], target: Sequence[int], allowzero: bool =
         rest = math.prod(extent for axis, extent in enumerate(shape) if axis not in copied)
         given = math.prod(extent for axis, extent in enumerate(target) if axis not in copied and extent != -1)
         if given == 0 or rest % given:
-            raise InputError(f"Reshape can't determine -1: expected {rest} elements to divide by {given}, got {asked}.")
+            raise InputError(f"Reshape can't determine -1: expected {rest} elements to divide by {given}, got {got}.")
         result[target.index(-1)] = rest // given
     if math.prod(result) != math.prod(shape):
-        raise InputError(f"Reshape expects {math.prod(shape)} elements, got {math.prod(result)}: {asked}.")
+        raise InputError(f"Reshape expects {math.prod(shape)} elements, got {math.prod(result)}: {got}.")
     return tuple(result)

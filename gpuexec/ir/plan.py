@@ -98,7 +98,7 @@ class Read:
     role: str
     least: int | None = None
 
-    def tell(self, content: np.ndarray[Any, Any]) -> bytes:
+    def extract(self, content: np.ndarray[Any, Any]) -> bytes:
         """Return the part of the input's content that planning read, as bytes."""
         return content.tobytes() if self.least is None else b"%d" % max(self.least, int(content.reshape(())))
 

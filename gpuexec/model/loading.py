@@ -17,7 +17,7 @@ from gpuexec.passes import AT_LOAD, run_passes
 from gpuexec.passes.add_memories import add_memories
 from gpuexec.planner.classes import check_declared
 from gpuexec.system.phases import phase
-from gpuexec.system.progress import Tell, check_tell
+from gpuexec.system.progress import ProgressCallback, check_progress_callback
 
 
 @phase("load model")
@@ -28,7 +28,7 @@ def load(
     outputs: Sequence[str] | None = None,
     disabled_passes: Iterable[str] = (),
     memories: str | None = None,
-    progress: Tell | None = None,
+    progress: ProgressCallback | None = None,
     external: ExternalData | None = None,
 ) -> Model:
     """Load an ONNX model.
@@ -62,7 +62,7 @@ def load(
     """
     if memories not in (None, "implicit"):
         raise InputError(f"memories takes None or 'implicit', got {memories!r}; bind others by Model.bind_state.")
-    check_tell(progress)
+    check_progress_callback(progress)
     info = load_graph(source, outputs=outputs, progress=progress, external=external)
     info = replace(info, graph=declare_outputs(info.graph))
     declared = check_declared(info.graph, dims or {})

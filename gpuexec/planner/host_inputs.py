@@ -25,17 +25,17 @@ def list_host_inputs(node: Node, specs: Mapping[Value, TensorSpec], need: NeedsH
         specs: Of its inputs.
         need: The first content it asked for.
     """
-    asked = {need.index: need.role}
+    roles = {need.index: need.role}
     shown: list[TensorSpec | None] = []
     for position, value in enumerate(node.inputs):
         spec = None if value is None else specs[value]
         if spec is not None and spec.value is None and spec.nbytes <= HOST_VALUE_LIMIT:
-            spec = spec.with_value(np.ones(spec.shape, spec.dtype), partial(_note_role, asked, position))
+            spec = spec.with_value(np.ones(spec.shape, spec.dtype), partial(_note_role, roles, position))
         shown.append(spec)
     with contextlib.suppress(GpuexecError):
         infer_specs(node.operator, shown)
-    return asked
+    return roles
 
 
-def _note_role(asked: dict[int, str], position: int, role: str, _minimum: int | None) -> None:
-    asked.setdefault(position, role)
+def _note_role(roles: dict[int, str], position: int, role: str, _minimum: int | None) -> None:
+    roles.setdefault(position, role)

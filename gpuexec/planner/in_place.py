@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from gpuexec.ir.command import Slot
 from gpuexec.ir.plan import Role
-from gpuexec.planner.unpacked_plan import Group, GroupKey, Place, UnpackedBuffer, find_root, slots_of
+from gpuexec.planner.unpacked_plan import BufferOffset, Group, GroupKey, UnpackedBuffer, find_root, slots_of
 
 Pair = tuple[int, int]
 
 
 def merge_in_place(
-    buffers: Sequence[UnpackedBuffer], groups: Sequence[Group], placed: Mapping[int, Place], outputs: Mapping[int, str]
-) -> tuple[dict[int, Place], dict[GroupKey, Pair]]:
+    buffers: Sequence[UnpackedBuffer],
+    groups: Sequence[Group],
+    placed: Mapping[int, BufferOffset],
+    outputs: Mapping[int, str],
+) -> tuple[dict[int, BufferOffset], dict[GroupKey, Pair]]:
     """Grant the requests that are safe.
 
     A request is granted where both buffers are of one size, the input's is a temporary made by a command, no later
@@ -54,7 +57,7 @@ def merge_in_place(
     return places, granted
 
 
-def _reads_densely(group: Group, buffer: int, nbytes: int, places: Mapping[int, Place]) -> bool:
+def _reads_densely(group: Group, buffer: int, nbytes: int, places: Mapping[int, BufferOffset]) -> bool:
     """Return whether every window of the group on a buffer is the whole of it."""
 
     def is_whole(slot: Slot) -> bool:

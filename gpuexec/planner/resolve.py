@@ -13,7 +13,7 @@ from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, Slot
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.settle import Pick, Settlement, make_stores
-from gpuexec.planner.unpacked_plan import GroupKey, Place, UnpackedPlan, find_root, map_slots
+from gpuexec.planner.unpacked_plan import BufferOffset, GroupKey, UnpackedPlan, find_root, map_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class _Done:
     """A group as it was resolved last: its commands, where the buffers they touch lie, and the outcome."""
 
     commands: Sequence[Command]
-    places: dict[int, Place]
+    places: dict[int, BufferOffset]
     resolved: list[Command]
 
 
@@ -37,7 +37,7 @@ class Resolver:
         self._done: dict[GroupKey, _Done] = {}
         self._likeness: dict[GroupKey, list[tuple[object, ...]]] = {}
         self._stores: dict[int, tuple[bytes, list[Command]]] = {}
-        self._placed: dict[int, Place] | None = None
+        self._placed: dict[int, BufferOffset] | None = None
 
     def resolve(self, unpacked: UnpackedPlan) -> tuple[Command, ...]:
         """Return the commands of an unpacked plan.
@@ -52,7 +52,7 @@ class Resolver:
         places = {**self._settlement.merged, **unpacked.placed}
         # Most sizes place buffers as the last one did. None until all picks are done, should one fail.
         is_still, self._placed = unpacked.placed == self._placed, None
-        wheres: dict[int, Place] = {}
+        wheres: dict[int, BufferOffset] = {}
         commands: list[Command] = []
         for pick in self._settlement.picks:
             if pick.key[0] == "store":
@@ -71,17 +71,17 @@ class Resolver:
         self._placed = unpacked.placed
         return tuple(commands)
 
-    def _lies_still(self, done: _Done, places: dict[int, Place], wheres: dict[int, Place]) -> bool:
+    def _lies_still(self, done: _Done, places: dict[int, BufferOffset], wheres: dict[int, BufferOffset]) -> bool:
         """Return whether the buffers a group touches lie where they did."""
         return all(self._where(buffer, places, wheres) == place for buffer, place in done.places.items())
 
     def _resolve_pick(
-        self, pick: Pick, drafted: Sequence[Command], places: dict[int, Place], wheres: dict[int, Place]
+        self, pick: Pick, drafted: Sequence[Command], places: dict[int, BufferOffset], wheres: dict[int, BufferOffset]
     ) -> _Done:
         if pick.positions[-1] >= len(drafted):
             raise PlanError(f"{pick.origin} has {len(drafted)} commands at this size, fewer than at the upper end.")
 
-        touched: dict[int, Place] = {}
+        touched: dict[int, BufferOffset] = {}
 
         def number(slot: Slot) -> Slot:
             buffer, offset = touched[slot.buffer] = self._where(slot.buffer, places, wheres)
@@ -94,7 +94,7 @@ class Resolver:
         self._check_alike(pick, resolved, len(drafted))
         return _Done(drafted, touched, resolved)
 
-    def _where(self, buffer: int, places: dict[int, Place], wheres: dict[int, Place]) -> Place:
+    def _where(self, buffer: int, places: dict[int, BufferOffset], wheres: dict[int, BufferOffset]) -> BufferOffset:
         """Return plan buffer and byte offset of a buffer of the unpacked plan."""
         where = wheres.get(buffer)
         if where is None:

@@ -19,9 +19,9 @@ from gpuexec.planner.emitter import emit_copy, emit_store
 from gpuexec.planner.in_place import Pair, merge_in_place
 from gpuexec.planner.lower import Lowered
 from gpuexec.planner.unpacked_plan import (
+    BufferOffset,
     Group,
     GroupKey,
-    Place,
     UnpackedBuffer,
     UnpackedPlan,
     dense,
@@ -56,7 +56,7 @@ class Settlement:
     picks: tuple[Pick, ...]
     promoted: tuple[int | None, ...]
     outputs: tuple[int, ...]
-    merged: Mapping[int, Place]
+    merged: Mapping[int, BufferOffset]
     buffers: tuple[UnpackedBuffer, ...]
     numbers: Mapping[int, int]
 

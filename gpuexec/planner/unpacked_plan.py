@@ -24,8 +24,8 @@ from gpuexec.ir.spec import TensorSpec
 Array = np.ndarray[Any, Any]
 # What a group is for ("node", "store", "output"), and the node's position, the buffer, or the output's position.
 GroupKey = tuple[str, int]
-# The buffer whose bytes hold another's, and the byte offset within it.
-Place = tuple[int, int]
+# A buffer whose bytes hold another's, and the byte offset within it.
+BufferOffset = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +51,7 @@ class Effects:
     buffers: list[UnpackedBuffer] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     outputs: list[Slot | None] = field(default_factory=list)
-    placed: dict[int, Place] = field(default_factory=dict)
+    placed: dict[int, BufferOffset] = field(default_factory=dict)
     in_place: list[tuple[int, int]] = field(default_factory=list)
     choices: list[bool] = field(default_factory=list)
 
@@ -72,7 +72,7 @@ class UnpackedPlan:
 
     buffers: list[UnpackedBuffer] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    placed: dict[int, Place] = field(default_factory=dict)
+    placed: dict[int, BufferOffset] = field(default_factory=dict)
 
     def new_buffer(self, buffer: UnpackedBuffer) -> int:
         """Add a buffer and return its id."""
@@ -109,7 +109,7 @@ def move_effects(effects: Effects, buffers: Mapping[int, int], first_buffer: int
     )
 
 
-def find_root(buffer: int, places: Mapping[int, Place]) -> Place:
+def find_root(buffer: int, places: Mapping[int, BufferOffset]) -> BufferOffset:
     """Return the buffer whose bytes hold this one in the end, and the byte offset within it."""
     offset = 0
     while buffer in places:

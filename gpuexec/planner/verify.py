@@ -208,9 +208,9 @@ def _list_touches(plan: Plan, index: int, command: Command) -> dict[int, list[_T
         is_dense = slot.is_contiguous
         rows = touches.setdefault(slot.buffer, [])
         for row in rows if written else ():
-            meets = low < row.high and row.low < high
+            overlaps = low < row.high and row.low < high
             is_same = row.is_dense and is_dense and (row.low, row.high) == (low, high)
-            if meets and not row.written and not is_same:
+            if overlaps and not row.written and not is_same:
                 raise PlanError(
                     f"Command {index}, {format_command(command)}: reads bytes that it writes through another window."
                 )

@@ -96,19 +96,19 @@ class BumpAllocator:
             return self._block[start : start + nbytes]
 
 
-class Sharing:
-    """Shared state of Methods over the same memory: the run count, the present user, and the last.
+class SharedUse:
+    """Use of the same memory by several Methods: the run count, the present user, and the last use.
 
     Attributes:
         count: Of runs; a new one makes all outputs stale.
         stepping: The Method that is in the middle of steps.
-        use: Issued and done when the last run is.
+        last_use: Issued and done when the last run is.
     """
 
     def __init__(self) -> None:
         self.count = SharedRunCount()
         self.stepping: object | None = None
-        self.use: Fence | None = None
+        self.last_use: Fence | None = None
         self._readers: Readers | None = None
         self._lock = threading.Lock()
         self._last: object | None = None
@@ -130,7 +130,7 @@ class Sharing:
 
 @not_picklable("Make one there.")
 class HierarchicalAllocator:
-    """The planned memory of a Method: one block for each buffer that its MethodMeta tells of, in that order.
+    """The planned memory of a Method: one block for each buffer that its MethodMeta lists, in that order.
 
     Blocks may be Tensors, arrays of CuPy, torch or NumPy, pinned memory, or None where a buffer has no bytes. They are
     looked at when a Method is loaded over them, and live as long as it does. Methods loaded over one allocator share
@@ -147,7 +147,7 @@ class HierarchicalAllocator:
                 f"HierarchicalAllocator takes a list with one block for each buffer, got a {type(buffers).__name__}."
             )
         self._buffers = tuple(buffers)
-        self._sharing = Sharing()
+        self._shared_use = SharedUse()
 
     def __repr__(self) -> str:
         return f"HierarchicalAllocator({len(self._buffers)} buffers)"

@@ -40,7 +40,7 @@ from gpuexec.program.method_meta import MethodMeta
 from gpuexec.program.method_plan import MethodPlan
 from gpuexec.system.mapped import read_content
 from gpuexec.system.pickling import not_picklable
-from gpuexec.system.progress import Tell
+from gpuexec.system.progress import ProgressCallback
 
 Array = np.ndarray[Any, Any]
 # An input or output, by index or name.
@@ -68,7 +68,7 @@ class Method:
         memory: MethodMemory,
         stream: object = None,
         profiler: Profiler | None = None,
-        progress: Tell | None = None,
+        progress: ProgressCallback | None = None,
     ) -> None:
         check_process(model)
         self._model, self._meta, self._backend, self._memory = model, meta, backend, memory
@@ -85,7 +85,7 @@ class Method:
             memory.release()
             raise
         self._engine.profiler = profiler
-        self._engine.planning.listener.tell = progress
+        self._engine.planning.listener.report = progress
         assert isinstance(self._engine.binder, MethodInputs)
         self._inputs, self._frame = self._engine.binder, self._engine.frames[0]
         self._planned_outputs = {port.name: self._frame.given(port.name) for port in model.outputs}
@@ -273,8 +273,8 @@ class Method:
                 self._run, steps = self._engine.begin(self._once or None, copy=True, budget_ms=None, stream=stream)
                 self._once = {}
                 self._steps = steps
-                if self._memory.sharing is not None:
-                    self._memory.sharing.stepping = self
+                if self._memory.shared_use is not None:
+                    self._memory.shared_use.stepping = self
         return self._take_step()
 
     def reset(self) -> None:
@@ -508,9 +508,9 @@ class Method:
     def _end_steps(self) -> None:
         """End the steps of the present run."""
         self._steps = None
-        sharing = self._memory.sharing
-        if sharing is not None and sharing.stepping is self:
-            sharing.stepping = None
+        shared_use = self._memory.shared_use
+        if shared_use is not None and shared_use.stepping is self:
+            shared_use.stepping = None
 
     def _check_no_steps(self, what: str) -> None:
         """Check that no run is in the middle of its steps, here or over the same memory.
@@ -520,7 +520,7 @@ class Method:
         """
         if self._steps is not None:
             raise StateError(f"{what}() can't be called in the middle of steps; finish them, or call reset().")
-        other = None if self._memory.sharing is None else self._memory.sharing.stepping
+        other = None if self._memory.shared_use is None else self._memory.shared_use.stepping
         if other is not None:
             raise StateError(f"{other!r} shares this Method's memory and is in the middle of steps.")
 

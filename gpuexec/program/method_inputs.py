@@ -24,7 +24,7 @@ from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.value_location import ValueLocation
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.spec import TensorSpec, is_host_object
-from gpuexec.program.memory_manager import Sharing
+from gpuexec.program.memory_manager import SharedUse
 
 Array = np.ndarray[Any, Any]
 _Put = Callable[[], None]
@@ -52,7 +52,7 @@ class MethodInputs:
         syncs: Where waits are counted.
         allocate: Gives places to inputs that have no slot, each as large as its largest content so far.
         slots: Planned memory by input.
-        sharing: What is shared with other Methods whose slots are in the same memory; None: nothing.
+        shared_use: What is shared with other Methods whose slots are in the same memory; None: nothing.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class MethodInputs:
         syncs: SyncLog,
         allocate: Allocate,
         slots: Mapping[str, InputSlot],
-        sharing: Sharing | None,
+        shared_use: SharedUse | None,
     ) -> None:
         self._backend, self._stream, self._syncs = backend, stream, syncs
         self._has_kernels = backend.device.target.has_kernels
-        self._allocate, self._slots, self._sharing = allocate, dict(slots), sharing
+        self._allocate, self._slots, self._shared_use = allocate, dict(slots), shared_use
         self.kept: dict[str, GivenInput] = {}
         # Places on the device that are not planned, and pinned memory with what was set from the host.
         self._places: dict[str, MemoryBlock] = {}
@@ -136,8 +136,8 @@ class MethodInputs:
                 puts += self._bind_host(prepared, value, item)
         for value in inputs:
             self._uses[value.name] = prepared.reading
-        if self._sharing is not None:
-            self._sharing.use = prepared.reading
+        if self._shared_use is not None:
+            self._shared_use.last_use = prepared.reading
 
         def upload() -> None:
             for put in puts:
@@ -195,7 +195,7 @@ class MethodInputs:
 
     def _wait_for_window(self, name: str) -> None:
         """Wait until no run reads the window: there is but one."""
-        uses = (self._uses.get(name), None if self._sharing is None else self._sharing.use)
+        uses = (self._uses.get(name), None if self._shared_use is None else self._shared_use.last_use)
         for use in uses:
             if use is not None and not use.is_done():
                 self._syncs.note_wait(f"input {name!r}", "a run in flight reads the memory planned for it")
@@ -235,7 +235,7 @@ class MethodInputs:
 
     def _enter_slots(self) -> int:
         """Note that this Method uses the slots now; return how often they have changed hands."""
-        return 0 if self._sharing is None else self._sharing.enter(self)
+        return 0 if self._shared_use is None else self._shared_use.enter(self)
 
     def _drop_lost(self) -> None:
         """Use the slots for a run; forget inputs whose slots another Method has used since they were written.

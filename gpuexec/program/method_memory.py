@@ -53,7 +53,7 @@ class MethodMemory:
         self._meta, self._bounds, self._planned = meta, bounds, planned
         self._manager, self._is_whole, self._limit = manager, is_whole, limit
         self.is_planned = planned is not None
-        self.sharing = None if planned is None else planned._sharing
+        self.shared_use = None if planned is None else planned._shared_use
         self._claims: list[Claim] = []
         self._state: StateBlocks | None = None
         self._check()
@@ -64,7 +64,7 @@ class MethodMemory:
         Raises:
             InputError: A block is too small, lies elsewhere, can't be used, or overlaps what is in use.
         """
-        manager, limit, sharing = self._manager, self._limit, self.sharing
+        manager, limit, shared_use = self._manager, self._limit, self.shared_use
         kept = self._choose(manager and manager.method_allocator, "method_allocator", backend, stream)
         temp = self._choose(manager and manager.temp_allocator, "temp_allocator", backend, stream)
         if limit is not None:
@@ -77,17 +77,17 @@ class MethodMemory:
             start, nbytes = self._meta._state_start, self._meta._state_nbytes
             self._state = StateBlocks(Region(blocks[STATE], start, nbytes - start), temp, part)
             temp = self._state.allocate
-        frame = Frame(backend, kept, None if sharing is None else sharing.readers_on(backend))
+        frame = Frame(backend, kept, None if shared_use is None else shared_use.readers_on(backend))
         for name, region in self._place_outputs(blocks.get(OUTPUTS)).items():
             frame.give(name, region)
-        shared_inputs = sharing if self._planned is not None and self._planned._shares_inputs else None
+        shared_inputs = shared_use if self._planned is not None and self._planned._shares_inputs else None
         inputs = MethodInputs(backend, stream, syncs, kept, self._place_inputs(blocks), shared_inputs)
         storage = Storage(
             Arena(backend, more, blocks.get(ACTIVATIONS)),
             (frame,),
             ExchangePool(backend, stream, temp),
             inputs,
-            RunCounter(backend, syncs, None if sharing is None else sharing.count, owner="Method"),
+            RunCounter(backend, syncs, None if shared_use is None else shared_use.count, owner="Method"),
             limit,
             is_exact=self.is_planned,
         )
@@ -148,7 +148,7 @@ class MethodMemory:
             if nbytes:
                 what, is_host = self._describe(index), buffers[index].device == "host"
                 found = take_memory(self._planned._buffers[index], backend, stream, nbytes, what, is_host=is_host)
-                self._claims.append(claim(found.address, nbytes, what, (self._planned._sharing, index)))
+                self._claims.append(claim(found.address, nbytes, what, (self._planned._shared_use, index)))
                 blocks[index] = found
             elif index in (ACTIVATIONS, OUTPUTS) or (index == INPUTS and self._meta._has_planned_inputs):
                 blocks[index] = BorrowedMemory(0, 0, None, np.empty(0, np.uint8))

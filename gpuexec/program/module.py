@@ -42,7 +42,7 @@ class Module:
         share_arenas: All methods use the same memory for temporaries and outputs: a run of one makes the outputs of
             the others stale.
         max_bytes: The most each method may hold on its device; see `Program.load_method`.
-        profiler: Hears of the runs of all methods but those loaded with another.
+        profiler: Records the runs of all methods but those loaded with another.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Module:
 
         Args:
             name: Of the method.
-            profiler: Hears of its runs in place of the Module's; one that is loaded already keeps what it has.
+            profiler: Records its runs in place of the Module's; one that is loaded already keeps what it has.
 
         Raises:
             InputError: There is no such method.

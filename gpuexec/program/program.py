@@ -41,7 +41,7 @@ from gpuexec.program.method_meta import (
 from gpuexec.program.method_plan import MethodPlan, plan_method
 from gpuexec.system.phases import phase
 from gpuexec.system.pickling import not_picklable
-from gpuexec.system.progress import Tell, check_tell
+from gpuexec.system.progress import ProgressCallback, check_progress_callback
 
 MethodShapes = Mapping[str, Sequence[Bound | None]]
 
@@ -52,7 +52,7 @@ class Program:
 
     Args:
         contents: What it holds.
-        backend: Where Methods run unless told otherwise; AUTO takes the GPU when one works.
+        backend: Where Methods run unless `load_method` says otherwise; AUTO takes the GPU when one works.
     """
 
     def __init__(self, contents: Contents, backend: BackendLike = BackendType.AUTO) -> None:
@@ -82,7 +82,7 @@ class Program:
                 bounds it. What is left out is as the model declares it.
             architectures: GPUs to compile for, such as ``"sm_90"``, so that it starts there without a compiler.
             cases: Inputs, and what should come of them, to verify it by.
-            backend: Where Methods run unless told otherwise.
+            backend: Where Methods run unless `load_method` says otherwise.
 
         Raises:
             ModelError: A model is broken.
@@ -107,7 +107,7 @@ class Program:
         Args:
             source: A DataLoader, which stays the program's, or a path, bytes, or a binary file.
             verification: How much of it is checked before anything is believed.
-            backend: Where Methods run unless told otherwise.
+            backend: Where Methods run unless `load_method` says otherwise.
 
         Raises:
             ModelError: It is no program, or damaged, or of a newer format.
@@ -217,7 +217,7 @@ class Program:
         state: State | None = None,
         max_bytes: int | None = None,
         profiler: Profiler | None = None,
-        progress: Tell | None = None,
+        progress: ProgressCallback | None = None,
     ) -> Method:
         """Load a method: always a new one. What can fail before it runs fails now.
 
@@ -234,14 +234,14 @@ class Program:
             state: What its memories go on from, of another Method; None: a state of its own.
             max_bytes: The most it may hold on its device, memory of the user's and shared weights counted. What its
                 bounds tell is refused now, what only a run knows in the run, which leaves the Method usable.
-            profiler: Hears of all its runs, whatever profiler the context has.
+            profiler: Records all its runs, whatever profiler the context has.
             progress: Called with a `Progress` after each piece of the weights that is uploaded, here or in a run.
 
         Raises:
-            InputError: There is no such method, or the memory does not fit; both numbers are told; or ``profiler`` or
-                ``progress`` is none.
+            InputError: There is no such method; or the memory does not fit, and the message has both numbers; or
+                ``profiler`` or ``progress`` is none.
             UnsupportedError: Operators that nothing here can run; lists all.
-            OutOfMemoryError: There is no room, or ``max_bytes`` allows too little; both numbers are told.
+            OutOfMemoryError: There is no room, or ``max_bytes`` allows too little; the message has both numbers.
         """
         if memory is not None and not isinstance(memory, MemoryManager):
             raise InputError(
@@ -249,7 +249,7 @@ class Program:
                 " MemoryManager(planned_memory=HierarchicalAllocator(arenas))."
             )
         check_profiler(profiler)
-        check_tell(progress)
+        check_progress_callback(progress)
         chosen = self._open(backend)
         model, plan = self._find(name), self._plan(name, chosen)
         # Without memory of the user's, outputs grow and may be taken along like a Worker's.
@@ -313,7 +313,7 @@ class Program:
             if index < len(own):
                 blocks[index] = allocate_buffers(backend, own[index : index + 1])[0]
         allocator = HierarchicalAllocator(blocks)
-        allocator._sharing, allocator._shares_inputs = shared._sharing, False
+        allocator._shared_use, allocator._shares_inputs = shared._shared_use, False
         return allocator
 
 

@@ -30,33 +30,33 @@ class Progress:
 
 
 # Called from the thread that does the work. An exception it raises ends the work, which leaves things as they were.
-Tell = Callable[[Progress], None]
+ProgressCallback = Callable[[Progress], None]
 
 
-def check_tell(tell: object) -> None:
+def check_progress_callback(callback: object) -> None:
     """Check that a progress callback is callable, or None.
 
     Raises:
         InputError: It can't be called.
     """
-    if tell is not None and not callable(tell):
-        raise InputError(f"progress takes a function of a Progress, or None, got a {type(tell).__name__}.")
+    if callback is not None and not callable(callback):
+        raise InputError(f"progress takes a function of a Progress, or None, got a {type(callback).__name__}.")
 
 
 class Listener:
     """The current progress callback, set for the duration of a call."""
 
-    __slots__ = ("tell",)
+    __slots__ = ("report",)
 
-    def __init__(self, tell: Tell | None = None) -> None:
-        self.tell = tell
+    def __init__(self, report: ProgressCallback | None = None) -> None:
+        self.report = report
 
     @contextlib.contextmanager
-    def instead(self, tell: Tell | None) -> Iterator[None]:
+    def instead(self, report: ProgressCallback | None) -> Iterator[None]:
         """Replace the callback within the context; None keeps the one before."""
-        before = self.tell
-        self.tell = before if tell is None else tell
+        before = self.report
+        self.report = before if report is None else report
         try:
             yield
         finally:
-            self.tell = before
+            self.report = before

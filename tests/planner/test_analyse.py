@@ -159,8 +159,8 @@ def test_numbers_that_are_all_the_same_to_a_reader_are_told_as_one() -> None:
     for (held, count), variant in variants.items():
         assert [spec.shape for spec in variant.outputs] == [(max(held, count), 4), (max(4, count), 4)]
         assert variant.reads == (Read("total", "x", "total", held), Read("total", "y", "total", 4))
-    told = {key: [read.tell(np.array(key[1])) for read in variant.reads] for key, variant in variants.items()}
-    assert told[2, 1] == told[2, 2] != told[2, 6] and told[2, 2] != told[3, 2] == told[3, 1]
+    keys = {key: [read.extract(np.array(key[1])) for read in variant.reads] for key, variant in variants.items()}
+    assert keys[2, 1] == keys[2, 2] != keys[2, 6] and keys[2, 2] != keys[3, 2] == keys[3, 1]
 
 
 def test_a_number_that_is_computed_is_read_whole() -> None:

@@ -67,13 +67,13 @@ class Verdict:
 
     def lines(self) -> list[str]:
         """Return the trials, the finding and advice as lines of text."""
-        told = [f"{self.backend} against {self.engine}", *(f"  {trial}" for trial in self.trials)]
+        heading = [f"{self.backend} against {self.engine}", *(f"  {trial}" for trial in self.trials)]
         if self.kind == "close":
-            return [*told, "verdict: the outputs agree; there is nothing to look for."]
+            return [*heading, "verdict: the outputs agree; there is nothing to look for."]
         if self.kind == "pass":
             changed = ", ".join(self.blame.changed[:8]) or "no nodes of the outer graph"
             return [
-                *told,
+                *heading,
                 f"verdict: pass {self.culprit} changes the result.",
                 f"  first value that changes: {self.blame}",
                 f"  nodes added (+) or removed (-): {changed}",
@@ -83,13 +83,13 @@ class Verdict:
         rest = unchecked if self.unchecked else ""
         if self.kind == "layer":
             return [
-                *told,
+                *heading,
                 f"verdict: the passes are correct; this layer is off, from the same inputs{rest}:",
                 f"  {self.blame}",
                 "go on: Worker(model, compare_with=BackendType.CPU) tells whether its kernel is at fault.",
             ]
         return [
-            *told,
+            *heading,
             f"verdict: the passes are correct, and no layer is off by itself{rest}.",
             f"  furthest off: {self.blame}",
             "go on: verify --gap shows how errors add up along the chain.",

@@ -54,7 +54,7 @@ class Replay:
         recorded: What runs, for which sizes.
         given: Arrays by name, of those inputs that are there already.
         outputs: As for `submit`.
-        stream: What `submit` takes where it is not told another one.
+        stream: What `submit` takes where it is given no other.
     """
 
     def __init__(

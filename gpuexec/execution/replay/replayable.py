@@ -62,7 +62,7 @@ class Replayable:
             return
         content = item.array if isinstance(item, HostArray) else None
         reads = [read for read in self.reads if read.input == name]
-        if content is None or any(read.tell(content) != read.tell(fixed) for read in reads):
+        if content is None or any(read.extract(content) != read.extract(fixed) for read in reads):
             got = "content on a device" if content is None else np.array2string(content, threshold=8)
             raise InputError(
                 f"Input {name!r} was recorded as {np.array2string(fixed, threshold=8)}, which the plan follows from,"

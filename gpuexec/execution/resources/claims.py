@@ -14,12 +14,12 @@ from gpuexec.errors import ErrorCode, InputError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ClaimedRange:
-    """Addresses ``[first, last)`` claimed for ``what``; those with equal ``turns`` may share them, None for nobody."""
+    """Addresses ``[first, last)`` claimed for ``what``; those of an equal ``group`` may overlap, of None never."""
 
     first: int
     last: int
     what: str
-    turns: object | None
+    group: object | None
 
 
 class Claim:
@@ -60,8 +60,8 @@ _lock = threading.RLock()
 _held: dict[int, _ClaimedRange] = {}
 
 
-def claim(first: int, nbytes: int, what: str, turns: tuple[object, ...]) -> Claim:
-    """Claim bytes at an address; those who claim them for equal ``turns`` may use them too, one at a time.
+def claim(first: int, nbytes: int, what: str, group: tuple[object, ...]) -> Claim:
+    """Claim bytes at an address; claims of an equal ``group`` may overlap, since their users take turns.
 
     Raises:
         InputError: They overlap what another claims; names both.
@@ -69,14 +69,14 @@ def claim(first: int, nbytes: int, what: str, turns: tuple[object, ...]) -> Clai
 
     def take() -> _ClaimedRange:
         last = first + nbytes
-        other = next((row for row in _held.values() if _overlap(row, first, last) and row.turns != turns), None)
+        other = next((row for row in _held.values() if _overlap(row, first, last) and row.group != group), None)
         if other is not None:
             raise InputError(
                 f"{what} overlaps {_lower(other.what)}. Buffers of one Method each need bytes of their own; Methods"
                 " that share theirs are loaded over one HierarchicalAllocator, which makes them take turns, or closed"
                 " one before the other."
             )
-        return _ClaimedRange(first, last, what, turns)
+        return _ClaimedRange(first, last, what, group)
 
     return _claim(take)
 

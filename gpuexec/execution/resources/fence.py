@@ -185,7 +185,7 @@ async def wait_in_loop(subscribe: Callable[[Callable[[], None]], None]) -> None:
         try:
             loop.call_soon_threadsafe(resolve)
         except RuntimeError:
-            # The loop was closed meanwhile: nobody is left to tell.
+            # The loop was closed meanwhile: nobody is left to notify.
             if not loop.is_closed():
                 raise
 

@@ -381,7 +381,7 @@ class Lease:
         if number is None and run_counter is not None:
             self._number = run_counter.number
         self._is_exported = False
-        # Who is told of readbacks; mostly nobody.
+        # Who is notified of readbacks; mostly nobody.
         self.profile: RunProfile | None = None
         self.readers = frame.readers if frame is not None else Readers(backend)
         self.lock = run_counter.lock if run_counter is not None else threading.RLock()

@@ -21,7 +21,7 @@ from gpuexec.ir.graphs import Node
 from gpuexec.planner.partition import HostRead
 from gpuexec.system.phases import note
 
-# Each may be of another run, so they can't be told together.
+# Each may be of another run, so they can't be reported together.
 WAITS_KEPT = 1000
 _ARE_ALLOWED: ContextVar[bool] = ContextVar("gpuexec_syncs_allowed", default=True)
 

@@ -18,7 +18,7 @@ from gpuexec.devices.device import Event, MemoryBlock, Region, Stream, align, be
 from gpuexec.devices.transfers import close_stream
 from gpuexec.errors import AccessError, GpuexecError
 from gpuexec.system.mapped import FileRange, FileSource, find_range, find_source, read_content
-from gpuexec.system.progress import Progress, Tell
+from gpuexec.system.progress import Progress, ProgressCallback
 
 Array = np.ndarray[Any, Any]
 BLOCK_NBYTES = 16 << 20
@@ -34,7 +34,7 @@ class Parcel:
 
 
 def upload(
-    backend: Backend, parcels: Sequence[Parcel], stream: Stream, tell: Tell | None = None
+    backend: Backend, parcels: Sequence[Parcel], stream: Stream, report: ProgressCallback | None = None
 ) -> tuple[list[Region], Event]:
     """Return a region for each parcel, and an event behind the last copy. All of them, or none.
 
@@ -45,7 +45,7 @@ def upload(
         backend: Whose device.
         parcels: What to copy; files are read from here.
         stream: Of the caller.
-        tell: Told after every piece; what it raises ends the upload.
+        report: Called after every piece; what it raises ends the upload.
 
     Raises:
         OutOfMemoryError: The device has no room.
@@ -55,7 +55,7 @@ def upload(
     regions: list[Region] = []
     total = sum(parcel.array.nbytes for parcel in parcels)
     own = backend.device.create_stream() if total > BLOCK_NBYTES else None
-    courier = _Courier(backend, own or stream, total, tell)
+    courier = _Courier(backend, own or stream, total, report)
     try:
         for parcel in parcels:
             nbytes = parcel.array.nbytes
@@ -101,8 +101,8 @@ def read_parcel(parcel: Parcel) -> Array:
 class _Courier:
     """Fills blocks and has them copied, in turn."""
 
-    def __init__(self, backend: Backend, stream: Stream, total: int, tell: Tell | None) -> None:
-        self._backend, self._stream, self._tell = backend, stream, tell
+    def __init__(self, backend: Backend, stream: Stream, total: int, report: ProgressCallback | None) -> None:
+        self._backend, self._stream, self._report = backend, stream, report
         self._done, self._total = 0, total
         self._blocks: list[tuple[MemoryBlock, Event | None]] = []
         self._turn = self._used = 0
@@ -126,8 +126,8 @@ class _Courier:
                 self._used += align(count)
                 done += count
                 self._done += count
-                if self._tell is not None:
-                    self._tell(Progress("upload", parcel.name, self._done, self._total))
+                if self._report is not None:
+                    self._report(Progress("upload", parcel.name, self._done, self._total))
 
     def finish(self) -> Event:
         """Return an event behind all copies; the blocks go back once it is done."""

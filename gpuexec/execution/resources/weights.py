@@ -21,7 +21,7 @@ from gpuexec.ir.graphs import Graph, walk
 from gpuexec.ir.plan import Buffer, Role
 from gpuexec.model.model import Model
 from gpuexec.system.mapped import read_content
-from gpuexec.system.progress import Tell
+from gpuexec.system.progress import ProgressCallback
 
 Array = np.ndarray[Any, Any]
 # A weight is known by its array, which is kept, a small one or a table of a plan by its content.
@@ -71,14 +71,16 @@ class Weights:
         with self._lock:
             return sum(nbytes for key, nbytes in sizes.items() if key not in self._places)
 
-    def place(self, number: int, parcels: Sequence[_Keyed], stream: Stream, tell: Tell | None) -> list[Region]:
+    def place(
+        self, number: int, parcels: Sequence[_Keyed], stream: Stream, report: ProgressCallback | None
+    ) -> list[Region]:
         """Return regions that a share needs from now on; what is not there yet is uploaded, all of it or nothing."""
         self._settle()
         keys = [key for key, _ in parcels]
         with self._lock:
             missing = {key: parcel for key, parcel in parcels if key not in self._places}
             if missing:
-                found = self._upload(list(missing.values()), stream, tell)
+                found = self._upload(list(missing.values()), stream, report)
                 self._places.update(zip(missing, found, strict=True))
                 self._nbytes += sum(region.nbytes for region, _, _ in found)
                 self._backend.memory_revision.number += 1
@@ -134,10 +136,10 @@ class Weights:
                 elif uploaded is not None and not uploaded.is_done():
                     self._backend.deferred_free.hold(uploaded, place)
 
-    def _upload(self, parcels: Sequence[Parcel], stream: Stream, tell: Tell | None) -> list[_Place]:
+    def _upload(self, parcels: Sequence[Parcel], stream: Stream, report: ProgressCallback | None) -> list[_Place]:
         if not self._backend.device.target.has_kernels:
             return [(_borrow(parcel), None, parcel.array) for parcel in parcels]
-        regions, event = upload(self._backend, parcels, stream, tell)
+        regions, event = upload(self._backend, parcels, stream, report)
         return [(region, event, parcel.array) for region, parcel in zip(regions, parcels, strict=True)]
 
 
@@ -161,7 +163,11 @@ class Share:
         return self.weights.nbytes
 
     def place(
-        self, buffers: Sequence[Buffer], constants: Mapping[str, Array], stream: Stream, tell: Tell | None = None
+        self,
+        buffers: Sequence[Buffer],
+        constants: Mapping[str, Array],
+        stream: Stream,
+        report: ProgressCallback | None = None,
     ) -> dict[int, Region]:
         """Return the regions of a plan's CONSTANT buffers, ready for what is issued on ``stream`` from now on.
 
@@ -171,14 +177,14 @@ class Share:
             buffers: The plan's.
             constants: Content by name, of those that are weights.
             stream: What is uploaded is waited for there, be it on its way for another Worker.
-            tell: Told of what is uploaded.
+            report: Called with the progress of the upload.
 
         Raises:
             OutOfMemoryError: The device has no room.
             AccessError: The file of a weight changed since it was opened, or can't be read.
         """
         parcels = _list_parcels(buffers, constants)
-        return dict(zip(parcels, self.weights.place(self._number, list(parcels.values()), stream, tell), strict=True))
+        return dict(zip(parcels, self.weights.place(self._number, list(parcels.values()), stream, report), strict=True))
 
     def place_array(self, array: Array, stream: Stream) -> Region:
         """Return the region of one constant, ready for what is issued on ``stream`` from now on."""

@@ -124,7 +124,7 @@ def make_bytes(backend: Backend, nbytes: int, name: str = "bytes") -> Tensor:
 def wrap_region(
     backend: Backend, region: Region, spec: TensorSpec, name: str, stream: Stream, fence: Fence | None = None
 ) -> Tensor:
-    """Return a tensor over bytes that are there once ``fence`` is done; other packages are told of this stream."""
+    """Return a tensor over bytes that are there once ``fence`` is done; other packages are given this stream."""
     place = Place(name, spec, Region(region.memory, region.offset, spec.nbytes))
     return Tensor(Content(name, backend, place, fence or Fence.of(), Lease(backend), stream))
 

@@ -65,7 +65,7 @@ class InputBinder:
         """Keep inputs that stay set in ordinary memory, and give the pinned block back; the caller has waited."""
         for name, item in self.kept.items():
             if isinstance(item, HostArray) and item.request is not None and item.request.is_done():
-                # A readback that failed is told of by the run that takes it.
+                # A readback that failed is reported by the run that takes it.
                 with contextlib.suppress(GpuexecError):
                     self.kept[name] = HostArray(item.spec, item.request.view().copy())
             elif isinstance(item, HostArray) and item.array is not None and not item.is_borrowed:

@@ -1,4 +1,4 @@
-"""Inputs of a run: their forms, the checks of names, dtypes and shapes before any work, and inputs told by shape."""
+"""Inputs of a run: accepted forms, checks of names, dtypes and shapes before any work, inputs given as shapes."""
 
 from __future__ import annotations
 

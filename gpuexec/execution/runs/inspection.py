@@ -103,7 +103,7 @@ class Piece:
 class Inspection:
     """Results of the taps and watches of a run: poll `is_done`, await it, or wait; nothing blocks the run.
 
-    What it tells is there once the run is done, even if it was ended by what the watch found.
+    What it finds is there once the run is done, even if it was ended by what the watch found.
 
     Args:
         fence: Of the run.
@@ -201,14 +201,14 @@ class Inspection:
         Raises:
             NonFiniteError: The node made a NaN or infinity, and that ends the run.
         """
-        told = []
+        measured = []
         arrays = {v: each for v, each in arrays.items() if each is not None and not is_host_object(each.dtype)}
         for row in rows:
             array = arrays.get(row.value)
             if array is not None and row.taps:
-                told.append(self._reduce(node, row, array))
+                measured.append(self._reduce(node, row, array))
         found = judge_host_node(node, arrays) if self._has_watch else None
-        self._pieces.append((found, told))
+        self._pieces.append((found, measured))
         self._check(found)
 
     def _check(self, found: NonFinite | None) -> None:
@@ -253,12 +253,12 @@ class Inspection:
         """Read what came first of what is left."""
         piece = self._pieces[0]
         if isinstance(piece, Piece):
-            found, told = piece.find() if self._has_watch else None, piece.read(self._reducers)
+            found, measured = piece.find() if self._has_watch else None, piece.read(self._reducers)
         else:
-            found, told = piece
+            found, measured = piece
         self._pieces.popleft()
         self._found = self._found or found
-        for each in told:
+        for each in measured:
             self._history.setdefault(each.value, []).append(each)
 
 
@@ -268,5 +268,5 @@ def _has_come(piece: Piece | tuple[NonFinite | None, list[Statistics]]) -> bool:
         return True
     if piece.has_tensors or not piece.fetch.after.is_done():
         return False
-    piece.fetch.after.synchronize()  # who only asked has not been told what went wrong
+    piece.fetch.after.synchronize()  # who only asked has not been given the error
     return True

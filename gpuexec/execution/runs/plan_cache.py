@@ -235,7 +235,7 @@ class PlanCache:
             self._planning.limit.check(plan, constants, results, input_nbytes)
 
     def _restore(self, specs: Mapping[str, TensorSpec]) -> _Restored | None:
-        """Return a template from a plan that the model brought along, if one fits; each that does not is told once."""
+        """Return a template from a stored plan of the model, if one fits; each that does not is reported once."""
         planning = self._planning
         found, refused = restore(planning.model, self._graph, specs, planning.backend.device.target, self._unfit)
         for plan, why in refused:
@@ -267,12 +267,12 @@ def record_plan(
     """
     plan = compiled.plan
     with phase("place weights"):
-        places = planning.weights.place(plan.buffers, compiled.constants, stream, planning.listener.tell)
+        places = planning.weights.place(plan.buffers, compiled.constants, stream, planning.listener.report)
     places.update({b: Region(arena, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets})
     return record_segment(planning.backend.device, plan.segment, places, graphs)
 
 
-def describe_needs(planned: PlannedVariant | None, weights: Share, frames: int = 1) -> str:
+def describe_memory_needs(planned: PlannedVariant | None, weights: Share, frames: int = 1) -> str:
     """Describe the memory a plan needs, for out-of-memory messages; None: the run begins on the host."""
     plan = None if planned is None else planned.compiled.plan
     arena = 0 if plan is None else plan.layout.nbytes
@@ -356,5 +356,5 @@ def _contents(specs: Mapping[str, TensorSpec], reads: tuple[Read, ...]) -> _Cont
         content = specs[read.input].value
         if content is None:
             return None
-        rows.append((read.input, read.least, read.tell(content.array)))
+        rows.append((read.input, read.least, read.extract(content.array)))
     return tuple(rows)

@@ -56,7 +56,7 @@ class PlanningContext:
     graphs: GraphCache = field(init=False)
     # The limit on memory, if there is one.
     limit: MemoryLimit | None = None
-    # Whether plans take no more room than they need, since that was told beforehand.
+    # Whether plans take no more room than they need, since that was declared beforehand.
     is_exact: bool = False
     # Bytes that a node may touch to be light work, for the host to do.
     host_work: int = HOST_WORK_LIMIT

@@ -19,7 +19,7 @@ from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.inspection import Inspection
 from gpuexec.execution.runs.loops import LoopExecutor, ReadToHost
 from gpuexec.execution.runs.pacing import Pacer
-from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_needs
+from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_memory_needs
 from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.profiled import issue_by_layer, note_host_layer, upload_inputs
 from gpuexec.execution.runs.run import CANCELLATION_POINT, MustWait, RunProgress
@@ -222,7 +222,7 @@ class RunExecutor:
         try:
             return self._place(stage, planned, values, is_main=is_main)
         except OutOfMemoryError as error:
-            raise OutOfMemoryError(f"{error} {describe_needs(planned, self._planning.weights)}") from error
+            raise OutOfMemoryError(f"{error} {describe_memory_needs(planned, self._planning.weights)}") from error
 
     def _place(
         self, stage: Stage, planned: PlannedVariant, values: RunValues, *, is_main: bool

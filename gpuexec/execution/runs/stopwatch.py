@@ -67,5 +67,5 @@ class Stopwatch:
             try:
                 ms = lap.end.elapsed_ms(lap.start)
             except GpuexecError:
-                continue  # a layer that failed tells no time, and its run tells the error
+                continue  # a layer that failed has no time, and its run reports the error
             lap.times.note(lap.layer, ms)

@@ -60,7 +60,7 @@ class Submitter:
                     has_waited = True
         except GpuexecError as error:
             self.end(prepared, error)
-            # Whether the caller or the driver thread gets this far is chance: either way it is the run that tells.
+            # Whether the caller or the driver thread gets this far is chance: either way it is the run that reports it.
             if self._context.is_synchronous or not has_waited:
                 raise
         if self._context.is_synchronous:
@@ -93,7 +93,7 @@ class Submitter:
 
     def _drive(self, prepared: PreparedRun, progress: RunProgress | None) -> None:
         """Execute a run to its end on the driver thread, with its waits."""
-        # The run's fence tells its error to whoever asks.
+        # The run's fence reports its error to whoever asks.
         with contextlib.suppress(BaseException), following(prepared.profile):
             try:
                 while progress is not None:

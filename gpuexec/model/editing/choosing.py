@@ -183,8 +183,8 @@ def _try_extents(graph: Graph, values: Sequence[Value], guesses: tuple[int, int]
             found[value] = DeclaredSpec(first.dtype, None)
             continue
         pairs = zip(first.shape, second.shape, strict=True)
-        is_told = guesses[0] != guesses[1] and value not in inferred
-        found[value] = DeclaredSpec(first.dtype, tuple([a if a == b and is_told else None for a, b in pairs]))
+        is_reliable = guesses[0] != guesses[1] and value not in inferred
+        found[value] = DeclaredSpec(first.dtype, tuple([a if a == b and is_reliable else None for a, b in pairs]))
     return found
 
 

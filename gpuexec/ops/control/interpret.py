@@ -91,12 +91,12 @@ def _propagate(
 def _attribute(graph: Graph, node: Node, need: NeedsHostValue, known: Mapping[Value, TensorSpec]) -> InputError:
     """Return the error that asks for the graph input from which the needed content follows."""
     wanted = node.inputs[need.index] if 0 <= need.index < len(node.inputs) else None
-    producers, left, met = graph.producers(), [wanted], set[Value]()
+    producers, left, visited = graph.producers(), [wanted], set[Value]()
     while left:
         value = left.pop()
-        if value is None or value in met or known[value].value is not None:
+        if value is None or value in visited or known[value].value is not None:
             continue
-        met.add(value)
+        visited.add(value)
         if value in graph.inputs:
             index = graph.inputs.index(value)
             message = f"{node} needs the content of {value} on the host while planning ({need.role})"

@@ -21,7 +21,8 @@ from gpuexec.ops.lib.strided import Walk, join
 
 THREADS = 256  # kThreads of elementwise.cuh
 VECTOR_BYTES, VECTOR_LANES = BUFFER_ALIGNMENT, 8  # kWidth of elementwise.cuh
-Place = tuple[tuple[int, ...], tuple[int, ...], int, int]  # shape, strides, bytes of an element, bytes of misalignment
+# Shape, strides, bytes of an element, bytes of misalignment.
+OperandLayout = tuple[tuple[int, ...], tuple[int, ...], int, int]
 
 
 def launch_broadcast(
@@ -51,8 +52,8 @@ def launch_broadcast(
     """
     slots = (*inputs, output)
     lanes = vector_width(slots) if width is None else width
-    places = tuple([(x.shape, x.strides, x.spec.dtype.itemsize, x.offset_bytes % VECTOR_BYTES) for x in slots])
-    blocks, packed, count, is_vector = _divide_work(places, lanes)
+    layouts = tuple([(x.shape, x.strides, x.spec.dtype.itemsize, x.offset_bytes % VECTOR_BYTES) for x in slots])
+    blocks, packed, count, is_vector = _divide_work(layouts, lanes)
     if in_place:
         for x in dict.fromkeys(inputs):
             if x.shape == output.shape and x.dtype == output.dtype and x.is_contiguous:
@@ -67,14 +68,14 @@ def launch_broadcast(
 
 
 @functools.lru_cache(4096)
-def _divide_work(places: tuple[Place, ...], lanes: int) -> tuple[int, bytes, np.int64, np.int32]:
-    """Return blocks, packed walk, size and is_vector; the output is the last place.
+def _divide_work(layouts: tuple[OperandLayout, ...], lanes: int) -> tuple[int, bytes, np.int64, np.int32]:
+    """Return blocks, packed walk, size and is_vector; the output's layout is the last.
 
     Kept, because a model repeats few combinations in many nodes, and is lowered again for each size.
     """
-    shape = places[-1][0]
-    walk = join(shape, [broadcast_strides(own, strides, shape) for own, strides, _, _ in places])
-    is_vector = lanes > 1 and can_vectorize(walk, [(itemsize, offset) for _, _, itemsize, offset in places], lanes)
+    shape = layouts[-1][0]
+    walk = join(shape, [broadcast_strides(own, strides, shape) for own, strides, _, _ in layouts])
+    is_vector = lanes > 1 and can_vectorize(walk, [(itemsize, offset) for _, _, itemsize, offset in layouts], lanes)
     units = walk.in_units(lanes) if is_vector else walk
     return max(1, ceil_div(units.count, THREADS)), units.pack(), np.int64(walk.count), np.int32(is_vector)
 

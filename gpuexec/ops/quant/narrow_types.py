@@ -1,7 +1,7 @@
 """Conversion to and from storage-only element types: narrow floats and integers, one byte per element.
 
 NumPy here and `narrow_types.cuh` on a device agree to the bit. To a narrow float a value is
-rounded once, whatever type it comes from: wider ones pass through a float32 whose last bit tells of what was cut off.
+rounded once, whatever type it comes from: wider ones pass through a float32 whose last bit says if any were cut off.
 """
 
 from __future__ import annotations

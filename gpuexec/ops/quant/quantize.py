@@ -229,15 +229,15 @@ def _launch(
             struct.pack("<3q2i", *places.strides, _KINDS[scale.dtype], _KINDS[divisor]),
         )
     )
-    types, told = f"{dtype_row(x.dtype).cuda}, {dtype_row(y.dtype).cuda}", tuple[np.int32, ...]()
+    types, codes = f"{dtype_row(x.dtype).cuda}, {dtype_row(y.dtype).cuda}", tuple[np.int32, ...]()
     if is_narrow(quantized):
         types = dtype_row(x.dtype if quantized == y.dtype else y.dtype).cuda
-        kernel, told = f"{kernel}_narrow", (np.int32(dtype_row(quantized).code), *mode)
+        kernel, codes = f"{kernel}_narrow", (np.int32(dtype_row(quantized).code), *mode)
     emit.launch(
         Kernel("quantize.cu", f"{kernel}<{types}>"),
         (max(1, ceil_div(y.spec.size, _THREADS)), 1, 1),
         (_THREADS, 1, 1),
-        [emit.contiguous(x), emit.contiguous(scale), None if zero is None else emit.contiguous(zero), y, walk, *told],
+        [emit.contiguous(x), emit.contiguous(scale), None if zero is None else emit.contiguous(zero), y, walk, *codes],
         writes=[3],
     )
 

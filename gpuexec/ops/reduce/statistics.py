@@ -104,7 +104,7 @@ class StatisticsOperator(Operator):
 @operator("Histogram", "gpuexec")
 @dataclass(frozen=True, slots=True)
 class HistogramOperator(Operator):
-    """Counts of the finite elements in ``bins`` even parts of the range that their `StatisticsOperator` tell."""
+    """Counts of the finite elements in ``bins`` even parts of the range that their `StatisticsOperator` found."""
 
     bins: int = 64
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT

@@ -110,12 +110,12 @@ def test_state_that_somebody_goes_on_from_keeps_its_bytes_after_the_method(backe
 
 
 def test_claims_are_apart_or_take_turns() -> None:
-    turns = (object(), 0)
-    first = claim(1024, 512, "One", turns)
-    again = claim(1024, 256, "Another", turns)
+    group = (object(), 0)
+    first = claim(1024, 512, "One", group)
+    again = claim(1024, 256, "Another", group)
     beside = claim(1536, 256, "Beside", (object(), 0))
     with pytest.raises(gx.InputError, match="Late overlaps one"):
-        claim(1535, 1, "Late", (turns[0], 1))
+        claim(1535, 1, "Late", (group[0], 1))
     with pytest.raises(gx.InputError, match="Bytes overlaps one"):
         first.check_apart(1000, 25, "Bytes")
     first.check_apart(1000, 24, "Bytes")
@@ -123,7 +123,7 @@ def test_claims_are_apart_or_take_turns() -> None:
     first.release()
     first.check_apart(1024, 1, "Bytes")
     again.release()
-    late = claim(1280, 256, "Late", (turns[0], 1))
+    late = claim(1280, 256, "Late", (group[0], 1))
     assert claim_part(1024, 1024, 256, "Part").address == 1024
     assert claim_part(1280, 1024, 256, "Part").address == 1792
     late.release()
