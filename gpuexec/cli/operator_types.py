@@ -29,7 +29,7 @@ PIXEL = Target.named("pixel_90")
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AcceptedTypes:
     """Element types that an operator accepts.
 
     Attributes:
@@ -43,7 +43,7 @@ class Taken:
     undrawn: tuple[str, ...]
 
 
-def list_taken(examples: Sequence[Example]) -> Taken:
+def list_accepted_types(examples: Sequence[Example]) -> AcceptedTypes:
     """Return the element types that the operator of these examples accepts."""
     types, drawn = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
     undrawn = {name: None for example in examples for name in list_host_calls(example, PIXEL)}
@@ -54,7 +54,7 @@ def list_taken(examples: Sequence[Example]) -> Taken:
                 types[position].add(name)
                 drawn[position].update([name] if is_drawn else [])
     places = sorted(types)
-    return Taken(_sort_all(types[i] for i in places), _sort_all(drawn[i] for i in places), tuple(undrawn))
+    return AcceptedTypes(_sort_all(types[i] for i in places), _sort_all(drawn[i] for i in places), tuple(undrawn))
 
 
 def list_variants(example: Example) -> Iterator[tuple[tuple[int, ...], str, Example]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import gpuexec.ops  # noqa: F401  fills the registry
 from gpuexec.cli.operator_examples import find_examples
-from gpuexec.cli.operator_types import Taken, list_taken
+from gpuexec.cli.operator_types import AcceptedTypes, list_accepted_types
 from gpuexec.errors import InputError
 from gpuexec.execution.profiling.terminal import open_console, print_table
 from gpuexec.importer.nodes import upgrade_node
@@ -40,7 +40,7 @@ _GROUPS = {
 # Opsets, numbers of inputs and attributes with which removed forms are upgraded: the first that works counts.
 _OPSETS, _COUNTS = (9, 1), (2, 1, 3, 4)
 _ATTRIBUTES: tuple[Mapping[str, Any], ...] = ({}, {"bias": (0.0,)})
-_NOTHING = Taken((), (), ())
+_NOTHING = AcceptedTypes((), (), ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +141,12 @@ def make_row(name: str, form: OperatorVersions | None) -> OperatorRow:
     """Return the row of an operator from its registration."""
     found = find_operator(name)
     device, reason = _place(name, found, form)
-    taken = _NOTHING if found is None else list_taken(find_examples(found))
+    accepted = _NOTHING if found is None else list_accepted_types(find_examples(found))
     if device == _RENAMED:
-        reason, taken = _find_newest(name)
-    types = taken.types or (() if form is None or not form.types else (form.types,))
+        reason, accepted = _find_newest(name)
+    types = accepted.types or (() if form is None or not form.types else (form.types,))
     return OperatorRow(
-        name, () if form is None else form.versions, device, reason, _place_pixel(name, device, reason, taken), types
+        name, () if form is None else form.versions, device, reason, _place_pixel(name, device, reason, accepted), types
     )
 
 
@@ -160,20 +160,20 @@ def _place(name: str, found: type[Operator] | None, form: OperatorVersions | Non
     return (_HOST, found.host_reason) if found.host_reason else (_PARTS, "")
 
 
-def _place_pixel(name: str, device: str, reason: str, taken: Taken) -> str:
+def _place_pixel(name: str, device: str, reason: str, accepted: AcceptedTypes) -> str:
     """Return where an operator runs on a device with textures, by its accepted types."""
-    if device == _HOST or not taken.drawn:
+    if device == _HOST or not accepted.drawn:
         return _HOST if device == _HOST else ""
-    if not any(taken.drawn):
-        parts = [split_name(part)[1] for part in taken.undrawn if part not in (name, reason)]
+    if not any(accepted.drawn):
+        parts = [split_name(part)[1] for part in accepted.undrawn if part not in (name, reason)]
         return f"{_HOST}: {' '.join(parts)}" if parts else _HOST
-    for types, drawn in zip(taken.types, taken.drawn, strict=True):
+    for types, drawn in zip(accepted.types, accepted.drawn, strict=True):
         if set(drawn) != {each for each in types if not is_host_object(dtype_row(each).numpy)}:
             return f"{_BLITS}: {shorten(drawn)}"
     return _BLITS
 
 
-def _find_newest(name: str) -> tuple[str, Taken]:
+def _find_newest(name: str) -> tuple[str, AcceptedTypes]:
     """Return the operators that an old form becomes, and the types accepted by the one that reads its first input."""
     domain, bare = split_name(name)
     for opset, count, attributes in itertools.product(_OPSETS, _COUNTS, _ATTRIBUTES):
@@ -185,9 +185,9 @@ def _find_newest(name: str) -> tuple[str, Taken]:
         nodes = [(qualified(node.op_type, node.domain), node) for node in (*made.before, made)]
         first = next((find_operator(each) for each, node in nodes if inputs[0] in node.inputs), None)
         if first is not None:
-            taken = list_taken(find_examples(first))
+            accepted = list_accepted_types(find_examples(first))
             names = dict.fromkeys(each for each, _ in nodes)
-            return ", ".join(names), taken if len(nodes) == 1 else replace(taken, drawn=())
+            return ", ".join(names), accepted if len(nodes) == 1 else replace(accepted, drawn=())
     return "", _NOTHING
 
 

@@ -28,7 +28,7 @@ _BACKENDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Deviation:
     """Deviation of an output from the expected one, and whether it is within tolerance everywhere."""
 
     largest: float
@@ -76,7 +76,7 @@ def main(options: argparse.Namespace) -> int:
     return 0 if judged and all(each.is_close for each in judged) else 1
 
 
-def judge(expected: Array, got: Array, allowance: Allowance) -> Judgement:
+def judge(expected: Array, got: Array, allowance: Allowance) -> Deviation:
     """Compare an output with the expected one; any NaN equals any NaN.
 
     Raises:
@@ -88,23 +88,23 @@ def judge(expected: Array, got: Array, allowance: Allowance) -> Judgement:
         )
     if is_host_object(expected.dtype):
         is_wrong = bool((expected != got).any())
-        return Judgement(float("inf") if is_wrong else 0.0, float("inf") if is_wrong else 0.0, not is_wrong)
+        return Deviation(float("inf") if is_wrong else 0.0, float("inf") if is_wrong else 0.0, not is_wrong)
     if expected.dtype.kind in "biu" and not allowance.rtol and not allowance.atol:
         wrong = expected != got
         apart = np.abs(expected.astype(np.float64) - got.astype(np.float64))
-        return Judgement(float(apart.max(initial=0.0)), float(apart.mean()) if apart.size else 0.0, not wrong.any())
+        return Deviation(float(apart.max(initial=0.0)), float(apart.mean()) if apart.size else 0.0, not wrong.any())
     with np.errstate(all="ignore"):
         wide, other = expected.astype(np.float64), got.astype(np.float64)
         is_same = (wide == other) | (np.isnan(wide) & np.isnan(other))
         error = np.where(is_same, 0.0, np.where(np.isfinite(wide) & np.isfinite(other), np.abs(wide - other), np.inf))
         allowed = allowance.atol + allowance.rtol * np.where(np.isfinite(wide), np.abs(wide), 0.0)
     mean = float(error.mean()) if error.size else 0.0
-    return Judgement(float(error.max(initial=0.0)), mean, bool((np.isfinite(error) & (error <= allowed)).all()))
+    return Deviation(float(error.max(initial=0.0)), mean, bool((np.isfinite(error) & (error <= allowed)).all()))
 
 
 def _verify(
     console: Any, name: str, method: StoredMethod, backend: Backend, options: argparse.Namespace
-) -> list[Judgement]:
+) -> list[Deviation]:
     judged = []
     # Expected outputs that contain random numbers were made with seed 0.
     with Worker(method.model, backend=backend, seed=0) as worker:

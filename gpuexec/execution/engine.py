@@ -40,7 +40,7 @@ from gpuexec.execution.runs.run import Run, Step
 from gpuexec.execution.runs.stopwatch import Stopwatch
 from gpuexec.execution.runs.storage import OpenStorage, own_storage, watch_memory
 from gpuexec.execution.runs.subgraph import Stage
-from gpuexec.execution.runs.submitter import GivingUp, Stepping, Submitter
+from gpuexec.execution.runs.submitter import CancelOnError, Stepping, Submitter
 from gpuexec.execution.state.binding import StateBinder
 from gpuexec.ir.plan import Plan
 from gpuexec.model.model import Model
@@ -175,7 +175,7 @@ class Engine:
             self.syncs.note_wait(
                 f"run {prepared.run.number}", "what the run has to wait for, on a stream of the caller's"
             )
-            with self.exclusive.at_rest(), self.giving_up(prepared.run.number):
+            with self.exclusive.at_rest(), self.cancel_on_error(prepared.run.number):
                 self._submitter.driver.synchronize()
         self.memory_usage.observe(prepared.run.number)
         return prepared.run
@@ -405,13 +405,13 @@ class Engine:
         self.planning.weights.leave()
         self.backend.staging.trim()
 
-    def giving_up(self, number: int | None = None) -> GivingUp:
+    def cancel_on_error(self, number: int | None = None) -> CancelOnError:
         """Return a context for a call that waits for its own run: an exception cancels the run too.
 
         Args:
             number: Of the run; None: the next.
         """
-        return GivingUp(self._submitter, self.run_counter.number if number is None else number)
+        return CancelOnError(self._submitter, self.run_counter.number if number is None else number)
 
     def _bind(self, inputs: object, *, copy: bool, stream: object = None, log: ProfileLog | None = None) -> PreparedRun:
         """Accept inputs, find the plan, and bind everything; nothing is on the stream yet.

@@ -178,7 +178,7 @@ class Worker:
         Each is an array of the caller's own. Strings are an array of str, a sequence is a list, an optional what it
         holds or None, a map a dict. Arguments are those of `schedule`. A KeyboardInterrupt cancels the run.
         """
-        with working_here(), waking_deferred(), self._engine.giving_up():
+        with working_here(), waking_deferred(), self._engine.cancel_on_error():
             run = self.schedule(inputs, copy=copy, stream=stream)
             # Nobody else asks for these: their pinned memory goes back with them.
             requests = {name: tensor._content.read_privately() for name, tensor in run.outputs.items()}

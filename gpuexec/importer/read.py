@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from gpuexec.errors import InputError, ModelError
 from gpuexec.importer.origin import ExternalData, Origin
-from gpuexec.importer.strip import OddMessageError, strip_weights
+from gpuexec.importer.strip import MalformedMessageError, strip_weights
 from gpuexec.importer.text import check_text
 from gpuexec.system.mapped import find_source, map_file, read_view
 from gpuexec.system.progress import ProgressCallback
@@ -66,7 +66,7 @@ def open_model(
     content, folder, where = _open(source)
     try:
         stripped = strip_weights(content)
-    except OddMessageError:
+    except MalformedMessageError:
         return _parse(content, where), Origin(folder, external=external), where
     model = _parse(memoryview(stripped.message), where, content)
     file = find_source(np.frombuffer(content, np.uint8)) if content.nbytes else None

@@ -63,7 +63,7 @@ def save_graph(
             weights = (
                 None
                 if beside is None
-                else _Beside(stack.enter_context(atomic_file(beside)), beside.name, external_from_nbytes)
+                else _ExternalWeights(stack.enter_context(atomic_file(beside)), beside.name, external_from_nbytes)
             )
             store = store_inside if weights is None else weights.store
             model = to_model(graph, choose_opset(graph), store=store, keep_sources=keep_sources)
@@ -76,7 +76,7 @@ def save_graph(
         raise AccessError(f"{os.fsdecode(path)} can't be written: {reason}.") from error
 
 
-class _Beside:
+class _ExternalWeights:
     """The file beside a model that holds its weights; each content once."""
 
     def __init__(self, file: BinaryIO, name: str, from_nbytes: int) -> None:

@@ -29,7 +29,7 @@ _HEAD_NBYTES = 20
 _Chunk = bytes | range
 
 
-class OddMessageError(Exception):
+class MalformedMessageError(Exception):
     """Malformed message, which the walk can't follow; protobuf's parser reports what is wrong."""
 
 
@@ -54,7 +54,7 @@ def strip_weights(content: memoryview) -> Stripped:
     """Return an ONNX model without the content of its large tensors.
 
     Raises:
-        OddMessageError: It is no such message, or one that is left to protobuf.
+        MalformedMessageError: It is no such message, or one that is left to protobuf.
         AccessError: The file it lies in changed, or can't be read.
     """
     if content.nbytes < LARGE_NBYTES:
@@ -102,7 +102,7 @@ class _Walker:
     def _rewrite(self, low: int, high: int, inner: dict[int, Callable[[int, int], list[_Chunk]]]) -> list[_Chunk]:
         """Return a message with some of its fields rewritten; small ones stay."""
         if self._depth > _DEEPEST:
-            raise OddMessageError("messages are nested deeper than protobuf takes them")
+            raise MalformedMessageError("messages are nested deeper than protobuf takes them")
         self._depth += 1
         chunks: list[_Chunk] = []
         kept = low
@@ -120,11 +120,11 @@ class _Walker:
         while at < high:
             head = _decode(self._peek(at, min(at + _HEAD_NBYTES, high)))
             if not head:
-                raise OddMessageError("a number has no end")
+                raise MalformedMessageError("a number has no end")
             (tag, size), (number, behind) = head[0], head[-1]
             kind = tag & 7
             if kind in (_VARINT, _BYTES) and len(head) < 2:
-                raise OddMessageError("a number has no end")
+                raise MalformedMessageError("a number has no end")
             if kind == _VARINT:
                 first, end = at + size, at + behind
             elif kind == _BYTES:
@@ -132,9 +132,9 @@ class _Walker:
             elif kind in (_FIXED32, _FIXED64):
                 first, end = at + size, at + size + (4 if kind == _FIXED32 else 8)
             else:
-                raise OddMessageError(f"wire type {kind}")
+                raise MalformedMessageError(f"wire type {kind}")
             if end > high:
-                raise OddMessageError("a field ends behind its message")
+                raise MalformedMessageError("a field ends behind its message")
             fields.append(_Field(tag >> 3, kind, at, first, end))
             at = end
         return fields

@@ -26,7 +26,7 @@ from gpuexec.planner.unpacked_plan import Effects, UnpackedBuffer, UnpackedPlan,
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class CachedLowering:
     """Node as it was lowered last: its slots, the outputs wanted, and the effects."""
 
     inputs: tuple[Slot | None, ...]
@@ -62,7 +62,7 @@ class Lowering:
 
     def __init__(self, graph: Graph, target: Target, caches: Caches | None = None) -> None:
         self._graph, self._target, self._caches = graph, target, caches or {}
-        self._remembered: list[Remembered | None] = [None] * len(graph.nodes)
+        self._cached: list[CachedLowering | None] = [None] * len(graph.nodes)
         self._given: dict[Value, tuple[UnpackedBuffer, Slot]] = {}
         self._needed: list[int] | None = None
         self._choices: list[list[bool]] = []
@@ -84,7 +84,7 @@ class Lowering:
             node = self._graph.nodes[position]
             analysis.reader = node.name
             choices = None if is_first else self._choices[number]
-            effects = walk.lower(position, node, self._remembered, choices)
+            effects = walk.lower(position, node, self._cached, choices)
             if is_first:
                 self._choices.append(effects.choices)
         return walk.finish()
@@ -113,19 +113,19 @@ class _Walk:
         self._seen: dict[Hashable, tuple[list[int], Effects]] = {}
 
     def lower(
-        self, position: int, node: Node, remembered: list[Remembered | None], choices: Sequence[bool] | None
+        self, position: int, node: Node, cached: list[CachedLowering | None], choices: Sequence[bool] | None
     ) -> Effects:
         """Add a node's effects to the unpacked plan."""
         specs = self._analysis.specs
         inputs = tuple([None if value is None else self._slot(value) for value in node.inputs])
         wanted = [None if value is None else specs[value] for value in node.outputs]
-        last = remembered[position]
+        last = cached[position]
         if (
             last is None
             or last.effects.first_buffer != len(self._unpacked.buffers)
             or not _is_same(last, inputs, wanted)
         ):
-            last = remembered[position] = Remembered(inputs, wanted, self._find_effects(node, inputs, wanted, choices))
+            last = cached[position] = CachedLowering(inputs, wanted, self._find_effects(node, inputs, wanted, choices))
         self._unpacked.apply(last.effects, ("node", position), node.name)
         for value, slot, spec in zip(node.outputs, last.effects.outputs, wanted, strict=False):
             if value is not None and slot is not None and spec is not None:
@@ -265,7 +265,7 @@ def _check_sizes(nodes: Iterable[Node], analysis: Analysis, target: Target) -> N
                 )
 
 
-def _is_same(last: Remembered, inputs: tuple[Slot | None, ...], specs: list[TensorSpec | None]) -> bool:
+def _is_same(last: CachedLowering, inputs: tuple[Slot | None, ...], specs: list[TensorSpec | None]) -> bool:
     """Return whether a node would be lowered as before: slots, known content, and output specs."""
     if last.specs != specs:
         return False

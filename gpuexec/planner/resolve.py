@@ -17,7 +17,7 @@ from gpuexec.planner.unpacked_plan import BufferOffset, GroupKey, UnpackedPlan, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _ResolvedGroup:
     """A group as it was resolved last: its commands, where the buffers they touch lie, and the outcome."""
 
     commands: Sequence[Command]
@@ -34,7 +34,7 @@ class Resolver:
 
     def __init__(self, settlement: Settlement, target: Target) -> None:
         self._settlement, self._target = settlement, target
-        self._done: dict[GroupKey, _Done] = {}
+        self._done: dict[GroupKey, _ResolvedGroup] = {}
         self._likeness: dict[GroupKey, list[tuple[object, ...]]] = {}
         self._stores: dict[int, tuple[bytes, list[Command]]] = {}
         self._placed: dict[int, BufferOffset] | None = None
@@ -52,7 +52,7 @@ class Resolver:
         places = {**self._settlement.merged, **unpacked.placed}
         # Most sizes place buffers as the last one did. None until all picks are done, should one fail.
         is_still, self._placed = unpacked.placed == self._placed, None
-        wheres: dict[int, BufferOffset] = {}
+        roots: dict[int, BufferOffset] = {}
         commands: list[Command] = []
         for pick in self._settlement.picks:
             if pick.key[0] == "store":
@@ -65,26 +65,28 @@ class Resolver:
                     raise PlanError(f"{pick.origin} can't work in place at this size, as it does at the upper end.")
                 drafted = group.commands
             done = self._done.get(pick.key)
-            if done is None or done.commands is not drafted or not (is_still or self._lies_still(done, places, wheres)):
-                done = self._done[pick.key] = self._resolve_pick(pick, drafted, places, wheres)
+            if done is None or done.commands is not drafted or not (is_still or self._lies_still(done, places, roots)):
+                done = self._done[pick.key] = self._resolve_pick(pick, drafted, places, roots)
             commands += done.resolved
         self._placed = unpacked.placed
         return tuple(commands)
 
-    def _lies_still(self, done: _Done, places: dict[int, BufferOffset], wheres: dict[int, BufferOffset]) -> bool:
+    def _lies_still(
+        self, done: _ResolvedGroup, places: dict[int, BufferOffset], roots: dict[int, BufferOffset]
+    ) -> bool:
         """Return whether the buffers a group touches lie where they did."""
-        return all(self._where(buffer, places, wheres) == place for buffer, place in done.places.items())
+        return all(self._find_root(buffer, places, roots) == place for buffer, place in done.places.items())
 
     def _resolve_pick(
-        self, pick: Pick, drafted: Sequence[Command], places: dict[int, BufferOffset], wheres: dict[int, BufferOffset]
-    ) -> _Done:
+        self, pick: Pick, drafted: Sequence[Command], places: dict[int, BufferOffset], roots: dict[int, BufferOffset]
+    ) -> _ResolvedGroup:
         if pick.positions[-1] >= len(drafted):
             raise PlanError(f"{pick.origin} has {len(drafted)} commands at this size, fewer than at the upper end.")
 
         touched: dict[int, BufferOffset] = {}
 
         def number(slot: Slot) -> Slot:
-            buffer, offset = touched[slot.buffer] = self._where(slot.buffer, places, wheres)
+            buffer, offset = touched[slot.buffer] = self._find_root(slot.buffer, places, roots)
             spec = slot.spec
             if spec.value is not None:
                 spec = TensorSpec(spec.shape, spec.dtype)
@@ -92,17 +94,17 @@ class Resolver:
 
         resolved = [map_slots(drafted[position], number) for position in pick.positions]
         self._check_alike(pick, resolved, len(drafted))
-        return _Done(drafted, touched, resolved)
+        return _ResolvedGroup(drafted, touched, resolved)
 
-    def _where(self, buffer: int, places: dict[int, BufferOffset], wheres: dict[int, BufferOffset]) -> BufferOffset:
+    def _find_root(self, buffer: int, places: dict[int, BufferOffset], roots: dict[int, BufferOffset]) -> BufferOffset:
         """Return plan buffer and byte offset of a buffer of the unpacked plan."""
-        where = wheres.get(buffer)
+        where = roots.get(buffer)
         if where is None:
             root, offset = find_root(buffer, places)
             number = self._settlement.numbers.get(root)
             if number is None:
                 raise PlanError("A command touches a buffer at this size that none does at the upper end.")
-            where = wheres[buffer] = (number, offset)
+            where = roots[buffer] = (number, offset)
         return where
 
     def _find_stores(self, unpacked: UnpackedPlan, buffer: int) -> list[Command]:

@@ -250,7 +250,7 @@ class Method:
             run = self._run = self._engine.schedule(self._once or None, copy=True, stream=stream)
             self._once = {}
             if wait:
-                with self._engine.exclusive.at_rest(), self._engine.giving_up(run.number):
+                with self._engine.exclusive.at_rest(), self._engine.cancel_on_error(run.number):
                     run.wait()
             return run
 

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from gpuexec.errors import ModelError
 from gpuexec.importer.load import load_graph
 from gpuexec.importer.read import read_model
-from gpuexec.importer.strip import LARGE_NBYTES, OddMessageError, strip_weights
+from gpuexec.importer.strip import LARGE_NBYTES, MalformedMessageError, strip_weights
 
 LARGE = np.arange(LARGE_NBYTES // 4, dtype=np.float32)
 SMALL = np.arange(4, dtype=np.float32)
@@ -131,6 +131,6 @@ def test_damaged_bytes_are_walked_or_refused(data: st.DataObject) -> None:
     del content[data.draw(st.integers(1, len(content))) :]
     try:
         stripped = strip_weights(memoryview(content))
-    except OddMessageError:
+    except MalformedMessageError:
         return
     assert all(low >= 0 and low + nbytes <= len(content) for low, nbytes in stripped.pieces.values())

@@ -75,8 +75,8 @@ def bisect(
         raise InputError("The model draws random numbers, which another engine draws otherwise: nothing to bisect by.")
     feeds = name_inputs(model, inputs)
     name, expected = run_oracle(source, feeds, engine)
-    trying = _Trying(info, declared, find_backend(backend, None)[0], feeds, (*at_load, *at_plan), len(at_load))
-    search = _Search(trying, name, expected, rtol, atol)
+    tested = _TestedModel(info, declared, find_backend(backend, None)[0], feeds, (*at_load, *at_plan), len(at_load))
+    search = _Search(tested, name, expected, rtol, atol)
     count = len(search.passes)
     if not search.attempt(count).is_off:
         return search.end("close")
@@ -91,7 +91,7 @@ def bisect(
 
 
 @dataclass(frozen=True, slots=True)
-class _Trying:
+class _TestedModel:
     """The model under test: as it was read, on a backend, with the first so many passes."""
 
     info: ImportedModel
@@ -122,9 +122,11 @@ def measure_output(expected: Array, got: Array, rtol: float = RTOL, atol: float 
 class _Search:
     """State of one bisection: expected outputs, and trials so far."""
 
-    def __init__(self, trying: _Trying, engine: str, expected: Mapping[str, Array], rtol: float, atol: float) -> None:
-        self._trying, self._engine, self._expected = trying, engine, expected
-        self._feeds, self._backend, self.passes = trying.feeds, trying.backend, trying.passes
+    def __init__(
+        self, tested: _TestedModel, engine: str, expected: Mapping[str, Array], rtol: float, atol: float
+    ) -> None:
+        self._tested, self._engine, self._expected = tested, engine, expected
+        self._feeds, self._backend, self.passes = tested.feeds, tested.backend, tested.passes
         self._rtol, self._atol = rtol, atol
         self._trials: list[Trial] = []
 
@@ -132,7 +134,7 @@ class _Search:
         """Run with the first passes, and compare the outputs."""
         names = tuple([each.name for each in self.passes[:count]])
         try:
-            outputs = run_plainly(self._trying.make(count), self._feeds, self._backend)
+            outputs = run_plainly(self._tested.make(count), self._feeds, self._backend)
         except Exception as error:  # any error that a wrong pass causes is the result of the trial
             trial = Trial(names, None, "", f"{type(error).__name__}: {error}")
         else:
@@ -158,7 +160,7 @@ class _Search:
         culprit = self.passes[count - 1].name
         if any(trial.gap is None for trial in self._trials if len(trial.passes) == count):
             return self.end("pass", culprit=culprit)
-        before, after = self._trying.make(count - 1), self._trying.make(count)
+        before, after = self._tested.make(count - 1), self._tested.make(count)
         right, wrong = (keep_all(model, self._feeds, self._backend) for model in (before, after))
         made = {
             value.name: node
@@ -182,7 +184,7 @@ class _Search:
     def blame_layer(self) -> Verdict:
         """Find the first layer that is wrong for its own inputs, with the fewest passes that run."""
         count = len(next((trial.passes for trial in reversed(self._trials) if trial.gap is not None), ()))
-        reference = EngineReference(self._trying.info.graph, self._engine)
+        reference = EngineReference(self._tested.info.graph, self._engine)
         found: list[Blame] = []
         unchecked: list[str] = []
 
@@ -196,7 +198,7 @@ class _Search:
                     gap = self._measure(wanted, arrays[value])
                     found.append(Blame(node.name, node.operator.name, value.name, gap))
 
-        observe(self._trying.make(count), self._feeds, self._backend, look)
+        observe(self._tested.make(count), self._feeds, self._backend, look)
         first = next((each for each in found if each.gap is not None and not each.gap.is_close), None)
         if first is not None:
             return self.end("layer", blame=first, unchecked=tuple(unchecked))

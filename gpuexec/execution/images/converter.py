@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuexec.devices.backend import Backend, BackendLike, BackendType, find_backend
 from gpuexec.errors import ClosedError, GpuexecError, InputError
-from gpuexec.execution.images.strided import Picture, look_at
+from gpuexec.execution.images.strided import StridedImage, look_at
 from gpuexec.execution.images.target import check_out, fill_host, open_target, show_bytes
 from gpuexec.execution.images.transform import ImageTransform, make_step
 from gpuexec.execution.replay.replay import Replay
@@ -72,8 +72,8 @@ class ImageConverter:
         Raises:
             InputError: The image, or ``out``, does not fit; says expected and got. Nothing was done.
         """
-        picture = look_at(image, self._backend)
-        return self._run(picture, _take_transform(transform)._to_tensor_operator(picture.spec), out, stream)
+        strided = look_at(image, self._backend)
+        return self._run(strided, _take_transform(transform)._to_tensor_operator(strided.spec), out, stream)
 
     def to_image(
         self, tensor: object, transform: ImageTransform | None = None, out: object = None, *, stream: object = None
@@ -89,10 +89,10 @@ class ImageConverter:
         Raises:
             InputError: The tensor, or ``out``, does not fit; says expected and got. Nothing was done.
         """
-        picture = look_at(tensor, self._backend)
-        if picture.spec.rank == 4 and picture.spec.shape[0] == 1 and len(getattr(out, "shape", ())) != 4:
-            picture = picture.as_single()
-        return self._run(picture, _take_transform(transform)._to_image_operator(picture.spec), out, stream)
+        strided = look_at(tensor, self._backend)
+        if strided.spec.rank == 4 and strided.spec.shape[0] == 1 and len(getattr(out, "shape", ())) != 4:
+            strided = strided.as_single()
+        return self._run(strided, _take_transform(transform)._to_image_operator(strided.spec), out, stream)
 
     def close(self) -> None:
         """Wait for its work and give everything back; Tensors it made stay. Twice is harmless."""
@@ -108,9 +108,9 @@ class ImageConverter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, picture: Picture, op: Operator, out: object, given_stream: object) -> Tensor:
+    def _run(self, strided: StridedImage, op: Operator, out: object, given_stream: object) -> Tensor:
         self._backend.check_process()
-        (spec,) = op.infer(picture.spec)
+        (spec,) = op.infer(strided.spec)
         check_out(out, spec)
         is_far = out is not None and not isinstance(out, Tensor) and is_on_host(out)
         with self._lock:
@@ -118,21 +118,21 @@ class ImageConverter:
                 raise ClosedError("The ImageConverter is closed.")
             caller = None if given_stream is None else CallerStream.of(self._backend, given_stream)
             target = open_target(self._backend, spec, None if is_far else out, _OUT)
-            replay = self._record(picture, op, target)
-            self._submit(replay, picture.source, target, caller)
+            replay = self._record(strided, op, target)
+            self._submit(replay, strided.source, target, caller)
         if is_far:
             fill_host(out, target)
         return target
 
-    def _record(self, picture: Picture, op: Operator, target: Tensor) -> Replay:
+    def _record(self, strided: StridedImage, op: Operator, target: Tensor) -> Replay:
         """Return the recording for such arrays, made anew unless it is a recent one."""
-        key = (op, picture.spec, picture.taken, picture.strides, picture.start)
+        key = (op, strided.spec, strided.taken, strided.strides, strided.start)
         found = self._recorded.pop(key, None)
         if found is None:
             self._make_room()
-            worker = Worker(make_step(_draw(picture, op, target.spec)), backend=self._backend, frames=1)
+            worker = Worker(make_step(_draw(strided, op, target.spec)), backend=self._backend, frames=1)
             try:
-                replay = worker.record({_IN: picture.taken})
+                replay = worker.record({_IN: strided.taken})
             except BaseException:
                 worker.close()
                 raise
@@ -225,14 +225,14 @@ def _converter(out: object, given: object, backend: BackendLike) -> ImageConvert
         return _shared[chosen]
 
 
-def _draw(picture: Picture, op: Operator, made: TensorSpec) -> Graph:
+def _draw(strided: StridedImage, op: Operator, made: TensorSpec) -> Graph:
     """Return the graph of an operator over an array as it lies."""
-    spec = picture.spec
-    source = value = Value(_IN, DeclaredSpec(spec.dtype, picture.taken))
+    spec = strided.spec
+    source = value = Value(_IN, DeclaredSpec(spec.dtype, strided.taken))
     nodes = []
-    if picture.strides is not None:
+    if strided.strides is not None:
         value = Value("window", DeclaredSpec(spec.dtype, spec.shape))
-        nodes.append(Node(StridedView(spec.shape, picture.strides, picture.start), (source,), (value,), "window"))
+        nodes.append(Node(StridedView(spec.shape, strided.strides, strided.start), (source,), (value,), "window"))
     target = Value(_OUT, DeclaredSpec(made.dtype, made.shape))
     nodes.append(Node(op, (value,), (target,), op.name))
     return Graph((source,), (target,), tuple(nodes), {}, op.name)

@@ -18,7 +18,7 @@ _LEGACY_STREAM = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class StridedImage:
     """An array and how it lies.
 
     Attributes:
@@ -35,11 +35,11 @@ class Picture:
     strides: tuple[int, ...] | None = None
     start: int = 0
 
-    def as_single(self) -> Picture:
+    def as_single(self) -> StridedImage:
         """Return the only one of a batch."""
         strides = dlpack.dense_strides(self.spec.shape) if self.strides is None else self.strides
         spec = self.spec.with_shape(self.spec.shape[1:])
-        return Picture(spec, self.source, self.taken, strides[1:], self.start)
+        return StridedImage(spec, self.source, self.taken, strides[1:], self.start)
 
 
 class Span:
@@ -59,27 +59,27 @@ class Span:
             self.__cuda_stream__ = owner.__cuda_stream__
 
 
-def look_at(item: Any, backend: Backend) -> Picture:
+def look_at(item: Any, backend: Backend) -> StridedImage:
     """Return how an array lies: a Tensor, one of another package's on a device, or whatever NumPy reads.
 
     Raises:
         InputError: It can't be read as an array, or has strides that are no whole elements.
     """
     if isinstance(item, Tensor):
-        return Picture(item.spec, item, item.shape)
+        return StridedImage(item.spec, item, item.shape)
     if is_on_host(item) or not backend.device.target.has_kernels:
         if not is_on_host(item):
             raise InputError(
                 f"a {type(item).__name__} lies on a GPU, expected on the host: the work is done on the CPU."
             )
         array = _read_host(item)
-        return Picture(TensorSpec(array.shape, array.dtype), array, array.shape)
+        return StridedImage(TensorSpec(array.shape, array.dtype), array, array.shape)
     if hasattr(item, "__cuda_array_interface__"):
         given = item.__cuda_array_interface__
         spec = TensorSpec(tuple(given["shape"]), np.dtype(given["typestr"]))
         steps, size = given.get("strides"), spec.dtype.itemsize
         if steps is None:
-            return Picture(spec, item, spec.shape)
+            return StridedImage(spec, item, spec.shape)
         if any(step % size for step in steps):
             raise InputError(f"an image expects strides of whole elements, got {steps} bytes for {spec}.")
         strides, address, stream, owner = tuple(s // size for s in steps), given["data"][0], given.get("stream"), item
@@ -88,12 +88,12 @@ def look_at(item: Any, backend: Backend) -> Picture:
         spec, strides, address, stream, owner = taken.spec, taken.strides, taken.address, _LEGACY_STREAM, taken.owner
     dense = dlpack.dense_strides(spec.shape)
     if not spec.size or all(a == b for a, b, extent in zip(strides, dense, spec.shape, strict=True) if extent > 1):
-        return Picture(spec, item, spec.shape)
+        return StridedImage(spec, item, spec.shape)
     strides = tuple([stride if extent > 1 else 0 for stride, extent in zip(strides, spec.shape, strict=True)])
     reach = [(extent - 1) * stride for extent, stride in zip(spec.shape, strides, strict=True)]
     start, count = -sum(min(each, 0) for each in reach), sum(map(abs, reach)) + 1
     span = Span(address - start * spec.dtype.itemsize, count, spec.dtype, stream, owner)
-    return Picture(spec, span, (count,), strides, start)
+    return StridedImage(spec, span, (count,), strides, start)
 
 
 def _read_host(item: Any) -> np.ndarray[Any, Any]:

@@ -55,17 +55,17 @@ def upload(
     regions: list[Region] = []
     total = sum(parcel.array.nbytes for parcel in parcels)
     own = backend.device.create_stream() if total > BLOCK_NBYTES else None
-    courier = _Courier(backend, own or stream, total, report)
+    uploader = _Uploader(backend, own or stream, total, report)
     try:
         for parcel in parcels:
             nbytes = parcel.array.nbytes
             regions.append(Region(backend.device.allocate(max(nbytes, 1)), 0, nbytes))
         for parcel, region in zip(parcels, regions, strict=True):
-            courier.send(parcel, region.address)
+            uploader.send(parcel, region.address)
         check_unchanged(parcels)
-        return regions, courier.finish()
+        return regions, uploader.finish()
     except BaseException:
-        courier.abandon()
+        uploader.abandon()
         for region in regions:
             region.memory.free()
         raise
@@ -98,7 +98,7 @@ def read_parcel(parcel: Parcel) -> Array:
         return read_content(parcel.array)
 
 
-class _Courier:
+class _Uploader:
     """Fills blocks and has them copied, in turn."""
 
     def __init__(self, backend: Backend, stream: Stream, total: int, report: ProgressCallback | None) -> None:

@@ -159,7 +159,7 @@ class Content:
         """Release the bytes where they are the tensor's own: freed once nothing on a stream uses them."""
         self.is_closed = True
         if self.lease.is_own:
-            self.place = Place(self.name, self.place.largest, Region(_Nothing(), 0, 0))
+            self.place = Place(self.name, self.place.largest, Region(_EmptyMemory(), 0, 0))
 
     def _reach_stream(self, work: Fence, why: str) -> None:
         """Wait until work is on its stream; counted where that takes a wait.
@@ -228,7 +228,7 @@ class Content:
         return written
 
 
-class _Nothing:
+class _EmptyMemory:
     """Memory of no bytes."""
 
     address = 0

@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryNeeds:
+class PlanMemory:
     """Bytes that runs of a plan take together; ``outputs`` and ``inputs`` once for each of ``frames``.
 
     ``exchange`` is what the plan hands on to the next one of a run; ``weights`` are those of the model that are on the
@@ -148,14 +148,14 @@ class MemoryLimit:
 
     def _measure(
         self, plan: Plan, sizes: Mapping[int | bytes, int], results: AbstractSet[str], input_nbytes: int
-    ) -> MemoryNeeds:
+    ) -> PlanMemory:
         outputs = exchange = 0
         for port in plan.outputs:
             if port.buffer is not None:
                 nbytes = plan.buffers[port.buffer].nbytes
                 outputs += max(nbytes, 1) if port.name in results else 0
                 exchange += 0 if port.name in results else ExchangePool.round_up(nbytes)
-        return MemoryNeeds(
+        return PlanMemory(
             arena=max(plan.layout.nbytes, 1),
             outputs=outputs,
             exchange=exchange,

@@ -306,7 +306,7 @@ class Stepping:
         return progress
 
 
-class GivingUp:
+class CancelOnError:
     """Context of a call that waits for its own run: an exception cancels the run if it is not on the stream.
 
     Args:

@@ -14,7 +14,7 @@ import pytest
 
 from examples import snake
 from gpuexec.cli.operator_examples import Example, find_examples, takes
-from gpuexec.cli.operator_types import PIXEL, TYPES, Taken, list_host_calls, list_taken, list_variants
+from gpuexec.cli.operator_types import PIXEL, TYPES, AcceptedTypes, list_accepted_types, list_host_calls, list_variants
 from gpuexec.errors import InputError
 from gpuexec.ir.containers import make_blank
 from gpuexec.ir.graphs import Graph, Node, Value
@@ -48,10 +48,10 @@ PARTLY: Mapping[str, tuple[set[bool], str]] = {
 
 
 @functools.cache
-def find_taken(name: str) -> Taken:
+def find_accepted_types(name: str) -> AcceptedTypes:
     found = find_operator(name)
     assert found is not None
-    return list_taken(find_examples(found))
+    return list_accepted_types(find_examples(found))
 
 
 def choose_calls(name: str) -> list[Call]:
@@ -92,7 +92,7 @@ def list_groups(call: Call) -> set[tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", TOLD)
 def test_every_type_that_an_input_takes_is_told(name: str) -> None:
-    told = [set(types) for types in find_taken(name).types]
+    told = [set(types) for types in find_accepted_types(name).types]
     assert told, f"{name} needs an example"
     for position, types in list_types(choose_calls(name)).items():
         if position >= len(told) or not types <= told[position]:
@@ -123,7 +123,7 @@ def fill(spec: TensorSpec) -> Any:
 @pytest.mark.parametrize("name", TOLD)
 def test_blits_are_those_of_the_plans(name: str) -> None:
     """A call of types told to have blits has nothing on the host of a pixel target; any other has."""
-    told, differing, planned = find_taken(name), set(), choose_calls(name)
+    told, differing, planned = find_accepted_types(name), set(), choose_calls(name)
     for call in list_calls()[name]:
         specs = tuple(None if x is None else TensorSpec.of(x) for x in call.inputs)
         example = Example(call.operator, specs)
@@ -172,7 +172,9 @@ def count_outputs(op: Operator, specs: tuple[TensorSpec | None, ...]) -> int:
 
 def test_example_of_ones_own_operator_is_found_or_read() -> None:
     assert find_examples(snake.Snake)[0].inputs == (TensorSpec((2, 2, 2), FLOAT), TensorSpec((2,), FLOAT))
-    assert list_taken(find_examples(snake.Snake)) == Taken((("float32",),) * 2, ((), ()), ("com.example.Snake",))
+    assert list_accepted_types(find_examples(snake.Snake)) == AcceptedTypes(
+        (("float32",),) * 2, ((), ()), ("com.example.Snake",)
+    )
 
     @dataclass(frozen=True, slots=True)
     class Told(snake.Snake):
