@@ -56,8 +56,8 @@ def main(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
     rows = parse_rows(options.rows)
     start = time.perf_counter()
-    with show_progress(console) as tell:
-        opened = open_model(options.model, options.method, tell)
+    with show_progress(console) as progress:
+        opened = open_model(options.model, options.method, progress)
     model = opened.model
     load_ms = (time.perf_counter() - start) * 1e3
     feeds, notes = read_inputs(opened, options)
@@ -65,8 +65,8 @@ def main(options: argparse.Namespace) -> int:
         raise InputError(f"--check needs the ONNX file; a program is checked by: gpuexec verify {options.model}")
     labels = None if options.labels is None else read_array(options.labels, rows)
     with (
-        show_progress(console) as tell,
-        Worker(model, backend=BackendType(options.backend), progress=tell) as worker,
+        show_progress(console) as progress,
+        Worker(model, backend=BackendType(options.backend), progress=progress) as worker,
     ):
         console.print(f"[bold]{escape(options.model)}[/bold]: {len(model.graph.nodes)} nodes")
         for port in model.inputs:
@@ -138,10 +138,10 @@ def _check(console: Console, path: str, feeds: dict[str, Any], outputs: dict[str
 
     oracle, expected = run_oracle(path, feeds)
     worst = 0.0
-    told, right = list_all_leaves(outputs), list_all_leaves(expected)
-    if told.keys() != right.keys():
-        raise InputError(f"The outputs are {', '.join(told)}; {oracle} says {', '.join(right)}.")
-    for name, array in told.items():
+    actual, right = list_all_leaves(outputs), list_all_leaves(expected)
+    if actual.keys() != right.keys():
+        raise InputError(f"The outputs are {', '.join(actual)}; {oracle} says {', '.join(right)}.")
+    for name, array in actual.items():
         if array.shape != right[name].shape:
             raise InputError(f"Output {name!r} is {array.shape}, {oracle} says {right[name].shape}.", value=name)
         if is_host_object(array.dtype):

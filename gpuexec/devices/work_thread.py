@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
 from gpuexec.devices.latch import Latch, Wakeup
-from gpuexec.devices.working_here import MOST_NESTED, caller, defer_wake, wake_deferred
+from gpuexec.devices.working_here import MAX_NESTED, caller, defer_wake, wake_deferred
 from gpuexec.errors import ClosedError, OutOfMemoryError
 
 Work = Callable[[], Callable[[], Any] | None]
@@ -232,7 +232,7 @@ class WorkThread:
     def serve(self, is_over: Callable[[], bool]) -> None:
         """Run queued work in order until ``is_over``, unless another thread serves the queue."""
         nested = caller.nested
-        if nested >= MOST_NESTED:
+        if nested >= MAX_NESTED:
             return
         held: list[bool] = []
         try:

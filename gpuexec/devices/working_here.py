@@ -19,7 +19,7 @@ from gpuexec.errors import OutOfMemoryError
 
 # Queues that one thread serves within each other, where work of one waits for another; each takes some ten frames of
 # its stack. Beyond that the other queue's thread is woken.
-MOST_NESTED = 8
+MAX_NESTED = 8
 _NOTHING = contextlib.nullcontext()
 
 
@@ -102,4 +102,4 @@ def wake_deferred() -> None:
 
 def sleep_only() -> None:
     """Have this thread never run queued work where it waits."""
-    caller.nested = MOST_NESTED
+    caller.nested = MAX_NESTED

@@ -145,8 +145,8 @@ def holds_numbers(dtype: np.dtype[Any], numbers: np.ndarray[Any, Any]) -> bool:
     """
     row, kind = _BY_NUMPY.get(dtype), numbers.dtype.kind
     if row is not None and row.is_narrow and kind in "iuf":
-        least = -(1 << (row.width - 1)) if row.kind == "narrow int" else 0
-        is_inside = (numbers >= least) & (numbers < least + (1 << row.width))
+        lowest = -(1 << (row.width - 1)) if row.kind == "narrow int" else 0
+        is_inside = (numbers >= lowest) & (numbers < lowest + (1 << row.width))
         return row.is_float or (kind in "iu" and bool(is_inside.all()))
     return dtype.kind == "b" if kind == "b" else dtype.kind != "b" if kind in "iuO" else dtype.kind not in "biu"
 

@@ -5,7 +5,7 @@
     note("host read", "x for Expand_3 (shape)", nbytes=16, took_ms=0.2)
 
 The receiver is a context variable, so nothing has to be passed down. Without a receiver, a phase costs one look-up of
-that variable; code on the path of every run calls `find_witness` once instead.
+that variable; code on the path of every run calls `find_receiver` once instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Protocol
 
 
-class Witness(Protocol):
+class EventReceiver(Protocol):
     """Receiver of instrumentation events.
 
     It is called from any thread, even during garbage collection.
@@ -32,54 +32,54 @@ class Witness(Protocol):
         """Record an event that is over, with its duration."""
 
 
-_WITNESS: ContextVar[Witness | None] = ContextVar("gpuexec_witness", default=None)
+_RECEIVER: ContextVar[EventReceiver | None] = ContextVar("gpuexec_event_receiver", default=None)
 # The receivers replaced by each `enter` that this context has not left.
-_BEFORE: ContextVar[tuple[Witness | None, ...]] = ContextVar("gpuexec_witnesses_before", default=())
+_BEFORE: ContextVar[tuple[EventReceiver | None, ...]] = ContextVar("gpuexec_event_receivers_before", default=())
 
 
 # Returns the receiver of events in this context, or None.
-find_witness = _WITNESS.get
+find_receiver = _RECEIVER.get
 
 
 @contextlib.contextmanager
-def witnessed_by(witness: Witness | None) -> Iterator[None]:
+def send_events_to(receiver: EventReceiver | None) -> Iterator[None]:
     """Send the events of this context to a receiver, instead of the one before."""
-    token = _WITNESS.set(witness)
+    token = _RECEIVER.set(receiver)
     try:
         yield
     finally:
-        _WITNESS.reset(token)
+        _RECEIVER.reset(token)
 
 
-def enter(witness: Witness) -> None:
+def enter(receiver: EventReceiver) -> None:
     """Send the events of this context to a receiver until `leave`; each context leaves its own."""
-    _BEFORE.set((*_BEFORE.get(), _WITNESS.get()))
-    _WITNESS.set(witness)
+    _BEFORE.set((*_BEFORE.get(), _RECEIVER.get()))
+    _RECEIVER.set(receiver)
 
 
 def leave() -> None:
     """Restore the receiver that the last `enter` of this context replaced."""
     *rest, before = _BEFORE.get()
     _BEFORE.set(tuple(rest))
-    _WITNESS.set(before)
+    _RECEIVER.set(before)
 
 
 @contextlib.contextmanager
 def phase(name: str, about: str = "") -> Iterator[None]:
     """Report the begin and end of a phase to the context's receiver, if there is one."""
-    witness = _WITNESS.get()
-    if witness is None:
+    receiver = _RECEIVER.get()
+    if receiver is None:
         yield
         return
-    begun = witness.begin_phase(name, about)
+    begun = receiver.begin_phase(name, about)
     try:
         yield
     finally:
-        witness.end_phase(begun)
+        receiver.end_phase(begun)
 
 
 def note(name: str, about: str, nbytes: int = 0, took_ms: float = 0.0) -> None:
     """Report a finished event to the context's receiver, if there is one."""
-    witness = _WITNESS.get()
-    if witness is not None:
-        witness.note_moment(name, about, nbytes, took_ms)
+    receiver = _RECEIVER.get()
+    if receiver is not None:
+        receiver.note_moment(name, about, nbytes, took_ms)

@@ -1,8 +1,9 @@
-"""First lines of modules and kernel sources: one line each, which names a subject and asks no question."""
+"""First lines of modules and kernel sources, one line each, which names a subject; and no banners over sections."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = ("what", "where", "how", "who", "whom", "whose", "whoever", "whether", "which", "when", "why")
 KERNELS = (".cu", ".cuh", ".cpp", ".h")
+BANNER = re.compile(r"^\s*(?:#|//)\s*[-=#*]{3,}", re.MULTILINE)
 
 
 def find_fault(line: str) -> str | None:
@@ -49,6 +51,19 @@ def test_first_line_of_a_kernel_source_names_its_subject() -> None:
     assert paths
     faults = list_faults({str(path.relative_to(ROOT)): read_kernel(path) for path in paths})
     assert not faults, "\n".join(faults)
+
+
+def test_no_banner_stands_over_a_section() -> None:
+    paths = [path for room in ("gpuexec", "tests", "examples", "kernels") for path in sorted((ROOT / room).rglob("*"))]
+    sources = [path for path in paths if path.suffix in (".py", *KERNELS)]
+    assert len(sources) > 1000
+    found = [str(path.relative_to(ROOT)) for path in sources if BANNER.search(path.read_text(encoding="utf-8"))]
+    assert found == []
+
+
+@pytest.mark.parametrize("line", ["# ---- results", "    # -------- parts", "// ==== loads", "#####"])
+def test_a_banner_is_found(line: str) -> None:
+    assert BANNER.search(f"x = 1\n\n{line}\n") and not BANNER.search("# a -- b\n#   - a point of a list\n")
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,9 @@ def save_optimized(model: Model, options: SessionOptions) -> None:
 
 def _list_dims(model: Model, options: SessionOptions) -> dict[str, int]:
     """Return the requested extents of those dimensions that the model has."""
-    asked = {**options.dims, **list_denoted(model.info, options.dims_by_denotation)}
+    requested = {**options.dims, **list_denoted(model.info, options.dims_by_denotation)}
     declared = [dim for port in model.inputs for dim in port.spec.dims or ()]
-    return {name: extent for name, extent in asked.items() if name in declared}
+    return {name: extent for name, extent in requested.items() if name in declared}
 
 
 def _take_initializers(given: Mapping[str, Any]) -> dict[str, Array]:

@@ -17,11 +17,11 @@ class WorkerPool:
 
     Args:
         make: Makes a Worker.
-        most: How many there may be.
+        max_workers: How many there may be.
     """
 
-    def __init__(self, make: Callable[[], Worker], most: int) -> None:
-        self._make, self._most = make, most
+    def __init__(self, make: Callable[[], Worker], max_workers: int) -> None:
+        self._make, self._max_workers = make, max_workers
         self._idle: list[Worker] = []
         self._count = 0
         self._is_closed = False
@@ -58,12 +58,12 @@ class WorkerPool:
 
     def _take(self) -> Worker:
         while True:
-            self._changed.wait_for(lambda: bool(self._idle) or self._count < self._most)
+            self._changed.wait_for(lambda: bool(self._idle) or self._count < self._max_workers)
             with self._lock:
                 if self._idle:
                     return self._idle.pop()
                 # Another waiter may have taken it first.
-                if self._count < self._most:
+                if self._count < self._max_workers:
                     self._count += 1
                     break
         try:

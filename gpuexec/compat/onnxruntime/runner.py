@@ -66,16 +66,16 @@ class Runner:
     Args:
         model: The model.
         provider: Where.
-        most: Largest number of concurrent runs.
+        max_workers: Largest number of concurrent runs.
         is_strict: Refuse, but on the CPU, a model for which the host has to read or compute.
         profiler: Profiler of all runs.
     """
 
     def __init__(
-        self, model: Model, provider: Provider, most: int, *, is_strict: bool, profiler: Profiler | None = None
+        self, model: Model, provider: Provider, max_workers: int, *, is_strict: bool, profiler: Profiler | None = None
     ) -> None:
         self.provider, self._profiler = provider, profiler
-        self._model, self._most, self._is_strict = model, most, is_strict
+        self._model, self._max_workers, self._is_strict = model, max_workers, is_strict
         self._overridable = set(model.info.header.overridable)
         self._specs = {port.name: port.spec for port in model.inputs}
         # By the initializers given as inputs: each set has a model of its own.
@@ -104,7 +104,7 @@ class Runner:
         with self._lock:
             self._check_open()
             if self._threads is None:
-                self._threads = WorkPool(self._most, "gpuexec-session")
+                self._threads = WorkPool(self._max_workers, "gpuexec-session")
                 atexit.register(_finish, weakref.ref(self._threads))
             self._threads.submit(work)
 
@@ -184,7 +184,7 @@ class Runner:
                     strict=self._is_strict and provider.name != CPU_PROVIDER,
                     profiler=self._profiler,
                 )
-                self._pools[given] = WorkerPool(make, 1 if is_single else self._most)
+                self._pools[given] = WorkerPool(make, 1 if is_single else self._max_workers)
             return self._pools[given]
 
     def _make_worker(self, model: Model, **options: Any) -> Worker:

@@ -41,7 +41,7 @@ Array = np.ndarray[Any, Any]
 Callback = Callable[[list[Array], Any, str], object]
 Providers = Sequence[str | tuple[str, Mapping[Any, Any]]] | str | None
 # Largest number of concurrent runs of a session; more wait. Each has an arena of its own, weights are shared.
-_MOST_WORKERS = 4
+_MAX_WORKERS = 4
 _log = logging.getLogger("gpuexec")
 
 
@@ -78,7 +78,7 @@ class InferenceSession(BaseSession):
             warn_once(f"InferenceSession ignores {name}=.", self._options.log_severity_level)
         self._options.warn_of_ignored()
         self._allows_cpu = self._options.entry("session.disable_cpu_ep_fallback", "0") == "0"
-        most = _read_workers(self._options)
+        max_workers = _read_workers(self._options)
         with translating():
             provider = self._choose(providers or list(self._options.providers.items()), provider_options)
             model = load_model(path_or_bytes, self._options)
@@ -90,7 +90,7 @@ class InferenceSession(BaseSession):
         self._start_ns = self._profile.start_ns if self._profile is not None else 0
         profiler = self._profile.profiler if self._profile is not None else None
         strict = not self._allows_cpu
-        super().__init__(model, Runner(model, provider, most, is_strict=strict, profiler=profiler))
+        super().__init__(model, Runner(model, provider, max_workers, is_strict=strict, profiler=profiler))
         self._finalizer = weakref.finalize(self, self._runner.close)
         # At the end of the process open sessions need not be closed.
         self._finalizer.atexit = False
@@ -453,7 +453,7 @@ class NativeSession(BaseSession):
 
 
 def _read_workers(options: SessionOptions) -> int:
-    text = options.entry("gpuexec.workers") or str(_MOST_WORKERS)
+    text = options.entry("gpuexec.workers") or str(_MAX_WORKERS)
     if not re.fullmatch(r"0*[1-9][0-9]{0,5}", text, re.ASCII):
         raise make_error(InvalidArgument, f"gpuexec.workers takes a number of 1 or more, got {text[:40]!r}.")
     return int(text)

@@ -40,12 +40,11 @@ class OrtValue:
 
     Made by its static methods and by sessions, or over another value. ``None`` is a value that is not there (yet).
     Wherever a method takes the name of a device and its ordinal, it takes an OrtDevice too.
+    ``backend``, ``tensor``, ``spec``, ``copy_to`` and ``wait`` are for sessions and bindings.
     """
 
     def __init__(self, data: Array | Tensor | OrtValue | None) -> None:
         self._data: Array | Tensor | None = data._data if isinstance(data, OrtValue) else data
-
-    # ---- making one
 
     @staticmethod
     def ortvalue_from_numpy(
@@ -138,8 +137,6 @@ class OrtValue:
                 spec, region, fence = taken
                 return OrtValue(wrap_region(backend, region, spec, "", stream, fence))
 
-    # ---- what it is
-
     def has_value(self) -> bool:
         """Return whether there is a value."""
         return self._data is not None
@@ -183,8 +180,6 @@ class OrtValue:
             return data._content.region.address
         return data.ctypes.data
 
-    # ---- its content
-
     def numpy(self) -> Array:
         """Return it as an array: on the CPU the same bytes, from other devices a copy that is waited for."""
         data = self._require()
@@ -208,8 +203,6 @@ class OrtValue:
                 raise make_error(BindingError, "The value is over an array that is read-only.")
             else:
                 np.copyto(mine, array)
-
-    # ---- for sessions and bindings
 
     @property
     def backend(self) -> Backend | None:

@@ -131,7 +131,7 @@ class Grid(NamedTuple):
     ranges: tuple[AllowedRange, ...] | None = None
 
 
-_MOST_FINDINGS = 64
+_MAX_FINDINGS = 64
 _FUNCTIONS = (
     ("gpuexec_launch", ctypes.c_int, (ctypes.POINTER(LaunchStruct),)),
     ("gpuexec_copy_arguments", ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)),
@@ -214,8 +214,8 @@ def run_grid(grid: Grid, schedule: Schedule) -> LaunchStruct:
         if load_runtime().gpuexec_launch(ctypes.byref(launch)):
             raise GridError(message.value.decode(errors="replace"), launch.fault_address)
         return launch
-    findings = (RawFinding * _MOST_FINDINGS)()
-    launch.findings, launch.finding_capacity = ctypes.addressof(findings), _MOST_FINDINGS
+    findings = (RawFinding * _MAX_FINDINGS)()
+    launch.findings, launch.finding_capacity = ctypes.addressof(findings), _MAX_FINDINGS
     if grid.ranges is not None:
         rows = [_RangeStruct(row.first, row.end, row.argument, row.is_written) for row in grid.ranges]
         ranges = (_RangeStruct * max(len(rows), 1))(*rows)

@@ -68,6 +68,9 @@ class AccessedBytes(NamedTuple):
 class Ordering:
     """The clocks of a device's streams, and the access history of its memory. Thread-safe.
 
+    Streams report to `open_timeline`, `add`, `add_graph`, `mark`, `wait`; the host to `see`, `check_host`, `free`,
+    `free_later`.
+
     Args:
         spaces: Live blocks of memory, by name of the memory.
         is_alive: Whether the device works: once it is lost, nothing uses its memory any more.
@@ -101,8 +104,6 @@ class Ordering:
     def close(self) -> None:
         """Stop checking; the caller has waited for all work."""
         self._is_on = False
-
-    # ---- what streams do
 
     def add(self, timeline: Timeline, operation: Operation) -> None:
         """Record an operation put on a stream.
@@ -159,8 +160,6 @@ class Ordering:
             for other in [other for other, tick in timeline.known.items() if other.seen >= tick]:
                 del timeline.known[other]
 
-    # ---- what the host does
-
     def see(self, mark: Clock) -> None:
         """Order what the host does from now on after a mark that it waited for, or saw done."""
         with self._lock:
@@ -209,8 +208,6 @@ class Ordering:
         """Note that a block is gone, from any garbage collection: the next call processes it."""
         if self._is_on:
             self._gone.append((address, is_checked, self._known_apart()))
-
-    # ---- private
 
     def _find_places(self, operation: Operation) -> list[AccessedBytes]:
         """Return the places in the device's allocations that an operation uses."""

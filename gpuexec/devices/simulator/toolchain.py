@@ -73,12 +73,12 @@ def find_compiler() -> Compiler:
     Raises:
         KernelError: There is none; the message says what to install.
     """
-    asked = knobs.cxx()
-    for name in (asked,) if asked else ("g++", "clang++"):
+    chosen = knobs.cxx()
+    for name in (chosen,) if chosen else ("g++", "clang++"):
         path = shutil.which(name)
         if path:
             return _describe(path)
-    missing = f"GPUEXEC_CXX names {asked!r}, which is not there" if asked else "neither g++ nor clang++ is there"
+    missing = f"GPUEXEC_CXX names {chosen!r}, which is not there" if chosen else "neither g++ nor clang++ is there"
     raise KernelError(f"The simulator needs a C++17 compiler and {missing}: apt-get install g++")
 
 

@@ -29,7 +29,7 @@ _LAPS_OPEN = 256
 
 
 class ProfileLog:
-    """Runs and events of a profiler, as a `phases.Witness` and for `RunProfile`. Any number of threads may use it.
+    """Runs and events of a profiler, as a `phases.EventReceiver` and for `RunProfile`. Thread-safe.
 
     Args:
         keep_runs: How many runs are remembered, the last ones.
@@ -54,7 +54,7 @@ class ProfileLog:
         # What is known of plans: the layers of a size, and the number of a plan; keys are held, so no id comes twice.
         self._sizes: OrderedDict[int, tuple[object, PlanLayers]] = OrderedDict()
         self._numbers: dict[int, tuple[object, int]] = {}
-        # Reentrant: a collection of garbage may give memory back, which is heard of, in the middle of a call.
+        # Reentrant: a collection of garbage may give memory back, which is recorded, in the middle of a call.
         self._lock = threading.RLock()
 
     @property
@@ -76,13 +76,13 @@ class ProfileLog:
         return runs
 
     def begin_phase(self, name: str, about: str, run: int = -1) -> object:
-        """Hear that a phase begins; see `gpuexec.system.phases`."""
+        """Record that a phase begins; see `gpuexec.system.phases`."""
         if self._ranges is not None:
             self._ranges.push(f"{name} {about}" if about else name)
         return _Begun(name, about, run, self.read_ms())
 
     def end_phase(self, begun: object) -> None:
-        """Hear that it is over."""
+        """Record that it is over."""
         assert isinstance(begun, _Begun)
         if self._ranges is not None:
             self._ranges.pop()
@@ -243,7 +243,7 @@ class RunProfile:
         return advance_layers
 
     def add_host_layer(self, layer: Layer, took_ms: float) -> None:
-        """Hear that the host has computed a layer."""
+        """Record that the host has computed a layer."""
         now = self.log.read_ms()
         lap = Lap(None, None, now - took_ms, took_ms)
         thread = self.log.name_thread()
@@ -266,11 +266,11 @@ class RunProfile:
         self.log.backlog.add(self)
 
     def begin_phase(self, name: str, about: str) -> object:
-        """Hear that a phase of the run begins; see `gpuexec.system.phases`."""
+        """Record that a phase of the run begins; see `gpuexec.system.phases`."""
         return self.log.begin_phase(name, about, self.number)
 
     def end_phase(self, begun: object) -> None:
-        """Hear that it is over."""
+        """Record that it is over."""
         self.log.end_phase(begun)
 
     def note_moment(self, name: str, about: str, nbytes: int, took_ms: float) -> None:
@@ -396,11 +396,11 @@ class Backlog:
     """Runs whose event times are read as they finish, so that events do not pile up while nobody asks.
 
     Args:
-        most: How many runs it knows; older ones keep their events until they are forgotten or asked for.
+        max_runs: How many runs it keeps; older ones keep their events until they are forgotten or asked for.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_runs: int) -> None:
+        self._max_runs = max_runs
         self._runs: dict[int, RunProfile] = {}
         # Reentrant, for the reason of the profiler's lock.
         self._lock = threading.RLock()
@@ -410,7 +410,7 @@ class Backlog:
         """Add a run that is about to have events, or has further ones."""
         with self._lock:
             self._runs[run.number] = run
-            if len(self._runs) > self._most:
+            if len(self._runs) > self._max_runs:
                 del self._runs[min(self._runs)]
 
     def settle_done(self) -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _NOTHING = contextlib.nullcontext()
 _RUNS_KEPT = 1000
-# Events that stand for a wait of the host nobody asked for, by the names `gpuexec.execution.resources.syncs` tells
-# them under.
+# Events that stand for a wait of the host nobody asked for, by the names that `gpuexec.execution.resources.syncs`
+# gives them.
 SYNCS = ("host read", "host wait", "host call")
 
 
@@ -40,6 +40,9 @@ class Profiler:
     ``Module``); but not a Replay's. A run that is profiled is put on its stream as launches, layer by layer, and not as
     a graph; what would run side by side runs one after the other. Nothing is waited for before rows are asked for. Any
     number of threads may use it.
+
+    Rows: `rows`, `runs`, `events`, `memory`, `count_syncs`, `summarise`, `find_total`; all of these wait for the
+    submitted runs. Printed and exported: `table`, `to_dataframe`, `save_tsv`, `save_chrome_trace`.
 
     Args:
         keep_runs: How many runs are remembered, the last ones.
@@ -73,8 +76,6 @@ class Profiler:
 
     def __repr__(self) -> str:
         return f"Profiler({self._log.count} runs)"
-
-    # ---- results; all of these wait for the submitted runs
 
     def rows(self) -> tuple[LayerRow, ...]:
         """Wait for all runs and return their layers, in the order they were issued."""
@@ -117,8 +118,6 @@ class Profiler:
         """
         return find_total(self.rows(), prefix, skip)
 
-    # ---- printed and exported
-
     def table(self, by: str = "layer", *, skip: int = 0, limit: int | None = 40) -> None:
         """Print the summary as a table by rich, up to ``limit`` rows (None: all)."""
         tables.print_summary(self.summarise(by, skip=skip), by, limit)
@@ -154,12 +153,12 @@ def find_log(own: Profiler | None) -> ProfileLog | None:
     """Return the log of who profiles what begins now: of ``own``, else of the context's profiler; mostly None."""
     if own is not None:
         return own._log
-    witness = phases.find_witness()
-    if witness is None:
+    receiver = phases.find_receiver()
+    if receiver is None:
         return None
-    if isinstance(witness, RunProfile):
-        return witness.log
-    return witness if isinstance(witness, ProfileLog) else None
+    if isinstance(receiver, RunProfile):
+        return receiver.log
+    return receiver if isinstance(receiver, ProfileLog) else None
 
 
 def watching(log: ProfileLog | None, name: str) -> contextlib.AbstractContextManager[None]:
@@ -169,5 +168,5 @@ def watching(log: ProfileLog | None, name: str) -> contextlib.AbstractContextMan
 
 @contextlib.contextmanager
 def _watch(log: ProfileLog, name: str) -> Iterator[None]:
-    with phases.witnessed_by(log), phases.phase(name):
+    with phases.send_events_to(log), phases.phase(name):
         yield

@@ -55,7 +55,7 @@ def print_table(console: Console, table: Table, spare: Sequence[str] = ()) -> No
     titles = [str(column.header) for column in numbers]
     order = [*spare, *(title for title in reversed(titles) if title not in spare)]
     left_out = []
-    while order and _measure_least(console, table) > console.width:
+    while order and _measure_minimum(console, table) > console.width:
         title = order.pop(0)
         table.columns = [column for column in table.columns if column.header != title]
         left_out.append(title)
@@ -68,5 +68,5 @@ def print_table(console: Console, table: Table, spare: Sequence[str] = ()) -> No
         )
 
 
-def _measure_least(console: Console, table: Table) -> int:
+def _measure_minimum(console: Console, table: Table) -> int:
     return console.measure(table, options=console.options.update(max_width=_FILE_COLUMNS)).minimum

@@ -335,7 +335,7 @@ def _find_ends(plan: Plan, graph: Graph, specs: Mapping[str, TensorSpec]) -> dic
         spec = specs[port.name]
         if spec.dtype != port.spec.dtype or len(spec.shape) != len(port.spec.shape):
             return None
-        if any(have > most for have, most in zip(spec.shape, port.spec.shape, strict=True)):
+        if any(have > largest for have, largest in zip(spec.shape, port.spec.shape, strict=True)):
             return None
         # What planning read then, it shall read now: the same content gives the same plan.
         ends[port.name] = spec if port.name in reads and spec.shape == port.spec.shape else port.spec

@@ -15,14 +15,14 @@ from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.value_location import ValueLocation
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.system.phases import witnessed_by
+from gpuexec.system.phases import send_events_to
 
 _NOTHING = contextlib.nullcontext()
 
 
 def following(profile: RunProfile | None) -> AbstractContextManager[None]:
     """Return a context whose phases go to a run's profile, if it has one."""
-    return _NOTHING if profile is None else witnessed_by(profile)
+    return _NOTHING if profile is None else send_events_to(profile)
 
 
 def profile_run(prepared: PreparedRun, log: ProfileLog, model: str, stream: Stream, memory_usage: MemoryUsage) -> None:

@@ -117,8 +117,6 @@ class StateBinder:
         self.state._begin(carried, prepared.run._fence)
         self.state._note({memory.input: given[memory.input].spec for memory, _, _ in self._rows})
 
-    # ---- parts
-
     def _find(self, memory: Memory, without: Fence | None) -> Carried | None:
         """Return what a memory holds, its shape known."""
         while (held := self.state._find(memory.input, without)) is not None and not held.place.has_spec:

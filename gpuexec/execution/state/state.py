@@ -52,6 +52,8 @@ class State:
 
     A run's results become the state once the run is wholly on its stream; one that fails or is given up changes
     nothing. A state belongs to one caller at a time, as a Worker does.
+
+    Contents: `get`, `set`, `reset`, `seed`. Copies: `snapshot` and `restore`, `fork`. Files: `save`, `load`.
     """
 
     def __init__(self, model: Model, backend: Backend, start: StateEntry | None = None) -> None:
@@ -62,11 +64,9 @@ class State:
         self._lock = threading.RLock()
         self._specs: dict[str, TensorSpec] = {}
 
-    # ---- what users do
-
     @property
     def memories(self) -> tuple[Memory, ...]:
-        """The memories, their shapes known as far as runs told them."""
+        """The memories, their shapes known as far as runs have shown them."""
         known = self._specs
         return tuple([with_extents(m, known[m.input].shape) if m.input in known else m for m in self._model.memories])
 
@@ -94,7 +94,7 @@ class State:
                     return held.array.copy()
                 return fetch(self._backend, held.place, held.fence, held.cache, held.owner)
             except GpuexecError:
-                # What the run raised it tells its caller; the state is what it was before.
+                # What the run raised it raises to its caller; the state is what it was before.
                 if not has_failed(held.fence):
                     raise
         return np.zeros(self._find_start(memory).shape, memory.dtype)
@@ -199,8 +199,6 @@ class State:
     def __repr__(self) -> str:
         return f"State({'; '.join(map(str, self.memories))}, on {self._backend.device.name})"
 
-    # ---- what engines do
-
     def _find(self, name: str, without: Fence | None = None, *, is_committed: bool = False) -> Carried | None:
         """Return what a memory holds, as far as is known now; None: nothing.
 
@@ -237,8 +235,6 @@ class State:
         if known is not None:
             return known.with_shape(tuple([0 if n == memory.axis else e for n, e in enumerate(known.shape)]))
         return find_initial_specs(self._model.graph, [memory], self._model.dims, {})[memory.input]
-
-    # ---- parts
 
     def _find_memory(self, name: str | None) -> Memory:
         memories = self._model.memories

@@ -320,10 +320,10 @@ def nanmin(a: Any, axis: Axes = None, keepdims: bool = False) -> SymbolicArray:
     return _choose_not_nan(min, np.inf, a, axis, keepdims)
 
 
-def _choose_not_nan(function: Any, least: float, a: Any, axis: Axes, keepdims: bool) -> SymbolicArray:
+def _choose_not_nan(function: Any, lowest: float, a: Any, axis: Axes, keepdims: bool) -> SymbolicArray:
     array = as_symbolic(a)
     if array.dtype.kind in "iub":
         return function(array, axis, keepdims)  # type: ignore[no-any-return]
     is_none = isnan(array)
-    found = function(choose(is_none, least, array), axis, keepdims)
+    found = function(choose(is_none, lowest, array), axis, keepdims)
     return choose(all(is_none, axis, keepdims), np.nan, found)

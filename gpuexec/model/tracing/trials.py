@@ -148,7 +148,7 @@ class Trials:
             first, second, small, _ = self._specs_of(each) if each is not None else (None,) * 4
             if first is not None and second is not None and small is not None:
                 axes = zip(first.shape, second.shape, small.shape, strict=True)
-                doubtful |= {one for one, other, least in axes if one == other != least}
+                doubtful |= {one for one, other, small_extent in axes if one == other != small_extent}
         for each in node.outputs:
             first, second, *_ = self._specs_of(each) if each is not None else (None,) * 4
             if each is not None and first is not None and second is not None:

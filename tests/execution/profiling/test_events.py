@@ -118,7 +118,7 @@ def test_a_moment_begins_as_long_ago_as_it_took() -> None:
     clock = Clock()
     profiler = gx.Profiler(clock=clock)
     clock.ms = 12.0
-    with phases.witnessed_by(profiler._log):
+    with phases.send_events_to(profiler._log):
         phases.note("copy", "of something", nbytes=3, took_ms=5.0)
     (row,) = profiler.events()
     assert (row.name, row.about, row.nbytes, round(row.start_ms or 0.0, 9), row.duration_ms) == (
@@ -136,7 +136,7 @@ def test_a_phase_that_fails_ends_and_nobody_hears_what_nobody_observes() -> None
         raise ValueError("inner")
     with phases.phase("unheard"):
         phases.note("unheard", "")
-    assert [row.name for row in profiler.events()] == ["outer"] and phases.find_witness() is None
+    assert [row.name for row in profiler.events()] == ["outer"] and phases.find_receiver() is None
 
 
 class Nvtx(ModuleType):

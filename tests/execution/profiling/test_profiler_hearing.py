@@ -62,13 +62,13 @@ def test_threads_may_be_in_one_profiler_at_once_and_leave_in_any_order() -> None
         with profiler:
             inside.set()
             outside.wait(30)
-        left.append(phases.find_witness())
+        left.append(phases.find_receiver())
 
     with profiler:
         thread = threading.Thread(target=hold)
         thread.start()
         assert inside.wait(30)
-    assert phases.find_witness() is None
+    assert phases.find_receiver() is None
     outside.set()
     thread.join()
     assert left == [None]
