@@ -52,7 +52,7 @@ _HOMES = {
     "gpuexec.execution.debugging.bisecting": ("bisect",),
     "gpuexec.execution.debugging.measuring": ("GapReport", "GapRow", "measure_gap"),
     "gpuexec.execution.debugging.verdict": ("Verdict",),
-    "gpuexec.execution.inspection.finding": ("NonFinite",),
+    "gpuexec.execution.inspection.nonfinite": ("NonFinite",),
     "gpuexec.execution.inspection.gaps": ("Gap", "gap_of"),
     "gpuexec.execution.inspection.statistics": ("Statistics",),
     "gpuexec.execution.runs.inspection": ("Inspection",),

@@ -34,9 +34,9 @@ from gpuexec.execution.images.converter import ImageConverter as ImageConverter
 from gpuexec.execution.images.converter import to_image as to_image
 from gpuexec.execution.images.converter import to_tensor as to_tensor
 from gpuexec.execution.images.transform import ImageTransform as ImageTransform
-from gpuexec.execution.inspection.finding import NonFinite as NonFinite
 from gpuexec.execution.inspection.gaps import Gap as Gap
 from gpuexec.execution.inspection.gaps import gap_of as gap_of
+from gpuexec.execution.inspection.nonfinite import NonFinite as NonFinite
 from gpuexec.execution.inspection.statistics import Statistics as Statistics
 from gpuexec.execution.profiling.complexity import count_work as count_work
 from gpuexec.execution.profiling.profiler import Profiler as Profiler

@@ -10,8 +10,8 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from gpuexec.cli.extents import array_of
 from gpuexec.cli.feeds import add_arguments
+from gpuexec.cli.free_dims import array_of
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.cli.array_arguments import load_array, split_key
-from gpuexec.cli.extents import check_named, choose, list_free
+from gpuexec.cli.free_dims import check_named, choose, list_free
 from gpuexec.cli.leaves import read_json
 from gpuexec.devices.backend import BackendType
 from gpuexec.errors import InputError

@@ -15,7 +15,7 @@ from gpuexec.cli.operator_examples import find_examples
 from gpuexec.cli.operator_types import AcceptedTypes, list_accepted_types
 from gpuexec.errors import InputError
 from gpuexec.execution.profiling.terminal import open_console, print_table
-from gpuexec.importer.nodes import upgrade_node
+from gpuexec.importer.node_reader import upgrade_node
 from gpuexec.importer.versions import OperatorVersions, list_forms
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.operator import Operator, decomposition_for, find_operator, operator_names, qualified, upgraded_names

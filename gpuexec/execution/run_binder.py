@@ -12,8 +12,8 @@ from gpuexec.execution.resources.frames import Frame, Lease, ReservedOutput
 from gpuexec.execution.results.content import Content
 from gpuexec.execution.results.place import Place
 from gpuexec.execution.results.tensor import Tensor
-from gpuexec.execution.runs.binding import count_copied_bytes, count_host_bytes
 from gpuexec.execution.runs.execution_context import ExecutionContext
+from gpuexec.execution.runs.input_binding import count_copied_bytes, count_host_bytes
 from gpuexec.execution.runs.inputs import DeviceArray, GivenInput, HostArray, check_sources, with_room
 from gpuexec.execution.runs.inspection import Inspection
 from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_memory_needs

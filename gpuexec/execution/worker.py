@@ -33,7 +33,7 @@ from gpuexec.execution.state.state import State
 from gpuexec.execution.weights.alike import take_weights
 from gpuexec.importer.read import Source
 from gpuexec.ir.plan import Plan
-from gpuexec.model.editing.weights import WeightSource
+from gpuexec.model.editing.weight_replacement import WeightSource
 from gpuexec.model.loading import load
 from gpuexec.model.model import Model, check_process
 from gpuexec.model.outputs import Outputs

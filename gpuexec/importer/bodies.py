@@ -18,7 +18,7 @@ from gpuexec.importer.order import describe_node, sort_nodes
 from gpuexec.ir.graphs import Graph, Value, take_free
 
 if TYPE_CHECKING:
-    from gpuexec.importer.nodes import NodeReader
+    from gpuexec.importer.node_reader import NodeReader
 
 # Names of the graph attributes by operator; no other operator has any.
 BODIES: Mapping[str, tuple[str, ...]] = {

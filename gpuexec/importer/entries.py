@@ -17,7 +17,7 @@ from gpuexec.ir.graphs import Value
 from gpuexec.ir.spec import DeclaredSpec
 
 if TYPE_CHECKING:
-    from gpuexec.importer.nodes import NodeReader
+    from gpuexec.importer.node_reader import NodeReader
 
 
 def read_constants(graph: onnx.GraphProto, reader: NodeReader, problems: Problems) -> None:

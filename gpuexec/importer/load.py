@@ -19,10 +19,10 @@ from gpuexec.importer.entries import read_constants, read_inputs, read_outputs
 from gpuexec.importer.expand import expand_functions, infer_types
 from gpuexec.importer.gradients import bind_gradients
 from gpuexec.importer.header import ModelHeader, read_header
-from gpuexec.importer.nodes import NodeReader
+from gpuexec.importer.node_reader import NodeReader
 from gpuexec.importer.order import list_nodes, sort_nodes
 from gpuexec.importer.origin import ExternalData
-from gpuexec.importer.outputs import choose_outputs
+from gpuexec.importer.output_selection import choose_outputs
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.read import Source, open_model
 from gpuexec.importer.schemas import NEWEST_OPSET, OLDEST_OPSET, check_opset

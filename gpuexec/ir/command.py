@@ -15,7 +15,7 @@ from gpuexec.ir.spec import TensorSpec
 
 # The address that every buffer starts at a multiple of, wherever it is bound, in bytes: the longest word that a kernel
 # reads or writes at once. Lowerings choose words by the offsets of slots alone, so what callers give is copied where it
-# starts elsewhere (`gpuexec.execution.resources.alignment`). On a device without kernels an element is the longest
+# starts elsewhere (`gpuexec.execution.resources.aligned_copy`). On a device without kernels an element is the longest
 # word.
 BUFFER_ALIGNMENT = 16
 

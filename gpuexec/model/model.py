@@ -15,9 +15,9 @@ from gpuexec.importer.load import ImportedModel
 from gpuexec.importer.save import save_graph
 from gpuexec.ir.graphs import Array, Graph, walk
 from gpuexec.ir.plan import Plan
-from gpuexec.model.editing import choosing, joining, naming
+from gpuexec.model.editing import choosing, concatenation, renaming
 from gpuexec.model.editing.editable_model import EditableModel, apply_load_passes, make_editable
-from gpuexec.model.editing.weights import WeightSource, read_weights, replace_weights
+from gpuexec.model.editing.weight_replacement import WeightSource, read_weights, replace_weights
 from gpuexec.model.ports import make_input, make_output
 from gpuexec.model.state_spec import Memory, bind_pairs, make_memory
 from gpuexec.passes import AT_PLAN, Pass, compress
@@ -138,7 +138,7 @@ class Model:
         Raises:
             InputError: There is none of that name, or two would have one.
         """
-        return self._edit(naming.rename(self._editable(), names))
+        return self._edit(renaming.rename(self._editable(), names))
 
     def bind(self, dims: DeclaredDims) -> Model:
         """Return this model with dimensions fixed (``{"batch": 1}``) or bounded, as by ``dims`` of `load`.
@@ -146,9 +146,9 @@ class Model:
         Raises:
             InputError: There is no such dimension, or its value is no extent or range.
         """
-        return self._edit(naming.bind(self._editable(), dims))
+        return self._edit(renaming.bind(self._editable(), dims))
 
-    def prepend(self, other: Model, connections: joining.Connections | None = None) -> Model:
+    def prepend(self, other: Model, connections: concatenation.Connections | None = None) -> Model:
         """Return this model with another one in front, whose outputs are its inputs: pre-processing.
 
         Outputs of the other that nothing takes are outputs behind this model's. Where both have a name, this model's
@@ -164,7 +164,7 @@ class Model:
         """
         return self._join(other, connections, is_behind=False)
 
-    def append(self, other: Model, connections: joining.Connections | None = None) -> Model:
+    def append(self, other: Model, connections: concatenation.Connections | None = None) -> Model:
         """Return this model with another one behind, whose inputs are its outputs: post-processing.
 
         The other's outputs come first, then those of this model that nothing takes. Where both have a name, this
@@ -242,17 +242,17 @@ class Model:
             AccessError: The file can't be written.
         """
         fixed = {name: bound for name, bound in self.dims.items() if isinstance(bound, int)}
-        graph = naming.fix_dims(self._editable().graph, fixed)
+        graph = renaming.fix_dims(self._editable().graph, fixed)
         save_graph(
             graph, path, self.info, external_data=external_data, allow_custom=allow_custom, keep_sources=keep_sources
         )
 
-    def _join(self, other: Model, connections: joining.Connections | None, *, is_behind: bool) -> Model:
+    def _join(self, other: Model, connections: concatenation.Connections | None, *, is_behind: bool) -> Model:
         """Return this model with another one behind or in front."""
         if not isinstance(other, Model):
             raise InputError(f"Expected a model to join {self.graph.name!r} with, got a {type(other).__name__}.")
         first, second = (self, other) if is_behind else (other, self)
-        editable = joining.join(first._editable(), second._editable(), connections, keeps_first=is_behind)
+        editable = concatenation.join(first._editable(), second._editable(), connections, keeps_first=is_behind)
         return self._edit(editable, self.disabled_passes | other.disabled_passes)
 
     def _editable(self) -> EditableModel:

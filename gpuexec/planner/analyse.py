@@ -19,7 +19,7 @@ from gpuexec.ir.apply import infer_specs
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.plan import KeptOnHost, Read
 from gpuexec.ir.spec import TensorSpec, is_host_object
-from gpuexec.planner.content import HOST_VALUE_LIMIT, are_same, content_key
+from gpuexec.planner.content_key import HOST_VALUE_LIMIT, are_same, content_key
 from gpuexec.planner.evaluate import compute_node, frozen
 
 Array = np.ndarray[Any, Any]

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from gpuexec.ir.graphs import Array, Graph, Node, Value, list_needed
-from gpuexec.planner.trace import HostTrace, Traces
+from gpuexec.planner.host_trace import HostTrace, Traces
 
 
 @dataclass(slots=True)

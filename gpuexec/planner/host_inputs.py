@@ -12,7 +12,7 @@ from gpuexec.errors import GpuexecError, NeedsHostValue
 from gpuexec.ir.apply import infer_specs
 from gpuexec.ir.graphs import Node, Value
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.planner.content import HOST_VALUE_LIMIT
+from gpuexec.planner.content_key import HOST_VALUE_LIMIT
 
 
 def list_host_inputs(node: Node, specs: Mapping[Value, TensorSpec], need: NeedsHostValue) -> dict[int, str]:

@@ -19,7 +19,7 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.analyse import Analysis
 from gpuexec.planner.caches import Caches
-from gpuexec.planner.content import content_key, is_same_spec
+from gpuexec.planner.content_key import content_key, is_same_spec
 from gpuexec.planner.emitter import NodeEmitter
 from gpuexec.planner.host_fallback import lacks_kernel
 from gpuexec.planner.unpacked_plan import Effects, UnpackedBuffer, UnpackedPlan, dense, move_effects

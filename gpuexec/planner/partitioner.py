@@ -22,8 +22,8 @@ from gpuexec.planner.branches import Branches
 from gpuexec.planner.divide import Sorting, divide
 from gpuexec.planner.host_fallback import explain_call, is_of_host, lacks_kernel
 from gpuexec.planner.host_inputs import list_host_inputs
+from gpuexec.planner.host_trace import HostTrace
 from gpuexec.planner.partition import HostRead, Partition
-from gpuexec.planner.trace import HostTrace
 
 _INDICES = np.dtype(np.int64)
 # Operators whose outputs are never larger than their first input, along any axis.

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import GpuexecError, UnsupportedError
+from gpuexec.execution.resources.exchange_pool import ExchangePool
 from gpuexec.execution.resources.frames import Frame
-from gpuexec.execution.resources.pool import ExchangePool
 from gpuexec.execution.resources.syncs import SyncLog
 from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.host_transfers import HostTransfers

@@ -16,7 +16,7 @@ from gpuexec.devices.working_here import waking_deferred, working_here
 from gpuexec.errors import InputError, OutOfMemoryError, StateError
 from gpuexec.execution.engine import Engine
 from gpuexec.execution.profiling.profiler import Profiler
-from gpuexec.execution.resources.alignment import find_alignment
+from gpuexec.execution.resources.aligned_copy import find_alignment
 from gpuexec.execution.resources.caller_stream import open_stream
 from gpuexec.execution.resources.exclusive_caller import is_interrupt
 from gpuexec.execution.resources.unclosed import warn_unless_closed
@@ -29,7 +29,7 @@ from gpuexec.execution.runs.run import Run, Step
 from gpuexec.execution.state.state import State
 from gpuexec.execution.weights.alike import take_weights
 from gpuexec.ir.spec import TensorSpec, is_host_object, name_dtype
-from gpuexec.model.editing.weights import WeightSource
+from gpuexec.model.editing.weight_replacement import WeightSource
 from gpuexec.model.model import Model, check_process
 from gpuexec.model.outputs import Outputs
 from gpuexec.model.ports import ModelPort

@@ -18,7 +18,7 @@ from gpuexec.execution.resources.syncs import SyncLog
 from gpuexec.execution.results.arenas import view_region, wrap_region
 from gpuexec.execution.results.readback import ReadbackRequest
 from gpuexec.execution.results.tensor import Tensor
-from gpuexec.execution.runs.binding import bind_device, bind_object, count_copied_bytes
+from gpuexec.execution.runs.input_binding import bind_device, bind_object, count_copied_bytes
 from gpuexec.execution.runs.inputs import DeviceArray, GivenInput, HostArray
 from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.value_location import ValueLocation

@@ -10,9 +10,9 @@ from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import ByteArray, MemoryBlock, Region, Stream, align
 from gpuexec.errors import InputError, OutOfMemoryError
 from gpuexec.execution.resources.claims import Claim, claim, claim_part
+from gpuexec.execution.resources.exchange_pool import ExchangePool
 from gpuexec.execution.resources.frames import Frame, RunCounter
 from gpuexec.execution.resources.memory import Allocate, Arena, BorrowedMemory
-from gpuexec.execution.resources.pool import ExchangePool
 from gpuexec.execution.resources.syncs import SyncLog
 from gpuexec.execution.results.arenas import allocate_by, refuse_by, take_memory
 from gpuexec.execution.runs.memory_limit import MemoryLimit

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpuexec.devices.device import align
 from gpuexec.errors import GpuexecError, StateError
-from gpuexec.execution.resources.pool import ExchangePool
+from gpuexec.execution.resources.exchange_pool import ExchangePool
 from gpuexec.execution.runs.plan_cache import restore
 from gpuexec.ir.graphs import Graph
 from gpuexec.ir.plan import Plan

@@ -17,7 +17,7 @@ from gpuexec.execution.results.arenas import make_bytes
 from gpuexec.execution.runs.memory_limit import MemoryLimit
 from gpuexec.execution.state.state import State
 from gpuexec.importer.read import Source
-from gpuexec.model.editing.weights import WeightSource, find_weights, read_weights
+from gpuexec.model.editing.weight_replacement import WeightSource, find_weights, read_weights
 from gpuexec.model.loading import load
 from gpuexec.model.model import Model, exchange_weights
 from gpuexec.program.building import build_contents, check_named

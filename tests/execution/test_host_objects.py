@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.execution.runs.binding import count_host_bytes
+from gpuexec.execution.runs.input_binding import count_host_bytes
 from gpuexec.execution.runs.inputs import HostArray
 from gpuexec.ir.spec import STRING, TensorSpec
 from tests.model.objects import BACKENDS, INPUTS, MIXED, ONE, TWO, WORDS, are_equal, check_everywhere, parse, run_on

@@ -207,7 +207,7 @@ ALLOWED = {
     ("system/atomic_file.py", "os.fdopen"),
     ("system/atomic_file.py", "os.replace"),
     ("devices/kernels/kernel_cache.py", "open"),  # a lock, always empty
-    ("devices/simulator/cache.py", "open"),  # a lock, always empty
+    ("devices/simulator/object_cache.py", "open"),  # a lock, always empty
     ("cli/leaves.py", "np.savez"),  # to a file that `atomic_file` gives
 }
 WRITING = frozenset(

@@ -86,14 +86,14 @@ TESTS = {
 # Modules that import each other, whether on load or when called: only where what they read or trace is recursive.
 CIRCLES = (
     # A body is read by the functions that read the graph it stands in, and expands as that does.
-    *("importer.bodies importer.entries importer.expand importer.nodes",),
+    *("importer.bodies importer.entries importer.expand importer.node_reader",),
     # A traced array has methods that are traced functions, which return traced arrays.
     " ".join(
         f"model.tracing.{stem}"
         for stem in (
             *("activations", "assigning", "control", "creation", "dispatch", "drawing", "elementwise", "finding"),
             *("fn", "forward", "indexing", "joining", "members", "network", "nodes", "normalizing"),
-            *("norms", "products", "promotion", "recipes", "reducing", "scope", "selecting"),
+            *("norms", "matrix_products", "promotion", "recipes", "reducing", "scope", "selecting"),
             *("shaping", "signal", "symbolic", "tracer"),
         )
     ),

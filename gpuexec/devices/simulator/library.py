@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from gpuexec.devices.kernels.code_files import load_library
-from gpuexec.devices.simulator.compile import build_runtime
+from gpuexec.devices.simulator.compilation import build_runtime
 from gpuexec.errors import KernelError, OutOfMemoryError
 
 Order = Literal["forward", "reverse", "random"]

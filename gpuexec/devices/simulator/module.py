@@ -13,7 +13,7 @@ from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.kernels.code_files import load_library
 from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.devices.residency import check_residency, count_resident
-from gpuexec.devices.simulator.compile import BuiltObject, build_files
+from gpuexec.devices.simulator.compilation import BuiltObject, build_files
 from gpuexec.devices.simulator.findings import Finding, describe, read_findings
 from gpuexec.devices.simulator.library import (
     AllowedRange,

@@ -14,8 +14,8 @@ from typing import Any
 
 from gpuexec.devices.backend import Backend, BackendLike, BackendType, find_backend
 from gpuexec.errors import ClosedError, GpuexecError, InputError
-from gpuexec.execution.images.strided import StridedImage, look_at
-from gpuexec.execution.images.target import check_out, fill_host, open_target, show_bytes
+from gpuexec.execution.images.destination import check_out, fill_host, open_target, show_bytes
+from gpuexec.execution.images.strided_image import StridedImage, look_at
 from gpuexec.execution.images.transform import ImageTransform, make_step
 from gpuexec.execution.replay.replay import Replay
 from gpuexec.execution.resources.caller_stream import CallerStream

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.execution.images.options import take_dtype, take_mask, take_number, take_numbers, take_size
+from gpuexec.execution.images.transform_options import take_dtype, take_mask, take_number, take_numbers, take_size
 from gpuexec.importer.load import ImportedModel
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.spec import DeclaredSpec, Dim, TensorSpec, dtype_row

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import MemoryBlock, Region, Stream
 from gpuexec.errors import InputError
-from gpuexec.execution.replay.inputs import InputHome
 from gpuexec.execution.replay.replayable import Replayable
-from gpuexec.execution.resources.alignment import Move, find_alignment, is_aligned
+from gpuexec.execution.replay.staged_inputs import InputHome
+from gpuexec.execution.resources.aligned_copy import Move, find_alignment, is_aligned
 from gpuexec.execution.resources.frames import Frame
 from gpuexec.execution.resources.syncs import SyncLog
 from gpuexec.execution.results.arenas import take_memory

@@ -18,8 +18,8 @@ from gpuexec.devices.recording import LaunchRecording
 from gpuexec.errors import GpuexecError, InputError, StateError, as_failure
 from gpuexec.execution.engine import Engine
 from gpuexec.execution.replay.bindings import ReplayBindings, Staged
-from gpuexec.execution.replay.inputs import InputHome
 from gpuexec.execution.replay.replayable import Replayable, make_replayable
+from gpuexec.execution.replay.staged_inputs import InputHome
 from gpuexec.execution.resources.caller_stream import check_not_capturing, open_stream
 from gpuexec.execution.resources.exclusive_caller import ExclusiveCaller
 from gpuexec.execution.resources.fence import Fence, settle_stream

@@ -11,7 +11,7 @@ from gpuexec.devices.device import MemoryBlock, Region, Stream
 from gpuexec.devices.transfers import Transfers
 from gpuexec.errors import ClosedError, OutOfMemoryError, StaleError, locate
 from gpuexec.execution.profiling.log import RunProfile
-from gpuexec.execution.resources.alignment import find_alignment, is_aligned
+from gpuexec.execution.resources.aligned_copy import find_alignment, is_aligned
 from gpuexec.execution.resources.fence import Fence
 from gpuexec.execution.resources.memory import Allocate
 from gpuexec.execution.resources.syncs import SyncLog

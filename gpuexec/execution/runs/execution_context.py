@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from gpuexec.devices.device import Stream
-from gpuexec.execution.resources.pool import ExchangePool
+from gpuexec.execution.resources.exchange_pool import ExchangePool
 from gpuexec.execution.resources.syncs import SyncLog
 from gpuexec.execution.runs.comparing import Comparer
 from gpuexec.execution.runs.host_transfers import HostTransfers

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import MemoryBlock, Region, Stream, begin_host_read, begin_host_write
-from gpuexec.execution.resources.pool import ExchangePool
+from gpuexec.execution.resources.exchange_pool import ExchangePool
 from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.value_location import ValueLocation
 from gpuexec.ir.geometry import round_up

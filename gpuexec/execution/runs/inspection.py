@@ -11,8 +11,8 @@ from typing import Any
 from gpuexec.devices.completion import Completion
 from gpuexec.errors import InputError, NonFiniteError, StateError
 from gpuexec.execution.inspection.exposing import BINS, Exposed, ExposedValue
-from gpuexec.execution.inspection.finding import NonFinite, find_nonfinite, judge_host_node
 from gpuexec.execution.inspection.inspector import Inspector
+from gpuexec.execution.inspection.nonfinite import NonFinite, find_nonfinite, judge_host_node
 from gpuexec.execution.inspection.statistics import Array, Reducer, Statistics, read_words, reduce_with
 from gpuexec.execution.resources.fence import Fence
 from gpuexec.execution.runs.host_transfers import Fetch, HostTransfers

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.devices.device import ALIGNMENT, Region, Stream
-from gpuexec.execution.resources.pool import ExchangePool, Lent
+from gpuexec.execution.resources.exchange_pool import ExchangePool, Lent
 from gpuexec.execution.runs.value_location import ValueLocation
 from gpuexec.ir.spec import TensorSpec, is_host_object
 

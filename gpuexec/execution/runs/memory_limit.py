@@ -16,9 +16,9 @@ import numpy as np
 
 from gpuexec.devices.device import MemoryBlock
 from gpuexec.errors import InputError, OutOfMemoryError
+from gpuexec.execution.resources.exchange_pool import ExchangePool
 from gpuexec.execution.resources.frames import Frame
 from gpuexec.execution.resources.memory import Allocate, Arena
-from gpuexec.execution.resources.pool import ExchangePool
 from gpuexec.execution.resources.weights import Weights
 from gpuexec.ir.plan import Plan, Role
 from gpuexec.planner.layout import describe_largest

@@ -12,8 +12,8 @@ from functools import partial
 
 from gpuexec.devices.device import Device, Event, Recording, Region, Stream
 from gpuexec.errors import GpuexecError, OutOfMemoryError, locate
-from gpuexec.execution.resources.alignment import Move, find_alignment, is_aligned
-from gpuexec.execution.resources.pool import Lent
+from gpuexec.execution.resources.aligned_copy import Move, find_alignment, is_aligned
+from gpuexec.execution.resources.exchange_pool import Lent
 from gpuexec.execution.runs.comparing import Comparison
 from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.inspection import Inspection

@@ -9,13 +9,13 @@ from typing import Protocol
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import Stream
 from gpuexec.devices.graph_cache import GraphCache
+from gpuexec.execution.resources.exchange_pool import ExchangePool
 from gpuexec.execution.resources.frames import Frame, RunCounter
 from gpuexec.execution.resources.memory import Arena
 from gpuexec.execution.resources.memory_usage import MemoryUsage
-from gpuexec.execution.resources.pool import ExchangePool
 from gpuexec.execution.resources.syncs import SyncLog
 from gpuexec.execution.resources.weights import Weights
-from gpuexec.execution.runs.binding import InputBinder
+from gpuexec.execution.runs.input_binding import InputBinder
 from gpuexec.execution.runs.inputs import GivenInput
 from gpuexec.execution.runs.memory_limit import MemoryLimit
 from gpuexec.execution.runs.prepared_run import PreparedRun

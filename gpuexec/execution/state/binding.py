@@ -8,8 +8,8 @@ from functools import partial
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import Stream
 from gpuexec.errors import GpuexecError, InputError
+from gpuexec.execution.resources.exchange_pool import ExchangePool
 from gpuexec.execution.resources.fence import Fence
-from gpuexec.execution.resources.pool import ExchangePool
 from gpuexec.execution.resources.syncs import SyncLog
 from gpuexec.execution.results.place import Place
 from gpuexec.execution.runs.inputs import DeviceArray, GivenInput, HostArray, check_ports

@@ -12,8 +12,8 @@ import numpy as np
 
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import Stream, begin_host_read
+from gpuexec.execution.resources.exchange_pool import Lent
 from gpuexec.execution.resources.fence import Fence
-from gpuexec.execution.resources.pool import Lent
 from gpuexec.execution.results.place import Place
 from gpuexec.ir.spec import TensorSpec
 

@@ -22,7 +22,7 @@ from gpuexec.execution.state.bytes import fetch
 from gpuexec.execution.state.carried import Carried, StateEntry, has_failed, skip_failed
 from gpuexec.execution.state.seeds import begin_keys, check_seed
 from gpuexec.execution.state.values import take_value
-from gpuexec.importer.outputs import shorten
+from gpuexec.importer.output_selection import shorten
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.model.editing.named_data import safetensors_dtype
 from gpuexec.model.initial_state import find_initial_specs

@@ -9,7 +9,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import Array, Graph, walk
 from gpuexec.ir.operator import describe
-from gpuexec.model.editing.weights import WeightSource
+from gpuexec.model.editing.weight_replacement import WeightSource
 from gpuexec.model.model import Model, exchange_weights
 from gpuexec.system.mapped import read_content
 

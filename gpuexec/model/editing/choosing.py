@@ -10,7 +10,7 @@ from gpuexec.importer.tensors import refine
 from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.spec import DeclaredSpec, TensorSpec, is_container
 from gpuexec.model.editing.editable_model import EditableModel
-from gpuexec.model.editing.values import exchange, find_values, keep_needed
+from gpuexec.model.editing.value_edits import exchange, find_values, keep_needed
 from gpuexec.model.state_spec import Memory
 from gpuexec.planner.analyse import ShapeInference
 

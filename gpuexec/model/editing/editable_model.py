@@ -13,7 +13,7 @@ import numpy as np
 
 from gpuexec.ir.graphs import Array, Graph, Value, check
 from gpuexec.ir.spec import is_host_object
-from gpuexec.model.editing.values import exchange
+from gpuexec.model.editing.value_edits import exchange
 from gpuexec.model.initial_state import bind_shapes
 from gpuexec.model.state_spec import Memory, bind_pairs, make_memory
 from gpuexec.ops.tensor.append import Append

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError, ModelError, abridge
-from gpuexec.importer.outputs import shorten
+from gpuexec.importer.output_selection import shorten
 from gpuexec.importer.read import open_model
 from gpuexec.importer.tensors import UnsupportedFormError, to_array
 from gpuexec.ir.graphs import Array

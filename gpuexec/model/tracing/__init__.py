@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from gpuexec.model.tracing import fn
-from gpuexec.model.tracing.program import graph
+from gpuexec.model.tracing.array_program import graph
 from gpuexec.model.tracing.symbolic import SymbolicArray
 
 __all__ = ["SymbolicArray", "fn", "graph"]

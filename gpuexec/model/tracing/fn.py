@@ -20,10 +20,10 @@ from gpuexec.model.tracing import (
     finding,
     indexing,
     joining,
+    matrix_products,
     network,
     normalizing,
     norms,
-    products,
     reducing,
     selecting,
     shaping,
@@ -39,10 +39,10 @@ from gpuexec.model.tracing.finding import *
 from gpuexec.model.tracing.forward import forward
 from gpuexec.model.tracing.indexing import *
 from gpuexec.model.tracing.joining import *
+from gpuexec.model.tracing.matrix_products import *
 from gpuexec.model.tracing.network import *
 from gpuexec.model.tracing.normalizing import *
 from gpuexec.model.tracing.norms import *
-from gpuexec.model.tracing.products import *
 from gpuexec.model.tracing.reducing import *
 from gpuexec.model.tracing.selecting import *
 from gpuexec.model.tracing.shaping import *
@@ -61,7 +61,7 @@ __all__ += joining.__all__
 __all__ += network.__all__
 __all__ += normalizing.__all__
 __all__ += norms.__all__
-__all__ += products.__all__
+__all__ += matrix_products.__all__
 __all__ += reducing.__all__
 __all__ += selecting.__all__
 __all__ += shaping.__all__

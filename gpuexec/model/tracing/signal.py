@@ -10,7 +10,7 @@ from gpuexec.errors import InputError
 from gpuexec.model.tracing.creation import arange
 from gpuexec.model.tracing.elementwise import cos, not_equal, subtract
 from gpuexec.model.tracing.joining import stack
-from gpuexec.model.tracing.products import matmul
+from gpuexec.model.tracing.matrix_products import matmul
 from gpuexec.model.tracing.promotion import BOOL, FLOAT32, as_symbolic, cast
 from gpuexec.model.tracing.shaping import as_int, expand_dims, extent, find_axis
 from gpuexec.model.tracing.symbolic import SymbolicArray

@@ -19,8 +19,8 @@ from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.ml.forest import Aggregate, Forest
 from gpuexec.ops.ml.forest_host import HostForest, prepare_forest
-from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT32, THREADS, as_rows, count_rows, show_as
 from gpuexec.ops.ml.scores import ScorePostprocessing
+from gpuexec.ops.ml.table_operator import DOUBLE, FLOAT, INT32, THREADS, as_rows, count_rows, show_as
 
 SOURCE = "trees.cu"
 instantiate(SOURCE, [f"{kernel}<{real}>" for kernel in ("find_leaves", "sum_votes") for real in ("float", "double")])

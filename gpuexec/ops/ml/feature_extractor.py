@@ -10,7 +10,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.ml.prepared import INT64, NUMBERS
+from gpuexec.ops.ml.table_operator import INT64, NUMBERS
 from gpuexec.ops.tensor.gather import Gather
 from gpuexec.ops.tensor.layout import reshaped
 

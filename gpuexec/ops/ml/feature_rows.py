@@ -18,7 +18,7 @@ from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
 from gpuexec.ops.ml.features import SOURCE
-from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, THREADS, as_rows, count_rows, show_as
+from gpuexec.ops.ml.table_operator import FLOAT, NUMBERS, THREADS, as_rows, count_rows, show_as
 
 _NORMS = ("MAX", "L1", "L2")  # as Norm of features.cu numbers them
 instantiate(SOURCE, ["normalize_features", "place_features"])

@@ -15,7 +15,7 @@ from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance,
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
-from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, NUMBERS, THREADS, show_as
+from gpuexec.ops.ml.table_operator import DOUBLE, FLOAT, NUMBERS, THREADS, show_as
 
 SOURCE = "features.cu"
 instantiate(SOURCE, [f"scale_features<{real}>" for real in ("float", "double")])

@@ -14,7 +14,7 @@ from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT32, INT64, THREADS, TableOperator, freeze_arrays
+from gpuexec.ops.ml.table_operator import DOUBLE, FLOAT, INT32, INT64, THREADS, TableOperator, freeze_arrays
 from gpuexec.ops.reduce.sort import sort_keys
 from gpuexec.ops.tensor.shape import Literal, from_literal
 

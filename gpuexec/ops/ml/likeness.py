@@ -12,8 +12,8 @@ from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter
-from gpuexec.ops.ml.prepared import FLOAT, THREADS, show_as
 from gpuexec.ops.ml.scores import ScorePostprocessing
+from gpuexec.ops.ml.table_operator import FLOAT, THREADS, show_as
 
 SOURCE = "svm.cu"
 _TILE = 32  # kTile of svm.cu

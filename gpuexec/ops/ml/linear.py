@@ -13,8 +13,8 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
 from gpuexec.ops.ml.likeness import Vectors, launch_likeness, lower_sums
-from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, TableOperator, as_rows, count_rows
 from gpuexec.ops.ml.scores import LabelRule, Pair, ScorePostprocessing, choose_pair, find_transform
+from gpuexec.ops.ml.table_operator import FLOAT, NUMBERS, TableOperator, as_rows, count_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
 from gpuexec.ir.spec import MAP, SEQUENCE, STRING, TensorSpec, is_container
 from gpuexec.ops.elementwise.elementwise_cast import convert
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.ml.prepared import FLOAT, INT64
+from gpuexec.ops.ml.table_operator import FLOAT, INT64
 
 _CASTS = {"TO_FLOAT": FLOAT, "TO_STRING": STRING, "TO_INT64": INT64}
 _FORMS = ("DENSE", "SPARSE")

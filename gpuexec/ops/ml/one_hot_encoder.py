@@ -15,7 +15,7 @@ from gpuexec.ops.elementwise.elementwise_cast import convert
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.ml.features import SOURCE, launch_elements
-from gpuexec.ops.ml.prepared import FLOAT, INT64, NUMBERS, show_as
+from gpuexec.ops.ml.table_operator import FLOAT, INT64, NUMBERS, show_as
 
 instantiate(SOURCE, ["mark_category"])
 

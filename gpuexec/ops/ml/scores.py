@@ -18,7 +18,7 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import dtype_row
-from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, INT64, THREADS
+from gpuexec.ops.ml.table_operator import DOUBLE, FLOAT, INT64, THREADS
 
 SOURCE = "scores.cu"
 _PAIRS = ((FLOAT, FLOAT), (FLOAT, np.dtype(np.float16)), (DOUBLE, DOUBLE), (DOUBLE, FLOAT))

@@ -11,9 +11,9 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
 from gpuexec.ops.ml.likeness import Vectors, launch_likeness, lower_sums, read_vectors
-from gpuexec.ops.ml.pairs import Pairs, read_pairs
-from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, TableOperator, as_rows, count_rows, read_numbers
+from gpuexec.ops.ml.one_vs_one import Pairs, read_pairs
 from gpuexec.ops.ml.scores import LabelRule, Pair, ScorePostprocessing, Transform, choose_pair, find_transform
+from gpuexec.ops.ml.table_operator import FLOAT, NUMBERS, TableOperator, as_rows, count_rows, read_numbers
 
 
 @operator("SVMRegressor", "ai.onnx.ml")

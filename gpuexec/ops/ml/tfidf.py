@@ -15,7 +15,7 @@ from gpuexec.ir.spec import STRING, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.ml.ngrams import Grams, build_grams
-from gpuexec.ops.ml.prepared import FLOAT, INT32, INT64, TableOperator, as_rows
+from gpuexec.ops.ml.table_operator import FLOAT, INT32, INT64, TableOperator, as_rows
 
 SOURCE = "tfidf.cu"
 _THREADS = 256  # kThreads of tfidf.cu

@@ -12,8 +12,8 @@ from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.ensemble import Ensemble
 from gpuexec.ops.ml.forest import Aggregate, Nodes, Votes
-from gpuexec.ops.ml.prepared import DOUBLE, FLOAT, TableOperator, freeze_arrays
 from gpuexec.ops.ml.scores import ScorePostprocessing, Transform
+from gpuexec.ops.ml.table_operator import DOUBLE, FLOAT, TableOperator, freeze_arrays
 from gpuexec.ops.tensor.shape import Literal, from_literal
 
 _HALF = np.dtype(np.float16)

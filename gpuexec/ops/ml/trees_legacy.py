@@ -15,8 +15,8 @@ from gpuexec.ops.ml.ensemble import Ensemble, spread_base
 from gpuexec.ops.ml.forest import Aggregate
 from gpuexec.ops.ml.forest_legacy import LegacyNodes, LegacyVotes
 from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
-from gpuexec.ops.ml.prepared import FLOAT, NUMBERS, TableOperator, choose_floats, freeze_arrays
 from gpuexec.ops.ml.scores import LabelRule, Pair, ScorePostprocessing, choose_pair, find_transform
+from gpuexec.ops.ml.table_operator import FLOAT, NUMBERS, TableOperator, choose_floats, freeze_arrays
 from gpuexec.ops.tensor.shape import Literal
 
 

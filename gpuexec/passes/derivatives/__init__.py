@@ -11,7 +11,7 @@ from __future__ import annotations
 from gpuexec.passes.derivatives.curves import CURVE_PARTS, CURVES
 from gpuexec.passes.derivatives.folds import FOLD_PARTS, FOLDS
 from gpuexec.passes.derivatives.moves import MOVES, OF_ALL_OUTPUTS
-from gpuexec.passes.derivatives.norms import NORM_PARTS
+from gpuexec.passes.derivatives.normalizations import NORM_PARTS
 from gpuexec.passes.derivatives.pairs import PAIRS
 from gpuexec.passes.derivatives.products import PRODUCT_PARTS, PRODUCTS
 from gpuexec.passes.derivatives.tape import Parts, Rule, Tape

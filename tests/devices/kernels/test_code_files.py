@@ -17,7 +17,7 @@ from gpuexec.devices.kernels import code_files
 from gpuexec.devices.kernels.code_files import load_library, make_folder, open_code, private_folder, read_code
 from gpuexec.devices.kernels.kernel_cache import KernelCache
 from gpuexec.devices.kernels.nvrtc import CompiledKernel, Cubin
-from gpuexec.devices.simulator.cache import ObjectCache, is_whole
+from gpuexec.devices.simulator.object_cache import ObjectCache, is_whole
 from gpuexec.devices.simulator.toolchain import find_compiler
 
 CUBIN = Cubin("a.cu", b"\x7fELF image", (CompiledKernel("k", "k", 1, 0, 0, 0),), "")

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuexec.devices.simulator import compile as compile_module
+from gpuexec.devices.simulator import compilation
 from gpuexec.devices.simulator.library import Schedule
 from gpuexec.devices.simulator.module import SimulatorFunction, load_file
 from gpuexec.devices.simulator.toolchain import find_compiler
@@ -29,7 +29,7 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
     if request.param == "any machine's":
         compiler = replace(compiler, machine_flags=())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compile_module, "find_compiler", lambda: compiler)
+        patch.setattr(compilation, "find_compiler", lambda: compiler)
         return load_file(FOLDER / "intrinsics.cu", TABLE["intrinsics.cu"])
 
 

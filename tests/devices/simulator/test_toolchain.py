@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuexec.devices.simulator.cache import ObjectCache
-from gpuexec.devices.simulator.compile import build_file
+from gpuexec.devices.simulator.compilation import build_file
 from gpuexec.devices.simulator.library import load_runtime
 from gpuexec.devices.simulator.module import load_file
+from gpuexec.devices.simulator.object_cache import ObjectCache
 from gpuexec.devices.simulator.symbols import find_missing, list_undefined
 from gpuexec.devices.simulator.toolchain import find_compiler
 from gpuexec.errors import KernelError

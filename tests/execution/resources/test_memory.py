@@ -15,10 +15,10 @@ from gpuexec.devices.backend import Backend, open_backend
 from gpuexec.devices.device import Region
 from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.errors import OutOfMemoryError
+from gpuexec.execution.resources.exchange_pool import Lent
 from gpuexec.execution.resources.fence import Fence, when_all_issued
 from gpuexec.execution.resources.frames import Frame, Lease, Readers, RunCounter, SharedRunCount
 from gpuexec.execution.resources.memory import Arena, BorrowedMemory
-from gpuexec.execution.resources.pool import Lent
 from gpuexec.ir.instances import kernel_table
 from tests.model.small_models import CPU, affine, expect_affine, hold, make_tracer, ramp, trace, two_layers
 
@@ -259,11 +259,11 @@ def test_uploads_go_together() -> None:
 LENT_AT_EXIT = """
 import os
 import gpuexec as gx
-from gpuexec.execution.resources import pool
+from gpuexec.execution.resources import exchange_pool
 from gpuexec.devices.backend import open_backend
 
 backend = open_backend(gx.BackendType.CPU)
-os.lent = pool, pool.ExchangePool(backend, backend.device.create_stream()).lend(100)
+os.lent = exchange_pool, exchange_pool.ExchangePool(backend, backend.device.create_stream()).lend(100)
 """
 
 

@@ -16,7 +16,7 @@ import pytest
 import gpuexec as gx
 from gpuexec.cli import main
 from gpuexec.devices.backend import Backend
-from gpuexec.execution.resources.pool import ExchangePool
+from gpuexec.execution.resources.exchange_pool import ExchangePool
 from gpuexec.ir.plan import Role
 from tests.model.small_models import affine, expect_affine, ramp, trace, two_layers
 from tests.model.staged_models import MODELS, inputs

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from gpuexec.ir.graphs import Array, Node, Value
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.analyse import ShapeInference
-from gpuexec.planner.content import HOST_VALUE_LIMIT
+from gpuexec.planner.content_key import HOST_VALUE_LIMIT
 
 # Pads have two entries for each axis, and few tensors more than eight axes.
 _MAX_EXTENTS = 16

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuexec.devices.simulator import cache as cache_module
-from gpuexec.devices.simulator import compile as compile_module
-from gpuexec.devices.simulator.cache import ObjectCache, is_whole
-from gpuexec.devices.simulator.compile import build_file, build_runtime
+from gpuexec.devices.simulator import compilation, object_cache
+from gpuexec.devices.simulator.compilation import build_file, build_runtime
+from gpuexec.devices.simulator.object_cache import ObjectCache, is_whole
 from gpuexec.devices.simulator.toolchain import find_compiler
 
 KERNEL = '#include "part.cuh"\nextern "C" __global__ void k(int* y) { y[0] = kValue; }\n'
@@ -78,7 +77,7 @@ def test_second_thread_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.M
             assert second_has_looked.wait(60)
         path.write_bytes(b"content")
 
-    monkeypatch.setattr(cache_module, "is_whole", look)
+    monkeypatch.setattr(object_cache, "is_whole", look)
     cache = ObjectCache(tmp_path)
     second = threading.Thread(target=lambda: cache.get("key", build), name="second")
     cache.get("key", build)
@@ -112,12 +111,12 @@ def test_whatever_decides_the_object_is_in_its_key(
         write_kernel(tmp_path / "b", value=2)
     elif change == "expressions":
         expressions = ["&k == nullptr ? k : k"]
-        monkeypatch.setattr(compile_module, "write_rows", lambda names: "\n// other rows\n")
+        monkeypatch.setattr(compilation, "write_rows", lambda names: "\n// other rows\n")
     elif change == "simulator":
-        monkeypatch.setattr(compile_module, "_hash_headers", lambda check: "another version")
+        monkeypatch.setattr(compilation, "_hash_headers", lambda check: "another version")
     else:
         other = replace(compiler, machine_flags=("-DX",)) if change == "flags" else replace(compiler, version="g++ 99")
-        monkeypatch.setattr(compile_module, "find_compiler", lambda: other)
+        monkeypatch.setattr(compilation, "find_compiler", lambda: other)
     assert build_file(path, expressions, cache).path != first
 
 
@@ -133,7 +132,7 @@ def test_two_processes_at_once_compile_once(tmp_path: Path) -> None:
     compiler.chmod(0o755)
     path = write_kernel(tmp_path / "kernels")
     script = (
-        "import sys; from pathlib import Path; from gpuexec.devices.simulator.compile import build_file\n"
+        "import sys; from pathlib import Path; from gpuexec.devices.simulator.compilation import build_file\n"
         "print('ready', flush=True); print(build_file(Path(sys.argv[1]), ['k']).path)"
     )
     environment = {**os.environ, "GPUEXEC_CXX": str(compiler), "GPUEXEC_CACHE_DIR": str(tmp_path / "cache")}

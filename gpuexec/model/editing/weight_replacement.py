@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.importer.outputs import shorten
+from gpuexec.importer.output_selection import shorten
 from gpuexec.ir.containers import to_strings
 from gpuexec.ir.graphs import Array, Graph, walk
 from gpuexec.ir.spec import name_dtype
 from gpuexec.model.editing.named_data import NamedDataMap
-from gpuexec.model.editing.values import exchange_bodies
+from gpuexec.model.editing.value_edits import exchange_bodies
 from gpuexec.system.mapped import find_source
 
 # Largest number of errors reported one by one.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuexec.errors import InputError
-from gpuexec.importer.outputs import shorten
+from gpuexec.importer.output_selection import shorten
 from gpuexec.ir.graphs import Graph, Value, bodies, list_needed, walk, with_bodies
 
 

@@ -10,7 +10,7 @@ from gpuexec.ir.graphs import Graph, Node, Value, take_free
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import DeclaredSpec, Dim, is_container
 from gpuexec.model.editing.editable_model import EditableModel
-from gpuexec.model.editing.values import copy_graph, exchange
+from gpuexec.model.editing.value_edits import copy_graph, exchange
 from gpuexec.planner.classes import DeclaredDims, fix_dim
 
 # Inputs of the second model by outputs of the first.

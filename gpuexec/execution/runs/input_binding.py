@@ -12,7 +12,7 @@ import numpy as np
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import ByteArray, MemoryBlock, Region, Stream, align, begin_host_write
 from gpuexec.errors import GpuexecError
-from gpuexec.execution.resources.alignment import find_alignment, is_aligned
+from gpuexec.execution.resources.aligned_copy import find_alignment, is_aligned
 from gpuexec.execution.resources.frames import Frame
 from gpuexec.execution.resources.memory import BorrowedMemory
 from gpuexec.execution.results.readback import ReadbackRequest

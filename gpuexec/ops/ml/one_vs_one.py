@@ -17,7 +17,7 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ops.ml.likeness import SOURCE
-from gpuexec.ops.ml.prepared import FLOAT, INT32, THREADS, read_numbers
+from gpuexec.ops.ml.table_operator import FLOAT, INT32, THREADS, read_numbers
 
 _MIN_PROBABILITY = np.float32(1e-7)  # kLeast of svm.cu
 _MAX_ROUNDS = 100  # kMostRounds of svm.cu

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import Graph, Value, take_free
 from gpuexec.model.editing.editable_model import EditableModel
-from gpuexec.model.editing.values import exchange
+from gpuexec.model.editing.value_edits import exchange
 from gpuexec.planner.classes import DeclaredDims, check_declared
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpuexec.devices.kernels.code_files import cache_folder
 from gpuexec.devices.kernels.kernel_source import flatten, kernels_dir
-from gpuexec.devices.simulator.cache import ObjectCache, make_key
+from gpuexec.devices.simulator.object_cache import ObjectCache, make_key
 from gpuexec.devices.simulator.rewrite import find_launch_bounds, rewrite_shared, strip_comments, write_rows
 from gpuexec.devices.simulator.toolchain import CHECK_FLAGS, KERNEL_FLAGS, RUNTIME_FLAGS, find_compiler
 from gpuexec.system import knobs
