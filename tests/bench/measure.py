@@ -82,7 +82,7 @@ class Bystanders:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether figures taken meanwhile may be believed."""
+        """True if other processes used little enough of the CPU for figures taken meanwhile to count."""
         return self.cores is None or self.cores <= QUIET
 
     def __str__(self) -> str:

@@ -25,7 +25,7 @@ class DeviceArray:
 
 
 class CudaStreamArray(DeviceArray):
-    """Gives DLPack, leaves the waiting to whoever reads, and says its stream."""
+    """Array that gives DLPack without waiting, and names its stream for the reader to wait on."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (dlpack.CUDA, 0)

@@ -33,7 +33,7 @@ _FINISHED = (0, 1)  # exit statuses of pytest: all passed, some failed
 
 
 class Launches:
-    """What plans launch: by kernel the threads of its largest block, dynamic shared memory, and the tests."""
+    """Launches of plans: by kernel the threads of its largest block, dynamic shared memory, and the tests."""
 
     def __init__(self) -> None:
         # By architecture the target with textures whose plans serve it too.

@@ -59,7 +59,7 @@ class Recorded:
         self.address = 0x10000
 
     def submit(self, *, moves: bool = True, **part: int) -> list[str]:
-        """Submit, with the input elsewhere if it moves; return what the tracer was told."""
+        """Submit, with the input elsewhere if it moves; return the calls made to the tracer."""
         self.address += 0x100 if moves else 0
         self.device.log.clear()
         self.recording.submit(self.stream, {INPUT: Region(TracerMemory(self.address, 256), 0, 256)}, **part)
@@ -106,9 +106,9 @@ def test_another_size_of_the_class_patches_the_graph() -> None:
 def test_more_patches_than_launches_are_worth_are_a_stream_of_launches(readers: int) -> None:
     recorded = Recorded(make_commands(COMMANDS, readers))
     for _ in range(8):
-        told = recorded.submit()
+        calls = recorded.submit()
     # 6 us and 1 for each node, beside 5 us and 0.4 for each of 20 launches: 7 nodes are worth it, 8 are not.
-    assert told == (["node"] * 7 + ["graph launch"] if readers == 7 else ["launch"] * COMMANDS)
+    assert calls == (["node"] * 7 + ["graph launch"] if readers == 7 else ["launch"] * COMMANDS)
 
 
 def test_stale_nodes_are_patched_once_the_size_stays() -> None:
@@ -116,11 +116,11 @@ def test_stale_nodes_are_patched_once_the_size_stays() -> None:
     recorded = Recorded()
     recorded.warm_up()
     recorded.recording.patch(make_commands(COMMANDS, 2, size=5))
-    told = [recorded.submit() for _ in range(7)]
-    streams = told.index(["node"] * COMMANDS + ["graph launch"])
-    assert told[:streams] == [["launch"] * COMMANDS] * streams
+    calls = [recorded.submit() for _ in range(7)]
+    streams = calls.index(["node"] * COMMANDS + ["graph launch"])
+    assert calls[:streams] == [["launch"] * COMMANDS] * streams
     assert streams == 4, "18 stale nodes, of which each stream after the first loses 5 us that would have paid for them"
-    assert told[streams + 1 :] == [["node", "node", "graph launch"]] * (6 - streams)
+    assert calls[streams + 1 :] == [["node", "node", "graph launch"]] * (6 - streams)
 
 
 def test_sizes_that_change_all_the_time_are_a_stream_of_launches() -> None:
@@ -193,12 +193,12 @@ def test_another_size_can_not_make_a_launch_cooperative() -> None:
         recorded.recording.patch(make_together())
 
 
-@pytest.mark.parametrize(("launch_us", "told"), [(0.4, "launch"), (3.0, "node")])
-def test_what_a_launch_costs_on_the_path_in_use_decides(launch_us: float, told: str) -> None:
+@pytest.mark.parametrize(("launch_us", "calls"), [(0.4, "launch"), (3.0, "node")])
+def test_what_a_launch_costs_on_the_path_in_use_decides(launch_us: float, calls: str) -> None:
     device = TracerDevice()
     device.launch_costs = replace(device.launch_costs, launch_us=launch_us)
     recorded = Recorded(make_commands(COMMANDS, 12), device=device)
-    assert [recorded.submit()[0] for _ in range(6)][-1] == told
+    assert [recorded.submit()[0] for _ in range(6)][-1] == calls
 
 
 def test_each_path_of_a_gpu_has_costs_of_its_own() -> None:
@@ -218,11 +218,11 @@ PATTERN = b"\x01\0\0\0\x02\0\0\0"
 
 def test_fill_that_can_not_be_patched_is_no_reason_to_make_a_graph_again_and_again() -> None:
     recorded = Recorded([Fill(window(INPUT, WIDE), PATTERN), *make_commands(COMMANDS - 1, 0)])
-    told = [recorded.submit() for _ in range(8)]
-    assert told == [["fill", *["launch"] * (COMMANDS - 1)]] * 8
+    calls = [recorded.submit() for _ in range(8)]
+    assert calls == [["fill", *["launch"] * (COMMANDS - 1)]] * 8
     for _ in range(4):
-        told = [recorded.submit(moves=False)]
-    assert told == [["graph launch"]], "once it stays where it is, a graph is worth it"
+        calls = [recorded.submit(moves=False)]
+    assert calls == [["graph launch"]], "once it stays where it is, a graph is worth it"
     assert recorded.submit()[0] == "fill"
     after = [recorded.submit(moves=False) for _ in range(60)]
     assert after[0][0] == "fill" and after[-1] == ["graph launch"]

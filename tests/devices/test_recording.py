@@ -24,7 +24,7 @@ ARENA, WEIGHTS, INPUT, OUTPUT = range(4)
 
 
 class Parameters(ctypes.Structure):
-    """What a kernel with these parameters would see, by the platform's own rules."""
+    """Parameters of a kernel, laid out by the platform's C compiler rules."""
 
     _fields_ = (
         ("flag", ctypes.c_bool),

@@ -42,7 +42,7 @@ class Slice:
 
 
 class Allocator:
-    """A user's allocator as CuPy's is: what is freed goes to who asks next, for whatever stream that one means it."""
+    """Allocator of a user, like CuPy's: freed memory serves the next request, whatever its stream."""
 
     def __init__(self, device: SimulatorDevice, nbytes: int = 1 << 20) -> None:
         self.block: MemoryBlock = device.allocate(nbytes)

@@ -213,7 +213,7 @@ def test_every_block_runs_and_gives_what_it_says(checkout: Path, capsys: pytest.
 
 @pytest.fixture
 def samples(checkout: Path) -> dict[str, Any]:
-    """What the samples begin with: the digits, as a model and a program."""
+    """Files that the samples begin with: the digits, as a model and a program."""
     digits = checkout / "examples" / "models" / "digits.onnx"
     shutil.copy(digits, "digits.onnx")
     gx.Program.build({"forward": gx.load(digits)}, shapes={"forward": {"image": ((1, 8), 1, 8, 8)}}).save("digits.gxp")

@@ -21,7 +21,7 @@ def random_graph(seed: int, nodes: int = 20) -> Graph:
     read: set[Value] = set()
 
     def choose(rows: list[tuple[Value, int]]) -> tuple[Value, int]:
-        """Choose mostly what nobody reads yet, which makes chains and joins; else anything, which makes forks."""
+        """Choose mostly values without readers, which makes chains and joins; else anything, which makes forks."""
         unread = [row for row in rows if row[0] not in read]
         row = rng.choice(unread if unread and rng.random() < 0.6 else rows)
         read.add(row[0])

@@ -270,7 +270,7 @@ CASES = (
 
 
 def put_on_device(array: Array, backend: gx.BackendType | Backend) -> gx.Tensor:
-    """Return a tensor with this content that nobody on the host knows."""
+    """Return a device tensor of this content, which the host does not know."""
     node = helper.make_node("Identity", ["x"], ["y"], name="pass")
     graph = helper.make_graph([node], "pass", [_declare("x", array, array.ndim)], [_declare("y", array, array.ndim)])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)

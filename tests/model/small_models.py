@@ -126,7 +126,7 @@ def gated(shape: Sequence[int | str] = ("n", 3)) -> tuple[gx.Model, int]:
 
 
 def make_tracer(**costs: float) -> Backend:
-    """Return a backend of its own that writes down what it is told, with some costs of launches other than its own."""
+    """Return the tracer as a backend of its own, with given launch costs."""
     device = TracerDevice()
     device.launch_costs = replace(device.launch_costs, **costs)
     return Backend(device, gx.BackendType.GPU_COMPUTE, "for a test")
@@ -154,7 +154,7 @@ def hold(stream: Any) -> threading.Event:
 def hold_worker(
     model: gx.Model, backend: Backend | None = None, **options: object
 ) -> tuple[gx.Worker, threading.Event]:
-    """Return a Worker, on the CPU unless told otherwise, whose stream is held."""
+    """Return a Worker, on the CPU by default, whose stream is held."""
     backend = backend or open_backend(CPU)
     stream = backend.device.create_stream()
     return gx.Worker(model, backend=backend, stream=stream, **options), hold(stream)  # type: ignore[arg-type]

@@ -80,7 +80,7 @@ def test_values_of_another_type_are_converted_first(checks: str, dtype: Any, of_
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_attention(checks: str, data: st.DataObject) -> None:
-    """What attention may be asked goes with all else it may be asked."""
+    """Any combination of attention's options agrees with the reference."""
 
     def draw(low: int, high: int) -> int:
         return data.draw(st.integers(low, high))

@@ -274,7 +274,7 @@ def test_negative_padding_of_a_transpose(checks: str) -> None:
     ],
 )
 def test_refuses(name: str, shapes: list[tuple[int, ...]], attributes: dict[str, Any], words: str) -> None:
-    """What does not fit is refused in words that say what was expected."""
+    """Inputs that do not fit are refused, with what was expected."""
     op = gx_operator.build(name, attributes)
     with pytest.raises(InputError, match=words):
         op.infer(*(TensorSpec(shape, np.dtype(np.float32)) for shape in shapes))

@@ -48,12 +48,12 @@ def test_operations_are_counted_or_said_to_have_no_formula(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_type_of_the_result_is_told_where_it_is_that_of_the_first_input(name: str) -> None:
-    """What keeps the type in every call in every type says so; whatever is told is so."""
+    """`find_dtype` names the result's type, and names it wherever that is always the first input's."""
     cls, kept = CLASSES[name], set()
     for op, inputs, made in list_variants(name):
         dtypes = [None if x is None else x.dtype for x in inputs]
-        told = op.find_dtype(dtypes)
-        assert told is None or told == made.dtype, f"{op} of {inputs}"
+        found = op.find_dtype(dtypes)
+        assert found is None or found == made.dtype, f"{op} of {inputs}"
         kept.add(bool(inputs) and inputs[0] is not None and inputs[0].dtype == made.dtype)
     if not issubclass(cls, Composite) and kept:
         assert cls.keeps_dtype == (kept == {True})
@@ -75,10 +75,10 @@ def test_nodes_told_to_do_nothing_give_their_input(name: str) -> None:
 
 
 def test_derivatives_are_those_of_the_rules() -> None:
-    told = {name: cls.derivative for name, cls in CLASSES.items()}
-    assert {name for name in told if told[name] is Derivative.RULE} == RULES.keys() | OF_ALL_OUTPUTS.keys()
-    of_parts = {name for name in told if decomposition_for(name) is not None and told[name] is not Derivative.ZERO}
-    assert {name for name in told if told[name] is Derivative.PARTS} == PARTS.keys() | of_parts
+    found = {name: cls.derivative for name, cls in CLASSES.items()}
+    assert {name for name in found if found[name] is Derivative.RULE} == RULES.keys() | OF_ALL_OUTPUTS.keys()
+    of_parts = {name for name in found if decomposition_for(name) is not None and found[name] is not Derivative.ZERO}
+    assert {name for name in found if found[name] is Derivative.PARTS} == PARTS.keys() | of_parts
     for name, cls in CLASSES.items():
         assert not cls.fixed_inputs or cls.derivative is Derivative.RULE, name
 

@@ -146,7 +146,7 @@ def test_resizing_is_that_of_the_reference(name: str, antialias: int) -> None:
 @pytest.mark.parametrize("antialias", [0, 1])
 @pytest.mark.parametrize("name", SIZES)
 def test_kernel_resizes_to_the_same_bits(checks: str, name: str, antialias: int) -> None:
-    """What is compared is kernel and ``compute``; that has been held against the reference."""
+    """Compares the kernel with ``compute``, which other tests compare with the reference."""
     image, tensor = make_image(2, 5, 7, 3), make_image(2, 3, 5, 7, dtype=np.float32)
     to_tensor = ImageToTensor(SIZES[name], (1, 0, 2), (1 / 255,), (-0.1,), origin="bottom_left", antialias=antialias)
     to_image = TensorToImage(SIZES[name], scale=(255.0,), antialias=antialias)

@@ -201,12 +201,12 @@ def test_multiply_takes_views(spoil: Any) -> None:
     ],
 )
 def test_refuses(name: str, shapes: list[tuple[int, ...]], dtypes: str, words: str) -> None:
-    """What does not fit is refused in words that say what was expected."""
+    """Inputs that do not fit are refused, with what was expected."""
     op = gx_operator.build(name, {})
     with pytest.raises(InputError, match=words):
         op.infer(*(TensorSpec(shape, np.dtype(code)) for shape, code in zip(shapes, dtypes, strict=True)))
 
 
 def test_accumulator_is_wide_for_halves() -> None:
-    """What the tolerance of these cases rests on."""
+    """The tolerance of these cases holds for sums in float32."""
     assert {accumulator(d) for d in HALVES} == {np.dtype(np.float32)}

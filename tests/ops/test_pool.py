@@ -208,7 +208,7 @@ def test_views(checks: str, case: Case) -> None:
 
 @pytest.mark.parametrize("case", BY_HAND, ids=lambda case: case.id)
 def test_maximum_worked_by_hand(checks: str, case: Case) -> None:
-    """What oracles disagree on is fixed here: ties, NaN, infinities, windows of padding."""
+    """Cases on which oracles disagree: ties, NaN, infinities, windows of padding."""
     run_case(case, checks)
 
 
@@ -248,6 +248,6 @@ def test_windows_are_reduced_in_as_many_passes_as_the_kernels_extents_add_up_to(
     ],
 )
 def test_refuses(op: str, shape: tuple[int, ...], dtype: Any, attributes: dict[str, Any], words: str) -> None:
-    """What does not fit is refused in words that say what was expected."""
+    """Inputs that do not fit are refused, with what was expected."""
     with pytest.raises(InputError, match=words):
         gx_operator.build(op, attributes).infer(TensorSpec(shape, np.dtype(dtype)))

@@ -380,7 +380,7 @@ def test_nearest_keeps_every_bit() -> None:
 def test_refuses(
     shape: tuple[int, ...], scales: list[float] | None, sizes: list[int] | None, attributes: dict[str, Any], words: str
 ) -> None:
-    """What does not fit is refused in words that say what was expected."""
+    """Inputs that do not fit are refused, with what was expected."""
     given = [None if v is None else TensorSpec.of(np.array(v, t)) for v, t in ((scales, np.float32), (sizes, np.int64))]
     with pytest.raises(InputError, match=words):
         gx_operator.build("Resize", attributes).infer(TensorSpec(shape, np.dtype(np.float32)), None, *given)

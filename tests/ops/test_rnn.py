@@ -188,7 +188,7 @@ def test_layers_by_equations(checks: str, case: Case) -> None:
 
 @pytest.mark.parametrize("op", sorted(GATES))
 def test_first_versions(checks: str, op: str) -> None:
-    """What attributes said in the first opsets is gone, or said right."""
+    """Attributes of the first opsets are dropped or replaced by later ones."""
     case = by_equations("first", op, (3, 2, 4, 5), "Bh")
     run_case(dataclasses.replace(case, opset=1, attributes={"output_sequence": 1, "hidden_size": 5}), checks)
 
@@ -196,7 +196,7 @@ def test_first_versions(checks: str, op: str) -> None:
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_layer(checks: str, data: st.DataObject) -> None:
-    """What a layer may have goes with all else it may have."""
+    """Any combination of a layer's options agrees with the reference."""
     op = data.draw(st.sampled_from(sorted(GATES)))
     direction = data.draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
     attributes: dict[str, Any] = {"direction": direction}
@@ -334,7 +334,7 @@ def test_no_steps_leave_the_initial_state(checks: str) -> None:
     ],
 )
 def test_refuses(attributes: dict[str, Any], change: dict[int, tuple[int, ...]], words: str) -> None:
-    """What does not fit is refused in words that say what was expected."""
+    """Inputs that do not fit are refused, with what was expected."""
     shapes: list[tuple[int, ...] | None] = [(5, 2, 4), (1, 12, 4), (1, 12, 3), None, None]
     for index, shape in change.items():
         shapes[index] = shape

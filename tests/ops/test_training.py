@@ -116,7 +116,7 @@ def test_update(checks: str, case: Case) -> None:
 
 
 def test_what_a_later_update_reads_is_not_updated_in_place() -> None:
-    """What the first update optimises is the gradient of the second, and nobody reads it afterwards."""
+    """The first update's result is the second's gradient, and has no other reader."""
     build_graph, given = GraphBuilder(), tensors("Momentum", [(5,), (5,)])
     arrays = {f"x{i}": x for i, x in enumerate(given)}
     x1, x2, g1, _, v1, v2 = (build_graph.node(build("Neg", {}), build_graph.input(name, 5)) for name in arrays)

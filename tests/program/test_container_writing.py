@@ -34,7 +34,7 @@ def test_what_was_read_is_written_alike(tmp_path: Path) -> None:
 
 
 class Jammed(io.RawIOBase):
-    """A file object that takes what it is told, or fails."""
+    """File object whose `write` returns or raises a given result."""
 
     def __init__(self, result: Any) -> None:
         super().__init__()

@@ -183,7 +183,7 @@ def test_file_is_closed_with_a_loader_that_nobody_closed(path: Path) -> None:
 
 
 class Odd(io.BytesIO):
-    """A file object that reads as told; ``seek`` gives nothing, as that of some does."""
+    """File object with given reads; ``seek`` gives nothing, as that of some does."""
 
     def __init__(self, result: Any) -> None:
         super().__init__(CONTENT)

@@ -217,7 +217,7 @@ def test_models_may_be_paths_and_bytes() -> None:
 
 @pytest.mark.long
 def test_plans_of_a_device_that_is_gone_are_no_others() -> None:
-    """Devices are told apart by their ids, which Python gives again."""
+    """Devices are distinguished by their ids, which Python reuses."""
     program = build(CPU)
     for number in range(40):
         backend = Backend(TracerDevice(("sm_80", "sm_90")[number % 2]), gx.BackendType.GPU_COMPUTE, "for a test")

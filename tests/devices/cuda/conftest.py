@@ -28,7 +28,7 @@ def standin() -> Iterator[Standin]:
 
 @pytest.fixture(params=[False, True], ids=["raw_kernel", "packed"])
 def packed(request: pytest.FixtureRequest) -> Any:
-    """How kernels are launched."""
+    """Launch form: CuPy's RawKernel, or packed arguments."""
     return request.param
 
 

@@ -17,7 +17,7 @@ EVER_US = 1e12
 
 
 class Waited:
-    """An event of the stand-in that counts who asked it and who blocked on it, and gives the statuses it is told."""
+    """Event of the stand-in that counts queries and waits, and returns given statuses."""
 
     def __init__(self, device: CudaDevice, standin: Standin, statuses: list[int]) -> None:
         self.polls = self.blocks = 0

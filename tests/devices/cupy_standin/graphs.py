@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GraphNode:
-    """What one node does on a stream, the handles of the nodes it waits for, and whether its blocks run all at once."""
+    """Node of a graph: its work on a stream, the handles it depends on, and whether its launch is cooperative."""
 
     def __init__(self, run: Any, before: list[int], cooperative: bool = False) -> None:
         self.run, self.before, self.cooperative = run, before, cooperative

@@ -23,7 +23,7 @@ class Device:
 
 
 class Stream:
-    """A stream of the stand-in that a subclass names; of its own, or somebody else's."""
+    """A stream of the stand-in that a subclass names; of its own, or another package's."""
 
     _standin: Standin
 

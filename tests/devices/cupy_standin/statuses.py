@@ -25,7 +25,7 @@ class CUDADriverError(RuntimeError):
 
 
 class NoMemory(MemoryError):
-    """What CuPy's pool raises."""
+    """Out-of-memory error of CuPy's pool."""
 
 
 class Handles:

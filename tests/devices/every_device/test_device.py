@@ -75,7 +75,7 @@ def test_copies_bring_bytes_there_and_back(device: Device) -> None:
 
 @on_answering
 def test_copies_move_their_own_bytes_alone(device: Device) -> None:
-    """Whatever a device moves at a time: bytes before and behind stay."""
+    """Bytes before and behind a copy stay, however many bytes a device moves at a time."""
     stream, expected = device.create_stream(), np.arange(200, dtype=np.uint8)
     memory = upload(device, stream, expected)
     for first, count in ((5, 3), (30, 21), (64, 16), (199, 1)):

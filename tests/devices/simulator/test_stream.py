@@ -95,7 +95,7 @@ def test_forgotten_wait_reads_poison_and_a_wait_cures_it(unchecked: SimulatorDev
 
 
 class _Watched(threading.Event):
-    """A point that says when somebody has begun to wait for it."""
+    """Point of a stream that reports when a wait for it has begun."""
 
     def __init__(self, point: threading.Event, begun: threading.Event) -> None:
         super().__init__()

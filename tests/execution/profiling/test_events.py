@@ -140,7 +140,7 @@ def test_a_phase_that_fails_ends_and_nobody_hears_what_nobody_observes() -> None
 
 
 class Nvtx(ModuleType):
-    """What CuPy has by that name: ranges begun and ended."""
+    """Stand-in for cupy.cuda.nvtx, which keeps the ranges begun and ended."""
 
     def __init__(self) -> None:
         super().__init__("cupy.cuda.nvtx")

@@ -20,7 +20,7 @@ on_both = pytest.mark.parametrize("type", [CPU, SIMULATOR], ids=["cpu", "simulat
 
 
 class Buffer:
-    """Device memory of somebody else's, without a stream: its owner orders what is done with it."""
+    """Device memory of another owner, without a stream: its owner orders what is done with it."""
 
     def __init__(self, backend: Backend, spec: TensorSpec) -> None:
         self.backend, self.spec = backend, spec
@@ -54,7 +54,7 @@ class ShiftedBuffer(Buffer):
 
 
 class StreamBuffer(Buffer):
-    """Device memory of somebody else's that says on which stream it is written."""
+    """Device memory of another owner that says on which stream it is written."""
 
     def __init__(self, backend: Backend, spec: TensorSpec) -> None:
         super().__init__(backend, spec)
@@ -73,8 +73,8 @@ def read(made: dict[str, gx.Tensor], name: str = "y") -> Array:
     return made[name].readback_and_clone()
 
 
-def told(backend: Backend) -> list[Any]:
-    """Return what the tracer was told since the last call."""
+def take_calls(backend: Backend) -> list[Any]:
+    """Return the calls made to the tracer since the last look."""
     assert isinstance(backend.device, TracerDevice)
     rows = [row[0] for row in backend.device.log]
     backend.device.log.clear()

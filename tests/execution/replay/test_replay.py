@@ -9,7 +9,7 @@ from onnx import helper
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from tests.devices.opening import make_simulator
-from tests.execution.replay.replaying import SIMULATOR, on_both, read, told
+from tests.execution.replay.replaying import SIMULATOR, on_both, read, take_calls
 from tests.execution.runs.test_graphs_in_use import branches, expect_branches
 from tests.model.small_models import CPU, affine, expect_affine, make_model, make_tracer, ramp, two_inputs, two_layers
 from tests.system.features.held import holding
@@ -61,9 +61,9 @@ def test_neighbours_from_the_host_go_in_one_copy_and_what_lies_between_stays() -
     with gx.Worker(model, backend=backend) as worker:
         replay = worker.record([x, 2 * x, 3 * x])
         for names, copies in (("abc", 1), ("ab", 1), ("ac", 2), ("b", 1)):
-            told(backend)
+            take_calls(backend)
             replay.submit(dict.fromkeys(names, x))
-            assert told(backend).count("copy_to_device") == copies
+            assert take_calls(backend).count("copy_to_device") == copies
 
 
 def test_input_recorded_by_its_shape_is_given_first() -> None:
@@ -111,17 +111,17 @@ def test_next_submission_waits_on_the_stream_for_readers() -> None:
 def test_replay_is_a_graph_at_once() -> None:
     backend = make_tracer()
     with gx.Worker(affine(), backend=backend) as worker:
-        told(backend)
+        take_calls(backend)
         replay = worker.record(ramp(2, 3))
-        assert replay.has_graph and told(backend).count("graph") == 1
+        assert replay.has_graph and take_calls(backend).count("graph") == 1
         replay.submit()
-        assert told(backend) == ["graph launch", "record"]
+        assert take_calls(backend) == ["graph launch", "record"]
         replay.submit(ramp(2, 3))
-        assert told(backend) == ["copy_to_device", "graph launch", "record"]
+        assert take_calls(backend) == ["copy_to_device", "graph launch", "record"]
         worker.run(ramp(2, 3))
-        told(backend)
+        take_calls(backend)
         replay.close()
-        assert told(backend) == ["close graph"]
+        assert take_calls(backend) == ["close graph"]
 
 
 def test_device_without_graphs_replays_all_the_same() -> None:

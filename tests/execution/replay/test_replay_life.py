@@ -13,7 +13,7 @@ from gpuexec.devices.backend import Backend
 from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.devices.simulator.operations import Operation
 from tests.devices.opening import make_simulator
-from tests.execution.replay.replaying import SIMULATOR, on_both, read, told
+from tests.execution.replay.replaying import SIMULATOR, on_both, read, take_calls
 from tests.model.small_models import CPU, GATES, affine, expect_affine, gated, make_tracer, ramp, two_layers
 from tests.system.features.held import holding
 
@@ -58,12 +58,12 @@ def test_replay_that_is_dropped_gives_its_graph_back() -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         held = [worker.record(ramp(2, 3))]
         watch = weakref.ref(held[0])
-        told(backend)
+        take_calls(backend)
         with pytest.warns(
             ResourceWarning, match=r"A Replay of 'small', made at .*test_replay_life.py:.* was never closed"
         ):
             _drop(held)
-        assert watch() is None and told(backend) == ["close graph"]
+        assert watch() is None and take_calls(backend) == ["close graph"]
         pinned = backend.staging.nbytes
         backend.staging.trim()
         assert backend.staging.nbytes < pinned, "its pinned blocks are nobody's"

@@ -9,7 +9,7 @@ import gpuexec as gx
 from gpuexec.devices.backend import Backend, open_backend
 from gpuexec.devices.recorder.tracer import TracerEvent
 from tests.devices.opening import make_simulator
-from tests.execution.replay.replaying import SIMULATOR, Buffer, StreamBuffer, float32, on_both, read, told
+from tests.execution.replay.replaying import SIMULATOR, Buffer, StreamBuffer, float32, on_both, read, take_calls
 from tests.execution.runs.test_graphs_in_use import branches, expect_branches
 from tests.model.small_models import affine, expect_affine, make_tracer, ramp, two_layers
 from tests.system.features.held import holding
@@ -58,11 +58,11 @@ def test_pending_tensor_of_the_same_stream_takes_no_event(monkeypatch: pytest.Mo
         replay = worker.record((2, 3))
         monkeypatch.setattr(TracerEvent, "is_done", lambda self: False)
         here, there = worker.schedule(ramp(2, 3)).peek_output(), other.schedule(ramp(2, 3)).peek_output()
-        told(backend)
+        take_calls(backend)
         replay.submit(here)
-        assert told(backend) == ["node", "graph launch", "record"]
+        assert take_calls(backend) == ["node", "graph launch", "record"]
         replay.submit(there)
-        assert told(backend) == ["wait", "node", "graph launch", "record"]
+        assert take_calls(backend) == ["wait", "node", "graph launch", "record"]
         monkeypatch.undo()
 
 

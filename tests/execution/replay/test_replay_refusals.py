@@ -13,7 +13,7 @@ import tests.ops.operators  # noqa: F401 (registers NoKernel)
 from gpuexec.devices.backend import open_backend
 from gpuexec.devices.recorder.tracer import TracerStream
 from gpuexec.ir.spec import TensorSpec
-from tests.execution.replay.replaying import SIMULATOR, Buffer, float32, on_both, read, told
+from tests.execution.replay.replaying import SIMULATOR, Buffer, float32, on_both, read, take_calls
 from tests.model.small_models import CPU, affine, expect_affine, make_tracer, ramp
 
 
@@ -96,9 +96,9 @@ def test_capture_holds_the_commands_alone(monkeypatch: pytest.MonkeyPatch) -> No
     with gx.Worker(affine(), backend=backend) as worker:
         replay = worker.record(x)
         monkeypatch.setattr(TracerStream, "is_capturing", lambda self: True)
-        told(backend)
+        take_calls(backend)
         made = replay.submit()["y"]
-        assert told(backend) == ["launch"] * 3
+        assert take_calls(backend) == ["launch"] * 3
         with pytest.raises(gx.StateError, match="was captured"):
             made.readback_and_clone()
         for given in ({"inputs": ramp(2, 3)}, {"outputs": {"y": None}}):
@@ -108,7 +108,7 @@ def test_capture_holds_the_commands_alone(monkeypatch: pytest.MonkeyPatch) -> No
             worker.record(x)
         monkeypatch.undo()
         replay.submit()
-        assert told(backend)[-2:] == ["graph launch", "record"]
+        assert take_calls(backend)[-2:] == ["graph launch", "record"]
 
 
 def test_capture_without_an_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def backend() -> Backend:
 
 
 def shifted(backend: Backend, array: Array, shift: int) -> ShiftedBuffer:
-    """Return a filled array of somebody else's, some elements past an aligned address."""
+    """Return a filled array of another package, some elements past an aligned address."""
     buffer = ShiftedBuffer(backend, TensorSpec(array.shape, array.dtype), shift)
     stream = backend.device.create_stream()
     buffer.write(stream, array)
@@ -51,7 +51,7 @@ def shifted(backend: Backend, array: Array, shift: int) -> ShiftedBuffer:
 
 
 def content(buffer: ShiftedBuffer) -> Array:
-    """Return what an array of somebody else's holds; the work on it is done."""
+    """Return the content of another package's array, whose work is done."""
     stream = buffer.backend.device.create_stream()
     array = buffer.read(stream)
     stream.synchronize()
@@ -154,7 +154,7 @@ def test_inputs_that_loops_take_by_rows(backend: Backend) -> None:
 
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_replay(backend: Backend, shift: int) -> None:
-    """Both ends, in every submission; inputs are read anew, and outputs written where they were told to lie."""
+    """Both ends, in every submission; inputs are read anew, and outputs written to their bound memory."""
     device, y = backend.device, ShiftedBuffer(backend, float32(*SHAPE), shift)
     stream = device.create_stream()
     x = ShiftedBuffer(backend, float32(*SHAPE), shift)

@@ -24,7 +24,7 @@ X = ramp(64, 3)
 
 @pytest.fixture(params=["cpu", "simulator"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """A backend of its own, so that nobody else's memory is counted."""
+    """A backend of its own, so that no other memory is counted."""
     if request.param == "cpu":
         return Backend(CpuDevice(), CPU, "for a test")
     return Backend(SimulatorDevice(list_kernels), SIMULATOR, "for a test")

@@ -137,10 +137,10 @@ def test_cancelled_request_is_done_and_raises() -> None:
     with worker:
         y = worker.schedule(x).peek_output()
         request = y.readback_request()
-        told: list[gx.ReadbackRequest] = []
-        request.add_done_callback(told.append)
+        called: list[gx.ReadbackRequest] = []
+        request.add_done_callback(called.append)
         assert request.cancel() and not request.cancel()
-        assert request.is_done() and request.is_cancelled() and told == [request]
+        assert request.is_done() and request.is_cancelled() and called == [request]
         with pytest.raises(gx.CancelledError):
             request.result()
         again = y.readback_request()
@@ -183,18 +183,18 @@ def test_thousand_pending_requests_add_at_most_one_thread() -> None:
     with worker:
         worker.schedule(ramp(2, 3)).peek_output().readback_request()
         threads = threading.active_count()
-        told: list[gx.ReadbackRequest] = []
+        called: list[gx.ReadbackRequest] = []
         done = threading.Event()
         requests = []
         for number in range(1000):
             request = worker.schedule(ramp(2, 3) + number).peek_output().readback_request()
-            request.add_done_callback(lambda each: (told.append(each), len(told) == 1000 and done.set()))
+            request.add_done_callback(lambda each: (called.append(each), len(called) == 1000 and done.set()))
             requests.append(request)
         assert threading.active_count() <= threads + 1
-        assert not told
+        assert not called
         gate.set()
         assert done.wait(60)
-        assert told == requests
+        assert called == requests
         for number in (0, 499, 999):
             np.testing.assert_array_equal(requests[number].result(), expect_affine(ramp(2, 3) + number))
 
@@ -212,15 +212,15 @@ def test_failing_callback_harms_no_other(caplog: pytest.LogCaptureFixture) -> No
     worker, gate = hold_worker(affine())
     with worker:
         request = worker.schedule(ramp(2, 3)).peek_output().readback_request()
-        told = threading.Event()
+        called = threading.Event()
 
         def fail(_: gx.ReadbackRequest) -> None:
             raise RuntimeError("callback")
 
         request.add_done_callback(fail)
-        request.add_done_callback(lambda _: told.set())
+        request.add_done_callback(lambda _: called.set())
         gate.set()
-        assert told.wait(60)
+        assert called.wait(60)
     assert "failed" in caplog.text
 
 

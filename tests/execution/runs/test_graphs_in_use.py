@@ -56,10 +56,10 @@ def log_of(backend: Backend) -> list[tuple[Any, ...]]:
 
 
 def count(backend: Backend) -> Counter[Any]:
-    """Return how often the tracer was told what, and clear its log."""
-    told = Counter(row[0] for row in log_of(backend))
+    """Return the counts of calls made to the tracer, by name, and clear its log."""
+    calls = Counter(row[0] for row in log_of(backend))
     log_of(backend).clear()
-    return told
+    return calls
 
 
 def test_graph_is_in_use_from_the_fourth_run_on() -> None:
@@ -69,10 +69,10 @@ def test_graph_is_in_use_from_the_fourth_run_on() -> None:
         count(backend)
         for number in range(6):
             worker.schedule(ramp(4, 4) + number)
-            told = count(backend)
-            assert told["launch"] == (commands if number < 3 else 0)
-            assert told["graph"] == (number == 3)
-            assert told["graph launch"] == (number >= 3)
+            calls = count(backend)
+            assert calls["launch"] == (commands if number < 3 else 0)
+            assert calls["graph"] == (number == 3)
+            assert calls["graph launch"] == (number >= 3)
 
 
 def test_new_inputs_patch_what_reads_and_writes_them_and_make_nothing() -> None:
@@ -82,9 +82,9 @@ def test_new_inputs_patch_what_reads_and_writes_them_and_make_nothing() -> None:
             worker.schedule(ramp(4, 4))
         count(backend)
         worker.schedule(ramp(4, 4) + 1)
-        told = count(backend)
-    assert told["node"] == 2, "the stem reads the input, and the end writes the output"
-    assert not {"graph", "launch", "load", "allocate", "synchronize"} & set(told)
+        calls = count(backend)
+    assert calls["node"] == 2, "the stem reads the input, and the end writes the output"
+    assert not {"graph", "launch", "load", "allocate", "synchronize"} & set(calls)
 
 
 def test_new_size_of_the_class_patches_the_same_graph() -> None:
@@ -95,9 +95,9 @@ def test_new_size_of_the_class_patches_the_same_graph() -> None:
         count(backend)
         plans = len(worker.plans)
         worker.schedule(ramp(6, 4))
-        told = count(backend)
+        calls = count(backend)
         assert len(worker.plans) == plans
-    assert told["node"] > 2 and told["graph launch"] == 1 and "graph" not in told
+    assert calls["node"] > 2 and calls["graph launch"] == 1 and "graph" not in calls
 
 
 @pytest.fixture
@@ -171,8 +171,8 @@ def test_steps_between_runs_are_launches() -> None:
             worker.schedule(ramp(4, 4))
         count(backend)
         steps = sum(len(step.nodes) for step in worker.schedule_iterable(ramp(4, 4)))
-        told = count(backend)
-        assert steps > BRANCHES and told["launch"] and not told["graph launch"]
+        calls = count(backend)
+        assert steps > BRANCHES and calls["launch"] and not calls["graph launch"]
         worker.schedule(ramp(4, 4))
         assert count(backend)["graph launch"] == 1
 
@@ -239,8 +239,8 @@ def test_graphs_of_all_plans_share_the_cap() -> None:
             for _ in range(4):
                 worker.schedule(ramp(rows, 4))
         assert graphs.count == 1
-        told = count(backend)
-        assert (told["graph"], told["close graph"]) == (2, 1)
+        calls = count(backend)
+        assert (calls["graph"], calls["close graph"]) == (2, 1)
         launches = []
         for _ in range(4):
             worker.schedule(ramp(4, 4))

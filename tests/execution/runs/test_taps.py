@@ -31,20 +31,20 @@ def test_reducers_tell_of_values_and_of_nodes(backend: gx.BackendType) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         worker.tap({"a": ["mean", "std"], "relu": ["min", "max", "absmax", "nonfinite"], "x": "histogram"})
         for x in (X, -3 * X[:2]):
-            told = worker.schedule(x).inspection.statistics()
-            assert sorted(told) == ["a", "b", "x"]
+            found = worker.schedule(x).inspection.statistics()
+            assert sorted(found) == ["a", "b", "x"]
             a, b = expect_layers(x)
-            assert (told["a"].node, told["b"].node, told["x"].node) == ("first", "relu", "")
-            assert (told["a"].mean, told["a"].std) == (pytest.approx(a.mean()), pytest.approx(a.std()))
-            assert (told["b"].min, told["b"].max, told["b"].absmax) == (b.min(), b.max(), b.max())
-            assert told["b"].nonfinite == 0
-            assert told["b"].mean != told["b"].mean  # it was not asked for
-            histogram = told["x"].histogram
+            assert (found["a"].node, found["b"].node, found["x"].node) == ("first", "relu", "")
+            assert (found["a"].mean, found["a"].std) == (pytest.approx(a.mean()), pytest.approx(a.std()))
+            assert (found["b"].min, found["b"].max, found["b"].absmax) == (b.min(), b.max(), b.max())
+            assert found["b"].nonfinite == 0
+            assert found["b"].mean != found["b"].mean  # it was not asked for
+            histogram = found["x"].histogram
             assert histogram is not None
             np.testing.assert_array_equal(histogram.counts, np.histogram(x, 64)[0])
             np.testing.assert_allclose(histogram.edges(), np.histogram(x, 64)[1], rtol=1e-6)
-            assert told["a"].spec is not None
-            assert str(told["a"].spec) == f"float32[{len(x)},5]"
+            assert found["a"].spec is not None
+            assert str(found["a"].spec) == f"float32[{len(x)},5]"
 
 
 @on_all
@@ -53,10 +53,10 @@ def test_a_function_gets_the_tensor(backend: gx.BackendType) -> None:
         worker.tap({"b": [np.median, "max"], "y": [np.shape, np.array]})
         inspections = [worker.schedule(X + i).inspection for i in range(3)]
         for i, inspection in enumerate(inspections):
-            told = inspection.statistics()
-            assert told["b"].results == {"median": np.median(expect_layers(X + i)[1])}
-            assert told["y"].results["shape"] == (4, 2)
-            np.testing.assert_array_equal(told["y"].results["array"], expect_layers(X + i)[1] @ ramp(5, 2))
+            found = inspection.statistics()
+            assert found["b"].results == {"median": np.median(expect_layers(X + i)[1])}
+            assert found["y"].results["shape"] == (4, 2)
+            np.testing.assert_array_equal(found["y"].results["array"], expect_layers(X + i)[1] @ ramp(5, 2))
 
 
 @on_all
@@ -101,8 +101,8 @@ def test_statistics_come_out_alike_each_time_and_in_every_frame(backend: gx.Back
     nodes = [helper.make_node("Exp", ["x"], ["a"], name="exp"), helper.make_node("Neg", ["a"], ["y"], name="neg")]
     with gx.Worker(make_model(nodes, {"x": (40, 300)}, {"y": (40, 300)}), backend=backend) as worker:
         worker.tap({"exp": ["mean", "std", "histogram"]})
-        told = {repr(each.inspection.statistics()) for each in [worker.schedule(x) for _ in range(6)]}
-        assert len(told) == 1
+        found = {repr(each.inspection.statistics()) for each in [worker.schedule(x) for _ in range(6)]}
+        assert len(found) == 1
 
 
 LOOP = """
@@ -150,8 +150,8 @@ def test_a_value_that_several_plans_take_is_told_of_once(backend: gx.BackendType
     with gx.Worker(gx.load(onnx.parser.parse_model(CAPTURE)), backend=backend, watch="report") as worker:
         worker.tap(dict.fromkeys(["x", "a", "two", "v", "v_out"], "max"))
         inspection = worker.schedule(x).inspection
-        told = {name: [each.max for each in inspection.history(name)] for name in inspection.statistics()}
-        assert told == {"x": [1], "two": [2], "a": [2], "v": [2, 4, 6], "v_out": [4, 6, 8]}
+        found = {name: [each.max for each in inspection.history(name)] for name in inspection.statistics()}
+        assert found == {"x": [1], "two": [2], "a": [2], "v": [2, 4, 6], "v_out": [4, 6, 8]}
         assert inspection.statistics()["a"].node == "Mul_0"
 
 
@@ -165,9 +165,9 @@ def test_models_of_several_plans_give_the_same_tapped_and_watched(name: str, bac
         worker.tap({name: ["mean", np.size] for name in names})
         expected = plain.schedule(x)
         run = worker.schedule(x)
-        told = run.inspection.statistics()
-        assert set(told) <= set(names)
-        assert told
+        found = run.inspection.statistics()
+        assert set(found) <= set(names)
+        assert found
         for key, tensor in run.outputs.items():
             np.testing.assert_array_equal(tensor.readback_and_clone(), expected.peek_output(key).readback_and_clone())
 
@@ -205,13 +205,13 @@ def test_taps_of_a_run_are_those_it_began_with(backend: gx.BackendType) -> None:
         after = worker.schedule(x).inspection
         worker.tap(None)
         GATES.open[number].set()
-        told = before.statistics()
-        assert sorted(told) == ["a", "y"]
-        assert (told["a"].max, told["y"].min) == (x.max(), -39999)
-        assert told["y"].results == {"size": 2 * (x.size - 1)}
-        told = after.statistics()
-        assert sorted(told) == ["places", "y"]
-        assert told["y"].results == {"shape": (2, x.size - 1)}
+        found = before.statistics()
+        assert sorted(found) == ["a", "y"]
+        assert (found["a"].max, found["y"].min) == (x.max(), -39999)
+        assert found["y"].results == {"size": 2 * (x.size - 1)}
+        found = after.statistics()
+        assert sorted(found) == ["places", "y"]
+        assert found["y"].results == {"shape": (2, x.size - 1)}
 
 
 def test_what_passes_removed_is_told_with_what_is_nearest() -> None:

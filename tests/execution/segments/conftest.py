@@ -28,7 +28,7 @@ def staged(request: pytest.FixtureRequest) -> StagedModel:
 
 @pytest.fixture(params=BACKENDS)
 def own_backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """A backend of the test's own, so that nobody else's memory is counted."""
+    """A backend of the test's own, so that no other memory is counted."""
     type = BACKENDS[request.param]
     device = CpuDevice() if type is CPU else make_simulator()
     yield Backend(device, type, "for a test")

@@ -31,7 +31,7 @@ from tests.ops.test_every_operator import NAMES
 
 FLOAT = np.dtype(np.float32)
 COMPUTE = Target.named("sm_90")
-TOLD = [name for name in NAMES if not name.startswith("gpuexec.")]
+LISTED = [name for name in NAMES if not name.startswith("gpuexec.")]
 # Operators that refuse by content what they take by its type: why.
 BY_CONTENT = {"SequenceInsert": "what the sequence holds is of another type"}
 # Operators whose calls have blits, or have none, whatever the types of their inputs say; which of the two, and why.
@@ -90,26 +90,26 @@ def list_groups(call: Call) -> set[tuple[int, ...]]:
     }
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", LISTED)
 def test_every_type_that_an_input_takes_is_told(name: str) -> None:
-    told = [set(types) for types in find_accepted_types(name).types]
-    assert told, f"{name} needs an example"
+    listed = [set(types) for types in find_accepted_types(name).types]
+    assert listed, f"{name} needs an example"
     for position, types in list_types(choose_calls(name)).items():
-        if position >= len(told) or not types <= told[position]:
-            assert any(types <= each for each in told), f"input {position} of {name} takes {sorted(types)}: {told}"
+        if position >= len(listed) or not types <= listed[position]:
+            assert any(types <= each for each in listed), f"input {position} of {name} takes {sorted(types)}: {listed}"
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", LISTED)
 def test_every_type_told_is_computed(name: str) -> None:
     found = find_operator(name)
     assert found is not None
     for example in find_examples(found):
-        for _, told, variant in list_variants(example):
+        for _, listed, variant in list_variants(example):
             arrays = tuple(None if x is None else fill(x) for x in variant.inputs)
             specs = [None if x is None else TensorSpec.of(x) for x in arrays]
             computed = compute(variant.operator, arrays)
             if computed is None:
-                assert name in BY_CONTENT, f"{name} refuses {told}"
+                assert name in BY_CONTENT, f"{name} refuses {listed}"
             else:
                 check_specs(variant.operator.infer(*specs), computed)
 
@@ -120,17 +120,17 @@ def fill(spec: TensorSpec) -> Any:
     return make_blank(spec.shape, spec.dtype) if spec.value is None else spec.value.array
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", LISTED)
 def test_blits_are_those_of_the_plans(name: str) -> None:
-    """A call of types told to have blits has nothing on the host of a pixel target; any other has."""
-    told, differing, planned = find_accepted_types(name), set(), choose_calls(name)
+    """A call of types listed with blits has nothing on the host of a pixel target; any other has."""
+    listed, differing, planned = find_accepted_types(name), set(), choose_calls(name)
     for call in list_calls()[name]:
         specs = tuple(None if x is None else TensorSpec.of(x) for x in call.inputs)
         example = Example(call.operator, specs)
         if any(x is not None and is_host_object(x.dtype) for x in specs) or list_host_calls(example, COMPUTE):
             continue
         have = [
-            name in told.drawn[i] if i < len(told.drawn) else any(name in each for each in told.drawn)
+            name in listed.drawn[i] if i < len(listed.drawn) else any(name in each for each in listed.drawn)
             for i, name in enumerate("" if x is None else dtype_row(x.dtype).name for x in specs)
             if name
         ]
@@ -177,11 +177,11 @@ def test_example_of_ones_own_operator_is_found_or_read() -> None:
     )
 
     @dataclass(frozen=True, slots=True)
-    class Told(snake.Snake):
+    class Listed(snake.Snake):
         name: ClassVar[str] = "com.example.Snake"
         example = "float32[3,2,5] float32[2]"
 
-    assert [spec.shape for spec in find_examples(Told)[0].inputs if spec is not None] == [(3, 2, 5), (2,)]
+    assert [spec.shape for spec in find_examples(Listed)[0].inputs if spec is not None] == [(3, 2, 5), (2,)]
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,9 @@ def test_example_of_ones_own_operator_is_found_or_read() -> None:
 )
 def test_example_is_refused_when_it_is_wrong(text: str, message: str) -> None:
     @dataclass(frozen=True, slots=True)
-    class Told(snake.Snake):
+    class Listed(snake.Snake):
         name: ClassVar[str] = "com.example.Snake"
         example = text
 
     with pytest.raises(InputError, match=re.escape(message)):
-        find_examples(Told)
+        find_examples(Listed)

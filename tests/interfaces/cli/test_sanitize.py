@@ -31,7 +31,7 @@ extern "C" __global__ void orders(int* y) {
 
 
 def command_of(name: str) -> list[str]:
-    """What the head of an example says to type."""
+    """Return the command line in the head comment of an example."""
     lines = (EXAMPLES / name).read_text().splitlines()
     comments = [line.removeprefix("//") for line in lines if line.startswith("//")]
     typed = " ".join(line for line in comments if line.startswith("  "))

@@ -97,7 +97,7 @@ def recurrent() -> tuple[onnx.ModelProto, dict[str, Array]]:
 
 
 def moved() -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """What moves or compares bytes and needs no scale of its own."""
+    """Return a model of operators that move or compare elements and need no scale of their own."""
     weights = {
         "w": floats(4, 3, 1, 1, spread=0.5),
         "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64),

@@ -33,7 +33,7 @@ def layer(id: str, op: str, x: Array, y_scale: float = 0.0173, **attributes: Any
 
 
 def mean(id: str, x: Array, axes: tuple[int, ...], keepdims: int = 1) -> Case:
-    """What onnxruntime has no kernel for: worked out in double."""
+    """Return a case of QLinearReduceMean, computed in double where onnxruntime has no kernel."""
     zero, y_zero = integers(x.dtype), integers(x.dtype)
     wide = (x.astype(np.float64) - zero) * 0.5
     made = np.rint(wide.mean(axes, keepdims=bool(keepdims)) / 0.25) + y_zero

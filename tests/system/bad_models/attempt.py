@@ -36,7 +36,7 @@ _READING = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a bad model.
+    """Outcome of one attempt with a bad model.
 
     ``kind`` is "ran", "planned" (too large to run here), "given up" (it would run for years), "refused", or "bad";
     ``error`` the class of what was raised.
@@ -48,7 +48,7 @@ class Outcome:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the package broke its promise."""
+        """True if the package broke its promise."""
         return self.kind == "bad"
 
 

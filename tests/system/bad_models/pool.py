@@ -20,7 +20,7 @@ CHILD = (sys.executable, "-m", "tests.system.bad_models.child")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How mutants are tried: a folder of more seeds, if any, and the type of device they run on."""
+    """Settings of a fuzzing run: a folder of more seeds, if any, and the type of device."""
 
     folder: str = ""
     device: str = "cpu"

@@ -126,7 +126,7 @@ def change_text(parts: Parts, rng: random.Random) -> None:
 
 
 def rename_operator(parts: Parts, rng: random.Random) -> None:
-    """Say that a node is another operator, or one that nobody knows."""
+    """Rename a node's operator to another, or to an unknown one."""
     rows = [_at(parts.program, path) for path in _walk(parts.program)]
     nodes = [row for row in rows if isinstance(row, list) and len(row) == 5 and isinstance(row[2], dict)]
     rng.choice(nodes)[1] = rng.choice(("Nonsense", "com.nobody.Op", "", "Relu", "Concat", "Loop", "Scan", "If", "LSTM"))

@@ -12,7 +12,7 @@ NAMES = ("program", "weights", "code")
 
 @dataclass(slots=True)
 class Parts:
-    """What the tests change: the metadata and the program as JSON data, the others as bytes."""
+    """Parts of a program file that mutations change: metadata and program as JSON data, the others as bytes."""
 
     metadata: dict[str, Any]
     program: Any

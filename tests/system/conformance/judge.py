@@ -25,7 +25,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a case went: ``reason`` says why it did not pass, ``host_calls`` name what fell back to the host, and why."""
+    """Result of a case: ``reason`` says why it failed, ``host_calls`` name what fell back to the host, and why."""
 
     outcome: Outcome
     reason: str = ""

@@ -27,7 +27,7 @@ def on(*names: str) -> Any:
 
 
 def is_tracer(backend: Backend) -> bool:
-    """Return whether the backend only writes down what it is told."""
+    """Return whether the backend is a tracer, which records calls and runs nothing."""
     return isinstance(backend.device, TracerDevice)
 
 

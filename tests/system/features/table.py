@@ -16,7 +16,7 @@ COLUMNS = (*DEVICES, "other")
 
 
 class Status(Enum):
-    """What is known of a row after a run."""
+    """State of a row after a run."""
 
     TESTED = "tested"
     FAILED = "FAILED"

@@ -75,7 +75,7 @@ def read_case(case: str) -> ModelCase:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What an element may be off: ``of_value`` of itself plus ``of_largest`` of the largest of its tensor."""
+    """Tolerance of an element: ``of_value`` of itself plus ``of_largest`` of the largest of its tensor."""
 
     of_value: float
     of_largest: float

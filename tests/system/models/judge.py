@@ -20,7 +20,7 @@ MAX_ARENA = 1.02
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a model did on a device.
+    """Result of a model on a device.
 
     Attributes:
         problem: Why it counts as failed; ``""``: every case is near its reference, and arenas near their bounds.

@@ -33,7 +33,7 @@ def make_backend(device: str) -> Backend:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A streaming model: its states, input by output, and what it hears next."""
+    """Streaming model: its states, input by output, and its next audio input."""
 
     model: str
     pairs: dict[str, str]

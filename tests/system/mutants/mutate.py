@@ -107,7 +107,7 @@ def _move_bound(code: str) -> Iterator[str]:
 
 
 def _is_choice_of_lesser(left: str, right: str) -> bool:
-    """Whether a comparison chooses between the two that it compares, as ``a < b ? a : b`` does."""
+    """Return whether a comparison chooses between the two that it compares, as ``a < b ? a : b`` does."""
     bound, question, branches = right.partition(" ? ")
     first, colon, second = branches.partition(" : ")
     return bool(question and colon) and left.endswith(first) and second.startswith(bound)

@@ -37,7 +37,7 @@ CPU_SECONDS = 30  # of a test without the compilers it starts: one that takes mo
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a mutant, and by what in a line.
+    """Outcome of a mutant, and its reason in one line.
 
     ``"caught"``, ``"survived"``, ``"refused"`` by the compiler, or ``"broken"`` where it was not tried at all.
     """

@@ -26,7 +26,7 @@ _OBJECTS_SLACK, _TRACED_SLACK, _RSS_SLACK = 200, 64 << 10, 8 << 20
 
 @dataclass(frozen=True)
 class Held:
-    """What is held at one moment, in bytes but for ``objects``."""
+    """Memory held at one moment, in bytes but for ``objects``."""
 
     objects: int
     traced: int

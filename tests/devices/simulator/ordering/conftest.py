@@ -21,5 +21,5 @@ def device() -> Iterator[SimulatorDevice]:
 
 @pytest.fixture(params=[hold, go])
 def begin(request: pytest.FixtureRequest) -> Begin:
-    """What decides which of two operations really runs first."""
+    """Execution of issued operations: held until the device is closed, or at once."""
     return request.param  # type: ignore[no-any-return]

@@ -38,7 +38,7 @@ class Oracle:
 
 
 class Program:
-    """A random program, told to both."""
+    """Random program, given to the order checker and to the oracle."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

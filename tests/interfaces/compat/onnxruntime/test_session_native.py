@@ -155,7 +155,7 @@ def test_values_are_replaced_by_values() -> None:
 
 
 def list_memory(session: Any) -> list[Any]:
-    """Return what is told of the memory of inputs and outputs, while the session lives."""
+    """Return what the session reports of the memory of inputs and outputs, while it lives."""
     return [
         (m.name, m.device_id, int(m.mem_type), int(m.allocator_type), int(m.device_mem_type), int(m.device_vendor_id))
         for m in (*session.get_input_memory_infos(), *session.get_output_memory_infos())

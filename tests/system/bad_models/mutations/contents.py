@@ -76,7 +76,7 @@ def put_content_elsewhere(draft: Draft) -> None:
 
 @mutation
 def fill_with_absurd_values(draft: Draft) -> None:
-    """What says axes, sizes and pads says something absurd."""
+    """Replace axes, sizes or pads by absurd numbers."""
     tensor = draft.pick(t for t in draft.graph.initializer if t.data_type == TensorProto.INT64)
     count = len(tensor.raw_data) // 8 or len(tensor.int64_data)
     tensor.ClearField("raw_data")
