@@ -49,7 +49,7 @@ models: compiler $(BIN)/python  ## run every model of the folder GPUEXEC_MODELS 
 	$(call install,run test $(TEST_CUDA))
 	$(BIN)/python -m tests.system.models --keep $(ARGS)
 
-features: compiler $(BIN)/python  ## run the tests named by rows of the feature list, and print every row with what proves it
+features: compiler $(BIN)/python  ## run the tests marked with rows of the feature list, and print every row with what proves it
 	$(call install,run test $(TEST_CUDA))
 	$(BIN)/python -m tests.system.features $(ARGS)
 

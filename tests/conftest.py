@@ -1,4 +1,4 @@
-"""Shared fixtures: a Worker, selection of tests marked ``gpu``, and the devices named in the header of a run."""
+"""Shared fixtures, a Worker and a backend; tests marked ``gpu``; and the devices named in the header of a run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 import gpuexec as gx
+from gpuexec.devices.backend import Backend, open_backend
 from gpuexec.system import knobs
+from tests.devices.backends import BACKENDS
 from tests.devices.opening import open_device, why_no_gpu
-from tests.model.small_models import CPU, affine
+from tests.model.small_models import affine, make_tracer
 from tests.system import absent_packages
 
 _OPERATORS = Path(__file__).parent / "ops"
@@ -66,9 +68,15 @@ def pytest_runtest_makereport(
     return absent_packages.skip_run((yield), call.excinfo.value if call.excinfo is not None else None)
 
 
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """The backend that the test's parameter names: CPU and simulator, or those of its mark `on`."""
+    return make_tracer() if request.param == "tracer" else open_backend(gx.BackendType(request.param))
+
+
 @pytest.fixture
-def worker() -> Iterator[gx.Worker]:
-    with gx.Worker(affine(), backend=CPU) as worker:
+def worker(backend: Backend) -> Iterator[gx.Worker]:
+    with gx.Worker(affine(), backend=backend) as worker:
         yield worker
 
 

@@ -15,6 +15,7 @@ from tests.model.small_models import CPU, GATES, affine, expect_affine, gated, h
 TICKS = 5000
 
 
+@pytest.mark.feature("S47")
 def test_loop_serves_thousands_of_ticks_while_a_run_is_pending() -> None:
     model, gate = gated()
     x = ramp(2, 3)
@@ -35,6 +36,7 @@ def test_loop_serves_thousands_of_ticks_while_a_run_is_pending() -> None:
     assert asyncio.run(serve()) >= TICKS
 
 
+@pytest.mark.feature("S47")
 def test_loop_serves_thousands_of_ticks_while_the_simulator_is_busy() -> None:
     backend = open_backend(gx.BackendType.SIMULATOR)
     x = ramp(2, 3)

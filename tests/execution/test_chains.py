@@ -14,6 +14,7 @@ from tests.model.small_models import CPU, affine, expect_affine, hold, make_trac
 SIMULATOR = gx.BackendType.SIMULATOR
 
 
+@pytest.mark.feature("S20", "S55")
 @pytest.mark.parametrize("consuming", ["cpu", "simulator", "tracer"])
 @pytest.mark.parametrize("producing", ["cpu", "simulator"])
 def test_pending_tensor_of_any_device_is_an_input_on_any(producing: str, consuming: str) -> None:
@@ -37,8 +38,11 @@ def test_pending_tensor_of_any_device_is_an_input_on_any(producing: str, consumi
         assert run.wait() and later.wait()
         if consuming != "tracer":
             np.testing.assert_array_equal(request.result(), expect_affine(x + 1))
-            answer = consumer.schedule(producer.schedule(x).peek_output()).peek_output()
+            given = producer.schedule(x).peek_output()
+            answer = consumer.schedule(given).peek_output()
+            assert (given.backend_type, answer.backend_type) == (source.type, target.type)
             np.testing.assert_array_equal(answer.readback_and_clone(), expect_affine(expect_affine(x)))
+            np.testing.assert_array_equal(given.readback_and_clone(), expect_affine(x))
 
 
 def test_chain_on_the_tracer_waits_on_the_stream() -> None:

@@ -47,6 +47,7 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     below.close()
 
 
+@pytest.mark.feature("S61", "S68")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_content_reaches_the_host(case: HostCase, way: str, backend: Backend) -> None:

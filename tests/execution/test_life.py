@@ -12,6 +12,7 @@ import pytest
 import gpuexec as gx
 from gpuexec.devices.backend import Backend, open_backend
 from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.errors import ErrorCode
 from tests.devices.opening import make_simulator
 from tests.model.small_models import (
     CPU,
@@ -87,6 +88,7 @@ def test_close_leaves_the_callers_stream_open() -> None:
     stream.synchronize()
 
 
+@pytest.mark.feature("S58")
 def test_second_caller_is_refused(worker: gx.Worker) -> None:
     entered, leave = threading.Event(), threading.Event()
 
@@ -101,8 +103,9 @@ def test_second_caller_is_refused(worker: gx.Worker) -> None:
     first.start()
     assert entered.wait()
     for use in (lambda: worker.schedule(ramp(2, 3)), worker.copy_output, worker.close, worker.trim):
-        with pytest.raises(gx.StateError, match="one Worker per thread"):
+        with pytest.raises(gx.StateError, match="one Worker per thread") as caught:
             use()
+        assert caught.value.code == ErrorCode.INVALID_STATE
     leave.set()
     first.join()
     np.testing.assert_array_equal(answers[0], expect_affine(ramp(2, 3)))  # type: ignore[arg-type]

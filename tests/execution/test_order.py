@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.devices.backend import open_backend
+from gpuexec.devices.backend import Backend
 from tests.model.small_models import (
     CPU,
     GATES,
@@ -21,9 +21,9 @@ from tests.model.small_models import (
 )
 
 
-def test_pending_readback_is_not_overwritten_by_later_runs() -> None:
-    backend = open_backend(CPU)
-    with gx.Worker(affine(), backend=CPU, frames=2) as worker:
+@pytest.mark.feature("S44")
+def test_pending_readback_is_not_overwritten_by_later_runs(backend: Backend) -> None:
+    with gx.Worker(affine(), backend=backend, frames=2) as worker:
         worker.run(ramp(2, 3))
         with worker._engine.run_counter.transfers.lock:
             copies = worker._engine.run_counter.transfers.open()
@@ -49,8 +49,8 @@ def test_one_frame_reads_its_own_output_as_input() -> None:
         np.testing.assert_array_equal(y.readback_and_clone(), expect_affine(x))
 
 
-def test_completion_is_waited_for() -> None:
-    worker, gate = hold_worker(affine())
+def test_completion_is_waited_for(backend: Backend) -> None:
+    worker, gate = hold_worker(affine(), backend)
     with worker:
         run = worker.schedule(ramp(2, 3))
         assert not run.is_done()
@@ -92,6 +92,7 @@ def test_cancelled_run_waits_no_longer_for_its_inputs() -> None:
         assert len(list(steps)) == 2
 
 
+@pytest.mark.feature("S30", "E47", "E62")
 def test_failing_host_function_leaves_the_worker_usable() -> None:
     model, gate = gated()
     x = ramp(2, 3)
@@ -101,8 +102,9 @@ def test_failing_host_function_leaves_the_worker_usable() -> None:
             GATES.failures[gate] = RuntimeError("no such luck")
             run = worker.schedule(x)
             request = run.peek_output().readback_request()
-            with pytest.raises(gx.GpuexecError, match=r"gate.*no such luck"):
+            with pytest.raises(gx.GpuexecError, match=r"Gate 'gate' \(float32\[2,3\]\).*no such luck") as caught:
                 request.result()
+            assert caught.value.node == "gate"
             with pytest.raises(gx.GpuexecError, match="no such luck"):
                 run.wait()
             np.testing.assert_array_equal(worker.run(x)[0], x + 1)

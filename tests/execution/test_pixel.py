@@ -21,8 +21,8 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.template import plan_graph
 from tests.devices.foreign_arrays import DlpackArray, InterfaceArray
+from tests.execution.held import held_worker
 from tests.model.small_models import affine, expect_affine, make_model
-from tests.system.features.held import held_worker
 
 PIXEL = gx.BackendType.SIMULATOR_PIXEL
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)

@@ -16,15 +16,20 @@ from tests.model.small_models import (
 )
 
 
+@pytest.mark.feature("B27")
 def test_steps_are_one_per_layer(worker: gx.Worker) -> None:
     x = ramp(2, 3)
-    steps = list(worker.schedule_iterable(x))
+    iterator = worker.schedule_iterable(x)
+    steps = list(iterator)
     assert steps == [gx.Step(0, ("double",), False), gx.Step(1, ("relu",), False), gx.Step(2, ("add",), False)]
+    with pytest.raises(StopIteration):
+        next(iterator)
     with pytest.raises(AttributeError):
         steps[0].index = 7  # type: ignore[misc]
     np.testing.assert_array_equal(worker.read_output(), expect_affine(x))
 
 
+@pytest.mark.feature("B32", "T1")
 def test_progress_starts_at_zero_and_counts_finished_layers(worker: gx.Worker) -> None:
     worker.run(ramp(2, 3))
     assert worker.schedule_progress == 1.0
@@ -36,10 +41,13 @@ def test_progress_starts_at_zero_and_counts_finished_layers(worker: gx.Worker) -
     assert seen == pytest.approx([1 / 3, 2 / 3, 1.0])
 
 
+@pytest.mark.feature("B27")
 def test_layers_are_issued_only_when_asked_for() -> None:
     backend = make_tracer()
     with gx.Worker(affine(), backend=backend) as worker:
         worker.prepare({"x": (2, 3)})
+        with pytest.raises(gx.InputError):
+            worker.schedule_iterable(ramp(3))
         log = trace(backend)
         steps = worker.schedule_iterable(ramp(2, 3))
         counts = [log.count("launch")]
@@ -48,6 +56,7 @@ def test_layers_are_issued_only_when_asked_for() -> None:
     assert counts == [0, 1, 2, 3]
 
 
+@pytest.mark.feature("B29")
 def test_stale_iterator_raises(worker: gx.Worker) -> None:
     x, other = ramp(2, 3), ramp(4, 3)
     steps = worker.schedule_iterable(x)
@@ -61,6 +70,7 @@ def test_stale_iterator_raises(worker: gx.Worker) -> None:
     np.testing.assert_array_equal(worker.read_output(), expect_affine(other))
 
 
+@pytest.mark.feature("B29")
 def test_iterator_never_advanced_turns_stale(worker: gx.Worker) -> None:
     steps = worker.schedule_iterable(ramp(2, 3))
     newer = worker.schedule_iterable(ramp(2, 3))
@@ -69,6 +79,7 @@ def test_iterator_never_advanced_turns_stale(worker: gx.Worker) -> None:
     assert len(list(newer)) == 3
 
 
+@pytest.mark.feature("B27")
 def test_refused_inputs_leave_the_iterator_alone(worker: gx.Worker) -> None:
     x = ramp(2, 3)
     steps = worker.schedule_iterable(x)
@@ -120,6 +131,7 @@ def test_steps_say_that_they_wait() -> None:
     assert [step.nodes for step in taken] == [("double",), ("relu",), ("add",)]
 
 
+@pytest.mark.feature("S30")
 def test_cancel_gives_up_a_run_half_scheduled(worker: gx.Worker) -> None:
     x = ramp(2, 3)
     steps = worker.schedule_iterable(x)

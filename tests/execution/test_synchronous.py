@@ -69,6 +69,7 @@ def test_ordinary_run_finishes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert finished == []
 
 
+@pytest.mark.feature("B17")
 def test_synchronous_run_is_done_at_the_call(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend, synchronous=True) as worker:
         run = worker.schedule(ramp(2, 3))
@@ -85,6 +86,7 @@ def test_synchronous_run_of_several_plans_is_done_at_the_call(name: str, backend
         staged.check(x, [tensor.readback_and_clone() for tensor in run.outputs.values()])
 
 
+@pytest.mark.feature("B17")
 def test_failing_function_is_named_at_the_call(backend: Backend) -> None:
     def fail(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         raise ZeroDivisionError("no more numbers")

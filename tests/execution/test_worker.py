@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.devices.backend import open_backend
+from gpuexec.devices.backend import Backend
 from gpuexec.ir.spec import TensorSpec
 from tests.model.small_models import (
     CPU,
@@ -34,9 +35,11 @@ from tests.model.small_models import (
 LATER_NAMES = ("math", "budget_ms")
 
 
+@pytest.mark.feature("S22")
 def test_run_gives_the_answer(worker: gx.Worker) -> None:
     x = ramp(2, 3)
-    np.testing.assert_array_equal(worker.run(x)[0], expect_affine(x))
+    for given in (x, [x], {"x": x}):
+        np.testing.assert_array_equal(worker.run(given)[0], expect_affine(x))
 
 
 def test_run_gives_a_list_for_several_outputs() -> None:
@@ -73,24 +76,34 @@ def test_frames_that_are_no_count_are_refused(frames: Any) -> None:
         gx.Worker(affine(), backend=CPU, frames=frames)
 
 
+@pytest.mark.feature("B33", "S24", "E15")
 def test_peek_before_a_run_raises(worker: gx.Worker) -> None:
     with pytest.raises(gx.StateError, match="schedule"):
         worker.peek_output()
 
 
-def test_peek_names_the_outputs_there_are() -> None:
-    with gx.Worker(two_inputs(), backend=CPU) as worker:
+@pytest.mark.feature("B33", "S24", "E15")
+def test_peek_names_the_outputs_there_are(backend: Backend) -> None:
+    with gx.Worker(two_inputs(), backend=backend) as worker:
         run = worker.schedule([ramp(1, 3), ramp(1, 3)])
         assert worker.peek_output().name == "sum" and run.peek_output("difference").name == "difference"
+        assert worker.peek_output() is worker.peek_output("sum")
         assert list(run.outputs) == ["sum", "difference"]
         with pytest.raises(gx.InputError, match=r"'total'.*sum, difference"):
             worker.peek_output("total")
 
 
+@pytest.mark.feature("B33", "S24", "S26", "E15")
 def test_stale_tensor_raises_after_the_next_run(worker: gx.Worker) -> None:
     y = worker.schedule(ramp(2, 3)).peek_output()
     worker.schedule(ramp(2, 3))
-    for use in (y.readback_request, y.readback_and_clone, lambda: y[0], lambda: worker.schedule(y)):
+    for use in (
+        y.readback_request,
+        y.readback_and_clone,
+        lambda: y[0],
+        lambda: y.upload(ramp(2, 3)),
+        lambda: worker.schedule(y),
+    ):
         with pytest.raises(gx.StaleError, match=r"'y' belongs to an earlier run.*copy_output"):
             use()
 
@@ -103,9 +116,10 @@ def test_refused_inputs_leave_outputs_fresh(worker: gx.Worker) -> None:
     np.testing.assert_array_equal(y.readback_and_clone(), expect_affine(x))
 
 
-def test_copy_outlives_later_runs_and_the_worker() -> None:
+@pytest.mark.feature("S25", "T2")
+def test_copy_outlives_later_runs_and_the_worker(backend: Backend) -> None:
     x = ramp(2, 3)
-    with gx.Worker(affine(), backend=CPU) as worker:
+    with gx.Worker(affine(), backend=backend) as worker:
         worker.schedule(x)
         copy = worker.copy_output()
         for _ in range(4):
@@ -113,21 +127,22 @@ def test_copy_outlives_later_runs_and_the_worker() -> None:
     np.testing.assert_array_equal(copy.readback_and_clone(), expect_affine(x))
 
 
-def test_copy_does_not_wait() -> None:
-    worker, gate = hold_worker(affine())
+@pytest.mark.feature("S25", "T2")
+def test_copy_does_not_wait(backend: Backend) -> None:
+    worker, gate = hold_worker(affine(), backend)
     x = ramp(2, 3)
     with worker:
         worker.schedule(x)
         copy = worker.copy_output()
-        assert not copy.is_done()
+        assert not copy.is_done() and copy.backend_type is backend.type
         gate.set()
         np.testing.assert_array_equal(copy.readback_and_clone(), expect_affine(x))
 
 
-def test_pending_copy_is_not_overtaken_by_later_runs(worker: gx.Worker) -> None:
+def test_pending_copy_is_not_overtaken_by_later_runs(worker: gx.Worker, backend: Backend) -> None:
     x = ramp(2, 3)
-    with open_backend(CPU).transfers.lock:
-        copies = open_backend(CPU).transfers.open()
+    with backend.transfers.lock:
+        copies = backend.transfers.open()
         gate = hold(copies)
     worker.schedule(x)
     copy = worker.copy_output()
@@ -137,6 +152,7 @@ def test_pending_copy_is_not_overtaken_by_later_runs(worker: gx.Worker) -> None:
     np.testing.assert_array_equal(copy.readback_and_clone(), expect_affine(x))
 
 
+@pytest.mark.feature("S25", "T2")
 def test_copy_is_no_view_of_the_workers_tensor(worker: gx.Worker) -> None:
     x = ramp(2, 3)
     y = worker.schedule(x).peek_output()
@@ -145,6 +161,7 @@ def test_copy_is_no_view_of_the_workers_tensor(worker: gx.Worker) -> None:
     np.testing.assert_array_equal(copy.readback_and_clone(), expect_affine(x))
 
 
+@pytest.mark.feature("S25", "T2")
 def test_copy_into_a_copy_waits_for_its_readers(worker: gx.Worker) -> None:
     x = ramp(2, 3)
     worker.schedule(x)
@@ -156,6 +173,7 @@ def test_copy_into_a_copy_waits_for_its_readers(worker: gx.Worker) -> None:
     np.testing.assert_array_equal(copy.readback_and_clone(), expect_affine(x + 1))
 
 
+@pytest.mark.feature("S25", "T2")
 def test_copy_into_another_shape_or_a_workers_tensor_is_refused(worker: gx.Worker) -> None:
     worker.schedule(ramp(2, 3))
     copy = worker.copy_output()
@@ -163,6 +181,8 @@ def test_copy_into_another_shape_or_a_workers_tensor_is_refused(worker: gx.Worke
     for out in (copy, other, np.zeros((4, 3), np.float32)):
         with pytest.raises(gx.InputError, match="copy_output"):
             worker.copy_output(out=out)  # type: ignore[arg-type]
+    with pytest.raises(gx.InputError, match=r"float32\[4,3\]"):
+        worker.copy_output(out=copy)
 
 
 def test_prepare_leaves_nothing_to_plan(worker: gx.Worker) -> None:
@@ -215,8 +235,9 @@ def test_memory_stats_show_the_arena_beside_its_bound() -> None:
     assert stats["frames"] >= 64 * 2 * 4 and stats["weights"] == (3 * 5 + 5 * 2) * 4
 
 
-def test_trim_gives_outgrown_memory_back() -> None:
-    with gx.Worker(two_layers(), backend=CPU) as worker:
+@pytest.mark.feature("S60")
+def test_trim_gives_outgrown_memory_back(backend: Backend) -> None:
+    with gx.Worker(two_layers(), backend=backend) as worker:
         worker.run(ramp(2, 3))
         answer = worker.run(ramp(5000, 3))[0]
         before = worker.memory_stats()
@@ -226,12 +247,22 @@ def test_trim_gives_outgrown_memory_back() -> None:
         np.testing.assert_array_equal(worker.run(ramp(5000, 3))[0], answer)
 
 
-def test_report_and_summary_name_backend_and_counts(worker: gx.Worker) -> None:
+@pytest.mark.feature("B36")
+def test_report_and_summary_name_backend_and_counts(worker: gx.Worker, backend: Backend) -> None:
     worker.run(ramp(2, 3))
     report = worker.report()
-    assert (report.backend, report.runs, report.plans, report.host_calls, report.host_syncs) == ("cpu", 1, 1, (), ())
-    assert "on cpu" in worker.summary() and "runs 1" in worker.summary()
-    assert worker.backend_type is CPU and worker.backend_reason == report.reason
+    name = backend.device.name
+    assert (report.backend, report.runs, report.plans, report.host_calls, report.host_syncs) == (name, 1, 1, (), ())
+    for part in (f"on {name}", "runs 1", "plans 1", "arena", "weights"):
+        assert part in worker.summary()
+    assert worker.backend_type is backend.type and worker.backend_reason == report.reason
+
+
+@pytest.mark.feature("B36")
+def test_summary_tells_the_bytes_of_weights(backend: Backend) -> None:
+    with gx.Worker(two_layers(), backend=backend) as worker:
+        worker.run(ramp(4, 3))
+        assert "weights 100 B" in worker.summary()
 
 
 def test_wait_that_nobody_asked_for_is_counted() -> None:
@@ -273,13 +304,16 @@ def test_what_is_of_another_kind_is_refused_before_any_work() -> None:
                 call()
 
 
-@pytest.mark.parametrize("form", ["path", "text", "bytes", "file", "message"])
-def test_a_worker_loads_what_load_takes(form: str, tmp_path: Path) -> None:
+@pytest.mark.feature("B1", "S1")
+@pytest.mark.parametrize("form", ["path", "text", "bytes", "bytearray", "file", "stream", "message"])
+def test_a_worker_loads_what_load_takes(form: str, tmp_path: Path, backend: Backend) -> None:
     path = tmp_path / "affine.onnx"
     affine().save(path)
     with path.open("rb") as file:
-        given = {"path": path, "text": str(path), "bytes": path.read_bytes(), "file": file, "message": onnx.load(path)}
-        with gx.Worker(given[form], backend=CPU) as worker:
+        content = path.read_bytes()
+        given: dict[str, Any] = {"path": path, "text": str(path), "bytes": content, "bytearray": bytearray(content)}
+        given |= {"file": file, "stream": io.BytesIO(content), "message": onnx.load(path)}
+        with gx.Worker(given[form], backend=backend) as worker:
             np.testing.assert_array_equal(worker.run(ramp(2, 3))["y"], expect_affine(ramp(2, 3)))
 
 

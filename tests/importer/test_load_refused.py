@@ -22,6 +22,7 @@ def test_input_without_type_is_refused() -> None:
         load_graph(model)
 
 
+@pytest.mark.feature("S15")
 @pytest.mark.parametrize("opset", [0, 29, 99])
 def test_opset_out_of_range_is_refused(opset: int) -> None:
     with pytest.raises(ModelError, match=f"is of opset {opset}; expected 1 to 28"):
@@ -35,6 +36,7 @@ def test_lacking_opset_is_refused() -> None:
         load_graph(model)
 
 
+@pytest.mark.feature("B4", "S14", "E41")
 def test_all_that_is_not_supported_is_reported_together() -> None:
     model = parse(
         "agraph (float[1] x, float[1] s) => (float[1] y) "
@@ -131,6 +133,7 @@ def test_attribute_without_type_is_refused() -> None:
         load_graph(model)
 
 
+@pytest.mark.feature("S1")
 def test_source_of_another_kind_is_refused() -> None:
     with pytest.raises(InputError, match="Expected a path, bytes, a binary file or a ModelProto to load, got int"):
         load_graph(3)  # type: ignore[arg-type]

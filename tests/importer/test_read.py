@@ -31,6 +31,7 @@ def external(model: onnx.ModelProto, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.feature("B1", "S1")
 def test_every_kind_of_source_gives_the_same(model: onnx.ModelProto, tmp_path: Path) -> None:
     path, content = tmp_path / "m.onnx", model.SerializeToString()
     path.write_bytes(content)
@@ -56,6 +57,7 @@ def test_model_proto_is_not_changed(model: onnx.ModelProto) -> None:
     assert model.SerializeToString(deterministic=True) == before
 
 
+@pytest.mark.feature("S1")
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -75,6 +77,7 @@ def test_file_of_another_kind_is_refused(content: bytes, message: str, tmp_path:
             load_graph(source)
 
 
+@pytest.mark.feature("S1")
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9, 0.99])
 def test_truncated_file_is_refused(model: onnx.ModelProto, fraction: float) -> None:
     content = model.SerializeToString()
@@ -82,6 +85,7 @@ def test_truncated_file_is_refused(model: onnx.ModelProto, fraction: float) -> N
         load_graph(content[: int(len(content) * fraction)])
 
 
+@pytest.mark.feature("S1")
 def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"absent.onnx: the model can't be read: No such file"):
         load_graph(tmp_path / "absent.onnx")

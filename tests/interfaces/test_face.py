@@ -17,9 +17,9 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.devices.backend import open_backend
+from tests.execution.held import held_worker
 from tests.interfaces.face import STUB, list_classes, list_methods, list_names, make_stub
 from tests.model.small_models import affine, ramp
-from tests.system.features.held import held_worker
 
 # What each class shows; errors have code, message, node and value. A name more or less is a decision.
 FACE = {

@@ -71,13 +71,14 @@ def test_equal_constants_of_models_become_one_array_and_models_stay_as_they_were
     assert linear._plans == {} and not linear._code.kernels
 
 
+@pytest.mark.feature("E41")
 @pytest.mark.parametrize(
     ("models", "options", "message"),
     [
         ({}, {}, "needs a method at least"),
         ({"m": load_linear}, {"shapes": {"n": {}}}, "There are shapes for n; the methods are m"),
         ({"m": load_linear}, {"cases": {"n": []}}, "There are cases for n"),
-        ({"m": load_linear}, {"shapes": {"m": {"q": (1, 4)}}}, "Method 'm': .*no input 'q'"),
+        ({"m": load_linear}, {"shapes": {"m": {"q": (1, 4)}}}, "Method 'm': .*no input 'q'; it has x"),
         ({"m": load_linear}, {"shapes": {"m": {"x": (1, 5)}}}, "Method 'm': Input 'x': axis 1 is 4"),
         ({"m": load_linear}, {"architectures": ["sm_10"]}, "older than sm_75"),
         ({"m": load_linear}, {"cases": {"m": [Case({})]}}, "Method 'm': A case lacks the inputs x"),

@@ -14,6 +14,7 @@ import pytest
 import safetensors.numpy
 
 import gpuexec as gx
+from gpuexec.devices.backend import Backend
 from gpuexec.ir.graphs import walk
 from gpuexec.planner.verify import verify
 from gpuexec.program.building import build_contents
@@ -21,12 +22,14 @@ from gpuexec.program.cases import Case, make_case
 from gpuexec.program.container import read_contents, write_contents
 from gpuexec.program.contents import Contents, StoredMethod
 from gpuexec.program.data_loader import BufferDataLoader, FileDataLoader, MmapDataLoader
+from tests.execution.weights.models import make_chain, save_program
 from tests.model.state_models import cache, running_sum
 from tests.program.altering import FORWARD, STORED, alter, read, set_at
 from tests.program.program_seeds import KERNEL, WEIGHT, load_linear, load_twin, program_bytes
 from tests.system.bad_programs.parts import Parts
 
 
+@pytest.mark.feature("B9", "S2")
 def test_file_is_one_of_safetensors_with_offsets_of_256() -> None:
     loaded = safetensors.numpy.load(program_bytes())
     assert sorted(loaded) == ["code", "program", "weights"]
@@ -113,13 +116,14 @@ def test_bounds_of_dimensions_come_back() -> None:
     assert [str(port) for port in model.inputs] == ["x: float32[n,4]"]
 
 
-def test_stored_program_is_read() -> None:
+@pytest.mark.feature("E13")
+def test_stored_program_is_read(backend: Backend) -> None:
     """Format 1.0 is read by every later release; the file was written once and stays as it is."""
     contents = read_contents(FileDataLoader(STORED))
     assert contents.version == (1, 0)
     assert list(contents.methods) == ["forward", "twin", "halves", "nested"]
     for method in contents.methods.values():
-        with gx.Worker(method.model, backend=gx.BackendType.CPU) as worker:
+        with gx.Worker(method.model, backend=backend) as worker:
             for case in method.cases:
                 outputs = worker.schedule(dict(case.inputs)).outputs
                 for key, expected in case.outputs.items():
@@ -127,6 +131,19 @@ def test_stored_program_is_read() -> None:
                     np.testing.assert_allclose(
                         outputs[key].readback_and_clone(), expected, allowed.rtol, allowed.atol, err_msg=key
                     )
+
+
+@pytest.mark.feature("E13")
+def test_methods_of_a_stored_program_are_loaded_and_run(backend: Backend) -> None:
+    program = gx.Program.load(STORED, backend=backend)
+    assert program.contents.version == (1, 0)
+    for name in program.method_names:
+        for case in program.contents.methods[name].cases:
+            with program.load_method(name) as method:
+                method.execute(dict(case.inputs))
+                for key, expected in case.outputs.items():
+                    allowed, got = case.allowances[key], method.get_output(key).readback_and_clone()
+                    np.testing.assert_allclose(got, expected, allowed.rtol, allowed.atol, err_msg=f"{name} {key}")
 
 
 def test_newer_minor_format_with_additions_is_read() -> None:
@@ -209,3 +226,14 @@ def test_altered_memory_is_refused(key: str, value: Any, message: str) -> None:
     parts.program["methods"]["m"]["memories"][0][key] = value
     with pytest.raises(gx.ModelError, match=message):
         read(parts.put_together())
+
+
+@pytest.mark.feature("E4", "E14")
+def test_weights_are_views_of_a_mapped_file(tmp_path: Path) -> None:
+    loader = gx.MmapDataLoader(save_program(make_chain(2), tmp_path))
+    whole = np.frombuffer(loader.load(0, loader.size()), np.uint8)
+    program = gx.Program.load(loader, backend=gx.BackendType.CPU)
+    arrays = [a for a in program.contents.methods["forward"].model.graph.constants.values() if a.nbytes]
+    assert len(arrays) == 2
+    for array in arrays:
+        assert np.shares_memory(array, whole) and not array.flags.writeable

@@ -33,6 +33,7 @@ def test_file_with_something_behind_it_is_refused() -> None:
         read(program_bytes() + b"\0" * 256)
 
 
+@pytest.mark.feature("E6")
 @pytest.mark.parametrize("part", ["program", "weights", "code"])
 def test_altered_byte_is_refused_and_told_where(part: str) -> None:
     content = bytearray(program_bytes())
@@ -42,6 +43,7 @@ def test_altered_byte_is_refused_and_told_where(part: str) -> None:
         read(bytes(content))
 
 
+@pytest.mark.feature("E6")
 def test_minimal_verification_leaves_hashes_alone() -> None:
     content = bytearray(program_bytes())
     _, high = Parts.take_apart(program_bytes()).places()["code"]
@@ -51,8 +53,15 @@ def test_minimal_verification_leaves_hashes_alone() -> None:
         read(bytes(content))
 
 
+@pytest.mark.feature("E6")
 def test_verification_is_none_but_what_there_is(tmp_path: Path) -> None:
     write_contents(build_program(), tmp_path / "small.gxp")
+    content = bytearray((tmp_path / "small.gxp").read_bytes())
+    low, high = Parts.take_apart(bytes(content)).places()["weights"]
+    content[(low + high) // 2] ^= 1
+    with pytest.raises(gx.ModelError, match="altered or damaged: SHA-256 of its weights"):
+        gx.Program.load(bytes(content))
+    assert gx.Program.load(bytes(content), gx.Verification.MINIMAL).method_names
     with pytest.raises(gx.InputError, match="FULL, MINIMAL"):
         gx.Program.load(tmp_path / "small.gxp", "full")  # type: ignore[arg-type]
 

@@ -22,6 +22,7 @@ def test_two_writes_give_equal_bytes() -> None:
     assert first.getvalue() == second.getvalue()
 
 
+@pytest.mark.feature("B9", "S2")
 def test_what_was_read_is_written_alike(tmp_path: Path) -> None:
     path = tmp_path / "a.gxp"
     path.write_bytes(program_bytes())

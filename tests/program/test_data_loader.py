@@ -37,6 +37,7 @@ LOADERS = [gx.FileDataLoader, gx.MmapDataLoader, open_buffer, open_like]
 Opener = Callable[[Path], gx.DataLoader]
 
 
+@pytest.mark.feature("E1", "E3")
 @pytest.mark.parametrize("opener", LOADERS)
 def test_load_gives_the_bytes_asked_for(opener: Opener, path: Path) -> None:
     with opener(path) as loader:
@@ -48,6 +49,7 @@ def test_load_gives_the_bytes_asked_for(opener: Opener, path: Path) -> None:
             assert bytes(room) == CONTENT[offset : offset + size] + b"\0\0\0"
 
 
+@pytest.mark.feature("E1", "E3")
 @pytest.mark.parametrize("opener", LOADERS)
 @pytest.mark.parametrize(("offset", "size"), [(len(CONTENT) - 1, 2), (-1, 1), (1 << 62, 1), (0, 1 << 62), (0, -1)])
 def test_bytes_that_are_not_there_are_refused(opener: Opener, path: Path, offset: int, size: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import gpuexec as gx
+from gpuexec.errors import ErrorCode
 from gpuexec.program.fetching import fetch, measure, open_loader
 
 CONTENT = bytes(range(256)) * 40
@@ -45,6 +46,7 @@ def test_loader_of_a_user_is_taken_as_it_is() -> None:
     assert bytes(fetch(own, 0, 8)) == CONTENT[:8] and measure(own) == 256
 
 
+@pytest.mark.feature("E7")
 @pytest.mark.parametrize(
     ("own", "message"),
     [
@@ -55,8 +57,9 @@ def test_loader_of_a_user_is_taken_as_it_is() -> None:
     ],
 )
 def test_loader_of_a_user_that_errs_is_told(own: Own, message: str) -> None:
-    with pytest.raises(gx.AccessError, match=message):
+    with pytest.raises(gx.AccessError, match=message) as caught:
         fetch(own, 0, 8)
+    assert caught.value.code is ErrorCode.ACCESS_FAILED
 
 
 @pytest.mark.parametrize("size", [-1, None, "8", True, 2.0])

@@ -9,20 +9,33 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.devices.backend import open_backend
+from gpuexec.devices.backend import Backend, open_backend
 from gpuexec.errors import ErrorCode
-from tests.model.small_models import CPU, GATES, affine, expect_affine, gated, make_tracer, ramp, trace, two_layers
+from tests.execution.held import opening
+from tests.model.small_models import (
+    CPU,
+    GATES,
+    Array,
+    affine,
+    expect_affine,
+    gated,
+    make_tracer,
+    ramp,
+    trace,
+    two_layers,
+)
 from tests.program.methods import BACKENDS, SHAPES, load, read
 
 
+@pytest.mark.feature("E50", "E53")
 def test_steps_are_layers_and_end_with_none(method: gx.Method) -> None:
     method.set_input(0, ramp(2, 3))
     assert not method.in_progress()
-    names = []
+    seen = []
     while (step := method.step()) is not None:
-        names += step.nodes
+        seen.append(step.nodes)
         assert method.in_progress()
-    assert len(names) >= 1 and not method.in_progress()
+    assert seen == [("double",), ("relu",), ("add",)] and not method.in_progress()
     assert method.step() is None
     np.testing.assert_array_equal(read(method), expect_affine(ramp(2, 3)))
     method.reset()
@@ -30,6 +43,7 @@ def test_steps_are_layers_and_end_with_none(method: gx.Method) -> None:
     method.reset()
 
 
+@pytest.mark.feature("E42")
 def test_calls_in_the_middle_of_steps_are_refused_until_reset(method: gx.Method) -> None:
     method.set_input(0, ramp(2, 3))
     method.reset()
@@ -48,6 +62,11 @@ def test_calls_in_the_middle_of_steps_are_refused_until_reset(method: gx.Method)
     with pytest.raises(gx.StateError, match=r"execute\(\)"):
         method.get_output(0)
     method.execute()
+    np.testing.assert_array_equal(read(method), expect_affine(ramp(2, 3)))
+    method.step()
+    with pytest.raises(gx.StateError, match=r"reset\(\)"):
+        method.set_input(5, np.zeros((9, 9)))
+    list(iter(method.step, None))
     np.testing.assert_array_equal(read(method), expect_affine(ramp(2, 3)))
 
 
@@ -75,6 +94,7 @@ def test_failed_step_ends_the_steps() -> None:
         np.testing.assert_array_equal(read(method), ramp(2, 3) + 1)
 
 
+@pytest.mark.feature("E47")
 def test_execute_that_does_not_wait_returns_before_the_work_is_done() -> None:
     model, gate = gated()
     with load(model) as method:
@@ -83,8 +103,10 @@ def test_execute_that_does_not_wait_returns_before_the_work_is_done() -> None:
         assert not run.is_done()
         GATES.open[gate].set()
         np.testing.assert_array_equal(read(method), ramp(2, 3) + 1)
+        assert method.execute().is_done()
 
 
+@pytest.mark.feature("E60")
 def test_second_thread_entering_is_refused() -> None:
     model, gate = gated()
     with load(model) as method:
@@ -92,14 +114,42 @@ def test_second_thread_entering_is_refused() -> None:
         waiting = threading.Thread(target=method.execute)
         waiting.start()
         GATES.entered[gate].wait()
-        for call in (method.execute, method.reset, lambda: method.set_input(0, ramp(2, 3))):
-            with pytest.raises(gx.StateError, match="Another caller is inside this Method"):
+        for call in (method.execute, method.reset, method.step, lambda: method.set_input(0, ramp(2, 3))):
+            with pytest.raises(gx.StateError, match="Another caller is inside this Method") as caught:
                 call()
+            assert caught.value.code == ErrorCode.INVALID_STATE
         GATES.open[gate].set()
         waiting.join()
         np.testing.assert_array_equal(read(method), ramp(2, 3) + 1)
 
 
+@pytest.mark.feature("E60")
+def test_second_thread_is_refused_while_an_input_is_being_read(backend: Backend) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    class Slow:
+        """An array that takes its time."""
+
+        def __array__(self, dtype: object = None, copy: object = None) -> Array:
+            entered.set()
+            leave.wait()
+            return ramp(2, 3)
+
+    with load(affine(), backend, planned=True) as method, opening(leave):
+        first = threading.Thread(target=lambda: method.set_input(0, Slow()))
+        first.start()
+        assert entered.wait(30)
+        for call in (method.execute, method.reset, method.step, lambda: method.set_input(0, ramp(2, 3))):
+            with pytest.raises(gx.StateError, match="Another caller is inside this Method") as caught:
+                call()
+            assert caught.value.code == ErrorCode.INVALID_STATE
+        leave.set()
+        first.join()
+        method.execute()
+        np.testing.assert_array_equal(read(method), expect_affine(ramp(2, 3)))
+
+
+@pytest.mark.feature("E60")
 def test_second_thread_in_the_same_step_is_refused() -> None:
     model, gate = gated()
     with load(model, gx.BackendType.SIMULATOR) as method:
@@ -115,6 +165,7 @@ def test_second_thread_in_the_same_step_is_refused() -> None:
         np.testing.assert_array_equal(read(method), ramp(2, 3) + 1)
 
 
+@pytest.mark.feature("E8", "E60")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_methods_of_one_program_run_on_many_threads(backend: gx.BackendType) -> None:
     model = two_layers()
@@ -139,20 +190,34 @@ def test_methods_of_one_program_run_on_many_threads(backend: gx.BackendType) -> 
     assert wrong == []
 
 
+@pytest.mark.feature("E56")
 def test_output_before_the_first_execute_is_refused(method: gx.Method) -> None:
-    with pytest.raises(gx.StateError, match="Nothing was run yet"):
-        method.get_output(0)
+    for call in (lambda: method.get_output(0), method.get_outputs):
+        with pytest.raises(gx.StateError, match=r"Nothing was run yet.*call execute\(\)"):
+            call()
 
 
+@pytest.mark.feature("E54")
 def test_output_is_stale_after_the_next_run(method: gx.Method) -> None:
     method.execute([ramp(2, 3)])
-    before = method.get_output(0)
-    method.execute()
-    with pytest.raises(gx.StaleError, match="'y'"):
-        before.readback_and_clone()
+    view = method.get_output(0)
+    assert view.name == "y" and method.get_output("y") is view
+    copy = view.readback_and_clone()
+    method.execute([ramp(2, 3) + 1])
+    np.testing.assert_array_equal(copy, expect_affine(ramp(2, 3)))
+    later = method.get_output(0)
+    method.execute([ramp(2, 3) + 2])
+    for use in (later.readback_and_clone, later.readback_request, lambda: method.set_input(0, later)):
+        with pytest.raises(gx.StaleError, match="'y' belongs to an earlier run"):
+            use()
+    np.testing.assert_array_equal(read(method), expect_affine(ramp(2, 3) + 2))
+    for key, message in ((1, "1 outputs, got index 1"), ("z", "no output 'z'; it has y")):
+        with pytest.raises(gx.InputError, match=message):
+            method.get_output(key)  # type: ignore[arg-type]
     assert len(method.get_outputs()) == method.method_meta.num_outputs == method.method_meta.num_inputs == 1
 
 
+@pytest.mark.feature("E46")
 def test_output_lies_in_memory_of_the_users() -> None:
     for planned in (False, True):
         with load(affine(), planned=planned) as method:
@@ -199,6 +264,7 @@ def test_bad_output_is_refused(index: Any, array: Any, message: str) -> None:
         method.set_output(index, array)
 
 
+@pytest.mark.feature("E57")
 def test_constants_are_attributes() -> None:
     with load(two_layers()) as method:
         weights = method.get_attribute("first")
@@ -208,14 +274,20 @@ def test_constants_are_attributes() -> None:
             method.get_attribute("third")
 
 
+@pytest.mark.feature("B37", "E51")
 def test_closed_method_is_refused_and_reads_what_was_asked_for(method: gx.Method) -> None:
     method.execute([ramp(2, 3)])
     request = method.get_output(0).readback_request()
+    method.execute()
+    unread = method.get_output(0)
     method.close()
     method.close()
     np.testing.assert_array_equal(request.result(), expect_affine(ramp(2, 3)))
     for call in (method.execute, method.reset, lambda: method.get_output(0), lambda: method.set_input(0, ramp(2, 3))):
         with pytest.raises(gx.ClosedError, match="The Method is closed"):
+            call()
+    for call in (method.step, unread.readback_request, lambda: method.state):
+        with pytest.raises(gx.ClosedError, match="closed"):
             call()
 
 

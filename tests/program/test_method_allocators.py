@@ -80,6 +80,7 @@ def test_method_without_bounds_needs_a_dynamic_allocator() -> None:
     assert kept.nbytes > 0
 
 
+@pytest.mark.feature("E21", "E22")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_method_of_several_plans_takes_the_rest_from_its_allocators(name: str, backend: gx.BackendType) -> None:
@@ -100,4 +101,4 @@ def test_method_of_several_plans_takes_the_rest_from_its_allocators(name: str, b
         for number in range(3):
             method.execute([inputs(number)])
             staged.check(inputs(number), [output.readback_and_clone() for output in method.get_outputs()])
-        assert temp.nbytes + kept.nbytes > 0
+        assert temp.nbytes > 0

@@ -16,6 +16,7 @@ from tests.model.small_models import CPU, affine, expect_affine, hold, ramp, two
 from tests.program.methods import BACKENDS, load, read
 
 
+@pytest.mark.feature("E43", "T13")
 def test_input_stays_set_and_its_bytes_are_kept(method: gx.Method) -> None:
     x = ramp(8, 3)
     method.set_input(0, x)
@@ -58,6 +59,7 @@ def test_strided_input_is_taken(method: gx.Method) -> None:
     np.testing.assert_array_equal(read(method), expect_affine(x))
 
 
+@pytest.mark.feature("E59")
 def test_input_buffer_is_written_without_a_copy(method: gx.Method) -> None:
     method.set_input(0, ramp(8, 3))
     method.execute()
@@ -92,6 +94,7 @@ def test_input_buffer_on_the_cpu_is_seen_by_numpy() -> None:
         np.testing.assert_array_equal(read(method), expect_affine(ramp(8, 3)))
 
 
+@pytest.mark.feature("E37")
 def test_own_output_can_be_an_input(method: gx.Method) -> None:
     x = expected = ramp(4, 3)
     for _ in range(3):
@@ -178,21 +181,27 @@ BAD_INPUTS = [
     (-1, ramp(2, 3), ErrorCode.INVALID_ARGUMENT, "1 inputs, got index -1"),
     ("z", ramp(2, 3), ErrorCode.INVALID_ARGUMENT, "no input 'z'; it has x"),
     (0, None, ErrorCode.INVALID_ARGUMENT, "'x'"),
+    # The index is looked at first, then the type, then the shape.
+    (5, np.zeros((9, 9)), ErrorCode.INVALID_ARGUMENT, "1 inputs, got index 5"),
+    ("z", np.zeros((9, 9)), ErrorCode.INVALID_ARGUMENT, "no input 'z'; it has x"),
+    (0, np.zeros((9, 9)), ErrorCode.INVALID_ARGUMENT, "'x' expects float32, got float64"),
     (1.5, ramp(2, 3), ErrorCode.INVALID_ARGUMENT, "an index or a name, not a float"),
     (ramp(2, 3), 0, ErrorCode.INVALID_ARGUMENT, r"index first: set_input\(0, array\)"),
     (ramp(2, 3), "x", ErrorCode.INVALID_ARGUMENT, r"index first: set_input\('x', array\)"),
 ]
 
 
+@pytest.mark.feature("E42")
 @pytest.mark.parametrize(("index", "value", "code", "message"), BAD_INPUTS)
-def test_bad_input_is_refused_and_changes_nothing(index: Any, value: Any, code: ErrorCode, message: str) -> None:
-    with load(affine()) as method:
-        method.execute([ramp(2, 3)])
-        with pytest.raises(gx.InputError, match=message) as caught:
-            method.set_input(index, value)
-        assert caught.value.code == code
-        method.execute()
-        np.testing.assert_array_equal(read(method), expect_affine(ramp(2, 3)))
+def test_bad_input_is_refused_and_changes_nothing(
+    index: Any, value: Any, code: ErrorCode, message: str, method: gx.Method
+) -> None:
+    method.execute([ramp(2, 3)])
+    with pytest.raises(gx.InputError, match=message) as caught:
+        method.set_input(index, value)
+    assert caught.value.code == code
+    method.execute()
+    np.testing.assert_array_equal(read(method), expect_affine(ramp(2, 3)))
 
 
 def test_input_buffer_refuses_what_is_no_shape() -> None:
@@ -212,25 +221,38 @@ def test_inputs_without_elements_need_no_memory(backend: gx.BackendType, planned
         assert read(method).shape == (0, 3)
 
 
-def test_inputs_are_set_all_or_none() -> None:
-    shapes = {"left": ((1, 4), 3), "right": ((1, 4), 3)}
-    with load(two_inputs(), shapes=shapes) as method:
-        method.set_inputs([ramp(2, 3), ramp(2, 3)])
-        with pytest.raises(gx.InputError, match="'right'"):
-            method.set_inputs([ramp(4, 3), ramp(5, 3)])
-        with pytest.raises(gx.InputError, match="2 inputs, got 1"):
-            method.set_inputs([ramp(4, 3)])
-        with pytest.raises(gx.InputError, match="Input 'left' is given twice"):
-            method.set_inputs({"left": ramp(4, 3), 0: ramp(4, 3)})
-        method.execute()
-        np.testing.assert_array_equal(read(method, "sum"), 2 * ramp(2, 3))
-        method.set_inputs({"left": ramp(4, 3), 1: ramp(4, 3)})
-        method.execute()
-        np.testing.assert_array_equal(read(method, "sum"), 2 * ramp(4, 3))
-
-
-def test_input_never_set_is_named() -> None:
-    with load(two_inputs(), shapes={"left": (2, 3), "right": (2, 3)}) as method:
-        method.set_input("left", ramp(2, 3))
-        with pytest.raises(gx.InputError, match=r"input 'right' .* is missing"):
+@pytest.mark.feature("E45")
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inputs_are_set_all_or_none(backend: gx.BackendType, planned: bool) -> None:
+    x = ramp(2, 3)
+    with load(two_inputs(), backend, {"left": ((1, 8), 3), "right": ((1, 8), 3)}, planned) as method:
+        method.set_inputs([x, x])
+        for wrong, message in (
+            ([5 * x, ramp(9, 3)], "'right'.*1 to 8"),
+            ({"left": 5 * x, "right": x.astype(np.float64)}, "'right'.*float64"),
+            ([ramp(5, 3), ramp(4, 3)], "'right'.*'n' is 4, but 5 in input 'left'"),
+            ({"left": 5 * x, "middle": x}, "no input 'middle'"),
+            ({"left": 5 * x, 0: 5 * x}, "Input 'left' is given twice"),
+            ([5 * x], "2 inputs, got 1"),
+            ([5 * x, x, x], "2 inputs, got 3"),
+        ):
+            for call in (method.set_inputs, method.execute):
+                with pytest.raises(gx.InputError, match=message):
+                    call(wrong)
             method.execute()
+            np.testing.assert_array_equal(read(method, "sum"), 2 * x)
+        method.set_inputs({"left": ramp(4, 3), 1: 3 * ramp(4, 3)})
+        method.execute()
+        np.testing.assert_array_equal(read(method, "sum"), 4 * ramp(4, 3))
+
+
+@pytest.mark.feature("E48")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_input_never_set_is_named(backend: gx.BackendType) -> None:
+    with load(two_inputs(), backend, {"left": (2, 3), "right": (2, 3)}, planned=True) as method:
+        method.set_input("left", ramp(2, 3))
+        for call in (method.execute, method.step):
+            with pytest.raises(gx.InputError, match=r"input 'right' .* is missing") as caught:
+                call()
+            assert caught.value.value == "right" and not method.in_progress()

@@ -14,6 +14,7 @@ from tests.program.arenas import SIMULATOR, CudaArray, aligned, build, expect_tw
 from tests.program.methods import BACKENDS
 
 
+@pytest.mark.feature("E19", "E23", "E26", "E27", "E28")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_planned_memory_is_exactly_what_is_told(backend: gx.BackendType) -> None:
     program = build(backend)
@@ -31,13 +32,16 @@ def test_planned_memory_is_exactly_what_is_told(backend: gx.BackendType) -> None
         if not nbytes:
             continue
         buffers = meta.allocate()
-        buffers[index] = aligned(nbytes - 1)
+        is_host = meta.memory_planned_buffer_device(index) == "host"
+        buffers[index] = aligned(nbytes - 1) if is_host else gx.DeviceAllocator(backend).allocate(nbytes - 1)
         with pytest.raises(
-            gx.InputError, match=rf"Planned buffer {index} .* needs {nbytes} bytes, got {nbytes - 1}|host"
-        ):
+            gx.InputError, match=rf"Planned buffer {index} .* needs {nbytes} bytes, got {nbytes - 1}"
+        ) as caught:
             program.load_method("forward", manage(*buffers))
+        assert caught.value.code == ErrorCode.MEMORY_ALLOCATION_FAILED
 
 
+@pytest.mark.feature("E26", "E27")
 def test_numpy_arrays_are_arenas_on_the_cpu() -> None:
     program = build()
     meta = program.method_meta("forward")
@@ -69,6 +73,7 @@ def test_buffers_and_dlpack_are_arenas_on_the_cpu() -> None:
         np.testing.assert_array_equal(run(method), expect_two_layers(8))
 
 
+@pytest.mark.feature("E27")
 def test_device_arrays_of_other_packages_are_arenas() -> None:
     program = build(SIMULATOR)
     meta = program.method_meta("forward")
@@ -80,14 +85,18 @@ def test_device_arrays_of_other_packages_are_arenas() -> None:
         np.testing.assert_array_equal(run(method), expect_two_layers(8))
 
 
+@pytest.mark.feature("E23", "E26", "E27")
 def test_larger_blocks_will_do_and_none_where_nothing_is_needed() -> None:
     program = build(SIMULATOR)
     meta = program.method_meta("forward")
     assert meta.memory_planned_buffer_size(3) == 0
     own = gx.DeviceAllocator(SIMULATOR)
-    buffers = [own.allocate(1000), own.allocate(1000), own.allocate(1000), None, bytearray(1000)]
+    outputs = own.allocate(1000)
+    buffers = [own.allocate(1000), own.allocate(1000), outputs, None, bytearray(1000)]
     with program.load_method("forward", manage(*buffers)) as method:
         np.testing.assert_array_equal(run(method, 3), expect_two_layers(3))
+        written = outputs.readback_and_clone()[: 3 * 2 * 4].view(np.float32)
+        np.testing.assert_array_equal(written.reshape(3, 2), expect_two_layers(3))
 
 
 @pytest.mark.parametrize("shift", [1, 4, 15, 16, 255])
@@ -113,6 +122,7 @@ def test_memory_lives_as_long_as_the_method() -> None:
     method.close()
 
 
+@pytest.mark.feature("E23")
 @pytest.mark.parametrize(
     ("index", "block", "message"),
     [
@@ -123,6 +133,7 @@ def test_memory_lives_as_long_as_the_method() -> None:
         ),
         (1, np.zeros((64, 64), np.uint8).T[::2], "not contiguous: strides"),
         (2, bytes(1 << 16), "is read-only|must start"),
+        (0, memoryview(aligned(1 << 12)).toreadonly(), "read-only"),
         (2, aligned(63), r"Planned buffer 2 \(outputs\) of method 'forward' needs 64 bytes, got 63"),
         (0, None, "a NoneType can't be it"),
         (0, "memory", "a str can't be it"),
@@ -137,6 +148,7 @@ def test_bad_block_is_refused_on_the_cpu(index: int, block: object, message: str
     program.load_method("forward").close()
 
 
+@pytest.mark.feature("E23")
 def test_bad_block_is_refused_on_a_device() -> None:
     program = build(SIMULATOR)
     meta = program.method_meta("forward")
@@ -158,17 +170,30 @@ def test_bad_block_is_refused_on_a_device() -> None:
         program.load_method("forward", manage(*buffers))
 
 
-def test_number_of_blocks_is_told() -> None:
-    program = build()
-    with pytest.raises(gx.InputError, match=r"3 planned buffers \(activations, inputs, outputs\), got 1 blocks"):
+@pytest.mark.feature("E23")
+@pytest.mark.parametrize(
+    ("backend", "told"),
+    [
+        (CPU, r"3 planned buffers \(activations, inputs, outputs\)"),
+        (SIMULATOR, r"5 planned buffers \(activations, inputs, outputs, state, staging\)"),
+    ],
+)
+def test_number_of_blocks_is_told(backend: gx.BackendType, told: str) -> None:
+    program = build(backend)
+    with pytest.raises(gx.InputError, match=f"{told}, got 1 blocks"):
         program.load_method("forward", manage(aligned(1000)))
 
 
+@pytest.mark.feature("E21")
 def test_memory_manager_takes_what_it_names() -> None:
     with pytest.raises(gx.InputError, match=r"method_allocator must have allocate\(nbytes\); a int has not"):
         gx.MemoryManager(method_allocator=3)  # type: ignore[arg-type]
     with pytest.raises(gx.InputError, match=r"HierarchicalAllocator\(arenas\)"):
         gx.MemoryManager(planned_memory=[aligned(3)])  # type: ignore[arg-type]
+    with pytest.raises(gx.InputError, match=r"temp_allocator must have allocate\(nbytes\)"):
+        gx.MemoryManager(temp_allocator="none")  # type: ignore[arg-type]
+    with pytest.raises(gx.InputError, match="memory must be a MemoryManager, got a list"):
+        build().load_method("forward", [aligned(8)])  # type: ignore[arg-type]
     with pytest.raises(gx.InputError, match="a list with one block for each buffer"):
         gx.HierarchicalAllocator(aligned(3))  # type: ignore[arg-type]
 

@@ -46,12 +46,21 @@ def test_host_memory_for_an_output_on_a_device_is_refused_with_what_to_do(array:
         np.testing.assert_array_equal(out, expect_affine(ramp(8, 3)))
 
 
+@pytest.mark.feature("E46")
+@pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("backend", [CPU, SIMULATOR])
-def test_bytes_of_an_allocator_hold_an_output(backend: gx.BackendType) -> None:
-    with load(backend) as method:
-        method.set_output(0, gx.DeviceAllocator(backend).allocate(96))
-        method.execute([ramp(8, 3)])
-        np.testing.assert_array_equal(method.get_output("y").readback_and_clone(), expect_affine(ramp(8, 3)))
+def test_bytes_of_an_allocator_hold_an_output(backend: gx.BackendType, planned: bool) -> None:
+    mine = gx.DeviceAllocator(backend).allocate(96)
+    with load(backend, planned=planned) as method:
+        method.set_output(0, mine)
+        for x in (ramp(8, 3), -ramp(8, 3)):  # it stays set
+            method.execute([x])
+            np.testing.assert_array_equal(method.get_output("y").readback_and_clone(), expect_affine(x))
+        method.set_output("y", None)
+        method.execute([2 * ramp(8, 3)])
+        np.testing.assert_array_equal(method.get_output("y").readback_and_clone(), expect_affine(2 * ramp(8, 3)))
+        written = mine.readback_and_clone().view(np.float32).reshape(8, 3)
+        np.testing.assert_array_equal(written, expect_affine(-ramp(8, 3)))
 
 
 def test_tensor_of_the_cpu_is_host_memory() -> None:

@@ -10,12 +10,13 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.devices.backend import open_backend
+from tests.execution.held import holding
 from tests.model.small_models import CPU, affine, expect_affine, hold, make_tracer, ramp, trace, two_inputs, two_layers
 from tests.program.arenas import SIMULATOR, build, expect_two_layers, manage, run
 from tests.program.methods import BACKENDS
-from tests.system.features.held import holding
 
 
+@pytest.mark.feature("E69")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("is_users", [False, True])
 def test_shared_arenas_make_outputs_stale_and_keep_results_right(backend: gx.BackendType, is_users: bool) -> None:
@@ -33,16 +34,17 @@ def test_shared_arenas_make_outputs_stale_and_keep_results_right(backend: gx.Bac
     first.execute([ramp(8, 3)])
     output = first.get_output(0)
     np.testing.assert_array_equal(run(second), expect_affine(ramp(8, 3)))
-    with pytest.raises(gx.StaleError):
-        output.readback_and_clone()
-    with pytest.raises(gx.StaleError):
-        first.get_output(0)
+    for use in (output.readback_and_clone, output.readback_request, lambda: first.get_output(0)):
+        with pytest.raises(gx.StaleError):
+            use()
     if is_users:
         with pytest.raises(gx.StaleError, match=r"'x' lay in memory that another Method has used since; set it again"):
             first.execute()
     else:
         first.execute()
         np.testing.assert_array_equal(first.get_output(0).readback_and_clone(), expect_two_layers(8))
+        with pytest.raises(gx.StaleError):
+            second.get_output(0)
     for rows in range(1, 9):
         first.execute([ramp(rows, 3)], wait=False)
         request = first.get_output(0).readback_request()
@@ -119,6 +121,7 @@ def test_output_of_one_stays_the_input_of_another_while_the_one_runs_on(backend:
     single.close()
 
 
+@pytest.mark.feature("E69")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_runs_over_shared_memory_follow_one_another(backend: gx.BackendType) -> None:
     program = build(backend, forward=two_layers(), other=two_layers())
@@ -127,11 +130,13 @@ def test_runs_over_shared_memory_follow_one_another(backend: gx.BackendType) -> 
         method.set_input(0, ramp(8, 3))
     gate = hold(first._engine.stream)
     first.execute(wait=False)
+    request = first.get_output(0).readback_request()
     # Nothing but the memory orders the two, which are on streams of their own.
     run = second.execute(wait=False)
     assert not run.is_done()
     gate.set()
     np.testing.assert_array_equal(second.get_output(0).readback_and_clone(), expect_two_layers(8))
+    np.testing.assert_array_equal(request.result(), expect_two_layers(8))
     first.close()
     second.close()
 
@@ -197,6 +202,7 @@ def test_steps_over_shared_memory_are_finished_first() -> None:
     second.close()
 
 
+@pytest.mark.feature("E69")
 def test_shared_memory_is_as_large_as_the_largest_needs() -> None:
     backend = make_tracer()
     models = {"forward": two_layers(), "other": two_layers()}

@@ -15,7 +15,7 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.program.method_memory import StateBlocks
 from gpuexec.program.method_plan import MemoryNeed, find_need, lay_out_state
 from tests.model.small_models import CPU, GATES, affine, expect_affine, hold, make_tracer, ramp, trace
-from tests.model.state_models import cache, gated_sum, running_sum
+from tests.model.state_models import cache, gated_sum, recurrent, running_sum
 
 BACKENDS = [CPU, gx.BackendType.SIMULATOR]
 SUM_SHAPES = {"x": ((1, 4), 3)}
@@ -37,6 +37,7 @@ def load(
     return program.load_method("forward", memory)
 
 
+@pytest.mark.feature("E16", "E33", "E38", "E57")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("planned", [False, True])
 def test_state_is_carried_from_run_to_run(backend: gx.BackendType, planned: bool) -> None:
@@ -50,6 +51,12 @@ def test_state_is_carried_from_run_to_run(backend: gx.BackendType, planned: bool
             np.testing.assert_array_equal(method.get_output(0).readback_and_clone(), 2 * total)
         np.testing.assert_array_equal(method.get_attribute("held"), total)
         np.testing.assert_array_equal(method.get_attribute("total"), total)
+        np.testing.assert_array_equal(method.state.get(), total)
+        constant = method.get_attribute("two")
+        assert constant.item() == 2 and not constant.flags.writeable
+        for call in (method.get_attribute, lambda name: method.set_attribute(name, total)):
+            with pytest.raises(gx.InputError, match="'gone'"):
+                call("gone")
         method.set_attribute("held", 5 * ramp(2, 3))
         method.execute()
         np.testing.assert_array_equal(method.get_output(0).readback_and_clone(), 2 * (5 * ramp(2, 3) + x))
@@ -136,14 +143,17 @@ def test_runs_that_are_not_sure_yet_never_exceed_planned_state(monkeypatch: pyte
         np.testing.assert_array_equal(method.get_attribute("held"), 8 * ramp(2, 3))
 
 
-def test_planned_state_is_of_the_size_told() -> None:
-    program = gx.Program.build({"forward": running_sum()}, shapes={"forward": SUM_SHAPES}, backend=CPU)
+@pytest.mark.feature("E33")
+@pytest.mark.parametrize(("backend", "nbytes"), [(CPU, 3 * 256), (gx.BackendType.SIMULATOR, 4 * 256)])
+def test_planned_state_is_of_the_size_told(backend: gx.BackendType, nbytes: int) -> None:
+    program = gx.Program.build({"forward": running_sum()}, shapes={"forward": SUM_SHAPES}, backend=backend)
     meta = program.method_meta("forward")
     assert meta.memory_planned_buffers[3].purpose == "state"
-    assert meta.memory_planned_buffer_size(3) == 3 * 256
+    assert meta.memory_planned_buffer_size(3) == nbytes
     buffers = meta.allocate()
-    buffers[3] = gx.DeviceAllocator(CPU).allocate(3 * 256 - 1)
-    with pytest.raises(gx.InputError, match=r"Planned buffer 3 \(state\) of method 'forward' needs 768 bytes, got 767"):
+    buffers[3] = gx.DeviceAllocator(backend).allocate(nbytes - 1)
+    told = rf"Planned buffer 3 \(state\) of method 'forward' needs {nbytes} bytes, got {nbytes - 1}"
+    with pytest.raises(gx.InputError, match=told):
         program.load_method("forward", gx.MemoryManager(planned_memory=gx.HierarchicalAllocator(buffers)))
 
 
@@ -183,6 +193,7 @@ def test_memory_that_grows_without_end_is_no_planned_one() -> None:
         program.load_method("forward", gx.MemoryManager(planned_memory=gx.HierarchicalAllocator(meta.allocate())))
 
 
+@pytest.mark.feature("E38", "E57")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_methods_go_on_from_one_state(backend: gx.BackendType) -> None:
     models = {"forward": running_sum(), "other": running_sum()}
@@ -192,6 +203,17 @@ def test_methods_go_on_from_one_state(backend: gx.BackendType) -> None:
             (first if turn % 2 else second).execute([ramp(2, 3)], wait=False)
             np.testing.assert_array_equal(second.get_attribute("held"), turn * ramp(2, 3))
         assert first.state is second.state
+        second.set_attribute("held", -ramp(2, 3))
+        first.execute()
+        np.testing.assert_array_equal(first.get_output(0).readback_and_clone(), 0 * ramp(2, 3))
+        with program.load_method("forward") as apart:
+            apart.execute([ramp(2, 3)])
+            np.testing.assert_array_equal(apart.get_output(0).readback_and_clone(), 2 * ramp(2, 3))
+    with (
+        gx.Worker(gx.load(recurrent(), memories="implicit"), backend=backend) as foreign,
+        pytest.raises(gx.InputError, match=r"holds lstm.* expected held <- total"),
+    ):
+        program.load_method("other", state=foreign.state)
     other = next(each for each in BACKENDS if each is not backend)
     with program.load_method("forward", backend=other) as far, pytest.raises(gx.InputError, match="another device"):
         program.load_method("other", state=far.state)

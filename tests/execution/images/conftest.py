@@ -1,4 +1,4 @@
-"""Devices that image conversion is tested on."""
+"""Image converters on each backend."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ import pytest
 import gpuexec as gx
 from gpuexec.devices.backend import Backend, open_backend
 from gpuexec.execution.images.converter import ImageConverter
-
-
-@pytest.fixture(params=[gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=lambda each: each.value)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return open_backend(request.param)
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import numpy as np
 
 from gpuexec.devices.backend import Backend
 from gpuexec.execution.images.converter import ImageConverter
+from tests.execution.held import held_worker, holding, opening
 from tests.execution.images.expected import IMAGE, TRANSFORM, assert_is, expect
 from tests.execution.images.foreign import ForeignArray
-from tests.system.features.held import held_worker, holding, opening
 
 
 def test_tensor_of_ones_own_is_written_again(converter: ImageConverter) -> None:

@@ -16,9 +16,9 @@ import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from gpuexec.execution.images import converter as converter_module
 from gpuexec.execution.images.converter import ImageConverter
+from tests.execution.held import holding
 from tests.execution.images.foreign import ForeignArray
 from tests.model.small_models import DOMAIN, GATES, Array, affine, expect_affine, gated, make_model
-from tests.system.features.held import holding
 
 IMAGE = np.random.default_rng(3).integers(0, 256, (5, 7, 3), dtype=np.uint8)
 SHAPE = (1, 3, 5, 7)

@@ -13,11 +13,11 @@ import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from gpuexec.execution.profiling.rows import EventRow
 from gpuexec.system import phases
+from tests.execution.held import held_worker, holding
 from tests.execution.runs.test_pacing import Clock
 from tests.model.small_models import CPU, affine, ramp, two_inputs
 from tests.model.staged_models import MODELS, inputs
 from tests.model.state_models import running_sum
-from tests.system.features.held import held_worker, holding
 
 SIMULATOR = gx.BackendType.SIMULATOR
 

@@ -10,11 +10,11 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
+from tests.execution.held import held_worker
 from tests.execution.runs.test_graphs_in_use import branches, expect_branches
 from tests.execution.runs.test_pacing import chain
 from tests.model.control_models import ControlModel
 from tests.model.small_models import CPU, GATES, affine, gated, make_tracer, ramp, trace, two_layers
-from tests.system.features.held import held_worker
 
 SIMULATOR = gx.BackendType.SIMULATOR
 

@@ -9,12 +9,13 @@ from onnx import helper
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from tests.devices.opening import make_simulator
+from tests.execution.held import holding
 from tests.execution.replay.replaying import SIMULATOR, on_both, read, take_calls
 from tests.execution.runs.test_graphs_in_use import branches, expect_branches
 from tests.model.small_models import CPU, affine, expect_affine, make_model, make_tracer, ramp, two_inputs, two_layers
-from tests.system.features.held import holding
 
 
+@pytest.mark.feature("S32", "S33")
 @on_both
 def test_submission_gives_what_a_run_gives(type: gx.BackendType) -> None:
     with gx.Worker(branches(), backend=type) as worker, worker.record(ramp(4, 4)) as replay:
@@ -26,6 +27,7 @@ def test_submission_gives_what_a_run_gives(type: gx.BackendType) -> None:
             np.testing.assert_array_equal(read(made), expect_branches(x))
 
 
+@pytest.mark.feature("S32", "S33", "S34", "T8")
 @on_both
 def test_worker_and_replays_do_not_disturb_each_other(type: gx.BackendType) -> None:
     with gx.Worker(two_layers(), backend=type) as worker:
@@ -40,6 +42,7 @@ def test_worker_and_replays_do_not_disturb_each_other(type: gx.BackendType) -> N
         assert worker.report().runs == 8, "a submission is no run of the Worker"
 
 
+@pytest.mark.feature("S33")
 @on_both
 def test_inputs_not_given_stay(type: gx.BackendType) -> None:
     left, right = ramp(2, 3), ramp(2, 3) * 10
@@ -75,6 +78,7 @@ def test_input_recorded_by_its_shape_is_given_first() -> None:
         np.testing.assert_array_equal(read(made, "difference"), np.ones((2, 3), np.float32))
 
 
+@pytest.mark.feature("S32", "S34", "T8")
 @on_both
 def test_outputs_are_good_until_the_next_submission(type: gx.BackendType) -> None:
     with gx.Worker(affine(), backend=type) as worker, worker.record(ramp(2, 3)) as replay:
@@ -108,16 +112,20 @@ def test_next_submission_waits_on_the_stream_for_readers() -> None:
     device.close()
 
 
+@pytest.mark.feature("S32", "S33")
 def test_replay_is_a_graph_at_once() -> None:
     backend = make_tracer()
     with gx.Worker(affine(), backend=backend) as worker:
         take_calls(backend)
         replay = worker.record(ramp(2, 3))
-        assert replay.has_graph and take_calls(backend).count("graph") == 1
+        made, plans = take_calls(backend), worker.report().plans
+        assert replay.has_graph and made.count("graph") == 1
+        assert not {"launch", "graph launch"} & set(made) and worker.report().runs == 0
         replay.submit()
         assert take_calls(backend) == ["graph launch", "record"]
         replay.submit(ramp(2, 3))
         assert take_calls(backend) == ["copy_to_device", "graph launch", "record"]
+        assert worker.report().plans == plans
         worker.run(ramp(2, 3))
         take_calls(backend)
         replay.close()

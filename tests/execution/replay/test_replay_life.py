@@ -13,9 +13,9 @@ from gpuexec.devices.backend import Backend
 from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.devices.simulator.operations import Operation
 from tests.devices.opening import make_simulator
+from tests.execution.held import holding
 from tests.execution.replay.replaying import SIMULATOR, on_both, read, take_calls
 from tests.model.small_models import CPU, GATES, affine, expect_affine, gated, make_tracer, ramp, two_layers
-from tests.system.features.held import holding
 
 
 def test_failure_belongs_to_its_submission() -> None:
@@ -28,12 +28,15 @@ def test_failure_belongs_to_its_submission() -> None:
         np.testing.assert_array_equal(read(replay.submit()), ramp(2, 3) + 1)
 
 
+@pytest.mark.feature("S32", "S34", "T8")
 @on_both
 def test_close_waits_and_ends_it(type: gx.BackendType) -> None:
     with gx.Worker(affine(), backend=type) as worker:
+        y = worker.schedule(ramp(2, 3)).peek_output()
         replay = worker.record(ramp(2, 3))
         made = replay.submit()["y"]
         request = made.readback_request()
+        np.testing.assert_array_equal(y.readback_and_clone(), expect_affine(ramp(2, 3)))  # no run of the Worker's
         replay.close()
         replay.close()
         with pytest.raises(gx.ClosedError, match="The Replay, or its Worker, is closed"):

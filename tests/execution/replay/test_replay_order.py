@@ -9,10 +9,10 @@ import gpuexec as gx
 from gpuexec.devices.backend import Backend, open_backend
 from gpuexec.devices.recorder.tracer import TracerEvent
 from tests.devices.opening import make_simulator
+from tests.execution.held import holding
 from tests.execution.replay.replaying import SIMULATOR, Buffer, StreamBuffer, float32, on_both, read, take_calls
 from tests.execution.runs.test_graphs_in_use import branches, expect_branches
 from tests.model.small_models import affine, expect_affine, make_tracer, ramp, two_layers
-from tests.system.features.held import holding
 
 
 def test_submission_is_in_the_order_of_the_stream_it_is_given() -> None:

@@ -17,6 +17,7 @@ from tests.execution.replay.replaying import SIMULATOR, Buffer, float32, on_both
 from tests.model.small_models import CPU, affine, expect_affine, make_tracer, ramp
 
 
+@pytest.mark.feature("S33")
 @on_both
 def test_another_shape_is_refused_with_both(type: gx.BackendType) -> None:
     with gx.Worker(affine(), backend=type) as worker, worker.record(ramp(2, 3)) as replay:
@@ -25,6 +26,8 @@ def test_another_shape_is_refused_with_both(type: gx.BackendType) -> None:
             replay.submit(ramp(4, 3))
         with pytest.raises(gx.InputError, match="cast it"):
             replay.submit(ramp(2, 3).astype(np.float64))
+        with pytest.raises(gx.InputError, match=r"memory by name.*got a list"):
+            replay.submit(outputs=[ramp(2, 3)])  # type: ignore[arg-type]
         with pytest.raises(gx.InputError, match="no input 'z'"):
             replay.submit({"z": ramp(2, 3)})
         np.testing.assert_array_equal(read(replay.submit()), expect_affine(ramp(2, 3)))
@@ -38,6 +41,7 @@ LOOP = """(float[k] x, int64 n) => (float[k] y) {
 }"""
 
 
+@pytest.mark.feature("S35")
 @pytest.mark.parametrize(
     ("text", "given", "message"),
     [
@@ -45,7 +49,7 @@ LOOP = """(float[k] x, int64 n) => (float[k] y) {
         (
             "(float[k] x) => (float[k] y) { a = Neg (x) b = test.NoKernel (a) y = Neg (b) }",
             (5,),
-            "NoKernel.* is computed",
+            "NoKernel.* is computed on the host",
         ),
         (LOOP, {"x": (5,), "n": np.int64(3)}, "Loop.* is driven by the host"),
     ],
@@ -59,6 +63,7 @@ def test_plan_with_work_of_the_host_is_refused_by_its_nodes(text: str, given: An
         with pytest.raises(gx.ImplicitSyncError, match=rf"A replay runs without the host; in .*{message}"):
             worker.record({name: np.asarray(v) if isinstance(v, np.generic) else v for name, v in inputs.items()})
         assert not worker._engine.replays
+        assert worker.report().runs == 0
 
 
 def test_content_that_planning_read_stays() -> None:

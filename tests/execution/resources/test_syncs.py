@@ -10,21 +10,17 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend
 from gpuexec.execution.resources.syncs import WAITS_KEPT, SyncLog
+from tests.devices.backends import on
 from tests.model.control_models import ControlModel, number
 from tests.model.host_value_cases import TERMS, ints, put_on_device
-from tests.model.small_models import CPU, affine, hold, make_tracer, ramp, trace
+from tests.model.small_models import affine, hold, make_tracer, ramp, trace
 from tests.model.staged_models import MODELS, inputs
 
 Array = np.ndarray[Any, Any]
 SIMULATOR = gx.BackendType.SIMULATOR
 STAGED_WITH_READS = [name for name, model in MODELS.items() if model.reads]
-
-
-@pytest.fixture(params=["cpu", "simulator"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return open_backend(CPU if request.param == "cpu" else SIMULATOR)
 
 
 def load(text: str) -> gx.Model:
@@ -34,6 +30,7 @@ def load(text: str) -> gx.Model:
 RESHAPE = "(float[n] x, int64[r] shape) => (float[a, b] y) { y = Reshape (x, shape) }"
 
 
+@pytest.mark.feature("S61", "S63")
 def test_strict_refuses_a_read_before_any_work_and_names_it(backend: Backend) -> None:
     shape = put_on_device(ints(2, 3), backend)
     with gx.Worker(load(RESHAPE), backend=backend, strict=True) as worker:
@@ -41,16 +38,20 @@ def test_strict_refuses_a_read_before_any_work_and_names_it(backend: Backend) ->
             worker.schedule({"x": ramp(6), "shape": shape})
         assert worker.report().runs == 0 and worker.report().host_reads == ()
         # The host has the content of an array: nothing to refuse.
-        np.testing.assert_array_equal(worker.run({"x": ramp(6), "shape": ints(2, 3)})[0], ramp(6).reshape(2, 3))
+        for sizes in ((2, 3), (3, 2), (6, 1)):
+            np.testing.assert_array_equal(worker.run({"x": ramp(6), "shape": ints(*sizes)})[0], ramp(6).reshape(sizes))
+        assert worker.report().host_reads == ()
 
 
+@pytest.mark.feature("S29", "S63", "E41")
 def test_strict_refuses_a_host_call_before_any_work_and_names_it() -> None:
     backend = make_tracer()
     with gx.Worker(MODELS["host call"].load(), backend=backend, strict=True) as worker:
         rows = len(trace(backend))
-        with pytest.raises(gx.ImplicitSyncError, match="NoKernel_1"):
+        with pytest.raises(gx.ImplicitSyncError, match="NoKernel 'NoKernel_1'"):
             worker.schedule(inputs(0))
         assert not {"launch", "copy_to_device", "copy_to_host"} & set(trace(backend)[rows:])
+        assert worker.report().runs == 0
 
 
 @pytest.mark.parametrize("name", STAGED_WITH_READS)
@@ -106,6 +107,8 @@ def test_run_scheduled_under_no_implicit_sync_keeps_to_it_outside(backend: Backe
             second.wait()
 
 
+@pytest.mark.feature("S67")
+@on("cpu", "simulator", "tracer")
 @pytest.mark.parametrize(
     "ask",
     [
@@ -122,7 +125,7 @@ def test_run_scheduled_under_no_implicit_sync_keeps_to_it_outside(backend: Backe
 def test_what_is_asked_for_by_name_never_raises(ask: Callable[[gx.Worker, gx.Run], object], backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker, gx.no_implicit_sync():
         ask(worker, worker.schedule(ramp(2, 3)))
-        assert worker.report().host_syncs == ()
+        assert worker.report().host_syncs == worker.report().host_reads == ()
 
 
 def test_wait_for_a_shape_is_refused_where_nobody_asked_for_it(backend: Backend) -> None:
@@ -144,6 +147,7 @@ DECODE = """(float[1000, 8] x, int64[1] start) => (float[k, 8] y) <int64[1] sixt
 }"""
 
 
+@pytest.mark.feature("S61")
 @pytest.mark.parametrize("place", ["host", "device"])
 def test_decoding_with_a_moving_start_makes_no_plan_for_a_step(place: str, backend: Backend) -> None:
     x = np.arange(8000, dtype=np.float32).reshape(1000, 8)
@@ -162,6 +166,7 @@ def test_decoding_with_a_moving_start_makes_no_plan_for_a_step(place: str, backe
     )
 
 
+@pytest.mark.feature("S62")
 def test_heavy_producer_stays_on_the_device_and_its_small_result_is_read(backend: Backend) -> None:
     text = """(float[n] x, int64[r, m] s) => (float[a, b] y) <int64[1] last = {-1}> {
       sums = ReduceSum <keepdims = 0> (s, last) shape = Neg (sums) y = Reshape (x, shape)
@@ -175,6 +180,7 @@ def test_heavy_producer_stays_on_the_device_and_its_small_result_is_read(backend
     assert rows == [("sums", 16)]
 
 
+@pytest.mark.feature("S62")
 def test_light_chain_of_integers_runs_on_the_host_from_one_read_further_up(backend: Backend) -> None:
     text = """(float[n] x, int64[r] s) => (float[a, b] y) <int64 two = {2}, int64 one = {1}> {
       doubled = Mul (s, two) more = Add (doubled, two) less = Sub (more, two) half = Div (less, two)
@@ -185,6 +191,19 @@ def test_light_chain_of_integers_runs_on_the_host_from_one_read_further_up(backe
         np.testing.assert_array_equal(worker.run(given)[0], ramp(6).reshape(2, 3))
         rows = [(row.value, row.nbytes, row.times) for row in worker.report().host_reads]
     assert rows == [("s", 16, 1)]
+
+
+@pytest.mark.feature("S62")
+def test_shape_computed_on_the_host_that_does_not_fit_is_refused(backend: Backend) -> None:
+    text = """(float[n] x, int64[r] s) => (float[a, b] y) <int64 two = {2}> {
+      doubled = Mul (s, two) more = Add (doubled, two) shape = Sub (more, two) y = Reshape (x, shape)
+    }"""
+    with gx.Worker(load(text), backend=backend) as worker:
+        with pytest.raises(gx.GpuexecError):
+            worker.run({"x": ramp(6), "s": put_on_device(ints(1, 3), backend)})  # 2 * 6 is not 6
+        given = {"x": ramp(4), "s": put_on_device(ints(1, 1), backend)}
+        np.testing.assert_array_equal(worker.run(given)[0], ramp(4).reshape(2, 2))
+        assert {row.value for row in worker.report().host_reads} == {"s"}
 
 
 def test_two_readers_of_one_value_share_a_read(backend: Backend) -> None:
@@ -199,6 +218,7 @@ def test_two_readers_of_one_value_share_a_read(backend: Backend) -> None:
     assert rows == [("s", 16, 1)]
 
 
+@pytest.mark.feature("S67")
 def test_report_tells_waiting_and_copying_apart(backend: Backend) -> None:
     with gx.Worker(load(RESHAPE), backend=backend) as worker:
         shape = put_on_device(ints(2, 3), backend)
@@ -208,6 +228,11 @@ def test_report_tells_waiting_and_copying_apart(backend: Backend) -> None:
         assert (row.value, row.why, row.nbytes, row.times) == ("shape", "shape", 48, 3)
         assert row.waited_ms >= 0 and row.copied_ms >= 0
         assert "host read shape for" in worker.summary() and "3 times, 48 B" in worker.summary()
+        assert "Reshape" in row.node
+        with gx.no_implicit_sync(), pytest.raises(gx.ImplicitSyncError, match="shape"):
+            worker.schedule({"x": ramp(6), "shape": put_on_device(ints(3, 2), backend)}).wait()
+        assert worker.report().host_reads[0].times == 3
+        np.testing.assert_array_equal(worker.run({"x": ramp(6), "shape": ints(3, 2)})[0], ramp(6).reshape(3, 2))
 
 
 def test_counts_of_a_computed_loop_are_told_by_reader() -> None:

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from tests.model.small_models import CPU, affine, expect_affine, hold_worker, make_tracer, ramp
+from gpuexec.devices.backend import Backend
+from tests.devices.backends import is_tracer, on
+from tests.execution.held import held_worker
+from tests.model.small_models import CPU, affine, expect_affine, hold_worker, ramp, trace
 
 READS = {
     "index": lambda y: y[0],
@@ -20,32 +23,39 @@ READS = {
 }
 
 
+@pytest.mark.feature("B53", "S52")
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_reading_a_pending_tensor_names_the_call_to_make(read: object) -> None:
-    worker, gate = hold_worker(affine())
-    with worker:
+def test_reading_a_pending_tensor_names_the_call_to_make(read: object, backend: Backend) -> None:
+    with held_worker(affine(), backend) as (worker, gate):
         y = worker.schedule(ramp(2, 3)).peek_output()
-        with pytest.raises(gx.PendingError, match=r"'y' is not computed yet: call readback_and_clone\(\)"):
+        with pytest.raises(gx.PendingError, match=r"'y' .*call readback_and_clone\(\) to block .* or await") as caught:
             read(y)  # type: ignore[operator]
+        assert backend.type is not CPU or "is not computed yet" in str(caught.value)
         gate.set()
 
 
+@pytest.mark.feature("B53", "S52")
+@on("simulator", "tracer")
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_reading_a_device_tensor_names_the_call_to_make(read: object) -> None:
-    with gx.Worker(affine(), backend=make_tracer()) as worker:
+def test_reading_a_device_tensor_names_the_call_to_make(read: object, backend: Backend) -> None:
+    with gx.Worker(affine(), backend=backend) as worker:
         run = worker.schedule(ramp(2, 3))
         run.wait()
         with pytest.raises(gx.PendingError, match=r"lies on a device: call readback_and_clone\(\)"):
             read(run.peek_output())  # type: ignore[operator]
+        assert worker.report().host_syncs == ()
+        if is_tracer(backend):
+            assert "copy_to_host" not in trace(backend)
 
 
-def test_spec_is_there_before_the_content() -> None:
-    worker, gate = hold_worker(affine())
+@pytest.mark.feature("S40")
+def test_spec_is_there_before_the_content(backend: Backend) -> None:
+    worker, gate = hold_worker(affine(), backend)
     with worker:
         y = worker.schedule(ramp(2, 3)).peek_output()
         assert (y.name, y.shape, y.max_shape, y.ndim, y.size, y.nbytes, len(y)) == ("y", (2, 3), (2, 3), 2, 6, 24, 2)
         assert y.dtype == np.float32 and y.spec.shape == (2, 3)
-        assert "pending" in repr(y)
+        assert y.backend_type is backend.type and not y.is_done() and "pending" in repr(y)
         gate.set()
         worker.wait_for_completion()
         assert y.is_done() and "done" in repr(y)

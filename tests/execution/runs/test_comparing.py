@@ -83,6 +83,7 @@ def open_comparing(model: gx.Model, backend: gx.BackendType) -> gx.Worker:
     return gx.Worker(model, backend=backend, compare_with=CPU)
 
 
+@pytest.mark.feature("B19")
 @on_both
 def test_the_node_that_differs_is_named(backend: gx.BackendType) -> None:
     model = chain(("before", "Neg", {}), ("wrong", "Off", {}), ("after", "Relu", {}), ("later", "Off", {"more": 2.0}))
@@ -99,6 +100,7 @@ def test_the_node_that_differs_is_named(backend: gx.BackendType) -> None:
         assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
 
 
+@pytest.mark.feature("B17", "B19")
 @on_both
 def test_clean_layers_are_counted(backend: gx.BackendType) -> None:
     with open_comparing(affine(), backend) as worker:

@@ -14,6 +14,8 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 import gpuexec as gx
+from gpuexec.devices.backend import Backend
+from gpuexec.errors import ErrorCode
 from tests.model.control_models import ControlModel
 from tests.model.small_models import (
     CPU,
@@ -31,8 +33,8 @@ from tests.model.small_models import (
 
 
 @pytest.fixture
-def pair() -> Iterator[gx.Worker]:
-    with gx.Worker(two_inputs(), backend=CPU) as worker:
+def pair(backend: Backend) -> Iterator[gx.Worker]:
+    with gx.Worker(two_inputs(), backend=backend) as worker:
         yield worker
 
 
@@ -61,15 +63,17 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.feature("S39")
 @pytest.mark.parametrize("copy", [True, False], ids=["copied", "borrowed"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_any_layout_is_accepted(layout: object, copy: bool) -> None:
+def test_any_layout_is_accepted(layout: object, copy: bool, backend: Backend) -> None:
     given = layout(ramp(2, 3, 4, 5))  # type: ignore[operator]
     x = np.asarray(given["x"] if isinstance(given, dict) else given, np.float32)
-    with gx.Worker(affine(("n", 3, "h", "w")), backend=CPU) as worker:
+    with gx.Worker(affine(("n", 3, "h", "w")), backend=backend) as worker:
         np.testing.assert_array_equal(worker.run(given, copy=copy)[0], expect_affine(x))
 
 
+@pytest.mark.feature("S22")
 @pytest.mark.parametrize(
     "form", [list, tuple, lambda xs: {"right": xs[1], "left": xs[0]}], ids=["list", "tuple", "dict"]
 )
@@ -79,10 +83,13 @@ def test_several_inputs_come_in_order_or_by_name(pair: gx.Worker, form: object) 
     np.testing.assert_array_equal(difference, left - right)
 
 
-def test_python_and_numpy_scalars_are_inputs() -> None:
-    with gx.Worker(affine(()), backend=CPU) as worker:
+@pytest.mark.feature("S39")
+def test_python_and_numpy_scalars_are_inputs(backend: Backend) -> None:
+    with gx.Worker(affine(()), backend=backend) as worker:
         for x in (3, 1.5, np.float32(-2), np.array(4, np.float32)):
-            assert worker.run(x)[0] == expect_affine(np.float32(x))
+            y = worker.schedule(x).peek_output()
+            assert y.shape == () and y.size == 1
+            assert y.readback_and_clone().item() == expect_affine(np.float32(x))
 
 
 def test_python_scalar_that_would_be_rounded_is_refused() -> None:
@@ -94,16 +101,21 @@ def test_python_scalar_that_would_be_rounded_is_refused() -> None:
                 worker.run(wrong)
 
 
+@pytest.mark.feature("B26", "S20")
 def test_missing_input_is_named(pair: gx.Worker) -> None:
-    with pytest.raises(gx.InputError, match=r"'right' \(float32\[n,3\]\) is missing"):
+    with pytest.raises(gx.InputError, match=r"'right' \(float32\[n,3\]\) is missing") as caught:
         pair.schedule({"left": ramp(2, 3)})
+    assert caught.value.value == "right" and caught.value.code == ErrorCode.INVALID_ARGUMENT
     with pytest.raises(gx.InputError, match=r"'left'.*'right'"):
         pair.schedule()
+    assert pair.report().runs == 0
 
 
+@pytest.mark.feature("B26", "S20")
 def test_misspelt_input_is_named(pair: gx.Worker) -> None:
     with pytest.raises(gx.InputError, match=r"no input 'lefft'; it has left, right"):
         pair.schedule({"lefft": ramp(2, 3), "right": ramp(2, 3)})
+    assert pair.report().runs == 0
 
 
 def test_too_many_inputs_are_refused(pair: gx.Worker) -> None:
@@ -111,12 +123,26 @@ def test_too_many_inputs_are_refused(pair: gx.Worker) -> None:
         pair.schedule([ramp(2, 3)] * 3)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, np.dtype(">f4"), ml_dtypes.bfloat16, object])
-def test_wrong_dtype_is_refused_with_the_cast_to_write(worker: gx.Worker, dtype: object) -> None:
-    with pytest.raises(gx.InputError, match=r"'x' expects float32, got .*x\.astype\('float32'\)"):
+@pytest.mark.feature("S20", "S39")
+@pytest.mark.parametrize(
+    ("dtype", "told"),
+    [
+        (np.float64, "float64"),
+        (np.float16, "float16"),
+        (np.int32, "int32"),
+        (np.dtype(">f4"), ">f4"),
+        (ml_dtypes.bfloat16, "bfloat16"),
+        (object, "string"),
+    ],
+)
+def test_wrong_dtype_is_refused_with_the_cast_to_write(worker: gx.Worker, dtype: object, told: str) -> None:
+    with pytest.raises(gx.InputError, match=rf"'x' expects float32, got {told}.*cast it: x\.astype\('float32'\)"):
         worker.schedule(ramp(2, 3).astype(dtype))  # type: ignore[arg-type]
+    assert worker.report().runs == 0
+    np.testing.assert_array_equal(worker.run(ramp(2, 3))[0], expect_affine(ramp(2, 3)))
 
 
+@pytest.mark.feature("S20")
 @pytest.mark.parametrize(
     ("shape", "told"),
     [((2,), "1 axes, not 2"), ((2, 4), "axis 1 must be 3"), ((1, 2, 3), "3 axes, not 2")],
@@ -124,8 +150,20 @@ def test_wrong_dtype_is_refused_with_the_cast_to_write(worker: gx.Worker, dtype:
 def test_wrong_shape_is_refused(worker: gx.Worker, shape: tuple[int, ...], told: str) -> None:
     with pytest.raises(gx.InputError, match=rf"'x' expects float32\[n,3\], got float32\[.*{told}"):
         worker.schedule(ramp(*shape))
+    assert worker.report().runs == 0
+    np.testing.assert_array_equal(worker.run(ramp(2, 3))[0], expect_affine(ramp(2, 3)))
 
 
+@pytest.mark.feature("S7")
+def test_dimension_of_two_inputs_takes_several_sizes_in_one_worker(pair: gx.Worker) -> None:
+    for rows in (2, 5, 1):
+        total, _ = pair.run([ramp(rows, 3), ramp(rows, 3)])
+        np.testing.assert_array_equal(total, 2 * ramp(rows, 3))
+    with pytest.raises(gx.InputError, match=r"'right'.*'n' is 4, but 2 in input 'left'"):
+        pair.schedule([ramp(2, 3), ramp(4, 3)])
+
+
+@pytest.mark.feature("S7")
 def test_dimension_that_differs_between_inputs_is_refused(pair: gx.Worker) -> None:
     with pytest.raises(gx.InputError, match=r"'right'.*'n' is 3, but 2 in input 'left'"):
         pair.schedule([ramp(2, 3), ramp(3, 3)])
@@ -142,6 +180,7 @@ def test_what_is_no_array_is_refused(worker: gx.Worker) -> None:
         worker.schedule("a word")
 
 
+@pytest.mark.feature("S21", "T9")
 def test_refusals_do_not_depend_on_assertions() -> None:
     program = (
         "from tests.execution.runs.test_inputs import *; test_refusal_touches_neither_device_nor_worker(); assert False"
@@ -150,6 +189,7 @@ def test_refusals_do_not_depend_on_assertions() -> None:
     subprocess.run([sys.executable, "-O", "-c", program], cwd=root, check=True)
 
 
+@pytest.mark.feature("B26", "S20")
 def test_refusal_touches_neither_device_nor_worker() -> None:
     backend = make_tracer()
     with gx.Worker(two_inputs(), backend=backend) as worker:
@@ -161,8 +201,9 @@ def test_refusal_touches_neither_device_nor_worker() -> None:
         assert worker.run([ramp(2, 3)] * 2)[0].shape == (2, 3)
 
 
-def test_host_array_is_copied_before_schedule_returns() -> None:
-    worker, gate = hold_worker(affine())
+@pytest.mark.feature("E43")
+def test_host_array_is_copied_before_schedule_returns(backend: Backend) -> None:
+    worker, gate = hold_worker(affine(), backend)
     x = ramp(2, 3)
     with worker:
         run = worker.schedule(x)
@@ -171,6 +212,7 @@ def test_host_array_is_copied_before_schedule_returns() -> None:
         np.testing.assert_array_equal(run.peek_output().readback_and_clone(), expect_affine(ramp(2, 3)))
 
 
+@pytest.mark.feature("E43")
 def test_borrowed_host_array_is_read_when_the_run_is() -> None:
     worker, gate = hold_worker(affine())
     x = ramp(2, 3)
@@ -196,6 +238,7 @@ def test_borrowed_arrays_go_to_a_device_without_staging() -> None:
         assert (together, trace(backend).count("copy_to_device")) == (1, 3)
 
 
+@pytest.mark.feature("B24")
 def test_inputs_stay_set_for_later_runs(pair: gx.Worker) -> None:
     left, right = ramp(2, 3), ramp(2, 3) + 5
     pair.run([left, right])
@@ -205,8 +248,10 @@ def test_inputs_stay_set_for_later_runs(pair: gx.Worker) -> None:
     for _ in range(5):
         total, _ = pair.run()
         np.testing.assert_array_equal(total, ramp(2, 3) + right + 1)
+    assert left.flags.owndata and (left == 0).all()
 
 
+@pytest.mark.feature("S7")
 def test_kept_input_of_another_size_is_refused_by_name(pair: gx.Worker) -> None:
     pair.run([ramp(2, 3), ramp(2, 3)])
     with pytest.raises(gx.InputError, match=r"'right'.*'n' is 2, but 4 in input 'left'"):

@@ -12,11 +12,11 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
+from tests.execution.held import holding
 from tests.execution.runs.test_watching import LOOP
 from tests.execution.runs.watched import GOOD, logarithm, on_both, with_elements
 from tests.model.small_models import CPU, GATES, affine, gated, make_model, ramp
 from tests.model.state_models import running_sum
-from tests.system.features.held import holding
 
 
 @on_both

@@ -1,4 +1,4 @@
-"""Models whose runs take several plans, and their devices."""
+"""Models whose runs take several plans, and backends of a test's own."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 import gpuexec as gx
-from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend
 from gpuexec.devices.cpu.cpu import CpuDevice
 from tests.devices.opening import make_simulator
 from tests.model.small_models import CPU
 from tests.model.staged_models import MODELS, StagedModel
 
 BACKENDS = {"cpu": CPU, "simulator": gx.BackendType.SIMULATOR}
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return open_backend(BACKENDS[request.param])
 
 
 @pytest.fixture(params=MODELS)

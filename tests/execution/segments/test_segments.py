@@ -10,9 +10,9 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
+from tests.execution.held import holding
 from tests.model.small_models import CPU
 from tests.model.staged_models import MODELS, StagedModel, inputs
-from tests.system.features.held import holding
 
 
 def test_schedule_returns_before_anything_is_done(staged: StagedModel, backend: Backend) -> None:
@@ -111,6 +111,7 @@ def test_run_after_run_takes_the_same_plans_and_memory(staged: StagedModel, own_
     assert held[-1] == held[8]
 
 
+@pytest.mark.feature("S23", "T5")
 def test_steps_wait_instead_of_blocking(staged: StagedModel, backend: Backend) -> None:
     x = inputs(2)
     with gx.Worker(staged.load(), backend=backend) as worker, holding(worker._engine.stream) as gate:
@@ -133,6 +134,15 @@ def test_steps_wait_instead_of_blocking(staged: StagedModel, backend: Backend) -
     assert waited > 0 or not staged.reads or backend.type is CPU
     assert ("NoKernel_1" in nodes) == bool(staged.calls)
     assert has_calls == (bool(staged.calls) and backend.type is not CPU)
+
+
+@pytest.mark.feature("S23", "T5")
+def test_layer_of_the_host_is_a_step_of_its_own(backend: Backend) -> None:
+    staged = MODELS["host call"]
+    with gx.Worker(staged.load(), backend=backend) as worker:
+        steps = list(worker.schedule_iterable(inputs(0)))
+        assert [len(step.nodes) for step in steps if not step.waiting] == [1, 1, 1]
+        staged.check(inputs(0), [worker.read_output()])
 
 
 def test_waiting_for_everything_works_between_steps(staged: StagedModel, backend: Backend) -> None:

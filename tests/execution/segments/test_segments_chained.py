@@ -7,11 +7,11 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.devices.backend import Backend, open_backend
+from tests.execution.held import holding
 from tests.execution.segments.conftest import BACKENDS
 from tests.model.control_models import ControlModel
 from tests.model.small_models import CPU
 from tests.model.staged_models import MODELS, StagedModel, inputs
-from tests.system.features.held import holding
 
 
 @pytest.mark.parametrize("consuming", BACKENDS)

@@ -8,8 +8,8 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
+from tests.execution.held import holding
 from tests.model.staged_models import StagedModel, inputs
-from tests.system.features.held import holding
 
 
 def test_run_is_cancelled_at_every_step(staged: StagedModel, own_backend: Backend) -> None:

@@ -1,4 +1,4 @@
-"""Devices of state tests, a Worker with a running sum, and a process without a seed of its own."""
+"""State tests: a Worker with a running sum, and a process without a seed of its own."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 import gpuexec as gx
-from gpuexec.devices.backend import Backend, BackendType, open_backend
+from gpuexec.devices.backend import Backend, BackendType
 from gpuexec.execution.state import seeds
 from tests.model.small_models import CPU
 from tests.model.state_models import running_sum
 
 BACKENDS = (CPU, BackendType.SIMULATOR)
-
-
-@pytest.fixture(params=BACKENDS, ids=lambda each: each.value)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return open_backend(request.param)
 
 
 @pytest.fixture

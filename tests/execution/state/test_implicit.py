@@ -18,6 +18,7 @@ def make_sequence(steps: int, batch: int = 2) -> np.ndarray:  # type: ignore[typ
     return np.random.default_rng(3).standard_normal((steps, batch, 5)).astype(np.float32)
 
 
+@pytest.mark.feature("B40", "S28")
 def test_each_layer_without_a_start_has_memories() -> None:
     plain, model = gx.load(recurrent()), gx.load(recurrent(), memories="implicit")
     assert plain.memories == ()
@@ -29,11 +30,15 @@ def test_each_layer_without_a_start_has_memories() -> None:
     assert model.memories[0].zeros(2).shape == (1, 2, 4)
 
 
+@pytest.mark.feature("B40", "S28")
 def test_shapes_are_bound_at_load_where_dims_are() -> None:
     model = gx.load(recurrent(), memories="implicit", dims={"steps": 3, "batch": 2})
     assert [memory.shape for memory in model.memories] == [(1, 2, 4), (1, 2, 4), (1, 2, 3)]
+    for memory in model.memories:
+        assert memory.zeros().shape == memory.shape and not memory.zeros().any()
 
 
+@pytest.mark.feature("B41")
 def test_shapes_do_not_wait_for_dims_they_do_not_depend_on(backend: Backend) -> None:
     model = gx.load(recurrent(), memories="implicit", dims={"batch": 2})
     assert [memory.shape for memory in model.memories] == [(1, 2, 4), (1, 2, 4), (1, 2, 3)]
@@ -42,6 +47,7 @@ def test_shapes_do_not_wait_for_dims_they_do_not_depend_on(backend: Backend) -> 
         worker.run(make_sequence(3))
 
 
+@pytest.mark.feature("B40", "S28")
 def test_sequence_in_pieces_is_the_sequence_whole(backend: Backend) -> None:
     xs = make_sequence(12)
     with (
@@ -49,6 +55,7 @@ def test_sequence_in_pieces_is_the_sequence_whole(backend: Backend) -> None:
         gx.Worker(gx.load(recurrent(), memories="implicit"), backend=backend) as worker,
     ):
         expected = whole.run(xs)
+        assert [memory.shape for memory in worker.state.memories] == [(1, None, 4), (1, None, 4), (1, None, 3)]
         for start in (0, 3, 4, 9):
             got = worker.run(xs[start : {0: 3, 3: 4, 4: 9, 9: 12}[start]])
         for each, other in zip(got, expected, strict=True):

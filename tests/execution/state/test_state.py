@@ -23,6 +23,14 @@ def test_memories_are_no_inputs_and_no_outputs() -> None:
     assert str(memory) == "held <- total: float32[n,3] (swap)"
 
 
+@pytest.mark.feature("B41")
+def test_state_begins_as_zeros(backend: Backend) -> None:
+    with gx.Worker(running_sum((2, WIDTH)), backend=backend) as worker:
+        np.testing.assert_array_equal(worker.state.get("held"), np.zeros((2, WIDTH)))
+        np.testing.assert_array_equal(worker.run(HELD)[0], 2 * HELD)
+
+
+@pytest.mark.feature("B41", "B42", "E38")
 def test_runs_go_on_from_what_the_run_before_left(worker: gx.Worker) -> None:
     for number in range(1, 6):
         run = worker.schedule(HELD)
@@ -30,10 +38,13 @@ def test_runs_go_on_from_what_the_run_before_left(worker: gx.Worker) -> None:
         np.testing.assert_array_equal(worker.read_output(), 2 * number * HELD)
     np.testing.assert_array_equal(worker.state.get(), 5 * HELD)
     assert worker.report().plans == 1 and worker.report().host_syncs == ()
+    worker.trim()
+    np.testing.assert_array_equal(worker.run(HELD)[0], 12 * HELD)
 
 
-def test_runs_in_flight_go_on_from_each_other() -> None:
-    worker, gate = hold_worker(running_sum(), frames=2)
+@pytest.mark.feature("B42", "E38")
+def test_runs_in_flight_go_on_from_each_other(backend: Backend) -> None:
+    worker, gate = hold_worker(running_sum(), backend, frames=2)
     with worker:
         requests = [worker.schedule(HELD).peek_output().readback_request() for _ in range(6)]
         assert not any(request.is_done() for request in requests)
@@ -42,6 +53,7 @@ def test_runs_in_flight_go_on_from_each_other() -> None:
             np.testing.assert_array_equal(request.result(), 2 * number * HELD)
 
 
+@pytest.mark.feature("E38")
 def test_state_of_a_run_that_goes_on_is_not_copied() -> None:
     backend = make_tracer()
     with gx.Worker(running_sum(), backend=backend) as worker:
@@ -54,8 +66,13 @@ def test_state_of_a_run_that_goes_on_is_not_copied() -> None:
         for _ in range(20):
             worker.schedule(HELD)
         assert worker.memory_stats()["exchange"] == held
+        count = len(trace(backend))
+        for _ in range(3):
+            worker.schedule(HELD)
+        assert not {"copy_to_host", "copy", "allocate"} & set(trace(backend)[count:])
 
 
+@pytest.mark.feature("B43")
 def test_array_given_for_a_memory_replaces_it_for_that_run(worker: gx.Worker) -> None:
     worker.run(HELD)
     np.testing.assert_array_equal(worker.run({"x": HELD, "held": 10 * HELD})[0], 22 * HELD)
@@ -72,6 +89,7 @@ def test_tensor_of_the_device_is_taken_for_a_memory(worker: gx.Worker, backend: 
         )
 
 
+@pytest.mark.feature("B43")
 def test_bad_array_for_a_memory_is_refused_and_changes_nothing(worker: gx.Worker) -> None:
     worker.run(HELD)
     for bad, words in ((HELD[:, :2], "expects"), (HELD.astype(np.float64), "float64"), (HELD[:1], "'n' is")):

@@ -128,6 +128,7 @@ def test_snapshots_outlive_later_runs_and_are_restored(worker: gx.Worker) -> Non
         np.testing.assert_array_equal(worker.run(HELD)[0], 2 * (number + 1) * HELD)
 
 
+@pytest.mark.feature("B45")
 def test_forks_go_their_own_ways(worker: gx.Worker) -> None:
     worker.run(HELD)
     first, second = worker.state, worker.state.fork()
@@ -139,6 +140,7 @@ def test_forks_go_their_own_ways(worker: gx.Worker) -> None:
     np.testing.assert_array_equal(second.get(), 2 * HELD)
 
 
+@pytest.mark.feature("B45")
 def test_sequences_take_turns_on_one_worker(worker: gx.Worker) -> None:
     states = [worker.create_state() for _ in range(3)]
     for number in range(1, 4):

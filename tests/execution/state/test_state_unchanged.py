@@ -67,6 +67,7 @@ def test_cancelled_run_changes_no_state(backend: Backend) -> None:
         np.testing.assert_array_equal(worker.run(HELD)[0], 4 * HELD)
 
 
+@pytest.mark.feature("B42")
 def test_run_scheduled_piece_by_piece_counts_from_its_end(worker: gx.Worker) -> None:
     worker.run(HELD)
     steps = worker.schedule_iterable(HELD)
@@ -80,6 +81,7 @@ def test_run_scheduled_piece_by_piece_counts_from_its_end(worker: gx.Worker) -> 
     np.testing.assert_array_equal(worker.state.get(), HELD)
 
 
+@pytest.mark.feature("B42")
 def test_run_given_up_half_scheduled_changes_no_state(worker: gx.Worker) -> None:
     worker.run(HELD)
     steps = worker.schedule_iterable(HELD)
@@ -92,6 +94,7 @@ def test_run_given_up_half_scheduled_changes_no_state(worker: gx.Worker) -> None
     next(steps)
     assert worker.cancel()
     np.testing.assert_array_equal(worker.state.get(), 2 * HELD)
+    np.testing.assert_array_equal(worker.run(HELD)[0], 6 * HELD)
 
 
 def test_bad_inputs_end_no_run_and_change_no_state(worker: gx.Worker) -> None:

@@ -78,6 +78,7 @@ def test_verify_compares_and_says_what_is_off(program: str, capsys: Out, tmp_pat
     assert "(asked for)" in capsys.readouterr().out
 
 
+@pytest.mark.feature("E86")
 def test_verify_without_cases_does_not_pass(capsys: Out, tmp_path: Path) -> None:
     path = str(tmp_path / "bare.gxp")
     assert main(["compile", DIGITS, "-o", path, "--no-case"]) == 0

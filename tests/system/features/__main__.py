@@ -1,10 +1,10 @@
-"""Feature list from the command line: the tests of its rows are run, and the list printed with the results.
+"""Feature list from the command line: the tests marked with its rows are run, and the list printed with the results.
 
     python -m tests.system.features                 all rows
     python -m tests.system.features --missing       only rows that must be there and have no test, or a failing one
-    python -m tests.system.features -k "b24 or s4"  further arguments are pytest's; rows not run are counted as not run
+    python -m tests.system.features -k "readback"   further arguments are pytest's; rows not run are counted as not run
 
-Exit status 1 if a test failed, or if a test names a row that the list does not have.
+Exit status 1 if a test failed, or if a mark names a row that the list does not have.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.features.marks import find_tests
 from tests.system.features.rows import ROWS
 from tests.system.features.table import Outcomes, format_table, format_totals
+
+TESTS = Path(__file__).resolve().parents[2]
 
 
 def main(arguments: list[str]) -> int:
@@ -25,15 +28,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--missing", action="store_true", help="print rows that lack a passing test only")
     options, rest = parser.parse_known_args(arguments)
     outcomes = Outcomes()
-    folder = str(Path(__file__).parent)
-    ended = pytest.main([folder, "-q", "--no-header", "-p", "no:cacheprovider", *rest], plugins=[outcomes])
+    tests = sorted({str(TESTS / test) for tests in find_tests(TESTS).values() for test in tests})
+    ended = pytest.main([*tests, "-q", "--no-header", "-p", "no:cacheprovider", *rest], plugins=[outcomes])
     print()
     print("\n".join(format_table(ROWS, outcomes, only_missing=options.missing)))
     print()
     print("\n".join(format_totals(ROWS, outcomes)))
     unknown = sorted(set(outcomes.counts) - set(ROWS))
     if unknown:
-        print(f"Tests name rows that the list does not have: {', '.join(unknown)}.")
+        print(f"Marks name rows that the list does not have: {', '.join(unknown)}.")
     return 1 if unknown or ended not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else 0
 
 

@@ -2,8 +2,8 @@
 
 A row's judgement: ``M`` gpuexec must have it, ``S`` it should, ``N`` it deliberately does not, ``T`` is a trap, where
 one of the three does otherwise than it says, and gpuexec decides. Names say the behaviour as gpuexec promises it.
-``reason`` is the sentence on why a row has no test, or why gpuexec decides otherwise. Tests are named by their
-rows, ``test_b24_...``; `tests.system.features.marks` finds them.
+``reason`` is the sentence on why a row has no test, or why gpuexec decides otherwise. Tests bear the
+mark ``feature`` with their rows; `tests.system.features.marks` finds them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from enum import Enum
 
 import pytest
 
-from tests.system.features.marks import DEVICES, device_of, rows_of
+from tests.system.features.marks import DEVICES, device_of
 from tests.system.features.rows import Row
 
 COLUMNS = (*DEVICES, "other")
@@ -26,7 +26,7 @@ class Status(Enum):
     LATER = "not there"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # plugins of pytest are hashed
 class Outcomes:
     """A pytest plugin that counts, for each row and device, how many of its tests ended how."""
 
@@ -35,10 +35,10 @@ class Outcomes:
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         """Note the rows of a test, though it may be deselected later."""
-        name = getattr(item, "originalname", None) or item.name
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        self._cells[item.nodeid] = (rows_of(name), device_of(params))
-        for row in rows_of(name):
+        rows = tuple(row for mark in item.iter_markers("feature") for row in mark.args)
+        self._cells[item.nodeid] = (rows, device_of(params))
+        for row in rows:
             self.counts.setdefault(row, Counter())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

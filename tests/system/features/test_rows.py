@@ -5,54 +5,81 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.system.features.marks import find_tests, rows_of
+import gpuexec as gx
+from tests.system.features.marks import MARK, device_of, find_tests
 from tests.system.features.rows import ROWS, Row
 from tests.system.features.table import Outcomes, Status, format_table, format_totals
 
-TESTS = find_tests(Path(__file__).parent)
+FOLDER = Path(__file__).resolve().parents[2]
+FOUND = find_tests(FOLDER)
 # Rows that must be there and are proved; the rest says in its row why not.
 MIN_MUSTS = 159
 
 
-def test_every_test_names_rows_that_are_there() -> None:
-    assert [row for row in TESTS if row not in ROWS] == []
+def test_every_mark_names_rows_that_are_there() -> None:
+    assert [row for row in FOUND if row not in ROWS] == []
 
 
 def test_every_row_is_tested_or_says_why_not() -> None:
-    assert [row.number for row in ROWS.values() if row.number not in TESTS and not row.reason] == []
+    assert [row.number for row in ROWS.values() if row.number not in FOUND and not row.reason] == []
 
 
 def test_reasons_are_sentences_that_put_nothing_off() -> None:
-    missing = {row.number for row in ROWS.values() if row.judgement in "MT" and row.number not in TESTS}
+    missing = {row.number for row in ROWS.values() if row.judgement in "MT" and row.number not in FOUND}
     reasons = {row.number: row.reason for row in ROWS.values() if row.reason and row.number not in missing}
     assert [number for number, reason in reasons.items() if len(reason.split()) < 6 or "later" in reason.split()] == []
     assert [row.number for row in ROWS.values() if row.judgement == "N" and row.number not in reasons] == []
 
 
 def test_a_row_that_is_tested_is_not_put_off() -> None:
-    assert [row.number for row in ROWS.values() if row.number in TESTS and row.judgement != "N" and row.reason] == []
+    assert [row.number for row in ROWS.values() if row.number in FOUND and row.judgement != "N" and row.reason] == []
 
 
 def test_most_of_what_must_be_there_is_tested() -> None:
     musts = [row.number for row in ROWS.values() if row.judgement == "M"]
     assert Counter(row.judgement for row in ROWS.values()) == {"M": 159, "S": 56, "N": 12, "T": 13, "-": 1}
-    assert sum(number in TESTS for number in musts) >= MIN_MUSTS
+    assert sum(number in FOUND for number in musts) >= MIN_MUSTS
 
 
 @pytest.mark.parametrize(
-    ("name", "rows"),
+    ("source", "rows"),
     [
-        ("test_b24_inputs_stay_set", ("B24",)),
-        ("test_b24_s20_t13_inputs_stay_set", ("B24", "S20", "T13")),
-        ("test_best_fit", ()),
-        ("test_e1x_loaders", ()),
-        ("helper_b24_x", ()),
+        ('@pytest.mark.feature("B24")\ndef test_inputs(): ...', {"B24": ["test_x.py::test_inputs"]}),
+        (
+            '@pytest.mark.feature("B24", "T13")\n@pytest.mark.long\nasync def test_inputs(): ...',
+            {"B24": ["test_x.py::test_inputs"], "T13": ["test_x.py::test_inputs"]},
+        ),
+        ("@pytest.mark.long\ndef test_b24(): ...", {}),
     ],
 )
-def test_rows_are_read_from_names(name: str, rows: tuple[str, ...]) -> None:
-    assert rows_of(name) == rows
+def test_rows_are_read_from_marks(source: str, rows: dict[str, list[str]], tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text(source)
+    assert find_tests(tmp_path) == rows
+
+
+def test_every_mark_stands_on_a_function_that_is_found() -> None:
+    tests = {test for tests in FOUND.values() for test in tests}
+    found = Counter(test.partition("::")[0] for test in tests)
+    others = [path for path in FOLDER.rglob("test_*.py") if path != Path(__file__).resolve()]
+    marks = {path.relative_to(FOLDER).as_posix(): path.read_text().count(f"@{MARK}(") for path in others}
+    assert found == Counter({path: count for path, count in marks.items() if count})
+
+
+@pytest.mark.parametrize(
+    ("params", "column"),
+    [
+        ({"backend": "cpu", "rows": 3}, "cpu"),
+        ({"backend": gx.BackendType.SIMULATOR, "x": np.zeros(2)}, "simulator"),
+        ({"method": (gx.BackendType.CPU, True)}, "cpu"),
+        ({"backend": "tracer"}, "other"),
+        ({"one": "cpu", "other": "simulator"}, "other"),
+    ],
+)
+def test_a_test_counts_for_the_device_of_its_parameters(params: dict[str, object], column: str) -> None:
+    assert device_of(params) == column
 
 
 def test_the_table_tells_passed_failed_and_missing_apart() -> None:

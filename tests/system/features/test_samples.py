@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.interfaces.test_samples import SAMPLES
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
-def test_s83_every_sample_is_there_and_is_run_by_a_test() -> None:
+@pytest.mark.feature("S83")
+def test_every_sample_is_there_and_is_run_by_a_test() -> None:
     wanted = {"basic_execution.py", "execute_in_parts.py", "manual_schedule.py", "readback.py", "frame_budget.py"}
     assert wanted <= set(SAMPLES)
     assert set(SAMPLES) <= {path.name for path in EXAMPLES.glob("*.py")}

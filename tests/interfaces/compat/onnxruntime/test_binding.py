@@ -12,8 +12,8 @@ import gpuexec as gx
 import gpuexec.compat.onnxruntime as ort
 from gpuexec.compat.onnxruntime import capi
 from gpuexec.devices.backend import open_backend
+from tests.execution.held import holding
 from tests.interfaces.compat.onnxruntime.sessions import CPU, F32, NONZERO, SIMULATOR, B, X, make_bytes, make_session
-from tests.system.features.held import holding
 
 PLACES = pytest.mark.parametrize(("provider", "device"), [(CPU, "cpu"), (SIMULATOR, "simulator")])
 errors = capi.onnxruntime_pybind11_state

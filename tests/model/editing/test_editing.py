@@ -1,4 +1,4 @@
-"""Rows on model editing: composition, baked-in pre- and post-processing, weights from other files."""
+"""Model editing: composition, baked-in pre- and post-processing, weights from other files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.model.small_models import affine, expect_affine, make_model, ramp, tw
 X = ramp(2, 3)
 
 
-def test_s72_models_are_composed_and_their_parts_stay(backend: Backend) -> None:
+@pytest.mark.feature("S72")
+def test_models_are_composed_and_their_parts_stay(backend: Backend) -> None:
     first, second = affine(), affine()
     both = first.append(second)
     expected = {first: expect_affine(X), second: expect_affine(X), both: expect_affine(expect_affine(X))}
@@ -27,7 +28,8 @@ def test_s72_models_are_composed_and_their_parts_stay(backend: Backend) -> None:
             np.testing.assert_array_equal(worker.run(X)[0], array)
 
 
-def test_s73_processing_before_and_after_is_part_of_the_model(backend: Backend, tmp_path: Path) -> None:
+@pytest.mark.feature("S73")
+def test_processing_before_and_after_is_part_of_the_model(backend: Backend, tmp_path: Path) -> None:
     pixels = [
         helper.make_node("Cast", ["image"], ["raw"], name="cast", to=onnx.TensorProto.FLOAT),
         helper.make_node("Sub", ["raw", "mean"], ["ready"], name="center"),
@@ -51,19 +53,22 @@ def test_s73_processing_before_and_after_is_part_of_the_model(backend: Backend, 
             np.testing.assert_array_equal(worker.run(image)[0], expect_affine(image.astype(np.float32) - 4).max())
 
 
-def test_s5_b20_any_value_of_a_loaded_model_is_promoted(backend: Backend) -> None:
+@pytest.mark.feature("S5", "B20")
+def test_any_value_of_a_loaded_model_is_promoted(backend: Backend) -> None:
     with gx.Worker(affine().expose("double"), backend=backend) as worker:
         y, doubled = worker.run(X)
         np.testing.assert_array_equal(y, expect_affine(X))
         np.testing.assert_array_equal(doubled, 2 * X)
 
 
-def test_b21_outputs_of_a_loaded_model_are_left_out() -> None:
+@pytest.mark.feature("B21")
+def test_outputs_of_a_loaded_model_are_left_out() -> None:
     kept = affine().keep_outputs(["a"])
     assert [node.name for node in kept.graph.nodes] == ["double"]
 
 
-def test_b9_what_is_edited_is_saved(tmp_path: Path, backend: Backend) -> None:
+@pytest.mark.feature("B9")
+def test_what_is_edited_is_saved(tmp_path: Path, backend: Backend) -> None:
     affine().rename({"y": "answer"}).save(tmp_path / "named.onnx")
     onnx.checker.check_model(tmp_path / "named.onnx")
     with gx.Worker(gx.load(tmp_path / "named.onnx"), backend=backend) as worker:
@@ -71,7 +76,8 @@ def test_b9_what_is_edited_is_saved(tmp_path: Path, backend: Backend) -> None:
         assert worker.peek_output("answer").name == "answer"
 
 
-def test_e83_weights_from_a_file_of_their_own_are_exchanged(backend: Backend, tmp_path: Path) -> None:
+@pytest.mark.feature("E83")
+def test_weights_from_a_file_of_their_own_are_exchanged(backend: Backend, tmp_path: Path) -> None:
     other = {"first": np.full((3, 5), 2, np.float32), "second": np.ones((5, 2), np.float32)}
     save_file(other, tmp_path / "weights.safetensors")
     with gx.Worker(two_layers(), backend=backend) as worker:
@@ -82,7 +88,8 @@ def test_e83_weights_from_a_file_of_their_own_are_exchanged(backend: Backend, tm
         np.testing.assert_array_equal(before.result(), np.maximum(X @ ramp(3, 5), 0) @ ramp(5, 2))
 
 
-def test_e83_several_files_are_one_map_without_double_keys(tmp_path: Path) -> None:
+@pytest.mark.feature("E83")
+def test_several_files_are_one_map_without_double_keys(tmp_path: Path) -> None:
     for name in ("first", "second"):
         save_file({name: ramp(2, 3)}, tmp_path / f"{name}.safetensors")
     paths = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
@@ -100,7 +107,8 @@ def test_e83_several_files_are_one_map_without_double_keys(tmp_path: Path) -> No
         gx.NamedDataMap.load(*paths, paths[0])
 
 
-def test_e83_a_program_goes_on_with_other_weights(backend: Backend, tmp_path: Path) -> None:
+@pytest.mark.feature("E83")
+def test_a_program_goes_on_with_other_weights(backend: Backend, tmp_path: Path) -> None:
     gx.Program.build({"forward": two_layers()}, shapes={"forward": {"x": (2, 3)}}).save(tmp_path / "model.gxp")
     program = gx.Program.load(tmp_path / "model.gxp", backend=backend)
     other = {"first": np.full((3, 5), 2, np.float32)}

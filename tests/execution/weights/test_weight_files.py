@@ -1,4 +1,4 @@
-"""Rows on weights: narrow types, and host copies."""
+"""Weights: narrow types, and files that the host's bytes are windows on."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import pytest
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from gpuexec.system.mapped import find_source
+from tests.devices.backends import is_tracer
 from tests.execution.weights.models import SIDE, make_chain, save_beside, save_inside
-from tests.system.features.marks import is_tracer
 
 X = np.linspace(-1, 1, SIDE, dtype=np.float32).reshape(1, SIDE)
 
 
+@pytest.mark.feature("S77")
 @pytest.mark.parametrize("kind", ["fp16", "int8"])
-def test_s77_weights_are_stored_narrow_and_widened_by_their_readers(kind: str, backend: Backend) -> None:
+def test_weights_are_stored_narrow_and_widened_by_their_readers(kind: str, backend: Backend) -> None:
     model = gx.load(make_chain(2))
     compressed = model.compress_weights(kind)
     assert {node.operator.name for node in compressed.graph.nodes} == {"gpuexec.NarrowMatMul"}
@@ -32,7 +33,8 @@ def test_s77_weights_are_stored_narrow_and_widened_by_their_readers(kind: str, b
     assert "output snr" in str(gx.measure_weights(model, compressed, {"x": X}))
 
 
-def test_e5_b18_weights_in_files_take_nothing_of_the_host_after_the_upload(tmp_path: Path, backend: Backend) -> None:
+@pytest.mark.feature("E5", "B18")
+def test_weights_in_files_take_nothing_of_the_host_after_the_upload(tmp_path: Path, backend: Backend) -> None:
     model = gx.load(save_beside(make_chain(2), tmp_path))
     with gx.Worker(model, backend=backend) as worker:
         worker.run(X)
@@ -42,7 +44,8 @@ def test_e5_b18_weights_in_files_take_nothing_of_the_host_after_the_upload(tmp_p
         again.run(X)
 
 
-def test_e14_weights_in_files_stay_there_until_a_device_reads_them(tmp_path: Path, backend: Backend) -> None:
+@pytest.mark.feature("E14")
+def test_weights_in_files_stay_there_until_a_device_reads_them(tmp_path: Path, backend: Backend) -> None:
     model = gx.load(save_beside(make_chain(2), tmp_path))
     with gx.Worker(model, backend=backend) as worker:
         (before,) = worker.run(X)
@@ -52,7 +55,8 @@ def test_e14_weights_in_files_stay_there_until_a_device_reads_them(tmp_path: Pat
         np.testing.assert_array_equal(worker.run(X)[0], before)
 
 
-def test_s11_progress_of_weights_is_told(tmp_path: Path, backend: Backend) -> None:
+@pytest.mark.feature("S11")
+def test_progress_of_weights_is_told(tmp_path: Path, backend: Backend) -> None:
     seen: list[gx.Progress] = []
     model = gx.load(save_inside(make_chain(2), tmp_path), progress=seen.append)
     assert [each.stage for each in seen] == ["read", "read"]

@@ -1,4 +1,4 @@
-"""Programs and Methods for feature tests, made through the public face."""
+"""Small programs, their Methods, and expected outputs, through the public names."""
 
 from __future__ import annotations
 

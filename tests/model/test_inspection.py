@@ -1,4 +1,4 @@
-"""Rows on inspection of models: without their weights, made in code, as text."""
+"""Inspection of models: without their weights, made in code, as text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import pytest
 import gpuexec as gx
 from gpuexec.cli import main
 from gpuexec.devices.backend import Backend
-from tests.system.features.marks import is_tracer
+from tests.devices.backends import is_tracer
 
-DIGITS = Path(__file__).resolve().parents[3] / "examples" / "models" / "digits.onnx"
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "models" / "digits.onnx"
 COLUMNS = 1 << 20
 LARGE = 64 * COLUMNS * 4
 
 
-def test_b2_a_model_is_looked_at_without_reading_weights_that_lie_beside_it(tmp_path: Path) -> None:
+@pytest.mark.feature("B2")
+def test_a_model_is_looked_at_without_reading_weights_that_lie_beside_it(tmp_path: Path) -> None:
     text = f"""<ir_version: 10, opset_import: ["": 21]> g (float[n,64] x) => (float[n,{COLUMNS}] y)
         <float[64,{COLUMNS}] w = ["location": "weights.bin"]> {{y = MatMul(x, w)}}"""
     path = tmp_path / "model.onnx"
@@ -37,7 +38,8 @@ def test_b2_a_model_is_looked_at_without_reading_weights_that_lie_beside_it(tmp_
         tracemalloc.stop()
 
 
-def test_b8_a_model_is_built_in_code(backend: Backend) -> None:
+@pytest.mark.feature("B8")
+def test_a_model_is_built_in_code(backend: Backend) -> None:
     x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
     weight = np.arange(12, dtype=np.float32).reshape(3, 4)
     built = gx.graph(lambda x: gx.fn.relu(x @ weight), {"x": ("float32", ("n", 3))})
@@ -53,9 +55,8 @@ def test_b8_a_model_is_built_in_code(backend: Backend) -> None:
         np.testing.assert_array_equal(also, np.maximum(x, 0))
 
 
-def test_s78_the_graph_is_printed_as_text_and_drawn_as_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.feature("S78")
+def test_the_graph_is_printed_as_text_and_drawn_as_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, page = gx.load(DIGITS), tmp_path / "arena.html"
     assert main(["info", str(DIGITS)]) == 0
     info = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Rows on profiling: layer times, host waits, memory, and exports."""
+"""Profiler reports: layer times, host waits, memory, and exports."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
+from tests.devices.backends import on
 from tests.model.small_models import affine, ramp, two_layers
 from tests.model.staged_models import MODELS, inputs
-from tests.system.features.marks import on
 
 X = ramp(4, 3)
 
 
-def test_b57_a_profiler_is_chosen_when_running_and_tells_layers_and_operators(backend: Backend) -> None:
+@pytest.mark.feature("B57")
+def test_a_profiler_is_chosen_when_running_and_tells_layers_and_operators(backend: Backend) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         worker.run(X)
         with gx.Profiler() as profiler:
@@ -34,7 +35,8 @@ def test_b57_a_profiler_is_chosen_when_running_and_tells_layers_and_operators(ba
         assert 0 <= each.min_ms <= each.p10_ms <= each.p50_ms <= each.p90_ms <= each.max_ms
 
 
-def test_b57_memory_is_told_at_each_step_and_complexity_by_shapes(backend: Backend) -> None:
+@pytest.mark.feature("B57")
+def test_memory_is_told_at_each_step_and_complexity_by_shapes(backend: Backend) -> None:
     with gx.Profiler() as profiler, gx.Worker(two_layers(), backend=backend) as worker:
         worker.run(X)
         held = worker.memory_stats()
@@ -47,8 +49,9 @@ def test_b57_memory_is_told_at_each_step_and_complexity_by_shapes(backend: Backe
     assert sum(row.weight_bytes for row in work.values()) == 4 * (3 * 5 + 5 * 2)
 
 
+@pytest.mark.feature("S80")
 @on("simulator")
-def test_s80_layers_are_timed_by_the_devices_events_and_name_their_kernels(backend: Backend) -> None:
+def test_layers_are_timed_by_the_devices_events_and_name_their_kernels(backend: Backend) -> None:
     with gx.Profiler() as profiler, gx.Worker(two_layers(), backend=backend) as worker:
         worker.run(X)
     for row in profiler.rows():
@@ -58,7 +61,8 @@ def test_s80_layers_are_timed_by_the_devices_events_and_name_their_kernels(backe
     assert first <= second
 
 
-def test_s80_marks_of_the_package_name_what_it_does(backend: Backend, tmp_path: Path) -> None:
+@pytest.mark.feature("S80")
+def test_marks_of_the_package_name_what_it_does(backend: Backend, tmp_path: Path) -> None:
     with gx.Profiler() as profiler:
         gx.Program.build({"forward": affine()}, backend=backend).save(tmp_path / "a.gxp")
         gx.Program.load(tmp_path / "a.gxp")
@@ -69,8 +73,9 @@ def test_s80_marks_of_the_package_name_what_it_does(backend: Backend, tmp_path: 
     assert {"readback", "host read", "lend", "take back", "save program", "load program"} <= names
 
 
+@pytest.mark.feature("S80")
 @pytest.mark.parametrize("name", ["read", "host call", "loop"])
-def test_s80_stalls_are_named_and_counted_as_the_report_does(name: str, backend: Backend) -> None:
+def test_stalls_are_named_and_counted_as_the_report_does(name: str, backend: Backend) -> None:
     with gx.Profiler() as profiler, gx.Worker(MODELS[name].load(), backend=backend) as worker:
         for number in range(2):
             worker.run(inputs(number))
@@ -81,7 +86,8 @@ def test_s80_stalls_are_named_and_counted_as_the_report_does(name: str, backend:
     assert {about.split(" for ")[0] for about in stalls} == {row.value for row in report.host_reads}
 
 
-def test_e72_a_methods_profiler_goes_before_its_modules(backend: Backend) -> None:
+@pytest.mark.feature("E72")
+def test_a_methods_profiler_goes_before_its_modules(backend: Backend) -> None:
     of_module, of_method = gx.Profiler(), gx.Profiler()
     program = gx.Program.build({"one": affine(), "two": affine()}, backend=backend)
     with gx.Module(program, backend=backend, profiler=of_module) as module:
@@ -92,7 +98,8 @@ def test_e72_a_methods_profiler_goes_before_its_modules(backend: Backend) -> Non
     assert (len(of_module.runs()), len(of_method.runs())) == (1, 2)
 
 
-def test_e84_a_profile_is_rows_a_table_values_and_a_trace(
+@pytest.mark.feature("E84")
+def test_a_profile_is_rows_a_table_values_and_a_trace(
     backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with gx.Profiler() as profiler, gx.Worker(two_layers(), backend=backend) as worker:

@@ -1,4 +1,4 @@
-"""Rows on memory of runs: reuse, retention, release, and reports."""
+"""Memory of runs: reuse, sizes up to a bound, release, and warnings about unclosed objects."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from gpuexec.cli import main
 from gpuexec.devices.backend import Backend
 from gpuexec.execution.resources.exchange_pool import ExchangePool
 from gpuexec.ir.plan import Role
+from tests.devices.backends import on
+from tests.execution.held import held_worker, holding
 from tests.model.small_models import affine, expect_affine, ramp, trace, two_layers
 from tests.model.staged_models import MODELS, inputs
-from tests.system.features.held import held_worker, holding
-from tests.system.features.marks import on
-from tests.system.features.test_planning import _tower_proto, plan_of, tower
+from tests.planner.towers import plan_of, tower, tower_proto
 
 
-def test_e37_t13_inputs_survive_runs(backend: Backend) -> None:
+@pytest.mark.feature("E37", "T13")
+def test_inputs_survive_runs(backend: Backend) -> None:
     x = ramp(64, 64)
     with gx.Worker(tower(6), backend=backend) as worker:
         np.testing.assert_array_equal(worker.run(x)[0], x)
@@ -38,8 +39,9 @@ def test_e37_t13_inputs_survive_runs(backend: Backend) -> None:
         np.testing.assert_array_equal(y.readback_and_clone(), expect_affine(ramp(4, 3)))
 
 
+@pytest.mark.feature("B47")
 @on("tracer")
-def test_b47_blocks_are_lent_again_the_best_fit_first(backend: Backend) -> None:
+def test_blocks_are_lent_again_the_best_fit_first(backend: Backend) -> None:
     pool = ExchangePool(backend, backend.device.create_stream())
     lent = [pool.lend(nbytes) for nbytes in (300, 5000, 70000)]
     blocks = [each.memory for each in lent]
@@ -56,7 +58,8 @@ def test_b47_blocks_are_lent_again_the_best_fit_first(backend: Backend) -> None:
     pool.close()
 
 
-def test_b47_runs_of_several_plans_allocate_nothing_once_warm(backend: Backend) -> None:
+@pytest.mark.feature("B47")
+def test_runs_of_several_plans_allocate_nothing_once_warm(backend: Backend) -> None:
     with gx.Worker(MODELS["many"].load(), backend=backend) as worker:
         for number in (0, 1, 2, 0, 1, 2):
             worker.run(inputs(number))
@@ -67,19 +70,9 @@ def test_b47_runs_of_several_plans_allocate_nothing_once_warm(backend: Backend) 
         assert worker.memory_stats()["exchange"] == held
 
 
-def test_s60_trim_gives_back_what_was_outgrown(backend: Backend) -> None:
-    with gx.Worker(two_layers(), backend=backend) as worker:
-        worker.run(ramp(2, 3))
-        answer = worker.run(ramp(5000, 3))[0]
-        before = worker.memory_stats()
-        worker.trim()
-        after = worker.memory_stats()
-        assert after["arena"] < before["arena"]
-        np.testing.assert_array_equal(worker.run(ramp(5000, 3))[0], answer)
-
-
+@pytest.mark.feature("S60")
 @on("tracer")
-def test_s60_memory_of_smaller_sizes_is_used_again(backend: Backend) -> None:
+def test_memory_of_smaller_sizes_is_used_again(backend: Backend) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         for rows in (500, 500, 3, 3):
             worker.schedule(ramp(rows, 3))
@@ -89,7 +82,8 @@ def test_s60_memory_of_smaller_sizes_is_used_again(backend: Backend) -> None:
         assert trace(backend).count("allocate") == before
 
 
-def test_s37_memory_goes_to_others_when_its_readers_are_done(backend: Backend) -> None:
+@pytest.mark.feature("S37")
+def test_memory_goes_to_others_when_its_readers_are_done(backend: Backend) -> None:
     with held_worker(affine(), backend) as (worker, gate):
         requests = [worker.schedule(ramp(2, 3) + i).peek_output().readback_request() for i in range(5)]
         gate.set()
@@ -97,8 +91,9 @@ def test_s37_memory_goes_to_others_when_its_readers_are_done(backend: Backend) -
             np.testing.assert_array_equal(request.result(), expect_affine(ramp(2, 3) + i))
 
 
-def test_e63_e64_sizes_up_to_the_bound_run_without_planning(backend: Backend) -> None:
-    model = gx.load(_tower_proto(), dims={"n": (1, 64)})  # type: ignore[arg-type]
+@pytest.mark.feature("E63", "E64")
+def test_sizes_up_to_the_bound_run_without_planning(backend: Backend) -> None:
+    model = gx.load(tower_proto(), dims={"n": (1, 64)})  # type: ignore[arg-type]
     with gx.Worker(model, backend=backend) as worker:
         for rows in (64, 1, 7, 33, 64):
             y = worker.schedule(ramp(rows, 64)).peek_output()
@@ -114,7 +109,8 @@ def test_e63_e64_sizes_up_to_the_bound_run_without_planning(backend: Backend) ->
         np.testing.assert_array_equal(worker.run(ramp(2, 64))[0], ramp(2, 64))
 
 
-def test_e64_s40_shapes_that_depend_on_data_have_a_bound_and_then_a_value(backend: Backend) -> None:
+@pytest.mark.feature("E64", "S40")
+def test_shapes_that_depend_on_data_have_a_bound_and_then_a_value(backend: Backend) -> None:
     staged, x = MODELS["read"], inputs(0)
     expected = staged.expect(x)[0]
     with gx.Worker(staged.load(), backend=backend) as worker, holding(worker._engine.stream) as gate:
@@ -127,9 +123,10 @@ def test_e64_s40_shapes_that_depend_on_data_have_a_bound_and_then_a_value(backen
         assert y.shape == y.max_shape == expected.shape
 
 
-def test_e40_the_arena_is_drawn_over_time(tmp_path: Path) -> None:
+@pytest.mark.feature("E40")
+def test_the_arena_is_drawn_over_time(tmp_path: Path) -> None:
     source = tmp_path / "tower.onnx"
-    onnx.save(_tower_proto(), source)
+    onnx.save(tower_proto(), source)
     page = tmp_path / "tower.html"
     assert main(["explain", str(source), "--dims", "n=8", "--target", "sm_90", "--memory", str(page)]) == 0
     plan = plan_of(gx.load(source), (8, 64), "sm_90")
@@ -149,8 +146,9 @@ MAKERS: dict[str, Callable[[gx.Worker, gx.Program], Any]] = {
 }
 
 
+@pytest.mark.feature("S57")
 @pytest.mark.parametrize("kind", MAKERS)
-def test_s57_what_was_never_closed_is_told_of_with_its_line(kind: str, backend: Backend) -> None:
+def test_what_was_never_closed_is_told_of_with_its_line(kind: str, backend: Backend) -> None:
     program = gx.Program.build({"forward": affine()}, backend=backend)
     make = MAKERS[kind]
     with gx.Worker(affine(), backend=backend) as worker, warnings.catch_warnings(record=True) as told:
@@ -162,4 +160,4 @@ def test_s57_what_was_never_closed_is_told_of_with_its_line(kind: str, backend: 
         gc.collect()
     own = [row for row in told if row.filename == __file__]
     assert [row.lineno for row in own] == [make.__code__.co_firstlineno]
-    assert re.match(rf"A {kind} .*made at .*test_memory\.py:\d+, was never closed", str(own[0].message))
+    assert re.match(rf"A {kind} .*made at .*test_memory_kept\.py:\d+, was never closed", str(own[0].message))

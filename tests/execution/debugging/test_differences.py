@@ -1,4 +1,4 @@
-"""Rows on comparison of models: gaps by layer, and statistics of inner values."""
+"""Differences between models: gaps by layer, and statistics of inner values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from tests.model.small_models import ramp, two_layers
 X = ramp(4, 3)
 
 
+@pytest.mark.feature("E84")
 @pytest.mark.parametrize("against", [gx.BackendType.CPU, "onnxruntime", "reference"])
-def test_e84_gaps_of_layers_in_l1_mse_and_snr(against: gx.BackendType | str, backend: Backend) -> None:
+def test_gaps_of_layers_in_l1_mse_and_snr(against: gx.BackendType | str, backend: Backend) -> None:
     report = gx.measure_gap(two_layers(), X, backend, against)
     assert [row.node for row in report.rows] == ["first", "relu", "second"]
     for row in report.rows:
@@ -26,7 +27,8 @@ def test_e84_gaps_of_layers_in_l1_mse_and_snr(against: gx.BackendType | str, bac
     assert gap.snr_db == pytest.approx(10 * np.log10(np.mean(expected**2) / 0.25))
 
 
-def test_e85_taps_tell_statistics_and_not_tensors(backend: Backend) -> None:
+@pytest.mark.feature("E85")
+def test_taps_tell_statistics_and_not_tensors(backend: Backend) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         worker.tap({"a": ["min", "max", "mean", "std"], "relu": ["histogram"]})
         told = worker.schedule(X).inspection.statistics()

@@ -1,9 +1,8 @@
-"""Rows on reading back: requests, awaiting, downloads, uploads, and callbacks."""
+"""Tensors by Sentis's names: requests, downloads, uploads, capacities."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,16 @@ import pytest
 import gpuexec as gx
 from gpuexec.compat import sentis
 from gpuexec.devices.backend import Backend
-from tests.model.small_models import affine, expect_affine, hold, ramp, trace
-from tests.system.features.held import held_worker, opening
-from tests.system.features.marks import is_tracer, on
+from tests.devices.backends import is_tracer, on
+from tests.execution.held import held_worker
+from tests.model.small_models import affine, expect_affine, ramp, trace
 
 X = ramp(2, 3)
 Y = expect_affine(X)
 
 
-def test_s44_s45_t6_a_request_is_done_when_the_data_is_there(backend: Backend) -> None:
+@pytest.mark.feature("S44", "S45", "T6")
+def test_a_request_is_done_when_the_data_is_there(backend: Backend) -> None:
     with held_worker(affine(), backend) as (worker, gate):
         y = sentis.Tensor(worker.schedule(X).peek_output())
         assert not y.is_readback_request_done()
@@ -32,8 +32,9 @@ def test_s44_s45_t6_a_request_is_done_when_the_data_is_there(backend: Backend) -
         np.testing.assert_array_equal(request.result(), Y)
 
 
+@pytest.mark.feature("T6")
 @on("simulator_pixel")
-def test_t6_a_request_is_done_when_the_data_is_there_on_textures_too(backend: Backend) -> None:
+def test_a_request_is_done_when_the_data_is_there_on_textures_too(backend: Backend) -> None:
     with held_worker(affine(), backend) as (worker, gate):
         y = sentis.Tensor(worker.schedule(X).peek_output())
         request = y.readback_request()
@@ -43,27 +44,16 @@ def test_t6_a_request_is_done_when_the_data_is_there_on_textures_too(backend: Ba
         np.testing.assert_array_equal(request.result(), Y)
 
 
-def test_s45_not_requested_is_not_done(backend: Backend) -> None:
+@pytest.mark.feature("S45")
+def test_not_requested_is_not_done(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         run = worker.schedule(X)
         run.wait()
         assert not sentis.Tensor(run.peek_output()).is_readback_request_done()
 
 
-def test_s44_a_request_in_flight_is_not_overwritten_by_later_runs(backend: Backend) -> None:
-    with gx.Worker(affine(), backend=backend, frames=2) as worker:
-        worker.run(X)
-        with worker._engine.run_counter.transfers.lock:
-            copies = worker._engine.run_counter.transfers.open()
-            gate = hold(copies)
-        with opening(gate):
-            requests = [worker.schedule(X + number).peek_output().readback_request() for number in range(6)]
-            assert not any(request.is_done() for request in requests)
-        for number, request in enumerate(requests):
-            np.testing.assert_array_equal(request.result(), expect_affine(X + number))
-
-
-def test_s46_readback_blocks_for_an_array_of_ones_own_each_time(backend: Backend) -> None:
+@pytest.mark.feature("S46")
+def test_readback_blocks_for_an_array_of_ones_own_each_time(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         y = sentis.Tensor(worker.schedule(X).peek_output())
         first, second = y.tensor.readback_and_clone(), y.tensor.readback_and_clone()
@@ -77,22 +67,9 @@ def test_s46_readback_blocks_for_an_array_of_ones_own_each_time(backend: Backend
         assert worker.schedule(ramp(0, 3)).peek_output().readback_and_clone().shape == (0, 3)
 
 
-def test_s47_the_loop_goes_on_while_a_readback_is_awaited(backend: Backend) -> None:
-
-    async def serve() -> Any:
-        answer = asyncio.ensure_future(worker.schedule(X).peek_output().readback_and_clone_async())
-        for _ in range(1000):
-            await asyncio.sleep(0)
-        assert not answer.done()
-        gate.set()
-        return await answer
-
-    with held_worker(affine(), backend) as (worker, gate):
-        np.testing.assert_array_equal(asyncio.run(serve()), Y)
-
-
+@pytest.mark.feature("S48")
 @on("tracer")
-def test_s48_one_copy_from_the_device_serves_all_downloads(backend: Backend) -> None:
+def test_one_copy_from_the_device_serves_all_downloads(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         y = sentis.Tensor(worker.schedule(X).peek_output())
         y.readback_request()
@@ -103,7 +80,8 @@ def test_s48_one_copy_from_the_device_serves_all_downloads(backend: Backend) -> 
         assert trace(backend).count("copy_to_host") == 1
 
 
-def test_s48_downloads_go_into_arrays_given_and_views(backend: Backend) -> None:
+@pytest.mark.feature("S48")
+def test_downloads_go_into_arrays_given_and_views(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         y = sentis.Tensor(worker.schedule(X).peek_output())
         out = np.empty((2, 3), np.float32)
@@ -117,7 +95,8 @@ def test_s48_downloads_go_into_arrays_given_and_views(backend: Backend) -> None:
         np.testing.assert_array_equal(view, Y)
 
 
-def test_s42_s49_t7_what_is_read_has_the_shape_and_not_the_capacity(backend: Backend) -> None:
+@pytest.mark.feature("S42", "S49", "T7")
+def test_what_is_read_has_the_shape_and_not_the_capacity(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         worker.run(ramp(100, 3))
         y = sentis.Tensor(worker.schedule(ramp(5, 3)).peek_output())
@@ -133,7 +112,8 @@ def test_s42_s49_t7_what_is_read_has_the_shape_and_not_the_capacity(backend: Bac
         assert y.shape == (5, 3) and y.data_on_backend.max_capacity >= 15
 
 
-def test_s50_new_content_makes_a_new_request(backend: Backend) -> None:
+@pytest.mark.feature("S50")
+def test_new_content_makes_a_new_request(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         y = sentis.Tensor(worker.schedule(X).peek_output())
         before = y.readback_request()
@@ -144,8 +124,9 @@ def test_s50_new_content_makes_a_new_request(backend: Backend) -> None:
         np.testing.assert_array_equal(before.result(), Y)
 
 
+@pytest.mark.feature("S51")
 @on("cpu", "simulator", "tracer")
-def test_s51_completing_operations_waits_and_copies_nothing(backend: Backend) -> None:
+def test_completing_operations_waits_and_copies_nothing(backend: Backend) -> None:
     if is_tracer(backend):
         with gx.Worker(affine(), backend=backend) as worker:
             sentis.Tensor(worker.schedule(X).peek_output()).data_on_backend.complete_all_pending_operations()
@@ -157,7 +138,8 @@ def test_s51_completing_operations_waits_and_copies_nothing(backend: Backend) ->
         assert y.tensor.is_done() and not y.is_readback_request_done()
 
 
-def test_s41_s53_b51_upload_replaces_the_first_elements_in_order(backend: Backend) -> None:
+@pytest.mark.feature("S41", "S53", "B51")
+def test_upload_replaces_the_first_elements_in_order(backend: Backend) -> None:
     with held_worker(affine(), backend) as (worker, gate):
         y = sentis.Tensor(worker.schedule(X).peek_output())
         before = y.readback_request()
@@ -175,7 +157,8 @@ def test_s41_s53_b51_upload_replaces_the_first_elements_in_order(backend: Backen
                 y.data_on_backend.upload(wrong)
 
 
-def test_s41_data_on_backend_has_sentis_names(backend: Backend) -> None:
+@pytest.mark.feature("S41")
+def test_data_on_backend_has_sentis_names(backend: Backend) -> None:
     async def serve(y: sentis.Tensor) -> Any:
         return await y.data_on_backend.download_async()
 
@@ -184,31 +167,3 @@ def test_s41_data_on_backend_has_sentis_names(backend: Backend) -> None:
         assert data.backend_type is backend.type and data.max_capacity == 6
         np.testing.assert_array_equal(asyncio.run(serve(sentis.Tensor(worker.peek_output()))), Y)
         assert data.is_readback_request_done()
-
-
-def test_s55_a_tensor_moves_between_backends_through_a_run(backend: Backend) -> None:
-    other = gx.BackendType.SIMULATOR if backend.type is gx.BackendType.CPU else gx.BackendType.CPU
-    with held_worker(affine(), backend) as (producer, gate), gx.Worker(affine(), backend=other) as consumer:
-        y = producer.schedule(X).peek_output()
-        run = consumer.schedule(y)  # pending still, and nobody waits here
-        assert not run.is_done() and not y.is_done()
-        gate.set()
-        assert run.peek_output().backend_type is other and y.backend_type is backend.type
-        np.testing.assert_array_equal(run.peek_output().readback_and_clone(), expect_affine(Y))
-
-
-def test_b58_callbacks_that_fail_are_logged_and_harm_no_other(
-    backend: Backend, caplog: pytest.LogCaptureFixture
-) -> None:
-    told = threading.Event()
-
-    def fail(_: gx.ReadbackRequest) -> None:
-        raise RuntimeError("callback")
-
-    with held_worker(affine(), backend) as (worker, gate):
-        request = worker.schedule(X).peek_output().readback_request()
-        request.add_done_callback(fail)
-        request.add_done_callback(lambda _: told.set())
-        gate.set()
-        assert told.wait()
-    assert [record.name for record in caplog.records] == ["gpuexec"] and "failed" in caplog.text

@@ -1,4 +1,4 @@
-"""Rows on memory planning: arena layout before a run, and its verification."""
+"""Arenas of planned models: layout before a run, and its verification."""
 
 from __future__ import annotations
 
@@ -13,66 +13,40 @@ import gpuexec as gx
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Launch
 from gpuexec.ir.plan import Plan, Role
-from gpuexec.ir.spec import TensorSpec
-from gpuexec.ir.target import Target
 from gpuexec.planner.arena import ALIGNMENT, Lifetime, pack
-from gpuexec.planner.template import plan_graph
 from gpuexec.planner.verify import verify
 from tests.model.small_models import make_model, two_layers
+from tests.planner.towers import plan_of, tower, tower_proto
 
 FLOAT = np.dtype(np.float32)
 
 
-def tower(height: int, side: int = 64) -> gx.Model:
-    """A chain of products, whose results can't be made in place."""
-    nodes = [
-        helper.make_node(
-            "MatMul", [f"v{i}" if i else "x", "w"], ["y" if i == height - 1 else f"v{i + 1}"], name=f"m{i}"
-        )
-        for i in range(height)
-    ]
-    return make_model(nodes, {"x": ("n", side)}, {"y": ("n", side)}, w=np.eye(side, dtype=np.float32))
-
-
-def plan_of(model: gx.Model, shape: tuple[int, ...], target: str = "cpu") -> Plan:
-    specs = {value.name: TensorSpec(shape, FLOAT) for value in model.graph.inputs}
-    return plan_graph(model.graph, specs, Target.named(target), model.dims).plan
-
-
-def test_b49_e31_e24_bytes_are_used_again_after_the_last_reader() -> None:
+@pytest.mark.feature("B49", "E31", "E24")
+def test_bytes_are_used_again_after_the_last_reader() -> None:
     plan = plan_of(tower(12), (64, 64))
     one = 64 * 64 * 4
     temporary = sum(buffer.nbytes for buffer in plan.buffers if buffer.role is Role.TEMP)
     assert temporary >= 11 * one and plan.layout.nbytes == plan.layout.lower_bound == 2 * one
 
 
-def test_b49_inputs_and_outputs_lie_outside_the_arena() -> None:
+@pytest.mark.feature("B49")
+def test_inputs_and_outputs_lie_outside_the_arena() -> None:
     plan = plan_of(tower(4), (64, 64))
     offsets = plan.layout.as_dict()
     for port in (*plan.inputs, *plan.outputs):
         assert port.buffer is not None and port.buffer not in offsets
 
 
-def test_e29_upper_bounds_of_free_sizes_come_before_the_layout() -> None:
-    model = gx.load(_tower_proto(), dims={"n": (1, 100)})
+@pytest.mark.feature("E29")
+def test_upper_bounds_of_free_sizes_come_before_the_layout() -> None:
+    model = gx.load(tower_proto(), dims={"n": (1, 100)})
     at_bound, smaller = plan_of(model, (100, 64)), plan_of(model, (3, 64))
     assert smaller.layout == at_bound.layout
     assert smaller.layout.nbytes == 2 * 100 * 64 * 4
 
 
-def _tower_proto() -> object:
-    nodes = [helper.make_node("MatMul", [a, "w"], [b]) for a, b in itertools.pairwise(["x", "a", "b", "c", "y"])]
-    graph = helper.make_graph(
-        nodes,
-        "tower",
-        [helper.make_tensor_value_info("x", 1, ("n", 64))],
-        [helper.make_tensor_value_info("y", 1, ("n", 64))],
-        [helper.make_tensor("w", 1, (64, 64), np.eye(64, dtype=np.float32).tobytes(), raw=True)],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
-
-
-def test_e30_several_layouts_are_tried_and_the_smallest_taken() -> None:
+@pytest.mark.feature("E30")
+def test_several_layouts_are_tried_and_the_smallest_taken() -> None:
     # First fit by size wastes bytes here; by start it does not, and the other way round.
     by_size = [Lifetime(0, 512, 0, 2), Lifetime(1, 256, 1, 4), Lifetime(2, 512, 3, 6), Lifetime(3, 768, 5, 7)]
     random = np.random.default_rng(5)
@@ -88,7 +62,8 @@ def test_e30_several_layouts_are_tried_and_the_smallest_taken() -> None:
         assert packing.order
 
 
-def test_e31_buffers_alive_together_share_no_byte_and_lie_aligned() -> None:
+@pytest.mark.feature("E31")
+def test_buffers_alive_together_share_no_byte_and_lie_aligned() -> None:
     random = np.random.default_rng(2)
     lifetimes = [
         Lifetime(i, int(random.integers(1, 3000)), int(first), int(first + random.integers(1, 10)))
@@ -102,7 +77,8 @@ def test_e31_buffers_alive_together_share_no_byte_and_lie_aligned() -> None:
     assert {offset % ALIGNMENT for offset in packing.offsets.values()} == {0} and ALIGNMENT == 256
 
 
-def test_e32_the_verifier_refuses_a_layout_that_overlaps() -> None:
+@pytest.mark.feature("E32")
+def test_the_verifier_refuses_a_layout_that_overlaps() -> None:
     plan = plan_of(tower(5), (64, 64))
     verify(plan)
     offsets = plan.layout.as_dict()
@@ -112,13 +88,15 @@ def test_e32_the_verifier_refuses_a_layout_that_overlaps() -> None:
             verify(replace(plan, layout=replace(plan.layout, offsets=tuple(wrong.items()))))
 
 
-def test_e34_every_buffer_has_a_role() -> None:
+@pytest.mark.feature("E34")
+def test_every_buffer_has_a_role() -> None:
     plan = plan_of(tower(5), (64, 64), "sm_90")
     by_role = {role: sum(buffer.role is role for buffer in plan.buffers) for role in Role}
     assert (by_role[Role.INPUT], by_role[Role.OUTPUT], by_role[Role.CONSTANT], by_role[Role.TEMP]) == (1, 1, 1, 4)
 
 
-def test_e36_one_planner_lays_out_an_arena_for_each_target() -> None:
+@pytest.mark.feature("E36")
+def test_one_planner_lays_out_an_arena_for_each_target() -> None:
     plans = {target: plan_of(two_layers(), (64, 3), target) for target in ("cpu", "sm_80", "sm_90")}
     for target, plan in plans.items():
         verify(plan)
@@ -127,7 +105,8 @@ def test_e36_one_planner_lays_out_an_arena_for_each_target() -> None:
     assert plans["cpu"].layout == plans["sm_90"].layout
 
 
-def test_e39_results_take_the_bytes_of_inputs_read_for_the_last_time() -> None:
+@pytest.mark.feature("E39")
+def test_results_take_the_bytes_of_inputs_read_for_the_last_time() -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
         helper.make_node("Relu", ["a"], ["b"]),
@@ -138,7 +117,8 @@ def test_e39_results_take_the_bytes_of_inputs_read_for_the_last_time() -> None:
     assert plan_of(model, (64, 64)).layout.nbytes == 64 * 64 * 4
 
 
-def test_b48_e24_scratch_of_a_layer_is_the_next_layers() -> None:
+@pytest.mark.feature("B48", "E24")
+def test_scratch_of_a_layer_is_the_next_layers() -> None:
     def sorts(count: int) -> Plan:
         # More than a tile to sort takes scratch, and so do the positions that nobody wants.
         names = ["x", *(f"v{i}" for i in range(count - 1)), "y"]

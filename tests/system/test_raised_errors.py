@@ -1,4 +1,4 @@
-"""Rows on errors: classes with ExecuTorch's codes, picklable, with node and value."""
+"""Raised errors: ExecuTorch's codes, pickling, node and value."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ CODES = {
 }
 
 
+@pytest.mark.feature("E79")
 @pytest.mark.parametrize("kind", CODES, ids=lambda kind: kind.__name__)
-def test_e79_errors_have_executorchs_codes_and_cross_borders(kind: type[GpuexecError]) -> None:
+def test_errors_have_executorchs_codes_and_cross_borders(kind: type[GpuexecError]) -> None:
     error = kind("what is wrong", node="conv1", value="w")
     assert error.code == CODES[kind] and isinstance(error.code, ErrorCode) and isinstance(error, gx.GpuexecError)
     copy = pickle.loads(pickle.dumps(error))
@@ -38,12 +39,14 @@ def test_e79_errors_have_executorchs_codes_and_cross_borders(kind: type[GpuexecE
     )
 
 
-def test_e79_errors_are_pythons_own_kinds_too() -> None:
+@pytest.mark.feature("E79")
+def test_errors_are_pythons_own_kinds_too() -> None:
     for kind, base in ((gx.InputError, ValueError), (gx.StateError, RuntimeError), (gx.OutOfMemoryError, MemoryError)):
         assert issubclass(kind, base)
 
 
-def test_e79_e62_errors_name_node_value_expected_and_got(backend: Backend) -> None:
+@pytest.mark.feature("E79", "E62")
+def test_errors_name_node_value_expected_and_got(backend: Backend) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("MatMul", ["a", "w"], ["y"], name="product")]
     model = make_model(nodes, {"x": ("n", "k")}, {"y": ("n", 5)}, w=ramp(4, 5))
     with gx.Worker(model, backend=backend) as worker:
@@ -55,7 +58,8 @@ def test_e79_e62_errors_name_node_value_expected_and_got(backend: Backend) -> No
         assert worker.run(ramp(2, 4))[0].shape == (2, 5)
 
 
-def test_e79_errors_of_a_run_come_to_whoever_asks(backend: Backend) -> None:
+@pytest.mark.feature("E79")
+def test_errors_of_a_run_come_to_whoever_asks(backend: Backend) -> None:
     from tests.model.staged_models import MODELS, inputs
 
     with gx.Worker(MODELS["if"].load(), backend=backend) as worker:
@@ -73,7 +77,8 @@ def test_e79_errors_of_a_run_come_to_whoever_asks(backend: Backend) -> None:
                 ask()
 
 
-def test_e47_b26_an_error_before_any_work_changes_nothing(backend: Backend) -> None:
+@pytest.mark.feature("E47", "B26")
+def test_an_error_before_any_work_changes_nothing(backend: Backend) -> None:
     with gx.Worker(affine(), backend=backend) as worker:
         y = worker.schedule(ramp(2, 3)).peek_output()
         for wrong in (ramp(2, 4), {"z": ramp(2, 3)}, [ramp(2, 3), ramp(2, 3)]):

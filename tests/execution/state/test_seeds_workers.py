@@ -1,8 +1,9 @@
-"""Rows on random numbers."""
+"""Random numbers by the seed of a node, a Worker or the process."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from onnx import parser
 
 import gpuexec as gx
@@ -17,7 +18,8 @@ MODEL = """<ir_version: 10, opset_import: ["": 21]> agraph
 LOGITS = np.zeros((2, 4), np.float32)
 
 
-def test_s76_seed_repeats_what_runs_draw_on_every_device(backend: Backend) -> None:
+@pytest.mark.feature("S76")
+def test_seed_repeats_what_runs_draw_on_every_device(backend: Backend) -> None:
     model = gx.load(parser.parse_model(MODEL))
     with gx.Worker(model, backend=gx.BackendType.CPU, seed=11) as worker:
         expected = [worker.run(LOGITS) for _ in range(5)]
@@ -31,7 +33,8 @@ def test_s76_seed_repeats_what_runs_draw_on_every_device(backend: Backend) -> No
         assert len({run[index].tobytes() for run in made}) == 5
 
 
-def test_s76_node_with_a_seed_needs_none_of_the_worker(backend: Backend) -> None:
+@pytest.mark.feature("S76")
+def test_node_with_a_seed_needs_none_of_the_worker(backend: Backend) -> None:
     model = gx.load(parser.parse_model(MODEL))
     firsts = []
     for _ in range(2):
@@ -41,7 +44,8 @@ def test_s76_node_with_a_seed_needs_none_of_the_worker(backend: Backend) -> None
     assert not np.any(firsts[0][0] == firsts[1][0])
 
 
-def test_s76_seed_of_the_process_is_drawn_from_in_order(backend: Backend) -> None:
+@pytest.mark.feature("S76")
+def test_seed_of_the_process_is_drawn_from_in_order(backend: Backend) -> None:
     model = gx.load(parser.parse_model(MODEL))
     rounds = []
     for _ in range(2):

@@ -1,8 +1,6 @@
-"""Rows on placement of nodes: host values, host fallback, host reads, and reports of them."""
+"""Placement of nodes: host values, host fallback, host reads, and reports of them."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +9,12 @@ from onnx import TensorProto, helper
 import gpuexec as gx
 from gpuexec.devices.backend import Backend, open_backend
 from gpuexec.ir.operator import Operator, find_operator, operator_names
+from tests.devices.backends import on
 from tests.model.control_models import ControlModel
-from tests.model.host_value_cases import CASES, TERMS, HostCase, ints, put_on_device
+from tests.model.host_value_cases import TERMS
 from tests.model.small_models import affine, expect_affine, make_model, ramp, trace
 from tests.model.staged_models import MODELS, inputs
-from tests.system.features.marks import on
 
-RESHAPE = "(float[n] x, int64[r] shape) => (float[a, b] y) { y = Reshape (x, shape) }"
 X = ramp(6)
 
 
@@ -25,8 +22,9 @@ def load(text: str) -> gx.Model:
     return gx.load(ControlModel(text, (), 21).parse())
 
 
+@pytest.mark.feature("B16", "S66", "T4")
 @on("simulator")
-def test_b16_s66_t4_a_missing_kernel_is_numpys_and_in_the_report(backend: Backend) -> None:
+def test_a_missing_kernel_is_numpys_and_in_the_report(backend: Backend) -> None:
     staged = MODELS["host call"]
     with gx.Worker(staged.load(), backend=backend) as worker:
         for number in range(2):
@@ -37,18 +35,9 @@ def test_b16_s66_t4_a_missing_kernel_is_numpys_and_in_the_report(backend: Backen
         assert "NoKernel_1" in worker.summary()
 
 
-@on("tracer")
-def test_s29_s63_e41_what_a_backend_can_not_run_is_known_before_the_first_layer(backend: Backend) -> None:
-    with gx.Worker(MODELS["host call"].load(), backend=backend, strict=True) as worker:
-        before = len(trace(backend))
-        with pytest.raises(gx.ImplicitSyncError, match=r"NoKernel 'NoKernel_1'"):
-            worker.schedule(inputs(0))
-        assert not {"launch", "copy_to_device", "copy_to_host"} & set(trace(backend)[before:])
-        assert worker.report().runs == 0
-
-
+@pytest.mark.feature("S64")
 @on("cpu")
-def test_s64_nothing_is_a_fallback_on_the_cpu(backend: Backend) -> None:
+def test_nothing_is_a_fallback_on_the_cpu(backend: Backend) -> None:
     staged = MODELS["host call"]
     with gx.Worker(staged.load(), backend=backend, strict=True) as worker:
         staged.check(inputs(0), worker.run(inputs(0)))
@@ -56,7 +45,8 @@ def test_s64_nothing_is_a_fallback_on_the_cpu(backend: Backend) -> None:
         assert len(worker.plans) == 1
 
 
-def test_s66_every_operator_has_a_numpy_form() -> None:
+@pytest.mark.feature("S66")
+def test_every_operator_has_a_numpy_form() -> None:
     found = {name: find_operator(name) for name in operator_names()}
     # Tests register operators of their own.
     kinds = {name: kind for name, kind in found.items() if kind is None or kind.__module__.startswith("gpuexec.")}
@@ -65,85 +55,9 @@ def test_s66_every_operator_has_a_numpy_form() -> None:
     assert len(kinds) > 140
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_s61_s68_shape_inputs_from_the_device_work_for_every_operator(case: HostCase, backend: Backend) -> None:
-    with gx.Worker(case.load("given"), backend=backend) as worker:
-        for number in range(len(case.inputs)):
-            given: dict[str, Any] = dict(case.feed("given", number))
-            given |= {f"a{i}": put_on_device(given[f"a{i}"], backend) for i in case.needed}
-            run = worker.schedule(given)
-            for tensor, expected in zip(run.outputs.values(), case.expect(number), strict=True):
-                got = tensor.readback_and_clone()
-                assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
-                np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
-        read = {row.value for row in worker.report().host_reads}
-    assert {f"a{i}" for i in case.needed} <= read
-
-
-def test_s61_content_of_arrays_is_on_the_host_and_costs_nothing(backend: Backend) -> None:
-    with gx.Worker(load(RESHAPE), backend=backend, strict=True) as worker:
-        for shape in ((2, 3), (3, 2), (6, 1)):
-            np.testing.assert_array_equal(worker.run({"x": X, "shape": ints(*shape)})[0], X.reshape(shape))
-        assert worker.report().host_reads == ()
-
-
-def test_s62_a_heavy_producer_stays_and_its_small_result_is_read(backend: Backend) -> None:
-    text = """(float[n] x, int64[r, m] s) => (float[a, b] y) <int64[1] last = {-1}> {
-      sums = ReduceSum <keepdims = 0> (s, last) shape = Neg (sums) y = Reshape (x, shape)
-    }"""
-    s = np.zeros((2, TERMS), np.int64)
-    s[:, 5] = (-2, -3)
-    with gx.Worker(load(text), backend=backend) as worker:
-        np.testing.assert_array_equal(worker.run({"x": X, "s": s})[0], X.reshape(2, 3))
-        assert [(row.value, row.nbytes) for row in worker.report().host_reads] == [("sums", 16)]
-
-
-def test_s62_a_light_chain_is_the_hosts_from_one_read(backend: Backend) -> None:
-    text = """(float[n] x, int64[r] s) => (float[a, b] y) <int64 two = {2}> {
-      doubled = Mul (s, two) more = Add (doubled, two) shape = Sub (more, two) y = Reshape (x, shape)
-    }"""
-    with gx.Worker(load(text), backend=backend) as worker:
-        given = {"x": X, "s": put_on_device(np.array([1, 3]), backend)}
-        with pytest.raises(gx.GpuexecError):
-            worker.run(given)  # 2 * 6 is not 6: the shape was computed, and refused
-        given["s"] = put_on_device(np.array([1, 1]), backend)
-        given["x"] = X[:4]
-        np.testing.assert_array_equal(worker.run(given)[0], X[:4].reshape(2, 2))
-        assert {row.value for row in worker.report().host_reads} == {"s"}
-
-
-def test_s63_strict_refuses_a_read_before_any_work(backend: Backend) -> None:
-    with gx.Worker(load(RESHAPE), backend=backend, strict=True) as worker:
-        with pytest.raises(gx.ImplicitSyncError, match=r"shape for .*Reshape.* \(shape\)"):
-            worker.schedule({"x": X, "shape": put_on_device(ints(2, 3), backend)})
-        assert worker.report().runs == 0
-
-
-def test_s67_every_read_is_counted_and_named(backend: Backend) -> None:
-    with gx.Worker(load(RESHAPE), backend=backend) as worker:
-        for _ in range(3):
-            worker.run({"x": X, "shape": put_on_device(ints(2, 3), backend)})
-        (row,) = worker.report().host_reads
-        assert (row.value, row.why, row.nbytes, row.times) == ("shape", "shape", 48, 3)
-        assert "Reshape" in row.node
-        with gx.no_implicit_sync(), pytest.raises(gx.ImplicitSyncError, match="shape"):
-            worker.schedule({"x": X, "shape": put_on_device(ints(3, 2), backend)}).wait()
-        assert worker.report().host_reads[0].times == 3
-        np.testing.assert_array_equal(worker.run({"x": X, "shape": ints(3, 2)})[0], X.reshape(3, 2))
-
-
-@on("simulator", "tracer")
-def test_s67_waits_asked_for_by_name_are_not_counted(backend: Backend) -> None:
-    with gx.Worker(affine(), backend=backend) as worker, gx.no_implicit_sync():
-        run = worker.schedule(ramp(2, 3))
-        run.wait()
-        worker.read_output()
-        worker.wait_for_completion()
-        assert worker.report().host_syncs == worker.report().host_reads == ()
-
-
+@pytest.mark.feature("S65")
 @on("tracer")
-def test_s65_shape_and_size_never_touch_the_data(backend: Backend) -> None:
+def test_shape_and_size_never_touch_the_data(backend: Backend) -> None:
     text = "(float[n, m] x) => (int64[2] s, int64 z) { y = Neg (x) s = Shape (y) z = Size (y) }"
     with gx.Worker(load(text), backend=backend, strict=True) as worker:
         worker.schedule(ramp(4, 3))
@@ -153,7 +67,8 @@ def test_s65_shape_and_size_never_touch_the_data(backend: Backend) -> None:
         assert "copy_to_host" not in trace(backend)
 
 
-def test_s65_shape_and_size_are_right(backend: Backend) -> None:
+@pytest.mark.feature("S65")
+def test_shape_and_size_are_right(backend: Backend) -> None:
     text = """(float[n, m] x) => (int64[2] s, int64 z) { y = Neg (x) s = Shape (y) z = Size (y) }"""
     with gx.Worker(load(text), backend=backend, strict=True) as worker:
         for rows in (4, 2, 0):
@@ -161,7 +76,8 @@ def test_s65_shape_and_size_are_right(backend: Backend) -> None:
             assert (s.tolist(), int(z)) == ([rows, 3], 3 * rows)
 
 
-def test_s36_what_the_host_reads_stays_on_the_device_for_later_layers(backend: Backend) -> None:
+@pytest.mark.feature("S36")
+def test_what_the_host_reads_stays_on_the_device_for_later_layers(backend: Backend) -> None:
     text = """(float[n] x, float[m, k] w) => (float[a, b] y, float[r] z) <int64[1] last = {-1}, int64 one = {1}> {
       sums = ReduceSum <keepdims = 0> (w, last)
       whole = Cast <to = 7> (sums)
@@ -177,7 +93,8 @@ def test_s36_what_the_host_reads_stays_on_the_device_for_later_layers(backend: B
             np.testing.assert_array_equal(z, [-2, -3])
 
 
-def test_b46_operators_of_several_outputs_are_ordinary(backend: Backend) -> None:
+@pytest.mark.feature("B46")
+def test_operators_of_several_outputs_are_ordinary(backend: Backend) -> None:
     text = """(float[n, 6] x) => (float[n, 2] top, int64[n, 2] at, float[n, 4] left, float[n, 2] right)
     <int64[1] two = {2}, int64[2] sizes = {4, 2}> {
       top, at = TopK (x, two) left, right = Split <axis = 1> (x, sizes)
@@ -191,8 +108,9 @@ def test_b46_operators_of_several_outputs_are_ordinary(backend: Backend) -> None
     np.testing.assert_array_equal(np.concatenate([left, right], 1), x)
 
 
+@pytest.mark.feature("B46")
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-def test_b46_recurrent_layers_of_any_kind_run(kind: str, backend: Backend) -> None:
+def test_recurrent_layers_of_any_kind_run(kind: str, backend: Backend) -> None:
     import onnxruntime
 
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
@@ -216,8 +134,9 @@ def test_b46_recurrent_layers_of_any_kind_run(kind: str, backend: Backend) -> No
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.feature("E61")
 @pytest.mark.parametrize("name", ["if", "loop", "scan", "many"])
-def test_e61_branches_and_loops_run_on_few_instructions(name: str, backend: Backend) -> None:
+def test_branches_and_loops_run_on_few_instructions(name: str, backend: Backend) -> None:
     staged = MODELS[name]
     with gx.Worker(staged.load(), backend=backend) as worker:
         for number in range(3):
@@ -227,7 +146,8 @@ def test_e61_branches_and_loops_run_on_few_instructions(name: str, backend: Back
     assert kinds <= {"Launch", "Copy", "Fill", "HostCall"}
 
 
-def test_s27_workers_on_two_backends_don_t_disturb_each_other(backend: Backend) -> None:
+@pytest.mark.feature("S27")
+def test_workers_on_two_backends_don_t_disturb_each_other(backend: Backend) -> None:
     model = affine()
     other = open_backend(gx.BackendType.CPU)
     with gx.Worker(model, backend=backend) as one:
@@ -237,8 +157,9 @@ def test_s27_workers_on_two_backends_don_t_disturb_each_other(backend: Backend) 
         np.testing.assert_array_equal(y.readback_and_clone(), expect_affine(ramp(2, 3)))
 
 
+@pytest.mark.feature("B10")
 @pytest.mark.parametrize("code", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
-def test_b10_half_weights_and_activations_are_summed_in_float(code: int, backend: Backend) -> None:
+def test_half_weights_and_activations_are_summed_in_float(code: int, backend: Backend) -> None:
     dtype = helper.tensor_dtype_to_np_dtype(code)
     x, w = np.full((1, 4096), 1, dtype), np.full((4096, 1), 0.25, dtype)
     w[0] = 512  # in half, 512 + 0.25 is 512 again

@@ -1,10 +1,11 @@
-"""Rows on array programs: functions traced to models, supported Python, and models as functions."""
+"""Array programs: functions traced to models, supported Python, and models as functions."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
 
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
@@ -25,14 +26,16 @@ def run(model: gx.Model, backend: Backend, *arrays: Any) -> gx.Outputs:
         return worker.run(list(arrays))
 
 
-def test_s69_a_python_function_becomes_a_model(backend: Backend) -> None:
+@pytest.mark.feature("S69")
+def test_a_python_function_becomes_a_model(backend: Backend) -> None:
     model = gx.graph(softmax, {"x": ("float32", ("rows", 4))})
     assert [str(port) for port in (*model.inputs, *model.outputs)] == ["x: float32[rows,4]", "output: float32[rows,4]"]
     for x in (X, X[:1]):
         np.testing.assert_allclose(run(model, backend, x)[0], softmax(x), rtol=1e-6)
 
 
-def test_s70_operators_and_indexing_are_pythons(backend: Backend) -> None:
+@pytest.mark.feature("S70")
+def test_operators_and_indexing_are_pythons(backend: Backend) -> None:
     def function(x: Any, i: Any) -> Any:
         y = x.copy()
         y[1:] = -y[:-1] * 2 + y[-1] % 3
@@ -44,7 +47,8 @@ def test_s70_operators_and_indexing_are_pythons(backend: Backend) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
-def test_s71_functional_methods_are_there_by_name(backend: Backend) -> None:
+@pytest.mark.feature("S71")
+def test_functional_methods_are_there_by_name(backend: Backend) -> None:
     assert all(callable(getattr(gx.fn, name)) for name in METHODS.values())
 
     def function(x: Any) -> Any:
@@ -56,7 +60,8 @@ def test_s71_functional_methods_are_there_by_name(backend: Backend) -> None:
         np.testing.assert_array_equal(got, wanted)
 
 
-def test_s72_a_model_is_a_function_and_stays_as_it_is(backend: Backend) -> None:
+@pytest.mark.feature("S72")
+def test_a_model_is_a_function_and_stays_as_it_is(backend: Backend) -> None:
     inner = gx.graph(softmax, {"x": ("float32", ("rows", 4))})
     nodes = inner.graph.nodes
 

@@ -1,4 +1,4 @@
-"""Rows on passes: effects, unchanged names and values of outputs, and switches."""
+"""Passes over whole models: effects, unchanged names and values of outputs, and switches."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def load(*disabled: str) -> gx.Model:
     return gx.load(parser.parse_model(ALL), disabled_passes=disabled)
 
 
-def test_b55_s74_the_passes_shorten_the_graph() -> None:
+@pytest.mark.feature("B55", "S74")
+def test_the_passes_shorten_the_graph() -> None:
     plain, best = load(*NAMES), load()
     assert [node.operator.name for node in plain.graph.nodes] == [
         *("Add", "Conv", "BatchNormalization", "Exp", "Mul", "Mul", "Add", "Identity", "Neg"),
@@ -82,7 +83,8 @@ def test_b55_s74_the_passes_shorten_the_graph() -> None:
     assert sorted(node.operator.name for node in best.graph.nodes) == ["Add", "Conv", "Mul", "Neg"]
 
 
-def test_b55_named_outputs_keep_names_order_and_values(backend: Backend) -> None:
+@pytest.mark.feature("B55")
+def test_named_outputs_keep_names_order_and_values(backend: Backend) -> None:
     x = ramp(3, 2, 4, 4)
     with gx.Worker(load(*NAMES), backend=backend) as plain, gx.Worker(load(), backend=backend) as best:
         expected, got = plain.schedule(x), best.schedule(x)
@@ -93,14 +95,16 @@ def test_b55_named_outputs_keep_names_order_and_values(backend: Backend) -> None
             )
 
 
+@pytest.mark.feature("S74")
 @pytest.mark.parametrize("name", [*NAMES, *(each.name for each in AT_PLAN)])
-def test_s74_each_pass_has_a_switch_that_changes_no_result(name: str, backend: Backend) -> None:
+def test_each_pass_has_a_switch_that_changes_no_result(name: str, backend: Backend) -> None:
     x = ramp(3, 2, 4, 4)
     with gx.Worker(load(), backend=backend) as best, gx.Worker(load(name), backend=backend) as without:
         for expected, got in zip(best.run(x), without.run(x), strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.feature("S74")
 @pytest.mark.parametrize(
     ("name", "operator"),
     [
@@ -110,15 +114,16 @@ def test_s74_each_pass_has_a_switch_that_changes_no_result(name: str, backend: B
         ("fuse_conv_batchnorm", "BatchNormalization"),
     ],
 )
-def test_s74_without_its_pass_an_operator_stays(name: str, operator: str) -> None:
+def test_without_its_pass_an_operator_stays(name: str, operator: str) -> None:
     def count(model: gx.Model) -> int:
         return sum(node.operator.name == operator for node in model.graph.nodes)
 
     assert count(load(name)) == count(load()) + 1
 
 
+@pytest.mark.feature("B56")
 @pytest.mark.parametrize("layer", LAYERS)
-def test_b56_activations_are_fused_into_the_layers_before_them(layer: str, backend: Backend) -> None:
+def test_activations_are_fused_into_the_layers_before_them(layer: str, backend: Backend) -> None:
     parts = [
         f"c{i} = {LAYERS[layer]} y{i} = {name} (c{i}{SECOND_INPUTS.get(name, '')})"
         for i, name in enumerate(ACTIVATIONS)
@@ -140,6 +145,7 @@ def test_b56_activations_are_fused_into_the_layers_before_them(layer: str, backe
     assert counts == [len(ACTIVATIONS), 2 * len(ACTIVATIONS)]
 
 
-def test_s74_a_pass_that_is_none_is_refused_with_those_there_are() -> None:
+@pytest.mark.feature("S74")
+def test_a_pass_that_is_none_is_refused_with_those_there_are() -> None:
     with pytest.raises(gx.InputError, match=r"no pass remove_nops; there are .*remove_noops"):
         load("remove_nops")
