@@ -1,4 +1,4 @@
-"""gpuexec sanitize: a CUDA kernel in the simulator's check mode, without a GPU."""
+"""gpuexec sanitize: a CUDA kernel in the simulator's check or count mode, without a GPU."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuexec.cli.kernel_arguments import SYNTAX, KernelArgument, parse_argument
+from gpuexec.cli.count_tables import print_counts
+from gpuexec.cli.kernel_arguments import SYNTAX, parse_argument
 from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.kernels.kernel_source import list_files
+from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.devices.simulator.findings import Finding, Party, why_no_lines
 from gpuexec.devices.simulator.library import Extent, Schedule
 from gpuexec.devices.simulator.rewrite import find_kernels
 from gpuexec.errors import CheckError, GpuexecError, InputError
+from gpuexec.execution.profiling.terminal import open_console
 from gpuexec.ir.command import Kernel, LaunchConfig
 
 if TYPE_CHECKING:
@@ -31,23 +34,29 @@ memory, divergent barriers, asynchronous copies without a wait, wrong masks. No 
 A race is found whether or not it shows in this run, if the accesses are made at all. Other seeds give other orders of
 threads, for what depends on them.
 
+With --count, show instead what the kernel asks of memory, by line: requests of warps, the sectors of 32 bytes of global
+memory that they touch beside as many as their bytes fill (ideal), wavefronts of shared memory beside the least, bytes
+asked for, lanes that are off, and the bytes that go through L2. It assumes that lanes of a warp run in lockstep between
+barriers. Arithmetic, constants and kernel arguments are not counted.
+
 The file holds device code; what is for the host alone stands under #ifndef GPUEXEC_SIM. Local includes are read;
 cuda_fp16.h, cuda_bf16.h and cuda_pipeline.h are there, cooperative_groups.h and libraries are not. A kernel that spins
 until another thread writes does not end here."""
 _EPILOG = f"""\
 {SYNTAX}
 
-exit status: 0 nothing found, 1 something found, 2 the kernel could not be run as asked
+exit status: 0 nothing found, or counted; 1 something found; 2 the kernel could not be run as asked
 
-example:
-  gpuexec sanitize sum.cu --grid 4 --block 64 --arg 'float[1000]=random' --arg 'float[4]=zeros' --arg int=1000"""
+examples:
+  gpuexec sanitize sum.cu --grid 4 --block 64 --arg 'float[1000]=random' --arg 'float[4]=zeros' --arg int=1000
+  gpuexec sanitize --count sum.cu --grid 4 --block 64 --arg 'float[1000]' --arg 'float[4]=zeros' --arg int=1000"""
 
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "sanitize",
-        help="find races and invalid accesses of a CUDA kernel, without a GPU",
+        help="find races and invalid accesses of a CUDA kernel, or count its memory requests, without a GPU",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -67,7 +76,8 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of orders and random contents (default: 0)")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="seeds to try, from --seed on (default: 1)")
-    parser.add_argument("--target", default="sm_90", metavar="ARCH", help="whose limits hold (default: sm_90)")
+    parser.add_argument("--target", default="sm_90", metavar="ARCH", help="whose limits and L2 hold (default: sm_90)")
+    parser.add_argument("--count", action="store_true", help="count memory requests by line, in place of checks")
     parser.set_defaults(main=main)
 
 
@@ -76,6 +86,10 @@ def main(options: argparse.Namespace) -> int:
     try:
         path = Path(options.source).resolve()
         kernel = Kernel(str(path), options.kernel or _choose_kernel(path))
+        if options.count:
+            print_counts(open_console(), count(kernel, options), {each.name: each for each in list_files(path)})
+            print(why_no_lines(), end="\n" * bool(why_no_lines()))
+            return 0
         for seed in range(options.seed, options.seed + options.repeat):
             findings = check(kernel, options, seed)
             if findings:
@@ -96,15 +110,12 @@ def check(kernel: Kernel, options: argparse.Namespace, seed: int) -> tuple[Findi
     Raises:
         GpuexecError: It does not compile, or the launch does not fit it.
     """
-    rng = np.random.default_rng(seed)
-    arguments = [parse_argument(text, rng) for text in options.arguments]
     schedule = Schedule("random", seed)
     device = SimulatorDevice(
         lambda _: (kernel.expression,), options.target, schedule=schedule, check_kernels=True, check_order=False
     )
     try:
-        device.load([kernel])
-        _launch(device, kernel, arguments, options)
+        _launch(device, kernel, options, seed)
     except CheckError as error:
         return tuple(each for each in error.findings if isinstance(each, Finding))
     finally:
@@ -112,9 +123,24 @@ def check(kernel: Kernel, options: argparse.Namespace, seed: int) -> tuple[Findi
     return ()
 
 
-def _launch(
-    device: SimulatorDevice, kernel: Kernel, arguments: Sequence[KernelArgument], options: argparse.Namespace
-) -> None:
+def count(kernel: Kernel, options: argparse.Namespace) -> LaunchCounts:
+    """Run the kernel once; return its memory requests.
+
+    Raises:
+        GpuexecError: It does not compile, the launch does not fit it, or it breaks a rule.
+    """
+    device = SimulatorDevice(lambda _: (kernel.expression,), options.target, count_kernels=True, check_order=False)
+    try:
+        _launch(device, kernel, options, options.seed)
+        return device.counts[0]
+    finally:
+        device.close()
+
+
+def _launch(device: SimulatorDevice, kernel: Kernel, options: argparse.Namespace, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    arguments = [parse_argument(text, rng) for text in options.arguments]
+    device.load([kernel])
     stream, memories = device.create_stream(), []
     packed = PackedArguments([a.value if isinstance(a.value, bytes | np.generic) else None for a in arguments])
     for position, argument in enumerate(arguments):

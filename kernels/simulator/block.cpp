@@ -40,9 +40,10 @@ BlockRunner::~BlockRunner() {
   if (arena_) munmap(arena_, kArenaBytes);
 }
 
-void BlockRunner::begin_launch(const Launch& launch, Checker* checker) {
+void BlockRunner::begin_launch(const Launch& launch, Checker* checker, Counter* counter) {
   launch_ = &launch;
   checker_ = checker;
+  counter_ = counter;
   if (checker && !checked_) checked_ = std::make_unique<CheckedBlock>(arena_, kArenaBytes);
   message.clear();
   fault_address = switches = shared_bytes = 0;
@@ -58,6 +59,11 @@ void BlockRunner::begin_launch(const Launch& launch, Checker* checker) {
       threads_[i].index = {i % dim[0], i / dim[0] % dim[1], i / dim[0] / dim[1]};
     }
     while (warps_.size() * kWarpSize < count) warps_.emplace_back(new Warp);
+  }
+  counted_ = {};
+  if (counter) {
+    counted_.warps.resize(warps_.size());
+    counted_.turns.resize(threads_.size());
   }
   order_.resize(threads_.size());
   unsigned count = unsigned(threads_.size());
@@ -109,6 +115,7 @@ bool BlockRunner::run_block(uint64_t block) {
 
 bool BlockRunner::pass_grid_barrier() {
   enter();
+  if (counter_) count_requests();
   for (unsigned linear : at_grid_barrier_) wake(linear);
   at_grid_barrier_.clear();
   make_current(take_ready());
@@ -187,11 +194,11 @@ void BlockRunner::wake(unsigned linear) {
 bool BlockRunner::prefers_ready() {
   size_t ready = ready_.size() - ready_head_, fresh = threads_.size() - started_;
   if (!ready || !fresh) return ready != 0;
-  return launch_->order == kRandom && random() % (ready + fresh) < ready;
+  return has_random_turns() && random() % (ready + fresh) < ready;
 }
 
 Thread& BlockRunner::take_ready() {
-  if (launch_->order == kRandom) {
+  if (has_random_turns()) {
     std::swap(ready_[ready_head_], ready_[ready_head_ + random() % (ready_.size() - ready_head_)]);
   }
   Thread& thread = threads_[ready_[ready_head_++]];
@@ -247,6 +254,7 @@ void BlockRunner::exit_thread() {
   Warp& warp = *warps_[self_->linear / kWarpSize];
   unsigned bit = 1u << (self_->linear % kWarpSize);
   warp.live &= ~bit;
+  if (counter_ && !warp.live) counted_.warps[self_->linear / kWarpSize].close(*counter_);
   for (int i = 0; warp.waiting && i < warp.used; i++) {
     const Rendezvous& rendezvous = warp.rendezvous[i];
     if (rendezvous.arrived && (rendezvous.mask & bit)) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "check.h"
+#include "count.h"
 #include "fibers.h"
 #include "runtime.h"
 
@@ -74,8 +75,8 @@ class BlockRunner {
   ~BlockRunner();
   BlockRunner(const BlockRunner&) = delete;
 
-  // `checker` is null but in check mode.
-  void begin_launch(const Launch& launch, Checker* checker);
+  // `checker` is null but in check mode, `counter` but in count mode.
+  void begin_launch(const Launch& launch, Checker* checker, Counter* counter);
   // Runs a block to its end, or until all of its threads wait at a barrier of the grid. Returns false when the kernel
   // broke a rule; `message` says which.
   bool run_block(uint64_t block);
@@ -99,6 +100,8 @@ class BlockRunner {
   void note_access(const void* address, size_t nbytes, unsigned flags, const void* place);
   void note_fence();
   bool is_checking() const { return checker_ != nullptr && self_ != nullptr; }
+  void count_access(const void* address, size_t nbytes, unsigned flags, const void* place);
+  bool is_counting() const { return counter_ != nullptr && self_ != nullptr; }
 
   // Called by the signal handler: whether a CUDA thread is running, and where to jump to abandon the launch.
   bool is_inside_kernel() const { return self_ != nullptr; }
@@ -117,11 +120,17 @@ class BlockRunner {
   [[noreturn]] void abandon_launch();
   void report(FindingKind kind, const std::string& reason, Site site, unsigned thread, const Thread* other = nullptr);
   void order_together(const Barrier& barrier);
+  void count_requests(const Barrier& barrier);
+  void count_requests();
+  void count_made(uintptr_t address, size_t nbytes, unsigned flags, const void* place, bool is_made);
+  bool is_own(uintptr_t address) const;
   void reset_block(uint64_t block);
   void make_current(Thread& thread);
   Fiber* take_fiber();
   Thread& take_ready();
   bool prefers_ready();
+  // In count mode threads start in random order, and then take equal turns, for lanes to stay together.
+  bool has_random_turns() const { return launch_->order == kRandom && !counter_; }
   void wake(unsigned linear);
   void give_way();
   void leave_fiber();
@@ -136,6 +145,8 @@ class BlockRunner {
   const Launch* launch_ = nullptr;
   Checker* checker_ = nullptr;
   std::unique_ptr<CheckedBlock> checked_;
+  Counter* counter_ = nullptr;
+  CountedBlock counted_;
   uint64_t block_ = 0;
   void* dynamic_shared_ = nullptr;
   std::vector<Thread> threads_;

@@ -1,8 +1,6 @@
 // Check mode: bounds, alignment and races of the accesses of a kernel.
 #include "check.h"
 
-#include <dlfcn.h>
-#include <link.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -20,31 +18,10 @@ constexpr size_t kRecent = 1024;         // a power of two
 constexpr size_t kMostAccesses = 48u << 20;  // 1.5 GiB of them
 constexpr int kLookBack = 48;            // accesses of a chain searched for an equal one
 
-// The loaded object an address belongs to.
-struct Module {
-  uintptr_t address, first, end;
-};
-
-int find_module(dl_phdr_info* info, size_t, void* data) {
-  Module& wanted = *static_cast<Module*>(data);
-  uintptr_t first = ~uintptr_t(0), end = 0;
-  for (int i = 0; i < info->dlpi_phnum; i++) {
-    const auto& header = info->dlpi_phdr[i];
-    if (header.p_type != PT_LOAD) continue;
-    first = std::min(first, uintptr_t(info->dlpi_addr + header.p_vaddr));
-    end = std::max(end, uintptr_t(info->dlpi_addr + header.p_vaddr + header.p_memsz));
-  }
-  if (wanted.address < first || wanted.address >= end) return 0;
-  wanted.first = first;
-  wanted.end = end;
-  return 1;
-}
-
 }  // namespace
 
 Checker::Checker(Launch& launch) : launch_(launch), accesses_(1), recent_(kRecent) {
-  Module module{reinterpret_cast<uintptr_t>(launch.entry), 0, 0};
-  dl_iterate_phdr(find_module, &module);
+  const LoadedObject module = find_object(reinterpret_cast<uintptr_t>(launch.entry));
   module_ = module.first;
   module_end_ = module.end;
   for (int i = 0; i < launch.range_count; i++) {

@@ -14,7 +14,7 @@
 #undef HUGE_VAL
 #undef HUGE_VALF
 
-// In check mode these are inlined always, so that what they access is known by the kernel's line.
+// In check and count mode these are inlined always, so that what they access is known by the kernel's line.
 #ifdef GPUEXEC_CHECK
 #define GPUEXEC_ALWAYS inline __attribute__((always_inline))
 #else

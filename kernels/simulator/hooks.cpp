@@ -1,5 +1,6 @@
 // Compiler hooks of -fsanitize=thread,alignment,bounds.
-// They are linked into each checked module, hidden, so that no other library of the process resolves to these names.
+// They are linked into each module of check or count mode, hidden, so that no other library of the process resolves to
+// these names.
 #include "runtime.h"
 
 #define HOOK extern "C" __attribute__((visibility("hidden"), used))

@@ -99,6 +99,7 @@ struct Grid {
 
   Launch& launch;
   Checker* checker = nullptr;
+  Counter* counter = nullptr;
   const uint64_t blocks, chunk;  // an OS thread takes so many blocks at a time
   std::vector<uint64_t> order;   // empty: as numbered
   std::atomic<uint64_t> next{0};
@@ -124,7 +125,7 @@ bool run_chunks(Grid& grid, BlockRunner& runner) {
 
 void begin(Grid& grid, BlockRunner& runner) {
   static thread_local SignalStack signal_stack;
-  runner.begin_launch(grid.launch, grid.checker);
+  runner.begin_launch(grid.launch, grid.checker, grid.counter);
 }
 
 void end(Grid& grid, BlockRunner& runner, bool ok) {
@@ -251,6 +252,9 @@ int gpuexec_launch(gpuexec::Launch* launch) {
   std::unique_ptr<Checker> checker;
   if (launch->is_checked) checker = std::make_unique<Checker>(*launch);
   grid.checker = checker.get();
+  std::unique_ptr<Counter> counter;
+  if (launch->counts) counter = std::make_unique<Counter>(*launch);
+  grid.counter = counter.get();
   if (launch->order == kRandom && grid.blocks > 1) {
     grid.order.resize(grid.blocks);
     std::iota(grid.order.begin(), grid.order.end(), uint64_t(0));
@@ -258,13 +262,16 @@ int gpuexec_launch(gpuexec::Launch* launch) {
   }
   if (launch->is_cooperative) {
     run_cooperative(grid);
+    if (counter) counter->finish();
     return grid.failed || launch->finding_count ? 1 : 0;
   }
   uint64_t threads = uint64_t(launch->block[0]) * launch->block[1] * launch->block[2];
   int extra = launch->workers - 1;
   if (uint64_t(extra) >= grid.blocks) extra = int(grid.blocks) - 1;
-  bool helped = extra > 0 && !checker && threads * grid.blocks >= kThreadsWorthHelp && spare_threads().offer(grid, extra);
+  const bool is_worth_help = threads * grid.blocks >= kThreadsWorthHelp && !checker && !counter;
+  bool helped = extra > 0 && is_worth_help && spare_threads().offer(grid, extra);
   run_part(grid);
   if (helped) spare_threads().retract();
+  if (counter) counter->finish();
   return grid.failed || launch->finding_count ? 1 : 0;
 }

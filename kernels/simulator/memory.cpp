@@ -1,7 +1,9 @@
 // Device memory, and copies of launch arguments.
+#include <link.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -63,6 +65,25 @@ std::deque<Mapping>& released() {
   return *all;
 }
 
+struct ObjectSearch {
+  uintptr_t address;
+  LoadedObject found;
+};
+
+int visit_object(dl_phdr_info* info, size_t, void* data) {
+  ObjectSearch& search = *static_cast<ObjectSearch*>(data);
+  uintptr_t first = ~uintptr_t(0), end = 0;
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    const auto& header = info->dlpi_phdr[i];
+    if (header.p_type != PT_LOAD) continue;
+    first = std::min(first, uintptr_t(info->dlpi_addr + header.p_vaddr));
+    end = std::max(end, uintptr_t(info->dlpi_addr + header.p_vaddr + header.p_memsz));
+  }
+  if (search.address < first || search.address >= end) return 0;
+  search.found = {first, end};
+  return 1;
+}
+
 }  // namespace
 
 MemoryBlock find_memory(uintptr_t address) {
@@ -81,6 +102,12 @@ MemoryBlock find_memory(uintptr_t address) {
     }
   }
   return {MemoryState::kNone, 0, 0};
+}
+
+LoadedObject find_object(uintptr_t address) {
+  ObjectSearch search{address, {0, 0}};
+  dl_iterate_phdr(visit_object, &search);
+  return search.found;
 }
 
 }  // namespace gpuexec

@@ -1,4 +1,4 @@
-// Address lookup in device memory.
+// Address lookup in device memory and loaded objects.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,5 +16,13 @@ struct MemoryBlock {
 // The allocation that holds the address or, where none does, the one whose end or start lies within a page of it (so a
 // slight overrun is told from a wild one).
 MemoryBlock find_memory(uintptr_t address);
+
+// Addresses [first, end) of a loaded shared object.
+struct LoadedObject {
+  uintptr_t first, end;
+};
+
+// The loaded object that the address belongs to; empty where it is in none.
+LoadedObject find_object(uintptr_t address);
 
 }  // namespace gpuexec

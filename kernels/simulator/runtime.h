@@ -47,7 +47,7 @@ enum Order : int { kForward, kReverse, kRandom };
 typedef void (*Entry)(void** arguments);
 
 
-// How a kernel touches memory, in check mode.
+// How a kernel touches memory, in check and count mode.
 enum AccessFlags : unsigned { kRead = 0, kWrite = 1, kAtomic = 2, kPending = 4, kPlainRead = 8 };
 
 // Bytes [first, end) that a launch may touch, of the pointer argument `argument`.
@@ -80,7 +80,26 @@ struct Finding {
   char detail[192];
 };
 
-// One grid. The fields after `finding_capacity` are results.
+// Requests that warps made by one instruction, in count mode. Transactions are sectors of 32 bytes of device memory, or
+// wavefronts of shared memory; `least` are as many as the bytes asked for fill.
+struct Count {
+  uint32_t place;  // the instruction's offset in the module
+  unsigned flags, is_shared;
+  unsigned nbytes;  // of a lane's access
+  uint64_t requests, lanes, bytes, transactions, least;
+};
+
+// What count mode counts of a launch. The fields after `capacity` are results.
+struct Counts {
+  size_t l2_bytes;  // size of the modelled cache
+  Count* rows;
+  int capacity;
+  int row_count, missing_count;  // rows written; those there was no room for
+  uint64_t l2_read_bytes, l2_written_bytes;      // between multiprocessors and the cache
+  uint64_t dram_read_bytes, dram_written_bytes;  // between the cache and device memory
+};
+
+// One grid. The fields from `finding_count` to `shared_bytes` are results.
 struct Launch {
   Entry entry;
   void** arguments;
@@ -102,6 +121,7 @@ struct Launch {
   uintptr_t fault_address;
   uint64_t switches;
   unsigned shared_bytes;
+  Counts* counts;  // null but in count mode
 };
 
 }  // namespace gpuexec
@@ -124,7 +144,7 @@ void gpuexec_copy_commit();
 void gpuexec_copy_wait(int keep);
 // Waits for every thread of a cooperative grid.
 void gpuexec_grid_barrier(gpuexec::Site site);
-// What the compiler calls in a module built for check mode: before an access, at a fence, at code that is wrong by itself.
+// What the compiler calls in a module built for check or count mode: before an access, at a fence, at code that is wrong by itself.
 // Outside of kernels they do nothing.
 void gpuexec_access(const void* address, size_t nbytes, unsigned flags, const void* pc);
 void gpuexec_fence();

@@ -11,6 +11,14 @@ constexpr unsigned char kPoison = 0xff;  // NaN in every float format, -1 in eve
 constexpr unsigned char kRedZone = 0xfb;
 constexpr size_t kRedZoneBytes = 64;
 constexpr size_t kCheckedGapBytes = 64 << 10;  // between variables in check mode, so that a far overrun hits no other
+constexpr uint32_t kTurnAccesses = 64;          // of a thread in count mode before it gives way to the other lanes
+
+// The width of the accesses that the device copies so many bytes by.
+size_t access_nbytes(size_t nbytes) {
+  size_t width = 16;
+  while (nbytes % width) width /= 2;
+  return width;
+}
 
 bool is_same(const Site& a, const Site& b) { return a.line == b.line && (a.file == b.file || !strcmp(a.file, b.file)); }
 
@@ -48,6 +56,7 @@ int BlockRunner::wait_at_barrier(int id, unsigned threads, int predicate, Site s
 
 // A barrier of all orders more cheaply than one of some.
 void BlockRunner::order_together(const Barrier& barrier) {
+  if (counter_) count_requests(barrier);
   if (!checker_) return;
   if (barrier.waiting.size() == live_) checked_->pass_barrier();
   else checked_->order(barrier.waiting);
@@ -97,6 +106,7 @@ Meeting BlockRunner::meet(unsigned mask, const void* value, size_t nbytes, int o
     bool carries_on = launch_->order != kRandom;
     rendezvous.unread = carries_on ? needed & ~bit : needed;
     unsigned base = self_->linear & ~(kWarpSize - 1);
+    if (counter_ && !(warp.live & ~needed)) counted_.warps[base / kWarpSize].close(*counter_);
     if (checker_ && operation == kSync) {
       std::vector<unsigned> lanes;
       for (unsigned left = needed; left; left &= left - 1) lanes.push_back(base + __builtin_ctz(left));
@@ -173,6 +183,10 @@ void BlockRunner::begin_copy(void* destination, const void* source, size_t nbyte
     note_access(source, source_nbytes, kRead, place);
     checker_->copy_begun(*checked_, self_->linear, uintptr_t(destination), nbytes, place);
   }
+  if (counter_) {
+    count_made(uintptr_t(source), nbytes, kRead, place, source_nbytes > 0);
+    count_made(uintptr_t(destination), nbytes, kWrite, place, true);
+  }
   self_->copies.push_back({destination, source, nbytes, source_nbytes, self_->copy_group, place});
 }
 
@@ -191,11 +205,15 @@ void BlockRunner::finish_copies(int before_group) {
 }
 
 // Accesses to what is the simulator's own say nothing of the kernel: its stack, what it sees of itself, warp operations.
+inline bool BlockRunner::is_own(uintptr_t address) const {
+  return address - uintptr_t(self_->fiber->stack) < kStackBytes ||
+         address - uintptr_t(&gpuexec_position) < sizeof gpuexec_position ||
+         address - uintptr_t(warps_[self_->linear / kWarpSize].get()) < sizeof(Warp);
+}
+
 void BlockRunner::note_access(const void* address, size_t nbytes, unsigned flags, const void* place) {
   const uintptr_t at = uintptr_t(address);
-  if (!nbytes || at - uintptr_t(self_->fiber->stack) < kStackBytes) return;
-  if (at - uintptr_t(&gpuexec_position) < sizeof gpuexec_position) return;
-  if (at - uintptr_t(warps_[self_->linear / kWarpSize].get()) < sizeof(Warp)) return;
+  if (!nbytes || is_own(at)) return;
   if (!checker_->access(*checked_, self_->linear, at, nbytes, flags, place)) {
     message = "check mode stopped the launch";
     abandon_launch();
@@ -203,6 +221,39 @@ void BlockRunner::note_access(const void* address, size_t nbytes, unsigned flags
 }
 
 void BlockRunner::note_fence() { checked_->fence(self_->linear); }
+
+// What an atomic instruction's host body reads first is no access of its own.
+void BlockRunner::count_access(const void* address, size_t nbytes, unsigned flags, const void* place) {
+  const uintptr_t at = uintptr_t(address);
+  if (!nbytes || is_own(at) || (flags & (kAtomic | kWrite)) == kAtomic || counter_->is_ignored(at)) return;
+  const size_t width = access_nbytes(nbytes);
+  for (size_t offset = 0; offset < nbytes; offset += width) count_made(at + offset, width, flags, place, true);
+  if (flags & kAtomic || ++counted_.turns[self_->linear] < kTurnAccesses) return;
+  counted_.turns[self_->linear] = 0;
+  wake(self_->linear);
+  give_way();
+}
+
+// `is_made`: whether the lane accesses anything, or comes to the instruction alone.
+void BlockRunner::count_made(uintptr_t address, size_t nbytes, unsigned flags, const void* place, bool is_made) {
+  const bool is_shared = address - uintptr_t(arena_) < kArenaBytes;
+  const unsigned warp = self_->linear / kWarpSize;
+  const uint32_t row = counter_->find_row(place, nbytes, flags, is_shared);
+  counted_.warps[warp].access(*counter_, row, self_->linear % kWarpSize, address, is_made, warps_[warp]->live);
+}
+
+// Counts the requests of all warps whose lanes a barrier brings together.
+void BlockRunner::count_requests(const Barrier& barrier) {
+  std::vector<uint32_t> waiting(counted_.warps.size());
+  for (unsigned linear : barrier.waiting) waiting[linear / kWarpSize] |= 1u << linear % kWarpSize;
+  for (size_t i = 0; i < waiting.size(); i++) {
+    if (waiting[i] && !(warps_[i]->live & ~waiting[i])) counted_.warps[i].close(*counter_);
+  }
+}
+
+void BlockRunner::count_requests() {
+  for (CountedWarp& warp : counted_.warps) warp.close(*counter_);
+}
 
 }  // namespace gpuexec
 
@@ -232,7 +283,9 @@ void gpuexec_grid_barrier(gpuexec::Site site) { current_runner->wait_at_grid_bar
 
 // Static code of a module runs outside of kernels too.
 void gpuexec_access(const void* address, size_t nbytes, unsigned flags, const void* place) {
-  if (current_runner && current_runner->is_checking()) current_runner->note_access(address, nbytes, flags, place);
+  if (!current_runner) return;
+  if (current_runner->is_checking()) current_runner->note_access(address, nbytes, flags, place);
+  else if (current_runner->is_counting()) current_runner->count_access(address, nbytes, flags, place);
 }
 
 void gpuexec_fence() {

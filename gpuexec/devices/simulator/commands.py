@@ -30,10 +30,11 @@ def make_launch(
     if config.cooperative:
         function.check_residency(config, context.target)
     copied = function.copy_arguments(arguments)
-    ranges = _find_ranges(arguments) if function.is_checked else None
+    ranges = _find_ranges(arguments) if function.mode == "check" else None
 
     def run() -> None:
-        function.run(config, copied.address, context.next_schedule(), context.target, ranges=ranges)
+        schedule = context.next_schedule()
+        function.run(config, copied.address, schedule, context.target, ranges=ranges, counts=context.counts)
 
     name = _name(f"launch of {function}", arguments.origin)
     context.check_not_freed(arguments, name)

@@ -13,25 +13,25 @@ from gpuexec.devices.kernels.code_files import cache_folder
 from gpuexec.devices.kernels.kernel_source import flatten, kernels_dir
 from gpuexec.devices.simulator.object_cache import ObjectCache, make_key
 from gpuexec.devices.simulator.rewrite import find_launch_bounds, rewrite_shared, strip_comments, write_rows
-from gpuexec.devices.simulator.toolchain import CHECK_FLAGS, KERNEL_FLAGS, RUNTIME_FLAGS, find_compiler
+from gpuexec.devices.simulator.toolchain import KERNEL_FLAGS, MODE_FLAGS, RUNTIME_FLAGS, Mode, find_compiler
 from gpuexec.system import knobs
 from gpuexec.system.atomic_file import write_file
 
 _RUNTIME_SOURCES = (
     *("fibers.cpp", "block.cpp", "synchronize.cpp", "launch.cpp", "memory.cpp"),
-    *("check.cpp", "order.cpp", "findings.cpp", "explain.cpp"),
+    *("check.cpp", "order.cpp", "findings.cpp", "explain.cpp", "count.cpp"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltObject:
-    """A compiled kernel file: the shared object, its kernels in the order of its table, and whether it is checked."""
+    """A compiled kernel file: the shared object, its kernels in the order of its table, and its mode."""
 
     source: str
     path: Path
     expressions: tuple[str, ...]
     launch_bounds: Mapping[str, int]
-    check: bool = False
+    mode: Mode = "plain"
 
 
 def default_cache() -> ObjectCache:
@@ -59,7 +59,7 @@ def build_runtime(cache: ObjectCache | None = None, defines: Sequence[str] = ())
 
 
 def build_file(
-    path: Path, expressions: Sequence[str], cache: ObjectCache | None = None, check: bool = False
+    path: Path, expressions: Sequence[str], cache: ObjectCache | None = None, mode: Mode = "plain"
 ) -> BuiltObject:
     """Build the shared object of a kernel file with the instances named.
 
@@ -67,7 +67,7 @@ def build_file(
         path: The ``.cu`` file.
         expressions: C++ name expressions (``"unary<Exp, float>"``) or names of ``extern "C"`` kernels.
         cache: None: the user's.
-        check: For check mode: the same code, which reports every access to the runtime library.
+        mode: For check and count mode the same code reports every access to the runtime library.
 
     Raises:
         KernelError: There is no compiler, or the source does not compile; the message has the compiler's first lines.
@@ -83,28 +83,28 @@ def build_file(
     def build(output: Path) -> None:
         source = output.with_suffix(".cpp")
         write_file(source, text, sync=False)
-        if not check:
+        if mode == "plain":
             compiler.build(path.name, [source], output, (*flags, *includes))
             return
         # The sanitizers are flags of the compile alone: linked with them, the object would ask for their libraries.
         compiled = output.with_suffix(".o")
-        compiler.build(path.name, [source], compiled, (*flags, *CHECK_FLAGS, *includes, "-c"))
+        compiler.build(path.name, [source], compiled, (*flags, *MODE_FLAGS[mode], *includes, "-c"))
         compiler.build(path.name, [folder / "hooks.cpp"], output, flags, [compiled])
 
-    key = make_key(text, _hash_headers(check), (*flags, *(CHECK_FLAGS if check else ())), compiler.version)
+    key = make_key(text, _hash_headers(mode != "plain"), (*flags, *MODE_FLAGS[mode]), compiler.version)
     found = (cache or default_cache()).get(key, build)
-    return BuiltObject(path.name, found, names, find_launch_bounds(stripped), check)
+    return BuiltObject(path.name, found, names, find_launch_bounds(stripped), mode)
 
 
 def build_files(
-    files: Mapping[Path, Sequence[str]], cache: ObjectCache | None = None, check: bool = False
+    files: Mapping[Path, Sequence[str]], cache: ObjectCache | None = None, mode: Mode = "plain"
 ) -> dict[Path, BuiltObject]:
     """Build the shared objects of several files, with ``GPUEXEC_BUILD_JOBS`` compilers at once."""
     if not files:
         return {}
     pool = ThreadPoolExecutor(min(len(files), knobs.build_jobs()), "gpuexec-build")
     try:
-        built = pool.map(lambda item: build_file(item[0], item[1], cache, check), files.items())
+        built = pool.map(lambda item: build_file(item[0], item[1], cache, mode), files.items())
         return dict(zip(files, built, strict=True))
     finally:
         # On an interrupt, running compilers are not waited for, and no more are started.
@@ -117,10 +117,10 @@ def _cache_at(folder: Path) -> ObjectCache:
 
 
 @functools.cache
-def _hash_headers(check: bool) -> str:
+def _hash_headers(has_hooks: bool) -> str:
     """Hash all headers that a kernel file is compiled with, those shared with the runtime included."""
     folder = kernels_dir() / "simulator"
-    hooks = [folder / "hooks.cpp"] if check else []
+    hooks = [folder / "hooks.cpp"] if has_hooks else []
     return _hash([*sorted((folder / "include").iterdir()), *hooks], flatten(folder / "cuda.h"))
 
 

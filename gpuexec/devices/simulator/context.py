@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.simulator.address_map import AddressMap
+from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.findings import Finding, describe
 from gpuexec.devices.simulator.library import GridError, Schedule
 from gpuexec.devices.simulator.module import FindingsError
@@ -31,6 +32,7 @@ class SimulatorContext:
     Attributes:
         blocks: Device memory.
         pinned: Pinned memory.
+        counts: What count mode counted, launch by launch.
         lost: Why the device is lost, None while it is not.
         is_closed: Whether the device was closed.
     """
@@ -40,6 +42,7 @@ class SimulatorContext:
         self.blocks, self.pinned = AddressMap(), AddressMap()
         spaces = {"device memory": self.blocks, "pinned memory": self.pinned}
         self.ordering = Ordering(spaces, self.is_alive, is_order_checked)
+        self.counts: list[LaunchCounts] = []
         self.lost: str | None = None
         self._lost_at: str | None = None  # the node of the failed operation
         self._findings: tuple[Finding, ...] = ()

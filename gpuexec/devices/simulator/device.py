@@ -16,6 +16,7 @@ from gpuexec.devices.pixel.extents import find_extents
 from gpuexec.devices.prepared import PreparedCommand
 from gpuexec.devices.recording import record_launches
 from gpuexec.devices.simulator.context import SimulatorContext
+from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.graph import SimulatorGraph
 from gpuexec.devices.simulator.library import Schedule
 from gpuexec.devices.simulator.memory import (
@@ -28,6 +29,7 @@ from gpuexec.devices.simulator.memory import (
 from gpuexec.devices.simulator.module import SimulatorFunction, load_files
 from gpuexec.devices.simulator.stream import SimulatorEvent, SimulatorStream, SimulatorTimedEvent
 from gpuexec.devices.simulator.stream_thread import StreamThread
+from gpuexec.devices.simulator.toolchain import Mode
 from gpuexec.errors import InputError, KernelError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.plan import Segment
@@ -50,6 +52,7 @@ class SimulatorDevice:
             GPUEXEC_CHECK_ORDER says.
         check_kernels: Whether kernels run in check mode: what they do wrong raises CheckError where the host waits for
             them. None: as GPUEXEC_CHECK_KERNELS says. Then ``schedule`` is random if it is None, by GPUEXEC_CHECK_SEED.
+        count_kernels: Whether kernels run in count mode, and not in check mode: `counts` has figures of each launch.
         ordinal: Which of several it is.
         multiprocessors: How many it has; None: as the smallest device of the architecture.
 
@@ -67,6 +70,7 @@ class SimulatorDevice:
         memory_bytes: int | None = None,
         check_order: bool | None = None,
         check_kernels: bool | None = None,
+        count_kernels: bool = False,
         ordinal: int = 0,
         multiprocessors: int | None = None,
     ) -> None:
@@ -76,8 +80,9 @@ class SimulatorDevice:
         self.name, self.ordinal = f"simulator{f' {ordinal}' if ordinal else ''} ({target})", ordinal
         self.launch_costs = PACKED_COSTS
         self._instantiations = instantiations
-        self.is_checking = knobs.check_kernels() if check_kernels is None else check_kernels
-        shuffled = Schedule("random", knobs.check_seed()) if self.is_checking else Schedule()
+        is_checking = knobs.check_kernels() if check_kernels is None else check_kernels
+        self.mode: Mode = "count" if count_kernels else "check" if is_checking else "plain"
+        shuffled = Schedule("random", knobs.check_seed()) if self.mode == "check" else Schedule()
         self.context = SimulatorContext(
             self.name, self.target, schedule or shuffled, knobs.check_order() if check_order is None else check_order
         )
@@ -93,6 +98,16 @@ class SimulatorDevice:
         self._threads: list[StreamThread] = []  # also threads of unreferenced streams with work left
         self._default_stream: SimulatorStream | None = None
         self._lock = threading.Lock()
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether kernels run in check mode."""
+        return self.mode == "check"
+
+    @property
+    def counts(self) -> Sequence[LaunchCounts]:
+        """What count mode counted of the launches done so far, in their order."""
+        return tuple(self.context.counts)
 
     @property
     def cached_nbytes(self) -> int:
@@ -184,7 +199,7 @@ class SimulatorDevice:
                         f" {len(tables[kernel.source])} for {kernel.source}; add it there."
                     )
             files = {source: find_source(source) for source in tables}
-            modules = load_files({files[source]: table for source, table in tables.items()}, self.is_checking)
+            modules = load_files({files[source]: table for source, table in tables.items()}, self.mode)
             for source, file in files.items():
                 for expression, function in modules[file].functions.items():
                     self._functions[Kernel(source, expression)] = function

@@ -28,9 +28,9 @@ Kind = Literal[
     "fault",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+Place = tuple[str, int]
 _WRITE, _ATOMIC = 1, 2
 _READERS = ("addr2line", "llvm-symbolizer", "llvm-addr2line")
-_Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Party:
     thread: Extent
     block: Extent
     access: str = ""
-    within: tuple[_Place, ...] = ()
+    within: tuple[Place, ...] = ()
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.file else "an unknown line"
@@ -114,7 +114,7 @@ def read_findings(raw: Sequence[RawFinding], module: Path, grid: Extent, block: 
     return tuple(found.values())
 
 
-def locate(module: Path, offsets: Iterable[int]) -> dict[int, tuple[_Place, ...]]:
+def locate(module: Path, offsets: Iterable[int]) -> dict[int, tuple[Place, ...]]:
     """Return the source lines of return addresses in a module, innermost first; empty without a symbolizer."""
     ordered = sorted(offsets)
     reader = next((path for path in map(shutil.which, _READERS) if path), None)
@@ -124,7 +124,7 @@ def locate(module: Path, offsets: Iterable[int]) -> dict[int, tuple[_Place, ...]
     if "symbolizer" in reader:
         command.insert(1, "--output-style=GNU")
     answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    places: dict[int, tuple[_Place, ...]] = {}
+    places: dict[int, tuple[Place, ...]] = {}
     current = 0
     for line in answer.splitlines():
         if line.startswith("0x"):
@@ -153,7 +153,7 @@ def describe(findings: Sequence[Finding]) -> str:
 
 
 def _party(
-    file: bytes, line: int, places: tuple[_Place, ...] | None, thread: int, at: int, flags: int, grid: Extent,
+    file: bytes, line: int, places: tuple[Place, ...] | None, thread: int, at: int, flags: int, grid: Extent,
     block: Extent,
 ) -> Party:  # fmt: skip
     access = "atomic" if flags & _ATOMIC else "write" if flags & _WRITE else "read"

@@ -60,6 +60,7 @@ class LaunchStruct(ctypes.Structure):
         ("fault_address", ctypes.c_size_t),
         ("switches", ctypes.c_uint64),
         ("shared_bytes", ctypes.c_uint),
+        ("counts", ctypes.c_void_p),
     )
 
 
@@ -91,6 +92,38 @@ class RawFinding(ctypes.Structure):
     )
 
 
+class CountStruct(ctypes.Structure):
+    """``gpuexec::Count`` of runtime.h."""
+
+    _fields_ = (
+        ("place", ctypes.c_uint32),
+        ("flags", ctypes.c_uint),
+        ("is_shared", ctypes.c_uint),
+        ("nbytes", ctypes.c_uint),
+        ("requests", ctypes.c_uint64),
+        ("lanes", ctypes.c_uint64),
+        ("nbytes_asked", ctypes.c_uint64),
+        ("transactions", ctypes.c_uint64),
+        ("least", ctypes.c_uint64),
+    )
+
+
+class CountsStruct(ctypes.Structure):
+    """``gpuexec::Counts`` of runtime.h."""
+
+    _fields_ = (
+        ("l2_bytes", ctypes.c_size_t),
+        ("rows", ctypes.c_void_p),
+        ("capacity", ctypes.c_int),
+        ("row_count", ctypes.c_int),
+        ("missing_count", ctypes.c_int),
+        ("l2_read_bytes", ctypes.c_uint64),
+        ("l2_written_bytes", ctypes.c_uint64),
+        ("dram_read_bytes", ctypes.c_uint64),
+        ("dram_written_bytes", ctypes.c_uint64),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class AllowedRange:
     """Bytes ``[first, end)`` that a launch may touch: of the pointer argument ``argument``."""
@@ -116,6 +149,7 @@ class Grid(NamedTuple):
         is_cooperative: Whether blocks may wait at a barrier of the grid.
         is_checked: Whether the kernel was compiled for check mode.
         ranges: In check mode, what the kernel may touch; None: all memory of the device.
+        counts: In count mode, what takes the figures.
     """
 
     entry: int
@@ -129,6 +163,7 @@ class Grid(NamedTuple):
     is_cooperative: bool = False
     is_checked: bool = False
     ranges: tuple[AllowedRange, ...] | None = None
+    counts: CountsStruct | None = None
 
 
 _MAX_FINDINGS = 64
@@ -210,6 +245,8 @@ def run_grid(grid: Grid, schedule: Schedule) -> LaunchStruct:
         grid.is_checked,
     )  # fmt: skip
     launch.message, launch.message_capacity = ctypes.addressof(message), _MESSAGE_BYTES
+    if grid.counts is not None:
+        launch.counts = ctypes.addressof(grid.counts)
     if not grid.is_checked:
         if load_runtime().gpuexec_launch(ctypes.byref(launch)):
             raise GridError(message.value.decode(errors="replace"), launch.fault_address)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from gpuexec.devices.kernels.code_files import load_library
 from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.devices.residency import check_residency, count_resident
 from gpuexec.devices.simulator.compilation import BuiltObject, build_files
-from gpuexec.devices.simulator.findings import Finding, describe, read_findings
+from gpuexec.devices.simulator.counts import CountBuffer, LaunchCounts, read_counts
+from gpuexec.devices.simulator.findings import Finding, Place, describe, locate, read_findings
 from gpuexec.devices.simulator.library import (
     AllowedRange,
     ArgumentCopy,
@@ -27,6 +28,7 @@ from gpuexec.devices.simulator.library import (
     run_grid,
 )
 from gpuexec.devices.simulator.symbols import find_missing
+from gpuexec.devices.simulator.toolchain import Mode
 from gpuexec.errors import AccessError, KernelError
 from gpuexec.ir.command import LaunchConfig
 from gpuexec.ir.target import Target
@@ -56,16 +58,16 @@ class SimulatorFunction:
 
     ``signature`` has kind and size of each parameter: P pointer, f float (half and bfloat16 too), i signed, u unsigned,
     b bool, s struct. ``max_threads`` is its ``__launch_bounds__`` where these are a constant, else None.
-    ``is_checked`` says whether it was compiled for check mode: then a launch that goes wrong raises FindingsError.
+    ``mode`` says what it was compiled for. In check mode a launch that goes wrong raises FindingsError.
     """
 
-    __slots__ = ("_module", "_parameters", "entry", "expression", "is_checked", "max_threads", "signature", "source")
+    __slots__ = ("_module", "_parameters", "entry", "expression", "max_threads", "mode", "signature", "source")
 
     def __init__(
         self, module: KernelModule, row: _FunctionRow, source: str, expression: str, max_threads: int | None
     ) -> None:
         self._module = module  # unloaded with its last function
-        self.is_checked = module.is_checked
+        self.mode = module.mode
         self._parameters = ctypes.addressof(row.parameters.contents)
         self.entry = int(row.run)
         self.source = source
@@ -139,6 +141,7 @@ class SimulatorFunction:
         target: Target,
         *,
         ranges: Sequence[AllowedRange] | None = None,
+        counts: list[LaunchCounts] | None = None,
     ) -> LaunchStruct:
         """Run a launch that passed `check_launch` to its end.
 
@@ -148,22 +151,28 @@ class SimulatorFunction:
             schedule: The order of turns.
             target: Architecture whose limits apply.
             ranges: In check mode, what the kernel may touch; None: all memory of the device.
+            counts: In count mode, the list that the figures are added to.
 
         Raises:
             GridError: The kernel broke a rule.
         """
+        buffer = CountBuffer(target) if self.mode == "count" else None
         launch = Grid(
             self.entry, arguments, self._parameters, len(self.signature), config.grid, config.block,
-            config.shared_bytes, target.shared_bytes_per_block, config.cooperative, self.is_checked,
-            None if ranges is None else tuple(ranges),
+            config.shared_bytes, target.shared_bytes_per_block, config.cooperative, self.mode == "check",
+            None if ranges is None else tuple(ranges), None if buffer is None else buffer.struct,
         )  # fmt: skip
         try:
-            return run_grid(launch, schedule)
+            done = run_grid(launch, schedule)
         except GridError as error:
             if not error.raw_findings:
                 raise GridError(f"{self}: {error}", error.fault_address) from None
             findings = read_findings(error.raw_findings, self._module.path, config.grid, config.block)
             raise FindingsError(f"{self}: {describe(findings)}", findings, error.fault_address) from None
+        if buffer is not None and counts is not None:
+            places = self._module.locate(row.place for row in buffer.rows)
+            counts.append(read_counts(buffer, places, str(self), config.grid, config.block))
+        return done
 
     def launch_arrays(
         self,
@@ -174,6 +183,7 @@ class SimulatorFunction:
         schedule: Schedule | None = None,
         target: Target | None = None,
         is_cooperative: bool = False,
+        counts: list[LaunchCounts] | None = None,
     ) -> LaunchStruct:
         """Run the kernel on NumPy arrays in place and wait: for tests of kernels on their own.
 
@@ -185,6 +195,7 @@ class SimulatorFunction:
             schedule: None: forward.
             target: Architecture whose limits apply; None: sm_90.
             is_cooperative: Whether blocks may wait at a barrier of the grid.
+            counts: In count mode, the list that the figures are added to.
 
         Raises:
             KernelError: The launch does not fit the kernel, or the kernel broke a rule.
@@ -196,8 +207,8 @@ class SimulatorFunction:
         self.check_launch(config, target)
         if is_cooperative:
             self.check_residency(config, target)
-        ranges = _find_ranges(arguments) if self.is_checked else None
-        return self.run(config, packed.address, schedule or Schedule(), target, ranges=ranges)
+        ranges = _find_ranges(arguments) if self.mode == "check" else None
+        return self.run(config, packed.address, schedule or Schedule(), target, ranges=ranges, counts=counts)
 
 
 class KernelModule:
@@ -205,7 +216,8 @@ class KernelModule:
 
     def __init__(self, built: BuiltObject) -> None:
         load_runtime()
-        self.path, self.is_checked = built.path, built.check
+        self.path, self.mode = built.path, built.mode
+        self._places: dict[int, tuple[Place, ...]] = {}
         missing = find_missing(built.path)
         if missing:
             raise KernelError(
@@ -223,29 +235,34 @@ class KernelModule:
             for expression, row in zip(built.expressions, rows, strict=True)
         }
 
+    def locate(self, offsets: Iterable[int]) -> Mapping[int, tuple[Place, ...]]:
+        """Return the source lines of instructions, as `findings.locate`; each is looked up once."""
+        self._places |= locate(self.path, set(offsets) - self._places.keys())
+        return self._places
 
-def load_files(files: Mapping[Path, Sequence[str]], check: bool = False) -> dict[Path, KernelModule]:
-    """Compile (or find) and load several kernel files, in parallel; with ``check`` for check mode.
+
+def load_files(files: Mapping[Path, Sequence[str]], mode: Mode = "plain") -> dict[Path, KernelModule]:
+    """Compile (or find) and load several kernel files, in parallel, for a mode of the simulator.
 
     Raises:
         KernelError: One does not compile, or there is no compiler.
     """
-    return {path: KernelModule(built) for path, built in build_files(files, check=check).items()}
+    return {path: KernelModule(built) for path, built in build_files(files, mode=mode).items()}
 
 
-def load_file(path: Path | str, expressions: Sequence[str], check: bool = False) -> Mapping[str, SimulatorFunction]:
+def load_file(path: Path | str, expressions: Sequence[str], mode: Mode = "plain") -> Mapping[str, SimulatorFunction]:
     """Compile (or find) and load one kernel file.
 
     Args:
         path: A path, or the name of a file among the package's kernels (``"softmax.cu"``).
         expressions: C++ name expressions, or names of ``extern "C"`` kernels.
-        check: Compile for check mode.
+        mode: What to compile for.
 
     Raises:
         KernelError: It does not compile, or there is no compiler.
     """
     full = find_source(str(path))
-    return load_files({full: expressions}, check)[full].functions
+    return load_files({full: expressions}, mode)[full].functions
 
 
 def _pack(name: str, arguments: Sequence[Any]) -> PackedArguments:

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gpuexec.errors import KernelError
 from gpuexec.system import knobs
@@ -30,6 +31,10 @@ CHECK_FLAGS = (
     "-fsanitize-recover=alignment,bounds",
     "-DGPUEXEC_CHECK=1",
 )
+# Count mode: the same calls, and copies of vectors stay one access (of g++; clang++ takes them apart all the same).
+COUNT_FLAGS = ("-g1", "-gdwarf-4", "-fsanitize=thread", "-fno-tree-sra", "-DGPUEXEC_CHECK=1")
+Mode = Literal["plain", "check", "count"]
+MODE_FLAGS: dict[Mode, tuple[str, ...]] = {"plain": (), "check": CHECK_FLAGS, "count": COUNT_FLAGS}
 # Instructions in place of library calls: conversions of half, and fmaf. Both ways give the same bits.
 _EXTENSIONS = {"f16c": "-mf16c", "fma": "-mfma"}
 _SHOWN_LINES = 12

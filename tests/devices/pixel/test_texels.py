@@ -24,7 +24,7 @@ EXPRESSIONS = (
 
 @pytest.fixture(scope="module")
 def kernels() -> Any:
-    return load_file(SOURCE, EXPRESSIONS, check=True)
+    return load_file(SOURCE, EXPRESSIONS, mode="check")
 
 
 @pytest.mark.parametrize("name", TYPES)

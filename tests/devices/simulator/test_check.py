@@ -34,7 +34,7 @@ in_every_order = pytest.mark.parametrize("order", ORDERS, ids=["forward", "rever
 
 @pytest.fixture(scope="module")
 def kernels() -> Kernels:
-    return load_file(SOURCE, NAMES, check=True)
+    return load_file(SOURCE, NAMES, mode="check")
 
 
 def line_of(text: str) -> int:

@@ -41,7 +41,7 @@ SEEDS = range(3)
 def load() -> Mapping[tuple[str, int], SimulatorFunction]:
     """Every kernel with every bug; 0 is none."""
     tables = {FOLDER / f"planted_{name}.cu": [f"{name}<{bug}>" for bug in range(len(BUGS) + 1)] for name in NAMES}
-    modules = load_files(tables, check=True)
+    modules = load_files(tables, mode="check")
     return {
         (name, bug): modules[FOLDER / f"planted_{name}.cu"].functions[f"{name}<{bug}>"]
         for name in NAMES
