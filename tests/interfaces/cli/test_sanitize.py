@@ -63,6 +63,36 @@ def test_mended_example_is_clean_with_every_seed(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "prefix_sum.cu:prefix_sum: nothing found with seeds 3 to 7.\n"
 
 
+def test_requests_are_counted_by_line(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sanitize", "--count", source, "--kernel", "twice<float>", "--block", "64", "--arg", "float[40]"]
+    assert main([*command, "--arg", "float[40]", "--arg", "int=40"]) == 0
+    said = capsys.readouterr().out
+    rows = {tuple(words[:3]): words for words in map(str.split, said.splitlines()) if len(words) > 3}
+    figures = ["2", "5", "5", "1.00", "160", "38%"]  # requests, sectors, ideal, ratio, bytes, lanes off
+    for access in ("read", "write"):
+        assert rows["kernels.cu:4", access, "4"][-6:] == figures
+    assert rows["total", "4", "10"][1:] == ["4", "10", "10", "1.00", "320", "38%"]
+    assert "L2 of 50 MiB, empty at first: 160 bytes read from it, 160 written" in said
+
+
+def test_bank_conflicts_are_counted(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sanitize", "--count", source, "--kernel", "orders", "--block", "32", "--arg", "int[32]=zeros"]
+    assert main([*command, "--shared", "128", "--target", "sm_80"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(
+        r"^ shared memory +access +source +requests +wavefronts +least +ratio +bytes +lanes off", said, re.M
+    )
+    assert re.search(r"^ kernels.cu:8 +write 4 B .* 1 +1 +1 +1.00 +128 +0%", said, re.M)
+    assert re.search(r"^ kernels.cu:9 +read 4 B .* 1 +1 +1 +1.00 +124 +3%", said, re.M)
+    assert "L2 of 40 MiB" in said
+
+
+def test_kernel_that_faults_can_not_be_counted(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sanitize", "--count", source, "--kernel", "twice<float>", "--block", "64", "--arg", "null"]
+    assert main([*command, "--arg", "float[40]", "--arg", "int=40"]) == 2
+    assert "illegal address 0x0" in capsys.readouterr().err
+
+
 def test_instance_of_a_template_with_files_as_arguments(
     source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
