@@ -1,12 +1,12 @@
-"""Tables of memory requests by source line, as count mode of the simulator counted them."""
+"""Tables of memory requests by source line or launch, as count mode of the simulator counted them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuexec.devices.simulator.counts import LaunchCounts, LineCounts, RequestCounts, Space
+from gpuexec.devices.simulator.counts import SPACES, LaunchCounts, LineCounts, RequestCounts, Space
 from gpuexec.execution.profiling.terminal import make_table, print_table
 
 if TYPE_CHECKING:
@@ -45,6 +45,32 @@ def print_counts(console: Console, counts: LaunchCounts, files: Mapping[str, Pat
         f" {counts.l2_written_nbytes:,} written; {counts.dram_read_nbytes:,} from device memory,"
         f" {counts.dram_written_nbytes:,} to it",
         markup=False,
+    )
+
+
+def print_launches(console: Console, launches: Sequence[LaunchCounts]) -> None:
+    """Print a table with a row for each launch, and the total."""
+    numbers = ("requests", "lanes off", "sectors", "of ideal", "wavefronts", "of least", "L2 bytes", "device bytes")
+    table = make_table(("launch", "node"), numbers)
+    for launch in launches:
+        table.add_row(_escape(launch.kernel), _escape(launch.origin), *_spell_sum([launch]))
+    table.add_row("total", "", *_spell_sum(launches))
+    print_table(console, table, spare=("node",))
+    if launches:
+        console.print(f"L2 of {launches[0].l2_nbytes >> 20} MiB, empty before each launch", markup=False)
+
+
+def _spell_sum(launches: Sequence[LaunchCounts]) -> tuple[str, ...]:
+    total = {space: sum((each.total(space) for each in launches), RequestCounts()) for space in SPACES}
+    l2_nbytes = sum(each.l2_read_nbytes + each.l2_written_nbytes for each in launches)
+    dram_nbytes = sum(each.dram_read_nbytes + each.dram_written_nbytes for each in launches)
+    both = total["global"] + total["shared"]
+    return (
+        f"{both.requests:,}",
+        f"{both.lanes_off:.0%}",
+        *(text for each in total.values() for text in (f"{each.transactions:,}", f"{each.ratio:.2f}")),
+        f"{l2_nbytes:,}",
+        f"{dram_nbytes:,}",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,20 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
+from gpuexec.cli.count_tables import print_launches
 from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.free_dims import array_of
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
-from gpuexec.devices.backend import BackendType
+from gpuexec.devices.backend import Backend, BackendType
+from gpuexec.devices.simulator.counts import LaunchCounts
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.errors import InputError
 from gpuexec.execution.profiling.lifetimes import name_values
-from gpuexec.execution.profiling.terminal import make_table, print_table
+from gpuexec.execution.profiling.terminal import make_table, open_console, print_table
 from gpuexec.execution.worker import Worker
+from gpuexec.ir.instances import instantiations
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
@@ -31,6 +37,7 @@ from gpuexec.planner.template import plan_graph
 from gpuexec.system.atomic_file import write_file
 
 Array = np.ndarray[Any, Any]
+_COUNTED_TARGET = "sm_90"
 
 
 def add_parser(commands: Any) -> None:
@@ -45,6 +52,11 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--memory", metavar="OUT.html", type=Path, help="draw the arena over time, of every part that was planned"
+    )
+    parser.add_argument(
+        "--count",
+        action="store_true",
+        help="run once on the simulator in count mode, and print the memory requests of each launch (see sanitize)",
     )
     parser.set_defaults(main=main)
 
@@ -76,6 +88,8 @@ def main(options: argparse.Namespace) -> int:
         page = draw_memory(Path(options.model).name, plans, name_values(model.graph))
         write_file(options.memory, page)
         console.print(f"{len(plans)} arenas drawn to {options.memory}", markup=False)
+    if options.count:
+        print_launches(open_console(), _count(model, feeds, options.target or _COUNTED_TARGET))
     return 0
 
 
@@ -115,6 +129,23 @@ def _print_run(console: Console, model: Model, feeds: dict[str, Array], options:
             _print_plan(console, plan)
         print_host_rows(console, worker.report())
         return list(worker.plans[::-1])
+
+
+def _count(model: Model, feeds: dict[str, Array], target: str) -> Sequence[LaunchCounts]:
+    """Run once on a simulator in count mode; return the memory requests of each launch.
+
+    Raises:
+        InputError: The target has no CUDA kernels.
+    """
+    if Target.named(target).kind != "cuda":
+        raise InputError(f"--count counts what CUDA kernels do, got --target {target!r}. Name one like 'sm_90'.")
+    device = SimulatorDevice(instantiations, target, count_kernels=True)
+    try:
+        with Worker(model, backend=Backend(device, BackendType.SIMULATOR, "counts memory requests")) as worker:
+            worker.run(feeds)
+        return device.counts
+    finally:
+        device.close()
 
 
 def _target(options: argparse.Namespace) -> Target:

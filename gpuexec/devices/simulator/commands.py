@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.simulator.context import SimulatorContext
+from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.library import AllowedRange, load_runtime
 from gpuexec.devices.simulator.module import SimulatorFunction
 from gpuexec.devices.simulator.operations import Access, Operation
@@ -29,16 +31,17 @@ def make_launch(
     function.check_launch(config, context.target)
     if config.cooperative:
         function.check_residency(config, context.target)
-    copied = function.copy_arguments(arguments)
+    copied, origin = function.copy_arguments(arguments), arguments.origin
     ranges = _find_ranges(arguments) if function.mode == "check" else None
 
     def run() -> None:
-        schedule = context.next_schedule()
-        function.run(config, copied.address, schedule, context.target, ranges=ranges, counts=context.counts)
+        schedule, counts = context.next_schedule(), list[LaunchCounts]()
+        function.run(config, copied.address, schedule, context.target, ranges=ranges, counts=counts)
+        context.counts += [replace(each, origin=origin) for each in counts]
 
-    name = _name(f"launch of {function}", arguments.origin)
+    name = _name(f"launch of {function}", origin)
     context.check_not_freed(arguments, name)
-    return Operation(name, run, _find_accesses(context, arguments), arguments.origin)
+    return Operation(name, run, _find_accesses(context, arguments), origin)
 
 
 def make_copy(

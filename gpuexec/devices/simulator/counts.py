@@ -93,7 +93,8 @@ class LaunchCounts:
     ``lines`` are in the order of the source. ``l2_*`` bytes go between multiprocessors and L2, whole sectors each:
     there is no L1 in the model. ``dram_*`` bytes go between device memory and an L2 of ``l2_nbytes`` that is empty at
     first, evicts the line least recently used, fetches no sector that is written first, and writes back at the end.
-    ``missing_rows`` instructions had no room: lines and totals lack them, the bytes of caches do not.
+    ``missing_rows`` instructions had no room: lines and totals lack them, the bytes of caches do not. ``origin`` is the
+    node that the launch stems from.
     """
 
     kernel: str
@@ -106,6 +107,7 @@ class LaunchCounts:
     dram_read_nbytes: int
     dram_written_nbytes: int
     missing_rows: int = 0
+    origin: str = ""
 
     def total(self, space: Space) -> RequestCounts:
         """Return the sum over all lines that access a space."""

@@ -185,6 +185,8 @@ class SimulatorDevice:
     def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Compile (or find) the files of the kernels, several at once, each with all that the table names for it.
 
+        In count mode these kernels alone are compiled.
+
         Raises:
             KernelError: A file does not compile, or the table lacks a kernel.
         """
@@ -198,6 +200,10 @@ class SimulatorDevice:
                         f"{kernel} is not in the table of instantiations ({_name_of(self._instantiations)}), which has"
                         f" {len(tables[kernel.source])} for {kernel.source}; add it there."
                     )
+            if self.mode == "count":  # a plan is counted once: what it does not launch is not worth compiling
+                tables = {
+                    source: tuple(each.expression for each in kernels if each.source == source) for source in sources
+                }
             files = {source: find_source(source) for source in tables}
             modules = load_files({files[source]: table for source, table in tables.items()}, self.mode)
             for source, file in files.items():

@@ -116,6 +116,18 @@ def test_explain_prints_plan_arena_and_host_values(capsys: pytest.CaptureFixture
     assert re.search(r"shape\s+\S+\s+follows from shapes\s+16|zeros\s+\S+\s+follows from shapes\s+\d+", text)
 
 
+def test_explain_counts_memory_requests_of_each_launch(capsys: pytest.CaptureFixture[str], free_model: str) -> None:
+    dims = ["--dims", "rows=3", "columns=4", "picked=2"]
+    assert main(["explain", free_model, "--target", "sm_80", "--count", *dims]) == 0
+    launches = capsys.readouterr().out.partition("\n launch ")[2].splitlines()
+    assert launches[0].split()[:4] == ["node", "requests", "lanes", "off"]
+    rows = {line.split()[0]: line.split() for line in launches[1:-1]}
+    assert any(re.fullmatch(r"\w+\.cu:\w+.*", name) for name in rows)
+    requests, lanes_off, sectors, ratio = rows["total"][1:5]
+    assert int(requests) > 0 and lanes_off.endswith("%") and int(sectors) > 0 and float(ratio) >= 1
+    assert launches[-1] == "L2 of 40 MiB, empty before each launch"
+
+
 def test_doctor_names_each_backend(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
@@ -135,6 +147,7 @@ def test_doctor_names_each_backend(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", DIGITS, "--rows", "first"], "is not A:B"),
         (["run", DIGITS, "--input", INPUT, "--labels", DATA], "holds images, labels"),
         (["explain", DIGITS, "--target", "sm_52"], "older than sm_75"),
+        (["explain", DIGITS, "--target", "cpu", "--count"], "--count counts what CUDA kernels do, got --target 'cpu'"),
     ],
 )
 def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
