@@ -60,7 +60,6 @@ void BlockRunner::begin_launch(const Launch& launch, Checker* checker, Counter* 
     }
     while (warps_.size() * kWarpSize < count) warps_.emplace_back(new Warp);
   }
-  counted_ = {};
   if (counter) {
     counted_.warps.resize(warps_.size());
     counted_.turns.resize(threads_.size());
@@ -93,6 +92,7 @@ void BlockRunner::abandon_fibers() {
 
 void BlockRunner::end_launch() {
   self_ = nullptr;
+  counted_ = {};
   current_runner = nullptr;
 }
 

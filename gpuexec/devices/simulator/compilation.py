@@ -13,7 +13,7 @@ from gpuexec.devices.kernels.code_files import cache_folder
 from gpuexec.devices.kernels.kernel_source import flatten, kernels_dir
 from gpuexec.devices.simulator.object_cache import ObjectCache, make_key
 from gpuexec.devices.simulator.rewrite import find_launch_bounds, rewrite_shared, strip_comments, write_rows
-from gpuexec.devices.simulator.toolchain import KERNEL_FLAGS, MODE_FLAGS, RUNTIME_FLAGS, Mode, find_compiler
+from gpuexec.devices.simulator.toolchain import KERNEL_FLAGS, RUNTIME_FLAGS, Mode, find_compiler
 from gpuexec.system import knobs
 from gpuexec.system.atomic_file import write_file
 
@@ -88,10 +88,10 @@ def build_file(
             return
         # The sanitizers are flags of the compile alone: linked with them, the object would ask for their libraries.
         compiled = output.with_suffix(".o")
-        compiler.build(path.name, [source], compiled, (*flags, *MODE_FLAGS[mode], *includes, "-c"))
+        compiler.build(path.name, [source], compiled, (*flags, *compiler.mode_flags(mode), *includes, "-c"))
         compiler.build(path.name, [folder / "hooks.cpp"], output, flags, [compiled])
 
-    key = make_key(text, _hash_headers(mode != "plain"), (*flags, *MODE_FLAGS[mode]), compiler.version)
+    key = make_key(text, _hash_headers(mode != "plain"), (*flags, *compiler.mode_flags(mode)), compiler.version)
     found = (cache or default_cache()).get(key, build)
     return BuiltObject(path.name, found, names, find_launch_bounds(stripped), mode)
 

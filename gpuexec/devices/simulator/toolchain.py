@@ -34,7 +34,8 @@ CHECK_FLAGS = (
 # Count mode: the same calls, and copies of vectors stay one access (of g++; clang++ takes them apart all the same).
 COUNT_FLAGS = ("-g1", "-gdwarf-4", "-fsanitize=thread", "-fno-tree-sra", "-DGPUEXEC_CHECK=1")
 Mode = Literal["plain", "check", "count"]
-MODE_FLAGS: dict[Mode, tuple[str, ...]] = {"plain": (), "check": CHECK_FLAGS, "count": COUNT_FLAGS}
+_MODE_FLAGS: dict[Mode, tuple[str, ...]] = {"plain": (), "check": CHECK_FLAGS, "count": COUNT_FLAGS}
+_GNU_FLAGS = ("-fno-tree-sra",)
 # Instructions in place of library calls: conversions of half, and fmaf. Both ways give the same bits.
 _EXTENSIONS = {"f16c": "-mf16c", "fma": "-mfma"}
 _SHOWN_LINES = 12
@@ -51,6 +52,11 @@ class Compiler:
     def flags(self, kind: Sequence[str]) -> tuple[str, ...]:
         """Return all flags of a compile of the given kind."""
         return (*_COMMON, *self.machine_flags, *kind)
+
+    def mode_flags(self, mode: Mode) -> tuple[str, ...]:
+        """Return the flags that a kernel file compiled for a mode of the simulator has besides."""
+        unknown = _GNU_FLAGS if "clang" in self.version else ()
+        return tuple(flag for flag in _MODE_FLAGS[mode] if flag not in unknown)
 
     def build(
         self, name: str, sources: Sequence[Path], output: Path, flags: Sequence[str], objects: Sequence[Path] = ()

@@ -10,13 +10,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from gpuexec.devices.simulator import compilation, object_cache
 from gpuexec.devices.simulator.compilation import build_file, build_runtime
 from gpuexec.devices.simulator.object_cache import ObjectCache, is_whole
-from gpuexec.devices.simulator.toolchain import find_compiler
+from gpuexec.devices.simulator.toolchain import Mode, find_compiler
 
 KERNEL = '#include "part.cuh"\nextern "C" __global__ void k(int* y) { y[0] = kValue; }\n'
 
@@ -98,6 +99,11 @@ def test_same_content_elsewhere_is_the_same_object(tmp_path: Path) -> None:
     cache = ObjectCache(tmp_path / "cache")
     first = build_file(write_kernel(tmp_path / "a"), ["k"], cache).path
     assert build_file(write_kernel(tmp_path / "b"), ["k"], cache).path == first
+
+
+def test_each_mode_has_an_object_of_its_own(tmp_path: Path) -> None:
+    cache, source = ObjectCache(tmp_path / "cache"), write_kernel(tmp_path / "a")
+    assert len({build_file(source, ["k"], cache, mode).path for mode in get_args(Mode)}) == 3
 
 
 @pytest.mark.parametrize("change", ["include", "flags", "compiler", "simulator", "expressions"])

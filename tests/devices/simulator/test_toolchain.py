@@ -12,7 +12,7 @@ from gpuexec.devices.simulator.library import load_runtime
 from gpuexec.devices.simulator.module import load_file
 from gpuexec.devices.simulator.object_cache import ObjectCache
 from gpuexec.devices.simulator.symbols import find_missing, list_undefined
-from gpuexec.devices.simulator.toolchain import find_compiler
+from gpuexec.devices.simulator.toolchain import Compiler, find_compiler
 from gpuexec.errors import KernelError
 
 
@@ -27,6 +27,13 @@ def test_compiler_asked_for_and_missing_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("GPUEXEC_CXX", "no-such-compiler")
     with pytest.raises(KernelError, match="GPUEXEC_CXX names 'no-such-compiler'"):
         find_compiler()
+
+
+def test_flags_that_clang_does_not_know_are_not_given_to_it() -> None:
+    gnu, clang = (Compiler("c++", version, ()) for version in ("g++ (Debian 12.2.0) 12.2.0", "Debian clang version 16"))
+    assert set(gnu.mode_flags("count")) - set(clang.mode_flags("count")) == {"-fno-tree-sra"}
+    assert gnu.mode_flags("check") == clang.mode_flags("check")
+    assert gnu.mode_flags("plain") == ()
 
 
 def test_compile_error_has_file_line_and_reason(tmp_path: Path) -> None:
