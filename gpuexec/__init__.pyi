@@ -25,11 +25,11 @@ from gpuexec.errors import PlanError as PlanError
 from gpuexec.errors import StaleError as StaleError
 from gpuexec.errors import StateError as StateError
 from gpuexec.errors import UnsupportedError as UnsupportedError
+from gpuexec.execution.debugging.bisecting import Verdict as Verdict
 from gpuexec.execution.debugging.bisecting import bisect as bisect
 from gpuexec.execution.debugging.measuring import GapReport as GapReport
 from gpuexec.execution.debugging.measuring import GapRow as GapRow
 from gpuexec.execution.debugging.measuring import measure_gap as measure_gap
-from gpuexec.execution.debugging.verdict import Verdict as Verdict
 from gpuexec.execution.images.converter import ImageConverter as ImageConverter
 from gpuexec.execution.images.converter import to_image as to_image
 from gpuexec.execution.images.converter import to_tensor as to_tensor

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuexec.cli.bars import show_progress
 from gpuexec.cli.feeds import add_arguments, parse_rows, read_array
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.leaves import describe_leaves, list_all_leaves, write_outputs
@@ -18,13 +19,16 @@ from gpuexec.devices.backend import BackendType
 from gpuexec.errors import InputError
 from gpuexec.execution.worker import Worker
 from gpuexec.ir.spec import is_host_object
+from gpuexec.system.progress import Progress, ProgressCallback
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import TaskID
 
 Array = np.ndarray[Any, Any]
 # Of pixels printed in a terminal, two character cells each.
 _SHADES = " ░▒▓█"
+_STAGES = {"read": "reading weights", "upload": "uploading weights"}
 
 
 def add_parser(commands: Any) -> None:
@@ -102,6 +106,33 @@ def main(options: argparse.Namespace) -> int:
             write_outputs(Path(options.output), outputs)
             console.print(f"written to {options.output}", markup=False)
     return status
+
+
+@contextlib.contextmanager
+def show_progress(console: Console) -> Iterator[ProgressCallback | None]:
+    """Yield a progress callback that draws a bar for each stage; None where output is no terminal."""
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Bars(*columns, console=console, transient=True) as bars:
+
+        def report(progress: Progress) -> None:
+            if progress.stage not in tasks:
+                tasks[progress.stage] = bars.add_task(_STAGES.get(progress.stage, progress.stage))
+            is_over = progress.done_nbytes >= progress.total_nbytes
+            bars.update(
+                tasks[progress.stage],
+                completed=progress.done_nbytes,
+                total=progress.total_nbytes,
+                visible=not is_over,
+            )
+
+        yield report
 
 
 def _run(worker: Worker, feeds: dict[str, Any]) -> tuple[dict[str, Any], float]:

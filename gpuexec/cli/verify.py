@@ -1,22 +1,35 @@
-"""gpuexec verify: check a program file and run its cases, or compare a model with another engine."""
+"""gpuexec verify: check a program file and run its cases, or compare a model with another engine.
+
+Of a model it also finds the gap by layer, and the pass or layer at fault.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuexec.cli.diagnosis import add_diagnosis_arguments, diagnose
-from gpuexec.cli.sources import add_method_argument, is_program, open_program, pick_method
+from gpuexec.cli.feeds import add_input_arguments, parse_dims
+from gpuexec.cli.sources import add_method_argument, is_program, open_model, open_program, pick_method, read_inputs
 from gpuexec.devices.backend import Backend, BackendType, choose_backend
 from gpuexec.errors import InputError
+from gpuexec.execution.debugging.bisecting import RTOL, bisect, measure_output
+from gpuexec.execution.debugging.measuring import measure_gap
+from gpuexec.execution.debugging.observing import run_plainly
+from gpuexec.execution.inspection.gaps import ATOL
 from gpuexec.execution.worker import Worker
+from gpuexec.importer.oracle import ENGINES, run_oracle
 from gpuexec.ir.spec import is_host_object
+from gpuexec.model.loading import load
+from gpuexec.model.model import Model
 from gpuexec.program.contents import Allowance, StoredMethod, check_allowed
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from rich.console import Console
+
 _BACKENDS = {
     "auto": "auto",
     "cpu": "cpu",
@@ -25,6 +38,7 @@ _BACKENDS = {
     "gpu": "gpu_compute",
     "gpu_pixel": "gpu_pixel",
 }
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +61,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("program", help="the program (.gxp), or the ONNX file")
     parser.add_argument("--backend", default="auto", choices=list(_BACKENDS), help="where to run (default: auto)")
     add_method_argument(parser)
-    add_diagnosis_arguments(parser)
+    _add_diagnosis_arguments(parser)
     parser.add_argument("--rtol", type=float, help="allow this, relative, in place of what the program says")
     parser.add_argument("--atol", type=float, help="allow this, absolute, in place of what the program says")
     parser.set_defaults(main=main)
@@ -62,7 +76,7 @@ def main(options: argparse.Namespace) -> int:
             check_allowed(f"--{name}", getattr(options, name))
     backend, reason = choose_backend(BackendType(_BACKENDS[options.backend]))
     if options.gap is not None or options.bisect or not is_program(options.program):
-        return diagnose(options, backend, reason)
+        return _diagnose(options, backend, reason)
     console = Console(highlight=False, soft_wrap=True)
     contents = open_program(options.program)
     console.print(f"{options.program}: all checksums match, graphs and plans are valid", markup=False)
@@ -129,3 +143,103 @@ def _choose(stored: Allowance, options: argparse.Namespace) -> Allowance:
     if options.rtol is None and options.atol is None:
         return stored
     return Allowance(options.rtol or 0.0, options.atol or 0.0, "asked for")
+
+
+def _add_diagnosis_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a diagnosis: kind, reference engine and inputs."""
+    add_input_arguments(parser)
+    parser.add_argument(
+        "--gap",
+        nargs="?",
+        const="cpu",
+        metavar="AGAINST",
+        help="print how far each layer is off, along the chain and by itself, against cpu (NumPy, the default),"
+        " onnxruntime, reference, or another ONNX file with values of the same names",
+    )
+    parser.add_argument(
+        "--bisect",
+        action="store_true",
+        help="find the pass that makes the outputs differ from another engine's, or else the layer",
+    )
+    parser.add_argument(
+        "--engine", choices=ENGINES, help="the reference engine (default: onnxruntime where it is installed)"
+    )
+
+
+def _diagnose(options: argparse.Namespace, backend: Backend, reason: str) -> int:
+    """Compare, measure or bisect a model; return 1 where it is out of tolerance.
+
+    Raises:
+        InputError: A program is to be bisected, or both are asked for.
+    """
+    from rich.console import Console
+
+    if options.gap is not None and options.bisect:
+        raise InputError("--gap and --bisect are two runs: give one of them.")
+    if options.bisect and is_program(options.program):
+        raise InputError(f"--bisect needs the ONNX file; {options.program} has been through the passes.")
+    console = Console(highlight=False, soft_wrap=True)
+    opened = open_model(options.program, options.method)
+    feeds, notes = read_inputs(opened, options)
+    for note in notes:
+        console.print(note, style="dim", markup=False)
+    console.print(f"backend  {backend.type.name}: {reason}", markup=False)
+    if options.gap is not None:
+        return _print_gap(console, opened.model, feeds, backend, options)
+    if options.bisect:
+        return _bisect(console, feeds, backend, options)
+    return _compare(console, opened.model, feeds, backend, options)
+
+
+def _print_gap(
+    console: Console, model: Model, feeds: Mapping[str, Array], backend: Backend, options: argparse.Namespace
+) -> int:
+    against = _read_against(options.gap)
+    report = measure_gap(model, dict(feeds), backend, against, rtol=options.rtol, atol=options.atol)
+    console.print(str(report), markup=False)
+    for row in report.worst(3):
+        if row.alone is not None and row.alone.share > 0:
+            console.print(
+                f"furthest off by itself: {row.operator} {row.node!r}, {row.value!r}: {row.alone}", markup=False
+            )
+    return 0 if report.is_close else 1
+
+
+def _bisect(console: Console, feeds: Mapping[str, Array], backend: Backend, options: argparse.Namespace) -> int:
+    verdict = bisect(
+        options.program,
+        dict(feeds),
+        backend=backend,
+        engine=options.engine,
+        dims=parse_dims(options.dims),
+        rtol=RTOL if options.rtol is None else options.rtol,
+        atol=_choose_atol(options),
+    )
+    for line in verdict.lines():
+        console.print(line, markup=False)
+    return 0 if verdict.kind == "close" else 1
+
+
+def _compare(
+    console: Console, model: Model, feeds: Mapping[str, Array], backend: Backend, options: argparse.Namespace
+) -> int:
+    engine, expected = run_oracle(options.program, feeds, options.engine)
+    rtol, atol = RTOL if options.rtol is None else options.rtol, _choose_atol(options)
+    outputs = run_plainly(model, dict(feeds), backend)
+    gaps = {name: measure_output(expected[name], array, rtol, atol) for name, array in outputs.items()}
+    for name, gap in gaps.items():
+        console.print(f"{'ok ' if gap.is_close else 'OFF'} {name} against {engine}: {gap}", markup=False)
+    is_close = all(gap.is_close for gap in gaps.values())
+    if not is_close:
+        console.print(f"which pass or layer: gpuexec verify {options.program} --bisect", markup=False)
+    return 0 if is_close else 1
+
+
+def _read_against(text: str) -> BackendType | str | Model:
+    if text == "cpu":
+        return BackendType.CPU
+    return text if text in ENGINES else load(text)
+
+
+def _choose_atol(options: argparse.Namespace) -> float:
+    return ATOL if options.atol is None else float(options.atol)

@@ -1,17 +1,19 @@
-"""Export of a graph to an ONNX model."""
+"""Export of a graph to an ONNX model.
+
+Operators of gpuexec's own domain come with ONNX functions, so that any engine runs an exported model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, defs, helper, numpy_helper, parser
 
 from gpuexec.errors import InputError
-from gpuexec.importer.functions import find_functions
 from gpuexec.importer.gradients import unbind_gradient
 from gpuexec.importer.order import list_nodes
 from gpuexec.importer.schemas import find_schema, newest_version
@@ -37,6 +39,32 @@ _ATTRIBUTE_TYPES: dict[type, tuple[int, int]] = {
     int: (AttributeProto.INT, AttributeProto.INTS),
     float: (AttributeProto.FLOAT, AttributeProto.FLOATS),
     str: (AttributeProto.STRING, AttributeProto.STRINGS),
+}
+_DOMAIN = "gpuexec"
+_FUNCTION_BODIES = {
+    "AlignAxes": """AlignAxes <axis> (x, like) => (y) {
+        first = Constant <value_int: int = @axis> ()
+        zero = Constant <value_int: int = 0> ()
+        last = Constant <value_ints: ints = [-1]> ()
+        one = Constant <value_ints: ints = [1]> ()
+        shape = Shape (x)
+        rank = Size (shape)
+        other_shape = Shape (like)
+        other_rank = Size (other_shape)
+        from_end = Add (first, other_rank)
+        is_negative = Less (first, zero)
+        start = Where (is_negative, from_end, first)
+        behind = Sub (other_rank, start)
+        spare = Sub (behind, rank)
+        added = Max (spare, zero)
+        count = Reshape (added, last)
+        ones = Expand (one, count)
+        target = Concat <axis: int = 0> (shape, ones)
+        y = Reshape <allowzero: int = 1> (x, target)
+    }""",
+    "Append": """Append <axis, capacity, memory> (held, rows) => (y) {
+        y = Concat <axis: int = @axis> (held, rows)
+    }""",
 }
 
 
@@ -81,7 +109,7 @@ def to_model(
         [form.store(np.asarray(array), names[value]) for value, array in graph.constants.items()],
     )
     opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(*row) for row in sorted(domains.items()))]
-    functions = find_functions(nodes, opset)
+    functions = _find_functions(nodes, opset)
     return helper.make_model(
         proto, opset_imports=opsets, ir_version=EXPORT_IR_VERSION, producer_name="gpuexec", functions=functions
     )
@@ -267,3 +295,16 @@ def write_type(declared: DeclaredSpec) -> onnx.TypeProto:
 
 def _write_item(declared: DeclaredSpec) -> onnx.TypeProto:
     return onnx.TypeProto() if declared.item is None else write_type(declared.item)
+
+
+def _find_functions(nodes: Sequence[onnx.NodeProto], opset: int) -> list[onnx.FunctionProto]:
+    """Return the functions that nodes call, in bodies too, written for an opset."""
+    called = sorted({node.op_type for node in list_nodes(nodes) if node.domain == _DOMAIN})
+    return [_make_function(name, opset) for name in called if name in _FUNCTION_BODIES]
+
+
+def _make_function(name: str, opset: int) -> onnx.FunctionProto:
+    text = f'<domain: "{_DOMAIN}", opset_import: ["": {opset}]> {_FUNCTION_BODIES[name]}'
+    function = parser.parse_function(text)
+    assert isinstance(function, onnx.FunctionProto)
+    return function

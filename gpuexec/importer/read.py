@@ -10,12 +10,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from gpuexec.errors import InputError, ModelError
 from gpuexec.importer.origin import ExternalData, Origin
 from gpuexec.importer.strip import MalformedMessageError, strip_weights
-from gpuexec.importer.text import check_text
 from gpuexec.system.mapped import find_source, map_file, read_view
 from gpuexec.system.progress import ProgressCallback
 
@@ -28,6 +28,7 @@ _PROGRAM_ENTRY = b'"gpuexec"'
 _HEADER_NBYTES = 4096
 # Git LFS pointer, which stands in place of a large file that was not checked out.
 _LFS_POINTER = b"version https://git-lfs"
+_GRAPH_ATTRIBUTES = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
 
 
 def read_model(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
@@ -148,5 +149,47 @@ def _check(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
     if not model.HasField("graph") or not model.ir_version:
         got = "a protobuf without " + ("graph" if not model.HasField("graph") else "ir_version")
         raise ModelError(f"{where}: expected an ONNX model, got {got}: cut short, or another format.")
-    check_text(model, where)
+    _check_text(model, where)
     return model
+
+
+def _check_text(model: onnx.ModelProto, where: str) -> None:
+    """Check that every name in a model is text; its tensors' content is not looked at.
+
+    Raises:
+        ModelError: One is not; shows its bytes.
+    """
+    found = _find_odd_text(model)
+    if found is not None:
+        raise ModelError(f"{where}: a name or text in the model is not UTF-8: {found[:40]!r}.")
+
+
+def _find_odd_text(model: onnx.ModelProto) -> bytes | None:
+    """Return a text that is not one, or None; a message's own stand before those of the messages in it."""
+    waiting: list[Any] = [model]
+    while waiting:
+        item = waiting.pop()
+        texts: list[str | bytes] = []
+        parts: list[Any] = []
+        # Nodes, tensors and extents are many, and listing all their fields would copy their content.
+        if type(item) is onnx.TensorProto:
+            texts.append(item.name)
+        elif type(item) is onnx.TensorShapeProto:
+            for dim in item.dim:
+                texts += (dim.dim_param, dim.denotation)
+        elif type(item) is onnx.NodeProto:
+            texts += (item.op_type, item.name, item.domain, *item.input, *item.output)
+            for attribute in item.attribute:
+                texts += (attribute.name, attribute.ref_attr_name)
+                if attribute.type in _GRAPH_ATTRIBUTES:
+                    parts += (attribute.g, *attribute.graphs)
+        else:
+            for field, value in item.ListFields():
+                if field.type == FieldDescriptor.TYPE_STRING:
+                    texts += value if field.is_repeated else (value,)
+                elif field.type == FieldDescriptor.TYPE_MESSAGE:
+                    parts += value if field.is_repeated else (value,)
+        if bytes in map(type, texts):
+            return next(text for text in texts if isinstance(text, bytes))
+        waiting += reversed(parts)
+    return None

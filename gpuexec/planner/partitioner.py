@@ -1,27 +1,33 @@
 """Walk of a graph for its partition, which splits nodes into those that run now and those that can't yet.
 
 `gpuexec.planner.partition` has the result's type.
+
+An If whose condition is known gives way to the nodes of the branch it takes. All content that a node needs on the host
+is gathered for one wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 
 import numpy as np
 
-from gpuexec.errors import GpuexecError, NeedsHostValue, PlanError, locate
+from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, PlanError, locate
 from gpuexec.ir.apply import infer_specs
-from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.graphs import Array, Graph, Node, Value
 from gpuexec.ir.operator import Operator
 from gpuexec.ir.spec import TensorSpec, is_host_object
 from gpuexec.ir.target import Target
-from gpuexec.ops.control.control import LOOPS, If, Loop
+from gpuexec.ops.control.control import LOOPS, If, Loop, inline_branch
+from gpuexec.ops.control.trips import check_condition
 from gpuexec.planner.analyse import HOST_WORK_LIMIT, ShapeInference
-from gpuexec.planner.branches import Branches
+from gpuexec.planner.content_key import HOST_VALUE_LIMIT
 from gpuexec.planner.divide import Sorting, divide
+from gpuexec.planner.evaluate import evaluate_node
 from gpuexec.planner.host_fallback import explain_call, is_of_host, lacks_kernel
-from gpuexec.planner.host_inputs import list_host_inputs
 from gpuexec.planner.host_trace import HostTrace
 from gpuexec.planner.partition import HostRead, Partition
 
@@ -82,7 +88,7 @@ class _Partitioner:
         self._specs = self._inference.analysis.specs
         sorting = self._sorting = Sorting([], dict(graph.constants))
         self._trace = HostTrace(self._inference, self._producers, sorting.constants, inputs, sorting.on_host)
-        self._branches = Branches(graph, self._inference, sorting.constants, self._producers)
+        self._branches = _Branches(graph, self._inference, sorting.constants, self._producers)
         self._bounded: set[Value] = set()
         self._reads: dict[Value, HostRead] = {}
 
@@ -141,7 +147,7 @@ class _Partitioner:
         try:
             self._inference.visit(node)
         except NeedsHostValue as need:
-            for position, role in list_host_inputs(node, self._specs, need).items():
+            for position, role in _list_host_inputs(node, self._specs, need).items():
                 value = node.inputs[position]
                 assert value is not None
                 self._read(node, value, role)
@@ -274,3 +280,107 @@ def _find_bound(
         return None
     largest = TensorSpec(first.shape, first.dtype)
     return (largest, TensorSpec(first.shape, _INDICES)) if op.name == "TopK" else (largest,)
+
+
+class _Branches:
+    """Branches taken, and constants computed from what follows in them.
+
+    Args:
+        graph: The graph that is walked.
+        inference: The shape inference under way.
+        constants: Content of constants; those of branches are put there.
+        producers: The node that makes each value; those of branches are put there.
+
+    Attributes:
+        decided_by: Names of inputs whose content decided which branch is taken.
+        is_by_shape: Whether extents decided one, beyond dtypes and ranks.
+        taken: The Ifs that were decided, each with whether its condition held.
+    """
+
+    def __init__(
+        self, graph: Graph, inference: ShapeInference, constants: dict[Value, Array], producers: dict[Value, Node]
+    ) -> None:
+        self._inference, self._constants, self._producers = inference, constants, producers
+        self._graph = graph
+        # Names of all values, listed once an If takes a branch.
+        self._names: set[str] | None = None
+        self._inlined: set[Node] = set()
+        self.decided_by: dict[str, None] = {}
+        self.is_by_shape = False
+        self.taken: list[tuple[Node, bool]] = []
+
+    def take(self, node: Node, condition: Value) -> Sequence[Node]:
+        """Return the nodes of the branch an If takes.
+
+        Raises:
+            NeedsHostValue: The condition is not on the host.
+            InputError: The condition is none.
+        """
+        assert isinstance(node.operator, If)
+        try:
+            check_condition(self._inference.analysis.specs[condition])
+            content = self._inference.demand(node, condition, "condition").value
+        except InputError as error:
+            raise locate(error, node, node.name) from None
+        assert content is not None
+        if condition not in self._constants:
+            self.decided_by.update(dict.fromkeys(getattr(content.log, "inputs", ())))
+            self.is_by_shape |= content.log is None
+        is_true = bool(content.array.reshape(-1)[0])
+        self.taken.append((node, is_true))
+        if self._names is None:
+            self._names = {value.name for value in self._graph.values()}
+        nodes, constants = inline_branch(
+            node, node.operator.then_branch if is_true else node.operator.else_branch, self._names
+        )
+        self._constants.update(constants)
+        self._names.update(v.name for n in nodes for v in n.outputs if v is not None)
+        self._names.update(value.name for value in constants)
+        self._inference.analysis.specs.update({value: TensorSpec.of(array) for value, array in constants.items()})
+        self._inlined.update(nodes)
+        for each in nodes:
+            self._producers.update({value: each for value in each.outputs if value is not None})
+        return nodes
+
+    def fold(self, node: Node) -> bool:
+        """Compute a node of a branch that follows from constants alone, now that they are there."""
+        if (
+            node not in self._inlined
+            or not node.inputs
+            or not all(v is None or v in self._constants for v in node.inputs)
+        ):
+            return False
+        if isinstance(node.operator, (If, *LOOPS)) or node.operator.uses_all_cores:
+            return False
+        specs = evaluate_node(node, [None if v is None else self._inference.analysis.specs[v] for v in node.inputs])
+        for value, spec in zip(node.outputs, specs, strict=False):
+            if value is not None and spec is not None and spec.value is not None:
+                self._constants[value] = spec.value.array
+                self._inference.analysis.specs[value] = spec
+        return all(value is None or value in self._constants for value in node.outputs)
+
+
+def _list_host_inputs(node: Node, specs: Mapping[Value, TensorSpec], need: NeedsHostValue) -> dict[int, str]:
+    """Return the positions of all inputs whose content a node needs, with its purpose.
+
+    An operator asks for one after the other, so it is shown ones in place of content that is not known.
+
+    Args:
+        node: Which.
+        specs: Of its inputs.
+        need: The first content it asked for.
+    """
+    roles = {need.index: need.role}
+    shown: list[TensorSpec | None] = []
+    for position, value in enumerate(node.inputs):
+        spec = None if value is None else specs[value]
+        if spec is not None and spec.value is None and spec.nbytes <= HOST_VALUE_LIMIT:
+            spec = spec.with_value(np.ones(spec.shape, spec.dtype), partial(_note_role, roles, position))
+        shown.append(spec)
+    with contextlib.suppress(GpuexecError):
+        infer_specs(node.operator, shown)
+    return roles
+
+
+def _note_role(roles: dict[int, str], position: int, role: str, _minimum: int | None) -> None:
+    roles.setdefault(position, role)

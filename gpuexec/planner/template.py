@@ -9,25 +9,29 @@ Both analyse, lower, settle and resolve. The upper end decides the layout; a var
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
 
+import numpy as np
+
 from gpuexec.errors import GpuexecError, PlanError
+from gpuexec.ir.command import Command
+from gpuexec.ir.geometry import round_up
 from gpuexec.ir.graphs import Graph, Value
-from gpuexec.ir.plan import Buffer, Plan, Port, Role, Segment, Variant
+from gpuexec.ir.plan import ArenaLayout, Buffer, Plan, Port, Role, Segment, Variant, format_command
+from gpuexec.ir.plan_json import encode
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.analyse import Analyser, Analysis, list_kept
+from gpuexec.planner.arena import ALIGNMENT
 from gpuexec.planner.caches import Caches, find_caches, grown_ends
 from gpuexec.planner.classes import DeclaredDims, upper_ends
 from gpuexec.planner.edges import find_edges
 from gpuexec.planner.layout import check_room, lay_out
 from gpuexec.planner.lower import Lowered, Lowering
 from gpuexec.planner.resolve import Resolver
-from gpuexec.planner.scalar_bounds import raise_scalar_bounds
 from gpuexec.planner.settle import OutputCopies, Settlement, settle
-from gpuexec.planner.stored import take_over
 from gpuexec.planner.verify import Verifier
 from gpuexec.system.phases import phase
 
@@ -65,7 +69,7 @@ def plan_graph(
     if caches:
         specs = Analyser(graph).run(inputs).specs
         larger = [*grown_ends(graph, inputs, declared or {}, caches, specs), *larger]
-    for ends in chain.from_iterable((raise_scalar_bounds(graph, inputs, ends), ends) for ends in larger):
+    for ends in chain.from_iterable((_raise_scalar_bounds(graph, inputs, ends), ends) for ends in larger):
         if ends is None:
             continue
         try:
@@ -191,7 +195,7 @@ class Template:
             places = {i: (start, start + buffers[i].nbytes) for i, start in layout.offsets if buffers[i].nbytes}
             edges = find_edges(commands, places)
         else:
-            layout, edges = take_over(stored, buffers, commands)
+            layout, edges = _take_over(stored, buffers, commands)
         origins = tuple(pick.origin for pick in settlement.picks for _ in pick.positions)
         check_room(buffers, commands, origins, layout, self._target)
         slots = lowered.inputs
@@ -222,3 +226,81 @@ class Template:
 def _bare(spec: TensorSpec) -> TensorSpec:
     """Return the spec without content: a plan is data of its class, not of one run."""
     return spec if spec.value is None else TensorSpec(spec.shape, spec.dtype)
+
+
+def _take_over(
+    stored: Plan, buffers: Sequence[Buffer], commands: Sequence[Command]
+) -> tuple[ArenaLayout, tuple[tuple[int, int], ...]]:
+    """Return layout and edges of a stored plan for the buffers and commands that lowering gave now.
+
+    So packing is done once, where the plan was made. A layout taken over is not trusted: the resulting plan is
+    verified like any other.
+
+    Raises:
+        PlanError: They are others than the stored plan's (an operator is lowered in another way than when it was
+            made), or its arena is larger than all its buffers.
+    """
+    if len(stored.segment.commands) != len(commands) or len(stored.buffers) != len(buffers):
+        raise PlanError(
+            f"The stored plan has {len(stored.segment.commands)} commands on {len(stored.buffers)} buffers, lowering "
+            f"gives {len(commands)} on {len(buffers)}."
+        )
+    for kept, buffer in zip(stored.buffers, buffers, strict=True):
+        if kept != buffer:
+            raise PlanError(f"The stored plan has buffer %{buffer.id} of other size, role or content than lowering.")
+    for number, (kept_command, command) in enumerate(zip(stored.segment.commands, commands, strict=True)):
+        # Scalars that are no number are equal only as text.
+        if kept_command != command and encode(kept_command) != encode(command):
+            raise PlanError(f"The stored plan has another command {number} than {format_command(command)[:80]}.")
+    room = sum(round_up(buffer.nbytes, ALIGNMENT) for buffer in buffers if buffer.role is Role.TEMP)
+    if not 0 <= stored.layout.nbytes <= room:
+        raise PlanError(f"The stored plan has an arena of {stored.layout.nbytes} bytes for {room} of buffers.")
+    if sorted(number for number, _ in stored.layout.offsets) != [b.id for b in buffers if b.role is Role.TEMP]:
+        raise PlanError("The stored plan gives places to other buffers than the temporaries.")
+    return stored.layout, stored.segment.edges
+
+
+def _raise_scalar_bounds(
+    graph: Graph, inputs: Mapping[str, TensorSpec], ends: Mapping[str, TensorSpec]
+) -> dict[str, TensorSpec] | None:
+    """Return an upper end whose scalars are raised by as much as their lower bounds were.
+
+    A number that counts only above a bound, like the rows that a cache must have room for, grows with the extents that
+    it is compared with; an upper end with larger extents and the number of a smaller size would have no room for the
+    last size of its class.
+
+    Args:
+        graph: Whose inputs they are.
+        inputs: Specs at hand, by name, with content where it is on the host.
+        ends: Specs at an upper end.
+
+    Returns:
+        The specs; None where there is nothing to raise, or the graph refuses that upper end.
+    """
+    if not any(map(_may_count, inputs.values())):
+        return None
+    try:
+        before = _find_bounds(graph, inputs)
+        after = _find_bounds(graph, ends) if before else {}
+    except GpuexecError:
+        return None
+    steps: dict[str, int] = {}
+    for key in before.keys() & after.keys():
+        steps[key[0]] = max(steps.get(key[0], 0), after[key] - before[key])
+    raised = dict(ends)
+    for name, step in steps.items():
+        spec = ends[name]
+        if step > 0 and spec.value is not None:
+            number = min(int(spec.value.array.reshape(())) + step, np.iinfo(spec.dtype).max)
+            raised[name] = spec.with_value(np.full(spec.shape, number, spec.dtype))
+    return raised if any(raised[name] is not ends[name] for name in raised) else None
+
+
+def _may_count(spec: TensorSpec) -> bool:
+    return spec.value is not None and spec.size == 1 and spec.dtype.kind in "iu"
+
+
+def _find_bounds(graph: Graph, specs: Mapping[str, TensorSpec]) -> dict[tuple[str, str], int]:
+    """Return the bounds that scalars are compared with, by input and the node that reads it."""
+    reads = Analyser(graph).run(specs).reads
+    return {(read.input, read.node): read.least for read in reads if read.least is not None}

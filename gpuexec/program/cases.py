@@ -1,24 +1,28 @@
-"""Test cases of a method: inputs, expected outputs, and the error allowed."""
+"""Test cases of a method: inputs, expected outputs, and the error allowed.
+
+Loops are limited for made-up inputs, with which one might never end.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.containers import pack
-from gpuexec.ir.graphs import Array, Graph, walk
-from gpuexec.ir.operator import Tolerance
+from gpuexec.ir.graphs import Array, Graph, Node, bodies, walk, with_bodies
+from gpuexec.ir.operator import Operator, Tolerance
 from gpuexec.ir.spec import UNKNOWN, TensorSpec, dtype_row, eps_of, is_container, is_host_object
 from gpuexec.model.initial_state import find_initial_specs
 from gpuexec.model.model import Model
 from gpuexec.model.ports import ModelPort
+from gpuexec.ops.control.control import Loop
 from gpuexec.ops.control.interpret import compute_graph
 from gpuexec.program.contents import Allowance, StoredCase, check_allowed
-from gpuexec.program.limiting import limit_trips
 
 _ULPS = 4
 
@@ -75,6 +79,15 @@ def make_case(model: Model, case: Case, *, max_trips: int | None = None) -> Stor
     return StoredCase(inputs, outputs, allowances, "cpu" if case.outputs is None else "given")
 
 
+def limit_trips(graph: Graph, max_trips: int) -> Graph:
+    """Return a graph whose Loops, to any depth, make at most ``max_trips`` trips together, each time it is made.
+
+    It is for `compute_graph` alone: one more trip raises an InputError that names the Loop, and nothing else is
+    changed.
+    """
+    return _limit(graph, _Trips(max_trips))
+
+
 def _compute(model: Model, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return what NumPy makes of the inputs, and of memories that hold nothing yet."""
     specs = {name: TensorSpec.of(array) for name, array in inputs.items()}
@@ -122,3 +135,38 @@ def _check_arrays(arrays: Mapping[str, Array], ports: Sequence[ModelPort], what:
             raise InputError(f"A case has the {what} {name!r} as {list(array.shape)}, the model as {spec}.", value=name)
         checked[name] = array
     return checked
+
+
+class _Trips:
+    """Counts the trips that are left."""
+
+    def __init__(self, max_trips: int) -> None:
+        self._max_trips, self._left = max_trips, max_trips
+
+    def take(self) -> None:
+        if not self._left:
+            raise InputError(f"Loops made {self._max_trips:,} trips without an end; give inputs with which they end.")
+        self._left -= 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trip(Operator):
+    """Stands first in the body of a Loop, and counts."""
+
+    trips: _Trips
+    name: ClassVar[str] = "body"
+
+    def compute(self, *inputs: Any, **named: Any) -> tuple[()]:
+        """Count a trip."""
+        self.trips.take()
+        return ()
+
+
+def _limit(graph: Graph, trips: _Trips) -> Graph:
+    nodes = []
+    for node in graph.nodes:
+        inner = [_limit(body, trips) for body in bodies(node.operator)]
+        if isinstance(node.operator, Loop):
+            inner = [replace(body, nodes=(Node(_Trip(trips), (), (), body.name), *body.nodes)) for body in inner]
+        nodes.append(replace(node, operator=with_bodies(node.operator, inner)) if inner else node)
+    return replace(graph, nodes=tuple(nodes))

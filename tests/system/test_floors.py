@@ -92,12 +92,35 @@ CIRCLES = (
         f"model.tracing.{stem}"
         for stem in (
             *("activations", "assigning", "control", "creation", "dispatch", "drawing", "elementwise", "finding"),
-            *("fn", "forward", "indexing", "joining", "members", "network", "nodes", "normalizing"),
+            *("fn", "forward", "indexing", "joining", "network", "nodes", "normalizing"),
             *("norms", "matrix_products", "promotion", "recipes", "reducing", "scope", "selecting"),
             *("shaping", "signal", "symbolic", "tracer"),
         )
     ),
 )
+
+# Modules under SMALL_LINES lines that exactly one other imports, with the reason why they are no part of it; those
+# that an `__init__` imports, as operators and passes are registered, are aside.
+SMALL_LINES = 100
+SMALL = {
+    "compat.onnxruntime.profile": "the format of ONNX Runtime's profile files",
+    "devices.cuda.cuda_ranges": "cupy stays in its homes, and the profile log has another room",
+    "devices.pixel.addresses": "the address space of textures, below the device that uses it",
+    "devices.simulator.object_cache": "the simulator's cache on disk, as `kernel_cache` is CUDA's",
+    "devices.simulator.graph": "the graph of a device, as `cuda_graph` is CUDA's",
+    "devices.staging": "one of the resources that a backend opens, as transfers and completion are",
+    "execution.profiling.alignment": "the alignment of clocks, an algorithm of its own",
+    "importer.infer": "onnx stays in the importer, and edits of models call it",
+    "importer.versions": "onnx stays in the importer, and `gpuexec ops` calls it",
+    "model.editing.renaming": "one of the families of edits, beside selecting and joining",
+    "model.tracing.normalizing": "a family of traced functions",
+    "model.tracing.norms": "a family of traced functions",
+    "model.tracing.signal": "a family of traced functions",
+    "ops.elementwise.elementwise_erf": "the error function, an algorithm with its sources",
+    "ops.text.search": "the search of texts by automata, which stand beside it",
+    "passes.append_rows": "a rewriting of graphs among passes, which a memory's capacity asks for",
+    "system.extensions": "how packages announce operators of theirs, below the registry that asks for them",
+}
 
 # Who may import these libraries.
 HOMES = {
@@ -134,14 +157,22 @@ def test_rooms_of_tests_stay_few() -> None:
 
 
 def test_modules_that_import_each_other_are_named() -> None:
-    names = {_dotted(path): path for path in MODULES}
-    imports: dict[str, set[str]] = {}
-    for name, path in names.items():
-        found = {each for _, rows in _imports(path, ast.parse((ROOT / path).read_text())) for each in rows}
-        found |= {each.rpartition(".")[0] for each in found if each not in names}
-        imports[name] = found & names.keys() - {name}
-    circles = {" ".join(sorted(each.removeprefix("gpuexec.") for each in group)) for group in _find_circles(imports)}
+    groups = _find_circles(_find_imports())
+    circles = {" ".join(sorted(each.removeprefix("gpuexec.") for each in group)) for group in groups}
     assert circles == {" ".join(sorted(row.split())) for row in CIRCLES}
+
+
+def test_small_modules_with_one_importer_are_named() -> None:
+    imports = _find_imports()
+    importers: dict[str, set[str]] = {name: set() for name in imports}
+    for name, found in imports.items():
+        for each in found:
+            importers[each].add(name)
+    packages = {_dotted(path) for path in MODULES if path.endswith("__init__.py")}
+    names = {_dotted(path): path for path in MODULES if not path.endswith(("__init__.py", "__main__.py"))}
+    small = {name for name, path in names.items() if len((ROOT / path).read_text().splitlines()) < SMALL_LINES}
+    alone = {name for name in small if len(importers[name]) == 1 and importers[name].isdisjoint(packages)}
+    assert {name.removeprefix("gpuexec.") for name in alone} == set(SMALL)
 
 
 @pytest.mark.parametrize(
@@ -279,6 +310,17 @@ def _imports(path: str, tree: ast.AST) -> Iterator[tuple[int, list[str]]]:
                     node.lineno,
                     [f"{node.args[0].value}.*" if "." in str(node.args[0].value) else str(node.args[0].value)],
                 )
+
+
+def _find_imports() -> dict[str, set[str]]:
+    """Return the modules that each module imports, wherever the statement stands."""
+    names = {_dotted(path): path for path in MODULES}
+    imports: dict[str, set[str]] = {}
+    for name, path in names.items():
+        found = {each for _, rows in _imports(path, ast.parse((ROOT / path).read_text())) for each in rows}
+        found |= {each.rpartition(".")[0] for each in found if each not in names}
+        imports[name] = found & names.keys() - {name}
+    return imports
 
 
 def _find_circles(imports: dict[str, set[str]]) -> list[set[str]]:

@@ -1,8 +1,13 @@
-"""Loaded kernel modules: functions with the signatures C++ deduced, and checks of each launch."""
+"""Loaded kernel modules: functions with the signatures C++ deduced, and checks of each launch.
+
+A loader that finds a symbol missing undoes half a load, which has crashed processes of many threads. So objects are
+checked first, and only one that will load is given to the loader.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +32,6 @@ from gpuexec.devices.simulator.library import (
     load_runtime,
     run_grid,
 )
-from gpuexec.devices.simulator.symbols import find_missing
 from gpuexec.devices.simulator.toolchain import Mode
 from gpuexec.errors import AccessError, KernelError
 from gpuexec.ir.command import LaunchConfig
@@ -35,6 +39,12 @@ from gpuexec.ir.target import Target
 
 # A small GPU: each thread of a cooperative grid keeps a stack of its own until the grid has ended.
 _WORDS = {"P": "a pointer", "f": "a float", "i": "an integer", "u": "an integer", "b": "a bool", "s": "a struct"}
+_ELF_MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
+_ELF_OFFSETS, _ELF_SIZES = 0x28, 0x3A  # offset of the section headers; size of one, and their number
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_DYNAMIC_SYMBOLS = 11
+_STRONG_SYMBOL = 1
 
 
 class _Parameter(ctypes.Structure):
@@ -263,6 +273,37 @@ def load_file(path: Path | str, expressions: Sequence[str], mode: Mode = "plain"
     """
     full = find_source(str(path))
     return load_files({full: expressions}, mode)[full].functions
+
+
+def find_missing(path: Path) -> list[str]:
+    """Return the symbols that a shared object needs and this process lacks, in the order of its table.
+
+    Symbols of the object's libraries are loaded with the runtime library, which is linked with the same ones.
+    """
+    process = ctypes.CDLL(None)
+    return [name for name in list_undefined(path.read_bytes()) if not hasattr(process, name)]
+
+
+def list_undefined(content: bytes) -> list[str]:
+    """Return the undefined symbols of an object; empty unless it is a 64-bit little-endian ELF file.
+
+    Weak ones are left out: they may be missing.
+    """
+    if not content.startswith(_ELF_MAGIC):
+        return []
+    (start,) = struct.unpack_from("<Q", content, _ELF_OFFSETS)
+    size, count = struct.unpack_from("<HH", content, _ELF_SIZES)
+    sections = [_SECTION.unpack_from(content, start + size * index) for index in range(count)]
+    names = []
+    for _, kind, _, _, first, nbytes, link, *_ in sections:
+        if kind != _DYNAMIC_SYMBOLS:
+            continue
+        strings = sections[link][4]
+        for name, info, _, section, _, _ in _SYMBOL.iter_unpack(content[first : first + nbytes]):
+            if section == 0 and info >> 4 == _STRONG_SYMBOL:
+                begin = strings + name
+                names.append(content[begin : content.index(b"\0", begin)].decode())
+    return names
 
 
 def _pack(name: str, arguments: Sequence[Any]) -> PackedArguments:

@@ -10,29 +10,34 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from gpuexec.devices import dlpack
 from gpuexec.devices.backend import Backend, BackendLike, BackendType, find_backend
+from gpuexec.devices.device import Region
 from gpuexec.errors import ClosedError, GpuexecError, InputError
-from gpuexec.execution.images.destination import check_out, fill_host, open_target, show_bytes
-from gpuexec.execution.images.strided_image import StridedImage, look_at
 from gpuexec.execution.images.transform import ImageTransform, make_step
 from gpuexec.execution.replay.replay import Replay
 from gpuexec.execution.resources.caller_stream import CallerStream
 from gpuexec.execution.resources.fence import Fence
+from gpuexec.execution.resources.frames import Lease
 from gpuexec.execution.resources.unclosed import warn_unless_closed
-from gpuexec.execution.results.arenas import is_on_host
+from gpuexec.execution.results.arenas import is_on_host, take_memory, wrap_region
 from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.worker import Worker
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.operator import Operator
-from gpuexec.ir.spec import DeclaredSpec, TensorSpec
+from gpuexec.ir.spec import DeclaredSpec, TensorSpec, dtype_row, is_host_object
 from gpuexec.ops.tensor.strided_view import StridedView
 from gpuexec.system.pickling import not_picklable
 
 # Transforms of one layout of images that stay recorded, the last ones used.
 MAX_RECORDED = 8
 _IN, _OUT = "given", "made"
+_LEGACY_STREAM = 1
 
 
 @not_picklable("Make one there.")
@@ -72,7 +77,7 @@ class ImageConverter:
         Raises:
             InputError: The image, or ``out``, does not fit; says expected and got. Nothing was done.
         """
-        strided = look_at(image, self._backend)
+        strided = _look_at(image, self._backend)
         return self._run(strided, _take_transform(transform)._to_tensor_operator(strided.spec), out, stream)
 
     def to_image(
@@ -89,7 +94,7 @@ class ImageConverter:
         Raises:
             InputError: The tensor, or ``out``, does not fit; says expected and got. Nothing was done.
         """
-        strided = look_at(tensor, self._backend)
+        strided = _look_at(tensor, self._backend)
         if strided.spec.rank == 4 and strided.spec.shape[0] == 1 and len(getattr(out, "shape", ())) != 4:
             strided = strided.as_single()
         return self._run(strided, _take_transform(transform)._to_image_operator(strided.spec), out, stream)
@@ -111,17 +116,17 @@ class ImageConverter:
     def _run(self, strided: StridedImage, op: Operator, out: object, given_stream: object) -> Tensor:
         self._backend.check_process()
         (spec,) = op.infer(strided.spec)
-        check_out(out, spec)
+        _check_out(out, spec)
         is_far = out is not None and not isinstance(out, Tensor) and is_on_host(out)
         with self._lock:
             if self._is_closed:
                 raise ClosedError("The ImageConverter is closed.")
             caller = None if given_stream is None else CallerStream.of(self._backend, given_stream)
-            target = open_target(self._backend, spec, None if is_far else out, _OUT)
+            target = _open_target(self._backend, spec, None if is_far else out, _OUT)
             replay = self._record(strided, op, target)
             self._submit(replay, strided.source, target, caller)
         if is_far:
-            fill_host(out, target)
+            _fill_host(out, target)
         return target
 
     def _record(self, strided: StridedImage, op: Operator, target: Tensor) -> Replay:
@@ -168,7 +173,7 @@ class ImageConverter:
                 if caller is not None:
                     caller.order_before(stream)
                 try:
-                    replay.submit({_IN: source}, outputs={_OUT: show_bytes(target)}, stream=stream)
+                    replay.submit({_IN: source}, outputs={_OUT: _show_bytes(target)}, stream=stream)
                 finally:
                     replay._let_go()
                 event = backend.device.create_event()
@@ -216,6 +221,31 @@ def to_image(
     return _converter(out, tensor, backend).to_image(tensor, transform, out, stream=stream)
 
 
+@dataclass(frozen=True, slots=True)
+class StridedImage:
+    """An array and how it lies.
+
+    Attributes:
+        spec: Spec by its owner's metadata.
+        source: A Worker's input: the array, or all memory it spans.
+        taken: Shape of ``source``.
+        strides: The array's, in elements of ``source``; None: the two are the same.
+        start: Element of ``source`` that is the array's first.
+    """
+
+    spec: TensorSpec
+    source: object
+    taken: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    start: int = 0
+
+    def as_single(self) -> StridedImage:
+        """Return the only one of a batch."""
+        strides = dlpack.dense_strides(self.spec.shape) if self.strides is None else self.strides
+        spec = self.spec.with_shape(self.spec.shape[1:])
+        return StridedImage(spec, self.source, self.taken, strides[1:], self.start)
+
+
 def _converter(out: object, given: object, backend: BackendLike) -> ImageConverter:
     tensor = next((item for item in (out, given) if isinstance(item, Tensor)), None)
     chosen = find_backend(backend, None)[0] if tensor is None else tensor._content.backend
@@ -253,3 +283,122 @@ def _wait_issued(fence: Fence) -> None:
     except GpuexecError:
         if not fence.is_issued():
             raise
+
+
+def _check_out(out: Any, spec: TensorSpec) -> None:
+    """Check that a destination, if one is given, has the dtype and shape of the result.
+
+    Raises:
+        InputError: It has others, or is read-only.
+    """
+    if out is None:
+        return
+    shape, dtype = getattr(out, "shape", None), getattr(out, "dtype", None)
+    # torch spells its dtypes torch.float32.
+    fits = shape is not None and tuple(shape) == spec.shape and str(dtype).rpartition(".")[2] == spec.dtype.name
+    if not fits:
+        raise InputError(f"`out` is a {type(out).__name__}, {dtype} of shape {shape}; expected {spec}.")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise InputError(f"`out` is a read-only {type(out).__name__}; give memory that can be written.")
+
+
+def _open_target(backend: Backend, spec: TensorSpec, out: Any, name: str) -> Tensor:
+    """Return the Tensor to write: the caller's, one over the caller's memory, or a new one.
+
+    Raises:
+        InputError: It lies elsewhere, or is a Worker's.
+    """
+    if isinstance(out, Tensor):
+        content = out._content
+        content.check()
+        if not content.lease.is_own or content.backend.device is not backend.device:
+            raise InputError(f"`out` is {out!r}; expected a tensor of your own on {backend.device.name}.")
+        return out
+    with backend.transfers.lock:
+        stream = backend.transfers.open()
+        if out is None:
+            region = Region(backend.device.allocate(max(spec.nbytes, 1)), 0, spec.nbytes)
+        else:
+            memory = take_memory(out, backend, stream, spec.nbytes, f"`out` ({spec})", is_host=False, alignment=1)
+            region = Region(memory, 0, spec.nbytes)
+        return wrap_region(backend, region, spec, name, stream)
+
+
+def _show_bytes(target: Tensor) -> Tensor:
+    """Return a tensor over the same bytes without waits, for a writer that waits for their users itself."""
+    content = target._content
+    return Tensor(replace(content, fence=Fence.of(), lease=Lease(content.backend), request=None))
+
+
+def _fill_host(out: Any, made: Tensor) -> None:
+    """Wait for a tensor, and copy it to memory of the caller's on the host."""
+    made.readback_and_clone(out if isinstance(out, np.ndarray) else dlpack.view_host(dlpack.take(out)))
+
+
+class _DenseSpan:
+    """All memory between the first and the last element of an array on a device, as one dense axis."""
+
+    def __init__(self, address: int, count: int, dtype: np.dtype[Any], stream: int | None, owner: object) -> None:
+        self._owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (count,),
+            "typestr": dtype.str,
+            "data": (address, True),
+            "strides": None,
+            "stream": stream,
+            "version": 3,
+        }
+        if hasattr(owner, "__cuda_stream__"):
+            self.__cuda_stream__ = owner.__cuda_stream__
+
+
+def _look_at(item: Any, backend: Backend) -> StridedImage:
+    """Return how an array lies: a Tensor, one of another package's on a device, or whatever NumPy reads.
+
+    Raises:
+        InputError: It can't be read as an array, or has strides that are no whole elements.
+    """
+    if isinstance(item, Tensor):
+        return StridedImage(item.spec, item, item.shape)
+    if is_on_host(item) or not backend.device.target.has_kernels:
+        if not is_on_host(item):
+            raise InputError(
+                f"a {type(item).__name__} lies on a GPU, expected on the host: the work is done on the CPU."
+            )
+        array = _read_host(item)
+        return StridedImage(TensorSpec(array.shape, array.dtype), array, array.shape)
+    if hasattr(item, "__cuda_array_interface__"):
+        given = item.__cuda_array_interface__
+        spec = TensorSpec(tuple(given["shape"]), np.dtype(given["typestr"]))
+        steps, size = given.get("strides"), spec.dtype.itemsize
+        if steps is None:
+            return StridedImage(spec, item, spec.shape)
+        if any(step % size for step in steps):
+            raise InputError(f"an image expects strides of whole elements, got {steps} bytes for {spec}.")
+        strides, address, stream, owner = tuple(s // size for s in steps), given["data"][0], given.get("stream"), item
+    else:
+        taken = dlpack.take(item, _LEGACY_STREAM)
+        spec, strides, address, stream, owner = taken.spec, taken.strides, taken.address, _LEGACY_STREAM, taken.owner
+    dense = dlpack.dense_strides(spec.shape)
+    if not spec.size or all(a == b for a, b, extent in zip(strides, dense, spec.shape, strict=True) if extent > 1):
+        return StridedImage(spec, item, spec.shape)
+    strides = tuple([stride if extent > 1 else 0 for stride, extent in zip(strides, spec.shape, strict=True)])
+    reach = [(extent - 1) * stride for extent, stride in zip(spec.shape, strides, strict=True)]
+    start, count = -sum(min(each, 0) for each in reach), sum(map(abs, reach)) + 1
+    span = _DenseSpan(address - start * spec.dtype.itemsize, count, spec.dtype, stream, owner)
+    return StridedImage(spec, span, (count,), strides, start)
+
+
+def _read_host(item: Any) -> np.ndarray[Any, Any]:
+    try:
+        if not isinstance(item, np.ndarray) and hasattr(item, "__dlpack_device__"):
+            array = dlpack.view_host(dlpack.take(item))
+        else:
+            array = np.asarray(item)
+        # Files often hold their numbers in the other order of bytes.
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        if is_host_object(dtype_row(array.dtype).numpy):
+            raise InputError("it has no numbers")
+    except (TypeError, ValueError, BufferError, InputError) as error:
+        raise InputError(f"a {type(item).__name__} can't be read as an image: {str(error).rstrip('.')}.") from error
+    return array

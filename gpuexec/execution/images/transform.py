@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.execution.images.transform_options import take_dtype, take_mask, take_number, take_numbers, take_size
 from gpuexec.importer.load import ImportedModel
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.spec import DeclaredSpec, Dim, TensorSpec, dtype_row
@@ -67,7 +66,7 @@ class ImageTransform:
                     f"ImageTransform expects {name} among {', '.join(known)}, got {getattr(self, name)!r}."
                 )
         for name, dtypes in (("dtype", NUMBERS), ("pixel_dtype", PIXELS)):
-            object.__setattr__(self, name, take_dtype(name, getattr(self, name), dtypes))
+            object.__setattr__(self, name, _take_dtype(name, getattr(self, name), dtypes))
         for name in ("pixels", "swizzle"):
             letters = getattr(self, name)
             if letters is not None and (not isinstance(letters, str) or not letters):
@@ -75,18 +74,18 @@ class ImageTransform:
         if self.pixels is not None and len(set(self.pixels)) < len(self.pixels):
             raise InputError(f"ImageTransform expects pixels that name each channel once, got {self.pixels!r}.")
         if self.size is not None:
-            object.__setattr__(self, "size", take_size(self.size))
+            object.__setattr__(self, "size", _take_size(self.size))
         for name in ("mean", "std"):
-            object.__setattr__(self, name, take_numbers(name, getattr(self, name)))
+            object.__setattr__(self, name, _take_numbers(name, getattr(self, name)))
         if 0.0 in _numbers(self.std):
             raise InputError(f"ImageTransform divides by std, got {self.std!r}.")
         if self.scale is not None:
-            object.__setattr__(self, "scale", take_number("scale", self.scale))
+            object.__setattr__(self, "scale", _take_number("scale", self.scale))
             if self.scale == 0.0:
                 raise InputError("ImageTransform expects a scale other than 0.")
         if self.antialias not in (False, True):
             raise InputError(f"ImageTransform expects antialias as True or False, got {self.antialias!r}.")
-        object.__setattr__(self, "mask", take_mask(self.mask))
+        object.__setattr__(self, "mask", _take_mask(self.mask))
 
     def _to_tensor_operator(self, image: TensorSpec) -> ImageToTensor:
         """Return the operator that makes the tensor of an image.
@@ -255,6 +254,88 @@ def _check_masked(masked: Mapping[str, float], wanted: str) -> None:
 
 
 def _numbers(given: float | Sequence[float]) -> tuple[float, ...]:
-    """Return a field as `take_numbers` read it."""
+    """Return a field as `_take_numbers` read it."""
     assert isinstance(given, tuple)
     return given
+
+
+def _take_dtype(name: str, given: Any, known: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return a supported element type.
+
+    Raises:
+        InputError: It is another, or none.
+    """
+    dtype = dtype_row(given).numpy
+    if dtype not in known:
+        names = ", ".join(dtype_row(each).name for each in known)
+        raise InputError(f"ImageTransform expects {name} among {names}, got {dtype.name}.")
+    return dtype
+
+
+def _take_size(given: Sequence[int]) -> tuple[int, int]:
+    """Return height and width.
+
+    Raises:
+        InputError: They are no two whole numbers, 1 or more.
+    """
+    size = tuple(given) if isinstance(given, (tuple, list)) else ()
+    if len(size) != 2 or not all(_is_count(each) for each in size):
+        raise InputError(f"ImageTransform expects size as (height, width), 1 or more, got {given!r}.")
+    return int(size[0]), int(size[1])
+
+
+def _take_number(name: str, given: Any) -> float:
+    """Return one number.
+
+    Raises:
+        InputError: It is none, or more, or not finite.
+    """
+    numbers = _read_numbers(given)
+    if len(numbers) != 1:
+        raise InputError(f"ImageTransform expects {name} as one finite number, got {given!r}.")
+    return numbers[0]
+
+
+def _take_numbers(name: str, given: Any) -> tuple[float, ...]:
+    """Return numbers.
+
+    Raises:
+        InputError: There are none, or they are not finite.
+    """
+    numbers = _read_numbers(given)
+    if not numbers:
+        raise InputError(f"ImageTransform expects {name} as one finite number, or one per channel, got {given!r}.")
+    return numbers
+
+
+def _take_mask(given: Any) -> tuple[tuple[str, float], ...]:
+    """Return pairs of a letter and a value, of a mapping or of pairs.
+
+    Raises:
+        InputError: It is neither, or they are something else.
+    """
+    try:
+        values = dict(given)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"ImageTransform expects mask as values by letter, such as {{'A': 1.0}}, got {given!r}."
+        ) from None
+    strange = [letter for letter in values if not isinstance(letter, str) or len(letter) != 1]
+    if strange:
+        raise InputError(f"ImageTransform expects mask as values by letter, got {strange[0]!r} for one.")
+    return tuple((letter, _take_number(f"mask[{letter!r}]", value)) for letter, value in values.items())
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool) and bool(number >= 1)
+
+
+def _read_numbers(given: Any) -> tuple[float, ...]:
+    """Return finite numbers; nothing where they are something else."""
+    try:
+        numbers = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        return ()
+    if numbers.ndim > 1 or not np.isfinite(numbers).all():
+        return ()
+    return tuple(numbers.reshape(-1).tolist())

@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.execution.profiling import tables, trace
 from gpuexec.execution.profiling.log import ProfileLog, RunProfile
 from gpuexec.execution.profiling.rows import EventRow, LayerRow, MemoryRow, RunRow, Summary
-from gpuexec.execution.profiling.summaries import find_total, summarise
 from gpuexec.system import phases
 
 if TYPE_CHECKING:
@@ -26,6 +28,10 @@ _RUNS_KEPT = 1000
 # Events that stand for a wait of the host nobody asked for, by the names that `gpuexec.execution.resources.syncs`
 # gives them.
 SYNCS = ("host read", "host wait", "host call")
+_GROUP_KEYS: dict[str, Callable[[LayerRow], tuple[str, str]]] = {
+    "layer": lambda row: (row.node, row.operator),
+    "operator": lambda row: (row.operator, row.operator),
+}
 
 
 class Profiler:
@@ -41,7 +47,7 @@ class Profiler:
     a graph; what would run side by side runs one after the other. Nothing is waited for before rows are asked for. Any
     number of threads may use it.
 
-    Rows: `rows`, `runs`, `events`, `memory`, `count_syncs`, `summarise`, `find_total`; all of these wait for the
+    Rows: `rows`, `runs`, `events`, `memory`, `count_syncs`, `_summarise_by`, `_sum_layers`; all of these wait for the
     submitted runs. Printed and exported: `table`, `to_dataframe`, `save_tsv`, `save_chrome_trace`.
 
     Args:
@@ -109,14 +115,14 @@ class Profiler:
         Raises:
             InputError: ``by`` is something else.
         """
-        return summarise(self.rows(), by, skip)
+        return _summarise_by(self.rows(), by, skip)
 
     def find_total(self, prefix: str = "", *, skip: int = 0) -> Summary | None:
         """Return the total per run of all layers whose names begin with a prefix; None where there are none.
 
         The names exporters give are paths, so that a prefix denotes a module: ``"/encoder/layer.0/"``.
         """
-        return find_total(self.rows(), prefix, skip)
+        return _sum_layers(self.rows(), prefix, skip)
 
     def table(self, by: str = "layer", *, skip: int = 0, limit: int | None = 40) -> None:
         """Print the summary as a table by rich, up to ``limit`` rows (None: all)."""
@@ -170,3 +176,76 @@ def watching(log: ProfileLog | None, name: str) -> contextlib.AbstractContextMan
 def _watch(log: ProfileLog, name: str) -> Iterator[None]:
     with phases.send_events_to(log), phases.phase(name):
         yield
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Times of a layer or operator: by run, and in all."""
+
+    by_run: dict[int, float] = field(default_factory=dict)
+    times: int = 0
+    flops: int | None = 0
+    nbytes: int = 0
+
+    def add(self, row: LayerRow) -> None:
+        assert row.duration_ms is not None
+        self.by_run[row.run] = self.by_run.get(row.run, 0.0) + row.duration_ms
+        self.times += 1
+        self.flops = None if self.flops is None or row.flops is None else self.flops + row.flops
+        self.nbytes += row.bytes_read + row.bytes_written
+
+
+def _summarise_by(rows: Iterable[LayerRow], by: str, skip: int = 0) -> tuple[Summary, ...]:
+    """Return a summary by ``"layer"`` or ``"operator"``, the longest first; ``skip`` runs are left out.
+
+    Layers that failed, or are not done, are left out.
+
+    Raises:
+        InputError: ``by`` is something else.
+    """
+    if by not in _GROUP_KEYS:
+        raise InputError(f"by takes {' or '.join(map(repr, _GROUP_KEYS))}, got {by!r}.")
+    key = _GROUP_KEYS[by]
+    sums: dict[tuple[str, str], _Sum] = {}
+    for row in _list_done(rows, skip):
+        sums.setdefault(key(row), _Sum()).add(row)
+    whole = sum(sum(each.by_run.values()) for each in sums.values())
+    found = [_summarise(name, operator, each, whole) for (name, operator), each in sums.items()]
+    return tuple(sorted(found, key=lambda summary: -summary.total_ms))
+
+
+def _sum_layers(rows: Sequence[LayerRow], prefix: str, skip: int = 0) -> Summary | None:
+    """Return one summary of all layers whose names begin with a prefix; None where there are none."""
+    total, whole = _Sum(), 0.0
+    for row in _list_done(rows, skip):
+        assert row.duration_ms is not None
+        whole += row.duration_ms
+        if row.node.startswith(prefix):
+            total.add(row)
+    return _summarise(prefix, "", total, whole) if total.times else None
+
+
+def _list_done(rows: Iterable[LayerRow], skip: int) -> list[LayerRow]:
+    return [row for row in rows if row.duration_ms is not None and row.run >= skip]
+
+
+def _summarise(name: str, operator: str, total: _Sum, whole_ms: float) -> Summary:
+    taken = np.array(list(total.by_run.values()))
+    p10, p50, p90 = (float(each) for each in np.percentile(taken, (10, 50, 90)))
+    runs, total_ms = len(taken), float(taken.sum())
+    return Summary(
+        name,
+        operator,
+        runs,
+        total.times,
+        total_ms,
+        total_ms / whole_ms if whole_ms else 0.0,
+        total_ms / runs,
+        float(taken.min()),
+        p10,
+        p50,
+        p90,
+        float(taken.max()),
+        None if total.flops is None else total.flops // runs,
+        total.nbytes // runs,
+    )

@@ -15,19 +15,22 @@ from typing import Any
 import numpy as np
 
 from gpuexec.devices.backend import Backend
+from gpuexec.devices.device import Region
 from gpuexec.errors import GpuexecError, InputError, abridge
 from gpuexec.execution.resources.fence import Fence
+from gpuexec.execution.results.exchange import import_cuda, import_dlpack
 from gpuexec.execution.results.given import ArrayLike
+from gpuexec.execution.results.place import Place
+from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.state.bytes import fetch
 from gpuexec.execution.state.carried import Carried, StateEntry, has_failed, skip_failed
 from gpuexec.execution.state.seeds import begin_keys, check_seed
-from gpuexec.execution.state.values import take_value
 from gpuexec.importer.output_selection import shorten
-from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.spec import TensorSpec, convert_numbers
 from gpuexec.model.editing.named_data import safetensors_dtype
 from gpuexec.model.initial_state import find_initial_specs
 from gpuexec.model.model import Model
-from gpuexec.model.state_spec import Memory, with_extents
+from gpuexec.model.state_spec import Memory, check_held, with_extents
 from gpuexec.system.atomic_file import write_file
 from gpuexec.system.mapped import read_file
 from gpuexec.system.phases import phase
@@ -114,7 +117,7 @@ class State:
         carried = {}
         for name, item in values.items():
             memory = self._find_memory(name)
-            carried[memory.input] = take_value(memory, item, self._backend)
+            carried[memory.input] = _take_value(memory, item, self._backend)
         with self._lock:
             self._head = StateEntry(carried, self._head)
             self._note({name: held.place.spec for name, held in carried.items()})
@@ -318,3 +321,61 @@ def read_state(path: str | Path) -> dict[str, Array]:
         }
     except (SafetensorError, InputError, ValueError) as error:
         raise InputError(f"{path} holds no state: {abridge(str(error), 300)}.") from error
+
+
+def _take_value(memory: Memory, item: object, backend: Backend) -> Carried:
+    """Return what a memory holds from now on: a copy of an array, on the host or, where it lies there, on the device.
+
+    The call returns when the copy is done: the caller may write the array then, on whatever stream.
+
+    Raises:
+        InputError: It can't be read, or its dtype or shape does not fit the memory.
+        OutOfMemoryError: The device has no room for the copy.
+    """
+    try:
+        return _copy_value(memory, item, backend)
+    except GpuexecError as error:
+        if repr(memory.input) not in str(error):
+            error.args = (f"Memory {memory.input!r}: {error.message}",)
+        raise
+    except Exception as error:
+        raise InputError(
+            f"Memory {memory.input!r}: a {type(item).__name__} can't be read as an array: {error}.", value=memory.input
+        ) from error
+
+
+def _copy_value(memory: Memory, item: Any, backend: Backend) -> Carried:
+    if isinstance(item, Tensor):
+        return _hold_array(memory, item.readback_and_clone())
+    if isinstance(item, (np.ndarray, np.generic)):
+        return _hold_array(memory, np.array(item, order="C"))
+    has_dlpack = hasattr(item, "__dlpack__")
+    if has_dlpack or hasattr(item, "__cuda_array_interface__"):
+        return _copy_foreign(memory, item, backend, has_dlpack=has_dlpack)
+    return _hold_array(memory, convert_numbers(np.array(item, order="C"), memory.dtype))
+
+
+def _copy_foreign(memory: Memory, item: Any, backend: Backend, *, has_dlpack: bool) -> Carried:
+    """Take over an array of another package."""
+    with backend.transfers.lock:
+        stream = backend.transfers.open()
+        taken = import_dlpack(item, backend, stream) if has_dlpack else import_cuda(item, backend)
+        if isinstance(taken, np.ndarray):
+            return _hold_array(memory, np.array(taken, order="C"))
+        spec, source, fence = taken
+        check_held(memory, spec)
+        copy = backend.device.allocate(max(1, spec.nbytes), stream)
+        for each in fence.events:
+            stream.wait(each)
+        if spec.nbytes:
+            stream.copy(copy.address, source.address, spec.nbytes)
+        event = backend.device.create_event()
+        stream.record(event)
+    event.synchronize()
+    return Carried(Place(memory.input, spec, Region(copy, 0, spec.nbytes)), Fence.of(event), owner=copy)
+
+
+def _hold_array(memory: Memory, array: Array) -> Carried:
+    spec = TensorSpec(array.shape, array.dtype)
+    check_held(memory, spec)
+    return Carried(Place(memory.input, spec), Fence.of(), array=array)

@@ -4,11 +4,13 @@ A body is a closed graph. A value that it takes from a graph around it, at any l
 of the node and of the body, after those that ONNX knows. So a walk over a graph sees all that a node reads, and a
 body can be planned by itself. The classes compute by interpreting their bodies; on a device the Worker runs them, which
 plans the bodies and decides between them on the host, so none of them has a lowering.
+
+`inline_branch` puts the branch that an If takes in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -16,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError, ModelError, NeedsHostValue
-from gpuexec.ir.graphs import Graph, Node, bodies, walk, with_bodies
+from gpuexec.ir.graphs import Graph, Node, Value, bodies, find_free, list_needed, walk, with_bodies
 from gpuexec.ir.host_values import require_const
-from gpuexec.ir.operator import Array, Operator, Out, Tolerance, operator
+from gpuexec.ir.operator import Array, Operator, Out, Tolerance, build, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.containers.sequence_map import SequenceMap
-from gpuexec.ops.control.inline import inline_branch
 from gpuexec.ops.control.interpret import compute_graph, infer_graph
 from gpuexec.ops.control.scan import Scan
 from gpuexec.ops.control.trips import (
@@ -46,7 +47,6 @@ from gpuexec.ops.control.trips import (
 )
 
 __all__ = ["LOOPS", "If", "Loop", "Scan", "SequenceMap", "bodies", "count_own_inputs", "inline_branch", "with_bodies"]
-
 _BOOL, _INT64 = np.dtype(np.bool_), np.dtype(np.int64)
 
 
@@ -219,6 +219,59 @@ def check_arity(graph: Graph) -> None:
                 _check_arity(node, op)
 
 
+def inline_branch(
+    node: Node, branch: Graph, taken: Container[str] = frozenset()
+) -> tuple[tuple[Node, ...], dict[Value, Array]]:
+    """Return a branch as nodes that read the inputs of the If and make its outputs.
+
+    Values inside are made anew by every call, so a branch may be inlined twice. Names of nodes and values begin with
+    the If's, so that errors tell where they stood. Bodies further in stay as they are, and nodes that no wanted output
+    depends on are left out.
+
+    Args:
+        node: The If.
+        branch: The one it takes.
+        taken: Names that values of the graph have already.
+
+    Returns:
+        The nodes, and the branch's constants.
+    """
+    stands_for: dict[Value, Value] = dict(zip(branch.inputs, _given(node), strict=True))
+    made = {value for each in branch.nodes for value in each.outputs if value is not None}
+    identities, used = [], set[str]()
+    for index, (inner, wanted) in enumerate(zip(branch.outputs, node.outputs, strict=True)):
+        if wanted is None:
+            continue
+        if inner in made and inner not in stands_for:
+            stands_for[inner] = wanted
+        else:  # a capture, a constant, or given before under another name
+            identities.append((index, inner, wanted))
+
+    def name_value(value: Value) -> Value:
+        if value not in stands_for:
+            free = find_free(f"{node.name}/{value.name}", taken, used)
+            used.add(free)
+            stands_for[value] = Value(free, value.declared)
+        return stands_for[value]
+
+    nodes = [
+        Node(
+            each.operator,
+            tuple(None if value is None else name_value(value) for value in each.inputs),
+            tuple(None if value is None else name_value(value) for value in each.outputs),
+            f"{node.name}/{each.name}",
+        )
+        for each in branch.nodes
+    ]
+    nodes += [
+        Node(build("Identity", {}), (name_value(inner),), (wanted,), f"{node.name}/output{index}")
+        for index, inner, wanted in identities
+    ]
+    kept, needed = list_needed(nodes, [value for value in node.outputs if value is not None])
+    constants = {name_value(value): array for value, array in branch.constants.items()}
+    return tuple(kept), {value: array for value, array in constants.items() if value in needed}
+
+
 def _check_arity(node: Node, op: If | Loop | Scan | SequenceMap) -> None:
     body = bodies(op)[0]
     taken, made, optional = len(body.inputs), len(body.outputs), 0
@@ -238,3 +291,9 @@ def _check_arity(node: Node, op: If | Loop | Scan | SequenceMap) -> None:
             f"got {len(node.inputs)} and {len(node.outputs)}.",
             node=node.name,
         )
+
+
+def _given(node: Node) -> tuple[Value, ...]:
+    captures = tuple(value for value in node.inputs[1:] if value is not None)
+    assert len(captures) == len(node.inputs) - 1, f"{node}: a capture is absent"
+    return captures

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +25,8 @@ from gpuexec.ir.operator import (
     operator,
     upgrade,
 )
-from gpuexec.ir.spec import BFLOAT16, COMPUTED, STRING, TensorSpec, dtype_row, is_container
+from gpuexec.ir.spec import BFLOAT16, COMPUTED, STRING, TensorSpec, dtype_row, dtypes_of, is_container
 from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, UNSIGNED_BY_SIZE, DType, require_inputs
-from gpuexec.ops.elementwise.number_text import read_numbers, write_numbers
 from gpuexec.ops.lib.broadcast import launch_broadcast
 from gpuexec.ops.quant.narrow_types import (
     check_rounding,
@@ -37,6 +38,10 @@ from gpuexec.ops.quant.narrow_types import (
 )
 
 SOURCE = "elementwise_cast.cu"
+_INTEGER_TEXT = re.compile(r"[+-]?[0-9]+")
+_DECIMAL_TEXT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|[+-]?nan", re.IGNORECASE)
+_MAX_DIGITS = 1000  # Python refuses to read integers of some thousands
+_TRUTHS = {"true": True, "false": False}
 
 
 def cast_expression(to: DType, source: DType) -> str:
@@ -57,7 +62,6 @@ def cast_expression(to: DType, source: DType) -> str:
 
 # Types one of which is narrow, by the bytes of both: the types are run-time arguments.
 _WIDTHS = tuple((to, x) for to in (1, 2, 4, 8) for x in (1, 2, 4, 8) if 1 in (to, x))
-
 instantiate(
     SOURCE, dict.fromkeys(cast_expression(to.numpy, x.numpy) for x in COMPUTED for to in COMPUTED if to is not x)
 )
@@ -90,11 +94,11 @@ def convert(x: Array, to: DType, saturate: int = 1, round_mode: str = "up") -> A
         if x.dtype == to:
             return x
         if to == STRING:
-            return write_numbers(x)
+            return _write_numbers(x)
         if is_narrow(x.dtype):
             x = widen(x)
         if x.dtype == STRING:
-            x = read_numbers(x, _read_as(to))
+            x = _read_numbers(x, _read_as(to))
         if is_narrow(to):
             if dtype_row(to).kind == "narrow float":
                 return to_narrow_float(x, to, saturate, round_mode)
@@ -166,7 +170,7 @@ class Cast(_Conversion):
     """x in another element type.
 
     To a float rounds to nearest even, float to integer truncates and keeps the low bits, to bool is ``x != 0``. Strings
-    are written and read as `gpuexec.ops.elementwise.number_text` says.
+    are written and read as `_write_numbers` and `_read_numbers` say.
     ``saturate`` concerns 8-bit floats alone, ``round_mode`` float8e8m0.
     """
 
@@ -301,3 +305,61 @@ def _put(result: Array, out: Sequence[Array | None] | None) -> Array:
         return result
     np.copyto(wanted, result)
     return wanted
+
+
+def _write_numbers(x: Array) -> Array:
+    """Return numbers as text: integers in full, bools as 1 and 0, floats in the fewest digits that distinguish them.
+
+    Floats have no exponent and at least one digit behind the point; those that are no numbers are NaN, INF and -INF.
+    bfloat16 and what is narrower are written as the float32 that they equal.
+    """
+    row = dtype_row(x.dtype)
+    if row.is_float:
+        wide = x if x.dtype in (np.float16, np.float64) else x.astype(np.float32)
+        written = [_write_float(number) for number in wide.reshape(-1)]
+    else:
+        # A bool as its number is what every type reads back.
+        whole = x.astype(np.int64) if row.is_narrow or row.kind == "bool" else x
+        written = [str(number) for number in whole.reshape(-1).tolist()]
+    return _make_array(written, STRING, x.shape)
+
+
+def _read_numbers(x: Array, to: np.dtype[Any]) -> Array:
+    """Return text as numbers: plain ones, those with an exponent, and NaN, INF, +INF and -INF in any case.
+
+    Fractions are truncated for integers. bool takes true and false too.
+
+    Raises:
+        InputError: A text is no number, or one that the integer type does not have.
+    """
+    return _make_array([_read_number(text, to) for text in x.reshape(-1).tolist()], to, x.shape)
+
+
+def _write_float(number: Any) -> str:
+    if np.isfinite(number):
+        return np.format_float_positional(number, unique=True, trim="0")
+    return "NaN" if np.isnan(number) else "INF" if number > 0 else "-INF"
+
+
+def _read_number(text: str, to: np.dtype[Any]) -> Any:
+    stripped = text.strip()
+    name = dtype_row(to).name
+    if to == np.bool_ and stripped.lower() in _TRUTHS:
+        return _TRUTHS[stripped.lower()]
+    if not _DECIMAL_TEXT.fullmatch(stripped):
+        raise InputError(f"expected the text of a number to convert to {name}, got {text[:40]!r}.")
+    if to == np.bool_:
+        return float(stripped) != 0
+    if to in dtypes_of("float"):
+        return float(stripped)
+    is_whole = _INTEGER_TEXT.fullmatch(stripped) and len(stripped) < _MAX_DIGITS
+    number = int(stripped) if is_whole else float(stripped)
+    limits = np.iinfo(to)
+    if not limits.min - 1 < number < limits.max + 1:
+        raise InputError(f"expected the text of a number of {name}, got {text[:40]!r}.")
+    return int(number)
+
+
+def _make_array(elements: list[Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    with np.errstate(all="ignore"):
+        return np.array(elements, dtype).reshape(shape)

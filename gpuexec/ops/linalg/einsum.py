@@ -25,7 +25,7 @@ from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import join
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
 from gpuexec.ops.linalg.einsum_equation import Contraction, Equation, Labels, measure, order_contractions, parse
-from gpuexec.ops.linalg.einsum_host import contract, diagonal, sum_to
+from gpuexec.ops.linalg.matmul import multiply
 from gpuexec.ops.linalg.matmul_launch import DTYPES as PRODUCT_TYPES
 from gpuexec.ops.linalg.matmul_launch import launch_gemm
 from gpuexec.ops.reduce.reduce import ROWS as REDUCTIONS
@@ -35,7 +35,6 @@ from gpuexec.ops.tensor.layout import window
 DTYPES = (*FLOATS, *dtypes_of("int", "uint"))
 _SOURCE = "einsum.cu"
 _SUM = next(row for row in REDUCTIONS if row.name == "ReduceSum")
-
 instantiate(_SOURCE, [f"contract<{dtype_row(dtype).cuda}>" for dtype in FLOATS])
 instantiate(_SOURCE, [f"contract<{unsigned}>" for unsigned in UNSIGNED_BY_SIZE.values()])
 
@@ -77,11 +76,11 @@ class Einsum(Operator):
             found: list[tuple[Array, Labels]] = []
             for index, (x, term) in enumerate(zip(arrays, equation.terms, strict=True)):
                 kept = _kept_labels(equation, index)
-                view, labels = diagonal(x.astype(accumulator(dtype), copy=False), term)
-                found.append((sum_to(view, labels, kept), kept))
+                view, labels = _diagonal(x.astype(accumulator(dtype), copy=False), term)
+                found.append((_sum_to(view, labels, kept), kept))
             for step in steps:
                 right, left = found.pop(step.right), found.pop(step.left)
-                found.append((contract(*left, *right, step.labels), step.labels))
+                found.append((_contract(*left, *right, step.labels), step.labels))
             result = found[0][0].astype(dtype, copy=False)
             return (np.array(result) if len(arrays) == 1 else result,)  # not a view: an epilogue works in it
 
@@ -293,3 +292,62 @@ def _cast(emit: Emitter, x: Slot, y: Slot) -> Slot:
     lower: Any = build("Cast", {"to": dtype_row(y.dtype).code}).lower
     lower(emit, (x,), (y,))
     return y
+
+
+def _diagonal(x: Array, term: Labels) -> tuple[Array, Labels]:
+    """Return a view in which each label has one axis, and these labels."""
+    labels = tuple(dict.fromkeys(term))
+    if len(labels) == len(term):
+        return x, labels
+    strides = [sum(x.strides[axis] for axis, each in enumerate(term) if each == label) for label in labels]
+    shape = [x.shape[term.index(label)] for label in labels]
+    return np.lib.stride_tricks.as_strided(x, shape, strides, writeable=False), labels
+
+
+def _sum_to(x: Array, labels: Labels, kept: Labels) -> Array:
+    """Sum over the labels that are not kept; the result's axes are in the order of ``kept``."""
+    summed = tuple(label for label in labels if label not in kept)
+    arranged = x.transpose([labels.index(label) for label in (*kept, *summed)])
+    if not summed:
+        return arranged
+    return np.asarray(arranged.sum(axis=tuple(range(len(kept), len(labels))), dtype=x.dtype))
+
+
+def _contract(a: Array, a_labels: Labels, b: Array, b_labels: Labels, labels: Labels) -> Array:
+    """Multiply two operands and sum over the labels not in ``labels``; axes of extent 1 broadcast."""
+    batch = tuple(label for label in labels if label in a_labels and label in b_labels)
+    rows = tuple(label for label in labels if label not in b_labels)
+    columns = tuple(label for label in labels if label not in a_labels)
+    inner = tuple(label for label in a_labels if label not in labels)
+    if not inner:
+        return np.asarray(_spread(a, a_labels, labels) * _spread(b, b_labels, labels))
+    extents = np.broadcast_shapes(_extents(a, a_labels, inner), _extents(b, b_labels, inner))
+    left = _arrange(a, a_labels, batch, rows, inner, extents)  # [*batch, rows, inner]
+    right = _arrange(b, b_labels, batch, columns, inner, extents).swapaxes(-1, -2)  # [*batch, inner, columns]
+    product = multiply(left, right)
+    made = (*batch, *rows, *columns)
+    product = product.reshape((*product.shape[:-2], *_extents(a, a_labels, rows), *_extents(b, b_labels, columns)))
+    return product.transpose([made.index(label) for label in labels])
+
+
+def _extents(x: Array, labels: Labels, wanted: Labels) -> tuple[int, ...]:
+    return tuple(x.shape[labels.index(label)] for label in wanted)
+
+
+def _spread(x: Array, labels: Labels, wanted: Labels) -> Array:
+    """Return a view with an axis for each label, of extent 1 where there was none."""
+    present = [label for label in wanted if label in labels]
+    arranged = x.transpose([labels.index(label) for label in present])
+    return arranged.reshape([x.shape[labels.index(label)] if label in labels else 1 for label in wanted])
+
+
+def _arrange(
+    x: Array, labels: Labels, batch: Labels, own: Labels, inner: Labels, inner_extents: tuple[int, ...]
+) -> Array:
+    """Return ``[*batch, own, inner]``, the inner axes stretched to their extents."""
+    order = (*batch, *own, *inner)
+    arranged = x.transpose([labels.index(label) for label in order])
+    outer = arranged.shape[: len(batch) + len(own)]
+    stretched = np.broadcast_to(arranged, (*outer, *inner_extents))
+    sizes = [int(np.prod(outer[len(batch) :], dtype=np.int64)), int(np.prod(inner_extents, dtype=np.int64))]
+    return stretched.reshape((*outer[: len(batch)], *sizes))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Kernel
+from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import broadcast, contiguous_strides, normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
@@ -22,15 +22,8 @@ from gpuexec.ops.elementwise.elementwise_engine import BOOL
 from gpuexec.ops.lib.broadcast import launch_broadcast
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.microsoft.activation import DOMAIN
-from gpuexec.ops.microsoft.quantized_tensor import (
-    check_quantized,
-    check_scale,
-    narrow_numbers,
-    scale_slots,
-    widen_bytes,
-)
 from gpuexec.ops.microsoft.rational import rational_sigmoid
-from gpuexec.ops.quant.integer import FLOAT, Quantized, check_bytes, offset_of
+from gpuexec.ops.quant.integer import FLOAT, Quantized, check_bytes, check_one, offset_of, round_to_bytes
 from gpuexec.ops.tensor.layout import window
 
 _SOURCE = "quantized_elementwise.cu"
@@ -56,15 +49,15 @@ class QuantizedUnary(Operator):
             InputError: Types or sizes do not fit.
         """
         x, y = _split_unary(inputs)
-        spec = check_quantized(self.name, "X", x)
-        check_scale(self.name, "Y", y, spec.dtype)
+        spec = _check_quantized(self.name, "X", x)
+        _check_scale(self.name, "Y", y, spec.dtype)
         return (spec.with_shape(spec.shape),)
 
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """Widen, compute, round."""
         x, y = _split_unary(inputs)
         with np.errstate(all="ignore"):
-            return (narrow_numbers(self._apply(widen_bytes(x)), y, x.values.dtype),)
+            return (_narrow_numbers(self._apply(_widen_bytes(x)), y, x.values.dtype),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per 8 elements."""
@@ -123,24 +116,24 @@ class QuantizedBinary(Operator):
             InputError: Types, sizes or shapes do not fit.
         """
         a, b, c = _split_binary(inputs)
-        left = check_quantized(self.name, "A", a)
-        right = check_quantized(self.name, "B", b, left.dtype)
-        check_scale(self.name, "C", c, left.dtype)
+        left = _check_quantized(self.name, "A", a)
+        right = _check_quantized(self.name, "B", b, left.dtype)
+        _check_scale(self.name, "C", c, left.dtype)
         return (TensorSpec(broadcast(left.shape, right.shape), left.dtype),)
 
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """Widen, compute, round."""
         a, b, c = _split_binary(inputs)
         with np.errstate(all="ignore"):
-            numbers = type(self).function(widen_bytes(a), widen_bytes(b))
-        return (narrow_numbers(numbers, c, a.values.dtype),)
+            numbers = type(self).function(_widen_bytes(a), _widen_bytes(b))
+        return (_narrow_numbers(numbers, c, a.values.dtype),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per 8 elements."""
         a, b, c = _split_binary(inputs)
         made = outputs[0]
         assert made is not None
-        scales = [slot for each in (a, b, c) for slot in scale_slots(emit, each, made.dtype)]
+        scales = [slot for each in (a, b, c) for slot in _scale_slots(emit, each, made.dtype)]
         scalars = (np.int32(self.kind), np.int32(offset_of(made.dtype)))
         launch_broadcast(
             emit, Kernel(_SOURCE, "quantized_binary"), (a.values, b.values), made, scalars, between=scales, width=8
@@ -182,16 +175,16 @@ class QLinearWhere(Operator):
             InputError: Types, sizes or shapes do not fit.
         """
         condition, (x, y, z) = check_dtype(self.name, inputs[0], (BOOL,), "condition"), _split_binary(inputs[1:])
-        left = check_quantized(self.name, "x", x)
-        right = check_quantized(self.name, "y", y, left.dtype)
-        check_scale(self.name, "z", z, left.dtype)
+        left = _check_quantized(self.name, "x", x)
+        right = _check_quantized(self.name, "y", y, left.dtype)
+        _check_scale(self.name, "z", z, left.dtype)
         return (TensorSpec(broadcast(condition.shape, left.shape, right.shape), left.dtype),)
 
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """Requantise both to the scale of z, and choose."""
         condition, (x, y, z) = inputs[0], _split_binary(inputs[1:])
         assert condition is not None
-        left, right = (narrow_numbers(widen_bytes(each), z, each.values.dtype) for each in (x, y))
+        left, right = (_narrow_numbers(_widen_bytes(each), z, each.values.dtype) for each in (x, y))
         return (np.asarray(np.where(condition, left, right)),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
@@ -199,7 +192,7 @@ class QLinearWhere(Operator):
         condition, (x, y, z) = inputs[0], _split_binary(inputs[1:])
         made = outputs[0]
         assert made is not None and condition is not None
-        scales = [slot for each in (x, y, z) for slot in scale_slots(emit, each, made.dtype)]
+        scales = [slot for each in (x, y, z) for slot in _scale_slots(emit, each, made.dtype)]
         walked = (condition, x.values, y.values)
         scalars = (np.int32(offset_of(made.dtype)),)
         launch_broadcast(emit, Kernel(_SOURCE, "quantized_where"), walked, made, scalars, between=scales, width=8)
@@ -224,8 +217,8 @@ class QLinearConcat(Operator):
         """
         y, parts = self._split(inputs)
         dtype = check_bytes(self.name, y.zero, "Y_zero_point").dtype
-        check_scale(self.name, "Y", y, dtype)
-        specs = [check_quantized(self.name, f"input {i}", part, dtype) for i, part in enumerate(parts)]
+        _check_scale(self.name, "Y", y, dtype)
+        specs = [_check_quantized(self.name, f"input {i}", part, dtype) for i, part in enumerate(parts)]
         axis = normalize_axis(self.axis, specs[0].rank)
         rest = [(*spec.shape[:axis], *spec.shape[axis + 1 :]) for spec in specs]
         if any(shape != rest[0] or spec.rank != specs[0].rank for shape, spec in zip(rest, specs, strict=True)):
@@ -237,7 +230,7 @@ class QLinearConcat(Operator):
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array, ...]:
         """Requantise each to the scale of the result, and join."""
         y, parts = self._split(inputs)
-        return (np.concatenate([narrow_numbers(widen_bytes(part), y, y.zero.dtype) for part in parts], self.axis),)
+        return (np.concatenate([_narrow_numbers(_widen_bytes(part), y, y.zero.dtype) for part in parts], self.axis),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one kernel for each input, which writes its part of the result."""
@@ -261,7 +254,7 @@ class QLinearConcat(Operator):
 
 def launch_unary(emit: Emitter, x: Quantized, y: Quantized, kind: int, alpha: float = 0.0) -> None:
     """Launch a requantisation by a function of the dequantised values."""
-    scales = [slot for each in (x, y) for slot in scale_slots(emit, each, x.values.dtype)]
+    scales = [slot for each in (x, y) for slot in _scale_slots(emit, each, x.values.dtype)]
     scalars = (np.int32(kind), np.float32(alpha), np.int32(offset_of(x.values.dtype)))
     kernel = Kernel(_SOURCE, "quantized_unary")
     launch_broadcast(emit, kernel, (x.values,), y.values, scalars, between=scales, width=8, in_place=kind != _COPY)
@@ -275,3 +268,43 @@ def _split_unary(inputs: Sequence[Any]) -> tuple[Quantized, Quantized]:
 def _split_binary(inputs: Sequence[Any]) -> tuple[Quantized, Quantized, Quantized]:
     a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero = (*inputs, None)[:8]
     return Quantized(a, a_scale, a_zero), Quantized(b, b_scale, b_zero), Quantized(None, c_scale, c_zero)
+
+
+def _widen_bytes(x: Quantized) -> Array:
+    """Return bytes dequantised by one scale and zero point."""
+    zero = 0 if x.zero is None else x.zero.astype(np.int32).reshape(())
+    with np.errstate(all="ignore"):
+        return np.asarray((x.values.astype(np.int32) - zero).astype(FLOAT) * x.scale.reshape(()))
+
+
+def _narrow_numbers(numbers: Array, y: Quantized, dtype: np.dtype[Any]) -> Array:
+    """Return the nearest bytes by one scale and zero point."""
+    with np.errstate(all="ignore"):
+        return round_to_bytes(numbers / y.scale.reshape(()), None if y.zero is None else y.zero.reshape(()), dtype)
+
+
+def _check_quantized(name: str, role: str, given: Quantized, dtype: np.dtype[Any] | None = None) -> TensorSpec:
+    """Return the spec of bytes with one scale and zero point; ``dtype`` is of another's, which it must share.
+
+    Raises:
+        InputError: Types or sizes do not fit.
+    """
+    spec = check_bytes(name, given.values, role) if dtype is None else check_dtype(name, given.values, (dtype,), role)
+    _check_scale(name, role, given, spec.dtype)
+    return spec
+
+
+def _check_scale(name: str, role: str, given: Quantized, dtype: np.dtype[Any]) -> None:
+    """Check the scale and zero point of bytes of a type.
+
+    Raises:
+        InputError: Types or sizes do not fit.
+    """
+    check_dtype(name, given.scale, (FLOAT,), f"{role}_scale")
+    check_one(name, given.scale, (FLOAT,), f"{role}_scale")
+    check_one(name, given.zero, (dtype,), f"{role}_zero_point")
+
+
+def _scale_slots(emit: Emitter, given: Quantized, dtype: np.dtype[Any]) -> tuple[Slot, Slot]:
+    """Return scale and zero point of bytes of a type; an absent zero point is 0."""
+    return given.scale, emit.constant(np.zeros((), dtype)) if given.zero is None else given.zero

@@ -9,9 +9,8 @@ import pytest
 
 from gpuexec.devices.simulator.compilation import build_file
 from gpuexec.devices.simulator.library import load_runtime
-from gpuexec.devices.simulator.module import load_file
+from gpuexec.devices.simulator.module import find_missing, list_undefined, load_file
 from gpuexec.devices.simulator.object_cache import ObjectCache
-from gpuexec.devices.simulator.symbols import find_missing, list_undefined
 from gpuexec.devices.simulator.toolchain import Compiler, find_compiler
 from gpuexec.errors import KernelError
 

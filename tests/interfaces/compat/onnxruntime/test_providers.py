@@ -17,7 +17,7 @@ import pytest
 
 import gpuexec as gx
 import gpuexec.compat.onnxruntime as ort
-from gpuexec.compat.onnxruntime import capi, errors, pool, providers
+from gpuexec.compat.onnxruntime import capi, errors, providers, runner
 from tests.devices.opening import why_no_gpu
 from tests.interfaces.compat.onnxruntime.sessions import CPU, SIMULATOR, make_bytes, make_session
 
@@ -139,7 +139,7 @@ def test_pool_lends_no_more_than_it_may_and_the_last_first() -> None:
         made[-1].close = lambda worker=made[-1]: setattr(worker, "closed", worker.closed + 1)
         return made[-1]
 
-    lender = pool.WorkerPool(make, 2)
+    lender = runner.WorkerPool(make, 2)
     with lender.lending() as first, lender.lending() as second:
         assert first is not second
         got = threading.Event()

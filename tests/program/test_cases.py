@@ -7,8 +7,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.ops.control.interpret import compute_graph
-from gpuexec.program.cases import Case, make_case
-from gpuexec.program.limiting import limit_trips
+from gpuexec.program.cases import Case, limit_trips, make_case
 from tests.program.program_seeds import load_text
 
 # With the numbers below three trips, of five trips each: eighteen together.

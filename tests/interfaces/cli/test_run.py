@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from gpuexec.cli import main
-from gpuexec.cli.bars import show_progress
+from gpuexec.cli.run import show_progress
 from gpuexec.system.progress import Progress
 from tests.execution.weights.models import make_chain, save_inside
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gpuexec.devices.simulator.byte_history import ByteHistory
+from gpuexec.devices.simulator.ordering import ByteHistory
 
 
 def is_older(first: int, second: int) -> bool:
