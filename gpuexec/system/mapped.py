@@ -263,7 +263,7 @@ def read_content(array: Array) -> Array:
 
 
 def read_small_content(array: Array) -> Array:
-    """Read the content of a small array to the host, as `read_content` does; large content lifetimes in its file."""
+    """Read the content of a small array to the host, as `read_content` does; large content stays in its file."""
     return read_content(array) if array.nbytes < MAPPED_NBYTES else array
 
 

@@ -34,7 +34,7 @@ def declare_outputs(graph: Graph) -> Graph:
 
 
 def expose(editable: EditableModel, names: Sequence[str]) -> EditableModel:
-    """Return an editable model with additional outputs after the present ones; what is an output already lifetimes one.
+    """Return an editable model with additional outputs after the present ones; what is an output already stays one.
 
     Raises:
         InputError: There is no such value or node, or a value's type can't be inferred.
