@@ -68,7 +68,8 @@ types: $(BIN)/python  ## check types
 	$(call install,run test dev $(TEST_CUDA))
 	$(BIN)/mypy
 
-kernels: build/launches.json  ## compile what plans launch for every architecture, with budgets, without a GPU
+kernels: build/launches.json  ## compile what plans launch for every architecture, with budgets and gates on machine code, without a GPU
+	$(call install,run test dev $(TEST_CUDA))
 	$(BIN)/python -m gpuexec.devices.kernels.compile_all --launches $< $(ARGS)
 
 # What the plans of all operator cases launch. It takes planning them all, so it is made anew only when code changed:
@@ -142,6 +143,6 @@ endef
 
 about_run := numpy, onnx, ml_dtypes, safetensors, rich (35 MB)
 about_test := + pytest, pytest-xdist, hypothesis, onnxruntime, hatchling (25 MB)
-about_dev := + ruff, mypy (25 MB)
+about_dev := + ruff, mypy, nvdisasm (30 MB)
 about_cuda13 := + cupy, NVRTC and headers of CUDA 13 (140 MB)
 about_cuda12 := + cupy, NVRTC and headers of CUDA 12 (240 MB)

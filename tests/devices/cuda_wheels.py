@@ -1,4 +1,4 @@
-"""CUDA wheels (CuPy, cuda.bindings, NVRTC), and skips of tests where they are not installed."""
+"""CUDA wheels (CuPy, cuda.bindings, NVRTC, nvdisasm), and skips of tests where they are not installed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+
+from gpuexec.devices.kernels.machine_code import find_nvdisasm
+from gpuexec.errors import DeviceNotFoundError
 
 _INSTALL = "pip install 'gpuexec[cuda13]'"
 
@@ -28,6 +31,19 @@ def _tell_missing() -> str:
 MISSING = _tell_missing()
 # For a test, or as a module's ``pytestmark``.
 needs_cuda_wheels = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+
+def _tell_missing_disassembler() -> str:
+    """Return why machine code can't be read here, in a sentence; empty where it can."""
+    try:
+        find_nvdisasm()
+    except DeviceNotFoundError as error:
+        return str(error)
+    return ""
+
+
+MISSING_DISASSEMBLER = _tell_missing_disassembler()
+needs_nvdisasm = pytest.mark.skipif(bool(MISSING_DISASSEMBLER), reason=MISSING_DISASSEMBLER)
 
 
 def require() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import gpuexec.ops  # noqa: F401  (fills the table)
 from gpuexec.devices.kernels.budgets import LARGER, KernelUse
 from gpuexec.devices.kernels.compile_all import find_strays, read_launches
+from gpuexec.devices.kernels.gates import GATES
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.instances import kernel_table
 from tests.devices.launches import collect_launches
@@ -34,11 +36,12 @@ def test_find_strays_names_both_kinds() -> None:
     ]
 
 
-def test_larger_budgets_are_those_of_listed_kernels() -> None:
+@pytest.mark.parametrize("rows", [LARGER, GATES], ids=["budgets", "gates"])
+def test_budgets_and_gates_are_those_of_listed_kernels(rows: Mapping[str, object]) -> None:
     listed = {
         f"{source}:{name}"
         for source, rows in kernel_table().items()
         for expression in rows
         for name in (expression, expression.partition("<")[0])
     }
-    assert set(LARGER) <= listed
+    assert set(rows) <= listed

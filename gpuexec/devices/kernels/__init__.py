@@ -1,1 +1,1 @@
-"""CUDA kernel sources: search, compilation, caches, budgets."""
+"""CUDA kernel sources: search, compilation, caches, budgets, gates."""

@@ -15,7 +15,7 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.target import Target
 
 REGISTERS = 64  # per thread: four blocks of 256 threads on a multiprocessor
-BLOCK_REGISTERS = 65536
+BLOCK_REGISTERS = 65536  # and of a multiprocessor
 STATIC_SHARED_BYTES = 48 * 1024  # larger shared memory must be dynamic and requested by the launch
 
 _REGISTER_STEP = 8  # allocation granularity of registers per thread
@@ -131,7 +131,7 @@ def find_excess(kernel: CompiledKernel, source: str, architecture: str, use: Ker
     if not kernel.max_threads:
         yield "has no __launch_bounds__, so nothing says which blocks its registers allow."
     registers = ceil_div(kernel.registers, _REGISTER_STEP) * _REGISTER_STEP
-    if registers * ceil_div(kernel.max_threads, _WARP) * _WARP > BLOCK_REGISTERS:
+    if count_block_registers(kernel.registers, kernel.max_threads) > BLOCK_REGISTERS:
         yield f"takes {registers} registers for each of {kernel.max_threads} threads; a block has {BLOCK_REGISTERS}."
     if kernel.shared_bytes > STATIC_SHARED_BYTES:
         yield f"has {kernel.shared_bytes} bytes of static shared memory; at most {STATIC_SHARED_BYTES}."
@@ -142,6 +142,11 @@ def find_excess(kernel: CompiledKernel, source: str, architecture: str, use: Ker
     whole, limit = kernel.shared_bytes + use.shared_bytes[architecture], shared_limit(architecture)
     if whole > limit:
         yield f"is launched with {whole} bytes of shared memory; {architecture} gives a block at most {limit}."
+
+
+def count_block_registers(registers: int, threads: int) -> int:
+    """Return the registers that a block takes, with ``registers`` a thread."""
+    return ceil_div(registers, _REGISTER_STEP) * _REGISTER_STEP * ceil_div(threads, _WARP) * _WARP
 
 
 def shared_limit(architecture: str) -> int:

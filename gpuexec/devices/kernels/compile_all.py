@@ -2,12 +2,14 @@
 
     python -m gpuexec.devices.kernels.compile_all --arch sm_80 sm_90
 
-Fails on a compile error, on spilled registers and on what breaks a budget (`gpuexec.devices.kernels.budgets`). With
-``--launches`` it knows what plans launch: each architecture then gets the kernels that its plans launch, with the
-shared memory they ask for; and an instance that is listed and never launched, or the reverse, is an error.
+Fails on a compile error, on spilled registers, on what breaks a budget (`gpuexec.devices.kernels.budgets`), and on
+machine code that does not pass its gates (`gpuexec.devices.kernels.gates`). Reading that takes nvdisasm; without it a
+line says that the gates were not held. With ``--launches`` it knows what plans launch: each architecture then gets the
+kernels that its plans launch, with the shared memory they ask for; and an instance that is listed and never launched,
+or the reverse, is an error.
 
 Instances of one file are compiled many to a program, which is several times faster than one by one; results are kept
-in the kernel cache, so a second run takes as long as it takes to read them.
+in the kernel cache, figures of machine code beside them, so a second run takes as long as it takes to read them.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuexec.devices.kernels import nvrtc
 from gpuexec.devices.kernels.budgets import KernelUse, find_excess, shared_limit
+from gpuexec.devices.kernels.code_files import cache_folder
+from gpuexec.devices.kernels.gates import find_violations, seconds_limit
 from gpuexec.devices.kernels.kernel_cache import KernelCache, make_key
 from gpuexec.devices.kernels.kernel_library import default_cache
 from gpuexec.devices.kernels.kernel_source import find_source, flatten
+from gpuexec.devices.kernels.machine_code import CodeFigures, find_nvdisasm, read_figures
 from gpuexec.errors import DeviceNotFoundError, KernelError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.instances import kernel_table
@@ -51,12 +56,16 @@ class CompileUnit:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of compiling a program: its kernels, or the error. ``seconds`` is 0 for a cache hit."""
+    """Result of compiling a program: its kernels with figures of their code by symbol, or the error.
+
+    ``seconds`` are processor time, 0 for a cache hit; ``figures`` are empty without a disassembler.
+    """
 
     program: CompileUnit
     kernels: tuple[nvrtc.CompiledKernel, ...]
     error: str
     seconds: float
+    figures: Mapping[str, CodeFigures] = field(default_factory=dict)
 
 
 def split_table(table: Table, architectures: Sequence[str], uses: Uses | None = None) -> list[CompileUnit]:
@@ -75,24 +84,38 @@ def split_table(table: Table, architectures: Sequence[str], uses: Uses | None = 
     return programs
 
 
-def compile_programs(programs: Sequence[CompileUnit], cache: KernelCache) -> list[Outcome]:
-    """Compile programs in parallel; a program that fails is an outcome, so that one run shows all errors."""
+def compile_programs(programs: Sequence[CompileUnit], cache: KernelCache, figures: Path | None = None) -> list[Outcome]:
+    """Compile programs in parallel; a program that fails is an outcome, so that one run shows all errors.
+
+    Args:
+        programs: What to compile.
+        cache: Where compiled kernels are kept.
+        figures: Folder that figures of machine code are kept in; None: they are not asked for.
+    """
     with ThreadPoolExecutor(knobs.build_jobs(), "gpuexec-nvrtc") as pool:
-        return list(pool.map(lambda program: _compile(program, cache), programs))
+        return list(pool.map(lambda program: _compile(program, cache, figures), programs))
 
 
 def find_problems(outcome: Outcome, uses: Uses | None = None) -> list[str]:
-    """Return the budgets that kernels exceed, one line per kernel and reason."""
+    """Return the budgets that kernels exceed and the gates that they don't pass, one line per kernel and reason."""
     if outcome.error:
         return [outcome.error]
     source, architecture = outcome.program.source, outcome.program.architecture
-    return [
-        f"{source}:{kernel.expression} ({architecture}) {excess}"
-        for kernel in outcome.kernels
-        for excess in find_excess(
-            kernel, source, architecture, None if uses is None else uses[Kernel(source, kernel.expression)]
+    problems = []
+    for kernel in outcome.kernels:
+        use = None if uses is None else uses[Kernel(source, kernel.expression)]
+        found = [*find_excess(kernel, source, architecture, use)]
+        if figures := outcome.figures.get(kernel.lowered_name):
+            found += find_violations(kernel, figures, source, architecture, use)
+        problems += [f"{source}:{kernel.expression} ({architecture}) {each}" for each in found]
+    limit = seconds_limit(source, outcome.program.expressions)
+    if outcome.seconds > limit:
+        first, count = outcome.program.expressions[0], len(outcome.program.expressions)
+        problems.append(
+            f"{source}:{first} and the {count - 1} compiled with it ({architecture}) take {outcome.seconds:.1f} s of"
+            f" processor time; at most {limit:.1f}."
         )
-    ]
+    return problems
 
 
 def find_strays(table: Table, uses: Uses) -> list[str]:
@@ -154,7 +177,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not programs:
         print("The table of kernel instances is empty, so nothing would be checked.", file=sys.stderr)
         return 1
-    outcomes = compile_programs(programs, default_cache())
+    try:
+        find_nvdisasm()
+        figures, unread = cache_folder("figures"), ""
+    except DeviceNotFoundError as error:
+        figures, unread = None, f"The gates on machine code were not held. {error}"
+    outcomes = compile_programs(programs, default_cache(), figures)
     problems = [] if uses is None else find_strays(table, uses)
     problems += [problem for outcome in outcomes for problem in find_problems(outcome, uses)]
     compiled = sum(outcome.seconds > 0 for outcome in outcomes)
@@ -164,6 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f" {len(programs)} programs, {compiled} of them compiled and the others cached,"
         f" {time.perf_counter() - started:.1f} s"
     )
+    if unread:
+        print(unread)
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
@@ -206,8 +236,8 @@ def _measure(outcomes: Sequence[Outcome]) -> tuple[int, int, int, int]:
     )
 
 
-def _compile(program: CompileUnit, cache: KernelCache) -> Outcome:
-    started = time.perf_counter()
+def _compile(program: CompileUnit, cache: KernelCache, figures: Path | None) -> Outcome:
+    started = time.thread_time()  # the compiler works in this thread
     try:
         text = flatten(find_source(program.source))
         key = make_key(text, program.expressions, program.architecture, nvrtc.OPTIONS, nvrtc.compiler_version())
@@ -217,10 +247,11 @@ def _compile(program: CompileUnit, cache: KernelCache) -> Outcome:
                 text, program.expressions, program.architecture, nvrtc.OPTIONS, source=program.source
             ),
         )
+        seconds = time.thread_time() - started if entry.was_compiled else 0.0
+        measured = {} if figures is None else read_figures(entry.cubin.image, figures)
     except KernelError as error:
-        return Outcome(program, (), str(error), time.perf_counter() - started)
-    seconds = time.perf_counter() - started if entry.was_compiled else 0.0
-    return Outcome(program, entry.cubin.kernels, "", seconds)
+        return Outcome(program, (), str(error), time.thread_time() - started)
+    return Outcome(program, entry.cubin.kernels, "", seconds, measured)
 
 
 if __name__ == "__main__":

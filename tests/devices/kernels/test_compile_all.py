@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 import gpuexec.ops  # noqa: F401  (fills the table)
-from gpuexec.devices.kernels import compile_all
+from gpuexec.devices.kernels import compile_all, gates
 from gpuexec.devices.kernels.compile_all import ARCHITECTURES, CHUNK, compile_programs, find_problems, split_table
+from gpuexec.devices.kernels.gates import Gate
 from gpuexec.devices.kernels.kernel_cache import KernelCache
+from gpuexec.errors import DeviceNotFoundError
 from gpuexec.ir.instances import kernel_table
-from tests.devices.cuda_wheels import needs_cuda_wheels
+from tests.devices.cuda_wheels import needs_cuda_wheels, needs_nvdisasm
 
 GOOD = "template <int N> __global__ void __launch_bounds__(256) good(float* x) { x[threadIdx.x] += N; }\n"
 UNBOUNDED = 'extern "C" __global__ void unbounded(float* x) { x[threadIdx.x] += 1; }\n'
@@ -93,6 +95,46 @@ def test_main_fails_and_names_the_kernel_when_one_breaks_a_rule(
     captured = capsys.readouterr()
     assert "good.cu" in captured.out
     assert re.search(says, captured.err)
+
+
+@needs_cuda_wheels
+@needs_nvdisasm
+def test_main_fails_and_tells_figure_and_bound_when_machine_code_does_not_pass_its_gate(
+    table: dict[str, tuple[str, ...]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table["good.cu"] = ("good<1>",)
+    monkeypatch.setattr(gates, "GATES", {"good.cu:good": Gate(instructions=3, store_bits=128)})
+    for _ in range(2):  # measured, then read again
+        assert compile_all.main(["--arch", "sm_90"]) == 1
+        first, second = capsys.readouterr().err.splitlines()
+        assert re.fullmatch(r"good\.cu:good<1> \(sm_90\) has \d+ instructions; at most 3\.", first)
+        assert second == "good.cu:good<1> (sm_90) stores at most 32 bits at once; at least 128."
+
+
+@needs_cuda_wheels
+def test_main_fails_when_a_program_takes_longer_to_compile_than_its_kernels_may(
+    table: dict[str, tuple[str, ...]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table["good.cu"] = ("good<1>", "good<2>")
+    monkeypatch.setattr(gates, "GATES", {"good.cu:good": Gate(seconds=0.0)})
+    assert compile_all.main(["--arch", "sm_90"]) == 1
+    says = r"good\.cu:good<1> and the 1 compiled with it \(sm_90\) take [\d.]+ s of processor time; at most 0\.0\."
+    assert re.search(says, capsys.readouterr().err)
+    assert compile_all.main(["--arch", "sm_90"]) == 0  # from the cache
+
+
+@needs_cuda_wheels
+def test_main_says_that_gates_were_not_held_without_a_disassembler(
+    table: dict[str, tuple[str, ...]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_none() -> Path:
+        raise DeviceNotFoundError("There is none.")
+
+    table["good.cu"] = ("good<1>",)
+    monkeypatch.setattr(compile_all, "find_nvdisasm", find_none)
+    monkeypatch.setattr(gates, "GATES", {"good.cu:good": Gate(instructions=3)})
+    assert compile_all.main(["--arch", "sm_90"]) == 0
+    assert "The gates on machine code were not held. There is none." in capsys.readouterr().out
 
 
 def test_main_fails_when_there_is_nothing_to_compile(table: dict[str, tuple[str, ...]]) -> None:

@@ -1,0 +1,247 @@
+"""Gates on the machine code of kernels: instructions, loads, products, occupancy and compile time, by kernel.
+
+`GATES` holds each kernel family to a row; a kernel without one keeps to `EVERY`. A row says what today's code reaches
+on the worst of all architectures, with a margin, since the assembler gives other code for the same text now and then.
+Where that is not yet what it should be, ``aim`` says what is: a change that comes nearer lowers the bound with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gpuexec.devices.kernels.budgets import BLOCK_REGISTERS, KernelUse, count_block_registers
+from gpuexec.devices.kernels.machine_code import CodeFigures, LoopFigures
+from gpuexec.devices.kernels.nvrtc import CompiledKernel
+from gpuexec.ir.target import Target
+
+_KIB = 1024
+_NO_LOOP = LoopFigures(instructions=1, multiply_adds=0, integers=0, calls=0)
+# Threads and KiB of shared memory of a multiprocessor (CUDA C++ programming guide, technical specifications per compute
+# capability).
+_MULTIPROCESSORS = {
+    75: (1024, 64), 80: (2048, 164), 86: (1536, 100), 87: (1536, 164), 89: (1536, 100), 90: (2048, 228),
+    100: (2048, 228), 103: (2048, 228), 110: (1536, 228), 120: (1536, 100), 121: (1536, 100),
+}  # fmt: skip
+# From sm_80 on the driver takes some of each block.
+_AMPERE, _BLOCK_SHARED_BYTES = 80, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Bounds on the machine code of a kernel.
+
+    Attributes:
+        instructions: The most, in all.
+        calls: The most calls of subroutines; None: any number.
+        local_accesses: The most loads and stores of local memory.
+        store_bits: The least that the widest global store has.
+        path_integers: The most integer instructions on the shortest path to that store: what an elementwise kernel
+            takes for the elements of one thread; None: any number.
+        multiply_adds: The least share of multiply-adds in the main loop.
+        loop_integers: The most integer instructions in the main loop; None: any number.
+        loop_calls: The most calls in the main loop; None: any number.
+        load_bits: The least of any global load in the main loop.
+        opcodes: What must be there.
+        blocks: The least number of blocks that a multiprocessor holds.
+        seconds: The most processor time that compiling the kernel takes beside others of its file.
+        aim: What the row is to become.
+    """
+
+    instructions: int = 10000
+    calls: int | None = None
+    local_accesses: int = 0
+    store_bits: int = 0
+    path_integers: int | None = None
+    multiply_adds: float = 0.0
+    loop_integers: int | None = None
+    loop_calls: int | None = None
+    load_bits: int = 0
+    opcodes: tuple[str, ...] = ()
+    blocks: int = 1
+    seconds: float = 10.0
+    aim: str = ""
+
+
+EVERY = Gate()
+
+
+def _products(
+    kernel: str, types: Iterable[str], *, share: float, integers: int, instructions: int, aim: str
+) -> dict[str, Gate]:
+    """Return the rows of a tiled product or convolution of numbers that are summed in float."""
+    return {
+        kernel.format(t=t): Gate(
+            instructions=instructions,
+            multiply_adds=share if t == "float" else share - 0.02,  # numbers of 16 bits are widened in the loop
+            loop_integers=integers,
+            loop_calls=0,
+            load_bits=32 if t == "float" else 16,
+            opcodes=("FFMA",),
+            blocks=2,
+            aim=aim,
+        )
+        for t in types
+    }
+
+
+_FLOATS = ("float", "half", "bf16")
+_GEMM_AIM = "85 % multiply-adds, loads of 128 bits, no division before the loop"
+_CONV_AIM = (
+    "80 % multiply-adds: base offsets and masks of taps in place of divisions; loads of 128 bits where strides allow"
+)
+_STEPS_AIM = "an epilogue without calls and 64-bit divisions for each element and step"
+_VECTORS_AIM = "12 integer instructions, of which the place of a thread in an index beyond 32 bits takes most"
+
+# By file and kernel name, or by one instance of it.
+GATES: Mapping[str, Gate] = {
+    # Products.
+    **_products("matmul.cu:gemm<{t}>", _FLOATS, share=0.61, integers=104, instructions=3300, aim=_GEMM_AIM),
+    **_products(
+        "matmul.cu:gemm<{t}, const {t}*, const {t}*, Steps>", _FLOATS,
+        share=0.61, integers=104, instructions=7700, aim=f"{_GEMM_AIM}; {_STEPS_AIM}",
+    ),
+    "matmul.cu:gemm_narrow": Gate(blocks=2, aim=_STEPS_AIM),
+    **{
+        f"matmul_nbits.cu:matmul_nbits<{t}>": Gate(
+            instructions=18500, loop_calls=0, opcodes=("FFMA",), blocks=2,
+            aim="a main loop of which half are multiply-adds; 256 of about 6300 are",
+        )
+        for t in _FLOATS
+    },
+    "integer_matmul.cu:integer_gemm": Gate(instructions=20000, blocks=2, aim="products of four bytes (IDP, IMMA)"),
+    # Convolutions.
+    **_products("conv.cu:conv_gemm<{t}>", _FLOATS, share=0.40, integers=245, instructions=2600, aim=_CONV_AIM),
+    **_products(
+        "conv.cu:conv_gemm<{t}, const {t}*, const {t}*, Steps>", _FLOATS,
+        share=0.40, integers=245, instructions=9500, aim=f"{_CONV_AIM}; {_STEPS_AIM}",
+    ),
+    "conv.cu:conv_gemm_narrow": Gate(instructions=10000, blocks=2, aim=_STEPS_AIM),
+    "integer_conv.cu:integer_conv": Gate(instructions=10500, blocks=2, aim="products of four bytes (IDP, IMMA)"),
+    # Attention.
+    **{
+        f"attention.cu:attend<{t}>": Gate(
+            instructions=13000, multiply_adds=0.70, loop_calls=0, opcodes=("FFMA", "MUFU"),
+            aim="a copy for each head size, without the multiply-adds of absent columns",
+        )
+        for t in _FLOATS
+    },
+    "attention.cu:attend<double>": Gate(instructions=10000),
+    # Elementwise kernels: four elements of 32 bits a thread, as one vector.
+    **{
+        f"elementwise_binary.cu:binary<{name}, float, float>": Gate(
+            instructions=800, calls=0, store_bits=128, path_integers=17, opcodes=("LDG", "STG"), blocks=4,
+            aim=_VECTORS_AIM,
+        )
+        for name in ("Add", "Sub", "Mul")
+    },
+    **{
+        f"elementwise_unary.cu:unary<{name}, float, float>": Gate(
+            instructions=900, calls=0, store_bits=128, path_integers=17, opcodes=("LDG", "STG"), blocks=4,
+            aim=_VECTORS_AIM,
+        )
+        for name in ("Relu", "Exp", "Tanh", "Erf", "Gelu")
+    },
+    "elementwise_binary.cu:binary": Gate(instructions=1800, store_bits=16, path_integers=150, blocks=4),
+    "elementwise_unary.cu:unary": Gate(instructions=2000, store_bits=16, path_integers=90, blocks=4),
+    "elementwise_cast.cu:convert": Gate(instructions=900, calls=0, store_bits=16, path_integers=150, blocks=4),
+    "elementwise_cast.cu:convert_narrow<u16, u8>": Gate(
+        instructions=24000, aim="2,000 instructions: formats of numbers as a table, not each with a copy of the walk"
+    ),
+    # Copies.
+    "copy.cu:copy_strided": Gate(
+        instructions=14000, calls=0, store_bits=128, path_integers=33, blocks=4, seconds=40.0,
+        aim="3,000 instructions: an instance for each size of unit",
+    ),
+    # Rows.
+    **{
+        f"norm.cu:normalize_rows<{t}, {t}, const {t}*, const {t}*, Steps>": Gate(instructions=11500, aim=_STEPS_AIM)
+        for t in _FLOATS
+    },
+    # Arrays that are indexed at run time, and the slow path of a sine, stand in local memory.
+    **{
+        f"elementwise_unary.cu:unary<{name}, double, double>": Gate(
+            instructions=2000, local_accesses=5, store_bits=128, path_integers=90, blocks=4
+        )
+        for name in ("Sin", "Cos", "Tan")
+    },
+    "resize.cu:resize_nearest": Gate(local_accesses=34, aim="no local memory: a loop over axes that unrolls"),
+    "resize.cu:resize_blend": Gate(local_accesses=32, aim="no local memory: a loop over axes that unrolls"),
+    "pixel/resize.cu:draw_resize_nearest": Gate(local_accesses=34),
+    "pixel/resize.cu:draw_resize_blend": Gate(local_accesses=32),
+    "multinomial.cu:multinomial": Gate(local_accesses=2),
+    **{
+        f"pixel/random.cu:{name}": Gate(local_accesses=12)
+        for name in ("draw_random_uniform", "draw_random_normal", "draw_bernoulli", "draw_dropout", "draw_dropout_mask")
+    },
+    "pixel/statistics.cu:draw_take_samples": Gate(local_accesses=12),
+}  # fmt: skip
+
+
+def find_gate(source: str, expression: str) -> Gate:
+    """Return the row of a kernel: its instance's, else its name's, else `EVERY`."""
+    name = expression.partition("<")[0]
+    return GATES.get(f"{source}:{expression}") or GATES.get(f"{source}:{name}", EVERY)
+
+
+def find_violations(
+    kernel: CompiledKernel, figures: CodeFigures, source: str, architecture: str, use: KernelUse | None = None
+) -> Iterator[str]:
+    """Yield a sentence for each gate that a kernel's machine code does not pass: figure, then bound.
+
+    Args:
+        kernel: The compiled kernel.
+        figures: Those of its code.
+        source: Its file.
+        architecture: ``"sm_90"``.
+        use: How plans launch it, where that is known; else its largest block without dynamic shared memory.
+    """
+    gate = find_gate(source, kernel.expression)
+    loop = figures.loop or _NO_LOOP
+    most = (
+        ("instructions", figures.instructions, gate.instructions),
+        ("calls", figures.calls, gate.calls),
+        ("loads and stores of local memory", figures.local_accesses, gate.local_accesses),
+        ("integer instructions before its widest store", figures.path_integers, gate.path_integers),
+        ("integer instructions in its main loop", loop.integers, gate.loop_integers),
+        ("calls in its main loop", loop.calls, gate.loop_calls),
+    )
+    for what, figure, bound in most:
+        if bound is not None and figure > bound:
+            yield f"has {figure} {what}; at most {bound}."
+    if figures.store_bits < gate.store_bits:
+        yield f"stores at most {figures.store_bits} bits at once; at least {gate.store_bits}."
+    if loop.multiply_add_share < gate.multiply_adds:
+        yield (
+            f"has {loop.multiply_adds} multiply-adds among {loop.instructions} instructions of its main loop"
+            f" ({loop.multiply_add_share:.1%}); at least {gate.multiply_adds:.1%}."
+        )
+    narrow = {bits: count for bits, count in loop.global_loads.items() if bits < gate.load_bits}
+    for bits, count in narrow.items():
+        yield f"has {count} global loads of {bits} bits in its main loop; each at least {gate.load_bits}."
+    for opcode in gate.opcodes:
+        if opcode not in figures.opcodes:
+            yield f"has no {opcode}; at least one."
+    blocks = count_blocks(kernel, architecture, use)
+    if blocks < gate.blocks:
+        yield f"fits {blocks} times on a multiprocessor ({kernel.registers} registers); at least {gate.blocks}."
+
+
+def seconds_limit(source: str, expressions: Iterable[str]) -> float:
+    """Return the most processor time that compiling these kernels of one file together may take."""
+    return sum(find_gate(source, expression).seconds for expression in expressions)
+
+
+def count_blocks(kernel: CompiledKernel, architecture: str, use: KernelUse | None = None) -> int:
+    """Return how many blocks of a kernel a multiprocessor holds, by threads, registers and shared memory."""
+    number = Target.named(architecture).architecture
+    known = max((each for each in _MULTIPROCESSORS if each <= number), default=min(_MULTIPROCESSORS))
+    most_threads, shared_kib = _MULTIPROCESSORS[known]
+    # Blocks of no given size count as the largest there are, so that nothing is promised for them.
+    threads = (use.threads if use is not None and use.threads else kernel.max_threads) or 1024
+    shared = kernel.shared_bytes + (_BLOCK_SHARED_BYTES if number >= _AMPERE else 0)
+    if use is not None:
+        shared += use.shared_bytes.get(architecture, 0)
+    by_registers = BLOCK_REGISTERS // max(count_block_registers(kernel.registers, threads), 1)
+    by_shared = shared_kib * _KIB // shared if shared else by_registers
+    return min(most_threads // threads, by_registers, by_shared)
