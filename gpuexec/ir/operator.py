@@ -147,6 +147,20 @@ class Emitter(Protocol):
     def constant(self, array: Array) -> Slot:
         """Return a table that was computed while planning, as device memory. Equal tables are shared."""
 
+    def counters(self, count: int) -> Slot:
+        """Return ``count`` numbers of type uint32 that are 0 when a run begins, for kernels whose blocks count.
+
+        One command sets those of all launches of a plan. No two launches share them, so a kernel may leave anything.
+        """
+
+    def choose(self, now: int) -> int:
+        """Return a small number that is the same for all sizes of a size class: ``now`` at its upper end.
+
+        What decides on a kernel instance or on the number of arguments and commands goes through here: the plan of a
+        class has one of each. Other sizes of the class must be right with it, and may be slower. ``now`` is to depend
+        on extents, dtypes and the target's architecture alone, so that all devices of an architecture choose alike.
+        """
+
     def index_type(self, *slots: Slot) -> str:
         """Return the C++ type for offsets into these slots: ``"int"``, or ``"long long"`` beyond 2**31 - 1 elements."""
 

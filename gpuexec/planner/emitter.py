@@ -31,7 +31,7 @@ class CommandEmitter:
         choices: Decisions made at the upper end of the size class, to be made again; None: decide now.
     """
 
-    def __init__(self, target: Target, unpacked: UnpackedPlan, choices: Sequence[bool] | None = None) -> None:
+    def __init__(self, target: Target, unpacked: UnpackedPlan, choices: Sequence[int] | None = None) -> None:
         self.target = target
         self.effects = Effects(len(unpacked.buffers))
         self._unpacked = unpacked
@@ -78,7 +78,7 @@ class CommandEmitter:
     def place(self, source: Slot, window: Slot) -> bool:
         """Place the whole buffer of an input in a dense window of an output, where no constraint forbids it."""
         able = self._can_place(source, window)
-        chosen = self._choose(able)
+        chosen = bool(self.choose(able))
         if chosen and not able:
             raise PlanError(f"{source} can't be placed at {window}, as it is at the upper end.")
         if chosen:
@@ -137,7 +137,18 @@ class CommandEmitter:
     def index_type(self, *slots: Slot) -> str:
         """Return the type of offsets; the same for all sizes of a class."""
         wide = any(max_offset(slot.shape, slot.strides) > _LARGEST_INT for slot in slots)
-        return "long long" if self._choose(wide) else "int"
+        return "long long" if self.choose(wide) else "int"
+
+    def counters(self, count: int) -> Slot:
+        """Return numbers that are 0 when a run begins."""
+        spec = TensorSpec((count,), np.dtype(np.uint32))
+        return dense(self._new_buffer(UnpackedBuffer(Role.TEMP, spec.nbytes, is_zeroed=True)), spec)
+
+    def choose(self, now: int) -> int:
+        """Return ``now`` at the upper end of a size class, and the same at its other sizes."""
+        chosen = now if self._given is None else next(self._given, now)
+        self.effects.choices.append(chosen)
+        return chosen
 
     def _new_buffer(self, buffer: UnpackedBuffer) -> int:
         self.effects.buffers.append(buffer)
@@ -146,14 +157,9 @@ class CommandEmitter:
     def _choose_dense(self, *slots: Slot) -> bool:
         """Return whether slots are taken as dense: with extents of 1, slots may be that are not at the upper end."""
         able = all(slot.is_contiguous for slot in slots)
-        chosen = self._choose(able)
+        chosen = bool(self.choose(able))
         if chosen and not able:
             raise PlanError(f"{', '.join(map(str, slots))} are not dense, as they are at the upper end.")
-        return chosen
-
-    def _choose(self, now: bool) -> bool:
-        chosen = now if self._given is None else next(self._given, now)
-        self.effects.choices.append(chosen)
         return chosen
 
     def _can_place(self, source: Slot, window: Slot) -> bool:
@@ -197,7 +203,7 @@ class NodeEmitter(CommandEmitter):
 
 
 def emit_copy(
-    target: Target, unpacked: UnpackedPlan, destination: Slot, source: Slot, choices: Sequence[bool] | None = None
+    target: Target, unpacked: UnpackedPlan, destination: Slot, source: Slot, choices: Sequence[int] | None = None
 ) -> Effects:
     """Return the effects of a copy between slots of equal shape and dtype; ``choices`` as of `CommandEmitter`."""
     emitter = CommandEmitter(target, unpacked, choices)

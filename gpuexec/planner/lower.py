@@ -10,9 +10,12 @@ import struct
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpuexec.errors import GpuexecError, KernelError, OutOfMemoryError, UnsupportedError, locate
 from gpuexec.ir.apply import host_failure
-from gpuexec.ir.command import Slot
+from gpuexec.ir.command import BUFFER_ALIGNMENT, Fill, Slot
+from gpuexec.ir.geometry import round_up
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.plan import Role
 from gpuexec.ir.spec import TensorSpec
@@ -22,7 +25,7 @@ from gpuexec.planner.caches import Caches
 from gpuexec.planner.content_key import content_key, is_same_spec
 from gpuexec.planner.emitter import NodeEmitter
 from gpuexec.planner.host_fallback import lacks_kernel
-from gpuexec.planner.unpacked_plan import Effects, UnpackedBuffer, UnpackedPlan, dense, move_effects
+from gpuexec.planner.unpacked_plan import Effects, Group, UnpackedBuffer, UnpackedPlan, dense, move_effects
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,15 @@ class CachedLowering:
 class Lowered:
     """Unpacked plan with the slots of the graph inputs that have readers, and of the graph outputs.
 
-    ``grown`` are the positions of outputs that memories become where they lie.
+    ``grown`` are the positions of outputs that memories become where they lie; ``zeroed`` the buffer that holds all
+    counters, if there is one.
     """
 
     unpacked: UnpackedPlan
     inputs: dict[str, Slot]
     outputs: list[Slot]
     grown: frozenset[int] = frozenset()
+    zeroed: tuple[int, ...] = ()
 
 
 class Lowering:
@@ -65,7 +70,7 @@ class Lowering:
         self._cached: list[CachedLowering | None] = [None] * len(graph.nodes)
         self._given: dict[Value, tuple[UnpackedBuffer, Slot]] = {}
         self._needed: list[int] | None = None
-        self._choices: list[list[bool]] = []
+        self._choices: list[list[int]] = []
 
     def run(self, analysis: Analysis) -> Lowered:
         """Lower every node that is needed and has outputs the host does not know.
@@ -113,7 +118,7 @@ class _Walk:
         self._seen: dict[Hashable, tuple[list[int], Effects]] = {}
 
     def lower(
-        self, position: int, node: Node, cached: list[CachedLowering | None], choices: Sequence[bool] | None
+        self, position: int, node: Node, cached: list[CachedLowering | None], choices: Sequence[int] | None
     ) -> Effects:
         """Add a node's effects to the unpacked plan."""
         specs = self._analysis.specs
@@ -139,7 +144,7 @@ class _Walk:
         node: Node,
         inputs: tuple[Slot | None, ...],
         wanted: list[TensorSpec | None],
-        choices: Sequence[bool] | None,
+        choices: Sequence[int] | None,
     ) -> Effects:
         """Return a node's effects: those of an equal node on its own buffers, or of its operator's lowering."""
         numbers, key = self._describe(node, inputs, wanted, choices)
@@ -169,7 +174,7 @@ class _Walk:
         node: Node,
         inputs: tuple[Slot | None, ...],
         wanted: list[TensorSpec | None],
-        choices: Sequence[bool] | None,
+        choices: Sequence[int] | None,
     ) -> tuple[list[int], Hashable]:
         """Return the buffers of the inputs, each once, and all that lowering may depend on but their numbers."""
         numbers: list[int] = []
@@ -193,7 +198,23 @@ class _Walk:
         inputs = {value.name: self._slots[value] for value in self._graph.inputs if value in self._slots}
         grown = {cache.output for cache in self._caches.values()}
         positions = frozenset([n for n, value in enumerate(self._graph.outputs) if value in grown])
-        return Lowered(self._unpacked, inputs, outputs, positions)
+        return Lowered(self._unpacked, inputs, outputs, positions, self._zero_counters())
+
+    def _zero_counters(self) -> tuple[int, ...]:
+        """Place all counters in one buffer, which the plan's first command sets to 0; return that buffer."""
+        end = 0
+        unpacked = self._unpacked
+        whole = len(unpacked.buffers)
+        for number, buffer in enumerate(unpacked.buffers):
+            if buffer.is_zeroed and self._target.has_kernels:
+                unpacked.placed[number] = (whole, end)
+                end += round_up(buffer.nbytes, BUFFER_ALIGNMENT)
+        if not end:
+            return ()
+        unpacked.new_buffer(UnpackedBuffer(Role.TEMP, end))
+        zeros = dense(whole, TensorSpec((end // 4,), np.dtype(np.uint32)))
+        unpacked.groups.insert(0, Group(("zeros", whole), "counters", [Fill(zeros, bytes(4))]))
+        return (whole,)
 
     def _slot(self, value: Value) -> Slot:
         """Return a value's slot; an input, constant or host value gets a buffer at its first use."""

@@ -76,7 +76,7 @@ def settle(lowered: Lowered, graph: Graph, target: Target, copies: OutputCopies)
     promoted = _promote(lowered)
     outputs = copies.add(lowered, promoted)
     names = {buffer: value.name for buffer, value in zip(outputs, graph.outputs, strict=True)}
-    groups, positions = _keep_live(unpacked, set(names))
+    groups, positions = _keep_live(unpacked, {*names, *lowered.zeroed})
     places, granted = _merge_in_place(unpacked.buffers, groups, unpacked.placed, names)
     picks = []
     stored: set[int] = set()
@@ -102,7 +102,7 @@ class OutputCopies:
     def __init__(self, graph: Graph, target: Target) -> None:
         self._graph, self._target = graph, target
         self._last: dict[int, tuple[Slot, Slot, list[Command]]] = {}
-        self._choices: dict[int, list[bool]] = {}
+        self._choices: dict[int, list[int]] = {}
 
     def add(self, lowered: Lowered, promoted: Sequence[int | None]) -> tuple[int, ...]:
         """Add a buffer and a copy for every output that is not promoted; return the buffers of all outputs.
@@ -162,9 +162,9 @@ def _promote(lowered: Lowered) -> tuple[int | None, ...]:
     return tuple(promoted)
 
 
-def _keep_live(unpacked: UnpackedPlan, outputs: set[int]) -> tuple[list[Group], list[tuple[int, ...]]]:
+def _keep_live(unpacked: UnpackedPlan, needed: set[int]) -> tuple[list[Group], list[tuple[int, ...]]]:
     """Return the live groups, in order and cut down to their live commands, and the indices of these."""
-    wanted = {find_root(buffer, unpacked.placed)[0] for buffer in outputs}
+    wanted = {find_root(buffer, unpacked.placed)[0] for buffer in needed}
     groups, positions = [], []
     for group in reversed(unpacked.groups):
         kept: list[int] = []

@@ -2,7 +2,8 @@
 
     UnpackedPlan = buffers: UnpackedBuffer*, groups: Group*, placed: {buffer: (host buffer, byte offset)}
 
-A group holds the commands of one node, the store of one host value, or the copy to one output.
+A group holds the commands of one node, the store of one host value, the copy to one output, or the one that sets the
+counters of all nodes to 0.
 Buffers and groups have the same numbers and keys at every size of a class, so that one size can be compared with
 another.
 """
@@ -22,7 +23,8 @@ from gpuexec.ir.plan import Role
 from gpuexec.ir.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
-# What a group is for ("node", "store", "output"), and the node's position, the buffer, or the output's position.
+# What a group is for ("zeros", "node", "store", "output"), and the node's position, the buffer, or the output's
+# position.
 GroupKey = tuple[str, int]
 # A buffer whose bytes hold another's, and the byte offset within it.
 BufferOffset = tuple[int, int]
@@ -30,13 +32,17 @@ BufferOffset = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnpackedBuffer:
-    """A buffer without a place. ``content`` is a host value to be stored; ``data`` a table made while planning."""
+    """A buffer without a place. ``content`` is a host value to be stored; ``data`` a table made while planning.
+
+    ``is_zeroed``: its bytes are 0 when a run begins.
+    """
 
     role: Role
     nbytes: int
     name: str = ""
     data: bytes | None = None
     content: Array | None = None
+    is_zeroed: bool = False
 
 
 @dataclass(slots=True)
@@ -53,7 +59,7 @@ class Effects:
     outputs: list[Slot | None] = field(default_factory=list)
     placed: dict[int, BufferOffset] = field(default_factory=dict)
     in_place: list[tuple[int, int]] = field(default_factory=list)
-    choices: list[bool] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,14 @@ class DirectEmitter:
         """Return a copy."""
         return self.slot(np.ascontiguousarray(array).reshape(array.shape), known=True)
 
+    def counters(self, count: int) -> Slot:
+        """Return new zeros."""
+        return self.slot(np.zeros(count, np.uint32))
+
+    def choose(self, now: int) -> int:
+        """Return the number: there is one size."""
+        return now
+
     def index_type(self, *slots: Slot) -> str:
         """Return int: nothing here is large."""
         return "int"

@@ -30,7 +30,7 @@ class Desk:
     b: Slot
 
 
-def desk(target: Target = GPU, choices: list[bool] | None = None, content: Any = None) -> Desk:
+def desk(target: Target = GPU, choices: list[int] | None = None, content: Any = None) -> Desk:
     spec = TensorSpec((4, 4), np.dtype(np.float32))
     unpacked = UnpackedPlan(
         [
@@ -134,6 +134,23 @@ def test_choices_of_the_upper_end_are_made_again() -> None:
     assert d.emit.index_type(d.a) == "int"
     assert not d.emit.place(d.a, part(0))
     assert d.emit.effects.choices == [True, False, False]
+
+
+def test_number_chosen_at_the_upper_end_holds_for_the_class() -> None:
+    d = desk()
+    assert [d.emit.choose(2), d.emit.choose(0)] == [2, 0]
+    d = desk(choices=d.emit.effects.choices)
+    assert [d.emit.choose(1), d.emit.choose(4)] == [2, 0]
+
+
+def test_counters_are_buffers_of_zeros_of_their_own() -> None:
+    d = desk()
+    first, second = d.emit.counters(3), d.emit.counters(2)
+    assert (first.buffer, second.buffer) == (3, 4) and first.spec == TensorSpec((3,), np.dtype(np.uint32))
+    assert [(each.role, each.nbytes, each.is_zeroed) for each in d.emit.effects.buffers] == [
+        (Role.TEMP, 12, True),
+        (Role.TEMP, 8, True),
+    ]
 
 
 def test_index_type_follows_from_the_largest_offset() -> None:

@@ -279,6 +279,14 @@ class FinishingEmitter:
         """Return a table as device memory."""
         return self._emit.constant(array)
 
+    def counters(self, count: int) -> Slot:
+        """Return numbers that are 0 when a run begins."""
+        return self._emit.counters(count)
+
+    def choose(self, now: int) -> int:
+        """Return a number that all sizes of a class share."""
+        return self._emit.choose(now)
+
     def index_type(self, *slots: Slot) -> str:
         """Return the C++ type for offsets into these slots."""
         return self._emit.index_type(*slots)

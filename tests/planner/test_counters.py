@@ -1,0 +1,105 @@
+"""Counters of launches: one command of a plan sets all of them to 0 before their first use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from gpuexec.ir.command import BUFFER_ALIGNMENT, Fill, Kernel, Launch, Slot
+from gpuexec.ir.graphs import Graph
+from gpuexec.ir.operator import Emitter, Operator, Slots, Tolerance, operator
+from gpuexec.ir.plan import Plan, Role
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
+from gpuexec.planner.template import Template, plan_graph
+from tests.ir.graph_builder import GraphBuilder
+from tests.ops.operators import Scale
+
+KERNEL = Kernel("tally.cu", "tally")
+
+
+@operator("Tally", "test")
+@dataclass(frozen=True, slots=True)
+class Tally(Operator):
+    """An operator whose launch takes a counter for each row."""
+
+    tolerance = Tolerance.EXACT
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (x.with_shape(x.shape),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        x, y = inputs[0], outputs[0]
+        assert x is not None and y is not None
+        emit.launch(KERNEL, (x.shape[0], 1, 1), (32, 1, 1), [x, y, emit.counters(x.shape[0])], [1, 2])
+
+
+def two_in_a_row() -> Graph:
+    build = GraphBuilder()
+    x = build.input("x", "rows", 4)
+    build.node(Tally(), x)  # nobody reads it
+    return build.graph(build.node(Tally(), build.node(Scale(), build.node(Tally(), x))))
+
+
+def make_template(rows: int, target: str = "sm_90") -> Template:
+    return plan_graph(two_in_a_row(), specs(rows), Target.named(target))
+
+
+def specs(rows: int) -> dict[str, TensorSpec]:
+    return {"x": TensorSpec((rows, 4), np.dtype(np.float32))}
+
+
+def find_counters(plan: Plan) -> list[tuple[int, Slot]]:
+    return [
+        (place, command.arguments[2])
+        for place, command in enumerate(plan.segment.commands)
+        if isinstance(command, Launch) and command.kernel == KERNEL and isinstance(command.arguments[2], Slot)
+    ]
+
+
+def test_first_command_sets_the_counters_of_all_launches_to_0() -> None:
+    plan = make_template(5).plan
+    zeros = plan.segment.commands[0]
+    assert isinstance(zeros, Fill) and zeros.pattern == bytes(4) and plan.segment.origins[0] == "counters"
+    counters = find_counters(plan)
+    assert len(counters) == 2
+    low, high = zeros.destination.byte_range()
+    behind = {0}
+    for before, after in sorted(plan.segment.edges):
+        behind |= {after} if before in behind else set()
+    for place, slot in counters:
+        start, end = slot.byte_range()
+        assert slot.buffer == zeros.destination.buffer and low <= start < end <= high
+        assert start % BUFFER_ALIGNMENT == 0
+        assert place in behind
+    (_, first), (_, second) = counters
+    assert first.byte_range()[1] <= second.byte_range()[0] or second.byte_range()[1] <= first.byte_range()[0]
+
+
+def test_counters_of_a_size_lie_in_those_of_its_class() -> None:
+    template = make_template(7)
+    variant = template.specialise(specs(5))
+    assert template.ends["x"] == (8, 4)
+    zeros, held = variant.commands[0], template.plan.buffers
+    assert isinstance(zeros, Fill) and zeros.destination.spec.nbytes <= held[zeros.destination.buffer].nbytes
+    low, high = zeros.destination.byte_range()
+    for command in variant.commands:
+        if isinstance(command, Launch) and command.kernel == KERNEL:
+            slot = command.arguments[2]
+            assert isinstance(slot, Slot) and low <= slot.byte_range()[0] and slot.byte_range()[1] <= high
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90"])
+def test_plans_without_counters_set_nothing(target: str) -> None:
+    build = GraphBuilder()
+    graph = build.graph(build.node(Scale(), build.input("x", 8, 4)))
+    plan = plan_graph(graph, specs(8), Target.named(target)).plan
+    assert not any(isinstance(command, Fill) for command in plan.segment.commands)
+
+
+def test_counters_lie_in_the_arena() -> None:
+    plan = make_template(5).plan
+    (_, slot), *_ = find_counters(plan)
+    assert plan.buffers[slot.buffer].role is Role.TEMP and slot.buffer in plan.layout.as_dict()
