@@ -2,12 +2,12 @@
 #pragma once
 #include "reduce.cuh"
 
-constexpr int kMostWarps = 32;
+constexpr int kMaxWarps = 32;
 
 // Returns the sum over the threads before this one, and in `total` that over all. For integers and blocks of whole
 // warps; every thread takes part. `shared` may be used again at once.
 template <class A>
-__device__ inline A sum_before(A value, A (&shared)[kMostWarps], A& total) {
+__device__ inline A sum_before(A value, A (&shared)[kMaxWarps], A& total) {
   const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, warps = blockDim.x / kWarpThreads;
   A sum = value;
 #pragma unroll

@@ -4,7 +4,7 @@
 constexpr int kTile = 32;        // rows, vectors and features of a tile in shared memory
 constexpr int kSide = 16;        // a block is kSide x kSide threads, with 2 x 2 results each
 constexpr float kLeast = 1e-7f;  // probabilities of pairs stay this far from 0 and 1
-constexpr int kMostRounds = 100;
+constexpr int kMaxRounds = 100;
 
 enum Likeness { kLinear, kPolynomial, kGaussian, kSigmoid };
 
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, 1) couple_classes(
       q(j, j) += win * win;
     }
   }
-  for (int round = 0; round < kMostRounds; ++round) {
+  for (int round = 0; round < kMaxRounds; ++round) {
     float all = 0.0f, worst = 0.0f;
     for (i64 i = 0; i < classes; ++i) {
       float sum = 0.0f;

@@ -9,7 +9,7 @@
 #include "gemm_simt.cuh"
 #include "grid.cuh"
 
-constexpr int kMostGates = 4;
+constexpr int kMaxGates = 4;
 constexpr int kPartials = kThreads + 32;  // of a gate and row: units of a slice and one of padding for each part
 
 // Rows of a tile; half as many of doubles, which take twice the room.
@@ -110,7 +110,7 @@ struct Run {
   static constexpr int kTileRows = kRows<A>;
   const Recurrence& shape;
   const Layer<T>& layer;
-  A* partial;  // shared: [kMostGates, kTileRows, kPartials]
+  A* partial;  // shared: [kMaxGates, kTileRows, kPartials]
 
   __device__ void operator()() const {
     const i64 plane = shape.directions * shape.batch * shape.hidden;
@@ -212,9 +212,9 @@ struct Run {
       const T* weights = layer.weights + (piece.direction * shape.gates + first) * plane + unit * shape.hidden;
       const A* rows = source + locate(piece.direction, piece.row, 0);
       const i64 live = shape.batch - piece.row;
-      A sums[kMostGates][kTileRows];
+      A sums[kMaxGates][kTileRows];
 #pragma unroll
-      for (int g = 0; g < kMostGates; ++g) {
+      for (int g = 0; g < kMaxGates; ++g) {
 #pragma unroll
         for (int r = 0; r < kTileRows; ++r) sums[g][r] = A(0);
       }
@@ -224,7 +224,7 @@ struct Run {
 #pragma unroll
         for (int r = 0; r < kTileRows; ++r) state[r] = r < live ? rows[r * shape.hidden + k] : A(0);
 #pragma unroll
-        for (int g = 0; g < kMostGates; ++g) {
+        for (int g = 0; g < kMaxGates; ++g) {
           if (g >= count) continue;
           const A weight = widen(weights[g * plane + k]);
 #pragma unroll
@@ -232,7 +232,7 @@ struct Run {
         }
       }
 #pragma unroll
-      for (int g = 0; g < kMostGates; ++g) {
+      for (int g = 0; g < kMaxGates; ++g) {
         if (g >= count) continue;
 #pragma unroll
         for (int r = 0; r < kTileRows; ++r) partial[(g * kTileRows + r) * kPartials + part * pitch() + own] = sums[g][r];
@@ -321,7 +321,7 @@ __global__ void __launch_bounds__(kThreads, 2) recur(
     const i32* __restrict__ lengths, const T* __restrict__ first_h, const T* __restrict__ first_c,
     const T* __restrict__ peepholes, T* __restrict__ y, T* __restrict__ last_h, T* __restrict__ last_c,
     Acc<T>* scratch, unsigned* barrier, Recurrence shape) {
-  __shared__ Acc<T> partial[kMostGates * kRows<Acc<T>> * kPartials];
+  __shared__ Acc<T> partial[kMaxGates * kRows<Acc<T>> * kPartials];
   const Layer<T> layer{inputs, weights, bias,   lengths, first_h, first_c, peepholes,
                        y,      last_h,  last_c, scratch, barrier};
   Run<T>{shape, layer, partial}();

@@ -3,7 +3,7 @@
 #include "texture.cuh"
 
 constexpr i64 kSampleWords = sizeof(Sample) / 8;
-constexpr i64 kSampleTerms = 4096, kMostSamples = 1024;  // _BLOCK_TERMS and _MOST_BLOCKS of ops/reduce/statistics.py
+constexpr i64 kSampleTerms = 4096, kMaxSamples = 1024;  // _BLOCK_TERMS and _MAX_BLOCKS of ops/reduce/statistics.py
 
 // The 8-byte words of a sample, as integers.
 union SampleBits {
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) draw_take_samples(
     const Texture<T> x, const Surface<u64> samples, const __grid_constant__ Strided<kMaxRank, 1> walk, int has_sums) {
   const i64 count = walk.count;
   i64 parts = (count + kSampleTerms - 1) / kSampleTerms;
-  parts = parts < 1 ? 1 : parts > kMostSamples ? kMostSamples : parts;
+  parts = parts < 1 ? 1 : parts > kMaxSamples ? kMaxSamples : parts;
   const i64 length = (count + parts - 1) / parts;
   i64 known = -1;  // the part whose sample is in `bits`
   SampleBits bits;

@@ -2,7 +2,7 @@
 #include "reduce.cuh"
 
 // The second number of __launch_bounds__ keeps ptxas from spilling held elements for more blocks at a time.
-constexpr int kMostItems = 16;  // elements of a tile that one lane holds
+constexpr int kMaxItems = 16;  // elements of a tile that one lane holds
 
 struct Sum {
   template <class A>
@@ -64,15 +64,15 @@ __global__ void __launch_bounds__(kBlockThreads, 1) cumulative(
   A carry = Fold::template identity<A>();
   for (i64 tile = 0; tile < columns; tile += lanes * items) {
     const i64 first = tile + team.lane * items;
-    A values[kMostItems], sum = Fold::template identity<A>(), total;
+    A values[kMaxItems], sum = Fold::template identity<A>(), total;
 #pragma unroll
-    for (int i = 0; i < kMostItems; ++i) {
+    for (int i = 0; i < kMaxItems; ++i) {
       values[i] = i < items && first + i < end ? widen(x[start + (first + i) * step]) : Fold::template identity<A>();
       sum = Fold::combine(sum, values[i]);
     }
     A running = Fold::combine(carry, scan_lanes<Fold>(team, sum, shared, total));
 #pragma unroll
-    for (int i = 0; i < kMostItems; ++i) {
+    for (int i = 0; i < kMaxItems; ++i) {
       const A before = running;
       running = Fold::combine(running, values[i]);
       if (i < items && first + i < end) y[start + (first + i) * step] = cast<T>(is_exclusive ? before : running);

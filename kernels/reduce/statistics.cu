@@ -3,7 +3,7 @@
 #include "index.cuh"
 #include "reduce.cuh"
 
-constexpr int kMostBins = 256;
+constexpr int kMaxBins = 256;
 
 // Statistics of a set of elements. Places are -1 where there is none; the last four are of finite elements: extrema, mean,
 // and the sum of squared distances from it.
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) merge_all_samples(
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads, 1) count_bins(
     const T* __restrict__ x, const double* __restrict__ words, u64* counts, Strided<kMaxRank, 1> walk, int bins) {
-  __shared__ u32 shared[kMostBins];
+  __shared__ u32 shared[kMaxBins];
   for (int b = threadIdx.x; b < bins; b += kBlockThreads) shared[b] = 0;
   __syncthreads();
   const double least = words[5], width = words[6] - least;

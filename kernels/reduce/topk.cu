@@ -3,7 +3,7 @@
 #include "scan.cuh"
 #include "sort.cuh"
 
-constexpr int kMostThreads = 1024;
+constexpr int kMaxThreads = 1024;
 constexpr int kDigits = 256;
 
 // The keys of a line, inverted if the largest come first; equal elements are ordered by place.
@@ -23,7 +23,7 @@ struct Line {
 // Shared memory of the search.
 struct Search {
   u32 counts[kDigits];
-  u32 sums[kMostWarps];
+  u32 sums[kMaxWarps];
   u32 digit, before;
 };
 
@@ -77,7 +77,7 @@ __device__ inline void collect(const Line<T>& line, i64 length, i64 k, i64* chos
 // Needs: 1 <= k <= length < 2^32.
 // Numerics: exact; the order is total, so it does not depend on the algorithm.
 template <class T>
-__global__ void __launch_bounds__(kMostThreads, 1) topk(
+__global__ void __launch_bounds__(kMaxThreads, 1) topk(
     const T* __restrict__ x, T* __restrict__ values, i64* __restrict__ indices, i64* scratch, i64 length, i64 inner, i64 k,
     int is_largest) {
   __shared__ i64 tile[kSortTile];

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kRecent = 1024;         // a power of two
-constexpr size_t kMostAccesses = 48u << 20;  // 1.5 GiB of them
+constexpr size_t kMaxAccesses = 48u << 20;  // 1.5 GiB of them
 constexpr int kLookBack = 48;            // accesses of a chain searched for an equal one
 
 }  // namespace
@@ -106,7 +106,7 @@ bool Checker::access(CheckedBlock& block, unsigned thread, uintptr_t address, si
     touch(block, thread, *cell, flags, pc, address + i);
     after = *cell;
   }
-  if (accesses_.size() > kMostAccesses && !is_full_) {
+  if (accesses_.size() > kMaxAccesses && !is_full_) {
     is_full_ = true;
     if (Finding* finding = report(kFault, block, thread)) {
       snprintf(finding->detail, sizeof finding->detail,

@@ -13,7 +13,7 @@ namespace {
 constexpr unsigned kSectorBytes = 32, kSectorsPerLine = 4;
 constexpr unsigned kBanks = 32, kWordBytes = 4;
 constexpr size_t kRecentRows = 1024;  // a power of two
-constexpr size_t kMostOpen = 2048;    // requests of a warp under way, 600 KB of them
+constexpr size_t kMaxOpen = 2048;    // requests of a warp under way, 600 KB of them
 constexpr uint32_t kNone = ~0u;
 
 // Calls visit(number) for each unit of `size` bytes that the accesses touch, once and in order. Addresses are sorted.
@@ -208,7 +208,7 @@ void CountedWarp::access(Counter& counter, uint32_t row, unsigned lane, uintptr_
     return;
   }
   while (number - queue.first >= queue.open.size() - queue.head) {
-    if (open_ == kMostOpen) close_older(counter, opened_ - kMostOpen / 2);
+    if (open_ == kMaxOpen) close_older(counter, opened_ - kMaxOpen / 2);
     if (free_.empty()) {
       free_.push_back(uint32_t(requests_.size()));
       requests_.emplace_back();
@@ -241,7 +241,7 @@ void CountedWarp::close_first(Counter& counter, uint32_t row) {
   if (queue.head == queue.open.size()) {
     queue.open.clear();
     queue.head = 0;
-  } else if (queue.head >= kMostOpen) {
+  } else if (queue.head >= kMaxOpen) {
     queue.open.erase(queue.open.begin(), queue.open.begin() + ptrdiff_t(queue.head));
     queue.head = 0;
   }

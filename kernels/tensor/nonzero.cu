@@ -24,7 +24,7 @@ __device__ inline u32 find_nonzero(const T* x, i64 first, i64 count, T mask) {
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads) count_nonzero(
     const T* __restrict__ x, i64* __restrict__ tile_counts, i64 count, u64 mask) {
-  __shared__ u32 shared[kMostWarps];
+  __shared__ u32 shared[kMaxWarps];
   const i64 first = i64(blockIdx.x) * kTile + threadIdx.x * kItems;
   u32 total;
   sum_before(u32(__popc(find_nonzero(x, first, count, T(mask)))), shared, total);
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kBlockThreads) count_nonzero(
 // Numerics: exact.
 __global__ void __launch_bounds__(kBlockThreads) add_up_counts(
     const i64* __restrict__ counts, i64* __restrict__ offsets, i64* __restrict__ total, i64 length) {
-  __shared__ i64 shared[kMostWarps];
+  __shared__ i64 shared[kMaxWarps];
   i64 carry = 0;
   for (i64 base = 0; base < length; base += kBlockThreads) {
     const i64 i = base + threadIdx.x;
@@ -60,7 +60,7 @@ template <class T>
 __global__ void __launch_bounds__(kBlockThreads) write_positions(
     const T* __restrict__ x, const i64* __restrict__ offsets, const i64* __restrict__ total, i64* __restrict__ positions,
     i64* __restrict__ ranks, i64 count, u64 mask) {
-  __shared__ u32 shared[kMostWarps];
+  __shared__ u32 shared[kMaxWarps];
   const i64 first = i64(blockIdx.x) * kTile + threadIdx.x * kItems;
   const u32 found = find_nonzero(x, first, count, T(mask));
   u32 sum;

@@ -45,7 +45,7 @@ __device__ inline bool overlaps(const Box& a, const Box& b, float threshold) {
 }
 
 // Writes the numbers of boxes whose score exceeds the threshold (all if there is none), and returns how many.
-__device__ inline i64 collect(const float* scores, i64 boxes, const float* threshold, i64* order, u32 (&sums)[kMostWarps]) {
+__device__ inline i64 collect(const float* scores, i64 boxes, const float* threshold, i64* order, u32 (&sums)[kMaxWarps]) {
   i64 count = 0;
   for (i64 base = 0; base < boxes; base += kThreads) {
     const i64 i = base + threadIdx.x;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) select_boxes(
     const float* __restrict__ score_threshold, i64* scratch, i64* __restrict__ selected, i64* __restrict__ counts,
     i64 classes, i64 box_count, i64 most, int is_centered) {
   __shared__ i64 tile[kSortTile];
-  __shared__ u32 sums[kMostWarps];
+  __shared__ u32 sums[kMaxWarps];
   __shared__ i64 nearest[2];
   const i64 line = blockIdx.x;
   const float* const corners = boxes + line / classes * box_count * 4;

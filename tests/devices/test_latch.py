@@ -23,7 +23,7 @@ def test_all_who_wait_are_woken_and_later_ones_do_not_wait() -> None:
     assert latch.wait() and not latch.has_waiters()
 
 
-def test_time_that_runs_out_is_told_and_leaves_no_waiter() -> None:
+def test_time_that_runs_out_is_reported_and_leaves_no_waiter() -> None:
     latch = Latch()
     assert not latch.wait(0.0) and not latch.wait(0.001)
     assert not latch.has_waiters()

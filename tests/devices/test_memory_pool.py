@@ -179,7 +179,7 @@ def test_memory_that_ran_out_waits_for_the_work_of_blocks_at_last() -> None:
     assert stream.done == stream.issued and pool.cached_nbytes == 0
 
 
-def test_memory_that_ran_out_for_good_is_told() -> None:
+def test_memory_that_ran_out_for_good_is_reported() -> None:
     pool, _ = make_pool(limit=300)
     held = pool.allocate(200)
     pool.give_back(pool.allocate(100))

@@ -164,7 +164,7 @@ def test_patch_changes_only_what_differs() -> None:
     ]
 
 
-def test_bind_tells_of_a_command_that_was_patched_onto_a_bound_buffer() -> None:
+def test_bind_reports_a_command_that_was_patched_onto_a_bound_buffer() -> None:
     device, _, _ = make()
     segment = PreparedSegment(device, COMMANDS, MEMORY)
     segment.bind(bindings())

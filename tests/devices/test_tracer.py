@@ -29,7 +29,7 @@ def test_kernels_are_loaded_once() -> None:
     assert device.log == [("load", "a.cu:k"), ("load", "a.cu:l")]
 
 
-def test_everything_told_to_a_stream_is_written_down() -> None:
+def test_everything_given_to_a_stream_is_written_down() -> None:
     device = TracerDevice()
     stream, event = device.create_stream(), device.create_event()
     host = np.ones(4, np.uint8)

@@ -164,9 +164,9 @@ def test_loop_closed_before_the_answer_harms_nobody(caplog: pytest.LogCaptureFix
 
         asyncio.run(give_up())
         gate.set()
-        told = threading.Event()
-        request.add_done_callback(lambda _: told.set())
-        assert told.wait(60)
+        reported = threading.Event()
+        request.add_done_callback(lambda _: reported.set())
+        assert reported.wait(60)
         np.testing.assert_array_equal(asyncio.run(request_as_task()), expect_affine(x))  # type: ignore[arg-type]
     assert not caplog.records
 

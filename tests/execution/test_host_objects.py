@@ -111,7 +111,7 @@ def test_modes_of_a_worker_take_host_objects(backend: gx.BackendType) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_tap_of_a_host_object_tells_nothing_and_others_go_on(backend: gx.BackendType) -> None:
+def test_a_tap_of_a_host_object_reports_nothing_and_others_go_on(backend: gx.BackendType) -> None:
     with gx.Worker(gx.load(MIXED), backend=backend) as worker:
         worker.tap({"q": ["max"], "v": ["max"], "c": ["max"]})
         run = worker.schedule(INPUTS)

@@ -168,14 +168,14 @@ def test_device_array_is_kept_until_the_run_is_done() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "told"),
+    ("extra", "reported"),
     [({"strides": (4, 8)}, "must be dense"), ({"stream": 0}, "stream 0"), ({"typestr": "<f8"}, "cast it")],
 )
-def test_interface_that_cannot_be_read_is_refused_by_name(extra: dict[str, Any], told: str) -> None:
+def test_interface_that_cannot_be_read_is_refused_by_name(extra: dict[str, Any], reported: str) -> None:
     backend = make_tracer()
     given = InterfaceArray(backend, ramp(2, 3))
     given.extra = extra
-    with gx.Worker(affine(), backend=backend) as worker, pytest.raises(gx.InputError, match=rf"Input 'x'.*{told}"):
+    with gx.Worker(affine(), backend=backend) as worker, pytest.raises(gx.InputError, match=rf"Input 'x'.*{reported}"):
         worker.schedule(given)
 
 
@@ -272,9 +272,9 @@ def test_worker_runs_on_a_stream_by_handle_or_protocol() -> None:
 
 
 @pytest.mark.feature("S38")
-@pytest.mark.parametrize(("stream", "told"), [("main", "__cuda_stream__"), (7, "no stream 0x7")])
-def test_stream_that_is_none_is_refused(stream: object, told: str) -> None:
-    with pytest.raises(gx.InputError, match=told):
+@pytest.mark.parametrize(("stream", "reported"), [("main", "__cuda_stream__"), (7, "no stream 0x7")])
+def test_stream_that_is_none_is_refused(stream: object, reported: str) -> None:
+    with pytest.raises(gx.InputError, match=reported):
         gx.Worker(affine(), backend=make_tracer(), stream=stream)
 
 

@@ -103,7 +103,7 @@ def test_exception_in_a_host_function_ends_a_run_of_steps(backend: Backend) -> N
         np.testing.assert_array_equal(worker.read_output("z"), -np.maximum(x, 0))
 
 
-def test_error_behind_a_read_is_told_by_the_run_though_the_caller_got_so_far() -> None:
+def test_error_behind_a_read_is_reported_by_the_run_though_the_caller_got_so_far() -> None:
     # Nothing on the tracer takes time, and what is read from it is zeros, which x can't be reshaped to.
     backend = make_tracer()
     text = "(float[n] x, int64[2] shape) => (float[a, b] y) { y = Reshape (x, shape) }"
@@ -154,7 +154,7 @@ def test_refused_memory_is_asked_for_once_more_after_a_trim(name: str, backend: 
 
 
 @pytest.mark.parametrize("name", ["read", "if", "loop", "scan", "many"])
-def test_memory_refused_for_good_is_told_with_sizes(name: str, backend: Backend, refusing: Refusing) -> None:
+def test_memory_refused_for_good_is_reported_with_sizes(name: str, backend: Backend, refusing: Refusing) -> None:
     staged, x = MODELS[name], inputs(0)
     with gx.Worker(staged.load(), backend=backend) as worker:
         worker.schedule(x).wait()
@@ -171,7 +171,7 @@ def test_memory_refused_for_good_is_told_with_sizes(name: str, backend: Backend,
 FAULTY = """(float[n, k] x) => (int64[2, m] y) { found = NonZero (x) y = test.Fault (found) }"""
 
 
-def test_fault_in_a_later_plan_is_told_by_everything_on_the_device() -> None:
+def test_fault_in_a_later_plan_is_reported_by_everything_on_the_device() -> None:
     device = make_simulator()
     backend = Backend(device, SIMULATOR, "for a test")
     worker = gx.Worker(load(FAULTY), backend=backend)

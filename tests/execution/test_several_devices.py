@@ -33,17 +33,17 @@ def test_worker_runs_on_the_device_asked_for() -> None:
     assert open_backend(SIMULATOR) is open_backend(SIMULATOR, 0)
 
 
-def test_name_tells_devices_apart() -> None:
+def test_name_distinguishes_devices() -> None:
     names = [open_backend(SIMULATOR, ordinal).device.name for ordinal in (0, 1)]
     assert names == ["simulator (sm_90)", "simulator 1 (sm_90)"]
 
 
 @pytest.mark.parametrize(
-    ("backend", "told"),
+    ("backend", "reported"),
     [(CPU, "There is no CPU 9; there is 0"), (SIMULATOR, r"There is no simulator 9; there is 0 \(simulated\), 1")],
 )
-def test_device_that_is_not_there_is_refused_with_what_is(backend: gx.BackendType, told: str) -> None:
-    with pytest.raises(gx.DeviceNotFoundError, match=told):
+def test_device_that_is_not_there_is_refused_with_what_is(backend: gx.BackendType, reported: str) -> None:
+    with pytest.raises(gx.DeviceNotFoundError, match=reported):
         gx.Worker(affine(), backend=backend, device=9)
 
 

@@ -259,7 +259,7 @@ def test_report_and_summary_name_backend_and_counts(worker: gx.Worker, backend: 
 
 
 @pytest.mark.feature("B36")
-def test_summary_tells_the_bytes_of_weights(backend: Backend) -> None:
+def test_summary_reports_the_bytes_of_weights(backend: Backend) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         worker.run(ramp(4, 3))
         assert "weights 100 B" in worker.summary()

@@ -54,7 +54,7 @@ def test_attributes_and_types_survive() -> None:
     ]
 
 
-def test_values_that_share_a_name_are_told_apart() -> None:
+def test_values_that_share_a_name_are_distinguished() -> None:
     x, first, second = Value("v", load_graph(_relu()).graph.inputs[0].declared), Value("v"), Value("v")
     nodes = (Node(build("Neg", {}), (x,), (first,), "a"), Node(build("Abs", {}), (first,), (second,), "b"))
     model = to_model(Graph((x,), (second,), nodes, {}, "g"))

@@ -34,7 +34,7 @@ def test_input_of_unknown_rank_has_no_dims() -> None:
     assert load_graph(model).graph.inputs[0].declared == DeclaredSpec(F32, None)
 
 
-def test_info_tells_what_the_file_says() -> None:
+def test_info_reports_what_the_file_says() -> None:
     model = parse("agraph (float[1] x) => (float[1] y) { t = Relu (x) u = Relu (t) y = Exp (u) }", opset=17)
     model.producer_name, model.producer_version = "maker", "2.1"
     model.metadata_props.add(key="author", value="someone")

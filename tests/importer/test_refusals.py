@@ -228,7 +228,7 @@ def with_row(path: Path, key: str, value: str) -> Path:
 
 
 @pytest.mark.parametrize("key", ["length", "offset"])
-def test_number_of_thousands_of_digits_is_told_by_its_tensor_and_field(external: Path, key: str) -> None:
+def test_number_of_thousands_of_digits_is_reported_by_its_tensor_and_field(external: Path, key: str) -> None:
     with pytest.raises(ModelError, match=rf"%w: .*'w\.bin' can't be read: its {key} is '9999.* \(5000 char") as caught:
         load_graph(with_row(external, key, "9" * 5000))
     assert caught.value.value == "w" and len(str(caught.value)) < 400

@@ -35,7 +35,7 @@ def describe(model: onnx.ModelProto) -> list[str]:
     return [str(port) for port in gx.load(model.SerializeToString()).outputs]
 
 
-def test_types_of_inner_values_weights_and_inputs_are_told_when_they_are_outputs_by_name() -> None:
+def test_types_of_inner_values_weights_and_inputs_are_reported_when_they_are_outputs_by_name() -> None:
     model = named(ADDED, "y", "d", "w", "x")
     assert describe(model) == ["y: float32[n,3]", "d: float32[n,3]", "w: float32[2]", "x: float32[n,3]"]
     with gx.Worker(gx.load(model.SerializeToString()), backend=CPU) as worker:
@@ -97,7 +97,7 @@ UNTOLD = "g (float[n, 3] x, int64 axis) => (y) { y = com.microsoft.ExpandDims (x
 
 
 @pytest.mark.parametrize("backend", [CPU, gx.BackendType.SIMULATOR])
-def test_an_output_that_nothing_tells_is_told_by_the_first_run(backend: gx.BackendType) -> None:
+def test_an_output_that_nothing_declares_is_reported_by_the_first_run(backend: gx.BackendType) -> None:
     data = named(UNTOLD, "y").SerializeToString()
     model = gx.load(data)
     assert str(model.outputs[0]) == "y: unknown[...]"
@@ -109,15 +109,15 @@ def test_an_output_that_nothing_tells_is_told_by_the_first_run(backend: gx.Backe
     assert [(each.name, each.type) for each in session.get_outputs()] == [("y", "tensor(unknown)")]
 
 
-def test_a_program_holds_cases_of_an_output_that_nothing_tells(tmp_path: Path) -> None:
+def test_a_program_holds_cases_of_an_output_that_nothing_declares(tmp_path: Path) -> None:
     model = gx.load(named(UNTOLD, "y").SerializeToString())
     case = gx.Case({"x": X, "axis": np.int64(1)}, {"y": X[:, None]})
-    gx.Program.build({"forward": model}, cases={"forward": [case]}).save(tmp_path / "untold.gxp")
-    with gx.Program.load(tmp_path / "untold.gxp").load_method("forward", backend=CPU) as method:
+    gx.Program.build({"forward": model}, cases={"forward": [case]}).save(tmp_path / "untyped.gxp")
+    with gx.Program.load(tmp_path / "untyped.gxp").load_method("forward", backend=CPU) as method:
         assert method.method_meta.num_outputs == 1
 
 
-def test_a_memory_needs_an_output_whose_type_is_told() -> None:
+def test_a_memory_needs_an_output_whose_type_is_declared() -> None:
     with pytest.raises(gx.InputError, match="the output's type can't be inferred"):
         gx.load(named(UNTOLD, "y").SerializeToString()).bind_state({"y": "x"})
 

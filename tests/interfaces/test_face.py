@@ -128,7 +128,7 @@ def test_every_class_has_a_row() -> None:
 def test_a_name_more_is_seen() -> None:
     class Wider(gx.Run):
         def __init__(self) -> None:
-            self.told = self._untold = 1
+            self.shown = self._hidden = 1
 
         def settle(self) -> None:
             """Do nothing."""
@@ -169,8 +169,8 @@ def test_type_checkers_know_the_names_and_what_is_taken(tmp_path: Path) -> None:
     )
     found = re.findall(r"use\.py:(\d+): (error|note): (.*)", done.stdout)
     assert [line for line, kind, _ in found if kind == "error"] == ["8", "9", "10"]
-    told = [text for _, kind, text in found if kind == "note"]
-    assert "dict[str, gpuexec.execution.results.tensor.Tensor]" in told[0] and told[1].endswith(
+    reported = [text for _, kind, text in found if kind == "note"]
+    assert "dict[str, gpuexec.execution.results.tensor.Tensor]" in reported[0] and reported[1].endswith(
         'results.tensor.Tensor"'
     )
 
@@ -196,7 +196,7 @@ def list_calls() -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "name", "method"), list_calls())
-def test_name_tells_whether_a_call_waits(kind: str, name: str, method: Any) -> None:
+def test_name_says_whether_a_call_waits(kind: str, name: str, method: Any) -> None:
     first = (inspect.getdoc(method) or "").partition("\n")[0]
     is_coroutine = inspect.iscoroutinefunction(method)
     assert is_coroutine == name.endswith("_async")

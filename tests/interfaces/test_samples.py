@@ -81,7 +81,7 @@ def test_parts_are_synchronised_every_fifth_layer() -> None:
     assert progress and [int(share) for share in progress] == sorted({int(share) for share in progress})
 
 
-def test_manual_schedule_tells_every_fourth_frame() -> None:
+def test_manual_schedule_reports_every_fourth_frame() -> None:
     frames = [int(frame) for frame in re.findall(r"frame (\d+): ", run_sample("manual_schedule.py"))]
     assert frames and frames == list(range(4, frames[-1] + 1, 4))
 

@@ -54,7 +54,7 @@ def test_slot_prints_place_and_odd_strides() -> None:
     assert str(slot((2, 3), (1, 2), 8)) == "%0+8:int32[2,3] strides (1, 2)"
 
 
-def test_commands_tell_what_they_read_and_write() -> None:
+def test_commands_report_what_they_read_and_write() -> None:
     a, b, c = (slot((2,), (1,), 0, buffer) for buffer in range(3))
     rows = [
         (Launch(Kernel("f", "k"), (1, 1, 1), (1, 1, 1), (a, np.int32(1), b, c, b"x"), (2,)), [a, c], [b]),

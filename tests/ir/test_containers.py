@@ -40,7 +40,7 @@ def numbers(name: str) -> DeclaredSpec:
     return DeclaredSpec(SEQUENCE, (), DeclaredSpec(dtype_row(name).numpy, None))
 
 
-def test_containers_are_arrays_whose_dtype_tells_what_they_are() -> None:
+def test_containers_are_arrays_whose_dtype_says_what_they_are() -> None:
     made = (make_sequence([A]), make_optional(A), make_optional(None), make_map({1: A}))
     assert [(array.shape, array.dtype) for array in made] == [((), d) for d in (SEQUENCE, OPTIONAL, OPTIONAL, MAP)]
     assert read_sequence(made[0])[0] is A and read_optional(made[1]) is A and read_map(made[3])[1] is A

@@ -58,7 +58,7 @@ def test_weights_lie_in_files_beside_the_model(tmp_path: Path, backend: Backend)
 
 
 @pytest.mark.feature("B5", "S5", "S7", "S12")
-def test_a_model_tells_what_it_is() -> None:
+def test_a_model_reports_what_it_is() -> None:
     source = proto()
     source.producer_name, source.producer_version, source.doc_string = "maker", "2.1", "doubles and adds"
     source.metadata_props.add(key="author", value="someone")
@@ -92,7 +92,7 @@ def test_constants_are_looked_at_by_name() -> None:
 
 
 @pytest.mark.feature("B7")
-def test_a_graph_tells_who_makes_and_reads_a_value() -> None:
+def test_a_graph_reports_who_makes_and_reads_a_value() -> None:
     graph = affine().graph
     values = {value.name: value for value in graph.values()}
     assert graph.producers()[values["b"]].name == "relu"
@@ -106,9 +106,9 @@ def test_a_model_is_described_by_a_command(tmp_path: Path, capsys: pytest.Captur
     source.producer_name = "maker"
     path.write_bytes(source.SerializeToString())
     assert main(["info", str(path)]) == 0
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     for part in ("maker", "float32[batch,3]", "3 nodes", "weights 8 bytes", "Mul", "Relu", "Add"):
-        assert part in told, part
+        assert part in reported, part
 
 
 @pytest.mark.feature("S9")
@@ -176,7 +176,7 @@ def test_an_attribute_is_never_replaced_by_a_default(node: str, message: str, ba
 
 
 @pytest.mark.feature("B22", "S75")
-def test_contradictions_are_errors_and_all_of_them_are_told() -> None:
+def test_contradictions_are_errors_and_all_of_them_are_reported() -> None:
     text = f"{HEAD} (float[2] x) => (float[2] y, float[2] z) {{ [one] a = Relu (gone) [two] y = Add (a) }}"
     with pytest.raises(gx.ModelError) as caught:
         gx.load(proto(text))

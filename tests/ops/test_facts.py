@@ -47,7 +47,7 @@ def test_operations_are_counted_or_said_to_have_no_formula(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_type_of_the_result_is_told_where_it_is_that_of_the_first_input(name: str) -> None:
+def test_type_of_the_result_is_reported_where_it_is_that_of_the_first_input(name: str) -> None:
     """`find_dtype` names the result's type, and names it wherever that is always the first input's."""
     cls, kept = CLASSES[name], set()
     for op, inputs, made in list_variants(name):
@@ -60,7 +60,7 @@ def test_type_of_the_result_is_told_where_it_is_that_of_the_first_input(name: st
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_nodes_told_to_do_nothing_give_their_input(name: str) -> None:
+def test_nodes_asked_to_do_nothing_give_their_input(name: str) -> None:
     for call in list_calls().get(name, ()):
         known = [None if x is None else KnownInput(x.dtype, x) for x in call.inputs]
         x = call.inputs[0] if call.inputs else None

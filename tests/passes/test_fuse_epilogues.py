@@ -184,7 +184,7 @@ def test_no_more_operands_than_kernels_take() -> None:
     assert inputs == ["p", "k", "p", "x"]
 
 
-def test_names_tell_all_nodes() -> None:
+def test_names_report_all_nodes() -> None:
     text = (
         "agraph (float[2, 3] x, float[3, 4] k) => (float[2, 4] y) { [first] c = MatMul (x, k) [second] y = Relu (c) }"
     )

@@ -147,7 +147,7 @@ def room_specs(first: int, second: int, total: int) -> dict[str, TensorSpec]:
     return {**inputs, "total": TensorSpec.of(np.array(total))}
 
 
-def test_numbers_that_are_all_the_same_to_a_reader_are_told_as_one() -> None:
+def test_numbers_that_are_all_the_same_to_a_reader_are_reported_as_one() -> None:
     build = GraphBuilder()
     rows = [build.input(name, "n", 4) for name in ("x", "y")]
     total = build.input("total", dtype=INT)

@@ -249,7 +249,7 @@ def test_layers_that_are_alike_are_analysed_once_and_keep_their_own_buffers(targ
         np.testing.assert_array_equal(got, compute_graph(layered(5), arrays)[0])
 
 
-def test_nodes_that_differ_only_in_which_input_comes_twice_are_told_apart() -> None:
+def test_nodes_that_differ_only_in_which_input_comes_twice_are_distinguished() -> None:
     build = GraphBuilder()
     x = build.input("x", "n", 4)
     a, b = build.node(Scale(2.0), x), build.node(Scale(3.0), x)

@@ -53,7 +53,7 @@ def test_right_kind_is_read_whatever_its_name(tmp_path: Path, folder: str) -> No
     assert gx.Program.load(path) if folder.endswith("gxp") else gx.load(path)
 
 
-def test_models_of_any_exporter_are_told_by_how_they_begin() -> None:
+def test_models_of_any_exporter_are_recognised_by_how_they_begin() -> None:
     for producer in ("", "pytorch"):
         model = onnx.load(DIGITS)
         model.producer_name = producer

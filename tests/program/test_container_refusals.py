@@ -35,7 +35,7 @@ def test_file_with_something_behind_it_is_refused() -> None:
 
 @pytest.mark.feature("E6")
 @pytest.mark.parametrize("part", ["program", "weights", "code"])
-def test_altered_byte_is_refused_and_told_where(part: str) -> None:
+def test_altered_byte_is_refused_and_located(part: str) -> None:
     content = bytearray(program_bytes())
     low, high = Parts.take_apart(program_bytes()).places()[part]
     content[(low + high) // 2] ^= 1

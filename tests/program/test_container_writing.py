@@ -55,7 +55,7 @@ class Jammed(io.RawIOBase):
         (ValueError("closed file"), "Jammed can't be written: closed file"),
     ],
 )
-def test_file_object_that_takes_nothing_is_told(result: Any, message: str) -> None:
+def test_file_object_that_takes_nothing_is_reported(result: Any, message: str) -> None:
     with pytest.raises(gx.AccessError, match=message):
         write_contents(build_program(), Jammed(result))
 

@@ -109,7 +109,7 @@ def test_empty_file_has_no_bytes(tmp_path: Path) -> None:
             assert loader.size() == 0 and bytes(loader.load(0, 0)) == b""
 
 
-def test_file_that_shrank_is_told(path: Path) -> None:
+def test_file_that_shrank_is_reported(path: Path) -> None:
     with gx.FileDataLoader(path) as loader:
         path.write_bytes(CONTENT[:100])
         with pytest.raises(gx.AccessError, match="ended early: 50 bytes at offset 80 asked for, got 20"):
@@ -125,7 +125,7 @@ def test_file_object_is_read_from_where_it_stands_and_left_open() -> None:
     assert not file.closed
 
 
-def test_file_object_that_was_closed_is_told() -> None:
+def test_file_object_that_was_closed_is_reported() -> None:
     file = io.BytesIO(CONTENT)
     loader = gx.FileLikeDataLoader(file)
     file.close()
@@ -210,7 +210,7 @@ class Odd(io.BytesIO):
         (EOFError(), "Odd can't be read: EOFError"),
     ],
 )
-def test_file_object_that_errs_is_told(result: Any, message: str) -> None:
+def test_file_object_that_errs_is_reported(result: Any, message: str) -> None:
     with pytest.raises(gx.AccessError, match=message):
         gx.FileLikeDataLoader(Odd(result)).load(0, 4)
 

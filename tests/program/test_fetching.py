@@ -56,7 +56,7 @@ def test_loader_of_a_user_is_taken_as_it_is() -> None:
         (Own(None), r"gave NoneType"),
     ],
 )
-def test_loader_of_a_user_that_errs_is_told(own: Own, message: str) -> None:
+def test_loader_of_a_user_that_errs_is_reported(own: Own, message: str) -> None:
     with pytest.raises(gx.AccessError, match=message) as caught:
         fetch(own, 0, 8)
     assert caught.value.code is ErrorCode.ACCESS_FAILED

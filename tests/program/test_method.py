@@ -311,7 +311,7 @@ def test_input_that_stays_is_uploaded_once() -> None:
         assert trace(backend).count("copy_to_device") == before + 1
 
 
-def test_backend_is_told_or_the_programs() -> None:
+def test_backend_is_given_or_the_programs() -> None:
     program = gx.Program.build({"forward": affine()}, shapes={"forward": SHAPES}, backend=gx.BackendType.SIMULATOR)
     with program.load_method("forward", backend=CPU) as method:
         assert "cpu" in repr(method)

@@ -16,7 +16,7 @@ from tests.program.methods import BACKENDS
 
 @pytest.mark.feature("E19", "E23", "E26", "E27", "E28")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_planned_memory_is_exactly_what_is_told(backend: gx.BackendType) -> None:
+def test_planned_memory_is_exactly_what_is_asked_for(backend: gx.BackendType) -> None:
     program = build(backend)
     meta = program.method_meta("forward")
     sizes = [meta.memory_planned_buffer_size(index) for index in range(meta.num_memory_planned_buffers)]
@@ -172,15 +172,15 @@ def test_bad_block_is_refused_on_a_device() -> None:
 
 @pytest.mark.feature("E23")
 @pytest.mark.parametrize(
-    ("backend", "told"),
+    ("backend", "reported"),
     [
         (CPU, r"3 planned buffers \(activations, inputs, outputs\)"),
         (SIMULATOR, r"5 planned buffers \(activations, inputs, outputs, state, staging\)"),
     ],
 )
-def test_number_of_blocks_is_told(backend: gx.BackendType, told: str) -> None:
+def test_number_of_blocks_is_reported(backend: gx.BackendType, reported: str) -> None:
     program = build(backend)
-    with pytest.raises(gx.InputError, match=f"{told}, got 1 blocks"):
+    with pytest.raises(gx.InputError, match=f"{reported}, got 1 blocks"):
         program.load_method("forward", manage(aligned(1000)))
 
 

@@ -145,15 +145,15 @@ def test_runs_that_are_not_sure_yet_never_exceed_planned_state(monkeypatch: pyte
 
 @pytest.mark.feature("E33")
 @pytest.mark.parametrize(("backend", "nbytes"), [(CPU, 3 * 256), (gx.BackendType.SIMULATOR, 4 * 256)])
-def test_planned_state_is_of_the_size_told(backend: gx.BackendType, nbytes: int) -> None:
+def test_planned_state_is_of_the_size_given(backend: gx.BackendType, nbytes: int) -> None:
     program = gx.Program.build({"forward": running_sum()}, shapes={"forward": SUM_SHAPES}, backend=backend)
     meta = program.method_meta("forward")
     assert meta.memory_planned_buffers[3].purpose == "state"
     assert meta.memory_planned_buffer_size(3) == nbytes
     buffers = meta.allocate()
     buffers[3] = gx.DeviceAllocator(backend).allocate(nbytes - 1)
-    told = rf"Planned buffer 3 \(state\) of method 'forward' needs {nbytes} bytes, got {nbytes - 1}"
-    with pytest.raises(gx.InputError, match=told):
+    reported = rf"Planned buffer 3 \(state\) of method 'forward' needs {nbytes} bytes, got {nbytes - 1}"
+    with pytest.raises(gx.InputError, match=reported):
         program.load_method("forward", gx.MemoryManager(planned_memory=gx.HierarchicalAllocator(buffers)))
 
 

@@ -58,7 +58,7 @@ def test_asking_for_meta_loads_no_method(path: Path, backend: Backend) -> None:
 
 
 @pytest.mark.feature("E67")
-def test_results_are_the_callers_own_unless_told_otherwise(path: Path, backend: Backend) -> None:
+def test_results_are_the_callers_own_unless_asked_otherwise(path: Path, backend: Backend) -> None:
     with gx.Module(path, backend=backend) as module:
         (first,) = module.forward(ramp(2, 3))
         (tensor,) = module.forward(ramp(4, 3), clone=False)

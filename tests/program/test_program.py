@@ -62,7 +62,7 @@ def test_methods_are_named_in_order() -> None:
 
 @pytest.mark.feature("E16", "E17", "E18", "E20")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_meta_tells_inputs_and_outputs_with_their_upper_bounds(backend: gx.BackendType) -> None:
+def test_meta_reports_inputs_and_outputs_with_their_upper_bounds(backend: gx.BackendType) -> None:
     program = build(backend)
     meta = program.method_meta("pair")
     assert (meta.name, meta.num_inputs, meta.num_outputs, meta.num_attributes) == ("pair", 2, 2, 0)
@@ -87,7 +87,7 @@ def test_meta_tells_inputs_and_outputs_with_their_upper_bounds(backend: gx.Backe
 
 
 @pytest.mark.feature("E19", "E28")
-def test_meta_tells_where_buffers_lie() -> None:
+def test_meta_reports_where_buffers_lie() -> None:
     meta = build(SIMULATOR).method_meta("forward")
     devices = [meta.memory_planned_buffer_device(index) for index in range(meta.num_memory_planned_buffers)]
     assert devices == ["simulator"] * 4 + ["host"]
@@ -104,7 +104,7 @@ def test_meta_tells_where_buffers_lie() -> None:
 
 
 @pytest.mark.feature("E20")
-def test_meta_tells_what_the_host_computes() -> None:
+def test_meta_reports_what_the_host_computes() -> None:
     model, _ = gated()
     program = gx.Program.build({"forward": model}, shapes={"forward": SHAPES}, backend=SIMULATOR)
     meta = program.method_meta("forward")

@@ -180,7 +180,7 @@ class Short(Own):
 
 @pytest.mark.feature("E7")
 @pytest.mark.parametrize(("kind", "message"), [(Failing, "OSError: the line was cut"), (Short, "gave 7 bytes")])
-def test_a_loader_that_fails_is_told_with_its_own_reason(kind: type[Own], message: str, path: Path) -> None:
+def test_a_loader_that_fails_is_reported_with_its_own_reason(kind: type[Own], message: str, path: Path) -> None:
     with pytest.raises(gx.AccessError, match=message) as caught:
         gx.Program.load(kind(path.read_bytes()), backend=CPU)
     assert caught.value.code == 0x22

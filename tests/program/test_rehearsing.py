@@ -103,7 +103,7 @@ def test_what_follows_nothing_found_is_followed_as_if_there_were_some() -> None:
     assert launched(model, {"x": np.ones(6, np.float32)}) <= set(rehearsal.kernels)
 
 
-def test_branch_that_can_not_be_followed_is_told() -> None:
+def test_branch_that_can_not_be_followed_is_reported() -> None:
     text = """(float[n, 4] x, bool c) => (float[n, m] y) {
       y = If (c) <then_branch = a () => (float[n, 4] p) { p = Neg (x) },
                   else_branch = b () => (float[n, 3] q) { q = MatMul (x, w) }>
@@ -114,7 +114,7 @@ def test_branch_that_can_not_be_followed_is_told() -> None:
     assert "else_branch of If " in gap and "not in the file" in gap and "MatMul" in gap
 
 
-def test_if_that_nothing_leads_to_is_told() -> None:
+def test_if_that_nothing_leads_to_is_reported() -> None:
     inner = """then_branch = c () => (float[n, 4] r) { r = Abs (x) },
                else_branch = d () => (float[n, 4] s) { s = Sqrt (x) }"""
     text = f"""(float[n, 4] x, bool c) => (float[n, m] y) {{
@@ -162,7 +162,7 @@ def test_body_without_trips_is_tried(name: str) -> None:
     assert used <= set(rehearsal.kernels)
 
 
-def test_body_without_trips_that_can_not_be_tried_is_told() -> None:
+def test_body_without_trips_that_can_not_be_tried_is_reported() -> None:
     text = NO_TRIPS["loop"].replace("Sinh (v)", "MatMul (v, w)")
     model = load_text(text, arrays={"w": np.ones((5, 4), np.float32)})
     (gap,) = rehearse(model, SM_90, [{"x": np.ones(4, np.float32), "n": np.array(0, np.int64)}]).gaps

@@ -34,7 +34,7 @@ def test_a_damaged_file_is_named_or_read(tmp_path: Path, kind: str) -> None:
     assert all(each.startswith(f"{path} is no .npy or .npz file of arrays: ") for each in refusals)
 
 
-def test_a_file_that_is_not_there_is_the_system_s_to_tell(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_the_systems_to_report(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load_arrays(tmp_path / "none.npz")
 

@@ -136,32 +136,32 @@ def test_table_of_rooms_is_that_of_the_floors() -> None:
 
 
 def test_table_of_rooms_names_their_folders() -> None:
-    for _, room, told in read_table("floor"):
+    for _, room, reported in read_table("floor"):
         (name,) = list_entries(room)
         if name != "__init__":
-            assert set(re.findall(r"`(\w+)/`", told)) == list_packages(ROOT / "gpuexec" / name), name
+            assert set(re.findall(r"`(\w+)/`", reported)) == list_packages(ROOT / "gpuexec" / name), name
 
 
 @pytest.mark.parametrize("folder", ["kernels", "tests"])
 def test_table_of_entries_is_that_of_the_folder(folder: str) -> None:
-    told = [name for row in read_table(f"entry of `{folder}/`") for name in list_entries(row[0])]
+    reported = [name for row in read_table(f"entry of `{folder}/`") for name in list_entries(row[0])]
     found = [path.stem for path in (ROOT / folder).iterdir() if path.name != "__pycache__"]
-    assert sorted(told) == sorted(found)
+    assert sorted(reported) == sorted(found)
 
 
 def test_walk_of_a_schedule_is_in_the_order_of_its_calls() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     steps = text.partition("### A run")[2].partition("\n## ")[0]
     heads = re.findall(r"^\d+\. \*\*[^*]+\*\* \((.*?)\)\.", steps, re.MULTILINE | re.DOTALL)
-    told = [f"{module}.py" for head in heads for module in re.findall(r"`([^`]+)`", head)]
+    reported = [f"{module}.py" for head in heads for module in re.findall(r"`([^`]+)`", head)]
     x = np.zeros((4, 1, 8, 8), np.float32)
     with gx.Worker(DIGITS, backend="cpu") as worker:
         for _ in range(3):
             worker.run(x)
         walked = iter([file for file, _ in count_hops(lambda: worker.schedule(x)).walk])
-    assert len(heads) == 7 and len(told) > 10
+    assert len(heads) == 7 and len(reported) > 10
     # `in` goes on from where the last was found.
-    assert [module for module in told if module not in walked] == []
+    assert [module for module in reported if module not in walked] == []
 
 
 def test_architecture_is_a_reading_of_ten_minutes() -> None:

@@ -40,7 +40,7 @@ def open_map(path: Path) -> memoryview:
     return map_file(os.open(path, os.O_RDONLY), path.name)
 
 
-def test_array_tells_its_file_and_place_through_views(path: Path) -> None:
+def test_array_reports_its_file_and_place_through_views(path: Path) -> None:
     array = np.frombuffer(open_map(path)[400:], np.float32)[20:320].reshape(10, 30)
     found = find_range(array)
     assert found is not None and (found.offset, found.nbytes) == (480, 1200)
@@ -110,7 +110,7 @@ def test_content_that_is_held_is_read_once_and_goes_with_its_array(path: Path) -
     ],
 )
 @pytest.mark.parametrize("when", ["before", "while"])
-def test_file_that_changes_is_told_whenever_it_does(
+def test_file_that_changes_is_reported_whenever_it_does(
     path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, message: str, when: str
 ) -> None:
     array, read = np.frombuffer(open_map(path), np.float32), os.preadv
@@ -135,7 +135,7 @@ def test_only_copies_of_what_lies_in_files_count(path: Path) -> None:
     assert count_copied([other + 1], [other]) == 0
 
 
-def test_change_of_the_file_is_told(path: Path) -> None:
+def test_change_of_the_file_is_reported(path: Path) -> None:
     source = find_source(np.frombuffer(open_map(path), np.float32))
     assert source is not None
     source.check_unchanged()
@@ -148,7 +148,7 @@ def test_change_of_the_file_is_told(path: Path) -> None:
         source.check_unchanged()
 
 
-def test_file_that_ends_early_is_told_and_not_waited_for(path: Path) -> None:
+def test_file_that_ends_early_is_reported_and_not_waited_for(path: Path) -> None:
     source = find_source(np.frombuffer(open_map(path), np.float32))
     assert source is not None
     os.truncate(path, 100)

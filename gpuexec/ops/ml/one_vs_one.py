@@ -20,7 +20,7 @@ from gpuexec.ops.ml.likeness import SOURCE
 from gpuexec.ops.ml.table_operator import FLOAT, INT32, THREADS, read_numbers
 
 _MIN_PROBABILITY = np.float32(1e-7)  # kLeast of svm.cu
-_MAX_ROUNDS = 100  # kMostRounds of svm.cu
+_MAX_ROUNDS = 100  # kMaxRounds of svm.cu
 instantiate(SOURCE, ["score_pairs", "count_votes", "couple_classes"])
 
 

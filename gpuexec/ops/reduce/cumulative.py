@@ -27,7 +27,7 @@ from gpuexec.ops.tensor.layout import read_ints
 _INTEGERS = {"int32": "u32", "uint32": "u32", "int64": "u64", "uint64": "u64"}
 _TYPES = {dtype_row(name).numpy: cuda for name, cuda in _INTEGERS.items()}
 _TYPES |= {dtype: dtype_row(dtype).cuda for dtype in dtypes_of("float")}
-_MAX_ITEMS = 16  # kMostItems of cumulative.cu
+_MAX_ITEMS = 16  # kMaxItems of cumulative.cu
 instantiate(
     "cumulative.cu",
     [f"cumulative<{functor}, {cuda}>" for functor in ("Sum", "Product") for cuda in dict.fromkeys(_TYPES.values())],

@@ -26,7 +26,7 @@ SOURCE = "statistics.cu"
 # The words, in order: places are -1 where there is none; the last four are those of finite elements, NaN without any.
 NANS, POSITIVE_INFS, NEGATIVE_INFS, FIRST_NAN, FIRST_INF, MINIMUM, MAXIMUM, MEAN, DEVIATION = range(9)
 WORDS = 9
-MAX_BINS = 256  # kMostBins of statistics.cu
+MAX_BINS = 256  # kMaxBins of statistics.cu
 _SAMPLE_BYTES = 80  # sizeof(Sample) of statistics.cu
 _THREADS = 256  # kBlockThreads of reduce.cuh
 _BLOCK_TERMS = 16 * _THREADS

@@ -25,7 +25,7 @@ from gpuexec.ops.tensor.layout import read_ints
 
 TOPK_DTYPES = dtypes_of("float", "int", "uint")
 _INDEX = np.dtype(np.int64)
-_MAX_THREADS = 1024  # kMostThreads of topk.cu
+_MAX_THREADS = 1024  # kMaxThreads of topk.cu
 _LONGEST = 2**32
 _LONG = 1024  # on the host, the least length at which searching for the bound pays
 instantiate("topk.cu", [f"topk<{dtype_row(dtype).cuda}>" for dtype in TOPK_DTYPES])

@@ -133,7 +133,7 @@ def test_event_is_done_before_it_is_recorded_and_after_its_work(device: Device) 
 
 
 @on_answering
-def test_timed_events_tell_how_long_work_took(device: Device) -> None:
+def test_timed_events_report_how_long_work_took(device: Device) -> None:
     stream = device.create_stream()
     first, second, third = (device.create_timed_event() for _ in range(3))
     memory = upload(device, stream, np.zeros(1 << 16, np.uint8))

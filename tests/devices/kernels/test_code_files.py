@@ -110,7 +110,7 @@ def test_code_of_another_user_is_not_loaded(foreign: Path) -> None:
         open_code(foreign / "key.so")
 
 
-def test_folder_of_another_user_is_told_of_once_and_a_private_one_is_used(foreign: Path) -> None:
+def test_folder_of_another_user_is_reported_once_and_a_private_one_is_used(foreign: Path) -> None:
     cache = ObjectCache(foreign)
     with pytest.warns(RuntimeWarning, match=r"belongs to user .*Point GPUEXEC_CACHE_DIR") as caught:
         paths = [cache.get(key, build) for key in ("key", "other")]

@@ -99,7 +99,7 @@ def test_main_fails_and_names_the_kernel_when_one_breaks_a_rule(
 
 @needs_cuda_wheels
 @needs_nvdisasm
-def test_main_fails_and_tells_figure_and_bound_when_machine_code_does_not_pass_its_gate(
+def test_main_fails_and_reports_figure_and_bound_when_machine_code_does_not_pass_its_gate(
     table: dict[str, tuple[str, ...]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table["good.cu"] = ("good<1>",)

@@ -67,7 +67,7 @@ def test_kernel_at_its_bounds_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"blocks": 5}, "fits 4 times on a multiprocessor (64 registers); at least 5."),
     ],
 )
-def test_figure_beyond_a_bound_is_told_beside_it(
+def test_figure_beyond_a_bound_is_reported_beside_it(
     monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], says: str
 ) -> None:
     assert violations(monkeypatch, replace(REACHED, **change)) == [says]

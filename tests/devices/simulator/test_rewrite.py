@@ -57,7 +57,7 @@ def test_lines_keep_their_numbers() -> None:
     assert lines[3].startswith("typedef float x__type[4];")
 
 
-def test_comments_and_literals_are_told_apart() -> None:
+def test_comments_and_literals_are_distinguished() -> None:
     text = 'x = "// no"; // the __shared__ tile;\ny = \'"\'; z = 1\'000; /* "open */ w;'
     assert strip_comments(text).split() == ["x", "=", '"//', 'no";', "y", "=", "'\"';", "z", "=", "1'000;", "w;"]
 

@@ -28,12 +28,12 @@ def test_gaps_of_layers_in_l1_mse_and_snr(against: gx.BackendType | str, backend
 
 
 @pytest.mark.feature("E85")
-def test_taps_tell_statistics_and_not_tensors(backend: Backend) -> None:
+def test_taps_report_statistics_and_not_tensors(backend: Backend) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         worker.tap({"a": ["min", "max", "mean", "std"], "relu": ["histogram"]})
-        told = worker.schedule(X).inspection.statistics()
+        reported = worker.schedule(X).inspection.statistics()
         a = X @ ramp(3, 5)
-        assert (told["a"].min, told["a"].max) == (a.min(), a.max())
-        assert (told["a"].mean, told["a"].std) == (pytest.approx(a.mean()), pytest.approx(a.std()))
-        assert told["b"].histogram is not None
-        assert sum(told["b"].histogram.counts) == a.size
+        assert (reported["a"].min, reported["a"].max) == (a.min(), a.max())
+        assert (reported["a"].mean, reported["a"].std) == (pytest.approx(a.mean()), pytest.approx(a.std()))
+        assert reported["b"].histogram is not None
+        assert sum(reported["b"].histogram.counts) == a.size

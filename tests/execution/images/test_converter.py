@@ -93,7 +93,7 @@ def test_device_image_of_any_strides_is_read_where_it_lies(simulator: Backend, v
         assert len(replay._recorded.commands) == 1
 
 
-def test_views_of_the_same_bytes_are_told_apart(simulator: Backend) -> None:
+def test_views_of_the_same_bytes_are_distinguished(simulator: Backend) -> None:
     with ImageConverter(simulator) as converter:
         for view in (np.s_[::-1], np.s_[:, ::-1], np.s_[:, :, ::-1], np.s_[::-1, ::-1]):
             made = converter.to_tensor(ForeignArray(simulator, IMAGE[view]), TRANSFORM)

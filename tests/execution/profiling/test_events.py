@@ -33,7 +33,7 @@ def spans(outer: EventRow, inner: EventRow) -> bool:
     return (start or 0.0) <= (inner.start_ms or 0.0) and (inner.start_ms or 0.0) + (inner.duration_ms or 0.0) <= end
 
 
-def test_what_comes_before_the_first_run_is_told_once(backend: Backend, tmp_path: Path) -> None:
+def test_what_comes_before_the_first_run_is_reported_once(backend: Backend, tmp_path: Path) -> None:
     with gx.Profiler() as profiler:
         program = gx.Program.build({"forward": affine()}, backend=CPU)
         program.save(tmp_path / "a.gxp")
@@ -62,7 +62,7 @@ def test_preparing_is_heard_of_and_the_run_after_it_plans_nothing(backend: Backe
     assert len(named(profiler, "plan")) == 1 and len(profiler.runs()) == 1
 
 
-def test_transfers_tell_names_bytes_and_the_run() -> None:
+def test_transfers_report_names_bytes_and_the_run() -> None:
     with gx.Profiler() as profiler, gx.Worker(two_inputs(), backend=SIMULATOR) as worker:
         for rows in (4, 2):
             worker.run([ramp(rows, 3), ramp(rows, 3)])
@@ -86,7 +86,7 @@ def test_blocks_lent_between_plans_are_taken_back(backend: Backend) -> None:
     assert {row.run for row in lent if row.place == "MainThread"} == {row.run for row in lent} == {0, 1, 2}
 
 
-def test_a_wait_that_nobody_asked_for_is_told_with_its_reason(backend: Backend) -> None:
+def test_a_wait_that_nobody_asked_for_is_reported_with_its_reason(backend: Backend) -> None:
     with gx.Profiler() as profiler, held_worker(affine(), backend) as (worker, gate):
         worker.schedule(ramp(4, 3))
         gate.set()
@@ -107,7 +107,7 @@ def test_reads_on_the_driver_thread_are_heard_by_the_runs_profiler() -> None:
     assert row.place != "MainThread" and row.run == 0 and row.nbytes == 8
 
 
-def test_states_saved_and_loaded_are_told(tmp_path: Path) -> None:
+def test_states_saved_and_loaded_are_reported(tmp_path: Path) -> None:
     with gx.Profiler() as profiler, gx.Worker(running_sum((2, 3)), backend=CPU) as worker:
         worker.state.save(tmp_path / "state.npz")
         worker.state.load(tmp_path / "state.npz")

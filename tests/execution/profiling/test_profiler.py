@@ -87,7 +87,7 @@ def test_a_total_is_that_of_all_layers_below_a_prefix(clocked: Backend) -> None:
     assert profiler.find_total("/block2/") is None
 
 
-def test_summaries_leave_out_the_first_runs_if_told(clocked: Backend) -> None:
+def test_summaries_leave_out_the_first_runs_if_asked(clocked: Backend) -> None:
     with gx.Profiler(clock=CLOCK) as profiler, gx.Worker(chain(3.0), backend=clocked) as worker:
         for _ in range(4):
             worker.run(ramp(4, 3))

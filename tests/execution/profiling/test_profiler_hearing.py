@@ -107,7 +107,7 @@ def test_any_number_of_threads_may_use_one_profiler() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_runs_of_several_plans_are_told_whole(name: str, backend: Backend) -> None:
+def test_runs_of_several_plans_are_reported_whole(name: str, backend: Backend) -> None:
     staged = MODELS[name]
     model = staged.load()
     with gx.Profiler() as profiler, gx.Worker(model, backend=backend) as worker:
@@ -133,7 +133,7 @@ def test_runs_of_several_plans_are_told_whole(name: str, backend: Backend) -> No
     assert {row.run for row in profiler.events() if row.name == "host read"} <= {0, 1, 2}
 
 
-def test_steps_are_told_like_whole_runs(backend: Backend) -> None:
+def test_steps_are_reported_like_whole_runs(backend: Backend) -> None:
     with gx.Profiler() as profiler, gx.Worker(affine(), backend=backend) as worker:
         steps = list(worker.schedule_iterable(ramp(4, 3)))
         np.testing.assert_array_equal(worker.read_output(), expect_affine(ramp(4, 3)))
@@ -155,7 +155,7 @@ def test_steps_of_several_plans_are_heard_by_the_workers_own_profiler(backend: B
     assert len([each for each in profiler.events() if each.name == "plan"]) == worker.report().plans > 1
 
 
-def test_a_run_that_is_given_up_tells_the_layers_it_had(backend: Backend) -> None:
+def test_a_run_that_is_given_up_reports_the_layers_it_had(backend: Backend) -> None:
     with gx.Profiler() as profiler, gx.Worker(affine(), backend=backend) as worker:
         steps = worker.schedule_iterable(ramp(4, 3))
         next(steps)

@@ -17,7 +17,7 @@ X = ramp(4, 3)
 
 
 @pytest.mark.feature("B57")
-def test_a_profiler_is_chosen_when_running_and_tells_layers_and_operators(backend: Backend) -> None:
+def test_a_profiler_is_chosen_when_running_and_reports_layers_and_operators(backend: Backend) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         worker.run(X)
         with gx.Profiler() as profiler:
@@ -36,7 +36,7 @@ def test_a_profiler_is_chosen_when_running_and_tells_layers_and_operators(backen
 
 
 @pytest.mark.feature("B57")
-def test_memory_is_told_at_each_step_and_complexity_by_shapes(backend: Backend) -> None:
+def test_memory_is_reported_at_each_step_and_complexity_by_shapes(backend: Backend) -> None:
     with gx.Profiler() as profiler, gx.Worker(two_layers(), backend=backend) as worker:
         worker.run(X)
         held = worker.memory_stats()

@@ -16,7 +16,7 @@ from tests.execution.replay.replaying import SIMULATOR, Buffer, float32, read
 from tests.model.small_models import affine, expect_affine, make_model, ramp, two_inputs
 
 
-def test_outputs_stay_where_they_are_told_to_lie_until_told_otherwise() -> None:
+def test_outputs_stay_where_they_are_asked_to_lie_until_asked_otherwise() -> None:
     device = make_simulator()
     backend = Backend(device, SIMULATOR, "for a test")
     mine, y = device.create_stream(), Buffer(backend, float32(2, 3))

@@ -180,11 +180,11 @@ def test_replay_allocates_nothing_in_a_submission_and_copies_in_a_capture() -> N
         replay.submit()
         log.log.clear()
         replay.submit()
-        told = [row[0] for row in log.log]
-        assert "allocate" not in told
+        reported = [row[0] for row in log.log]
+        assert "allocate" not in reported
         first, last = (i for i, row in enumerate(log.log) if row[0] == "copy")
         assert log.log[first][2] == x.memory.address and log.log[last][1] == y.memory.address
-        assert first < min(i for i, name in enumerate(told) if name == "graph launch") < last
+        assert first < min(i for i, name in enumerate(reported) if name == "graph launch") < last
 
 
 def test_capture_of_a_replay_holds_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +196,8 @@ def test_capture_of_a_replay_holds_the_copies(monkeypatch: pytest.MonkeyPatch) -
         log.log.clear()
         monkeypatch.setattr(TracerStream, "is_capturing", lambda self: True)
         replay.submit()
-        told = [row[0] for row in log.log]
-        assert told[0] == told[-1] == "copy" and set(told[1:-1]) == {"launch"}
+        reported = [row[0] for row in log.log]
+        assert reported[0] == reported[-1] == "copy" and set(reported[1:-1]) == {"launch"}
         monkeypatch.undo()
 
 

@@ -58,7 +58,7 @@ def test_caller_that_came_as_it_was_closed_is_refused_and_not_inside(exclusive: 
     assert not holder
 
 
-def test_interrupt_within_a_call_breaks_it_and_everybody_is_told(exclusive: ExclusiveCaller) -> None:
+def test_interrupt_within_a_call_breaks_it_and_everybody_is_notified(exclusive: ExclusiveCaller) -> None:
     with pytest.raises(KeyboardInterrupt), exclusive:
         raise KeyboardInterrupt
     with pytest.raises(gx.ClosedError, match="KeyboardInterrupt came in the middle of a call"), exclusive:

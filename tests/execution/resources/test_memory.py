@@ -187,7 +187,7 @@ def test_readers_that_are_done_are_forgotten() -> None:
     assert sum(each() is not None for each in fences) <= 16 + 1
 
 
-def test_memory_that_runs_out_is_trimmed_once_then_told_with_the_plans_sizes() -> None:
+def test_memory_that_runs_out_is_trimmed_once_then_reported_with_the_plans_sizes() -> None:
     device = SimulatorDevice(lambda source: kernel_table()[source], memory_bytes=1 << 20)
     backend = Backend(device, gx.BackendType.SIMULATOR, "for a test")
     with gx.Worker(affine(), backend=backend) as worker:

@@ -148,16 +148,16 @@ MAKERS: dict[str, Callable[[gx.Worker, gx.Program], Any]] = {
 
 @pytest.mark.feature("S57")
 @pytest.mark.parametrize("kind", MAKERS)
-def test_what_was_never_closed_is_told_of_with_its_line(kind: str, backend: Backend) -> None:
+def test_what_was_never_closed_is_reported_with_its_line(kind: str, backend: Backend) -> None:
     program = gx.Program.build({"forward": affine()}, backend=backend)
     make = MAKERS[kind]
-    with gx.Worker(affine(), backend=backend) as worker, warnings.catch_warnings(record=True) as told:
+    with gx.Worker(affine(), backend=backend) as worker, warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always", ResourceWarning)
         make(worker, program).close()
         gc.collect()
-        assert [row for row in told if row.filename == __file__] == []
+        assert [row for row in reported if row.filename == __file__] == []
         make(worker, program)
         gc.collect()
-    own = [row for row in told if row.filename == __file__]
+    own = [row for row in reported if row.filename == __file__]
     assert [row.lineno for row in own] == [make.__code__.co_firstlineno]
     assert re.match(rf"A {kind} .*made at .*test_memory_kept\.py:\d+, was never closed", str(own[0].message))

@@ -34,7 +34,7 @@ def rows_of(worker: gx.Worker) -> dict[str, MemoryUsageRow]:
     return {row.name: row for row in worker.memory_report()}
 
 
-def test_row_tells_since_when_and_the_most() -> None:
+def test_row_reports_since_when_and_the_most() -> None:
     nbytes = 0
     revision = Revision()
     memory_usage = MemoryUsage({"arena": lambda: nbytes}, revision)

@@ -219,7 +219,7 @@ def test_two_readers_of_one_value_share_a_read(backend: Backend) -> None:
 
 
 @pytest.mark.feature("S67")
-def test_report_tells_waiting_and_copying_apart(backend: Backend) -> None:
+def test_report_separates_waiting_and_copying(backend: Backend) -> None:
     with gx.Worker(load(RESHAPE), backend=backend) as worker:
         shape = put_on_device(ints(2, 3), backend)
         for _ in range(3):
@@ -235,7 +235,7 @@ def test_report_tells_waiting_and_copying_apart(backend: Backend) -> None:
         np.testing.assert_array_equal(worker.run({"x": ramp(6), "shape": ints(3, 2)})[0], ramp(6).reshape(3, 2))
 
 
-def test_counts_of_a_computed_loop_are_told_by_reader() -> None:
+def test_counts_of_a_computed_loop_are_reported_by_reader() -> None:
     text = """(float[k] x, int64 n) => (float[k] y) {
       y = Loop (n, "", x) <body = b (int64 i, bool c, float[k] v) => (bool c_out, float[k] v_out) {
         c_out = Identity (c) v_out = Add (v, v)

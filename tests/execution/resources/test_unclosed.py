@@ -18,20 +18,20 @@ from tests.model.small_models import CPU, affine, ramp
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_worker_never_closed_is_told_of_with_its_line() -> None:
+def test_worker_never_closed_is_reported_with_its_line() -> None:
     worker = gx.Worker(affine(), backend=CPU)
     line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
     worker.run(ramp(2, 3))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always", ResourceWarning)
         del worker
         gc.collect()
-    own = [row for row in told if row.filename == __file__]
+    own = [row for row in reported if row.filename == __file__]
     assert [row.lineno for row in own] == [line]
     assert re.match(rf"A Worker of 'small', made at .*test_unclosed.py:{line}, was never closed", str(own[0].message))
 
 
-def test_worker_that_was_closed_is_not_told_of() -> None:
+def test_worker_that_was_closed_is_not_reported() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
         with gx.Worker(affine(), backend=CPU) as worker:
@@ -42,7 +42,7 @@ def test_worker_that_was_closed_is_not_told_of() -> None:
         gc.collect()
 
 
-def test_worker_that_could_not_be_made_is_not_told_of() -> None:
+def test_worker_that_could_not_be_made_is_not_reported() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
         with pytest.raises(gx.InputError):

@@ -81,12 +81,12 @@ def test_a_share_let_go_of_during_its_upload_leaves_the_bytes_until_that_is_over
     assert memory() is None
 
 
-def test_bytes_are_told_during_an_upload(backend: Backend) -> None:
-    model, x, told = two_layers(), ramp(2, 3), list[int]()
+def test_bytes_are_reported_during_an_upload(backend: Backend) -> None:
+    model, x, reported = two_layers(), ramp(2, 3), list[int]()
     with gx.Worker(model, backend=backend) as one, gx.Worker(model, backend=backend) as two:
-        one.prepare(x, progress=lambda _: told.append(two.memory_stats()["weights"]))
-        assert set(told) <= {0}
-        assert (len(told) > 0) == backend.device.target.has_kernels
+        one.prepare(x, progress=lambda _: reported.append(two.memory_stats()["weights"]))
+        assert set(reported) <= {0}
+        assert (len(reported) > 0) == backend.device.target.has_kernels
 
 
 def test_a_table_of_a_plan_is_known_by_its_content() -> None:

@@ -44,7 +44,7 @@ def test_exact_operators_give_the_same_bits(expected: Any, got: Any, index: tupl
     assert (None if found is None else found.index) == index
 
 
-def test_integers_are_exact_beyond_what_floats_tell_apart() -> None:
+def test_integers_are_exact_beyond_what_floats_distinguish() -> None:
     large = 2**60
     found = compare("Gather", [large, 3], [large + 1, 3], np.int64)
     assert found == Difference((0,), large, large + 1, 0.0, 0.0, 1)
@@ -62,7 +62,7 @@ def test_zeros_of_either_sign_are_close_where_rounding_is_allowed() -> None:
     assert compare("Exp", [0.0], [-0.0]) is None
 
 
-def test_the_largest_error_is_told() -> None:
+def test_the_largest_error_is_reported() -> None:
     found = compare("Exp", [[1.0, 2.0], [3.0, 4.0]], [[1.5, 2.0], [3.0, 6.0]])
     assert found is not None
     assert (found.index, found.expected, found.got, found.error, found.count) == ((1, 1), 4.0, 6.0, 2.0, 2)

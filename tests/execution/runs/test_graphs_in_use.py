@@ -200,7 +200,7 @@ def test_trim_and_close_give_graphs_back() -> None:
     assert graphs.count == 0 and count(backend)["close graph"] == 1
 
 
-def test_report_tells_of_graphs_and_of_those_there_was_no_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_reports_graphs_and_of_those_there_was_no_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> object:
         raise gx.OutOfMemoryError("no room")
 

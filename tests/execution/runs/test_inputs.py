@@ -125,7 +125,7 @@ def test_too_many_inputs_are_refused(pair: gx.Worker) -> None:
 
 @pytest.mark.feature("S20", "S39")
 @pytest.mark.parametrize(
-    ("dtype", "told"),
+    ("dtype", "reported"),
     [
         (np.float64, "float64"),
         (np.float16, "float16"),
@@ -135,8 +135,8 @@ def test_too_many_inputs_are_refused(pair: gx.Worker) -> None:
         (object, "string"),
     ],
 )
-def test_wrong_dtype_is_refused_with_the_cast_to_write(worker: gx.Worker, dtype: object, told: str) -> None:
-    with pytest.raises(gx.InputError, match=rf"'x' expects float32, got {told}.*cast it: x\.astype\('float32'\)"):
+def test_wrong_dtype_is_refused_with_the_cast_to_write(worker: gx.Worker, dtype: object, reported: str) -> None:
+    with pytest.raises(gx.InputError, match=rf"'x' expects float32, got {reported}.*cast it: x\.astype\('float32'\)"):
         worker.schedule(ramp(2, 3).astype(dtype))  # type: ignore[arg-type]
     assert worker.report().runs == 0
     np.testing.assert_array_equal(worker.run(ramp(2, 3))[0], expect_affine(ramp(2, 3)))
@@ -144,11 +144,11 @@ def test_wrong_dtype_is_refused_with_the_cast_to_write(worker: gx.Worker, dtype:
 
 @pytest.mark.feature("S20")
 @pytest.mark.parametrize(
-    ("shape", "told"),
+    ("shape", "reported"),
     [((2,), "1 axes, not 2"), ((2, 4), "axis 1 must be 3"), ((1, 2, 3), "3 axes, not 2")],
 )
-def test_wrong_shape_is_refused(worker: gx.Worker, shape: tuple[int, ...], told: str) -> None:
-    with pytest.raises(gx.InputError, match=rf"'x' expects float32\[n,3\], got float32\[.*{told}"):
+def test_wrong_shape_is_refused(worker: gx.Worker, shape: tuple[int, ...], reported: str) -> None:
+    with pytest.raises(gx.InputError, match=rf"'x' expects float32\[n,3\], got float32\[.*{reported}"):
         worker.schedule(ramp(*shape))
     assert worker.report().runs == 0
     np.testing.assert_array_equal(worker.run(ramp(2, 3))[0], expect_affine(ramp(2, 3)))

@@ -80,7 +80,7 @@ def test_lists_of_several_inputs_come_in_order() -> None:
         np.testing.assert_array_equal(difference, np.float32(ROWS) - ramp(2, 3))
 
 
-def test_list_of_arrays_is_inputs_and_is_told_how_to_be_one() -> None:
+def test_list_of_arrays_is_inputs_and_the_message_says_how_it_is_one_array() -> None:
     with (
         gx.Worker(affine(), backend=CPU) as worker,
         pytest.raises(gx.InputError, match=r"has 1 input, got 2; .*np\.stack"),
@@ -110,7 +110,7 @@ def test_list_becomes_the_dtype_of_the_input(dtype: int, given: list[Any], expec
 
 
 @pytest.mark.parametrize(
-    ("dtype", "given", "told"),
+    ("dtype", "given", "reported"),
     [
         (TensorProto.INT64, [1, 2.5], "a list of float64 is no int64"),
         (TensorProto.BOOL, [0, 1], "a list of int64 is no bool"),
@@ -125,8 +125,8 @@ def test_list_becomes_the_dtype_of_the_input(dtype: int, given: list[Any], expec
         (TensorProto.INT64, [[[1], [2]], [[3], [4, 5]]], r"ragged: element \[0\]\[0\] is 1 long, \[1\]\[1\] is 2 long"),
     ],
 )
-def test_list_that_would_lose_something_or_is_ragged_is_refused(dtype: int, given: list[Any], told: str) -> None:
-    with gx.Worker(double(dtype), backend=CPU) as worker, pytest.raises(gx.InputError, match=f"'x'.*{told}"):
+def test_list_that_would_lose_something_or_is_ragged_is_refused(dtype: int, given: list[Any], reported: str) -> None:
+    with gx.Worker(double(dtype), backend=CPU) as worker, pytest.raises(gx.InputError, match=f"'x'.*{reported}"):
         worker.run(given)
 
 

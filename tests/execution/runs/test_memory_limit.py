@@ -57,7 +57,7 @@ def make_simulator() -> Backend:
     return Backend(device, gx.BackendType.SIMULATOR, "for a test")
 
 
-def test_refusal_tells_both_numbers_what_they_are_of_and_the_node_of_the_largest_buffer() -> None:
+def test_refusal_reports_both_numbers_what_they_are_of_and_the_node_of_the_largest_buffer() -> None:
     worker = gx.Worker(chain(), backend=make_tracer(), max_bytes=5000, frames=3)
     with worker, pytest.raises(gx.OutOfMemoryError) as caught:
         worker.schedule(ramp(64, 4))

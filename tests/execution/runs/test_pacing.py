@@ -134,7 +134,7 @@ def test_nothing_is_measured_without_a_budget() -> None:
         assert count_layers(list(worker.schedule_iterable(ramp(4, 3)))) == [1, 1, 1]
 
 
-def test_cpu_layers_are_packed_by_the_time_that_streams_tell() -> None:
+def test_cpu_layers_are_packed_by_the_time_that_streams_report() -> None:
     layer_ms = [1.0] * 7 + [20.0] + [1.0] * 6
     backend = Backend(CpuDevice(clock=CLOCK), CPU, "for a test")
     x = ramp(4, 3)
@@ -238,7 +238,7 @@ def test_a_budget_that_is_no_time_is_refused(worker: gx.Worker, budget_ms: float
         worker.schedule_iterable(ramp(2, 3), budget_ms=budget_ms)
 
 
-def test_a_failed_layer_tells_no_time() -> None:
+def test_a_failed_layer_reports_no_time() -> None:
     model, number = gated()
     GATES.open[number].set()
     GATES.failures[number] = ValueError("as told")

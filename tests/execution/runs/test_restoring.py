@@ -111,7 +111,7 @@ def scatter(plan: Plan) -> Plan:
         (scatter, "places to other buffers|lie in the arena"),
     ],
 )
-def test_plan_that_lowering_does_not_give_is_made_anew_and_told(spoil: Callable[[Plan], Plan], why: str) -> None:
+def test_plan_that_lowering_does_not_give_is_made_anew_and_reported(spoil: Callable[[Plan], Plan], why: str) -> None:
     model = restored_model()
     (plan,) = model._plans["cpu"]
     model._plans = {"cpu": (spoil(plan),)}

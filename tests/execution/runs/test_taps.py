@@ -27,7 +27,7 @@ def expect_layers(x: Array) -> tuple[Array, Array]:
 
 
 @on_all
-def test_reducers_tell_of_values_and_of_nodes(backend: gx.BackendType) -> None:
+def test_reducers_report_values_and_of_nodes(backend: gx.BackendType) -> None:
     with gx.Worker(two_layers(), backend=backend) as worker:
         worker.tap({"a": ["mean", "std"], "relu": ["min", "max", "absmax", "nonfinite"], "x": "histogram"})
         for x in (X, -3 * X[:2]):
@@ -117,7 +117,7 @@ agraph (float[2] x) => (float[2] y) <int64 trips = {3}, bool yes = {1}, float tw
 
 
 @on_all
-def test_a_value_of_a_body_is_told_of_for_each_trip(backend: gx.BackendType) -> None:
+def test_a_value_of_a_body_is_reported_for_each_trip(backend: gx.BackendType) -> None:
     with gx.Worker(gx.load(onnx.parser.parse_model(LOOP)), backend=backend) as worker:
         worker.tap({"v_out": ["max", "mean"]})
         inspection = worker.schedule(np.array([1, 3], np.float32)).inspection
@@ -145,7 +145,7 @@ agraph (float[n, 2] x) => (float[n, 2] y, float[m, 2] z)
 
 
 @on_all
-def test_a_value_that_several_plans_take_is_told_of_once(backend: gx.BackendType) -> None:
+def test_a_value_that_several_plans_take_is_reported_once(backend: gx.BackendType) -> None:
     x = np.ones((20000, 2), np.float32)  # too much for the host to look at beforehand
     with gx.Worker(gx.load(onnx.parser.parse_model(CAPTURE)), backend=backend, watch="report") as worker:
         worker.tap(dict.fromkeys(["x", "a", "two", "v", "v_out"], "max"))
@@ -214,7 +214,7 @@ def test_taps_of_a_run_are_those_it_began_with(backend: gx.BackendType) -> None:
         assert found["y"].results == {"shape": (2, x.size - 1)}
 
 
-def test_what_passes_removed_is_told_with_what_is_nearest() -> None:
+def test_what_passes_removed_is_reported_with_what_is_nearest() -> None:
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["convolved"], name="conv"),
         helper.make_node("BatchNormalization", ["convolved", "s", "b", "m", "v"], ["normed"], name="bn"),

@@ -175,7 +175,7 @@ def test_names_that_watching_would_give_may_be_taken(backend: gx.BackendType) ->
     assert (found.node, found.output.value, found.index) == ("x: Statistics", "x: Statistics", (1, 2))
 
 
-def test_the_place_is_told_by_axes_where_layers_are_blits() -> None:
+def test_the_place_is_reported_by_axes_where_layers_are_blits() -> None:
     found = watch(logarithm(), gx.BackendType.SIMULATOR_PIXEL, with_elements(GOOD, ((1, 2), -1)))
     assert found is not None
     assert (found.node, found.index, str(found.output.spec)) == ("log", (1, 2), "float32[4,3]")

@@ -61,7 +61,7 @@ def test_state_stays_as_it_was_where_a_run_made_nan(backend: gx.BackendType) -> 
 
 
 @on_both
-def test_runs_behind_one_that_was_ended_tell_that_they_did_not_run(backend: gx.BackendType) -> None:
+def test_runs_behind_one_that_was_ended_report_that_they_did_not_run(backend: gx.BackendType) -> None:
     good = np.ones((2, 3), np.float32)
     with gx.Worker(running_sum(), backend=backend, watch="raise", frames=3) as worker:
         with holding(worker._engine.stream):  # else a run may have ended before the next is there
@@ -94,7 +94,7 @@ def test_steps_are_watched_and_awaited(backend: gx.BackendType) -> None:
 
 
 @on_both
-def test_what_was_looked_at_is_told_after_the_worker_is_closed(backend: gx.BackendType) -> None:
+def test_what_was_looked_at_is_reported_after_the_worker_is_closed(backend: gx.BackendType) -> None:
     with gx.Worker(logarithm(), backend=backend, watch="report") as worker:
         inspections = [worker.schedule(with_elements(GOOD, ((i, 0), -1))).inspection for i in range(4)]
     found = [inspection.find_nonfinite() for inspection in inspections]

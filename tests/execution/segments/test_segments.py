@@ -43,7 +43,7 @@ def test_schedule_returns_before_anything_is_done(staged: StagedModel, backend: 
     assert len(report.host_calls) == (0 if is_cpu else len(staged.calls))
 
 
-def test_unknown_bound_is_told_like_an_unknown_shape() -> None:
+def test_unknown_bound_is_reported_like_an_unknown_shape() -> None:
     with gx.Worker(MODELS["if"].load(), backend=CPU) as worker, holding(worker._engine.stream) as gate:
         y = worker.schedule(inputs(0)).peek_output()
         with pytest.raises(gx.PendingError, match=r"'y'.*await y\.wait_async\(\)"):

@@ -106,7 +106,7 @@ def test_model_with_memories_is_not_recorded(worker: gx.Worker) -> None:
         worker.record(HELD)
 
 
-def test_memory_shows_its_shape_once_a_run_told_it(worker: gx.Worker) -> None:
+def test_memory_shows_its_shape_once_a_run_reports_it(worker: gx.Worker) -> None:
     assert worker.state.memories[0].shape == ("n", WIDTH)
     worker.run(HELD)
     assert worker.state.memories[0].shape == (2, WIDTH)

@@ -62,7 +62,9 @@ def test_no_page_of_a_map_is_ever_touched(tmp_path: Path, backend: str) -> None:
     assert done.stdout.splitlines()[-1] == "weights exchanged"
 
 
-def test_change_after_loading_is_told_at_the_first_run(tmp_path: Path, type: gx.BackendType, change: Change) -> None:
+def test_change_after_loading_is_reported_at_the_first_run(
+    tmp_path: Path, type: gx.BackendType, change: Change
+) -> None:
     write, message = change
     model = gx.load(save_beside(make_chain(3), tmp_path))
     write(tmp_path / "weights.bin")
@@ -86,25 +88,25 @@ def test_change_after_the_first_run_changes_nothing(tmp_path: Path, type: gx.Bac
             np.testing.assert_array_equal(other.read_output("y"), before)
 
 
-def test_change_during_the_upload_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+def test_change_during_the_upload_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     write, message = change
     monkeypatch.setattr(uploading, "BLOCK_NBYTES", 1 << 16)
     model = gx.load(save_beside(make_chain(3), tmp_path))
-    told: list[gx.Progress] = []
+    reported: list[gx.Progress] = []
 
     def tell(progress: gx.Progress) -> None:
-        told.append(progress)
-        if len(told) == 2:
+        reported.append(progress)
+        if len(reported) == 2:
             write(tmp_path / "weights.bin")
 
     expected = rf"Weight %w\d: 'weights\.bin' (changed .*{message}|ended early)"
     backend = gx.BackendType("simulator")
     with gx.Worker(model, backend=backend, progress=tell) as worker, pytest.raises(gx.AccessError, match=expected):
         worker.run(X)
-    assert len(told) >= 2
+    assert len(reported) >= 2
 
 
-def test_change_of_a_program_is_told(tmp_path: Path, type: gx.BackendType) -> None:
+def test_change_of_a_program_is_reported(tmp_path: Path, type: gx.BackendType) -> None:
     path = save_program(make_chain(3), tmp_path)
     program = gx.Program.load(path, backend=type)
     cut(path)

@@ -241,7 +241,7 @@ def test_weights_of_bodies_are_compressed_too() -> None:
     np.testing.assert_allclose(run(compressed, "cpu", inputs), run(model, "cpu", inputs), atol=0.05)
 
 
-def test_gap_tells_layers_outputs_and_bytes() -> None:
+def test_gap_reports_layers_outputs_and_bytes() -> None:
     model = gx.load(make_mixed())
     half, eighth = (gx.measure_weights(model, model.compress_weights(kind), IDS) for kind in KINDS)
     assert [(row.node, row.operator) for row in eighth.rows] == list(LAYERS.items())

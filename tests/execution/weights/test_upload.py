@@ -53,7 +53,7 @@ def check(model: gx.Model, backend: Backend, source: onnx.ModelProto, **options:
 
 
 @pytest.mark.parametrize("save", [save_beside, save_inside])
-def test_weights_arrive_in_pieces_and_progress_is_told(
+def test_weights_arrive_in_pieces_and_progress_is_reported(
     save: Any, source: onnx.ModelProto, tmp_path: Path, simulator: Backend
 ) -> None:
     seen: list[gx.Progress] = []
@@ -65,7 +65,7 @@ def test_weights_arrive_in_pieces_and_progress_is_told(
     assert list(dict.fromkeys(each.name for each in seen)) == ["w0", "w1", "w2"]
 
 
-def test_program_tells_progress_too(source: onnx.ModelProto, tmp_path: Path, simulator: Backend) -> None:
+def test_program_reports_progress_too(source: onnx.ModelProto, tmp_path: Path, simulator: Backend) -> None:
     seen: list[gx.Progress] = []
     program = gx.Program.load(save_program(source, tmp_path), backend=simulator)
     with program.load_method("forward", progress=seen.append) as method:
@@ -75,7 +75,7 @@ def test_program_tells_progress_too(source: onnx.ModelProto, tmp_path: Path, sim
     assert seen[-1].done_nbytes == NBYTES
 
 
-def test_prepare_tells_whoever_it_was_given(source: onnx.ModelProto, simulator: Backend) -> None:
+def test_prepare_notifies_whoever_it_was_given(source: onnx.ModelProto, simulator: Backend) -> None:
     first: list[gx.Progress] = []
     second: list[gx.Progress] = []
     with gx.Worker(gx.load(source), backend=simulator, progress=first.append) as worker:
@@ -86,7 +86,7 @@ def test_prepare_tells_whoever_it_was_given(source: onnx.ModelProto, simulator: 
         assert not first and not second
 
 
-def test_load_tells_of_what_it_reads(source: onnx.ModelProto, tmp_path: Path) -> None:
+def test_load_reports_what_it_reads(source: onnx.ModelProto, tmp_path: Path) -> None:
     seen: list[gx.Progress] = []
     gx.load(save_inside(source, tmp_path), progress=seen.append)
     assert [(each.stage, each.name, each.done_nbytes) for each in seen] == [

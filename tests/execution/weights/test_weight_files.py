@@ -56,7 +56,7 @@ def test_weights_in_files_stay_there_until_a_device_reads_them(tmp_path: Path, b
 
 
 @pytest.mark.feature("S11")
-def test_progress_of_weights_is_told(tmp_path: Path, backend: Backend) -> None:
+def test_progress_of_weights_is_reported(tmp_path: Path, backend: Backend) -> None:
     seen: list[gx.Progress] = []
     model = gx.load(save_inside(make_chain(2), tmp_path), progress=seen.append)
     assert [each.stage for each in seen] == ["read", "read"]

@@ -76,7 +76,7 @@ def test_an_image_is_as_large_as_the_first_layer_needs(tmp_path: Path, capsys: p
     assert "x: random float32[1,1,8,8]" in capsys.readouterr().out
 
 
-def test_extents_that_nothing_fits_are_told_with_what_to_type(
+def test_extents_that_nothing_fits_are_reported_with_what_to_type(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes = [helper.make_node("Concat", ["a", "b"], ["c"], axis=0), helper.make_node("Add", ["c", "d"], ["y"])]

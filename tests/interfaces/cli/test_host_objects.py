@@ -96,7 +96,7 @@ def test_text_comes_and_goes_to_its_last_character(tmp_path: Path, capsys: pytes
     assert "a[b]" in capsys.readouterr().out.replace("\n", "")
 
 
-def test_explain_tells_of_host_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_reports_host_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(MIXED, tmp_path / "mixed.onnx")
     (tmp_path / "in.json").write_text(json.dumps({"s": [[1]], "x": [1.5], "w": ["a"]}))
     args = ["explain", str(tmp_path / "mixed.onnx"), "--backend", "cpu", "--input", str(tmp_path / "in.json")]

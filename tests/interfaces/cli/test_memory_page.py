@@ -91,7 +91,7 @@ def test_every_temporary_has_a_rectangle_where_the_layout_has_it() -> None:
     check_part(plan, rectangles)
 
 
-def test_hover_tells_node_value_bytes_and_life() -> None:
+def test_hover_reports_node_value_bytes_and_life() -> None:
     model, plan = plan_branchy()
     (rectangles,) = find_rectangles(parse(draw_memory("branchy", [plan], name_values(model.graph))))
     texts = [str(rect.findtext(f"{SVG}title")) for rect in rectangles]

@@ -91,7 +91,7 @@ def list_groups(call: Call) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_every_type_that_an_input_takes_is_told(name: str) -> None:
+def test_every_type_that_an_input_takes_is_listed(name: str) -> None:
     listed = [set(types) for types in find_accepted_types(name).types]
     assert listed, f"{name} needs an example"
     for position, types in list_types(choose_calls(name)).items():
@@ -100,7 +100,7 @@ def test_every_type_that_an_input_takes_is_told(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_every_type_told_is_computed(name: str) -> None:
+def test_every_type_listed_is_computed(name: str) -> None:
     found = find_operator(name)
     assert found is not None
     for example in find_examples(found):

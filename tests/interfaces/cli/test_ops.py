@@ -36,14 +36,14 @@ def test_what_the_host_computes_has_a_reason() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.device == "parts"])
-def test_what_is_told_to_be_parts_is_replaced_or_repeated(name: str) -> None:
+def test_what_is_listed_as_parts_is_replaced_or_repeated(name: str) -> None:
     found = find_operator(name)
     assert found is not None
     assert decomposition_for(name) is not None or issubclass(found, (If, *LOOPS, Gradient))
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.device == "kernels"])
-def test_what_is_told_to_have_kernels_lowers(name: str) -> None:
+def test_what_is_said_to_have_kernels_lowers(name: str) -> None:
     found = find_operator(name)
     assert found is not None and callable(found.lower)
 
@@ -53,7 +53,7 @@ def test_versions_are_those_of_onnx() -> None:
     assert ROWS["com.microsoft.BiasGelu"].versions == ()
 
 
-def test_types_are_told_of_every_operator_input_by_input() -> None:
+def test_types_are_reported_of_every_operator_input_by_input() -> None:
     assert [name for name, row in ROWS.items() if not row.types] == []
     assert set(ROWS["Relu"].types[0]) == {
         *("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64"),
@@ -74,7 +74,7 @@ def test_places_on_textures_name_types_or_parts() -> None:
     assert (ROWS["ScaledTanh"].place, ROWS["ScaledTanh"].pixel) == ("as Affine, Tanh", "")
 
 
-def test_an_operator_of_ones_own_is_told_like_any() -> None:
+def test_an_operator_of_ones_own_is_reported_like_any() -> None:
     row = make_row(snake.Snake.name, None)
     assert (row.place, row.pixel, row.types) == ("kernels", "host", (("float32",), ("float32",)))
 

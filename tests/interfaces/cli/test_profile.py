@@ -55,7 +55,7 @@ def test_profile_takes_programs_and_adds_up_by_operator(tmp_path: Path, capsys: 
     assert "and 3 more" in text
 
 
-def test_profile_tells_complexity_without_running(capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_reports_complexity_without_running(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", DIGITS, "--static", "--dims", "batch=2"]) == 0
     text = capsys.readouterr().out
     (row,) = (line.split() for line in text.splitlines() if line.split()[:1] == ["head"])
@@ -79,7 +79,7 @@ def test_a_narrow_terminal_lacks_columns_and_cuts_no_number(columns: int) -> Non
     assert "B/s" not in title and "left out to fit the width: B/s" in text
 
 
-def test_a_table_that_is_no_terminals_is_whole_however_narrow_it_is_told_to_be(
+def test_a_table_that_is_no_terminals_is_whole_however_narrow_it_is_asked_to_be(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")

@@ -121,7 +121,7 @@ def test_several_models_are_methods_that_share_weights(capsys: Out, tmp_path: Pa
         (["explain", DIGITS, "--method", "forward"], "is no program (.gxp) and has no methods"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(arguments: list[str], message: str, capsys: Out, tmp_path: Path) -> None:
+def test_what_is_wrong_is_reported_in_one_line(arguments: list[str], message: str, capsys: Out, tmp_path: Path) -> None:
     assert main([each.format(tmp_path) for each in arguments]) == 1
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
@@ -174,7 +174,7 @@ def test_check_of_a_program_names_verify(program: str, capsys: Out) -> None:
 
 
 @needs_cuda_wheels
-def test_altered_program_is_told(program: str, capsys: Out) -> None:
+def test_altered_program_is_reported(program: str, capsys: Out) -> None:
     content = bytearray(Path(program).read_bytes())
     content[-1] ^= 1
     Path(program).write_bytes(content)

@@ -29,7 +29,7 @@ def test_nothing_is_drawn_where_there_is_no_terminal() -> None:
     assert not file.getvalue()
 
 
-def test_run_tells_of_weights_it_reads_in_a_terminal(
+def test_run_reports_weights_it_reads_in_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich's word for: it is a terminal

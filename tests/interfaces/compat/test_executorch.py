@@ -30,7 +30,7 @@ def test_runtime_is_one() -> None:
 
 
 @pytest.mark.feature("E75")
-def test_registries_tell_backends_and_operators() -> None:
+def test_registries_report_backends_and_operators() -> None:
     runtime = Runtime.get()
     names = runtime.backend_registry.registered_backend_names
     assert {"CPU", "SIMULATOR", "GPU_COMPUTE"} <= set(names) and "AUTO" not in names
@@ -82,7 +82,7 @@ def test_unknown_method_is_a_key_error(path: Path, backend: Backend) -> None:
 
 
 @pytest.mark.feature("E77")
-def test_metadata_tells_what_is_planned(path: Path, backend: Backend) -> None:
+def test_metadata_reports_what_is_planned(path: Path, backend: Backend) -> None:
     program = Runtime.get().load_program(path, backend=backend)
     metadata = program.metadata("pair")
     assert (metadata.name(), metadata.num_inputs(), metadata.num_outputs()) == ("pair", 2, 2)
@@ -142,7 +142,7 @@ def test_methods_have_numbers(path: Path) -> None:
 
 
 @pytest.mark.feature("E58")
-def test_methods_tell_their_sizes(path: Path, backend: Backend) -> None:
+def test_methods_report_their_sizes(path: Path, backend: Backend) -> None:
     with gx.Program.load(path, backend=backend).load_method("pair") as method:
         meta, sized = method.method_meta, Method(method)
         assert (sized.inputs_size(), sized.outputs_size()) == (meta.num_inputs, meta.num_outputs) == (2, 2)

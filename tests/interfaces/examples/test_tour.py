@@ -42,7 +42,7 @@ def test_each_room_has_a_page_that_fits_a_terminal(pages: dict[str, list[str]]) 
         assert max(map(len, lines)) <= PAGE_COLUMNS, name
 
 
-def test_pages_tell_what_the_rooms_hold(pages: dict[str, list[str]]) -> None:
+def test_pages_report_what_the_rooms_hold(pages: dict[str, list[str]]) -> None:
     path = ROOT / "examples" / "models" / "digits.onnx"
     imported = load_graph(path)
     specs = {"image": TensorSpec((1, 1, 8, 8), np.dtype("float32"))}

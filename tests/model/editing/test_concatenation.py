@@ -134,7 +134,7 @@ def test_a_model_that_passes_its_input_on_is_joined(is_behind: bool, backend: Ba
     np.testing.assert_array_equal(got, x)
 
 
-def test_dimensions_that_only_share_a_name_are_told_apart() -> None:
+def test_dimensions_that_only_share_a_name_are_distinguished() -> None:
     node = helper.make_node("Add", ["x", "bias"], ["y"], name="add")
     other = make_model([node], {"x": ("rows", 3), "bias": ("n",)}, {"y": ("rows", "n")})
     joined = one("Neg").append(other, {"y": "x"})

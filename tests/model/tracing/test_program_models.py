@@ -133,7 +133,7 @@ def test_dimensions_that_no_input_names_are_refused() -> None:
         gx.graph(lambda x: x, {"x": ("float32", ("n", "k"))}, dims={"k": 2, "m": 3})
 
 
-def test_many_sizes_that_only_a_run_knows_are_told_apart() -> None:
+def test_many_sizes_that_only_a_run_knows_are_distinguished() -> None:
     model = gx.graph(lambda x: sum(x[x > i].sum() for i in range(200)), {"x": ("float32", ("n",))})
     (got,) = compute(model, ramp(9))
     assert got == sum(i * i for i in range(9))
@@ -145,7 +145,7 @@ def test_an_output_that_nobody_reads_is_saved_with_a_name(tmp_path: Path) -> Non
         onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
 
 
-def test_nodes_tell_the_line_they_come_from() -> None:
+def test_nodes_report_the_line_they_come_from() -> None:
     def function(x: Any) -> Any:
         y = x + 1
         return y * y

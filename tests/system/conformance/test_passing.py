@@ -60,7 +60,7 @@ def test_misses_are_few_have_a_cause_and_are_all_there_are() -> None:
         (Verdict(Outcome.FAIL, "off"), "MISSED simple/test_shrink, not listed in misses.txt: fail: off"),
     ],
 )
-def test_what_falls_back_or_misses_unlisted_is_told(
+def test_what_falls_back_or_misses_unlisted_is_reported(
     verdict: Verdict, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "list_path", lambda device: tmp_path / "list.txt")

@@ -56,7 +56,7 @@ def use_all(worker: gx.Worker, run: gx.Run) -> list[Callable[[], object]]:
 
 
 @ON_KERNELS
-def test_device_fault_is_told_by_everything_on_the_device(backend: Backend) -> None:
+def test_device_fault_is_reported_by_everything_on_the_device(backend: Backend) -> None:
     worker, other = gx.Worker(affine(), backend=backend), gx.Worker(affine(), backend=backend)
     np.testing.assert_array_equal(worker.run(X)[0], expect_affine(X))
     before = other.schedule(X)
@@ -128,7 +128,7 @@ def test_allocation_refused_once_is_tried_again_after_a_trim(backend: Backend, m
 
 
 @ON_ALL
-def test_allocation_refused_for_good_is_told_with_the_plans_sizes(
+def test_allocation_refused_for_good_is_reported_with_the_plans_sizes(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = Refusals(backend, monkeypatch)

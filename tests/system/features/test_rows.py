@@ -82,7 +82,7 @@ def test_a_test_counts_for_the_device_of_its_parameters(params: dict[str, object
     assert device_of(params) == column
 
 
-def test_the_table_tells_passed_failed_and_missing_apart() -> None:
+def test_the_table_distinguishes_passed_failed_and_missing() -> None:
     rows = {
         number: Row(number, judgement, "what it is", reason)
         for number, judgement, reason in (

@@ -95,9 +95,9 @@ def test_close_cancels_a_run_nobody_waits_for_and_says_so(
     monkeypatch.setenv("GPUEXEC_CLOSE_GRACE", "0.01")
     worker = gx.Worker(counting(), backend=kind)
     run = worker.schedule(feeds(ENDLESS))
-    with pytest.warns(RuntimeWarning, match="cancelled run 0: not done after 0.01 s, and nobody waits") as told:
+    with pytest.warns(RuntimeWarning, match="cancelled run 0: not done after 0.01 s, and nobody waits") as reported:
         worker.close()
-    assert told[0].filename == __file__
+    assert reported[0].filename == __file__
     assert run.is_cancelled() and worker.is_closed
     with pytest.raises(gx.CancelledError):
         run.wait()

@@ -218,7 +218,7 @@ def test_results_name_the_files_that_have_other_mutants(tmp_path: Path) -> None:
     assert "not tried since: new.cu, changed.cu\n" in format_rows(rows, files[:2])
 
 
-def test_results_tell_mutants_apart_that_read_the_same(tmp_path: Path) -> None:
+def test_results_distinguish_mutants_that_read_the_same(tmp_path: Path) -> None:
     (tmp_path / "a.cu").write_text(SOURCE + SOURCE)
     mutants = find_mutants(tmp_path, "a.cu")
     rows = read_rows(format_rows([Row(mutant, "caught", "why") for mutant in mutants]))

@@ -42,7 +42,7 @@ def test_host_must_not_read_before_the_copy_is_seen_done(device: SimulatorDevice
         begin_host_read(pinned, 4, offset=8)
 
 
-def test_host_may_read_once_it_has_waited_or_was_told(device: SimulatorDevice) -> None:
+def test_host_may_read_once_it_has_waited_or_was_notified(device: SimulatorDevice) -> None:
     pinned, stream = bring_back(device, go)
     assert record(device, stream).synchronize()
     begin_host_read(pinned, 16)
@@ -59,7 +59,7 @@ def test_host_may_read_once_it_has_waited_or_was_told(device: SimulatorDevice) -
     begin_host_read(pinned, 16)
 
 
-def test_event_that_is_not_done_tells_nothing(device: SimulatorDevice) -> None:
+def test_event_that_is_not_done_reports_nothing(device: SimulatorDevice) -> None:
     pinned, stream = bring_back(device, hold)
     event = record(device, stream)
     assert not event.is_done() and not event.synchronize(timeout_s=0) and not stream.is_done()
@@ -67,7 +67,7 @@ def test_event_that_is_not_done_tells_nothing(device: SimulatorDevice) -> None:
         begin_host_read(pinned, 16)
 
 
-def test_event_recorded_before_the_copy_tells_nothing_of_it(device: SimulatorDevice, begin: Begin) -> None:
+def test_event_recorded_before_the_copy_reports_nothing_of_it(device: SimulatorDevice, begin: Begin) -> None:
     stream, x, pinned = device.create_stream(), device.allocate(16), device.allocate_pinned(16)
     event = record(device, stream)
     begin(stream)

@@ -156,15 +156,15 @@ def test_bad_models_are_refused_alike(load: Callable[[Any, Path], Any], tmp_path
 
 
 @pytest.mark.parametrize("text", [TWO_OUTPUTS, SCALARS, WITH_DEFAULT, NONZERO])
-def test_inputs_and_outputs_are_told_alike(text: str) -> None:
-    told = [
+def test_inputs_and_outputs_are_reported_alike(text: str) -> None:
+    reported = [
         [
             [(arg.name, arg.type, arg.shape) for arg in args]
             for args in (session.get_inputs(), session.get_outputs(), session.get_overridable_initializers())
         ]
         for session in open_both(text)
     ]
-    assert told[0] == told[1]
+    assert reported[0] == reported[1]
 
 
 HEADS = {
@@ -175,7 +175,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-def test_metadata_is_told_alike(head: str) -> None:
+def test_metadata_is_reported_alike(head: str) -> None:
     model = make_bytes(head=head)
     theirs, mine = (ort.InferenceSession(model, providers=[CPU]).get_modelmeta() for ort in (real, ours))
     names = [name for name in dir(theirs) if not name.startswith("_")]
@@ -236,7 +236,7 @@ def test_enumerations_are_the_same() -> None:
         assert [str(value) for value in theirs.values()] == [str(value) for value in mine.values()]
 
 
-def test_values_are_told_alike() -> None:
+def test_values_are_reported_alike() -> None:
     asked = ("shape", "data_type", "element_type", "device_name", "tensor_size_in_bytes", "is_tensor", "has_value")
     for array in (X, np.arange(3), np.array(2, np.float16), np.array([[True]]), np.zeros((0, 3))):
         theirs, mine = (ort.OrtValue.ortvalue_from_numpy(array) for ort in (real, ours))

@@ -127,7 +127,7 @@ def test_outputs_of_unknown_shape_are_bound(provider: str, device: str) -> None:
         np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], np.nonzero(x))
 
 
-def test_run_does_not_wait_for_the_device_where_it_is_told_not_to() -> None:
+def test_run_does_not_wait_for_the_device_where_it_is_asked_not_to() -> None:
     session, options = make_session(provider=SIMULATOR), ort.RunOptions()
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     binding = bind_all(session, X, "simulator")
@@ -239,6 +239,6 @@ def test_values_go_through_run_with_ort_values(provider: str, device: str) -> No
     np.testing.assert_array_equal(z.numpy(), -(X + B))
 
 
-def test_devices_are_told_by_number() -> None:
-    told = [(d.device_type(), d.device_id()) for d in (ort.OrtDevice.make("cpu", 0), ort.OrtDevice.make("cuda", 1))]
-    assert told == [(ort.OrtDevice.cpu(), 0), (ort.OrtDevice.cuda(), 1)] == [(0, 0), (1, 1)]
+def test_devices_are_named_by_number() -> None:
+    reported = [(d.device_type(), d.device_id()) for d in (ort.OrtDevice.make("cpu", 0), ort.OrtDevice.make("cuda", 1))]
+    assert reported == [(ort.OrtDevice.cpu(), 0), (ort.OrtDevice.cuda(), 1)] == [(0, 0), (1, 1)]

@@ -160,7 +160,7 @@ def test_models_are_loaded_with_files_in_memory() -> None:
 def test_rewritten_model_is_saved_with_weights_beside_it(size: str | None, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(make_model())
     (tmp_path / "w.bin").write_bytes(W.tobytes())
-    told = []
+    reported = []
     for ort in (real, ours):
         folder = tmp_path / ort.__name__
         folder.mkdir()
@@ -172,10 +172,10 @@ def test_rewritten_model_is_saved_with_weights_beside_it(size: str | None, tmp_p
             options.add_session_config_entry(SIZE_ENTRY, size)
         ort.InferenceSession(tmp_path / "m.onnx", options, providers=[CPU])
         model = onnx.load(folder / "rewritten.onnx", load_external_data=False)
-        told.append((sorted(os.listdir(folder)), {w.name: w.data_location for w in model.graph.initializer}))
+        reported.append((sorted(os.listdir(folder)), {w.name: w.data_location for w in model.graph.initializer}))
         got = real.InferenceSession(folder / "rewritten.onnx", providers=[CPU]).run(None, {"x": X})
         np.testing.assert_array_equal(got[0], X @ W + 1)
-    assert told[0] == told[1]
+    assert reported[0] == reported[1]
 
 
 @pytest.mark.parametrize("size", ["many", "-1"])

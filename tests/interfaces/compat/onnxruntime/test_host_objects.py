@@ -22,7 +22,7 @@ def make_original() -> Any:
     return onnxruntime.InferenceSession(BYTES, providers=["CPUExecutionProvider"])
 
 
-def test_types_are_told_as_the_original_tells_them() -> None:
+def test_types_are_reported_as_the_original_reports_them() -> None:
     ours, theirs = ort.InferenceSession(BYTES, providers=[CPU]), make_original()
     for mine, other in (*zip(ours.get_inputs(), theirs.get_inputs()), *zip(ours.get_outputs(), theirs.get_outputs())):
         assert (mine.name, mine.type, mine.shape) == (other.name, other.type, other.shape)

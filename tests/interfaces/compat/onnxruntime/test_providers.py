@@ -106,7 +106,7 @@ def test_errors_are_errors_of_both_and_cross_processes() -> None:
         assert type(again) is kind and str(again) == str(error) and again.node == "n"
 
 
-def test_process_tells_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_process_reports_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert ort.__version__ == ort.get_version_string() and "gpuexec" in ort.get_build_info()
     ort.print_debug_info()
     assert "CPUExecutionProvider: works here" in capsys.readouterr().out
@@ -246,8 +246,8 @@ def test_packages_of_one_that_is_not_installed_are_refused_by_name() -> None:
         except ModuleNotFoundError as error:
             print(error.name)
     """
-    told = run_python(code).splitlines()
-    assert told == [*(f"True onnxruntime.{name}" for name in ("quantization", "tools", "transformers")),
+    reported = run_python(code).splitlines()
+    assert reported == [*(f"True onnxruntime.{name}" for name in ("quantization", "tools", "transformers")),
                     "onnxruntime.quantization", "onnxruntime.training"]  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def test_closed_session_says_so() -> None:
         session.run_async(None, FEED, print, None)
 
 
-def test_session_goes_elsewhere_when_told_to() -> None:
+def test_session_goes_elsewhere_when_asked_to() -> None:
     session = make_session()
     session.run(None, FEED)
     session.set_providers([SIMULATOR])

@@ -110,8 +110,8 @@ def test_strings_come_as_values(ort: Any) -> None:
     session = ort.InferenceSession(model, providers=[CPU])
     (value,) = session.run_with_ort_values(None, {"x": ort.OrtValue.ortvalue_from_numpy(np.array([3, -4]))})
     assert value.numpy().tolist() == ["3", "-4"]
-    told = (value.shape(), value.data_type(), value.element_type(), value.is_tensor(), value.device_name())
-    assert told == ([2], "tensor(string)", 8, True, "cpu")
+    reported = (value.shape(), value.data_type(), value.element_type(), value.is_tensor(), value.device_name())
+    assert reported == ([2], "tensor(string)", 8, True, "cpu")
 
 
 def test_values_on_a_device_are_bound_and_fetched_by_it() -> None:
@@ -199,7 +199,7 @@ TOLD: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("tell", TOLD.values(), ids=TOLD)
-def test_names_tell_the_same(tell: Callable[[Any], Any]) -> None:
+def test_names_mean_the_same(tell: Callable[[Any], Any]) -> None:
     assert tell(ours) == tell(real)
 
 
@@ -273,7 +273,7 @@ def test_providers_of_options_are_taken_where_there_are_no_others() -> None:
 
 
 @BOTH
-def test_nodes_are_told_with_their_provider(ort: Any) -> None:
+def test_nodes_are_reported_with_their_provider(ort: Any) -> None:
     options = ort.SessionOptions()
     with pytest.raises(compiled(ort).Fail, match=r"session\.record_ep_graph_assignment_info"):
         ort.InferenceSession(make_bytes(), options, providers=[CPU]).get_provider_graph_assignment_info()

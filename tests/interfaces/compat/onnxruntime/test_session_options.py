@@ -31,8 +31,8 @@ errors = capi.onnxruntime_pybind11_state
 @BOTH
 def test_initializers_are_overridden_by_run(provider: str) -> None:
     session = make_session(WITH_DEFAULT, provider)
-    (told,) = session.get_overridable_initializers()
-    assert (told.name, told.type, told.shape) == ("b", "tensor(float)", [2])
+    (reported,) = session.get_overridable_initializers()
+    assert (reported.name, reported.type, reported.shape) == ("b", "tensor(float)", [2])
     for given, expected in (({}, [1, 2]), ({"b": B}, B), ({}, [1, 2]), ({"b": B * 10}, B * 10)):
         np.testing.assert_array_equal(session.run(None, {"x": X, **given})[0], X + np.array(expected, F32))
 
@@ -53,8 +53,8 @@ def test_an_initializer_that_nothing_reads_is_taken_and_has_no_effect(provider: 
 def test_an_initializer_may_be_given_in_another_size_where_its_dimension_is_free(provider: str) -> None:
     text = "g (float[n] x, float[m] s) => (float[n] y, float[m] s) <float[1] s = {2}> { y = Mul (x, s) }"
     session = make_session(text, provider)
-    (told,) = session.get_overridable_initializers()
-    assert told.shape == ["m"]
+    (reported,) = session.get_overridable_initializers()
+    assert reported.shape == ["m"]
     for given in (None, np.array([5, 6, 7], F32), np.array([3], F32)):
         y, s = session.run(None, {"x": np.ones(3, F32)} | ({} if given is None else {"s": given}))
         np.testing.assert_array_equal(s, [2] if given is None else given)
@@ -187,7 +187,7 @@ def test_threads_are_bounded(threads: int) -> None:
 
 
 @BOTH
-def test_profile_tells_of_nodes(provider: str, tmp_path: Path) -> None:
+def test_profile_reports_nodes(provider: str, tmp_path: Path) -> None:
     options = ort.SessionOptions()
     options.enable_profiling = True
     options.profile_file_prefix = str(tmp_path / "profile")

@@ -71,7 +71,7 @@ def test_async_run_answers_in_a_loop() -> None:
         asyncio.run(ask(X.astype(np.float64)))
 
 
-def test_async_run_refuses_at_once_what_names_tell() -> None:
+def test_async_run_refuses_at_once_what_names_show() -> None:
     session = make_session()
     with pytest.raises(ValueError, match=r"\['b'\] are missing"):
         session.run_async(None, {"x": X}, print, None)
