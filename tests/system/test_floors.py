@@ -34,7 +34,7 @@ INNER = {
     ),
     "ir": (
         ("validate", "signatures", "geometry", "instances", "spec", "target"),
-        ("command", "containers", "host_values"),
+        ("command", "containers", "gpus", "host_values"),
         ("operator", "plan"),
         ("apply", "graphs", "plan_json"),
         ("graph_json",),

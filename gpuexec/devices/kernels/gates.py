@@ -10,21 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuexec.devices.kernels.budgets import BLOCK_REGISTERS, KernelUse, count_block_registers
+from gpuexec.devices.kernels.budgets import KernelUse
 from gpuexec.devices.kernels.machine_code import CodeFigures, LoopFigures
 from gpuexec.devices.kernels.nvrtc import CompiledKernel
+from gpuexec.ir.gpus import find_gpu
 from gpuexec.ir.target import Target
 
-_KIB = 1024
 _NO_LOOP = LoopFigures(instructions=1, multiply_adds=0, integers=0, calls=0)
-# Threads and KiB of shared memory of a multiprocessor (CUDA C++ programming guide, technical specifications per compute
-# capability).
-_MULTIPROCESSORS = {
-    75: (1024, 64), 80: (2048, 164), 86: (1536, 100), 87: (1536, 164), 89: (1536, 100), 90: (2048, 228),
-    100: (2048, 228), 103: (2048, 228), 110: (1536, 228), 120: (1536, 100), 121: (1536, 100),
-}  # fmt: skip
-# From sm_80 on the driver takes some of each block.
-_AMPERE, _BLOCK_SHARED_BYTES = 80, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,14 +226,7 @@ def seconds_limit(source: str, expressions: Iterable[str]) -> float:
 
 def count_blocks(kernel: CompiledKernel, architecture: str, use: KernelUse | None = None) -> int:
     """Return how many blocks of a kernel a multiprocessor holds, by threads, registers and shared memory."""
-    number = Target.named(architecture).architecture
-    known = max((each for each in _MULTIPROCESSORS if each <= number), default=min(_MULTIPROCESSORS))
-    most_threads, shared_kib = _MULTIPROCESSORS[known]
     # Blocks of no given size count as the largest there are, so that nothing is promised for them.
     threads = (use.threads if use is not None and use.threads else kernel.max_threads) or 1024
-    shared = kernel.shared_bytes + (_BLOCK_SHARED_BYTES if number >= _AMPERE else 0)
-    if use is not None:
-        shared += use.shared_bytes.get(architecture, 0)
-    by_registers = BLOCK_REGISTERS // max(count_block_registers(kernel.registers, threads), 1)
-    by_shared = shared_kib * _KIB // shared if shared else by_registers
-    return min(most_threads // threads, by_registers, by_shared)
+    shared = kernel.shared_bytes + (use.shared_bytes.get(architecture, 0) if use is not None else 0)
+    return find_gpu(Target.named(architecture).architecture).count_blocks(threads, kernel.registers, shared)

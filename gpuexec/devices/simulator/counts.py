@@ -24,6 +24,7 @@ from typing import Literal, get_args
 
 from gpuexec.devices.simulator.findings import Place
 from gpuexec.devices.simulator.library import CountsStruct, CountStruct, Extent
+from gpuexec.ir.gpus import find_gpu
 from gpuexec.ir.target import Target
 
 Space = Literal["global", "shared"]
@@ -31,9 +32,6 @@ SPACES: tuple[Space, ...] = get_args(Space)
 _WRITE, _ATOMIC = 1, 2
 _WARP = 32
 _MOST_ROWS = 4096
-# L2 of one device of each architecture, in MiB, by NVIDIA's data sheets: T4, A100, A10, Jetson Orin, L4, H100, B200,
-# B300, Jetson T5000, RTX 5090, GB10.
-_L2_MIB = {75: 4, 80: 40, 86: 6, 87: 4, 89: 48, 90: 50, 100: 126, 103: 126, 110: 32, 120: 96, 121: 24}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +130,8 @@ class CountBuffer:
 
 
 def l2_nbytes(target: Target) -> int:
-    """Return the bytes of L2 that are modelled for a target; of an unknown architecture, those of the one before it."""
-    known = [architecture for architecture in _L2_MIB if architecture <= target.architecture]
-    return _L2_MIB[max(known, default=min(_L2_MIB))] << 20
+    """Return the bytes of L2 that are modelled for a target: those of the GPU that stands for its architecture."""
+    return find_gpu(target.architecture).l2_nbytes
 
 
 def read_counts(

@@ -1,0 +1,105 @@
+"""GPUs by architecture: multiprocessors, clocks, lanes, bandwidths, latencies and limits of one device of each.
+
+Each architecture has many devices; the one that stands here is what plans divide their work for and what predictions
+are made for. It is known by the architecture's name alone, never by the device at hand: so a graph computes the same
+bits on every device of an architecture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuexec.ir.geometry import ceil_div, round_up
+
+_KIB, _MIB = 1 << 10, 1 << 20
+_WARP = 32
+# Registers are given to threads by eights (CUDA C++ programming guide, technical specifications).
+_REGISTER_STEP = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU: what decides how long a kernel takes, and how many of its blocks a multiprocessor holds.
+
+    Attributes:
+        name: What its maker calls it.
+        multiprocessors: How many it has.
+        clock_hertz: Of its multiprocessors, the highest that it keeps under load by its data sheet.
+        fp32_lanes: Fused multiply-adds of floats that a multiprocessor begins in a clock.
+        fp64_lanes: The same of doubles.
+        dram_bytes_per_second: Of device memory, by its data sheet; reached are nine tenths at best.
+        l2_bytes_per_second: Between L2 and all multiprocessors, as measured by reading.
+        l2_nbytes: The size of L2.
+        l2_latency_cycles: Of a load that L2 answers.
+        dram_latency_cycles: Of a load that device memory answers.
+        threads: The most that a multiprocessor holds.
+        blocks: The same of blocks.
+        registers: Of a multiprocessor, 32 bits each.
+        shared_nbytes: Shared memory of a multiprocessor.
+        shared_nbytes_per_block: What the driver takes of it for each block.
+    """
+
+    name: str
+    multiprocessors: int
+    clock_hertz: float
+    fp32_lanes: int
+    fp64_lanes: int
+    dram_bytes_per_second: float
+    l2_bytes_per_second: float
+    l2_nbytes: int
+    l2_latency_cycles: int
+    dram_latency_cycles: int
+    threads: int
+    blocks: int
+    shared_nbytes: int
+    shared_nbytes_per_block: int = _KIB
+    registers: int = 65536
+
+    def count_blocks(self, threads: int, registers: int, shared_nbytes: int) -> int:
+        """Return how many blocks of a kernel a multiprocessor holds at once; 0 where not even one fits.
+
+        Args:
+            threads: Of a block.
+            registers: Of a thread.
+            shared_nbytes: Of a block, static and dynamic.
+        """
+        of_block = ceil_div(threads, _WARP) * _WARP * round_up(max(registers, 1), _REGISTER_STEP)
+        shared = shared_nbytes + self.shared_nbytes_per_block
+        by_shared = self.shared_nbytes // shared if shared else self.blocks
+        return min(self.threads // threads, self.registers // of_block, by_shared, self.blocks)
+
+
+# Multiprocessors, clocks and bandwidths of device memory are those of the data sheets and architecture whitepapers of
+# NVIDIA. Lanes, threads, blocks and shared memory: CUDA C++ programming guide 13, technical specifications and
+# arithmetic throughput per compute capability. Bandwidths and latencies of L2 and latencies of device memory were
+# measured by others where a source stands; where none does they are estimates from the nearest relative.
+_GPUS = {
+    # T4: Jia, Maggioni, Smith, Scarpazza, arXiv 1903.07486 (L2 of 1.27 TB/s, 188 cycles).
+    75: Gpu("T4", 40, 1.59e9, 64, 2, 320e9, 1.27e12, 4 * _MIB, 188, 500, 1024, 16, 64 * _KIB, 0),
+    # A100 SXM of 80 GB: latencies by Luo et al., arXiv 2402.13499. L2 gives 5120 bytes a clock by the whitepaper, of
+    # which about 4 TB/s are reached.
+    80: Gpu("A100 SXM", 108, 1.41e9, 64, 32, 2.039e12, 4.0e12, 40 * _MIB, 262, 466, 2048, 32, 164 * _KIB),
+    86: Gpu("A10", 72, 1.695e9, 128, 2, 600e9, 2.0e12, 6 * _MIB, 250, 500, 1536, 16, 100 * _KIB),
+    87: Gpu("Jetson AGX Orin", 16, 1.3e9, 128, 2, 204.8e9, 0.6e12, 4 * _MIB, 250, 600, 1536, 16, 164 * _KIB),
+    # RTX 4090: latencies by Luo et al. (as above).
+    89: Gpu("RTX 4090", 128, 2.52e9, 128, 2, 1.008e12, 5.0e12, 72 * _MIB, 273, 542, 1536, 24, 100 * _KIB),
+    # H100 SXM: latencies by Luo et al. (as above); L2 of 5.5 to 7 TB/s by chipsandcheese.com, "Nvidia's H100: Funny L2,
+    # and Tons of Bandwidth" (2023), on the PCIe card.
+    90: Gpu("H100 SXM", 132, 1.755e9, 128, 64, 3.35e12, 5.5e12, 50 * _MIB, 263, 479, 2048, 32, 228 * _KIB),
+    # B200: L2 answers within 150 ns in its own partition by chipsandcheese.com, "Nvidia's B200: Keeping the CUDA
+    # Juggernaut Rolling" (2025).
+    100: Gpu("B200", 148, 1.965e9, 128, 64, 8.0e12, 10.0e12, 126 * _MIB, 300, 700, 2048, 32, 228 * _KIB),
+    103: Gpu("B300", 148, 1.92e9, 128, 2, 8.0e12, 10.0e12, 126 * _MIB, 300, 700, 2048, 32, 228 * _KIB),
+    110: Gpu("Jetson T5000", 20, 1.57e9, 128, 2, 273e9, 0.8e12, 32 * _MIB, 300, 700, 1536, 24, 228 * _KIB),
+    120: Gpu("RTX 5090", 170, 2.41e9, 128, 2, 1.792e12, 6.0e12, 96 * _MIB, 300, 600, 1536, 24, 100 * _KIB),
+    121: Gpu("GB10", 48, 2.4e9, 128, 2, 273e9, 1.5e12, 24 * _MIB, 300, 700, 1536, 24, 100 * _KIB),
+}
+
+
+def find_gpu(architecture: int) -> Gpu:
+    """Return the device that stands for an architecture, such as 90.
+
+    For one that is not in the table, it is that of the one before it; of all older ones, the first.
+    """
+    known = [each for each in _GPUS if each <= architecture]
+    return _GPUS[max(known, default=min(_GPUS))]
