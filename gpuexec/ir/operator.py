@@ -39,6 +39,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
+from gpuexec.ir.weight_forms import WeightForm
 from gpuexec.system.extensions import load_domain
 
 Array = np.ndarray[Any, Any]
@@ -146,6 +147,15 @@ class Emitter(Protocol):
 
     def constant(self, array: Array) -> Slot:
         """Return a table that was computed while planning, as device memory. Equal tables are shared."""
+
+    def packed(self, slot: Slot, form: WeightForm) -> Slot | None:
+        """Return a weight in another layout, dense; packed once, when it is put on a device, for all that ask alike.
+
+        None where the slot is not a whole weight of the model, dense or transposed: what is computed, is an input, or a
+        part of a weight is read as it lies. None too on a target without kernels, and on one with textures. The form
+        may depend on extents of the weight and what else a class has in common, and is the same for all its sizes. A
+        weight that is only asked for packed is not on the device in any other form.
+        """
 
     def counters(self, count: int) -> Slot:
         """Return ``count`` numbers of type uint32 that are 0 when a run begins, for kernels whose blocks count.

@@ -20,6 +20,7 @@ import numpy as np
 
 from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.weight_forms import PackedForm
 
 
 class Role(Enum):
@@ -45,7 +46,8 @@ BOUND_ROLES = frozenset({Role.INPUT, Role.OUTPUT, Role.STATE, Role.EXCHANGE})
 class Buffer:
     """Bytes with a role. ``nbytes`` is the capacity at the upper end of the size class.
 
-    ``name`` is the input, output or weight; ``data`` the content of a table computed while planning.
+    ``name`` is the input, output or weight; ``data`` the content of a table computed while planning; ``form`` the form
+    that a weight is packed in, None where it is as the model has it.
     """
 
     id: int
@@ -53,6 +55,7 @@ class Buffer:
     nbytes: int
     name: str = ""
     data: bytes | None = None
+    form: PackedForm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,7 @@ def format_plan(plan: Plan) -> str:
     offsets = arena.as_dict()
     for buffer in plan.buffers:
         where = f"arena+{offsets[buffer.id]}" if buffer.id in offsets else buffer.name or "table"
+        where += "" if buffer.form is None else f" as {buffer.form}"
         lines.append(f"    %{buffer.id:<4} {buffer.role.value:8} {buffer.nbytes:>10} bytes  {where}")
     segment = plan.segment
     lines.append(f"  {len(segment.commands)} commands")

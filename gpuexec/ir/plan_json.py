@@ -18,17 +18,31 @@ from gpuexec.ir.command import Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.ir.plan import ArenaLayout, Buffer, KeptOnHost, Plan, Port, Read, Role, Segment, Variant
 from gpuexec.ir.spec import MAX_BYTES, TensorSpec, check_size, dtype_row
 from gpuexec.ir.validate import find_invalid_field
+from gpuexec.ir.weight_forms import PackedForm
 
 _TYPES: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (Plan, Buffer, ArenaLayout, Segment, Port, Read, KeptOnHost, Variant)
-    + (Slot, Kernel, Launch, Copy, Fill, HostCall)
+    + (Slot, Kernel, Launch, Copy, Fill, HostCall, PackedForm)
 }
+# Fields that stand in the text only where they are set, by type.
+_OPTIONAL: dict[str, frozenset[str]] = {"Buffer": frozenset({"form"})}
 
-# Version of the form; it changes with the fields of a plan, and stored plans of another version are not read.
-FORM = hashlib.sha256(
-    repr([(name, [(f.name, str(f.type)) for f in dataclasses.fields(cls)]) for name, cls in _TYPES.items()]).encode()
-).hexdigest()[:16]
+
+def _hash_types(left_out: str = "", optional: dict[str, frozenset[str]] | None = None) -> str:
+    """Return a hash of the names and fields of all types, but for a type and fields that are left out."""
+    rows = [
+        (name, [(f.name, str(f.type)) for f in dataclasses.fields(cls) if f.name not in (optional or {}).get(name, ())])
+        for name, cls in _TYPES.items()
+        if name != left_out
+    ]
+    return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
+
+
+# Version of the form; it changes with the fields of a plan. Stored plans are read of this version, and of the one
+# without packed weights; those of others are not.
+FORM = _hash_types()
+FORMS_READ = (FORM, _hash_types(PackedForm.__name__, _OPTIONAL))
 
 
 def to_json(plan: Plan) -> str:
@@ -100,7 +114,9 @@ def encode(item: Any) -> Any:
     name = type(item).__name__
     if name not in _TYPES:
         raise PlanError(f"A plan holds a {name}, which is not data.")
-    return {"$": name, **{f.name: encode(getattr(item, f.name)) for f in dataclasses.fields(item)}}
+    optional = _OPTIONAL.get(name, frozenset())
+    values = [(f.name, getattr(item, f.name)) for f in dataclasses.fields(item)]
+    return {"$": name, **{key: encode(value) for key, value in values if value is not None or key not in optional}}
 
 
 def _decode(item: Any) -> Any:

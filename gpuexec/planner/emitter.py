@@ -9,12 +9,13 @@ import numpy as np
 
 from gpuexec.errors import KernelError, PlanError
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Argument, Command, Copy, Fill, HostCall, Kernel, Launch, Slot
-from gpuexec.ir.geometry import max_offset
+from gpuexec.ir.geometry import is_contiguous, max_offset
 from gpuexec.ir.graphs import Node
 from gpuexec.ir.operator import describe
 from gpuexec.ir.plan import Role
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
+from gpuexec.ir.weight_forms import PackedForm, WeightForm
 from gpuexec.ops.lib.pixel import TEXEL_BYTES, draw, draw_copy, draw_fill
 from gpuexec.ops.tensor.copy import copy_commands
 from gpuexec.ops.tensor.shape import store_commands, to_literal
@@ -134,6 +135,19 @@ class CommandEmitter:
         data = np.ascontiguousarray(read_content(array)).tobytes()
         return dense(self._new_buffer(UnpackedBuffer(Role.CONSTANT, spec.nbytes, data=data)), spec)
 
+    def packed(self, slot: Slot, form: WeightForm) -> Slot | None:
+        """Return a weight in another layout, dense; None where the slot is not a whole weight."""
+        axes = self._find_weight_axes(slot)
+        chosen = bool(self.choose(axes is not None))
+        if chosen and axes is None:
+            raise PlanError(f"{slot} is not a whole weight, as it is at the upper end.")
+        if not chosen or axes is None:
+            return None
+        source = slot.spec.with_shape(tuple([slot.shape[axis] for axis in axes]))
+        data = PackedForm.of(form, source, tuple(np.argsort(axes).tolist()))
+        buffer = UnpackedBuffer(Role.CONSTANT, data.spec.nbytes, packed=(slot.buffer, data))
+        return dense(self._new_buffer(buffer), data.spec)
+
     def index_type(self, *slots: Slot) -> str:
         """Return the type of offsets; the same for all sizes of a class."""
         wide = any(max_offset(slot.shape, slot.strides) > _LARGEST_INT for slot in slots)
@@ -161,6 +175,19 @@ class CommandEmitter:
         if chosen and not able:
             raise PlanError(f"{', '.join(map(str, slots))} are not dense, as they are at the upper end.")
         return chosen
+
+    def _find_weight_axes(self, slot: Slot) -> tuple[int, ...] | None:
+        """Return the axes of a slot in the order in which it lies dense, where it is a whole weight; else None."""
+        if not self.target.has_kernels or self.target.has_textures or slot.buffer >= self.effects.first_buffer:
+            return None
+        held = self._unpacked.buffers[slot.buffer]
+        if not held.is_weight or slot.offset_bytes or not slot.spec.size or held.nbytes != slot.spec.nbytes:
+            return None
+        axes = tuple(range(slot.spec.rank))
+        if not slot.is_contiguous:
+            axes = tuple(sorted(axes, key=lambda axis: (slot.shape[axis] > 1, -slot.strides[axis])))
+        shape, strides = (tuple([items[axis] for axis in axes]) for items in (slot.shape, slot.strides))
+        return axes if is_contiguous(shape, strides) else None
 
     def _can_place(self, source: Slot, window: Slot) -> bool:
         buffer = source.buffer

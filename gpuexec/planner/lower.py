@@ -186,7 +186,8 @@ class _Walk:
             if slot.buffer not in numbers:
                 numbers.append(slot.buffer)
                 held = self._unpacked.buffers[slot.buffer]
-                rows.append((held.role, held.nbytes, held.content is None, slot.buffer in self._unpacked.placed))
+                is_placed = slot.buffer in self._unpacked.placed
+                rows.append((held.role, held.nbytes, held.content is None, is_placed, held.is_weight))
             rows.append((numbers.index(slot.buffer), slot.offset_bytes, slot.strides))
         content = content_key([None if slot is None else slot.spec for slot in inputs])
         decided = None if choices is None else tuple(choices)

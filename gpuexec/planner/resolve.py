@@ -132,6 +132,8 @@ class Resolver:
                 raise PlanError(f"A buffer needs {buffer.nbytes} bytes at this size, {end.nbytes} at the upper end.")
             if buffer.data != end.data:
                 raise PlanError("A table has another content at this size.")
+            if buffer.packed != end.packed:
+                raise PlanError("A weight is packed in another form at this size.")
 
     def _check_alike(self, pick: Pick, resolved: list[Command], count: int) -> None:
         found = [(count, *_describe(command)) for command in resolved]

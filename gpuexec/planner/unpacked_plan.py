@@ -11,7 +11,7 @@ another.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any
 
@@ -21,6 +21,7 @@ from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, Slot
 from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.plan import Role
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.weight_forms import PackedForm
 
 Array = np.ndarray[Any, Any]
 # What a group is for ("zeros", "node", "store", "output"), and the node's position, the buffer, or the output's
@@ -34,7 +35,8 @@ BufferOffset = tuple[int, int]
 class UnpackedBuffer:
     """A buffer without a place. ``content`` is a host value to be stored; ``data`` a table made while planning.
 
-    ``is_zeroed``: its bytes are 0 when a run begins.
+    ``is_zeroed``: its bytes are 0 when a run begins. ``packed`` are the buffer of a weight, and the form that this one
+    holds it in.
     """
 
     role: Role
@@ -43,6 +45,12 @@ class UnpackedBuffer:
     data: bytes | None = None
     content: Array | None = None
     is_zeroed: bool = False
+    packed: tuple[int, PackedForm] | None = None
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it is a weight as the model has it."""
+        return self.role is Role.CONSTANT and self.data is None and self.packed is None
 
 
 @dataclass(slots=True)
@@ -104,9 +112,12 @@ def move_effects(effects: Effects, buffers: Mapping[int, int], first_buffer: int
     def change(slot: Slot) -> Slot:
         return Slot(move(slot.buffer), slot.offset_bytes, slot.spec, slot.strides)
 
+    def change_buffer(buffer: UnpackedBuffer) -> UnpackedBuffer:
+        return buffer if buffer.packed is None else replace(buffer, packed=(move(buffer.packed[0]), buffer.packed[1]))
+
     return Effects(
         first_buffer=first_buffer,
-        buffers=effects.buffers,
+        buffers=[change_buffer(buffer) for buffer in effects.buffers],
         commands=[map_slots(command, change) for command in effects.commands],
         outputs=[None if slot is None else change(slot) for slot in effects.outputs],
         placed={move(buffer): (move(host), offset) for buffer, (host, offset) in effects.placed.items()},

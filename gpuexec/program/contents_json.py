@@ -27,7 +27,7 @@ from gpuexec.ir.containers import describe
 from gpuexec.ir.graph_json import decode_graph, encode_graph, is_dim
 from gpuexec.ir.graphs import Array, Graph, check
 from gpuexec.ir.plan import Plan
-from gpuexec.ir.plan_json import FORM, decode_plan, encode_plan
+from gpuexec.ir.plan_json import FORM, FORMS_READ, decode_plan, encode_plan
 from gpuexec.ir.spec import STRING, UNKNOWN, check_size, dtype_row, is_container, is_host_object
 from gpuexec.ir.validate import is_of_type
 from gpuexec.model.model import Model
@@ -104,7 +104,7 @@ def decode_contents(
     writer = _take(data, "writer", str, "The program")
     arrays = [decode_array(row, weights, is_full) for row in _take(data, "arrays", list, "The program")]
     stored = StoredCode(tuple([_decode_kernel(row, code) for row in _take(data, "code", list, "The program")]))
-    has_plans = data.get("plans") == FORM
+    has_plans = data.get("plans") in FORMS_READ
     slabs: dict[Any, Any] = {}
     lock = threading.Lock()
     methods = {}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.ir.plan import ArenaLayout, Buffer, KeptOnHost, Plan, Port, Read, Role, Segment
-from gpuexec.ir.plan_json import from_json, to_json
+from gpuexec.ir.plan_json import FORM, FORMS_READ, from_json, to_json
 from gpuexec.ir.spec import COMPUTED, TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.template import plan_graph
@@ -87,6 +87,11 @@ def test_plan_with_every_command_goes_through_json() -> None:
     assert dataclasses.replace(back, segment=BODY.segment) == dataclasses.replace(PLAN, segment=BODY.segment)
     assert back.segment.commands[1:] == PLAN.segment.commands[1:]
     assert (back.segment.edges, back.segment.origins) == (PLAN.segment.edges, PLAN.segment.origins)
+
+
+def test_text_of_a_plan_without_packed_weights_does_not_mention_them() -> None:
+    assert '"form"' not in to_json(PLAN)
+    assert FORM in FORMS_READ and len(FORMS_READ) == 2
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -14,6 +14,7 @@ from gpuexec.ir.instances import kernel_table
 from gpuexec.ir.operator import Array, Operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
+from gpuexec.ir.weight_forms import PackedForm, WeightForm
 
 _LOADED: dict[str, Mapping[str, SimulatorFunction]] = {}
 
@@ -110,6 +111,12 @@ class DirectEmitter:
     def constant(self, array: Array) -> Slot:
         """Return a copy."""
         return self.slot(np.ascontiguousarray(array).reshape(array.shape), known=True)
+
+    def packed(self, slot: Slot, form: WeightForm) -> Slot | None:
+        """Return a packed copy: every slot is taken for a weight."""
+        source = np.ascontiguousarray(self.read(slot))
+        packed = PackedForm.of(form, TensorSpec.of(source), tuple(range(source.ndim)))
+        return self.slot(packed.pack(source))
 
     def counters(self, count: int) -> Slot:
         """Return new zeros."""

@@ -16,6 +16,7 @@ import safetensors.numpy
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from gpuexec.ir.graphs import walk
+from gpuexec.ir.plan_json import FORMS_READ
 from gpuexec.planner.verify import verify
 from gpuexec.program.building import build_contents
 from gpuexec.program.cases import Case, make_case
@@ -157,6 +158,12 @@ def test_newer_minor_format_with_additions_is_read() -> None:
     contents = read(alter(change))
     assert contents.version == (1, 7) and contents.methods["forward"].plans == {}
     assert contents.notes == ("The plans are of another release's form; they are made anew.",)
+
+
+@pytest.mark.parametrize("form", sorted(FORMS_READ))
+def test_plans_of_the_form_before_packed_weights_are_read(form: str) -> None:
+    contents = read(alter(set_at("plans", to=form)))
+    assert contents.methods["forward"].plans and not contents.notes
 
 
 def test_gaps_of_a_method_come_back_and_are_none_in_older_files() -> None:

@@ -34,7 +34,7 @@ INNER = {
     ),
     "ir": (
         ("validate", "signatures", "geometry", "instances", "spec", "target"),
-        ("command", "containers", "gpus", "host_values"),
+        ("command", "containers", "gpus", "host_values", "weight_forms"),
         ("operator", "plan"),
         ("apply", "graphs", "plan_json"),
         ("graph_json",),

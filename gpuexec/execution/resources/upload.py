@@ -17,6 +17,7 @@ from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import Event, MemoryBlock, Region, Stream, align, begin_host_write
 from gpuexec.devices.transfers import close_stream
 from gpuexec.errors import AccessError, GpuexecError
+from gpuexec.ir.weight_forms import PackedForm
 from gpuexec.system.mapped import FileRange, FileSource, find_range, find_source, read_content
 from gpuexec.system.progress import Progress, ProgressCallback
 
@@ -27,10 +28,16 @@ _BLOCKS = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parcel:
-    """Content to upload; ``name`` is for messages."""
+    """Content to upload, packed where there is a form; ``name`` is for messages."""
 
     name: str
     array: Array
+    form: PackedForm | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self.array.nbytes if self.form is None else self.form.spec.nbytes
 
 
 def upload(
@@ -53,12 +60,12 @@ def upload(
     """
     check_unchanged(parcels)
     regions: list[Region] = []
-    total = sum(parcel.array.nbytes for parcel in parcels)
+    total = sum(parcel.nbytes for parcel in parcels)
     own = backend.device.create_stream() if total > BLOCK_NBYTES else None
     uploader = _Uploader(backend, own or stream, total, report)
     try:
         for parcel in parcels:
-            nbytes = parcel.array.nbytes
+            nbytes = parcel.nbytes
             regions.append(Region(backend.device.allocate(max(nbytes, 1)), 0, nbytes))
         for parcel, region in zip(parcels, regions, strict=True):
             uploader.send(parcel, region.address)
@@ -89,13 +96,13 @@ def check_unchanged(parcels: Sequence[Parcel]) -> None:
 
 
 def read_parcel(parcel: Parcel) -> Array:
-    """Return the content of a parcel on the host, read where it lies in a file.
+    """Return the content of a parcel on the host, read where it lies in a file, and packed where it shall be.
 
     Raises:
         AccessError: The file changed since it was opened, or can't be read; names the file and the value.
     """
     with _naming(parcel):
-        return read_content(parcel.array)
+        return read_content(parcel.array) if parcel.form is None else parcel.form.pack(parcel.array)
 
 
 class _Uploader:
@@ -173,8 +180,8 @@ class _Uploader:
 
 
 def _divide(parcel: Parcel) -> Iterator[tuple[int, FileRange | Array]]:
-    """Yield the content of an array in order, with its place in bytes: as ranges of a file, or as bytes."""
-    array = parcel.array
+    """Yield the content of a parcel in order, with its place in bytes: as ranges of a file, or as bytes."""
+    array = parcel.array if parcel.form is None else read_parcel(parcel)
     found = find_range(array)
     if found is not None:
         yield 0, found

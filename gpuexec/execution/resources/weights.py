@@ -19,13 +19,15 @@ from gpuexec.execution.resources.memory import BorrowedMemory
 from gpuexec.execution.resources.upload import Parcel, read_parcel, upload
 from gpuexec.ir.graphs import Graph, walk
 from gpuexec.ir.plan import Buffer, Role
+from gpuexec.ir.weight_forms import PackedForm
 from gpuexec.model.model import Model
 from gpuexec.system.mapped import read_content
 from gpuexec.system.progress import ProgressCallback
 
 Array = np.ndarray[Any, Any]
-# A weight is known by its array, which is kept, a small one or a table of a plan by its content.
-Key = int | bytes
+# A weight is known by its array, which is kept, a small one or a table of a plan by its content; and by its form.
+_Content = int | bytes
+Key = _Content | tuple[_Content, PackedForm]
 _Place = tuple[Region, Event | None, Array]
 _Keyed = tuple[Key, Parcel]
 _SMALL_NBYTES = 1024
@@ -64,7 +66,7 @@ class Weights:
 
     def measure(self, buffers: Sequence[Buffer], constants: Mapping[str, Array]) -> dict[Key, int]:
         """Return the bytes of a plan's CONSTANT buffers, each content once; see `count_missing`."""
-        return {key: parcel.array.nbytes for key, parcel in _list_parcels(buffers, constants).values()}
+        return {key: parcel.nbytes for key, parcel in _list_parcels(buffers, constants).values()}
 
     def count_missing(self, sizes: Mapping[Key, int]) -> int:
         """Return how many of the bytes that `measure` gave are not there yet."""
@@ -92,10 +94,10 @@ class Weights:
             return [self._places[key][0] for key in keys]
 
     def find_placed(self, number: int, graph: Graph) -> set[Key]:
-        """Return which constants of a graph a share needs."""
-        keys = {_key(array) for each in walk(graph) for array in each.constants.values()}
+        """Return which constants of a graph a share needs, in each form."""
+        contents = {_key(array) for each in walk(graph) for array in each.constants.values()}
         with self._lock:
-            return self._needed[number] & keys
+            return {key for key in self._needed[number] if _split(key)[0] in contents}
 
     def need(self, number: int, keys: set[Key]) -> None:
         """Count a share as a user of weights that are there."""
@@ -188,7 +190,7 @@ class Share:
 
     def place_array(self, array: Array, stream: Stream) -> Region:
         """Return the region of one constant, ready for what is issued on ``stream`` from now on."""
-        return self.weights.place(self._number, [(_key(array), Parcel("", array))], stream, None)[0]
+        return self.weights.place(self._number, [_make_keyed("", array)], stream, None)[0]
 
     def replace(self, old: Graph, new: Graph, stream: Stream, admit: Callable[[int], None] | None = None) -> Share:
         """Return a share of what this one needs for a graph, with other content; what differs is uploaded.
@@ -203,16 +205,19 @@ class Share:
             OutOfMemoryError: The device has no room for the new ones beside the old; nothing was done.
             AccessError: A file that they are in changed.
         """
-        placed = self.weights.find_placed(self._number, old)
+        forms: dict[_Content, list[PackedForm | None]] = {}
+        for content, form in map(_split, self.weights.find_placed(self._number, old)):
+            forms.setdefault(content, []).append(form)
         named = {value.name: array for each in walk(new) for value, array in each.constants.items()}
         parcels = [
-            (_key(named[value.name]), Parcel(value.name, named[value.name]))
+            _make_keyed(value.name, named[value.name], form)
             for each in walk(old)
             for value, array in each.constants.items()
-            if named.get(value.name, array) is not array and _key(array) in placed
+            if named.get(value.name, array) is not array
+            for form in forms.get(_key(array), ())
         ]
         if admit is not None:
-            admit(sum(parcel.array.nbytes for _, parcel in parcels))
+            admit(sum(parcel.nbytes for _, parcel in parcels))
         share = self.weights.enter()
         self.weights.place(share._number, parcels, stream, None)
         self.weights.need(share._number, self.weights.find_placed(self._number, new))
@@ -241,9 +246,16 @@ def _list_parcels(buffers: Sequence[Buffer], constants: Mapping[str, Array]) -> 
     rows: dict[int, _Keyed] = {}
     for buffer in buffers:
         if buffer.role is Role.CONSTANT:
-            array = constants[buffer.name] if buffer.data is None else np.frombuffer(buffer.data, np.uint8)
-            rows[buffer.id] = _key(array) if buffer.data is None else buffer.data, Parcel(buffer.name, array)
+            if buffer.data is None:
+                rows[buffer.id] = _make_keyed(buffer.name, constants[buffer.name], buffer.form)
+            else:
+                rows[buffer.id] = buffer.data, Parcel(buffer.name, np.frombuffer(buffer.data, np.uint8))
     return rows
+
+
+def _make_keyed(name: str, array: Array, form: PackedForm | None = None) -> _Keyed:
+    content = _key(array)
+    return content if form is None else (content, form), Parcel(name, array, form)
 
 
 def _borrow(parcel: Parcel) -> Region:
@@ -252,5 +264,9 @@ def _borrow(parcel: Parcel) -> Region:
     return Region(BorrowedMemory.of(dense), 0, dense.nbytes)
 
 
-def _key(array: Array) -> Key:
+def _key(array: Array) -> _Content:
     return read_content(array).tobytes() if array.nbytes <= _SMALL_NBYTES else id(array)
+
+
+def _split(key: Key) -> tuple[_Content, PackedForm | None]:
+    return key if isinstance(key, tuple) else (key, None)

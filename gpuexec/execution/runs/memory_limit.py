@@ -19,7 +19,7 @@ from gpuexec.errors import InputError, OutOfMemoryError
 from gpuexec.execution.resources.exchange_pool import ExchangePool
 from gpuexec.execution.resources.frames import Frame
 from gpuexec.execution.resources.memory import Allocate, Arena
-from gpuexec.execution.resources.weights import Weights
+from gpuexec.execution.resources.weights import Key, Weights
 from gpuexec.ir.plan import Plan, Role
 from gpuexec.planner.layout import describe_largest
 
@@ -86,7 +86,7 @@ class MemoryLimit:
         self._weights, self._frame_count, self._state_nbytes = weights, frames, state_nbytes
         self._held: list[Holder] = []
         # Weights of plans that were let through, which may not be on the device yet.
-        self._expected: dict[int | bytes, int] = {}
+        self._expected: dict[Key, int] = {}
 
     def watch(self, arena: Arena, frames: Sequence[Frame], *others: Holder) -> None:
         """Count the bytes of these holders."""
@@ -147,7 +147,7 @@ class MemoryLimit:
         )
 
     def _measure(
-        self, plan: Plan, sizes: Mapping[int | bytes, int], results: AbstractSet[str], input_nbytes: int
+        self, plan: Plan, sizes: Mapping[Key, int], results: AbstractSet[str], input_nbytes: int
     ) -> PlanMemory:
         outputs = exchange = 0
         for port in plan.outputs:

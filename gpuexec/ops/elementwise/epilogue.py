@@ -20,6 +20,7 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Slots, build
 from gpuexec.ir.spec import BFLOAT16, dtype_row
+from gpuexec.ir.weight_forms import WeightForm
 from gpuexec.ops.elementwise.elementwise import Elementwise
 from gpuexec.ops.elementwise.elementwise_binary import ROWS as BINARY_ROWS
 from gpuexec.ops.elementwise.elementwise_select import Clip
@@ -278,6 +279,10 @@ class FinishingEmitter:
     def constant(self, array: Array) -> Slot:
         """Return a table as device memory."""
         return self._emit.constant(array)
+
+    def packed(self, slot: Slot, form: WeightForm) -> Slot | None:
+        """Return a weight in another layout, or None."""
+        return self._emit.packed(slot, form)
 
     def counters(self, count: int) -> Slot:
         """Return numbers that are 0 when a run begins."""
