@@ -61,6 +61,7 @@ class Engine:
         observe: Called with each node and its arrays, in place of comparing them.
         inspector: What is looked at in its runs; its values are all kept where nodes are compared or observed.
         open_storage: Opens the memory it runs in; None: its own, in so many frames.
+        fixes_division: Divide work at all sizes of a class as at its upper end.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Engine:
         observe: Observe | None = None,
         inspector: Inspector | None = None,
         open_storage: OpenStorage | None = None,
+        fixes_division: bool = False,
     ) -> None:
         self.model, self.backend = model, backend
         self.stream = stream if stream is not None else backend.device.create_stream()
@@ -94,6 +96,7 @@ class Engine:
             inspector=inspector,
             limit=storage.limit,
             is_exact=storage.is_exact,
+            fixes_division=fixes_division,
         )
         self.is_synchronous = is_synchronous or is_comparing
         self.comparer: Comparer | None = None

@@ -108,7 +108,7 @@ class RunBinder:
             reserved = self._reserve_outputs(frame, stage, planned)
         if self._has_kernels:
             if planned is not None and self._planning.limit is None:
-                given = with_room(given, planned.compiled.template.ends)
+                given = with_room(given, planned.compiled.widest.template.ends)
             self._storage.binder.reserve(frame, given)
         return reserved
 
@@ -192,7 +192,7 @@ class RunBinder:
         """Return the bytes of those outputs of the model that a plan makes."""
         assert stage.partition.ready is not None
         outputs, specs = stage.partition.ready.outputs, planned.variant.outputs
-        return frame.reserve_outputs(planned, planned.compiled.plan, outputs, specs, self._planning.framed)
+        return frame.reserve_outputs(planned, planned.compiled.widest.plan, outputs, specs, self._planning.framed)
 
     def _next_frame(self) -> Frame:
         return self._storage.frames[self._storage.run_counter.number % len(self._storage.frames)]

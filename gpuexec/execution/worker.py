@@ -81,6 +81,9 @@ class Worker:
             for it where that is known then, and the Worker goes on. What `copy_output` and `record` make is beside it.
         seed: What random operators draw from, from 0 to 2**64 - 1; a Worker with the same one draws the same, run by
             run, on any device. None: the next of the process; see `set_seed`.
+        deterministic: ``"size"``: sums are taken in an order that depends on the size class alone, so that a row of a
+            batch has the same bits however many rows there are within a class. None: it may depend on the sizes too,
+            which keeps more of a device busy.
         profiler: Records all its runs, whatever profiler the context has; see `Profiler`.
         watch: Look in every run for NaN and infinities that a node makes, by statistics that the device takes of all
             floating-point values. ``"raise"``: the run ends with NonFiniteError, which names the first such node, and
@@ -112,9 +115,12 @@ class Worker:
         max_bytes: int | None = None,
         seed: int | None = None,
         watch: str | None = None,
+        deterministic: str | None = None,
         profiler: Profiler | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:
+        if deterministic not in (None, "size"):
+            raise InputError(f"deterministic takes None or 'size', got {deterministic!r}.")
         if not isinstance(frames, int) or frames < 1:
             raise InputError(f"frames must be a whole number, at least 1, got {frames!r}.")
         backend = check_backend(backend)
@@ -140,6 +146,7 @@ class Worker:
             is_comparing=compare_with is not None,
             inspector=inspector,
             open_storage=own_storage(frames, limit),
+            fixes_division=deterministic == "size",
         )
         self._engine.planning.listener.report = progress
         self._engine.profiler = profiler

@@ -154,7 +154,8 @@ class Emitter(Protocol):
         None where the slot is not a whole weight of the model, dense or transposed: what is computed, is an input, or a
         part of a weight is read as it lies. None too on a target without kernels, and on one with textures. The form
         may depend on extents of the weight and what else a class has in common, and is the same for all its sizes. A
-        weight that is only asked for packed is not on the device in any other form.
+        weight that is only asked for packed is not on the device in any other form; in each form that is asked for it
+        takes its bytes once more, so lowerings ask for the same one at all sizes where they can.
         """
 
     def counters(self, count: int) -> Slot:
@@ -169,6 +170,14 @@ class Emitter(Protocol):
         What decides on a kernel instance or on the number of arguments and commands goes through here: the plan of a
         class has one of each. Other sizes of the class must be right with it, and may be slower. ``now`` is to depend
         on extents, dtypes and the target's architecture alone, so that all devices of an architecture choose alike.
+        """
+
+    def divide(self, now: int) -> int:
+        """Return into how many parts a kernel divides work whose parts are added, such as the slices of a sum.
+
+        That is ``now``, a pure function of extents, dtypes and the target's architecture. For a Worker with
+        ``deterministic="size"`` it is what the upper end of the size class said, so that the order of sums does not
+        depend on the size: it may be more than there is to divide now, and some parts are empty then.
         """
 
     def index_type(self, *slots: Slot) -> str:

@@ -13,6 +13,8 @@ from gpuexec.ir.graphs import Graph
 from gpuexec.ir.spec import Dim, TensorSpec
 
 _POWERS_UP_TO = 256
+# First ends of the classes of a declared range; powers of two follow.
+_RANGE_ENDS = (1, 4, 16, 64)
 # A declared dimension: a fixed extent, or an inclusive range of extents.
 DeclaredDims = Mapping[str, int | tuple[int, int]]
 
@@ -30,6 +32,17 @@ def bucket_end(extent: int) -> int:
     return 1 << (extent - 1).bit_length() if extent <= _POWERS_UP_TO else round_up(extent, _POWERS_UP_TO)
 
 
+def range_ends(low: int, high: int) -> tuple[int, ...]:
+    """Return the upper ends of the classes that a declared range is divided into: 1, 4, 16, 64, powers of two, its end.
+
+    Kernels are chosen for the end of a class, so none runs with many fewer rows than it was chosen for.
+    """
+    ends = [*_RANGE_ENDS]
+    while ends[-1] < high:
+        ends.append(2 * ends[-1])
+    return (*(end for end in ends if low <= end < high), high)
+
+
 def free_axes(graph: Graph, declared: DeclaredDims) -> dict[tuple[str, int], str]:
     """Return the axes whose extent may change: (input, axis) -> name of the dimension (``""``: nameless)."""
     axes = {}
@@ -41,24 +54,22 @@ def free_axes(graph: Graph, declared: DeclaredDims) -> dict[tuple[str, int], str
     return axes
 
 
-def upper_ends(
+def find_ends(
     graph: Graph,
     inputs: Mapping[str, TensorSpec],
     declared: DeclaredDims,
     free: AbstractSet[tuple[str, int]] = frozenset(),
-) -> Iterator[dict[str, TensorSpec]]:
-    """Yield specs a plan may be laid out for: the ends of the buckets, ends reached together, the inputs as they are.
-
-    Dimensions are often tied (total = past + new), and only the graph knows how. So the first candidate takes every
-    dimension to its end by itself; the second raises all by the same amount, which keeps sums with a fixed part: the
-    least amount by which one of them reaches its end. The last is the inputs as they are. Content stays with inputs
-    whose shape stays.
+    *,
+    is_whole: bool,
+) -> dict[tuple[str, int], int]:
+    """Return the upper ends of the class of each axis (input, axis) whose extent may change.
 
     Args:
         graph: Whose inputs they are.
         inputs: Specs by name.
         declared: Dimensions the caller fixed or bounded.
-        free: Axes (input, axis) that change though nothing declares them.
+        free: Axes that change though nothing declares them.
+        is_whole: Whether a declared range is one class; otherwise it is divided by `range_ends`.
 
     Raises:
         InputError: An extent is outside the declared range of its dimension.
@@ -76,10 +87,39 @@ def upper_ends(
                     f"Input {name!r}: axis {axis} has extent {extent}, outside {low} to {high} declared of {dim!r}.",
                     value=name,
                 )
-            ends[name, axis] = high
+            ends[name, axis] = high if is_whole else min(end for end in range_ends(low, high) if end >= extent)
         elif extent > 1:
             # Extents 0 and 1 stay what they are, unless declared: they vanish and broadcast.
             ends[name, axis] = bucket_end(extent)
+    return ends
+
+
+def upper_ends(
+    graph: Graph,
+    inputs: Mapping[str, TensorSpec],
+    declared: DeclaredDims,
+    free: AbstractSet[tuple[str, int]] = frozenset(),
+    *,
+    is_whole: bool = True,
+) -> Iterator[dict[str, TensorSpec]]:
+    """Yield specs a plan may be laid out for: the ends of the classes, ends reached together, the inputs as they are.
+
+    Dimensions are often tied (total = past + new), and only the graph knows how. So the first candidate takes every
+    dimension to its end by itself; the second raises all by the same amount, which keeps sums with a fixed part: the
+    least amount by which one of them reaches its end. The last is the inputs as they are. Content stays with inputs
+    whose shape stays.
+
+    Args:
+        graph: Whose inputs they are.
+        inputs: Specs by name.
+        declared: Dimensions the caller fixed or bounded.
+        free: Axes (input, axis) that change though nothing declares them.
+        is_whole: As of `find_ends`.
+
+    Raises:
+        InputError: An extent is outside the declared range of its dimension.
+    """
+    ends = find_ends(graph, inputs, declared, free, is_whole=is_whole)
     if not ends:
         yield dict(inputs)
         return
@@ -88,13 +128,19 @@ def upper_ends(
     raised = {key: extent + step for key, extent in extents.items()}
     seen: list[dict[str, TensorSpec]] = []
     for choice in (ends, raised, extents):
-        candidate = {}
-        for name, spec in inputs.items():
-            shape = tuple(choice.get((name, axis), extent) for axis, extent in enumerate(spec.shape))
-            candidate[name] = spec if shape == spec.shape else spec.with_shape(shape)
+        candidate = with_extents(inputs, choice)
         if candidate not in seen:
             seen.append(candidate)
             yield candidate
+
+
+def with_extents(inputs: Mapping[str, TensorSpec], extents: Mapping[tuple[str, int], int]) -> dict[str, TensorSpec]:
+    """Return specs with other extents on some axes; content stays with inputs whose shape stays."""
+    changed = {}
+    for name, spec in inputs.items():
+        shape = tuple([extents.get((name, axis), extent) for axis, extent in enumerate(spec.shape)])
+        changed[name] = spec if shape == spec.shape else spec.with_shape(shape)
+    return changed
 
 
 def check_declared(graph: Graph, declared: Mapping[str, Any]) -> DeclaredDims:

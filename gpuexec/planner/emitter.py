@@ -30,13 +30,22 @@ class CommandEmitter:
 
     Args:
         choices: Decisions made at the upper end of the size class, to be made again; None: decide now.
+        fixes_division: Whether work is divided at all sizes of the class as at its upper end.
     """
 
-    def __init__(self, target: Target, unpacked: UnpackedPlan, choices: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        unpacked: UnpackedPlan,
+        choices: Sequence[int] | None = None,
+        *,
+        fixes_division: bool = False,
+    ) -> None:
         self.target = target
         self.effects = Effects(len(unpacked.buffers))
         self._unpacked = unpacked
         self._given = None if choices is None else iter(choices)
+        self._fixes_division = fixes_division
         self._launched = False
 
     def launch(
@@ -79,7 +88,7 @@ class CommandEmitter:
     def place(self, source: Slot, window: Slot) -> bool:
         """Place the whole buffer of an input in a dense window of an output, where no constraint forbids it."""
         able = self._can_place(source, window)
-        chosen = bool(self.choose(able))
+        chosen = bool(self._repeat(able))
         if chosen and not able:
             raise PlanError(f"{source} can't be placed at {window}, as it is at the upper end.")
         if chosen:
@@ -138,7 +147,7 @@ class CommandEmitter:
     def packed(self, slot: Slot, form: WeightForm) -> Slot | None:
         """Return a weight in another layout, dense; None where the slot is not a whole weight."""
         axes = self._find_weight_axes(slot)
-        chosen = bool(self.choose(axes is not None))
+        chosen = bool(self._repeat(axes is not None))
         if chosen and axes is None:
             raise PlanError(f"{slot} is not a whole weight, as it is at the upper end.")
         if not chosen or axes is None:
@@ -151,7 +160,7 @@ class CommandEmitter:
     def index_type(self, *slots: Slot) -> str:
         """Return the type of offsets; the same for all sizes of a class."""
         wide = any(max_offset(slot.shape, slot.strides) > _LARGEST_INT for slot in slots)
-        return "long long" if self.choose(wide) else "int"
+        return "long long" if self._repeat(wide) else "int"
 
     def counters(self, count: int) -> Slot:
         """Return numbers that are 0 when a run begins."""
@@ -160,6 +169,16 @@ class CommandEmitter:
 
     def choose(self, now: int) -> int:
         """Return ``now`` at the upper end of a size class, and the same at its other sizes."""
+        chosen = self._repeat(now)
+        self.effects.chosen.append(chosen)
+        return chosen
+
+    def divide(self, now: int) -> int:
+        """Return ``now``; where divisions are fixed, that of the upper end of the size class."""
+        return self.choose(now) if self._fixes_division else now
+
+    def _repeat(self, now: int) -> int:
+        """Return what was decided at the upper end; that does not tell size classes apart."""
         chosen = now if self._given is None else next(self._given, now)
         self.effects.choices.append(chosen)
         return chosen
@@ -171,7 +190,7 @@ class CommandEmitter:
     def _choose_dense(self, *slots: Slot) -> bool:
         """Return whether slots are taken as dense: with extents of 1, slots may be that are not at the upper end."""
         able = all(slot.is_contiguous for slot in slots)
-        chosen = bool(self.choose(able))
+        chosen = bool(self._repeat(able))
         if chosen and not able:
             raise PlanError(f"{', '.join(map(str, slots))} are not dense, as they are at the upper end.")
         return chosen

@@ -60,17 +60,27 @@ class Lowering:
 
     Args:
         caches: Inputs that are memories with room for more rows.
+        fixes_division: As of `gpuexec.planner.emitter.CommandEmitter`.
 
     Raises:
         UnsupportedError: Operators without a lowering for this target; lists all of them.
     """
 
-    def __init__(self, graph: Graph, target: Target, caches: Caches | None = None) -> None:
+    def __init__(
+        self, graph: Graph, target: Target, caches: Caches | None = None, *, fixes_division: bool = False
+    ) -> None:
         self._graph, self._target, self._caches = graph, target, caches or {}
+        self._fixes_division = fixes_division
         self._cached: list[CachedLowering | None] = [None] * len(graph.nodes)
         self._given: dict[Value, tuple[UnpackedBuffer, Slot]] = {}
         self._needed: list[int] | None = None
         self._choices: list[list[int]] = []
+        self._chosen: list[tuple[int, ...]] = []
+
+    @property
+    def chosen(self) -> tuple[tuple[int, ...], ...]:
+        """What lowerings decided by extents at the upper end, node by node; empty where no kernel depends on any."""
+        return tuple(self._chosen) if any(self._chosen) and self._target.has_kernels else ()
 
     def run(self, analysis: Analysis) -> Lowered:
         """Lower every node that is needed and has outputs the host does not know.
@@ -84,7 +94,7 @@ class Lowering:
             self._needed = _find_needed(self._graph, analysis)
             _refuse_unsupported([self._graph.nodes[i] for i in self._needed], analysis, self._target)
             _check_sizes([self._graph.nodes[i] for i in self._needed], analysis, self._target)
-        walk = _Walk(self._graph, self._target, analysis, self._given, self._caches)
+        walk = _Walk(self._graph, self._target, analysis, self._given, self._caches, self._fixes_division)
         for number, position in enumerate(self._needed):
             node = self._graph.nodes[position]
             analysis.reader = node.name
@@ -92,6 +102,7 @@ class Lowering:
             effects = walk.lower(position, node, self._cached, choices)
             if is_first:
                 self._choices.append(effects.choices)
+                self._chosen.append(tuple(effects.chosen))
         return walk.finish()
 
 
@@ -109,9 +120,10 @@ class _Walk:
         analysis: Analysis,
         given: dict[Value, tuple[UnpackedBuffer, Slot]],
         caches: Caches,
+        fixes_division: bool,
     ) -> None:
         self._graph, self._target, self._analysis, self._given = graph, target, analysis, given
-        self._caches = caches
+        self._caches, self._fixes_division = caches, fixes_division
         self._unpacked = UnpackedPlan()
         self._slots: dict[Value, Slot] = {}
         # Layers repeat: equal operators on slots alike are lowered once in a walk.
@@ -152,7 +164,7 @@ class _Walk:
         if seen is not None:
             like, effects = seen
             return move_effects(effects, dict(zip(like, numbers, strict=True)), len(self._unpacked.buffers))
-        emitter = NodeEmitter(self._target, self._unpacked, choices)
+        emitter = NodeEmitter(self._target, self._unpacked, choices, fixes_division=self._fixes_division)
         try:
             effects = emitter.lower(node, inputs, wanted)
         except GpuexecError as error:

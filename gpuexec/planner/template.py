@@ -9,9 +9,8 @@ Both analyse, lower, settle and resolve. The upper end decides the layout; a var
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import chain
 
 import numpy as np
 
@@ -46,8 +45,9 @@ def plan_graph(
     slack: int = 1,
     grows: bool = False,
     admit: Callable[[Plan], None] | None = None,
+    fixes_division: bool = False,
 ) -> Template:
-    """Plan a graph for the size class these inputs fall in.
+    """Plan a graph for the size class these inputs fall in, or for the whole range where dimensions are bounded.
 
     Args:
         graph: Checked, and through the load passes.
@@ -58,22 +58,18 @@ def plan_graph(
         slack: How many times the bytes it needs each buffer gets: room for extents that content decides.
         grows: Whether memories lie in bytes of their whole capacity, to be appended to.
         admit: Raises OutOfMemoryError where a plan takes too much; a smaller upper end is tried then.
+        fixes_division: Whether work is divided at all sizes of a class as at its upper end.
 
     Raises:
         InputError: The inputs don't fit the graph; names the node.
         UnsupportedError: Operators without a lowering; lists all.
         OutOfMemoryError: The plan for these very inputs takes too much.
     """
-    *larger, exact = upper_ends(graph, inputs, declared or {}, free)
     caches = find_caches(graph) if grows else {}
-    if caches:
-        specs = Analyser(graph).run(inputs).specs
-        larger = [*grown_ends(graph, inputs, declared or {}, caches, specs), *larger]
-    for ends in chain.from_iterable((_raise_scalar_bounds(graph, inputs, ends), ends) for ends in larger):
-        if ends is None:
-            continue
+    *larger, exact = list_ends(graph, inputs, declared or {}, free, caches, is_whole=True)
+    for ends in larger:
         try:
-            template = Template(graph, ends, target, slack, caches=caches)
+            template = Template(graph, ends, target, slack, caches=caches, fixes_division=fixes_division)
             template.specialise(inputs)
             if admit is not None:
                 admit(template.plan)
@@ -82,10 +78,41 @@ def plan_graph(
             # below.
             continue
         return template
-    template = Template(graph, exact, target, slack, caches=caches)
+    template = Template(graph, exact, target, slack, caches=caches, fixes_division=fixes_division)
     if admit is not None:
         admit(template.plan)
     return template
+
+
+def list_ends(
+    graph: Graph,
+    inputs: Mapping[str, TensorSpec],
+    declared: DeclaredDims,
+    free: AbstractSet[tuple[str, int]],
+    caches: Caches,
+    *,
+    is_whole: bool,
+) -> Iterator[dict[str, TensorSpec]]:
+    """Yield specs that a plan for these inputs may be laid out for, the best first; the last are the inputs' own.
+
+    Args:
+        graph: Whose inputs they are.
+        inputs: Specs by name, with content where it is on the host.
+        declared: Dimensions the caller fixed or bounded.
+        free: Axes (input, axis) that change though nothing declares them.
+        caches: Inputs that are memories with room for more rows.
+        is_whole: Whether a declared range is one class.
+    """
+    *larger, exact = upper_ends(graph, inputs, declared, free, is_whole=is_whole)
+    if caches:
+        specs = Analyser(graph).run(inputs).specs
+        larger = [*grown_ends(graph, inputs, declared, caches, specs), *larger]
+    for ends in larger:
+        raised = _raise_scalar_bounds(graph, inputs, ends)
+        if raised is not None:
+            yield raised
+        yield ends
+    yield exact
 
 
 class Template:
@@ -94,6 +121,7 @@ class Template:
     Attributes:
         plan: The plan, laid out at the upper end of the class.
         ends: The shapes at the upper end, by input.
+        chosen: What lowerings decided by extents at the upper end; empty where none did.
     """
 
     def __init__(
@@ -104,16 +132,20 @@ class Template:
         slack: int = 1,
         stored: Plan | None = None,
         caches: Caches | None = None,
+        *,
+        fixes_division: bool = False,
     ) -> None:
-        self._graph, self._target = graph, target
+        self._graph, self._target, self._caches = graph, target, caches or {}
+        self._fixes_division = fixes_division
         self._specs = {value.name: _bare(inputs[value.name]) for value in graph.inputs}
         self.ends = {name: spec.shape for name, spec in self._specs.items()}
         self._lock = threading.Lock()
-        self._analyser, self._lowering = Analyser(graph), Lowering(graph, target, caches or {})
+        self._analyser, self._lowering = Analyser(graph), self._make_lowering()
         with phase("analyse", graph.name):
             analysis = self._analyser.run(inputs)
         with phase("lower", graph.name):
             lowered = self._lowering.run(analysis)
+        self.chosen = self._lowering.chosen
         self._copies = OutputCopies(graph, target)
         settlement = self._settlement = settle(lowered, graph, target, self._copies).enlarge(slack)
         self._resolver = Resolver(settlement, target)
@@ -174,6 +206,40 @@ class Template:
             variant = Variant(commands, tuple(specs), outputs, tuple(analysis.reads))
             self._last = None if variant.reads else variant
             return variant
+
+    def narrow(
+        self, inputs: Mapping[str, TensorSpec], declared: DeclaredDims, free: AbstractSet[tuple[str, int]]
+    ) -> Template:
+        """Return a template for the size class that inputs fall in by themselves; this one where it chooses alike.
+
+        This one covers them, as one of a larger class or of a whole range does.
+
+        Args:
+            inputs: Specs by name, with content where it is on the host.
+            declared: Dimensions the caller fixed or bounded.
+            free: Axes (input, axis) that change though nothing declares them.
+        """
+        *larger, exact = list_ends(self._graph, inputs, declared, free, self._caches, is_whole=False)
+        # Where no guess holds, sizes of a range are planned by its end, others by themselves.
+        has_ranges = any(isinstance(bound, tuple) for bound in declared.values())
+        for ends in larger if larger and has_ranges else (*larger, exact):
+            try:
+                lowering = self._make_lowering()
+                lowering.run(Analyser(self._graph).run(ends))
+                if lowering.chosen == self.chosen:
+                    return self
+                template = Template(
+                    self._graph, ends, self._target, caches=self._caches, fixes_division=self._fixes_division
+                )
+                template.specialise(inputs)
+            except (GpuexecError, ValueError):
+                # As in `plan_graph`: this guess of an upper end breaks how sizes depend on each other.
+                continue
+            return template
+        return self
+
+    def _make_lowering(self) -> Lowering:
+        return Lowering(self._graph, self._target, self._caches, fixes_division=self._fixes_division)
 
     def _make_plan(self, analysis: Analysis, lowered: Lowered, settlement: Settlement, stored: Plan | None) -> Plan:
         commands = self._resolver.resolve(lowered.unpacked)

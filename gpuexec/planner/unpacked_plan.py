@@ -58,7 +58,8 @@ class Effects:
     """Effects of lowering one node, kept so that the same node with the same slots need not be lowered again.
 
     ``outputs`` are where the node's outputs lie; ``placed`` and ``in_place`` the requests granted or noted for its
-    buffers; ``choices`` the decisions that hold for the whole size class, in the order they were asked for.
+    buffers; ``choices`` the decisions that hold for the whole size class, in the order they were asked for, and
+    ``chosen`` those of them that lowerings make by extents.
     """
 
     first_buffer: int
@@ -68,6 +69,7 @@ class Effects:
     placed: dict[int, BufferOffset] = field(default_factory=dict)
     in_place: list[tuple[int, int]] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ def move_effects(effects: Effects, buffers: Mapping[int, int], first_buffer: int
         placed={move(buffer): (move(host), offset) for buffer, (host, offset) in effects.placed.items()},
         in_place=[(move(output), move(source)) for output, source in effects.in_place],
         choices=effects.choices,
+        chosen=effects.chosen,
     )
 
 

@@ -2,7 +2,8 @@
 
 A run plans a subgraph when it gets there, since its plan depends on content. Here NumPy computes what the device
 would, the partitions and plans are those of a run, and nothing is recorded (`gpuexec.program.dry_run`). The choice of
-a kernel depends on dtypes, ranks and attributes, never on extents, so one dry run tells the kernels of all sizes.
+most kernels depends on dtypes, ranks and attributes alone, so one dry run tells those of all sizes; kernels that are
+chosen by extents are those of the size classes that the cases fall in.
 """
 
 from __future__ import annotations

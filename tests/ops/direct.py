@@ -126,6 +126,10 @@ class DirectEmitter:
         """Return the number: there is one size."""
         return now
 
+    def divide(self, now: int) -> int:
+        """Return the number: there is one size."""
+        return now
+
     def index_type(self, *slots: Slot) -> str:
         """Return int: nothing here is large."""
         return "int"

@@ -10,7 +10,15 @@ import pytest
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import Graph
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.planner.classes import DeclaredDims, bucket_end, check_declared, free_axes, upper_ends
+from gpuexec.planner.classes import (
+    DeclaredDims,
+    bucket_end,
+    check_declared,
+    find_ends,
+    free_axes,
+    range_ends,
+    upper_ends,
+)
 from tests.ir.graph_builder import GraphBuilder
 from tests.ops.operators import FLOAT, Scale
 
@@ -56,6 +64,31 @@ def test_upper_ends_come_alone_together_and_exact(
     past: int, total: int, declared: DeclaredDims, expected: list[tuple[int, ...]]
 ) -> None:
     assert ends(past, total, declared=declared) == expected
+
+
+@pytest.mark.parametrize(
+    ("bound", "expected"),
+    [
+        ((1, 64), (1, 4, 16, 64)),
+        ((0, 3), (1, 3)),
+        ((1, 1), (1,)),
+        ((5, 600), (16, 64, 128, 256, 512, 600)),
+        ((70, 100), (100,)),
+        ((64, 128), (64, 128)),
+    ],
+)
+def test_classes_of_a_range_end_at_1_4_16_64_and_powers_of_two(
+    bound: tuple[int, int], expected: tuple[int, ...]
+) -> None:
+    assert range_ends(*bound) == expected
+
+
+@pytest.mark.parametrize(("extent", "end"), [(0, 1), (1, 1), (2, 4), (17, 64), (65, 100), (100, 100)])
+def test_an_extent_of_a_range_is_in_the_class_that_ends_next(extent: int, end: int) -> None:
+    specs = {"x": TensorSpec((extent, 4), FLOAT), "y": TensorSpec((20, 1), FLOAT)}
+    declared: DeclaredDims = {"past": (0, 100)}
+    assert find_ends(graph(), specs, declared, is_whole=False) == {("x", 0): end, ("y", 0): 32}
+    assert find_ends(graph(), specs, declared, is_whole=True) == {("x", 0): 100, ("y", 0): 32}
 
 
 def test_extent_outside_its_declared_range_is_refused() -> None:

@@ -167,3 +167,21 @@ def test_store_is_as_many_commands_for_every_content_of_a_capacity() -> None:
             slot = dense(1, TensorSpec(content.shape, content.dtype))
             counts.add(len(emit_store(target, UnpackedPlan(), slot, content, 1024)))
         assert len(counts) == 1
+
+
+def test_division_is_free_at_each_size_unless_it_is_fixed() -> None:
+    unpacked = UnpackedPlan()
+    end, size = CommandEmitter(GPU, unpacked), CommandEmitter(GPU, unpacked, [])
+    assert (end.divide(4), size.divide(7), end.effects.chosen) == (4, 7, [])
+    end = CommandEmitter(GPU, unpacked, fixes_division=True)
+    assert end.divide(4) == 4 and end.effects.chosen == [4]
+    size = CommandEmitter(GPU, unpacked, end.effects.choices, fixes_division=True)
+    assert size.divide(7) == 4
+
+
+def test_what_lowerings_choose_is_told_from_what_slots_decide() -> None:
+    d = desk()
+    d.emit.index_type(d.a)
+    d.emit.contiguous(d.a)
+    d.emit.choose(3)
+    assert d.emit.effects.chosen == [3] and d.emit.effects.choices == [0, 1, 3]

@@ -10,11 +10,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import product
+from math import prod
 
 from gpuexec.devices.device import MemoryBlock, Recording, Region, Stream
 from gpuexec.devices.graph_cache import GraphCache
 from gpuexec.devices.recording import record_segment
-from gpuexec.errors import GpuexecError, InputError, OutOfMemoryError, PlanError
+from gpuexec.errors import DeviceNotFoundError, GpuexecError, InputError, OutOfMemoryError, PlanError
 from gpuexec.execution.resources.weights import Share
 from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.stopwatch import LayerTimes
@@ -25,6 +27,7 @@ from gpuexec.ir.target import Target
 from gpuexec.model.model import Model
 from gpuexec.passes import run_passes
 from gpuexec.planner.caches import find_caches
+from gpuexec.planner.classes import find_ends, free_axes, range_ends, with_extents
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.system.phases import phase
 
@@ -34,13 +37,18 @@ _SLACK = 2
 _Shapes = tuple[tuple[int, ...], ...]
 _Contents = tuple[tuple[str, int | None, bytes], ...]
 _Axis = tuple[str, int]
+_Ends = tuple[tuple[_Axis, int], ...]
+# The most classes of a declared range that are planned at once; those of more are planned when they are met.
+_CLASSES_AT_ONCE = 16
 
 
 @dataclass(slots=True, eq=False)
 class CompiledPlan:
     """A template with its weights by name and its recording: made when first run, made again when the arena moves.
 
-    ``times`` are those of its layers, by number.
+    ``times`` are those of its layers, by number. ``classes`` are the plans, this one or others, of sizes that this one
+    covers, by the upper ends of their classes. A plan of a class of a declared range has in ``whole`` the plan of all
+    of it: what is reserved for that serves all.
     """
 
     template: Template
@@ -49,11 +57,18 @@ class CompiledPlan:
     generation: int = -1
     current: Variant | None = None
     times: LayerTimes = field(default_factory=LayerTimes)
+    classes: dict[_Ends, CompiledPlan] = field(default_factory=dict)
+    whole: CompiledPlan | None = None
     # The plan at the upper end of the class.
     plan: Plan = field(init=False)
 
     def __post_init__(self) -> None:
         self.plan = self.template.plan
+
+    @property
+    def widest(self) -> CompiledPlan:
+        """The plan by which memory is reserved."""
+        return self if self.whole is None else self.whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,18 +125,24 @@ class PlanCache:
     def reserve(self, planned: PlannedVariant, stream: Stream) -> Recording:
         """Return the recording of a planned variant's plan, whichever size it is set to now.
 
-        If there is none over the arena as it is, it is made; weights that are new are uploaded on ``stream``.
+        If there is none over the arena as it is, it is made; weights that are new are uploaded on ``stream``. All plans
+        of a declared range are recorded together, so that no size of it takes memory later.
 
         Raises:
             OutOfMemoryError: The device has no room for the arena or the weights.
         """
-        compiled, plan, planning = planned.compiled, planned.compiled.plan, self._planning
+        compiled, planning = planned.compiled, self._planning
         # A recording over the arena as it is has room there.
         if compiled.recording is None or compiled.generation != planning.arena.generation:
-            memory = planning.arena.reserve(plan.layout.nbytes)
+            widest = compiled.widest
+            memory = planning.arena.reserve(widest.plan.layout.nbytes)
             self._drop_outdated()
-            compiled.recording = record_plan(compiled, planning, memory, stream, planning.graphs)
-            compiled.generation, compiled.current = planning.arena.generation, None
+            together = [each for each in widest.classes.values() if each.whole is widest]
+            for each in (compiled, widest, *together):
+                if each.recording is None:
+                    each.recording = record_plan(each, planning, memory, stream, planning.graphs)
+                    each.generation, each.current = planning.arena.generation, None
+        assert compiled.recording is not None
         return compiled.recording
 
     def record(self, planned: PlannedVariant, stream: Stream) -> Recording:
@@ -149,6 +170,8 @@ class PlanCache:
             planned, is_outgrown = self._specialise(specs)
             if planned is None:
                 planned = self._plan(specs, _SLACK if is_outgrown and not self._planning.is_exact else 1)
+                self._plan_range(planned.compiled, specs)
+            planned = self._narrow(planned, specs)
         counters.plan_ms += (time.perf_counter() - start) * 1e3 - (counters.compile_ms - compiled)
         counters.variants += 1
         return planned
@@ -176,6 +199,77 @@ class PlanCache:
                 continue
         return None, is_outgrown
 
+    def _narrow(self, planned: PlannedVariant, specs: Mapping[str, TensorSpec]) -> PlannedVariant:
+        """Return the variant of a plan for the class of these sizes, where that chooses otherwise than the plan given.
+
+        That one was made for a larger class, or for the whole of a declared range.
+        """
+        wide, planning = planned.compiled, self._planning
+        if not self._has_classes(wide):
+            return planned
+        declared, free = planning.model.dims, frozenset(self._free)
+        ends = find_ends(wide.template.graph, specs, declared, free, is_whole=False)
+        key = tuple(sorted(ends.items()))
+        found = wide.classes.get(key)
+        if found is None:
+            found = wide.classes[key] = self._find_class(wide, specs)
+        found.classes.setdefault(key, found)
+        if found is wide or not found.template.covers(specs):
+            return planned
+        try:
+            return PlannedVariant(found, found.template.specialise(specs))
+        except (PlanError, InputError):
+            return planned
+
+    def _has_classes(self, wide: CompiledPlan) -> bool:
+        """Return whether sizes that a plan covers may have plans of their own: kernels of it depend on extents.
+
+        Where memory was planned for one plan, or its kernels came with the model, it serves all the same.
+        """
+        planning = self._planning
+        has_kernels = bool(planning.model._code.kernels) and not planning.fixes_division
+        return bool(wide.template.chosen) and not planning.is_exact and not has_kernels
+
+    def _find_class(self, wide: CompiledPlan, specs: Mapping[str, TensorSpec]) -> CompiledPlan:
+        """Return the plan for the class of these sizes: the one given, another there is, or a new one."""
+        template = wide.template.narrow(specs, self._planning.model.dims, frozenset(self._free))
+        if template is wide.template:
+            return wide
+        is_range = _has_ranges(self._planning.model)
+        for each in self._compiled:
+            is_alike = each.template.chosen == template.chosen and each.template.covers(specs)
+            if is_alike and (each.widest is wide.widest or not is_range):
+                return each
+        if is_range and template.plan.layout.nbytes > wide.widest.plan.layout.nbytes:
+            return wide  # what the range has reserved is enough for all its sizes
+        try:
+            self._admit(template.plan, wide.template.graph.constants)
+            compiled = self._compile(template, wide.constants)
+        except (OutOfMemoryError, DeviceNotFoundError):
+            return wide  # there is no memory for it, or no compiler
+        compiled.whole = wide.widest if is_range else None
+        return compiled
+
+    def _plan_range(self, wide: CompiledPlan, specs: Mapping[str, TensorSpec]) -> None:
+        """Plan all classes of the declared ranges that these sizes lie in, unless they are many."""
+        declared, graph = self._planning.model.dims, wide.template.graph
+        if not self._has_classes(wide):
+            return
+        axes: dict[str, list[_Axis]] = {}
+        for axis, dim in free_axes(graph, declared).items():
+            if isinstance(declared.get(dim), tuple):
+                axes.setdefault(dim, []).append(axis)
+        ends = {dim: range_ends(*bound) for dim, bound in declared.items() if dim in axes and isinstance(bound, tuple)}
+        if not ends or prod(map(len, ends.values())) > _CLASSES_AT_ONCE:
+            return
+        for chosen in product(*(each[::-1] for each in ends.values())):  # the largest first: it serves more sizes
+            extents = {axis: end for dim, end in zip(ends, chosen, strict=True) for axis in axes[dim]}
+            at_end = with_extents(specs, extents)
+            try:
+                self._narrow(PlannedVariant(wide, wide.template.specialise(at_end)), at_end)
+            except GpuexecError:
+                continue  # dimensions that are tied do not all reach their ends together
+
     def _plan(self, specs: Mapping[str, TensorSpec], slack: int) -> PlannedVariant:
         planning, target = self._planning, self._planning.backend.device.target
         restored = self._restore(specs) if slack == 1 else None
@@ -192,17 +286,24 @@ class PlanCache:
                 slack=slack,
                 grows=self._grows,
                 admit=lambda plan: self._admit(plan, graph.constants),
+                fixes_division=planning.fixes_division,
             )
         variant = template.specialise(specs)
+        compiled = self._compile(template, {value.name: array for value, array in graph.constants.items()})
+        return PlannedVariant(compiled, variant)
+
+    def _compile(self, template: Template, constants: Mapping[str, Array]) -> CompiledPlan:
+        """Load the kernels of a template, and add it to the plans there are."""
+        planning = self._planning
         start = time.perf_counter()
         with phase("load kernels", self._graph.name):
             planning.backend.device.load(template.plan.kernels(), planning.model._code)
         planning.counters.compile_ms += (time.perf_counter() - start) * 1e3
-        compiled = CompiledPlan(template, {value.name: array for value, array in graph.constants.items()})
+        compiled = CompiledPlan(template, constants)
         self._compiled.insert(0, compiled)
         planning.plans.insert(0, template.plan)
         planning.counters.plans += 1
-        return PlannedVariant(compiled, variant)
+        return compiled
 
     def admit(self, planned: PlannedVariant, input_nbytes: int) -> None:
         """Check that a run stays within the limit there is; ``input_nbytes`` come from the host.
@@ -210,10 +311,14 @@ class PlanCache:
         Raises:
             OutOfMemoryError: It does not; tells what it needs.
         """
+        compiled = planned.compiled
         try:
-            self._check_limit(planned.compiled.plan, planned.compiled.constants, input_nbytes)
+            for each in (compiled, *([] if compiled.whole is None else [compiled.whole])):
+                self._check_limit(each.plan, each.constants, input_nbytes)
         except OutOfMemoryError:
-            self._forget(planned.compiled)
+            self._forget(compiled)
+            if compiled.whole is not None:
+                self._forget(compiled.whole)
             raise
 
     def _forget(self, compiled: CompiledPlan) -> None:
@@ -221,6 +326,8 @@ class PlanCache:
         if compiled.recording is None:
             self._compiled = [each for each in self._compiled if each is not compiled]
             self._planning.plans[:] = [plan for plan in self._planning.plans if plan is not compiled.plan]
+            for each in self._compiled:
+                each.classes = {ends: plan for ends, plan in each.classes.items() if plan is not compiled}
             for key in [key for key, planned in self._variants.items() if planned.compiled is compiled]:
                 del self._variants[key]
             kept = {shapes for shapes, _ in self._variants}
@@ -237,7 +344,14 @@ class PlanCache:
     def _restore(self, specs: Mapping[str, TensorSpec]) -> _Restored | None:
         """Return a template from a stored plan of the model, if one fits; each that does not is reported once."""
         planning = self._planning
-        found, refused = restore(planning.model, self._graph, specs, planning.backend.device.target, self._unfit)
+        found, refused = restore(
+            planning.model,
+            self._graph,
+            specs,
+            planning.backend.device.target,
+            self._unfit,
+            fixes_division=planning.fixes_division,
+        )
         for plan, why in refused:
             self._unfit.append(plan)
             planning.unfit.append(plan)
@@ -290,7 +404,13 @@ class _Restored:
 
 
 def restore(
-    model: Model, graph: Graph, specs: Mapping[str, TensorSpec], target: Target, tried: Collection[Plan] = ()
+    model: Model,
+    graph: Graph,
+    specs: Mapping[str, TensorSpec],
+    target: Target,
+    tried: Collection[Plan] = (),
+    *,
+    fixes_division: bool = False,
 ) -> tuple[_Restored | None, list[tuple[Plan, str]]]:
     """Return a template for inputs of these specs from one of the model's stored plans, and those that don't fit.
 
@@ -302,16 +422,18 @@ def restore(
         specs: Of its inputs.
         target: What to plan for.
         tried: Plans to leave out.
+        fixes_division: Whether sizes of a class divide work as its upper end.
     """
     refused = []
     plans = [plan for plan in model._plans.get(target.name, ()) if all(plan is not each for each in tried)]
-    for plan in sorted(plans, key=lambda plan: plan.layout.nbytes):
+    # The plan of a declared range comes before those of its classes.
+    for plan in sorted(plans, key=lambda plan: plan.layout.nbytes, reverse=_has_ranges(model)):
         ends = _find_ends(plan, graph, specs)
         if ends is None:
             continue
         try:
             planned = run_passes(graph, model._plan_passes, model.disabled_passes, ends)
-            template = Template(planned, ends, target, stored=plan)
+            template = Template(planned, ends, target, stored=plan, fixes_division=fixes_division)
             template.specialise(specs)
         except PlanError as error:
             refused.append((plan, str(error)))
@@ -321,6 +443,10 @@ def restore(
         else:
             return _Restored(template, planned), refused
     return None, refused
+
+
+def _has_ranges(model: Model) -> bool:
+    return any(isinstance(bound, tuple) for bound in model.dims.values())
 
 
 def _find_ends(plan: Plan, graph: Graph, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec] | None:

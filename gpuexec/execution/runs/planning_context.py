@@ -58,6 +58,8 @@ class PlanningContext:
     limit: MemoryLimit | None = None
     # Whether plans take no more room than they need, since that was declared beforehand.
     is_exact: bool = False
+    # Whether work is divided at all sizes of a class as at its upper end.
+    fixes_division: bool = False
     # Bytes that a node may touch to be light work, for the host to do.
     host_work: int = HOST_WORK_LIMIT
     # Notified of weights that are uploaded.

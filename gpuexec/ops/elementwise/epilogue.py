@@ -292,6 +292,10 @@ class FinishingEmitter:
         """Return a number that all sizes of a class share."""
         return self._emit.choose(now)
 
+    def divide(self, now: int) -> int:
+        """Return into how many parts work is divided."""
+        return self._emit.divide(now)
+
     def index_type(self, *slots: Slot) -> str:
         """Return the C++ type for offsets into these slots."""
         return self._emit.index_type(*slots)
