@@ -33,23 +33,34 @@ struct ConvTile {
 
   __device__ bool is_needed() const { return row < rows && column < columns; }
 
-  // Calls visit(i, j, n, channel, position) for each sum [i][j] that is an output, position within the channel.
+  // Calls visit(j, n, channel, count, position) for each column j of sums that are outputs: sums [i][j] of `count` channels from
+  // `channel` on, position within the channel.
   template <class Visit>
-  __device__ void visit_outputs(Visit visit) const {
+  __device__ void visit_columns(Visit visit) const {
     u64 position;
     i64 n = i64(sizes.by_outputs.divide(u64(column), position));
+    const int count = int(rows - row < kSums ? rows - row : kSums);
+    if (count <= 0) return;
 #pragma unroll
     for (int j = 0; j < kSums; ++j) {
       if (column + j >= columns) break;
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        if (row + i < rows) visit(i, j, n, group * rows + row + i, i64(position));
-      }
+      visit(j, n, group * rows + row, count, i64(position));
       if (++position == sizes.by_outputs.divisor) {
         position = 0;
         ++n;
       }
     }
+  }
+
+  // Calls visit(i, j, n, channel, position) for each sum [i][j] that is an output, position within the channel.
+  template <class Visit>
+  __device__ void visit_outputs(Visit visit) const {
+    visit_columns([&](int j, i64 n, i64 channel, int count, i64 position) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        if (i < count) visit(i, j, n, channel + i, position);
+      }
+    });
   }
 };
 

@@ -40,15 +40,37 @@ __device__ inline A scale_and_add(const Gemm& gemm, A sum, A addend, bool has_ad
   return has_addend ? wrapping_add(sum, addend) : sum;
 }
 
-// `start` is the offset of the batch in the output.
+// The sum of an output, scaled, with its addend.
+template <class T>
+__device__ inline Acc<T> scale_sum(const Gemm& gemm, i64 row, i64 column, Acc<T> sum, const T* c) {
+  Acc<T> addend = c ? widen(c[row * gemm.c_row + column * gemm.c_column]) : Acc<T>(0);
+  return scale_and_add(gemm, sum, addend, c != nullptr);
+}
+
+// Stores a thread's sums of neighbouring rows and columns; `start` is the offset of the batch in the output.
 template <class T, class Finish>
-__device__ inline void store_scaled(const Gemm& gemm, i64 row, i64 column, Acc<T> sum, const T* c, T* y, i64 start,
-                                    const Finish& finish) {
-  typedef Acc<T> A;
+__device__ inline void store_sums(const Gemm& gemm, i64 row, i64 column, Acc<T> (&sums)[kSums][kSums], const T* c, T* y,
+                                  i64 start, const Finish& finish) {
   if (row >= gemm.rows || column >= gemm.columns) return;
-  A addend = c ? widen(c[row * gemm.c_row + column * gemm.c_column]) : A(0);
-  i64 place = start + row * gemm.y_row + column * gemm.y_column;
-  y[place] = finish(scale_and_add(gemm, sum, addend, c != nullptr), place);
+  const int rows = int(gemm.rows - row < kSums ? gemm.rows - row : kSums);
+  const int columns = int(gemm.columns - column < kSums ? gemm.columns - column : kSums);
+  i64 places[kSums];
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    places[i] = start + (row + i) * gemm.y_row + column * gemm.y_column;
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) {
+      if (i < rows && j < columns) sums[i][j] = scale_sum(gemm, row + i, column + j, sums[i][j], c);
+    }
+  }
+  finish.many(sums, places, gemm.y_column);
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) {
+      if (i < rows && j < columns) y[places[i] + j * gemm.y_column] = cast<T>(sums[i][j]);
+    }
+  }
 }
 
 // The right operand in the type of the product.
@@ -115,7 +137,10 @@ __device__ inline void multiply_few_rows(const T* a, const Right& right, const T
   if (thread >= kFewRows * kFewColumns) return;
   A sum = partial[0][thread];
   for (int i = 1; i < kFolds; ++i) sum = wrapping_add(sum, partial[i][thread]);
-  store_scaled(gemm, thread / kFewColumns, first_column + thread % kFewColumns, sum, c, y, start, finish);
+  const i64 own_row = thread / kFewColumns, own_column = first_column + thread % kFewColumns;
+  if (own_row >= gemm.rows || own_column >= gemm.columns) return;
+  i64 place = start + own_row * gemm.y_row + own_column * gemm.y_column;
+  y[place] = finish(scale_sum(gemm, own_row, own_column, sum, c), place);
 }
 
 // The work of a block of gemm, for any form of its right operand.
@@ -144,11 +169,7 @@ __device__ inline void multiply_block(const T* a, Right b, const T* c, T* y, con
   i64 column = first_column + sums_column(threadIdx.x);
   Acc<T> sums[kSums][kSums];
   multiply_tile(left, right, gemm.inner, row < gemm.rows && column < gemm.columns, sums);
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) {
-#pragma unroll
-    for (int j = 0; j < kSums; ++j) store_scaled(gemm, row + i, column + j, sums[i][j], c, y, start, finish);
-  }
+  store_sums(gemm, row, column, sums, c, y, start, finish);
 }
 
 // Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent

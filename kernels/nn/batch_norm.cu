@@ -17,15 +17,23 @@ __global__ void __launch_bounds__(kBlockThreads) normalize_channels(
   constexpr int kPerThread = 4;
   const auto finish = finish_by<T>(epilogue...);
   const i64 first = i64(blockIdx.x) * kPerThread * kBlockThreads + threadIdx.x;
+  A values[1][kPerThread];
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     const i64 element = first + i * kBlockThreads;
-    if (element >= count) break;
+    values[0][i] = A(0);
+    if (element >= count) continue;
     u64 channel;
     channels.divide(inner.divide(element), channel);
     const A centered = widen(x[element]) - cast<A>(mean[channel]);
     const A deviation = root_of(cast<A>(variance[channel]) + A(epsilon));
-    y[element] = finish(centered * (cast<A>(scale[channel]) / deviation) + cast<A>(bias[channel]), element);
+    values[0][i] = centered * (cast<A>(scale[channel]) / deviation) + cast<A>(bias[channel]);
+  }
+  finish.many(values, {first}, kBlockThreads);
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const i64 element = first + i * kBlockThreads;
+    if (element < count) y[element] = cast<T>(values[0][i]);
   }
 }
 

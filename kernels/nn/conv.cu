@@ -58,10 +58,19 @@ __device__ inline void convolve_block(const T* x, const Weights& w, const T* bia
   const PatchLoader<T> right(x, tile, windows, strides);
   Acc<T> sums[kSums][kSums];
   multiply_tile(left, right, tile.inner, tile.is_needed(), sums);
-  tile.visit_outputs([&](int i, int j, i64 n, i64 channel, i64 position) {
-    Acc<T> sum = bias ? sums[i][j] + widen(bias[channel]) : sums[i][j];
-    i64 place = (n * i64(sizes.by_out_channels.divisor) + channel) * i64(sizes.by_outputs.divisor) + position;
-    y[place] = finish(sum, place);
+  const i64 outputs = i64(sizes.by_outputs.divisor);
+  tile.visit_columns([&](int j, i64 n, i64 channel, int count, i64 position) {
+    Acc<T> column[1][kSums];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      column[0][i] = bias && i < count ? sums[i][j] + widen(bias[channel + i]) : sums[i][j];
+    }
+    const i64 place = (n * i64(sizes.by_out_channels.divisor) + channel) * outputs + position;
+    finish.many(column, {place}, outputs);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (i < count) y[place + i * outputs] = cast<T>(column[0][i]);
+    }
   });
 }
 

@@ -66,6 +66,19 @@ struct HeldRow {
       f(lane + i * lanes, values[i]);
     }
   }
+
+  // Calls f(column, values, count) for groups of N columns, `lanes` apart; values from `count` on are not of the row.
+  template <int N, class F>
+  __device__ void visit_groups(F f) const {
+#pragma unroll
+    for (int i = 0; i < kHeld<A>; i += N) {
+      if (i >= own) break;
+      A group[1][N];
+#pragma unroll
+      for (int k = 0; k < N; ++k) group[0][k] = values[i + k];
+      f(lane + i * lanes, group, own - i);
+    }
+  }
 };
 
 // The same for a row too long for registers: read anew at each visit.
@@ -81,6 +94,17 @@ struct StreamedRow {
   template <class F>
   __device__ void visit(F f) const {
     for (i64 column = lane; column < end; column += lanes) f(column, cast<A>(x[column]));
+  }
+
+  template <int N, class F>
+  __device__ void visit_groups(F f) const {
+    for (i64 column = lane; column < end; column += N * lanes) {
+      const int count = N == 1 ? 1 : int((end - column + lanes - 1) / lanes);
+      A group[1][N];
+#pragma unroll
+      for (int k = 0; k < N; ++k) group[0][k] = k < count ? cast<A>(x[column + k * lanes]) : A(0);
+      f(column, group, count);
+    }
   }
 };
 
@@ -122,11 +146,21 @@ __device__ inline void normalize_row(
   scale += i64(parameters_row) * affine.scale_stride;
   bias += i64(parameters_row) * affine.bias_stride;
   const i64 first = team.row * columns;
-  row.visit([&](i64 column, A x) {
-    const u64 place = affine.column_group.divide(column);
-    A result = (x - center) * inverse * cast<A>(scale[place]);
-    if (affine.has_bias) result += cast<A>(bias[place]);
-    y[first + column] = finish(result, first + column);
+  constexpr int kGroup = Finish::kGroup;
+  row.template visit_groups<kGroup>([&](i64 column, A (&values)[1][kGroup], int count) {
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) {
+      if (k >= count) break;
+      const u64 place = affine.column_group.divide(column + k * team.lanes);
+      A result = (values[0][k] - center) * inverse * cast<A>(scale[place]);
+      if (affine.has_bias) result += cast<A>(bias[place]);
+      values[0][k] = result;
+    }
+    finish.many(values, {first + column}, team.lanes);
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) {
+      if (k < count) y[first + column + k * team.lanes] = cast<V>(values[0][k]);
+    }
   });
 }
 

@@ -10,10 +10,20 @@ import pytest
 
 from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.errors import InputError
+from gpuexec.ir.command import Slot
 from gpuexec.ir.operator import build, find_operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_unary import ROWS
-from gpuexec.ops.elementwise.epilogue import BINARY, BINARY_OPERATORS, FINISHED, MAX_STEPS, UNARY, UNARY_OPERATORS
+from gpuexec.ops.elementwise.epilogue import (
+    BINARY,
+    BINARY_OPERATORS,
+    FINISHED,
+    MAX_STEPS,
+    UNARY,
+    UNARY_OPERATORS,
+    make_epilogue,
+    read_steps,
+)
 from gpuexec.ops.elementwise.fused import PRODUCERS, Fused, fused_name
 from gpuexec.ops.quant.narrow_weight import HALF, INT8, PAIRS
 from tests.ops.direct import DirectEmitter, lower_and_run
@@ -155,6 +165,24 @@ CASES = [
         (numbers(FLOAT, 70, 4), numbers(FLOAT, 4, 2)),
         (("Add", (), (VALUE, numbers(FLOAT, 2))),),
     ),
+    # Groups of four neighbours: an operand has a vector of them, they share an element, or reach over the end of a row.
+    *(
+        fused(
+            f"{rows}x{columns}_{dtype.name}",
+            "MatMul",
+            (numbers(dtype, rows, 9), numbers(dtype, 9, columns)),
+            (
+                ("Add", (), (VALUE, numbers(dtype, columns))),
+                ("Gelu", (), (VALUE,)),
+                ("Mul", (), (numbers(dtype, rows, 1), VALUE)),
+                ("Div", (), (VALUE, "3.0")),
+                ("Sub", (), (MADE, VALUE)),
+            ),
+        )
+        for dtype in (FLOAT, HALF, BFLOAT16)
+        for rows, columns in ((6, 7), (67, 68))
+    ),
+    case_of("Conv", FLOAT, (("Add", (), (VALUE, SAME[FLOAT][:1])), ("Sub", (), (PER_CHANNEL, VALUE))), "image"),
 ]
 
 
@@ -220,6 +248,29 @@ def test_every_step_of_two_inputs_gives_the_bits_of_its_kernel(name: str, dtype:
         np.testing.assert_array_equal(to_bits(got), to_bits(lower_apart(case)), err_msg=str(each[1:]))
 
 
+@pytest.mark.parametrize("offset", [0, 1, 4])
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=lambda dtype: dtype.name)
+def test_operands_may_start_at_any_element_of_a_buffer(dtype: Any, offset: int) -> None:
+    a, b, operand = numbers(dtype, 6, 9), numbers(dtype, 9, 8), numbers(dtype, offset + 48)
+    case = fused("", "MatMul", (a, b), (("Add", (), (VALUE, operand[offset:].reshape(6, 8))),))
+    op, emit = build(case.op, case.attributes), DirectEmitter()
+    whole = emit.slot(operand)
+    part = Slot(whole.buffer, offset * dtype.itemsize, TensorSpec((6, 8), dtype), (8, 1))
+    y = emit.fresh((6, 8), dtype)
+    assert op.lower is not None
+    op.lower(emit, (emit.slot(a), emit.slot(b), part), (y,))
+    assert len(emit.launches) == 1
+    np.testing.assert_array_equal(to_bits(emit.read(y)), to_bits(lower_apart(case)))
+
+
+def test_outputs_beyond_32_bits_get_their_steps_apart() -> None:
+    steps = read_steps((("Add", (), (VALUE, 0)),))
+    row = Slot(0, 0, TensorSpec((2**16,), FLOAT), (1,))
+    for rows, is_taken in ((2**15 - 1, True), (2**15, False)):
+        y = Slot(1, 0, TensorSpec((rows, 2**16), FLOAT), (2**16, 1))
+        assert (make_epilogue(steps, (row,), y) is not None) == is_taken
+
+
 def launches_of(case: Case) -> list[str]:
     emit = DirectEmitter()
     op = build(case.op, case.attributes)
@@ -263,8 +314,8 @@ def test_operands_are_not_written() -> None:
 def test_lists_are_those_of_the_kernels() -> None:
     text = find_source("epilogue.cuh").read_text().replace("\\\n", "")
     for macro, names in (("UNARY", UNARY), ("BINARY", BINARY)):
-        (line,) = re.findall(rf"#define GPUEXEC_{macro}_STEPS\(each\)(.*)", text)
-        assert tuple(re.findall(r"each\((\w+)\)", line)) == names
+        lines = re.findall(rf"#define GPUEXEC_{macro}_STEPS_(?:INLINE|CALLED)\(each\)(.*)", text)
+        assert tuple(re.findall(r"each\((\w+)\)", " ".join(lines))) == names
     (max_steps,) = re.findall(r"kMaxSteps = (\d+)", text)
     assert int(max_steps) == MAX_STEPS
 

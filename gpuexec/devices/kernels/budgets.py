@@ -78,10 +78,6 @@ LARGER: Mapping[str, Budget] = {
     "roi.cu:max_roi_pool<double>": Budget(80, "bounds of a bin and a region in doubles"),
     "roi.cu:roi_align<double>": Budget(96, "samples along two axes and four weights in doubles"),
     "statistics.cu:merge_all_samples": Budget(72, "a thread holds the sample made and the one read"),
-    **{
-        f"norm.cu:normalize_rows<{t}, {t}, const {t}*, const {t}*, Steps>": Budget(72, "a row is held beside the steps")
-        for t in ("float", "half", "bf16")
-    },
     "pixel/conv.cu:draw_conv": Budget(72, "the walk of conv_direct, and a texel beside it"),
     "pixel/conv.cu:draw_conv_narrow": Budget(80, "as draw_conv, and where the scales lie"),
     "pixel/conv.cu:draw_conv_transpose": Budget(144, "the walk of conv_transpose, and a texel beside it"),

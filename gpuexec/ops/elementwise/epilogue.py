@@ -25,16 +25,16 @@ from gpuexec.ops.elementwise.elementwise import Elementwise
 from gpuexec.ops.elementwise.elementwise_binary import ROWS as BINARY_ROWS
 from gpuexec.ops.elementwise.elementwise_select import Clip
 from gpuexec.ops.elementwise.elementwise_unary import ROWS as UNARY_ROWS
-from gpuexec.ops.lib.strided import pack_fast_div64
+from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.quant.narrow_weight import PAIRS, name_types
 
-# Functors in the order of GPUEXEC_UNARY_STEPS and GPUEXEC_BINARY_STEPS of epilogue.cuh.
+# Functors in the order of UnaryStep and BinaryStep of epilogue.cuh.
 UNARY = (
-    *("Abs", "Neg", "Sign", "Relu", "Sqrt", "Reciprocal", "Floor", "Ceil", "Round", "Exp", "Log", "Erf", "Tanh"),
-    *("Sigmoid", "LeakyRelu", "Elu", "Selu", "Celu", "HardSigmoid", "HardSwish", "ThresholdedRelu", "Softsign"),
-    *("Softplus", "Mish", "Swish", "Gelu", "GeluTanh"),
+    *("Abs", "Neg", "Relu", "LeakyRelu", "ThresholdedRelu"),
+    *("Sign", "Sqrt", "Reciprocal", "Floor", "Ceil", "Round", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Elu", "Selu"),
+    *("Celu", "HardSigmoid", "HardSwish", "Softsign", "Softplus", "Mish", "Swish", "Gelu", "GeluTanh"),
 )
-BINARY = ("Add", "Sub", "Mul", "Div", "PRelu", "AtLeast", "AtMost")
+BINARY = ("Add", "Sub", "Mul", "PRelu", "AtLeast", "AtMost", "Div")
 # Operators that may be a step.
 UNARY_OPERATORS = frozenset(row.name for row in UNARY_ROWS if all(form.functor in UNARY for form in row.forms))
 BINARY_OPERATORS = frozenset(row.name for row in BINARY_ROWS if all(form.functor in BINARY for form in row.forms))
@@ -44,6 +44,8 @@ Given = int | str | None
 VALUE, MADE = -1, -2  # in place of an input's position: the previous step's result; the producer's result
 
 _NOTHING, _FIRST, _NUMBER, _MADE = 0, 1, 3, 4  # Beside of epilogue.cuh
+_LANES, _PLACE_BYTES = 4, 28  # kLanes and sizeof(OperandPlace) of epilogue.cuh
+_LARGEST = 2**31  # kernels find the elements of operands by 32 bits, of which one is a sign
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 # Kernels with an epilogue, by file, and the types that an instance has for each float type.
 _KERNELS = {
@@ -130,10 +132,34 @@ def make_number(text: str, dtype: np.dtype[Any]) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """Extra arguments of a kernel: two operands, None where there is none, and the struct ``Steps``."""
+    """Extra arguments of a kernel: two operands, None where there is none, and the struct ``Steps``.
 
-    operands: tuple[Slot | None, Slot | None]
-    packed: bytes
+    Attributes:
+        operands: The operands.
+        places: Of each, what `_find_place` says.
+        rows: The structs ``Step``, in order.
+    """
+
+    operands: tuple[Slot, ...]
+    places: tuple[tuple[int, int], ...]
+    rows: tuple[bytes, ...]
+
+    def arguments(self, emit: Emitter) -> list[Argument]:
+        """Return the arguments: operands as dense slots, and the packed steps."""
+        slots = [emit.contiguous(slot) for slot in self.operands]
+        places = [
+            pack_fast_div32(max(1, inner))
+            + pack_fast_div32(max(1, extent))
+            + struct.pack("<i", slot.offset_bytes % (_LANES * slot.dtype.itemsize) == 0)
+            for (inner, extent), slot in zip(self.places, slots, strict=True)
+        ]
+        free_steps, free_operands = MAX_STEPS - len(self.rows), MAX_OPERANDS - len(slots)
+        packed = b"".join((
+            struct.pack("<i", len(self.rows)),
+            *self.rows, *[_pack(0, _NOTHING, 0)] * free_steps,
+            *places, *[bytes(_PLACE_BYTES)] * free_operands,
+        ))  # fmt: skip
+        return [*slots, *[None] * free_operands, packed]
 
 
 def make_epilogue(steps: Sequence[EpilogueStep], inputs: Slots, y: Slot) -> Epilogue | None:
@@ -165,20 +191,16 @@ def make_epilogue(steps: Sequence[EpilogueStep], inputs: Slots, y: Slot) -> Epil
             if operand not in operands:
                 operands.append(operand)
             rows.append(_pack(BINARY.index(functor), _FIRST + operands.index(operand), is_swapped))
-    if len(rows) > MAX_STEPS or len(operands) > MAX_OPERANDS:
+    if len(rows) > MAX_STEPS or len(operands) > MAX_OPERANDS or y.spec.size >= _LARGEST:
         return None
-    rows += [_pack(0, _NOTHING, 0)] * (MAX_STEPS - len(rows))
     places = [_find_place(operand.shape, y.shape) or (1, 1) for operand in operands]
-    places += [(1, 1)] * (MAX_OPERANDS - len(places))
-    divisors = [pack_fast_div64(max(1, part)) for place in places for part in place]
-    count = sum(count_steps(step.operator.name, step.inputs) for step in steps)
-    first, second = (*operands, None, None)[:2]
-    return Epilogue((first, second), b"".join((struct.pack("<q", count), *rows, *divisors)))
+    return Epilogue(tuple(operands), tuple(places), tuple(rows))
 
 
 def _pack(functor: int, beside: int, is_swapped: int, alpha: float = 0.0, beta: float = 0.0) -> bytes:
-    """Return the bytes of a struct ``EpilogueStep``."""
-    return struct.pack("<2iq2d", functor, beside, is_swapped, alpha, beta)
+    """Return the bytes of a struct ``Step``, whose numbers are rounded to float as a kernel would."""
+    with np.errstate(over="ignore"):
+        return struct.pack("<3i", functor, beside, is_swapped) + np.array((alpha, beta), np.float32).tobytes()
 
 
 def _round(text: Given, y: Slot) -> float:
@@ -241,8 +263,7 @@ class FinishingEmitter:
                 arguments = [scratch if self._is_y(argument) else argument for argument in arguments]
             else:
                 self.is_finished = True
-                operands = [None if slot is None else self._emit.contiguous(slot) for slot in self._epilogue.operands]
-                kernel, arguments = finished, [*arguments, *operands, self._epilogue.packed]
+                kernel, arguments = finished, [*arguments, *self._epilogue.arguments(self._emit)]
         self._emit.launch(kernel, grid, block, arguments, writes, shared_bytes, cooperative)
 
     def alias(self, output: Slot, view: Slot) -> None:

@@ -143,6 +143,8 @@ class Fused(Operator):
         made = producer.infer(*(None if slot is None else slot.spec for slot in taken))[0]
         is_same = made.shape == y.shape
         epilogue = make_epilogue(steps, inputs, y) if is_same and not emit.target.has_textures else None
+        if not emit.choose(epilogue is not None):
+            epilogue = None
         result = y if is_same else emit.temp(made.shape, made.dtype)
         needs_scratch = emit.target.has_textures or self.parts.last_use >= 0
         finishing = FinishingEmitter(emit, result, epilogue, needs_scratch=needs_scratch)
