@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,11 @@ import onnx
 import pytest
 
 import gpuexec.ops.tensor.depth_space  # noqa: F401 (registers its operators)
+from gpuexec.devices.simulator.counts import LaunchCounts, RequestCounts
+from gpuexec.devices.simulator.module import load_file
 from gpuexec.errors import InputError, NeedsHostValue
-from gpuexec.ir.command import Slot
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.instances import kernel_table
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import COMPUTED, TensorSpec
 from gpuexec.ops.tensor import copy
@@ -116,16 +119,62 @@ VIEWS: list[tuple[str, tuple[int, ...], Callable[[Array], Array], Callable[[Arra
     ("transposed_reversed", (40, 45), lambda x: x[::-1, ::-1].T, lambda x: np.empty((45, 40), x.dtype)),
     ("transposed_into_window", (40, 45), lambda x: x.T, lambda x: np.empty((50, 64), x.dtype)[3:48, 2:42]),
     ("into_transposed", (40, 45), same, lambda x: np.empty((45, 40), x.dtype).T),
+    ("pixels_apart", (2, 300, 3), lambda x: x.transpose(0, 2, 1), lambda x: np.empty((2, 3, 300), x.dtype)),
+    ("pixels_together", (2, 3, 300), lambda x: x.transpose(0, 2, 1), lambda x: np.empty((2, 300, 3), x.dtype)),
+    ("transposed_two_rows", (2, 600), lambda x: x.T, lambda x: np.empty((600, 2), x.dtype)),
+    ("transposed_pairs", (40, 35, 2), lambda x: x.transpose(1, 0, 2), lambda x: np.empty((35, 40, 2), x.dtype)),
+    ("transposed_window", (24, 90), lambda x: x[1:, 3:80].T, lambda x: np.empty((80, 25), x.dtype)[2:79, 1:24]),
+    ("more_units_than_blocks", (700, 391), lambda x: x[:, ::2], lambda x: np.empty((700, 196), x.dtype)),
     ("rank_eight", (2, 3) * 4, lambda x: x.transpose(7, 6, 5, 4, 3, 2, 1, 0), lambda x: np.empty((3, 2) * 4, x.dtype)),
     ("rank_ten", (2,) * 10, lambda x: x.T, lambda x: np.empty((2,) * 10, x.dtype)),
 ]
 
 
+class WideEmitter(DirectEmitter):
+    """Takes every offset for one beyond 32 bits."""
+
+    def index_type(self, *slots: Slot) -> str:
+        """Return the wide type."""
+        return "long long"
+
+
+class CountingEmitter(DirectEmitter):
+    """Counts the memory requests of launches, over arrays that start with a sector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[LaunchCounts] = []
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: Sequence[Argument],
+        writes: Sequence[int],
+        shared_bytes: int = 0,
+        cooperative: bool = False,
+    ) -> None:
+        """Run the kernel in count mode."""
+        functions = load_file(kernel.source, kernel_table()[kernel.source], mode="count")
+        given = [_align(self.arrays[a.buffer])[a.offset_bytes :] if isinstance(a, Slot) else a for a in arguments]
+        functions[kernel.expression].launch_arrays(grid, block, *given, counts=self.counts)
+
+
+def _align(memory: Array, alignment: int = 256) -> Array:
+    whole = np.zeros(memory.nbytes + alignment, np.uint8)
+    first = -whole.ctypes.data % alignment
+    return whole[first : first + memory.nbytes]
+
+
+@pytest.mark.parametrize("emitter", [DirectEmitter, WideEmitter], ids=["narrow", "wide"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.int32, np.float64], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize(("id", "shape", "source", "destination"), VIEWS, ids=[row[0] for row in VIEWS])
-def test_copy_commands(id: str, shape: tuple[int, ...], source: Any, destination: Any, dtype: Any) -> None:
-    x = (arange(*shape, dtype=np.int64) * 7 + 1).astype(dtype)
-    emit = DirectEmitter()
+def test_copy_commands(
+    id: str, shape: tuple[int, ...], source: Any, destination: Any, dtype: Any, emitter: type[DirectEmitter]
+) -> None:
+    x = ((arange(*shape, dtype=np.int64) * 7 + 1) % 60_000).astype(dtype)
+    emit = emitter()
     target = emit.slot(destination(np.zeros_like(x)))
     copy.copy_commands(emit, target, emit.slot(source(x)))
     np.testing.assert_array_equal(emit.read(target), source(x))
@@ -174,7 +223,33 @@ def test_commands_do_not_depend_on_extents() -> None:
         emit = DirectEmitter()
         copy.copy_commands(emit, emit.temp((48, rows), np.float32), emit.slot(arange(rows, 48).T))
         counts.add(tuple(kernel.expression for kernel, _ in emit.launches))
-    assert counts == {("copy_strided",)}
+    assert counts == {("copy_strided<int>",)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "view", "most"),
+    [
+        (np.float32, (96, 160), lambda x: x.T, 1.0),
+        (np.float16, (2, 96, 160), lambda x: x.transpose(0, 2, 1), 1.0),
+        (np.float32, (70, 100), lambda x: x.T, 1.25),  # of odd rows, where tiles end within sectors
+        (np.float32, (2, 1600, 3), lambda x: x.transpose(0, 2, 1), 1.0),
+        (np.float32, (2, 3, 1600), lambda x: x.transpose(0, 2, 1), 1.0),
+        (np.float32, (64, 96, 2), lambda x: x.transpose(1, 0, 2), 1.0),
+        (np.float32, (2, 64, 4, 32), lambda x: x.transpose(0, 2, 1, 3), 1.0),
+        (np.float32, (64, 128), lambda x: x[:, 32:96], 1.0),
+        (np.float32, (64, 127), lambda x: x[:, 1:90], 1.35),  # rows that start within sectors
+        (np.float32, (1, 256), lambda x: np.broadcast_to(x, (64, 256)), 1.0),
+        (np.float32, (256, 1), lambda x: np.broadcast_to(x, (256, 64)), 1.0),
+        (np.float32, (64, 256), lambda x: x[:, ::-1], 1.0),
+    ],
+)
+def test_sectors_are_near_the_least(dtype: Any, shape: tuple[int, ...], view: Any, most: float) -> None:
+    emit = CountingEmitter()
+    source = emit.slot(view(arange(*shape, dtype=dtype)))
+    copy.copy_commands(emit, emit.fresh(source.shape, dtype), source)
+    for access in ("read", "write"):
+        rows = [row.counts for row in emit.counts[0].lines if (row.space, row.access) == ("global", access)]
+        assert sum(rows, RequestCounts()).ratio <= most, access
 
 
 def spec(*shape: int, dtype: Any = np.float32) -> TensorSpec:

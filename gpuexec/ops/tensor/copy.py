@@ -2,8 +2,9 @@
 
 `copy_commands` is what `emit.copy` and `emit.contiguous` come down to. Its one kernel knows the size of an element, not
 the type. Neighbours that lie closely on both sides travel in units of up to 16 bytes; where source and destination lie
-closely along different axes, 32 x 32 tiles go through shared memory. Both are scalars of the launch, so the
-same code serves every extent.
+closely along different axes, tiles of 1024 units go through shared memory: 32 x 32, or longer along one axis where the
+other is short. Both are scalars of the launch, so the same code serves every extent; an instance is for each type of
+offsets.
 """
 
 from __future__ import annotations
@@ -34,15 +35,19 @@ from gpuexec.ir.operator import (
 )
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import require_ints
-from gpuexec.ops.lib.strided import MAX_RANK, Walk, join
+from gpuexec.ops.lib.strided import MAX_RANK, Walk, join, pack_fast_div32
 from gpuexec.ops.tensor.layout import read_ints, window
 
-instantiate("copy.cu", ["copy_strided"])
+instantiate("copy.cu", [f"copy_strided<{index}>" for index in ("int", "long long")])
 
-_THREADS = 256  # kThreads of copy.cu
-_UNITS_PER_BLOCK = 1024  # kThreads * kUnitsPerThread
-_TILE = 32  # kTile
-_SMALLEST_TILED = 16  # below this a tile would stand more than half empty
+_THREADS, _THREAD_UNITS = 256, 4  # kThreads and kUnits of copy.cu
+_FILLING_BLOCKS = 512  # so many before threads take more than one unit
+_TILE_SHIFT, _SIDE_SHIFT = 10, 5  # kTileShift, and half of it: a square tile
+_MOST_BLOCKS = 2**31 - 1  # of a grid
+_FEWEST_TILED = 256  # units of two axes: with less a tile would stand three quarters empty
+_TILE_BYTES = 80  # sizeof(CopyTile)
+_LARGEST_TILED = 8  # bytes of a unit that shared memory has room for
+_CopyWork = tuple[int, tuple[bytes, bytes, np.int32]]
 
 
 def copy_commands(emit: Emitter, destination: Slot, source: Slot) -> None:
@@ -57,11 +62,11 @@ def copy_commands(emit: Emitter, destination: Slot, source: Slot) -> None:
                 copy_commands(emit, window(destination, shape[1:], to_strides[1:], index * to_strides[0]), part)
             return
     misalignments = (source.offset_bytes % BUFFER_ALIGNMENT, destination.offset_bytes % BUFFER_ALIGNMENT)
-    blocks, scalars = _divide_work(
-        source.shape, source.strides, destination.strides, source.dtype.itemsize, misalignments
-    )
+    offset_type = emit.index_type(source, destination)
+    strides = (source.strides, destination.strides)
+    blocks, scalars = _divide_work(source.shape, strides, source.dtype.itemsize, misalignments, offset_type != "int")
     emit.launch(
-        Kernel("copy.cu", "copy_strided"),
+        Kernel("copy.cu", f"copy_strided<{offset_type}>"),
         (blocks, 1, 1),
         (_THREADS, 1, 1),
         [source, destination, *scalars],
@@ -71,24 +76,27 @@ def copy_commands(emit: Emitter, destination: Slot, source: Slot) -> None:
 
 @functools.lru_cache(4096)
 def _divide_work(
-    shape: Shape, source: Strides, destination: Strides, itemsize: int, misalignments: tuple[int, int]
-) -> tuple[int, tuple[bytes, bytes, np.int32]]:
+    shape: Shape, strides: tuple[Strides, Strides], itemsize: int, misalignments: tuple[int, int], is_wide: bool
+) -> _CopyWork:
     """Return blocks, and the arguments beside pointers: packed walk, ``CopyTile``, bytes of a unit.
 
-    Kept, because a model repeats few combinations in many nodes, and is lowered again for each size.
+    Strides and misalignments are those of source and destination. Kept, because a model repeats few combinations in
+    many nodes, and is lowered again for each size.
     """
-    walk = join(shape, (source, destination))
+    walk = join(shape, strides)
     width = _unit_width(walk, itemsize, misalignments)
     walk = _in_wide_units(walk, width)
-    across = None if width > 1 else _axis_close_in_source(walk)
-    tile = bytes(48)
+    unit = width * itemsize
+    across = _axis_close_in_source(walk) if unit <= _LARGEST_TILED else None
     if across is None:
-        walk = Walk(walk.shape, (*walk.strides, (0,) * len(walk.shape), (0,) * len(walk.shape)))
-        blocks = ceil_div(walk.count, _UNITS_PER_BLOCK)
+        tile = bytes(_TILE_BYTES)
+        blocks = max(
+            ceil_div(walk.count, _THREADS * _THREAD_UNITS), min(ceil_div(walk.count, _THREADS), _FILLING_BLOCKS)
+        )
     else:
-        tile, walk = _in_tiles(walk, across)
-        blocks = walk.count
-    return max(blocks, 1), (walk.pack(), tile, np.int32(width * itemsize))
+        tile, walk, tiles = _in_tiles(walk, across)
+        blocks = walk.count * tiles
+    return max(blocks, 1), (walk.pack(is_wide), tile, np.int32(unit))
 
 
 @operator("Concat")
@@ -255,36 +263,40 @@ def _in_wide_units(walk: Walk, width: int) -> Walk:
     if width == 1:
         return walk
     strides = tuple((*(stride // width for stride in row[:-1]), 1) for row in walk.strides)
-    return Walk((*walk.shape[:-1], walk.shape[-1] // width), strides)
+    return join((*walk.shape[:-1], walk.shape[-1] // width), strides)
 
 
 def _axis_close_in_source(walk: Walk) -> int | None:
     """Return the axis along which tiles are read, if the copy is a transposition worth tiling."""
     source, destination = walk.strides
-    if len(walk.shape) < 2 or abs(destination[-1]) != 1 or abs(source[-1]) <= 1 or walk.shape[-1] < _SMALLEST_TILED:
+    if len(walk.shape) < 2 or abs(destination[-1]) != 1 or abs(source[-1]) <= 1:
         return None
     close = [axis for axis in range(len(walk.shape) - 1) if abs(source[axis]) == 1]
-    return close[0] if close and walk.shape[close[0]] >= _SMALLEST_TILED else None
+    return close[0] if close and walk.shape[close[0]] * walk.shape[-1] >= _FEWEST_TILED else None
 
 
-def _in_tiles(walk: Walk, across: int) -> tuple[bytes, Walk]:
-    """Return ``CopyTile`` and the walk over tiles: corners in source and destination, coordinates on both axes."""
+def _in_tiles(walk: Walk, across: int) -> tuple[bytes, Walk, int]:
+    """Return ``CopyTile``, the walk over the other axes, and the number of tiles of each of its elements."""
     source, destination = walk.strides
     inner = len(walk.shape) - 1
-    tiled = (across, inner)
-    shape = tuple(ceil_div(extent, _TILE) if axis in tiled else extent for axis, extent in enumerate(walk.shape))
-    corners = [
-        tuple(stride * _TILE if axis in tiled else stride for axis, stride in enumerate(strides))
-        for strides in walk.strides
-    ]
-    coordinates = [tuple(_TILE if axis == wanted else 0 for axis in range(inner + 1)) for wanted in (inner, across)]
-    tile = struct.pack(
-        "<6q",
-        walk.shape[inner],
-        walk.shape[across],
-        source[inner],
-        source[across],
-        destination[inner],
-        destination[across],
+    others = [axis for axis in range(inner) if axis != across]
+    inner_extent, across_extent = walk.shape[inner], walk.shape[across]
+    shift = _TILE_SHIFT - _ceil_log2(across_extent) if across_extent < 1 << _SIDE_SHIFT else _SIDE_SHIFT
+    shift = max(1, min(shift, _ceil_log2(inner_extent)))
+    tile_inner, tile_across = 1 << shift, 1 << _TILE_SHIFT - shift
+    inner_tiles, across_tiles = ceil_div(inner_extent, tile_inner), ceil_div(across_extent, tile_across)
+    # Neighbours of a warp along `across`, then along `inner`, go to different banks.
+    pitch = tile_inner + max(1, (1 << _SIDE_SHIFT) // tile_across)
+    # What no grid holds is refused with the launch.
+    divisors = [pack_fast_div32(min(tiles, _MOST_BLOCKS)) for tiles in (inner_tiles, across_tiles)]
+    strides = (source[inner], source[across], destination[inner], destination[across])
+    packed = struct.pack("<2i6q", shift, pitch, inner_extent, across_extent, *strides)
+    rest = Walk(
+        tuple(walk.shape[axis] for axis in others),
+        tuple(tuple(strides[axis] for axis in others) for strides in walk.strides),
     )
-    return tile, Walk(shape, (*corners, *coordinates))
+    return b"".join((*divisors, packed)), rest, inner_tiles * across_tiles
+
+
+def _ceil_log2(extent: int) -> int:
+    return (extent - 1).bit_length()
