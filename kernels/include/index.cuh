@@ -38,18 +38,6 @@ struct FastDiv64 {
   }
 };
 
-// The types that a kernel counts with where an instance is for `Index`, i32 or i64.
-template <class Index>
-struct IndexTypes {
-  typedef u32 Unsigned;
-  typedef FastDiv32 Divisor;
-};
-template <>
-struct IndexTypes<i64> {
-  typedef u64 Unsigned;
-  typedef FastDiv64 Divisor;
-};
-
 // Iteration over several operands in one order: extents of the common shape and, for each operand, strides in elements
 // (0 where it is broadcast, negative where it is reversed). Axis 0 is the innermost; axes from `rank` on are unused.
 // Packed by Walk.pack of ops/lib/strided.py, for as many operands.
@@ -64,43 +52,53 @@ struct Strided {
   // Computes the offset of element `index` (row-major in the common shape) in every operand.
   __device__ void locate(i64 index, i64 (&offsets)[Operands]) const {
     if (is_wide) {
-      locate_as<i64>(index, offsets);
+      locate_as<i64, u64, FastDiv64>(index, offsets);
     } else {
-      locate_as<i32>(index, offsets);
+      locate_as<i32, u32, FastDiv32>(index, offsets);
     }
   }
 
-  // The same for several elements at once, by a loop over the axes: little code, and each axis is read once for all. Needs
-  // a struct packed for `Index`: is_wide for i64.
-  template <class Index, int Count>
-  __device__ void locate_each(const typename IndexTypes<Index>::Unsigned (&indices)[Count],
-                              Index (&offsets)[Count][Operands]) const {
-    typedef typename IndexTypes<Index>::Unsigned Unsigned;
+  // The same for several elements at once, by a loop over the axes: little code, and each axis is read once for all.
+  template <int Count>
+  __device__ void locate_each(const i64 (&indices)[Count], i64 (&offsets)[Count][Operands]) const {
+    if (is_wide) {
+      locate_each_as<i64, u64, FastDiv64>(indices, offsets);
+    } else {
+      locate_each_as<i32, u32, FastDiv32>(indices, offsets);
+    }
+  }
+
+ private:
+  template <class Signed, class Unsigned, class Divisor, int Count>
+  __device__ void locate_each_as(const i64 (&indices)[Count], i64 (&offsets)[Count][Operands]) const {
     Unsigned rest[Count];
+    Signed sums[Count][Operands];
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-      rest[i] = indices[i];
+      rest[i] = Unsigned(indices[i]);
 #pragma unroll
-      for (int k = 0; k < Operands; ++k) offsets[i][k] = 0;
+      for (int k = 0; k < Operands; ++k) sums[i][k] = 0;
     }
 #pragma unroll 1
     for (int axis = 0; axis < rank; ++axis) {
-      const auto extent = divisor_at<typename IndexTypes<Index>::Divisor>(axis);
+      const Divisor extent = divisor_at<Divisor>(axis);
 #pragma unroll
       for (int i = 0; i < Count; ++i) {
         Unsigned coordinate;
         rest[i] = extent.divide(rest[i], coordinate);
 #pragma unroll
-        for (int k = 0; k < Operands; ++k) offsets[i][k] += Index(coordinate) * Index(strides[k][axis]);
+        for (int k = 0; k < Operands; ++k) sums[i][k] += Signed(coordinate) * Signed(strides[k][axis]);
       }
+    }
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+#pragma unroll
+      for (int k = 0; k < Operands; ++k) offsets[i][k] = sums[i][k];
     }
   }
 
- private:
-  template <class Signed>
+  template <class Signed, class Unsigned, class Divisor>
   __device__ void locate_as(i64 index, i64 (&offsets)[Operands]) const {
-    typedef typename IndexTypes<Signed>::Unsigned Unsigned;
-    typedef typename IndexTypes<Signed>::Divisor Divisor;
     Signed sums[Operands];
     for (int k = 0; k < Operands; ++k) sums[k] = 0;
     Unsigned rest = Unsigned(index);

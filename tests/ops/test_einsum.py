@@ -224,7 +224,7 @@ def test_result_is_never_memory_of_an_operand() -> None:
 
 
 def test_diagonal_is_a_view() -> None:
-    assert launched("...ii->i...", (2, 3, 3)) == ["copy_strided<int>"]  # to where the plan gives it out
+    assert launched("...ii->i...", (2, 3, 3)) == ["copy_strided"]  # to where the plan gives it out
 
 
 def test_product_rounds_once_where_operands_are_many() -> None:

@@ -148,11 +148,8 @@ GATES: Mapping[str, Gate] = {
         instructions=24000, aim="2,000 instructions: formats of numbers as a table, not each with a copy of the walk"
     ),
     # Copies.
-    "copy.cu:copy_strided<int>": Gate(
-        instructions=770, calls=0, store_bits=128, path_integers=54, blocks=4, seconds=2.0
-    ),
-    "copy.cu:copy_strided<long long>": Gate(
-        instructions=1100, calls=0, store_bits=128, path_integers=74, blocks=4, seconds=2.0
+    "copy.cu:copy_strided": Gate(
+        instructions=1050, calls=0, store_bits=128, path_integers=73, blocks=4, seconds=2.0
     ),
     # Rows.
     **{

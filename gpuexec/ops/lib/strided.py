@@ -52,14 +52,10 @@ class Walk:
         shape = (*self.shape[:-1], ceil_div(self.shape[-1], width))
         return Walk(shape, tuple((*strides[:-1], strides[-1] * width) for strides in self.strides))
 
-    def pack(self, is_wide: bool | None = None) -> bytes:
-        """Return the bytes of ``Strided<8, number of operands>``.
-
-        Args:
-            is_wide: Whether for indices of 64 bits, where the instance of the kernel says; else as they need.
-        """
+    def pack(self) -> bytes:
+        """Return the bytes of ``Strided<8, number of operands>``."""
         rank = len(self.shape)
-        is_wide = self.is_wide if is_wide is None else is_wide
+        is_wide = self.is_wide
         pack_extent = _pack_wide if is_wide else _pack_narrow
         parts = [struct.pack("<q2i", self.count, rank, is_wide)]
         parts += [pack_extent(extent) for extent in reversed(self.shape)]

@@ -3,8 +3,7 @@
 `copy_commands` is what `emit.copy` and `emit.contiguous` come down to. Its one kernel knows the size of an element, not
 the type. Neighbours that lie closely on both sides travel in units of up to 16 bytes; where source and destination lie
 closely along different axes, tiles of 1024 units go through shared memory: 32 x 32, or longer along one axis where the
-other is short. Both are scalars of the launch, so the same code serves every extent; an instance is for each type of
-offsets.
+other is short. Both are scalars of the launch, so the same code serves every extent.
 """
 
 from __future__ import annotations
@@ -38,11 +37,12 @@ from gpuexec.ops.lib.checks import require_ints
 from gpuexec.ops.lib.strided import MAX_RANK, Walk, join, pack_fast_div32
 from gpuexec.ops.tensor.layout import read_ints, window
 
-instantiate("copy.cu", [f"copy_strided<{index}>" for index in ("int", "long long")])
+instantiate("copy.cu", ["copy_strided"])
 
 _THREADS, _THREAD_UNITS = 256, 4  # kThreads and kUnits of copy.cu
 _FILLING_BLOCKS = 512  # so many before threads take more than one unit
 _TILE_SHIFT, _SIDE_SHIFT = 10, 5  # kTileShift, and half of it: a square tile
+_LONGEST_SHIFT = 8  # a side is at most kThreads
 _MOST_BLOCKS = 2**31 - 1  # of a grid
 _FEWEST_TILED = 256  # units of two axes: with less a tile would stand three quarters empty
 _TILE_BYTES = 80  # sizeof(CopyTile)
@@ -62,11 +62,10 @@ def copy_commands(emit: Emitter, destination: Slot, source: Slot) -> None:
                 copy_commands(emit, window(destination, shape[1:], to_strides[1:], index * to_strides[0]), part)
             return
     misalignments = (source.offset_bytes % BUFFER_ALIGNMENT, destination.offset_bytes % BUFFER_ALIGNMENT)
-    offset_type = emit.index_type(source, destination)
     strides = (source.strides, destination.strides)
-    blocks, scalars = _divide_work(source.shape, strides, source.dtype.itemsize, misalignments, offset_type != "int")
+    blocks, scalars = _divide_work(source.shape, strides, source.dtype.itemsize, misalignments)
     emit.launch(
-        Kernel("copy.cu", f"copy_strided<{offset_type}>"),
+        Kernel("copy.cu", "copy_strided"),
         (blocks, 1, 1),
         (_THREADS, 1, 1),
         [source, destination, *scalars],
@@ -76,7 +75,7 @@ def copy_commands(emit: Emitter, destination: Slot, source: Slot) -> None:
 
 @functools.lru_cache(4096)
 def _divide_work(
-    shape: Shape, strides: tuple[Strides, Strides], itemsize: int, misalignments: tuple[int, int], is_wide: bool
+    shape: Shape, strides: tuple[Strides, Strides], itemsize: int, misalignments: tuple[int, int]
 ) -> _CopyWork:
     """Return blocks, and the arguments beside pointers: packed walk, ``CopyTile``, bytes of a unit.
 
@@ -96,7 +95,7 @@ def _divide_work(
     else:
         tile, walk, tiles = _in_tiles(walk, across)
         blocks = walk.count * tiles
-    return max(blocks, 1), (walk.pack(is_wide), tile, np.int32(unit))
+    return max(blocks, 1), (walk.pack(), tile, np.int32(unit))
 
 
 @operator("Concat")
@@ -282,7 +281,8 @@ def _in_tiles(walk: Walk, across: int) -> tuple[bytes, Walk, int]:
     others = [axis for axis in range(inner) if axis != across]
     inner_extent, across_extent = walk.shape[inner], walk.shape[across]
     shift = _TILE_SHIFT - _ceil_log2(across_extent) if across_extent < 1 << _SIDE_SHIFT else _SIDE_SHIFT
-    shift = max(1, min(shift, _ceil_log2(inner_extent)))
+    shift = min(shift, _ceil_log2(inner_extent))
+    shift = max(_TILE_SHIFT - _LONGEST_SHIFT, min(shift, _LONGEST_SHIFT))
     tile_inner, tile_across = 1 << shift, 1 << _TILE_SHIFT - shift
     inner_tiles, across_tiles = ceil_div(inner_extent, tile_inner), ceil_div(across_extent, tile_across)
     # Neighbours of a warp along `across`, then along `inner`, go to different banks.
