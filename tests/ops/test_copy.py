@@ -46,6 +46,7 @@ CASES = [
     Case("concat_all_empty", "Concat", (arange(0, 3), arange(0, 3)), {"axis": 0}),
     Case("concat_strided", "Concat", (arange(6, 4).T, arange(4, 3)[:, ::-1]), {"axis": 1}),
     Case("concat_transposed", "Concat", (arange(45, 70).T, arange(70, 2)), {"axis": 1}),
+    Case("concat_pixels", "Concat", (arange(2, 150, 3).transpose(0, 2, 1), arange(2, 3, 1)), {"axis": 2}),
     Case("concat_many_units", "Concat", (arange(50, 60)[:, ::2], arange(50, 1)), {"axis": 1}),
     tile("one_axis", (2, 3), 1, 4),
     tile("all_axes", (2, 3, 2), 2, 2, 3),

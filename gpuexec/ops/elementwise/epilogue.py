@@ -45,7 +45,7 @@ VALUE, MADE = -1, -2  # in place of an input's position: the previous step's res
 
 _NOTHING, _FIRST, _NUMBER, _MADE = 0, 1, 3, 4  # Beside of epilogue.cuh
 _LANES, _PLACE_BYTES = 4, 28  # kLanes and sizeof(OperandPlace) of epilogue.cuh
-_LARGEST = 2**31  # kernels find the elements of operands by 32 bits, of which one is a sign
+_MAX_ELEMENTS = 2**31  # kernels find the elements of operands by 32 bits, of which one is a sign
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 # Kernels with an epilogue, by file, and the types that an instance has for each float type.
 _KERNELS = {
@@ -191,7 +191,7 @@ def make_epilogue(steps: Sequence[EpilogueStep], inputs: Slots, y: Slot) -> Epil
             if operand not in operands:
                 operands.append(operand)
             rows.append(_pack(BINARY.index(functor), _FIRST + operands.index(operand), is_swapped))
-    if len(rows) > MAX_STEPS or len(operands) > MAX_OPERANDS or y.spec.size >= _LARGEST:
+    if len(rows) > MAX_STEPS or len(operands) > MAX_OPERANDS or y.spec.size >= _MAX_ELEMENTS:
         return None
     places = [_find_place(operand.shape, y.shape) or (1, 1) for operand in operands]
     return Epilogue(tuple(operands), tuple(places), tuple(rows))

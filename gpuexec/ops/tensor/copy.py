@@ -42,11 +42,11 @@ instantiate("copy.cu", ["copy_strided"])
 _THREADS, _THREAD_UNITS = 256, 4  # kThreads and kUnits of copy.cu
 _FILLING_BLOCKS = 512  # so many before threads take more than one unit
 _TILE_SHIFT, _SIDE_SHIFT = 10, 5  # kTileShift, and half of it: a square tile
-_LONGEST_SHIFT = 8  # a side is at most kThreads
-_MOST_BLOCKS = 2**31 - 1  # of a grid
-_FEWEST_TILED = 256  # units of two axes: with less a tile would stand three quarters empty
+_MAX_SHIFT = 8  # a side is at most kThreads
+_MAX_BLOCKS = 2**31 - 1  # of a grid
+_MIN_TILED_UNITS = 256  # units of two axes: with less a tile would stand three quarters empty
 _TILE_BYTES = 80  # sizeof(CopyTile)
-_LARGEST_TILED = 8  # bytes of a unit that shared memory has room for
+_MAX_TILED_BYTES = 8  # bytes of a unit that shared memory has room for
 _CopyWork = tuple[int, tuple[bytes, bytes, np.int32]]
 
 
@@ -86,7 +86,7 @@ def _divide_work(
     width = _unit_width(walk, itemsize, misalignments)
     walk = _in_wide_units(walk, width)
     unit = width * itemsize
-    across = _axis_close_in_source(walk) if unit <= _LARGEST_TILED else None
+    across = _axis_close_in_source(walk) if unit <= _MAX_TILED_BYTES else None
     if across is None:
         tile = bytes(_TILE_BYTES)
         blocks = max(
@@ -271,7 +271,7 @@ def _axis_close_in_source(walk: Walk) -> int | None:
     if len(walk.shape) < 2 or abs(destination[-1]) != 1 or abs(source[-1]) <= 1:
         return None
     close = [axis for axis in range(len(walk.shape) - 1) if abs(source[axis]) == 1]
-    return close[0] if close and walk.shape[close[0]] * walk.shape[-1] >= _FEWEST_TILED else None
+    return close[0] if close and walk.shape[close[0]] * walk.shape[-1] >= _MIN_TILED_UNITS else None
 
 
 def _in_tiles(walk: Walk, across: int) -> tuple[bytes, Walk, int]:
@@ -282,13 +282,13 @@ def _in_tiles(walk: Walk, across: int) -> tuple[bytes, Walk, int]:
     inner_extent, across_extent = walk.shape[inner], walk.shape[across]
     shift = _TILE_SHIFT - _ceil_log2(across_extent) if across_extent < 1 << _SIDE_SHIFT else _SIDE_SHIFT
     shift = min(shift, _ceil_log2(inner_extent))
-    shift = max(_TILE_SHIFT - _LONGEST_SHIFT, min(shift, _LONGEST_SHIFT))
+    shift = max(_TILE_SHIFT - _MAX_SHIFT, min(shift, _MAX_SHIFT))
     tile_inner, tile_across = 1 << shift, 1 << _TILE_SHIFT - shift
     inner_tiles, across_tiles = ceil_div(inner_extent, tile_inner), ceil_div(across_extent, tile_across)
     # Neighbours of a warp along `across`, then along `inner`, go to different banks.
     pitch = tile_inner + max(1, (1 << _SIDE_SHIFT) // tile_across)
     # What no grid holds is refused with the launch.
-    divisors = [pack_fast_div32(min(tiles, _MOST_BLOCKS)) for tiles in (inner_tiles, across_tiles)]
+    divisors = [pack_fast_div32(min(tiles, _MAX_BLOCKS)) for tiles in (inner_tiles, across_tiles)]
     strides = (source[inner], source[across], destination[inner], destination[across])
     packed = struct.pack("<2i6q", shift, pitch, inner_extent, across_extent, *strides)
     rest = Walk(
