@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,11 +43,16 @@ def measure_models(names: Sequence[str], repeats: int) -> list[Figures]:
     return [figures]
 
 
-def open_onnxruntime(data: bytes, threads: int) -> Callable[[dict[str, Any]], list[Any]]:
-    """Return a function that runs a model by onnxruntime, fully optimised."""
+def open_onnxruntime(
+    data: bytes, threads: int, weights: Mapping[str, Any] | None = None
+) -> Callable[[dict[str, Any]], list[Any]]:
+    """Return a function that runs a model by onnxruntime, fully optimised; ``weights`` are those beside the bytes."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    if weights:
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        options.add_external_initializers(list(weights), values)
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])

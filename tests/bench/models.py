@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -11,16 +11,67 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+import gpuexec as gx
+from gpuexec.importer.origin import ExternalData
+from gpuexec.ir.plan import Plan
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
+from gpuexec.passes import run_passes
+from gpuexec.planner.partitioner import find_partition
+from gpuexec.planner.template import plan_graph
+
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """A model's bytes with inputs for one run."""
+    """A model's bytes with inputs for one run.
+
+    Attributes:
+        name: Its name in tables.
+        data: The ONNX file.
+        inputs: Content by input, of memories too: what they hold before the run.
+        weights: Initializers that the bytes name and don't hold.
+        state: Inputs by the output that is their next value, where a model is run with its cache as state.
+        capacity: Rows there is room for in the cache.
+    """
 
     name: str
     data: bytes
     inputs: dict[str, Array]
+    weights: dict[str, Array] = field(default_factory=dict)
+    state: dict[str, str] = field(default_factory=dict)
+    capacity: int | None = None
+
+    def load(self) -> gx.Model:
+        """Load the model with all its weights, and bind its state."""
+        model = gx.load(self.data, external=ExternalData(tensors=self.weights) if self.weights else None)
+        return model.bind_state(self.state, capacity=self.capacity) if self.state else model
+
+    def plan(self, target: Target) -> Plan:
+        """Plan the model for a target without a device.
+
+        Raises:
+            ValueError: It takes more than one plan.
+        """
+        model = self.load()
+        specs = {value: TensorSpec.of(self.inputs[value.name]) for value in model.graph.inputs}
+        partition = find_partition(model.graph, specs, target)
+        if partition.ready is None or partition.reads or partition.host_nodes or partition.repeat or partition.rest:
+            raise ValueError(f"{self.name} takes more than one plan.")
+        given = {value.name: specs[value] for value in partition.ready.inputs}
+        graph = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given)
+        return plan_graph(graph, given, target, model.dims, grows=True).plan
+
+    @property
+    def feeds(self) -> dict[str, Array]:
+        """Return the inputs of a run that are not state."""
+        return {name: array for name, array in self.inputs.items() if name not in self.state.values()}
+
+    @property
+    def memories(self) -> dict[str, Array]:
+        """Return what the state holds before the run, by input."""
+        return {name: self.inputs[name] for name in self.state.values()}
 
 
 class ModelBuilder:
