@@ -90,7 +90,7 @@ bench: $(BIN)/python  ## measure, and print each figure beside its bound
 	$(call install,run test $(TEST_CUDA))
 	PYTHONPATH=. $(BIN)/python tests/bench/run.py $(ARGS)
 
-bench-gpu:  ## measure on a GPU, with the system's Python; writes text and JSON to $$OUT
+bench-gpu:  ## measure on a GPU beside PyTorch in nine minutes, with the system's Python; writes text and JSON to $$OUT
 	PYTHONPATH=. $(or $(PYTHON),python3) tests/bench/run_gpu.py $(ARGS)
 
 clean:  ## remove caches and build products (.venv stays)

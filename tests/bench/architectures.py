@@ -9,6 +9,7 @@ that no two nodes become one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod, sqrt
 from typing import Any
 
@@ -104,6 +105,7 @@ class ArchitectureBuilder:
         free: Mapping[str, Sequence[int | str]] | None = None,
         state: dict[str, str] | None = None,
         capacity: int | None = None,
+        **config: Any,
     ) -> BenchModel:
         """Return the model, its outputs float32; ``free``: shapes of inputs with dimensions that have names."""
         dtype_of, shapes = helper.np_dtype_to_tensor_dtype, {key: array.shape for key, array in inputs.items()}
@@ -114,7 +116,7 @@ class ArchitectureBuilder:
         graph = helper.make_graph(self._nodes, name, takes, gives, [*self._constants.values(), *beside])
         imports = [helper.make_opsetid("", self._opset)]
         model = helper.make_model(graph, opset_imports=imports, ir_version=_IR_VERSION)
-        return BenchModel(name, model.SerializeToString(), inputs, self.weights, state or {}, capacity)
+        return BenchModel(name, model.SerializeToString(), inputs, self.weights, state or {}, capacity, config)
 
 
 def make_bert(
@@ -171,7 +173,7 @@ def make_bert(
         "attention_mask": np.ones((batch, length), np.int64),
         "token_type_ids": np.zeros((batch, length), np.int64),
     }
-    return build.finish("bert_base", inputs, {logits: (batch, 2)})
+    return build.finish("bert_base", inputs, {logits: (batch, 2)}, heads=heads)
 
 
 def make_vit(
@@ -221,7 +223,7 @@ def make_vit(
     first = build.node("Gather", x, build.constant(0, np.int64), axis=1)
     logits = build.gemm(first, "classifier", width, classes)
     inputs = {"pixel_values": build.random.standard_normal((batch, 3, extent, extent), np.float32)}
-    return build.finish("vit_b16", inputs, {logits: (batch, classes)})
+    return build.finish("vit_b16", inputs, {logits: (batch, classes)}, heads=heads)
 
 
 def make_resnet50(
@@ -292,7 +294,7 @@ def make_mobilenet_v2(
     x = build.node("Flatten", build.node("GlobalAveragePool", x))
     logits = build.gemm(x, "classifier", last, classes)
     inputs = {"pixel_values": build.random.standard_normal((batch, 3, extent, extent), np.float32)}
-    return build.finish("mobilenet_v2", inputs, {logits: (batch, classes)})
+    return build.finish("mobilenet_v2", inputs, {logits: (batch, classes)}, stages=stages)
 
 
 def make_gpt2(
@@ -371,7 +373,7 @@ SMALL_ARCHITECTURES: dict[str, Callable[..., BenchModel]] = {
     "bert_base": lambda **options: make_bert(1, 6, 16, 2, 1, 20, **options),
     "vit_b16": lambda **options: make_vit(1, 8, 4, 16, 2, 1, 5, **options),
     "resnet50_b1": lambda **options: make_resnet50(1, 32, 4, (1, 1), 5, **options),
-    "resnet50_b32": lambda **options: make_resnet50(2, 32, 4, (1, 1), 5, **options),
+    "resnet50_b32": lambda **options: replace(make_resnet50(2, 32, 4, (1, 1), 5, **options), name="resnet50_b32"),
     "mobilenet_v2": lambda **options: make_mobilenet_v2(1, 16, ((1, 4, 1, 1), (2, 6, 2, 2)), 16, 5, **options),
     "unet_512": lambda **options: make_unet(1, 2, 8, **options),
     "gpt2_decode": lambda **options: make_gpt2(1, 5, 32, 16, 2, 1, 20, **options),

@@ -1,9 +1,10 @@
-"""Benchmark of models on a GPU: time from the file to the first answer, and of later runs."""
+"""Benchmark of models on a GPU beside PyTorch: time from the file to the first answer, and of later runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,137 +12,144 @@ import numpy as np
 
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
-from gpuexec.devices.cuda.cuda import CudaDevice
-from gpuexec.devices.device import Stream
 from gpuexec.errors import GpuexecError
 from tests.bench.cpu_models import open_onnxruntime
+from tests.bench.gpu_contenders import (
+    EAGER,
+    MAX_ERROR,
+    OURS,
+    Budget,
+    Contender,
+    Samples,
+    Turns,
+    compare,
+    open_torch_contenders,
+    open_worker,
+    take_turns,
+)
 from tests.bench.measure import percentile, repeat_ms, time_ms
-from tests.bench.models import BenchModel
+from tests.bench.models import Array, BenchModel
 from tests.bench.tables import Figures
-from tests.bench.torch_models import open_torch
 from tests.system.models.folder import TRAINED
 
+START_COLUMNS = ("model", "commands", "load", "plan", "compile", "first run", "to NumPy p50", "host p50", "p99")
 COLUMNS = (
     "model",
-    "commands",
-    "load",
-    "plan",
-    "compile",
-    "first run",
-    "to done p50",
-    "to NumPy p50",
-    "p99",
-    "device",
-    "host p50",
-    "torch",
-    "ort CPU",
+    "by",
+    "latency p50",
+    "p10",
+    "p90",
+    "in a row p50",
+    "row p10",
+    "row p90",
+    "of ours",
     "max error",
 )
-_IN_A_ROW, _MAX_ORT_RUNS = 20, 10
 
 
-def find_models(
-    made: Mapping[str, Callable[[], BenchModel]], folder: Path | None, names: Sequence[str] | None
-) -> Iterator[BenchModel]:
-    """Yield the generated models, and the trained ones of a folder, by name where names are given."""
-    for name, make in made.items():
-        if names is None or name in names:
-            yield make()
-    manifest = {} if folder is None else json.loads((folder / "manifest.json").read_text())
-    for name in TRAINED if names is None else names:
-        if folder is not None and name in manifest:
-            with np.load(folder / manifest[name]["cases"][0]) as case:
-                inputs = {str(key): case[f"in_{i}"] for i, key in enumerate(case["input_names"])}
-            yield BenchModel(name, (folder / manifest[name]["file"]).read_bytes(), inputs)
+def measure_model(backend: Backend, make: Callable[[], BenchModel], turns: Turns, budget: Budget) -> list[Figures]:
+    """Measure a model in every way there is, first whether they give the same.
+
+    Args:
+        backend: The GPU, or what stands for it.
+        make: Makes the model.
+        turns: Of each contender.
+        budget: Seconds to use; one that fails is a note.
+    """
+    bench = make()
+    start = Figures(f"{bench.name} on {backend.device.name}: from the file to the first answer (ms)", START_COLUMNS)
+    runs = Figures(f"{bench.name} on {backend.device.name}: runs by each contender (ms)", COLUMNS)
+    try:
+        _measure(start, runs, backend, bench, turns, budget)
+    except GpuexecError as error:
+        runs.notes.append(f"{bench.name} failed: {error}")
+    return [start, runs]
 
 
-def measure_models(backend: Backend, models: Iterator[BenchModel], repeats: int) -> list[Figures]:
-    """Measure each model; one that fails is a row that says why."""
-    figures = Figures(f"Models on {backend.device.name} (ms)", COLUMNS)
-    by_torch = open_torch() if isinstance(backend.device, CudaDevice) else {}
-    for bench in models:
-        try:
-            _measure_model(figures, backend, bench, repeats, by_torch)
-        except GpuexecError as error:
-            figures.notes.append(f"{bench.name} failed: {error}")
-    figures.notes += [
-        f"p50 of {repeats} runs of NumPy inputs, uploads included. To done: schedule until the run's event is done.",
-        f"device: a run's share of {_IN_A_ROW} in a row between two events; the host's time where that is longer.",
-        "host: schedule alone, the device idle. compile: into an empty cache, without the kernels of earlier rows.",
-        "torch: eager on the same GPU, float32 without TF32, inputs on the device, until done; models written for it."
-        if by_torch
-        else "torch: not measured, it is not installed or has no GPU.",
-    ]
-    return [figures]
-
-
-def _measure_model(
-    figures: Figures, backend: Backend, bench: BenchModel, repeats: int, by_torch: Mapping[str, Callable[[], Any]]
-) -> None:
-    inputs, kept = bench.inputs, {}
-    load_ms = time_ms(lambda: kept.update(model=gx.load(bench.data)))
-    stream = backend.device.create_stream()
-    with gx.Worker(kept["model"], backend=backend, stream=stream) as worker:
-        plan = worker.prepare(inputs)
+def _measure(start: Figures, runs: Figures, backend: Backend, bench: BenchModel, turns: Turns, budget: Budget) -> None:
+    kept: dict[str, gx.Model] = {}
+    load_ms = time_ms(lambda: kept.update(model=bench.load()))
+    with gx.Worker(kept["model"], backend=backend, stream=backend.device.create_stream()) as worker:
+        ours = open_worker(worker, bench)
+        plan = worker.prepare(bench.feeds)
         report = worker.report()
-        answers: list[Any] = []
-        first_ms = time_ms(lambda: answers.append(worker.run(inputs)))
-        done = repeat_ms(lambda: worker.schedule(inputs).wait(), repeats)
-        whole = repeat_ms(lambda: worker.run(inputs), repeats)
-        host = []
-        for _ in range(repeats):
-            host.append(time_ms(lambda: worker.schedule(inputs)))
+        answers: list[Array] = []
+        first_ms = time_ms(lambda: answers.append(ours.read()))
+        whole, host = _time_host(worker, ours, bench, turns)
+        start.add(
+            bench.name,
+            len(plan.segment.commands),
+            load_ms,
+            report.plan_ms,
+            report.compile_ms,
+            first_ms,
+            percentile(whole, 0.5),
+            percentile(host, 0.5),
+            percentile(host, 0.99),
+        )
+        start.notes.append(
+            "compile: into an empty cache, without the kernels of parts before. To NumPy: inputs and output on the "
+            "host. host: schedule alone, inputs on the device, which is idle."
+        )
+        contenders = [ours, *open_torch_contenders(bench, budget, runs.notes)]
+        _compare_in_turns(runs, bench, contenders, answers[0], turns, budget)
+
+
+def _time_host(worker: gx.Worker, ours: Contender, bench: BenchModel, turns: Turns) -> tuple[list[float], list[float]]:
+    """Return times of runs from NumPy to NumPy, and of `schedule` alone."""
+    whole, host = [], []
+    for _ in range(turns.count):
+        ours.reset()
+        whole += repeat_ms(lambda: worker.run(bench.feeds), turns.latencies)
+        ours.reset()
+        for _ in range(turns.latencies):
+            host.append(time_ms(worker.schedule))
             worker.wait_for_completion()
-        device_ms = _time_in_a_row(backend, worker, stream)
-    first = answers[0][0]
-    ort_ms, error = _compare(bench, first, repeats)
-    torch_ms = _time_torch(by_torch[bench.name](), repeats) if bench.name in by_torch else None
-    commands = len(plan.segment.commands)
-    figures.add(
-        bench.name,
-        commands,
-        load_ms,
-        report.plan_ms,
-        report.compile_ms,
-        first_ms,
-        percentile(done, 0.5),
-        percentile(whole, 0.5),
-        percentile(whole, 0.99),
-        device_ms,
-        percentile(host, 0.5),
-        torch_ms,
-        ort_ms,
-        f"{error:.1e}",
-    )
+    return whole, host
 
 
-def _time_in_a_row(backend: Backend, worker: gx.Worker, stream: Stream) -> float:
-    """Return milliseconds of a run by the device's own clock."""
-    first, last = backend.device.create_timed_event(), backend.device.create_timed_event()
-    worker.schedule().wait()
-    stream.record(first)
-    for _ in range(_IN_A_ROW):
-        worker.schedule()
-    stream.record(last)
-    last.synchronize()
-    return last.elapsed_ms(first) / _IN_A_ROW
+def _compare_in_turns(
+    runs: Figures, bench: BenchModel, contenders: list[Contender], first: Array, turns: Turns, budget: Budget
+) -> None:
+    outputs = {contender.name: contender.read() for contender in contenders} | {OURS: first}
+    if EAGER in outputs:
+        expected, by = outputs[EAGER], EAGER
+    else:
+        expected, by = open_onnxruntime(bench.data, 0, bench.weights)(bench.inputs)[0], "onnxruntime on the CPU"
+    errors = {name: compare(output, expected) for name, output in outputs.items()}
+    same = [contender for contender in contenders if errors[contender.name] <= MAX_ERROR]
+    samples = take_turns(same, turns, budget)
+    ours = samples.get(OURS)
+    for contender in contenders:
+        _add_row(runs, bench.name, contender.name, samples.get(contender.name), ours, errors[contender.name])
+    runs.notes += [
+        f"{name}: DIFFERS from {by} by {error:.1e} of the largest output, so it was not timed."
+        for name, error in errors.items()
+        if not error <= MAX_ERROR
+    ]
+    taken = max((len(each.in_a_row) for each in samples.values()), default=0)
+    runs.notes += [
+        f"float32 without TF32, inputs on the GPU. {taken} turns each, interleaved: {turns.latencies} runs each "
+        f"waited for, then {turns.in_a_row} in a row, which count once. of ours: in a row, over gpuexec's.",
+        f"max error: over the largest output, against {by}.",
+    ]
 
 
-def _time_torch(call: Callable[[], Any], repeats: int) -> float:
-    import torch
-
-    def run() -> None:
-        call()
-        torch.cuda.synchronize()
-
-    repeat_ms(run, 10)
-    return percentile(repeat_ms(run, repeats), 0.5)
+def _add_row(runs: Figures, model: str, name: str, samples: Samples | None, ours: Samples | None, error: float) -> None:
+    cells: tuple[Any, ...] = (None,) * 7
+    if samples is not None:
+        spread = samples.spread()
+        cells = (*spread, None if ours is None else spread[3] / ours.spread()[3])
+    runs.add(model, name, *cells, f"{error:.1e}")
 
 
-def _compare(bench: BenchModel, found: Any, repeats: int) -> tuple[float, float]:
-    """Return p50 of onnxruntime on all cores, and how far the first output is from its."""
-    session = open_onnxruntime(bench.data, 0)
-    expected = session(bench.inputs)[0]
-    p50 = percentile(repeat_ms(lambda: session(bench.inputs), min(repeats, _MAX_ORT_RUNS)), 0.5)
-    difference = np.abs(np.asarray(found, np.float64) - np.asarray(expected, np.float64))
-    return p50, float(difference.max(initial=0.0))
+def find_trained(folder: Path | None) -> dict[str, Callable[[], BenchModel]]:
+    """Return makers of the trained models of a folder, by name."""
+    manifest = {} if folder is None else json.loads((folder / "manifest.json").read_text())
+    return {name: partial(_read_trained, folder, name, manifest[name]) for name in TRAINED if name in manifest}
+
+
+def _read_trained(folder: Path, name: str, entry: dict[str, Any]) -> BenchModel:
+    with np.load(folder / entry["cases"][0]) as case:
+        inputs = {str(key): case[f"in_{i}"] for i, key in enumerate(case["input_names"])}
+    return BenchModel(name, (folder / entry["file"]).read_bytes(), inputs)

@@ -16,7 +16,18 @@ from types import TracebackType
 from typing import Any
 
 QUIET = 0.1  # cores that other processes may use before figures are called noisy
-PACKAGES = ("numpy", "onnx", "onnxruntime", "ml_dtypes", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "torch")
+PACKAGES = (
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "ml_dtypes",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "cuda-bindings",
+    "torch",
+    "triton",
+    "jax",
+)
 _STAT = Path("/proc/stat")
 # Idle threads of onnxruntime and of OpenBLAS spin for tens of milliseconds; whoever comes next should not pay for it.
 _PAUSE_S = 0.06

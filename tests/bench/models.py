@@ -18,7 +18,7 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.passes import run_passes
 from gpuexec.planner.partitioner import find_partition
-from gpuexec.planner.template import plan_graph
+from gpuexec.planner.template import Template, plan_graph
 
 Array = np.ndarray[Any, Any]
 
@@ -34,6 +34,7 @@ class BenchModel:
         weights: Initializers that the bytes name and don't hold.
         state: Inputs by the output that is their next value, where a model is run with its cache as state.
         capacity: Rows there is room for in the cache.
+        config: What the weights don't tell another engine: ``heads``, ``stages``.
     """
 
     name: str
@@ -42,6 +43,7 @@ class BenchModel:
     weights: dict[str, Array] = field(default_factory=dict)
     state: dict[str, str] = field(default_factory=dict)
     capacity: int | None = None
+    config: dict[str, Any] = field(default_factory=dict)
 
     def load(self) -> gx.Model:
         """Load the model with all its weights, and bind its state."""
@@ -54,6 +56,14 @@ class BenchModel:
         Raises:
             ValueError: It takes more than one plan.
         """
+        return self.make_template(target).plan
+
+    def make_template(self, target: Target) -> Template:
+        """Return what makes the plans for a target; its graph has the weights.
+
+        Raises:
+            ValueError: The model takes more than one plan.
+        """
         model = self.load()
         specs = {value: TensorSpec.of(self.inputs[value.name]) for value in model.graph.inputs}
         partition = find_partition(model.graph, specs, target)
@@ -61,7 +71,7 @@ class BenchModel:
             raise ValueError(f"{self.name} takes more than one plan.")
         given = {value.name: specs[value] for value in partition.ready.inputs}
         graph = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given)
-        return plan_graph(graph, given, target, model.dims, grows=True).plan
+        return plan_graph(graph, given, target, model.dims, grows=True)
 
     @property
     def feeds(self) -> dict[str, Array]:

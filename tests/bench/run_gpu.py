@@ -1,18 +1,27 @@
-"""`make bench-gpu`: models, host time and launch cost on a real GPU; prints tables and writes them to ``--out``.
+"""`make bench-gpu`: everything measured on a GPU by one command, within a budget of time, most important first.
 
     PYTHONPATH=. python3 tests/bench/run_gpu.py --out results        # $OUT where that is set
-    PYTHONPATH=. python3 tests/bench/run_gpu.py --device simulator --small --repeat 2    # to see the bench itself run
+    PYTHONPATH=. python3 tests/bench/run_gpu.py --device simulator --small    # to see the bench itself run
 
-Kernels are compiled into an empty cache, so that compile times are those of a first start.
+Each part is a process of its own: what faults, hangs or is absent there takes no other part with it. A part that no
+time is left for is dropped by name. Text and JSON are written anew after each part. Kernels are compiled into an empty
+cache, so that compile times are those of a first start. What torch.compile needs is compiled beforehand, by processes
+side by side, while nothing is timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
+import subprocess
+import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,38 +32,286 @@ from gpuexec.devices.backend import Backend
 from gpuexec.devices.cuda.cuda import CudaDevice
 from gpuexec.devices.device import Device
 from gpuexec.system import knobs
+from tests.bench.architectures import ARCHITECTURES, SMALL_ARCHITECTURES
+from tests.bench.gpu_ceilings import measure_ceilings, read_ceilings
+from tests.bench.gpu_contenders import Budget, Turns, noting, warm_compiler
+from tests.bench.gpu_kernels import list_cases, list_small_cases, measure_kernels
 from tests.bench.gpu_launches import measure_launches
-from tests.bench.gpu_models import find_models, measure_models
-from tests.bench.measure import describe_machine
-from tests.bench.models import MODELS, SMALL_MODELS
-from tests.bench.tables import show_rows
+from tests.bench.gpu_models import find_trained, measure_model
+from tests.bench.measure import describe_machine, time_ms
+from tests.bench.models import MODELS, SMALL_MODELS, BenchModel
+from tests.bench.tables import Figures, show_rows
+from tests.system.gpu.ptx_wrappers import measure_wrappers
 
 WIDTH = 170
 STEM = "bench-gpu"
+SECONDS = 520.0
+# Seconds for reading the machine, and kept back for the end.
+_MACHINE_S, _RESERVE_S = 60.0, 10.0
+# Seconds for compiling all models by torch.compile, side by side.
+_WARM_S = 110.0
+_SUBMITS = 100
+
+Maker = Callable[[], BenchModel]
+
+
+@dataclass(slots=True)
+class Setting:
+    """What a part measures with: a device, how long, and what parts before it found."""
+
+    options: argparse.Namespace
+    budget: Budget
+    found: list[dict[str, Any]] = field(default_factory=list)
+
+    def open_backend(self) -> Backend:
+        """Open the device."""
+        return Backend(open_device(self.options.device), gx.BackendType.GPU_COMPUTE, "measured")
+
+    @property
+    def turns(self) -> Turns:
+        """The turns of each contender."""
+        return Turns(1, 2, 2) if self.is_small else Turns(self.options.rounds)
+
+    @property
+    def is_small(self) -> bool:
+        """True if the bench itself is to be seen running."""
+        return bool(self.options.small)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the bench.
+
+    Attributes:
+        measure: Measures it.
+        limit_s: Seconds it may take.
+        least_s: Seconds below which it is not begun.
+    """
+
+    measure: Callable[[Setting], list[Figures]]
+    limit_s: float
+    least_s: float
+
+
+def _measure_machine(setting: Setting) -> list[Figures]:
+    device = setting.open_backend().device
+    rows = [("GPU", describe_device(device)), ("driver", read_driver()), *describe_machine()]
+    return [Figures("Machine", ("what", "value"), list(rows))]
+
+
+def _measure_wrappers(setting: Setting) -> list[Figures]:
+    return [measure_wrappers(setting.open_backend().device)]
+
+
+def _measure_ceilings(setting: Setting) -> list[Figures]:
+    sizes = {"megabytes": 1, "extent": 16} if setting.is_small else {}
+    return measure_ceilings(setting.turns, setting.budget, **sizes)
+
+
+def _measure_architecture(name: str, setting: Setting) -> list[Figures]:
+    makers = SMALL_ARCHITECTURES if setting.is_small else ARCHITECTURES
+    return measure_model(setting.open_backend(), makers[name], setting.turns, setting.budget)
+
+
+def _warm_compiler(name: str, setting: Setting) -> list[Figures]:
+    figures = Figures("Compiled by torch.compile beforehand, side by side", ("model", "s"))
+    makers = SMALL_ARCHITECTURES if setting.is_small else ARCHITECTURES
+    with noting(name, figures.notes):
+        figures.add(name, time_ms(lambda: warm_compiler(makers[name]())) / 1e3)
+    return [figures]
+
+
+def _measure_kernels(setting: Setting) -> list[Figures]:
+    cases = list_small_cases() if setting.is_small else list_cases()
+    device = setting.open_backend().device
+    return measure_kernels(device, cases, setting.turns, setting.budget, read_ceilings(setting.found))
+
+
+def _measure_launches(setting: Setting) -> list[Figures]:
+    name = setting.options.device
+    submits = 2 if setting.is_small else _SUBMITS
+    return measure_launches(open_device(name), lambda packed: open_device(name, packed_launch=packed), submits)
+
+
+def _measure_others(setting: Setting) -> list[Figures]:
+    makers: dict[str, Maker] = dict(SMALL_MODELS if setting.is_small else MODELS)
+    if not setting.is_small:
+        makers |= find_trained(knobs.models_dir())
+    backend, tables = setting.open_backend(), []
+    for name, make in makers.items():
+        if setting.budget.left_s < 0:
+            tables.append(Figures(f"{name}: dropped, no time is left", ("model",)))
+            continue
+        tables += measure_model(backend, make, setting.turns, setting.budget)
+    return tables
+
+
+_MODEL_PARTS = {f"model {name}": Part(partial(_measure_architecture, name), 90.0, 25.0) for name in ARCHITECTURES}
+# In the order of their importance: the first are dropped last.
+PARTS: dict[str, Part] = {
+    "wrappers": Part(_measure_wrappers, 60.0, 10.0),
+    "ceilings": Part(_measure_ceilings, 45.0, 15.0),
+    **{name: _MODEL_PARTS[name] for name in ("model bert_base", "model resnet50_b1", "model gpt2_decode")},
+    "kernels": Part(_measure_kernels, 90.0, 20.0),
+    **_MODEL_PARTS,
+    "launches": Part(_measure_launches, 40.0, 15.0),
+    "others": Part(_measure_others, 60.0, 15.0),
+}
+# Of torch.compile's cache; together, side by side.
+WARM_PARTS = {f"warm {name}": Part(partial(_warm_compiler, name), _WARM_S, 0.0) for name in ARCHITECTURES}
+_MACHINE = Part(_measure_machine, _MACHINE_S, 0.0)
+
+Run = Callable[[str, float, list[dict[str, Any]]], list[dict[str, Any]]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bench and write ``bench-gpu.txt`` and ``bench-gpu.json``."""
+    """Run the parts and write ``bench-gpu.txt`` and ``bench-gpu.json``; or one part in this process."""
     options = _parse(arguments)
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ.setdefault("GPUEXEC_CACHE_DIR", cache)
-        device = open_device(options.device)
-        machine = [("GPU", describe_device(device)), *describe_machine()]
-        console = Console(record=True, width=WIDTH, highlight=False)
-        show_rows(console, machine)
-        backend = Backend(device, gx.BackendType.GPU_COMPUTE, "measured")
-        made = SMALL_MODELS if options.small else MODELS
-        models = find_models(made, None if options.small else knobs.models_dir(), options.model)
-        found = []
-        for tables in (
-            measure_models(backend, models, options.repeat),
-            measure_launches(device, lambda packed: open_device(options.device, packed_launch=packed), options.repeat),
-        ):
+    if options.part:
+        tables = run_part(options, options.part, options.seconds, json.loads(Path(options.found).read_text()))
+        Path(options.out).write_text(json.dumps(tables))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("GPUEXEC_CACHE_DIR", str(Path(folder) / "cache"))
+        processes = Processes(options, Path(folder))
+        warm = options.device == "gpu" and importlib.util.find_spec("torch") is not None
+        return Bench(options, processes.run, processes.warm if warm else None).run()
+
+
+class Bench:
+    """The parts in their order, within the budget, and what they found.
+
+    Args:
+        options: Of the command line.
+        run: Runs a part for so many seconds, given the tables found so far, and returns its tables.
+        warm: Runs parts side by side with a last one, whose tables it returns; None: nothing is compiled beforehand.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        run: Run,
+        warm: Callable[[Sequence[str], str, float], list[dict[str, Any]]] | None = None,
+    ) -> None:
+        self._options, self._run_part, self._warm = options, run, warm
+        self._budget = Budget(options.seconds)
+        self._console = Console(record=True, width=WIDTH, highlight=False)
+        self._found: list[dict[str, Any]] = []
+        self._machine: dict[str, str] = {}
+        self._seconds: dict[str, float] = {}
+
+    def run(self) -> int:
+        """Run what was asked for; return 1 where there is no device to run it on."""
+        (table,) = self._run_part("machine", _MACHINE_S, [])
+        self._machine = {row["what"]: row["value"] for row in table["rows"]}
+        if not self._machine:
+            self._note(table["notes"])
+            return 1
+        show_rows(self._console, list(self._machine.items()))
+        names = [name for name in PARTS if not self._options.part_names or _is_chosen(name, self._options.part_names)]
+        models = [name for name in names if name in _MODEL_PARTS]
+        if self._warm is not None and models and "wrappers" in names:
+            warm = [name.replace("model", "warm", 1) for name in models]
+            self._take("wrappers", lambda limit: self._warm_beside(warm, limit))
+            names.remove("wrappers")
+        for name in names:
+            self._take(name, lambda limit, name=name: self._run_part(name, limit, self._found))  # type: ignore[misc]
+        self._note([f"{name}: {seconds:.0f} s" for name, seconds in self._seconds.items()])
+        self._write()
+        return 0
+
+    def _warm_beside(self, warm: Sequence[str], limit_s: float) -> list[dict[str, Any]]:
+        assert self._warm is not None
+        return self._warm(warm, "wrappers", limit_s)
+
+    def _take(self, name: str, run: Callable[[float], list[dict[str, Any]]]) -> None:
+        """Run a part if there is time for it, and write down what it found."""
+        left_s = self._budget.left_s - _RESERVE_S
+        if left_s < PARTS[name].least_s:
+            self._note([f"DROPPED {name}: {left_s:.0f} s are left, it takes at least {PARTS[name].least_s:.0f}."])
+            self._found.append(Figures(f"{name}: dropped, no time was left", ()).to_json())
+        else:
+            tables = _join_tables(run(min(left_s, PARTS[name].limit_s)))
+            self._seconds[name] = left_s - (self._budget.left_s - _RESERVE_S)
             for table in tables:
-                table.show(console)
-                found.append(table.to_json())
-        _write(Path(options.out), console, {"machine": dict(machine), "figures": found})
-    return 0
+                Figures.from_json(table).show(self._console)
+            self._found += tables
+        self._write()
+
+    def _note(self, notes: Sequence[str]) -> None:
+        for note in notes:
+            self._console.print(note, markup=False)
+
+    def _write(self) -> None:
+        folder = Path(self._options.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {"machine": self._machine, "seconds": self._seconds, "figures": self._found}
+        (folder / f"{STEM}.txt").write_text(self._console.export_text(clear=False))
+        (folder / f"{STEM}.json").write_text(json.dumps(content, indent=1))
+
+
+class Processes:
+    """Parts in processes of their own."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options, self._folder = options, folder
+
+    def run(self, name: str, limit_s: float, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Run a part, and kill it when its time is over."""
+        return self._finish(name, self._start(name, limit_s, found), Budget(limit_s))
+
+    def warm(self, names: Sequence[str], last: str, limit_s: float) -> list[dict[str, Any]]:
+        """Run parts side by side, and another one with them; return the tables of all, that one's first."""
+        budget = Budget(max(limit_s, _WARM_S))
+        started = {name: self._start(name, budget.left_s, []) for name in names}
+        tables = self.run(last, limit_s, [])
+        for name, process in started.items():
+            tables += self._finish(name, process, budget)
+        return tables
+
+    def _start(self, name: str, limit_s: float, found: list[dict[str, Any]]) -> subprocess.Popen[bytes]:
+        stem = self._folder / name.replace(" ", "-")
+        stem.with_suffix(".found").write_text(json.dumps(found))
+        options = self._options
+        command = [sys.executable, "-m", "tests.bench.run_gpu", "--part", name, "--device", options.device]
+        command += ["--seconds", str(limit_s * 0.8), "--rounds", str(options.rounds)]
+        command += ["--found", str(stem.with_suffix(".found")), "--out", str(stem.with_suffix(".json"))]
+        with open(stem.with_suffix(".log"), "wb") as log:
+            return subprocess.Popen(
+                [*command, *(["--small"] if options.small else [])],
+                cwd=Path(__file__).parents[2],
+                env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "4"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _finish(self, name: str, process: subprocess.Popen[bytes], budget: Budget) -> list[dict[str, Any]]:
+        stem = self._folder / name.replace(" ", "-")
+        try:
+            ended = f"ended with {process.wait(max(budget.left_s, 0.1))}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            ended = "was killed when its time was over"
+        if not stem.with_suffix(".json").exists():
+            tail = stem.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-8:]
+            return [Figures(f"{name}: no figures", (), [], [f"Its process {ended}.", *tail]).to_json()]
+        tables: list[dict[str, Any]] = json.loads(stem.with_suffix(".json").read_text())
+        return tables
+
+
+def run_part(
+    options: argparse.Namespace, name: str, limit_s: float, found: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Run a part in this process; what it raises becomes notes."""
+    part = {"machine": _MACHINE, **PARTS, **WARM_PARTS}[name]
+    try:
+        tables = part.measure(Setting(options, Budget(limit_s), found))
+    except Exception as error:
+        tables = [Figures(f"{name}: no figures", (), [], traceback.format_exception(error)[-6:])]
+    # As they are read again from a file.
+    read: list[dict[str, Any]] = json.loads(json.dumps([table.to_json() for table in tables], default=_to_number))
+    return read
 
 
 def open_device(name: str, **options: Any) -> Device:
@@ -83,20 +340,52 @@ def describe_device(device: Device) -> str:
     return ", ".join([f"{device.name} ({device.target.name})", *(f"{what} {version()}" for what, version in read)])
 
 
-def _write(folder: Path, console: Console, figures: dict[str, object]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{STEM}.txt").write_text(console.export_text())
-    (folder / f"{STEM}.json").write_text(json.dumps(figures, indent=1))
+def read_driver() -> str:
+    """Return the driver's version, the limits of clocks and power, and how warm the GPU is, by nvidia-smi."""
+    fields = "driver_version,clocks.max.sm,clocks.max.mem,power.limit,temperature.gpu"
+    try:
+        command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"unknown, {error}"
+    return "; ".join(done.stdout.strip().splitlines()) or f"unknown, nvidia-smi ended with {done.returncode}"
+
+
+def _is_chosen(name: str, chosen: Sequence[str]) -> bool:
+    return name in chosen or name.removeprefix("model ") in chosen
+
+
+def _join_tables(tables: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return tables with those of one title joined."""
+    joined: dict[str, dict[str, Any]] = {}
+    for table in tables:
+        known = joined.setdefault(table["title"], {**table, "rows": [], "notes": []})
+        known["rows"] += table["rows"]
+        known["notes"] += [note for note in table["notes"] if note not in known["notes"]]
+    return list(joined.values())
+
+
+def _to_number(value: Any) -> Any:
+    """Return a number of NumPy as one of Python."""
+    return value.item()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure on a GPU.")
-    parser.add_argument("--model", nargs="+", default=None, help="which models, generated ones or of GPUEXEC_MODELS")
-    parser.add_argument("--repeat", type=int, default=100, help="runs of each figure (default: 100)")
+    parser.add_argument("part_names", nargs="*", metavar="PART", help=f"which parts (default: all): {', '.join(PARTS)}")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each contender (default: 7)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"budget of time (default: {SECONDS:.0f})")
     parser.add_argument("--out", default=os.environ.get("OUT", "tests/bench/results"), help="folder for the results")
     parser.add_argument("--device", choices=("gpu", "simulator"), default="gpu", help="where (default: gpu)")
     parser.add_argument("--small", action="store_true", help="tiny models, to see the bench itself run")
-    return parser.parse_args(arguments)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--found", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    known = {*PARTS, *ARCHITECTURES}
+    unknown = [name for name in options.part_names if name not in known]
+    if unknown:
+        parser.error(f"there is no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    return options
 
 
 if __name__ == "__main__":

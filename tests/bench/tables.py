@@ -25,7 +25,14 @@ class Figures:
     def to_json(self) -> dict[str, Any]:
         """Return the table as JSON values, numbers unrounded."""
         rows = [dict(zip(self.columns, row)) for row in self.rows]
-        return {"title": self.title, "rows": rows, "notes": self.notes}
+        return {"title": self.title, "columns": self.columns, "rows": rows, "notes": self.notes}
+
+    @staticmethod
+    def from_json(table: dict[str, Any]) -> Figures:
+        """Return the table of such values."""
+        columns = tuple(table["columns"])
+        rows = [tuple(row[column] for column in columns) for row in table["rows"]]
+        return Figures(table["title"], columns, rows, list(table["notes"]))
 
     def show(self, console: Console) -> None:
         """Print the table."""

@@ -9,6 +9,8 @@ import gpuexec as gx
 from gpuexec.ir.target import Target
 from tests.bench.architectures import ARCHITECTURES, SMALL_ARCHITECTURES
 from tests.bench.cpu_models import open_onnxruntime
+from tests.bench.torch_architectures import make_network
+from tests.bench.torch_standin import make_torch
 
 
 @pytest.mark.parametrize("name", SMALL_ARCHITECTURES)
@@ -39,3 +41,11 @@ def test_plans_are_the_same_with_and_without_weights(name: str) -> None:
     target = Target.named("sm_90")
     plans = [ARCHITECTURES[name](has_weights=held).plan(target) for held in (False, True)]
     assert str(plans[0]) == str(plans[1])
+
+
+@pytest.mark.parametrize("name", SMALL_ARCHITECTURES)
+def test_the_same_in_pytorch_gives_the_same(name: str) -> None:
+    bench = SMALL_ARCHITECTURES[name]()
+    network, inputs = make_network(make_torch(), bench, "cuda")
+    expected = open_onnxruntime(bench.data, 1, bench.weights)(bench.inputs)[0]
+    np.testing.assert_allclose(network(*inputs), expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,228 @@
+"""Wrappers of PTX instructions on a GPU, bit for bit: what the simulator's host bodies stand for.
+
+Each row of `CASES` is a small kernel of one block that copies words or computes with them, and what it must give. The
+simulator runs the same rows, so its host bodies and the instructions agree. A new wrapper needs a row; those that
+`find_wrappers` reads from the headers are compared with the rows by a test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.device import Device
+from gpuexec.devices.kernels.kernel_source import kernels_dir
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.library import Schedule
+from gpuexec.devices.simulator.module import load_file
+from gpuexec.errors import GpuexecError
+from gpuexec.ir.command import Kernel, LaunchConfig
+from tests.bench.tables import Figures
+
+Words = np.ndarray[Any, np.dtype[np.uint32]]
+WORDS, THREADS = 256, 32
+_SEEDS = 4
+_SOURCE = """#include "{header}"
+
+// Block: one of {threads} threads; x, y [{words}]
+__global__ void __launch_bounds__({threads}) {name}(const u32* x, u32* y) {{
+  const int t = threadIdx.x;
+{body}
+}}
+"""
+# A definition of a function, and an instruction with a name in its body.
+_FUNCTION = re.compile(r"^(?:template\s*<[^>]*>\s*)?__device__ .*?\b(\w+)\(", re.MULTILINE)
+_ASSEMBLY = re.compile(r'\basm\s+(?:volatile\s*)?\(\s*"\s*[a-z]|\basm\s*\(\s*"\s*[a-z]')
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kernel over wrappers of one header.
+
+    Attributes:
+        name: Of the kernel.
+        header: That has the wrappers.
+        wrappers: Which ones it proves.
+        body: What each thread ``t`` of one block does with ``x`` and ``y``, words of 32 bits; y is 0 before.
+        expected: Returns y for x.
+        since: The oldest architecture that has the instruction.
+    """
+
+    name: str
+    header: str
+    wrappers: tuple[str, ...]
+    body: str
+    expected: Callable[[Words], Words]
+    since: int = 75
+
+    @property
+    def is_present(self) -> bool:
+        """True if there is such a header."""
+        return any(kernels_dir().rglob(self.header))
+
+    def write(self, folder: Path) -> Path:
+        """Write the kernel to a file and return its path."""
+        path = folder / f"{self.name}.cu"
+        body = "\n".join(f"  {line}" for line in self.body.strip().splitlines())
+        path.write_text(_SOURCE.format(header=self.header, name=self.name, threads=THREADS, words=WORDS, body=body))
+        return path
+
+
+def _place(*parts: tuple[int, Words]) -> Words:
+    """Return zeros with these words at these offsets."""
+    y = np.zeros(WORDS, np.uint32)
+    for offset, words in parts:
+        y[offset : offset + len(words)] = words
+    return y
+
+
+_T = np.arange(THREADS)
+
+CASES = (
+    Case(
+        "copy_four_bytes",
+        "async_copy.cuh",
+        ("copy_async", "commit_copies", "wait_copies"),
+        """
+__shared__ alignas(16) u32 held[64];
+const float* source = reinterpret_cast<const float*>(x);
+float* target = reinterpret_cast<float*>(held);
+copy_async<4>(target + t, source + t, true);
+copy_async<4>(target + 32 + t, source + 32 + t, t % 3 != 0);
+commit_copies();
+wait_copies<0>();
+__syncthreads();
+y[t] = held[31 - t];
+y[32 + t] = held[63 - t];
+""",
+        lambda x: _place((0, x[31::-1]), (32, np.where(_T % 3 == 0, 0, x[32:64])[::-1].astype(np.uint32))),
+    ),
+    Case(
+        "copy_sixteen_bytes",
+        "async_copy.cuh",
+        ("copy_async",),
+        """
+__shared__ alignas(16) u32 held[128];
+copy_async<16>(reinterpret_cast<float*>(held + 4 * t), reinterpret_cast<const float*>(x + 4 * t), t % 5 != 1);
+commit_copies();
+wait_copies<0>();
+__syncthreads();
+for (int i = t; i < 128; i += 32) y[i] = held[127 - i];
+""",
+        lambda x: _place((0, np.where(np.arange(128) // 4 % 5 == 1, 0, x[:128])[::-1].astype(np.uint32))),
+    ),
+    Case(
+        "wait_for_older_group",
+        "async_copy.cuh",
+        ("commit_copies", "wait_copies"),
+        """
+__shared__ alignas(16) u32 held[96];
+const float* source = reinterpret_cast<const float*>(x);
+float* target = reinterpret_cast<float*>(held);
+for (int group = 0; group < 3; ++group) {
+  copy_async<4>(target + 32 * group + t, source + 32 * group + t, true);
+  commit_copies();
+}
+wait_copies<2>();
+__syncthreads();
+y[t] = held[31 - t];
+wait_copies<1>();
+__syncthreads();
+y[32 + t] = held[63 - t];
+commit_copies();
+wait_copies<0>();
+__syncthreads();
+y[64 + t] = held[95 - t];
+""",
+        lambda x: _place((0, x[31::-1]), (32, x[63:31:-1]), (64, x[95:63:-1])),
+    ),
+    Case(
+        "address_behind",
+        "simt_tile.cuh",
+        ("behind",),
+        """
+const float* middle = reinterpret_cast<const float*>(x + 128);
+y[t] = __float_as_uint(*behind(middle, t - 16, 28));
+y[32 + t] = __float_as_uint(*behind(middle, 16 - t, -4));
+""",
+        lambda x: _place((0, x[128 + 7 * (_T - 16)]), (32, x[128 - (16 - _T)])),
+    ),
+)
+
+
+def draw_words(seed: int = 0) -> Words:
+    """Return words to compute with: numbers that are no NaN as floats, so that a move keeps their bits."""
+    return np.random.default_rng(seed).standard_normal(WORDS).astype(np.float32).view(np.uint32)
+
+
+def run_on_device(case: Case, device: Device, x: Words) -> Words:
+    """Run a case on a device and return its words."""
+    with TemporaryDirectory() as folder:
+        kernel = Kernel(str(case.write(Path(folder))), case.name)
+        device.load([kernel])
+    stream, y = device.create_stream(), np.zeros_like(x)
+    memory = [device.allocate(x.nbytes) for _ in range(2)]
+    arguments = PackedArguments([None, None])
+    for position, (block, words) in enumerate(zip(memory, (x, y), strict=True)):
+        arguments.set_pointer(position, block.address)
+        stream.copy_to_device(block.address, words.view(np.uint8))
+    stream.launch(device.function(kernel), LaunchConfig((1, 1, 1), (THREADS, 1, 1)), arguments)
+    stream.copy_to_host(y.view(np.uint8), memory[1].address)
+    stream.synchronize()
+    for block in memory:
+        block.free()
+    return y
+
+
+def run_on_simulator(case: Case, x: Words) -> Iterator[Words]:
+    """Yield what a case gives in some random orders of threads."""
+    with TemporaryDirectory() as folder:
+        function = load_file(case.write(Path(folder)), [case.name])[case.name]
+    for seed in range(_SEEDS):
+        y = np.zeros_like(x)
+        function.launch_arrays(1, THREADS, x, y, schedule=Schedule("random", seed))
+        yield y
+
+
+def measure_wrappers(device: Device) -> Figures:
+    """Run all cases and return how they ended, a row each; a device that is lost fails those that follow."""
+    figures = Figures(f"Wrappers of PTX instructions on {device.name}", ("case", "header", "wrappers", "result"))
+    for case in CASES:
+        figures.add(case.name, case.header, ", ".join(case.wrappers), _check(case, device))
+    wrong = sum(row[-1] not in ("equal", "absent") and not row[-1].startswith("needs") for row in figures.rows)
+    figures.notes.append(f"{wrong} WRONG: figures of kernels that use them say nothing." if wrong else "None is wrong.")
+    return figures
+
+
+def _check(case: Case, device: Device) -> str:
+    if not case.is_present:
+        return "absent"
+    if device.target.architecture < case.since:
+        return f"needs sm_{case.since}"
+    x = draw_words()
+    expected = case.expected(x)
+    try:
+        found = run_on_simulator(case, x) if isinstance(device, SimulatorDevice) else [run_on_device(case, device, x)]
+        wrong = [int((y != expected).sum()) for y in found]
+    except GpuexecError as error:
+        return f"failed: {str(error).splitlines()[0][:120]}"
+    return f"{max(wrong)} of {WORDS} words DIFFER" if any(wrong) else "equal"
+
+
+def find_wrappers() -> set[tuple[str, str]]:
+    """Return the functions of headers with an instruction in PTX, as (header, function)."""
+    found = set()
+    for path in sorted(kernels_dir().rglob("*.cuh")):
+        text = path.read_text()
+        starts = [*_FUNCTION.finditer(text)]
+        for assembly in _ASSEMBLY.finditer(text):
+            names = [start[1] for start in starts if start.start() < assembly.start()]
+            found.add((path.name, names[-1] if names else "?"))
+    return found
