@@ -20,13 +20,13 @@ from tests.bench.gpu_contenders import (
     OURS,
     Budget,
     Contender,
-    Samples,
     Turns,
     compare,
     open_torch_contenders,
     open_worker,
     take_turns,
 )
+from tests.bench.gpu_prediction import Predicted, predict
 from tests.bench.measure import percentile, repeat_ms, time_ms
 from tests.bench.models import Array, BenchModel
 from tests.bench.tables import Figures
@@ -43,6 +43,8 @@ COLUMNS = (
     "row p10",
     "row p90",
     "of ours",
+    "predicted",
+    "at least",
     "max error",
 )
 
@@ -92,7 +94,8 @@ def _measure(start: Figures, runs: Figures, backend: Backend, bench: BenchModel,
             "host. host: schedule alone, inputs on the device, which is idle."
         )
         contenders = [ours, *open_torch_contenders(bench, budget, runs.notes)]
-        _compare_in_turns(runs, bench, contenders, answers[0], turns, budget)
+        predicted = predict(bench.plan(backend.device.target))
+        _compare_in_turns(runs, bench, contenders, answers[0], turns, budget, predicted)
 
 
 def _time_host(worker: gx.Worker, ours: Contender, bench: BenchModel, turns: Turns) -> tuple[list[float], list[float]]:
@@ -109,7 +112,13 @@ def _time_host(worker: gx.Worker, ours: Contender, bench: BenchModel, turns: Tur
 
 
 def _compare_in_turns(
-    runs: Figures, bench: BenchModel, contenders: list[Contender], first: Array, turns: Turns, budget: Budget
+    runs: Figures,
+    bench: BenchModel,
+    contenders: list[Contender],
+    first: Array,
+    turns: Turns,
+    budget: Budget,
+    predicted: Predicted | None,
 ) -> None:
     outputs = {contender.name: contender.read() for contender in contenders} | {OURS: first}
     if EAGER in outputs:
@@ -121,26 +130,25 @@ def _compare_in_turns(
     samples = take_turns(same, turns, budget)
     ours = samples.get(OURS)
     for contender in contenders:
-        _add_row(runs, bench.name, contender.name, samples.get(contender.name), ours, errors[contender.name])
+        cells: tuple[Any, ...] = (None,) * 7
+        if (taken := samples.get(contender.name)) is not None:
+            spread = taken.spread()
+            cells = (*spread, None if ours is None else spread[3] / ours.spread()[3])
+        expects = (None, None)
+        if contender.name == OURS and predicted is not None:
+            expects = (predicted.whole_us / 1e3, predicted.floor_us / 1e3)
+        runs.add(bench.name, contender.name, *cells, *expects, f"{errors[contender.name]:.1e}")
     runs.notes += [
         f"{name}: DIFFERS from {by} by {error:.1e} of the largest output, so it was not timed."
         for name, error in errors.items()
         if not error <= MAX_ERROR
     ]
-    taken = max((len(each.in_a_row) for each in samples.values()), default=0)
+    count = max((len(each.in_a_row) for each in samples.values()), default=0)
     runs.notes += [
-        f"float32 without TF32, inputs on the GPU. {taken} turns each, interleaved: {turns.latencies} runs each "
+        f"float32 without TF32, inputs on the GPU. {count} turns each, interleaved: {turns.latencies} runs each "
         f"waited for, then {turns.in_a_row} in a row, which count once. of ours: in a row, over gpuexec's.",
-        f"max error: over the largest output, against {by}.",
+        f"predicted: by the time model, of the GPU that stands for the target. max error: over the largest, to {by}.",
     ]
-
-
-def _add_row(runs: Figures, model: str, name: str, samples: Samples | None, ours: Samples | None, error: float) -> None:
-    cells: tuple[Any, ...] = (None,) * 7
-    if samples is not None:
-        spread = samples.spread()
-        cells = (*spread, None if ours is None else spread[3] / ours.spread()[3])
-    runs.add(model, name, *cells, f"{error:.1e}")
 
 
 def find_trained(folder: Path | None) -> dict[str, Callable[[], BenchModel]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -51,12 +51,18 @@ class BenchModel:
         return model.bind_state(self.state, capacity=self.capacity) if self.state else model
 
     def plan(self, target: Target) -> Plan:
-        """Plan the model for a target without a device.
+        """Plan the model for a target without a device, with the commands of these inputs.
 
         Raises:
             ValueError: It takes more than one plan.
         """
-        return self.make_template(target).plan
+        return self.specialise(self.make_template(target))
+
+    def specialise(self, template: Template) -> Plan:
+        """Return the template's plan with the commands of these inputs."""
+        plan = template.plan
+        variant = template.specialise({port.name: TensorSpec.of(self.inputs[port.name]) for port in plan.inputs})
+        return replace(plan, segment=replace(plan.segment, commands=variant.commands))
 
     def make_template(self, target: Target) -> Template:
         """Return what makes the plans for a target; its graph has the weights.

@@ -34,6 +34,7 @@ from gpuexec.devices.device import Device
 from gpuexec.system import knobs
 from tests.bench.architectures import ARCHITECTURES, SMALL_ARCHITECTURES
 from tests.bench.gpu_ceilings import measure_ceilings, read_ceilings
+from tests.bench.gpu_commands import measure_commands
 from tests.bench.gpu_contenders import Budget, Turns, noting, warm_compiler
 from tests.bench.gpu_kernels import list_cases, list_small_cases, measure_kernels
 from tests.bench.gpu_launches import measure_launches
@@ -127,6 +128,11 @@ def _measure_kernels(setting: Setting) -> list[Figures]:
     return measure_kernels(device, cases, setting.turns, setting.budget, read_ceilings(setting.found))
 
 
+def _measure_commands(setting: Setting) -> list[Figures]:
+    makers = SMALL_ARCHITECTURES if setting.is_small else ARCHITECTURES
+    return measure_commands(setting.open_backend().device, makers, setting.turns, setting.budget)
+
+
 def _measure_launches(setting: Setting) -> list[Figures]:
     name = setting.options.device
     submits = 2 if setting.is_small else _SUBMITS
@@ -152,7 +158,8 @@ PARTS: dict[str, Part] = {
     "wrappers": Part(_measure_wrappers, 60.0, 10.0),
     "ceilings": Part(_measure_ceilings, 45.0, 15.0),
     **{name: _MODEL_PARTS[name] for name in ("model bert_base", "model resnet50_b1", "model gpt2_decode")},
-    "kernels": Part(_measure_kernels, 90.0, 20.0),
+    "commands": Part(_measure_commands, 75.0, 20.0),
+    "kernels": Part(_measure_kernels, 75.0, 20.0),
     **_MODEL_PARTS,
     "launches": Part(_measure_launches, 40.0, 15.0),
     "others": Part(_measure_others, 60.0, 15.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.cuda.cuda import CudaDevice
 from gpuexec.ir.plan import Segment
-from tests.bench import gpu_contenders, run_gpu, torch_standin
+from gpuexec.ir.target import Target
+from tests.bench import gpu_contenders, gpu_prediction, run_gpu, torch_standin
 from tests.bench.architectures import ARCHITECTURES, SMALL_ARCHITECTURES
 from tests.bench.gpu_ceilings import read_ceilings
+from tests.bench.gpu_commands import group_alike
 from tests.bench.gpu_contenders import COMPILED, EAGER, GRAPH, MAX_ERROR, OURS, Budget, Contender, Turns
 from tests.bench.gpu_kernels import repeat_segment
 from tests.bench.gpu_launches import measure_launches
@@ -83,6 +86,8 @@ def test_every_part_runs_without_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
         assert [row["by"] for row in table["rows"]] == [OURS, EAGER, GRAPH, COMPILED]
         assert all(float(row["max error"]) < MAX_ERROR and row["in a row p50"] > 0 for row in table["rows"])
         assert name in text
+        (commands,) = (t for title, t in tables.items() if title.startswith(f"{name} on") and "commands" in title)
+        assert all(row["us p50"] > 0 for row in commands["rows"])
     (kernels,) = (table for title, table in tables.items() if title.startswith("Kernels"))
     assert all(row["torch p50 (us)"] > 0 and row["of ceiling"] for row in kernels["rows"])
     assert {row["model"] for row in tables["Compiled by torch.compile beforehand, side by side"]["rows"]} == {
@@ -121,7 +126,7 @@ def test_one_that_computes_something_else_is_said_and_not_timed(
     monkeypatch.setattr("tests.bench.gpu_models.open_worker", open_wrong)
     _, runs = measure_model(simulated, SMALL_ARCHITECTURES["mobilenet_v2"], ONCE, Budget(LONG))
     rows = {row[1]: row for row in runs.rows}
-    assert rows[OURS][2:-1] == (None,) * 7
+    assert rows[OURS][2:9] == (None,) * 7
     assert rows[EAGER][2] is not None
     assert any(note.startswith("gpuexec: DIFFERS from torch eager by 1.0e-02") for note in runs.notes)
 
@@ -198,6 +203,59 @@ def test_a_segment_is_repeated_in_order() -> None:
     repeated = repeat_segment(segment, 2)
     assert "".join(map(str, repeated.commands)) == "abcabc"
     assert repeated.edges == ((0, 2), (1, 2), (3, 5), (4, 5), (2, 3), (2, 4))
+
+
+def test_commands_that_differ_in_places_alone_are_alike() -> None:
+    plan = SMALL_ARCHITECTURES["bert_base"]().plan(Target.named("sm_90"))
+    groups = list(group_alike(plan.segment.commands).values())
+    assert sorted(position for group in groups for position in group) == list(range(len(plan.segment.commands)))
+    alike = [group for group in groups if len(group) > 1]
+    assert alike
+    for first, *others in alike:
+        kernels = {plan.segment.commands[i].kernel for i in (first, *others)}  # type: ignore[union-attr]
+        assert len(kernels) == 1
+
+
+def test_without_a_time_model_nothing_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_prediction, "_find", lambda module: None)
+    assert gpu_prediction.predict(SMALL_ARCHITECTURES["mobilenet_v2"]().plan(Target.named("sm_90"))) is None
+    assert gpu_prediction.fit([(None, 1.0)]) == []
+
+
+def test_constants_are_fitted_to_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_prediction, "_find", lambda module: SimpleModel)
+    (figures,) = gpu_prediction.fit([(1.0, 3.0), (2.0, 5.0), (4.0, 9.0)])
+    assert figures.rows == [("node_us", 1.0, 1.0), ("factor", 1.0, 2.0)]
+    assert figures.notes == [
+        "today: half of 3 commands are predicted within 50%, nine tenths within 50%.",
+        "fitted: half of 3 commands are predicted within 0%, nine tenths within 0%.",
+    ]
+
+
+@dataclass(frozen=True)
+class Sample:
+    bounds: float
+    measured_us: float
+
+
+@dataclass(frozen=True)
+class TimeModel:
+    node_us: float = 1.0
+    factor: float = 1.0
+
+    def predict_us(self, bounds: float) -> float:
+        return self.factor * bounds
+
+
+class SimpleModel:
+    """A time model of one constant."""
+
+    Sample = Sample
+    TIME_MODEL = TimeModel()
+
+    @staticmethod
+    def fit_time_model(samples: list[Sample]) -> TimeModel:
+        return TimeModel(factor=samples[0].measured_us / samples[0].bounds)
 
 
 def test_ceilings_are_the_best_of_each_kind() -> None:
