@@ -81,12 +81,15 @@ def measure_kernels(
 ) -> list[Figures]:
     """Measure cases until the budget is used up; those left are named."""
     figures = Figures(f"Kernels on {device.name}, each as a graph of {_TIMES} in a row", COLUMNS)
+    torch: Any = None
+    with noting("torch", figures.notes):
+        torch = open_torch()
     for index, case in enumerate(cases):
         if budget.left_s < 0:
             figures.notes.append(f"Dropped, no time is left: {', '.join(map(_spell, cases[index:]))}.")
             break
         try:
-            _measure_case(figures, device, case, turns, budget, ceilings)
+            _measure_case(figures, device, torch, case, turns, budget, ceilings)
         except GpuexecError as error:
             figures.notes.append(f"{_spell(case)} failed: {error}")
     figures.notes.append(
@@ -97,7 +100,13 @@ def measure_kernels(
 
 
 def _measure_case(
-    figures: Figures, device: Device, case: Case, turns: Turns, budget: Budget, ceilings: Mapping[str, float]
+    figures: Figures,
+    device: Device,
+    torch: Any,
+    case: Case,
+    turns: Turns,
+    budget: Budget,
+    ceilings: Mapping[str, float],
 ) -> None:
     bench = case.make(case)
     template = bench.make_template(device.target)
@@ -108,9 +117,10 @@ def _measure_case(
         submit = partial(loaded.recording.submit, loaded.stream, loaded.bindings)
         contenders = [Contender(OURS, submit, loaded.stream.synchronize, lambda: expected)]
         error: float | None = None
-        with noting(f"torch, {_spell(case)}", figures.notes):
-            contenders.append(_open_torch_case(case, bench))
-            error = compare(contenders[-1].read(), expected)
+        if torch is not None:
+            with noting(f"torch, {_spell(case)}", figures.notes):
+                contenders.append(_open_torch_case(torch, case, bench))
+                error = compare(contenders[-1].read(), expected)
         is_same = error is None or error <= MAX_ERROR
         samples = take_turns(contenders if is_same else contenders[:1], Turns(turns.count, 0, _IN_A_ROW), budget)
     times = {name: [each * 1e3 / _TIMES for each in taken.in_a_row] for name, taken in samples.items()}
@@ -155,8 +165,7 @@ def repeat_segment(segment: Segment, times: int) -> Segment:
     return replace(segment, commands=segment.commands * times, edges=tuple(edges), origins=segment.origins * times)
 
 
-def _open_torch_case(case: Case, bench: BenchModel) -> Contender:
-    torch = open_torch()
+def _open_torch_case(torch: Any, case: Case, bench: BenchModel) -> Contender:
     arrays = {**bench.inputs, **bench.weights}
     tensors = {name: torch.from_numpy(array).to("cuda") for name, array in arrays.items()}
     graph = capture(torch, lambda: case.call(torch, tensors), _TIMES)

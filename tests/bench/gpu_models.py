@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from gpuexec.devices.backend import Backend
 from gpuexec.errors import GpuexecError
 from tests.bench.cpu_models import open_onnxruntime
 from tests.bench.gpu_contenders import (
+    COMPILED,
     EAGER,
+    GRAPH,
     MAX_ERROR,
     OURS,
     Budget,
@@ -47,6 +49,8 @@ COLUMNS = (
     "at least",
     "max error",
 )
+SUMMARY_COLUMNS = ("model", OURS, "predicted", EAGER, GRAPH, COMPILED, "fastest other / ours")
+_RUNS = "runs by each contender (ms)"
 
 
 def measure_model(backend: Backend, make: Callable[[], BenchModel], turns: Turns, budget: Budget) -> list[Figures]:
@@ -60,7 +64,7 @@ def measure_model(backend: Backend, make: Callable[[], BenchModel], turns: Turns
     """
     bench = make()
     start = Figures(f"{bench.name} on {backend.device.name}: from the file to the first answer (ms)", START_COLUMNS)
-    runs = Figures(f"{bench.name} on {backend.device.name}: runs by each contender (ms)", COLUMNS)
+    runs = Figures(f"{bench.name} on {backend.device.name}: {_RUNS}", COLUMNS)
     try:
         _measure(start, runs, backend, bench, turns, budget)
     except GpuexecError as error:
@@ -147,8 +151,24 @@ def _compare_in_turns(
     runs.notes += [
         f"float32 without TF32, inputs on the GPU. {count} turns each, interleaved: {turns.latencies} runs each "
         f"waited for, then {turns.in_a_row} in a row, which count once. of ours: in a row, over gpuexec's.",
-        f"predicted: by the time model, of the GPU that stands for the target. max error: over the largest, to {by}.",
+        f"max error: over the largest output, against {by}.",
     ]
+
+
+def summarise(tables: Sequence[dict[str, Any]]) -> Figures:
+    """Return the times of runs in a row of all models, one row each, from tables as JSON."""
+    figures = Figures("Models: one of many runs in a row, p50 (ms)", SUMMARY_COLUMNS)
+    for table in tables:
+        if table["title"].endswith(_RUNS) and table["rows"]:
+            by = {row["by"]: row for row in table["rows"]}
+            times = {name: row["in a row p50"] for name, row in by.items()}
+            others = [taken for name, taken in times.items() if name != OURS and taken is not None]
+            ours = times.get(OURS)
+            ratio = min(others) / ours if others and ours else None
+            predicted = by[OURS]["predicted"] if OURS in by else None
+            cells = (ours, predicted, *(times.get(name) for name in (EAGER, GRAPH, COMPILED)), ratio)
+            figures.add(table["rows"][0]["model"], *cells)
+    return figures
 
 
 def find_trained(folder: Path | None) -> dict[str, Callable[[], BenchModel]]:

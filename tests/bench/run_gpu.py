@@ -38,7 +38,7 @@ from tests.bench.gpu_commands import measure_commands
 from tests.bench.gpu_contenders import Budget, Turns, noting, warm_compiler
 from tests.bench.gpu_kernels import list_cases, list_small_cases, measure_kernels
 from tests.bench.gpu_launches import measure_launches
-from tests.bench.gpu_models import find_trained, measure_model
+from tests.bench.gpu_models import find_trained, measure_model, summarise
 from tests.bench.measure import describe_machine, time_ms
 from tests.bench.models import MODELS, SMALL_MODELS, BenchModel
 from tests.bench.tables import Figures, show_rows
@@ -223,7 +223,10 @@ class Bench:
             names.remove("wrappers")
         for name in names:
             self._take(name, lambda limit, name=name: self._run_part(name, limit, self._found))  # type: ignore[misc]
-        self._note([f"{name}: {seconds:.0f} s" for name, seconds in self._seconds.items()])
+        summary = summarise(self._found)
+        summary.notes.append("Seconds: " + ", ".join(f"{name} {taken:.0f}" for name, taken in self._seconds.items()))
+        summary.show(self._console)
+        self._found.append(summary.to_json())
         self._write()
         return 0
 

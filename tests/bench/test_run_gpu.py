@@ -20,9 +20,9 @@ from gpuexec.ir.target import Target
 from tests.bench import gpu_contenders, gpu_prediction, run_gpu, torch_standin
 from tests.bench.architectures import ARCHITECTURES, SMALL_ARCHITECTURES
 from tests.bench.gpu_ceilings import read_ceilings
-from tests.bench.gpu_commands import group_alike
+from tests.bench.gpu_commands import group_alike, measure_commands
 from tests.bench.gpu_contenders import COMPILED, EAGER, GRAPH, MAX_ERROR, OURS, Budget, Contender, Turns
-from tests.bench.gpu_kernels import repeat_segment
+from tests.bench.gpu_kernels import list_small_cases, measure_kernels, repeat_segment
 from tests.bench.gpu_launches import measure_launches
 from tests.bench.gpu_models import measure_model
 from tests.bench.models import SMALL_MODELS
@@ -88,6 +88,10 @@ def test_every_part_runs_without_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
         assert name in text
         (commands,) = (t for title, t in tables.items() if title.startswith(f"{name} on") and "commands" in title)
         assert all(row["us p50"] > 0 for row in commands["rows"])
+    summary = written["figures"][-1]["rows"]
+    models = [name.removeprefix("model ") for name in PARTS if name.startswith("model ")]
+    assert [row["model"] for row in summary] == [*models, "mlp", "chain"]
+    assert all(row["fastest other / ours"] > 0 for row in summary[: len(ARCHITECTURES)])
     (kernels,) = (table for title, table in tables.items() if title.startswith("Kernels"))
     assert all(row["torch p50 (us)"] > 0 and row["of ceiling"] for row in kernels["rows"])
     assert {row["model"] for row in tables["Compiled by torch.compile beforehand, side by side"]["rows"]} == {
@@ -95,11 +99,15 @@ def test_every_part_runs_without_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     }
 
 
-def test_models_and_every_form_of_launch_run_on_the_cuda_device(cuda_device: CudaDevice) -> None:
+def test_models_commands_kernels_and_every_form_of_launch_run_on_the_cuda_device(cuda_device: CudaDevice) -> None:
     backend = Backend(cuda_device, gx.BackendType.GPU_COMPUTE, "tested")
     _, runs = measure_model(backend, SMALL_MODELS["mlp"], ONCE, Budget(LONG))
     assert [row[1] for row in runs.rows] == [OURS]
     assert float(runs.rows[0][-1]) < 1e-5
+    commands, *_ = measure_commands(cuda_device, {"mlp": SMALL_MODELS["mlp"]}, ONCE, Budget(LONG))
+    assert sum(row[3] for row in commands.rows) == 4
+    (kernels,) = measure_kernels(cuda_device, list_small_cases()[:1], ONCE, Budget(LONG), {})
+    assert [row[0] for row in kernels.rows] == ["product"]
     (launches,) = measure_launches(cuda_device, open_other, 1)
     assert [row[0] for row in launches.rows] == ["RawKernel", "packed launch", "graph"]
 
@@ -147,7 +155,7 @@ def test_parts_are_dropped_by_name_when_no_time_is_left(tmp_path: Path) -> None:
     written, text = rehearse(tmp_path, "--seconds", str(run_gpu._RESERVE_S + 12), "wrappers", "kernels", "others")
     assert list(written["seconds"]) == ["wrappers"]
     assert "DROPPED kernels: " in text
-    assert [table["title"] for table in written["figures"]][1:] == [
+    assert [table["title"] for table in written["figures"]][1:-1] == [
         "kernels: dropped, no time was left",
         "others: dropped, no time was left",
     ]

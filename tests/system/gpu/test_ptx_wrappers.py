@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpuexec.devices.cuda.cuda import CudaDevice
+from gpuexec.devices.simulator.device import SimulatorDevice
 from tests.devices.opening import open_device
 from tests.system.gpu import ptx_wrappers
 from tests.system.gpu.ptx_wrappers import (
@@ -19,6 +21,7 @@ from tests.system.gpu.ptx_wrappers import (
     run_on_simulator,
 )
 
+TURN = Case("turn", "types.cuh", (), "y[t] = x[31 - t];", lambda x: ptx_wrappers._place((0, x[31::-1])))
 PRESENT = [case for case in CASES if case.is_present]
 
 
@@ -37,6 +40,18 @@ def test_instructions_give_what_is_expected(case: Case) -> None:
         pytest.skip(f"needs sm_{case.since}")
     x = draw_words()
     np.testing.assert_array_equal(run_on_device(case, device, x), case.expected(x))
+
+
+def test_cases_run_on_the_cuda_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from tests.devices.cupy_standin import Standin, install
+
+    below = SimulatorDevice(lambda source: (Path(source).stem,))
+    install(monkeypatch, Standin(below, architecture=(8, 0)))
+    monkeypatch.setenv("GPUEXEC_CACHE_DIR", str(tmp_path))
+    device, x = CudaDevice(), draw_words()
+    np.testing.assert_array_equal(run_on_device(TURN, device, x), TURN.expected(x))
+    device.close()
+    below.close()
 
 
 def test_every_wrapper_of_the_headers_has_a_case() -> None:
@@ -70,8 +85,7 @@ __device__ inline int find_lane() {
 
 
 def test_results_are_told_for_each_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = "y[t] = x[31 - t];"
-    right = Case("turn", "types.cuh", (), body, lambda x: ptx_wrappers._place((0, x[31::-1])))
+    body, right = TURN.body, TURN
     cases = (
         right,
         Case("turn_wrongly", "types.cuh", (), body, lambda x: ptx_wrappers._place((0, x[:32]))),
