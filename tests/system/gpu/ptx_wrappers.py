@@ -30,6 +30,7 @@ Words = np.ndarray[Any, np.dtype[np.uint32]]
 WORDS, THREADS = 256, 32
 _SEEDS = 4
 _SOURCE = """#include "{header}"
+#include "types.cuh"
 
 // Block: one of {threads} threads; x, y [{words}]
 __global__ void __launch_bounds__({threads}) {name}(const u32* x, u32* y) {{
@@ -153,6 +154,19 @@ y[t] = __float_as_uint(*behind(middle, t - 16, 28));
 y[32 + t] = __float_as_uint(*behind(middle, 16 - t, -4));
 """,
         lambda x: _place((0, x[128 + 7 * (_T - 16)]), (32, x[128 - (16 - _T)])),
+    ),
+    # What orders two launches is tested where launches are recorded; after any other launch both do nothing.
+    Case(
+        "launch_alone",
+        "dependent_launch.cuh",
+        ("wait_for_predecessors", "launch_dependents"),
+        """
+wait_for_predecessors();
+y[t] = x[31 - t];
+launch_dependents();
+y[32 + t] = x[32 + t];
+""",
+        lambda x: _place((0, x[31::-1]), (32, x[32:64])),
     ),
 )
 

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from gpuexec.devices.cuda.cuda import CudaDevice
+from gpuexec.devices.kernels.kernel_cache import KernelCache
+from gpuexec.devices.kernels.kernel_library import KernelLibrary
 from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.ir.command import Kernel
 from tests.devices.opening import open_device
 from tests.system.gpu import ptx_wrappers
 from tests.system.gpu.ptx_wrappers import (
@@ -40,6 +43,12 @@ def test_instructions_give_what_is_expected(case: Case) -> None:
         pytest.skip(f"needs sm_{case.since}")
     x = draw_words()
     np.testing.assert_array_equal(run_on_device(case, device, x), case.expected(x))
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_120"])
+def test_cases_compile_for_gpus(architecture: str, tmp_path: Path) -> None:
+    kernels = [Kernel(str(case.write(tmp_path)), case.name) for case in (TURN, *PRESENT)]
+    KernelLibrary(architecture, KernelCache(tmp_path / "cache")).compile(kernels)
 
 
 def test_cases_run_on_the_cuda_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
