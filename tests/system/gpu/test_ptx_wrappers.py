@@ -12,6 +12,7 @@ from gpuexec.devices.kernels.kernel_cache import KernelCache
 from gpuexec.devices.kernels.kernel_library import KernelLibrary
 from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.ir.command import Kernel
+from tests.devices.cuda_wheels import needs_cuda_wheels
 from tests.devices.opening import open_device
 from tests.system.gpu import ptx_wrappers
 from tests.system.gpu.ptx_wrappers import (
@@ -45,6 +46,7 @@ def test_instructions_give_what_is_expected(case: Case) -> None:
     np.testing.assert_array_equal(run_on_device(case, device, x), case.expected(x))
 
 
+@needs_cuda_wheels
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_120"])
 def test_cases_compile_for_gpus(architecture: str, tmp_path: Path) -> None:
     kernels = [Kernel(str(case.write(tmp_path)), case.name) for case in (TURN, *PRESENT)]
