@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from gpuexec.devices.device import Device, Recording, Region
 from gpuexec.devices.recording import record_graph
 from gpuexec.errors import GpuexecError
 from gpuexec.ir.command import Command, Launch, Slot
 from gpuexec.ir.plan import Plan, Segment
 from tests.bench.gpu_contenders import OURS, Budget, Contender, Turns, take_turns
-from tests.bench.gpu_kernels import repeat_segment
+from tests.bench.gpu_kernels import count_fills, repeat_segment
 from tests.bench.gpu_prediction import fit, predict
 from tests.bench.measure import percentile
 from tests.bench.models import BenchModel
@@ -105,7 +107,8 @@ def _measure_plan(device: Device, bench: BenchModel, turns: Turns, budget: Budge
             alone = _keep_only(plan, positions[0])
             recording = record_graph(device, alone.segment, kept[0])  # type: ignore[arg-type]
             submit = partial(recording.submit, loaded.stream, loaded.bindings)
-            contender = Contender(OURS, submit, loaded.stream.synchronize, lambda: None)  # type: ignore[arg-type,return-value]
+            zero = partial(loaded.recording.submit, loaded.stream, loaded.bindings, 0, count_fills(plan.segment))
+            contender = Contender(OURS, submit, loaded.stream.synchronize, lambda: np.zeros(0), zero)
             taken = take_turns([contender], Turns(turns.count, 0, _IN_A_ROW), budget)[OURS].in_a_row
             recording.close()
             predicted = predict(alone)

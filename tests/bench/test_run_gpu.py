@@ -15,8 +15,11 @@ import pytest
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.cuda.cuda import CudaDevice
+from gpuexec.ir.command import Fill, Slot
 from gpuexec.ir.plan import Segment
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
+from gpuexec.planner.template import plan_graph
 from tests.bench import gpu_contenders, gpu_prediction, run_gpu, torch_standin
 from tests.bench.architectures import ARCHITECTURES, SMALL_ARCHITECTURES
 from tests.bench.gpu_ceilings import read_ceilings
@@ -29,7 +32,9 @@ from tests.bench.models import SMALL_MODELS
 from tests.bench.run_gpu import PARTS, Bench, Processes
 from tests.bench.tables import Figures
 from tests.devices.cupy_standin import Standin, install
+from tests.devices.execute import run_template, specs_of
 from tests.devices.opening import make_simulator
+from tests.execution.weights.packed_models import recalling, weight
 
 SMALL = ["--device", "simulator", "--small"]
 ONCE, LONG = Turns(1, 1, 1), 600.0
@@ -211,6 +216,23 @@ def test_a_segment_is_repeated_in_order() -> None:
     repeated = repeat_segment(segment, 2)
     assert "".join(map(str, repeated.commands)) == "abcabc"
     assert repeated.edges == ((0, 2), (1, 2), (3, 5), (4, 5), (2, 3), (2, 4))
+
+
+def test_weights_lie_in_the_form_that_kernels_read(simulated: Backend) -> None:
+    graph, arrays = recalling(weight()).graph, {"x": np.zeros(3, np.float32)}
+    template = plan_graph(graph, specs_of(arrays), simulated.device.target)
+    assert any(buffer.form is not None for buffer in template.plan.buffers)
+    (found,) = run_template(template, graph, arrays, simulated.device)
+    np.testing.assert_array_equal(found, weight())
+
+
+def test_counters_are_set_to_0_once_before_a_repeated_segment() -> None:
+    zero = Fill(Slot(0, 0, TensorSpec((1,), np.dtype(np.uint32)), (1,)), bytes(4))
+    segment = Segment((zero, "a", "b"), ((0, 1), (1, 2)), ("counters", "A", "B"))  # type: ignore[arg-type]
+    repeated = repeat_segment(segment, 2)
+    assert repeated.commands == (zero, *"abab")
+    assert repeated.edges == ((0, 1), (0, 2), (1, 2), (3, 4), (2, 3))
+    assert repeated.origins == ("counters", *"ABAB")
 
 
 def test_commands_that_differ_in_places_alone_are_alike() -> None:

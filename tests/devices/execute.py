@@ -111,7 +111,8 @@ class LoadedPlan:
 
     def _place(self, buffer: Buffer, constants: Mapping[str, Array]) -> Region:
         region = Region(self._allocate(buffer.nbytes), 0, buffer.nbytes)
-        self._upload(region, constants[buffer.name] if buffer.data is None else np.frombuffer(buffer.data, np.uint8))
+        array = constants[buffer.name] if buffer.data is None else np.frombuffer(buffer.data, np.uint8)
+        self._upload(region, array if buffer.form is None else buffer.form.pack(array))
         return region
 
     def _upload(self, region: Region, array: Array) -> None:
