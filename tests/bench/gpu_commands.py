@@ -94,7 +94,7 @@ def _measure_plan(device: Device, bench: BenchModel, turns: Turns, budget: Budge
     template = bench.make_template(device.target)
     plan = bench.specialise(template)
     constants = {value.name: array for value, array in template.graph.constants.items()}
-    timed = []
+    timed: list[Timed] = []
     groups = group_alike(plan.segment.commands)
     kept: list[Mapping[int, Region]] = []
     with LoadedPlan(plan, constants, device, partial(_record_and_keep, kept)) as loaded:

@@ -242,7 +242,8 @@ def capture(torch: Any, call: Callable[[], Any], times: int = 1) -> Captured:
         for _ in range(WARM_RUNS):
             call()
     torch.cuda.current_stream().wait_stream(stream)
-    graph, results = torch.cuda.CUDAGraph(), []
+    graph = torch.cuda.CUDAGraph()
+    results: list[Any] = []
     # Threads of gpuexec may call the driver meanwhile.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(times):

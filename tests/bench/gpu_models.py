@@ -84,7 +84,7 @@ def _measure(start: Figures, runs: Figures, backend: Backend, bench: BenchModel,
         whole, host = _time_host(worker, ours, bench, turns)
         start.add(
             bench.name,
-            len(plan.segment.commands),
+            None if plan is None else len(plan.segment.commands),
             load_ms,
             report.plan_ms,
             report.compile_ms,
@@ -98,7 +98,11 @@ def _measure(start: Figures, runs: Figures, backend: Backend, bench: BenchModel,
             "host. host: schedule alone, inputs on the device, which is idle."
         )
         contenders = [ours, *open_torch_contenders(bench, budget, runs.notes)]
-        predicted = predict(bench.plan(backend.device.target))
+        try:
+            predicted = predict(bench.plan(backend.device.target))
+        except ValueError as error:
+            predicted = None
+            runs.notes.append(f"Not predicted: {error}")
         _compare_in_turns(runs, bench, contenders, answers[0], turns, budget, predicted)
 
 
@@ -138,7 +142,7 @@ def _compare_in_turns(
         if (taken := samples.get(contender.name)) is not None:
             spread = taken.spread()
             cells = (*spread, None if ours is None else spread[3] / ours.spread()[3])
-        expects = (None, None)
+        expects: tuple[float | None, float | None] = (None, None)
         if contender.name == OURS and predicted is not None:
             expects = (predicted.whole_us / 1e3, predicted.floor_us / 1e3)
         runs.add(bench.name, contender.name, *cells, *expects, f"{errors[contender.name]:.1e}")
@@ -173,7 +177,9 @@ def summarise(tables: Sequence[dict[str, Any]]) -> Figures:
 
 def find_trained(folder: Path | None) -> dict[str, Callable[[], BenchModel]]:
     """Return makers of the trained models of a folder, by name."""
-    manifest = {} if folder is None else json.loads((folder / "manifest.json").read_text())
+    if folder is None:
+        return {}
+    manifest = json.loads((folder / "manifest.json").read_text())
     return {name: partial(_read_trained, folder, name, manifest[name]) for name in TRAINED if name in manifest}
 
 

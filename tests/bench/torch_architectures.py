@@ -30,7 +30,7 @@ def make_network(torch: Any, bench: BenchModel, device: str) -> tuple[Any, list[
     for name, array in bench.memories.items():
         arrays[name] = np.concatenate([array, np.zeros_like(array[:, :, :1])], axis=2)
 
-    class Network(torch.nn.Module):  # type: ignore[misc, name-defined]
+    class Network(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.names = frozenset(arrays)
