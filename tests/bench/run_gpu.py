@@ -15,6 +15,7 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from gpuexec.devices.backend import Backend
 from gpuexec.devices.cuda.cuda import CudaDevice
 from gpuexec.devices.device import Device
 from gpuexec.system import knobs
+from gpuexec.system.atomic_file import write_file
 from tests.bench.architectures import ARCHITECTURES, SMALL_ARCHITECTURES
 from tests.bench.gpu_ceilings import measure_ceilings, read_ceilings
 from tests.bench.gpu_commands import measure_commands
@@ -176,10 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     if options.part:
         tables = run_part(options, options.part, options.seconds, json.loads(Path(options.found).read_text()))
-        Path(options.out).write_text(json.dumps(tables))
+        write_file(Path(options.out), json.dumps(tables))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.setdefault("GPUEXEC_CACHE_DIR", str(Path(folder) / "cache"))
         processes = Processes(options, Path(folder))
         warm = options.device == "gpu" and importlib.util.find_spec("torch") is not None
         return Bench(options, processes.run, processes.warm if warm else None).run()
@@ -256,15 +257,18 @@ class Bench:
         folder = Path(self._options.out)
         folder.mkdir(parents=True, exist_ok=True)
         content = {"machine": self._machine, "seconds": self._seconds, "figures": self._found}
-        (folder / f"{STEM}.txt").write_text(self._console.export_text(clear=False))
-        (folder / f"{STEM}.json").write_text(json.dumps(content, indent=1))
+        write_file(folder / f"{STEM}.txt", self._console.export_text(clear=False))
+        write_file(folder / f"{STEM}.json", json.dumps(content, indent=1))
 
 
 class Processes:
-    """Parts in processes of their own."""
+    """Parts in processes of their own; on a GPU with a cache of kernels that is empty at first."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self._options, self._folder = options, folder
+        self._environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+        if options.device == "gpu":
+            self._environment["GPUEXEC_CACHE_DIR"] = str(folder / "cache")
 
     def run(self, name: str, limit_s: float, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Run a part, and kill it when its time is over."""
@@ -274,9 +278,13 @@ class Processes:
         """Run parts side by side, and another one with them; return the tables of all, that one's first."""
         budget = Budget(max(limit_s, _WARM_S))
         started = {name: self._start(name, budget.left_s, []) for name in names}
-        tables = self.run(last, limit_s, [])
-        for name, process in started.items():
-            tables += self._finish(name, process, budget)
+        try:
+            tables = self.run(last, limit_s, [])
+            for name, process in started.items():
+                tables += self._finish(name, process, budget)
+        finally:
+            for process in started.values():
+                _kill(process)
         return tables
 
     def _start(self, name: str, limit_s: float, found: list[dict[str, Any]]) -> subprocess.Popen[bytes]:
@@ -290,9 +298,10 @@ class Processes:
             return subprocess.Popen(
                 [*command, *(["--small"] if options.small else [])],
                 cwd=Path(__file__).parents[2],
-                env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "4"},
+                env=self._environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                process_group=0,
             )
 
     def _finish(self, name: str, process: subprocess.Popen[bytes], budget: Budget) -> list[dict[str, Any]]:
@@ -300,14 +309,21 @@ class Processes:
         try:
             ended = f"ended with {process.wait(max(budget.left_s, 0.1))}"
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
             ended = "was killed when its time was over"
+        finally:
+            _kill(process)
         if not stem.with_suffix(".json").exists():
             tail = stem.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-8:]
             return [Figures(f"{name}: no figures", (), [], [f"Its process {ended}.", *tail]).to_json()]
         tables: list[dict[str, Any]] = json.loads(stem.with_suffix(".json").read_text())
         return tables
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, and those that it started, if it is still there."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def run_part(
