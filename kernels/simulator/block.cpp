@@ -156,9 +156,9 @@ void BlockRunner::reset_block(uint64_t block) {
     barrier.waiting.clear();
     barrier.predicates = 0;
   }
+  // By block, so that its order does not depend on which OS thread runs it. Never 0, where the generator would stay.
+  random_ = (launch_->seed * 0x9e3779b97f4a7c15ull ^ (block + 1) * 0xd1342543de82ef95ull) | 1;
   if (launch_->order == kRandom) {
-    // By block, so that its order does not depend on which OS thread runs it. Never 0, where the generator would stay.
-    random_ = (launch_->seed * 0x9e3779b97f4a7c15ull ^ (block + 1) * 0xd1342543de82ef95ull) | 1;
     for (unsigned i = count - 1; i > 0; i--) std::swap(order_[i], order_[random() % (i + 1)]);
   }
 }

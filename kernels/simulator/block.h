@@ -124,6 +124,7 @@ class BlockRunner {
   void count_requests();
   void count_made(uintptr_t address, size_t nbytes, unsigned flags, const void* place, bool is_made);
   bool is_own(uintptr_t address) const;
+  bool is_shared(uintptr_t address) const { return address - uintptr_t(arena_) < kArenaBytes; }
   void reset_block(uint64_t block);
   void make_current(Thread& thread);
   Fiber* take_fiber();

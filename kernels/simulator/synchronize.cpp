@@ -1,5 +1,6 @@
 // Synchronisation in a block: barriers, warp operations, shared memory, asynchronous copies.
 #include <cstring>
+#include <utility>
 
 #include "block.h"
 
@@ -187,13 +188,18 @@ void BlockRunner::begin_copy(void* destination, const void* source, size_t nbyte
     count_made(uintptr_t(source), nbytes, kRead, place, source_nbytes > 0);
     count_made(uintptr_t(destination), nbytes, kWrite, place, true);
   }
+  if (is_shared(uintptr_t(destination))) memset(destination, kPoison, nbytes);
   self_->copies.push_back({destination, source, nbytes, source_nbytes, self_->copy_group, place});
 }
 
+// Copies that are waited for together come in any order.
 void BlockRunner::finish_copies(int before_group) {
+  std::vector<PendingCopy>& copies = self_->copies;
   size_t done = 0;
-  for (; done < self_->copies.size() && self_->copies[done].group < before_group; done++) {
-    const PendingCopy& copy = self_->copies[done];
+  while (done < copies.size() && copies[done].group < before_group) done++;
+  for (size_t i = 0; i < done; i++) {
+    std::swap(copies[i], copies[i + random() % (done - i)]);
+    const PendingCopy& copy = copies[i];
     memcpy(copy.destination, copy.source, copy.source_nbytes);
     memset(static_cast<char*>(copy.destination) + copy.source_nbytes, 0, copy.nbytes - copy.source_nbytes);
     if (checker_) {
@@ -201,7 +207,7 @@ void BlockRunner::finish_copies(int before_group) {
       checker_->copy_done(*checked_, self_->linear, uintptr_t(copy.destination), copy.nbytes, copy.place);
     }
   }
-  self_->copies.erase(self_->copies.begin(), self_->copies.begin() + done);
+  copies.erase(copies.begin(), copies.begin() + ptrdiff_t(done));
 }
 
 // Accesses to what is the simulator's own say nothing of the kernel: its stack, what it sees of itself, warp operations.
@@ -236,9 +242,8 @@ void BlockRunner::count_access(const void* address, size_t nbytes, unsigned flag
 
 // `is_made`: whether the lane accesses anything, or comes to the instruction alone.
 void BlockRunner::count_made(uintptr_t address, size_t nbytes, unsigned flags, const void* place, bool is_made) {
-  const bool is_shared = address - uintptr_t(arena_) < kArenaBytes;
   const unsigned warp = self_->linear / kWarpSize;
-  const uint32_t row = counter_->find_row(place, nbytes, flags, is_shared);
+  const uint32_t row = counter_->find_row(place, nbytes, flags, is_shared(address));
   counted_.warps[warp].access(*counter_, row, self_->linear % kWarpSize, address, is_made, warps_[warp]->live);
 }
 

@@ -1,0 +1,52 @@
+// Asynchronous copies from global to shared memory that bypass registers: cp.async and its groups, sm_80 and up.
+//
+// Each wrapper is one instruction. sm_75 loads and stores in its place. On the simulator the bytes arrive at the wait for
+// their group, in random order, and the destination is poison until then.
+#pragma once
+#include "types.cuh"
+
+#if !defined(GPUEXEC_SIM) && __CUDA_ARCH__ < 800
+#define GPUEXEC_COPIES_BY_REGISTERS
+#endif
+
+// Copies Bytes (4 or 16) to shared memory, or writes as many zeros where `is_inside` is false: `source` is not read then.
+// Both ends are aligned to Bytes. 4 bytes pass through L1, whose lines neighbours share; 16 bytes go by it.
+template <int Bytes>
+__device__ inline void copy_async(float* destination, const float* source, bool is_inside) {
+  static_assert(Bytes == 4 || Bytes == 16, "one or four floats");
+#if defined(GPUEXEC_SIM)
+  gpuexec_copy_async(destination, source, Bytes, is_inside ? Bytes : 0);
+#elif defined(GPUEXEC_COPIES_BY_REGISTERS)
+  typedef typename Select<Bytes == 16, float4, float>::type Copied;
+  Copied copied = {};
+  if (is_inside) copied = __ldg(reinterpret_cast<const Copied*>(source));
+  *reinterpret_cast<Copied*>(destination) = copied;
+#else
+  const u32 target = u32(__cvta_generic_to_shared(destination));
+  const int count = is_inside ? Bytes : 0;
+  if constexpr (Bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(count) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(count) : "memory");
+  }
+#endif
+}
+
+// Closes a group of the thread's copies. Groups may be empty.
+__device__ inline void commit_copies() {
+#if defined(GPUEXEC_SIM)
+  gpuexec_copy_commit();
+#elif !defined(GPUEXEC_COPIES_BY_REGISTERS)
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits for all of the thread's groups but the Keep youngest. Other threads see the bytes after a barrier.
+template <int Keep>
+__device__ inline void wait_copies() {
+#if defined(GPUEXEC_SIM)
+  gpuexec_copy_wait(Keep);
+#elif !defined(GPUEXEC_COPIES_BY_REGISTERS)
+  asm volatile("cp.async.wait_group %0;" ::"n"(Keep) : "memory");
+#endif
+}
