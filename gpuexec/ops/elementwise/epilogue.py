@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,16 +74,25 @@ def _list_finished() -> dict[Kernel, Kernel]:
         for name in names
         for wide, narrow in PAIRS
     ]
-    finished = {}
-    for dtype, kernel in plain:
-        pointer = f"const {dtype_row(dtype).cuda}*"
-        finished[kernel] = Kernel(kernel.source, f"{kernel.expression[:-1]}, {pointer}, {pointer}, Steps>")
-    return finished
+    return dict(_finish(dtype, kernel) for dtype, kernel in plain)
+
+
+def _finish(dtype: np.dtype[Any], kernel: Kernel) -> tuple[Kernel, Kernel]:
+    """Return a kernel that makes numbers of a type, and its instance with an epilogue."""
+    pointer = f"const {dtype_row(dtype).cuda}*"
+    return kernel, Kernel(kernel.source, f"{kernel.expression[:-1]}, {pointer}, {pointer}, Steps>")
 
 
 FINISHED = _list_finished()
 for _kernel in FINISHED.values():
     instantiate(_kernel.source, [_kernel.expression])
+
+
+def instantiate_finished(dtype: np.dtype[Any], kernels: Iterable[Kernel]) -> None:
+    """Add kernels that make numbers of a type to the table of instances, without and with an epilogue."""
+    for kernel, finished in [_finish(dtype, kernel) for kernel in kernels]:
+        instantiate(kernel.source, [kernel.expression, finished.expression])
+        FINISHED[kernel] = finished
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,31 +1,146 @@
 """Launches of matrix products: strided and batched operands, alpha, beta and an addend.
 
-A block makes a tile of 64 x 64, or of 4 x 8 where there are few rows; a product with few columns is made as that of the
+A product of float takes tiles of ``simt_gemm.cu``, or up to eight rows at once of ``gemv.cu``; which, is decided for a
+size class (`gpuexec.ops.lib.slices`). Other types, narrow weights and strides beyond those kernels' take ``matmul.cu``:
+a block makes a tile of 64 x 64, or of 4 x 8 where there are few rows. A product with few columns is made as that of the
 transposed.
 """
 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
-from gpuexec.errors import InputError
+from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import dtype_row, dtypes_of
+from gpuexec.ops.elementwise.epilogue import instantiate_finished
+from gpuexec.ops.lib.slices import SLAB_DEPTH, TILES, choose_tile, least_blocks, slice_tiles
 from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
 
 DTYPES = (*dtypes_of("float"), *(np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)))
 TILE = 64  # rows and columns of a block; kTile of tile.cuh
 FEW_ROWS, FEW_COLUMNS = 4, 8  # kFewRows and kFewColumns of matmul.cu
-MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu
+MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu and simt_gemm.cuh
+GEMV_ROWS = (1, 2, 4, 8)  # of the instances of gemv.cu
+_FLOAT = np.dtype(np.float32)
+_VECTOR = 4  # elements of 16 bytes
+# Strides in elements that the loaders of simt_tile.cuh step by.
+_MAX_OUTER_STRIDE, _MAX_INNER_STRIDE = 2**23, 2**27
+_MAX_EXTENT = 2**31
+_GEMV_THREADS, _GEMV_BLOCKS = 256, 2  # of a block of gemv.cu, and blocks of a multiprocessor
+# Forms of a product of float, as a size class chooses one.
+_TILED, _ALONG_K, _ALONG_COLUMNS, _ANY = range(4)
 
 instantiate("matmul.cu", [f"gemm<{dtype_row(dtype).cuda}>" for dtype in DTYPES])
 instantiate("matmul.cu", [f"gemm_narrow<{types}>" for types in NARROW_TYPES])
+instantiate_finished(_FLOAT, [Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}>") for tile in TILES])
+instantiate_finished(
+    _FLOAT, [Kernel("gemv.cu", f"gemv_along_{way}<{rows}>") for way in ("k", "columns") for rows in GEMV_ROWS]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Batches of ``y = alpha * a @ b + beta * c``: slots, extents, and strides in elements.
+
+    Attributes:
+        slots: a, b, c (or None), y; only their first elements and types count.
+        extents: Rows, columns and the inner extent of one product.
+        a: Strides by row and inner.
+        b: Strides by inner and column.
+        c: Strides by row and column.
+        y: Strides by row and column.
+        scale: alpha, beta.
+        batch: Extents of the batch axes.
+        walks: Strides of a, b and y along them.
+    """
+
+    slots: tuple[Slot, Slot, Slot | None, Slot]
+    extents: tuple[int, int, int]
+    a: tuple[int, int]
+    b: tuple[int, int]
+    c: tuple[int, int]
+    y: tuple[int, int]
+    scale: tuple[float, float]
+    batch: tuple[int, ...]
+    walks: tuple[tuple[int, ...], ...]
+
+    @property
+    def count(self) -> int:
+        """The number of products."""
+        return prod(self.batch)
+
+    @property
+    def transposed(self) -> Product:
+        """The product of the transposed operands, which is the transposed."""
+        (a, b, c, y), (rows, columns, inner) = self.slots, self.extents
+        return replace(
+            self,
+            slots=(b, a, c, y),
+            extents=(columns, rows, inner),
+            a=self.b[::-1],
+            b=self.a[::-1],
+            c=self.c[::-1],
+            y=self.y[::-1],
+            walks=(self.walks[1], self.walks[0], self.walks[2]),
+        )
+
+    @property
+    def fits_simt(self) -> bool:
+        """Whether the kernels of float count and step so far."""
+        outer = max(abs(self.a[0]), abs(self.b[1]))
+        inner = max(abs(self.a[1]), abs(self.b[0]))
+        return (
+            all(each.dtype == _FLOAT for each in self.slots if each is not None)
+            and outer < _MAX_OUTER_STRIDE
+            and inner < _MAX_INNER_STRIDE
+            and max(*self.extents, *self.batch, 0) < _MAX_EXTENT
+        )
+
+    def is_wide(self, slot: Slot, unit: int, extent: int, pitch: int, walk: tuple[int, ...]) -> bool:
+        """Return whether an operand is copied 16 bytes at a time: dense along one axis, and all else aligned.
+
+        Args:
+            slot: The operand.
+            unit: Its stride along that axis.
+            extent: Its extent along that axis.
+            pitch: Its stride along the other one.
+            walk: Its strides along the batch axes.
+        """
+        is_aligned = slot.offset_bytes % (_VECTOR * slot.dtype.itemsize) == 0
+        return is_aligned and unit == 1 and all(each % _VECTOR == 0 for each in (extent, pitch, *walk))
+
+    def pack(self) -> bytes:
+        """Return the bytes of ``Gemm`` of ``matmul.cu``."""
+        return pack_gemm(self.extents, (*self.a, *self.b, *self.c, *self.y), self.scale, (self.batch, self.walks))
+
+    def pack_simt(self, *, is_b_along_k: bool = False, lanes: int = 0) -> bytes:
+        """Return the bytes of ``SimtGemm`` of ``simt_gemm.cuh``.
+
+        Args:
+            is_b_along_k: Whether the kernel reads b along the inner extent.
+            lanes: Of ``gemv.cu``.
+        """
+        (a, b, _, y), (rows, columns, inner) = self.slots, self.extents
+        b_axes = (self.b[0], inner, self.b[1]) if is_b_along_k else (self.b[1], columns, self.b[0])
+        wide = (
+            self.is_wide(a, self.a[1], inner, self.a[0], self.walks[0])
+            + 2 * self.is_wide(b, *b_axes, self.walks[1])
+            + 4 * self.is_wide(y, self.y[1], columns, self.y[0], self.walks[2])
+        )
+        tables = [entry for row in self.walks for entry in _pad(row, 0)]
+        with np.errstate(over="ignore"):
+            factors = np.array(self.scale, np.float32).tobytes()
+        strides = (*self.a, *self.b, *self.c, *self.y)
+        head = struct.pack("<4i8q", rows, columns, inner, len(self.batch), *strides)
+        return head + factors + struct.pack(f"<2i8i{len(tables)}q", wide, lanes, *_pad(self.batch, 1), *tables)
 
 
 def launch_gemm(
@@ -56,23 +171,134 @@ def launch_gemm(
     Raises:
         InputError: More batch axes than the kernel's table holds.
     """
-    (a, b, c, y), (rows, columns, inner), (batch_extents, walks) = slots, extents, batch
-    a_row, a_inner, b_inner, b_column, c_row, c_column, y_row = strides
-    if columns <= FEW_ROWS < rows and narrow is None:  # the product of the transposed has few rows
-        a, b, rows, columns, walks = b, a, columns, rows, (walks[1], walks[0], walks[2])
-        a_row, a_inner, b_inner, b_column = b_column, b_inner, a_inner, a_row
-        c_row, c_column, y_row, y_column = c_column, c_row, y_column, y_row
+    batch_extents, walks = batch
     if len(batch_extents) > MAX_BATCH_AXES:
         raise InputError(f"MatMul expects batch axes that join to at most {MAX_BATCH_AXES}, got {len(batch_extents)}.")
-    walk = (a_row, a_inner, b_inner, b_column, c_row, c_column, y_row, y_column)
-    packed = pack_gemm((rows, columns, inner), walk, scale, (batch_extents, walks))
-    tiles = count_tiles(rows, columns)
+    a_row, a_inner, b_inner, b_column, c_row, c_column, y_row = strides
+    product = Product(
+        slots, extents, (a_row, a_inner), (b_inner, b_column), (c_row, c_column), (y_row, y_column), scale,
+        batch_extents, walks,
+    )  # fmt: skip
+    has_kernels = emit.target.has_kernels and not emit.target.has_textures
+    if narrow is not None:
+        _launch_any(emit, product, narrow, scale_steps)
+    elif has_kernels and slots[3].dtype == _FLOAT:
+        _launch_simt(emit, product)
+    else:
+        _launch_any(emit, _turn(product, FEW_ROWS))
+
+
+def _launch_simt(emit: Emitter, product: Product) -> None:
+    """Launch a product of float, in the form that its size class has chosen.
+
+    Raises:
+        PlanError: Strides of this size are too large for that form.
+    """
+    turned = _turn(product, GEMV_ROWS[-1])
+    form, is_turned = divmod(emit.choose(2 * _find_form(turned) + (turned is not product)), 2)
+    product = product.transposed if is_turned else product
+    if form == _ANY:
+        _launch_any(emit, product)
+        return
+    if not product.fits_simt:
+        raise PlanError("A product has strides or extents too large for the kernel chosen at the upper end.")
+    if form == _TILED:
+        _launch_tiles(emit, product)
+    else:
+        _launch_gemv(emit, product, is_along_k=form == _ALONG_K)
+
+
+def _launch_tiles(emit: Emitter, product: Product) -> None:
+    rows, columns, inner = product.extents
+    tile = choose_tile(emit, rows, columns, inner, product.count)
+    tiles = product.count * tile.count(rows, columns)
+    slices = slice_tiles(emit, tiles, ceil_div(inner, SLAB_DEPTH), tile.size)
+    arguments = [*product.slots, product.pack_simt(), slices.scratch, slices.counters]
+    kernel = Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}>")
+    emit.launch(kernel, (tiles, slices.count, 1), (tile.threads, 1, 1), arguments, slices.writes(3, 5, tiles))
+
+
+def _launch_gemv(emit: Emitter, product: Product, *, is_along_k: bool) -> None:
+    """Launch a product of few rows: as many at once as there are at the upper end of the size class."""
+    rows, columns, inner = product.extents
+    together = GEMV_ROWS[emit.choose(sum(rows > each for each in GEMV_ROWS[:-1]))]
+    shape = _GEMV_SHAPES[is_along_k][emit.choose(_find_shape(emit, product, is_along_k))]
+    row_blocks = ceil_div(rows, together)
+    blocks = product.count * ceil_div(columns, shape.columns)
+    slices = slice_tiles(
+        emit, blocks * row_blocks, ceil_div(inner, shape.depth), together * shape.columns, _GEMV_BLOCKS
+    )
+    packed = product.pack_simt(is_b_along_k=is_along_k, lanes=shape.lanes)
+    arguments = [*product.slots, packed, slices.scratch, slices.counters]
+    kernel = Kernel("gemv.cu", f"gemv_along_{'k' if is_along_k else 'columns'}<{together}>")
+    grid = (blocks, slices.count, row_blocks)
+    emit.launch(kernel, grid, (_GEMV_THREADS, 1, 1), arguments, slices.writes(3, 5, blocks * row_blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class _GemvShape:
+    """What a block of ``gemv.cu`` makes.
+
+    Attributes:
+        lanes: As in its struct: those that are neighbours along the columns, or warps that share columns.
+        columns: Of a block.
+        depth: Steps of the inner extent, of which a slice has four at least: enough for all threads.
+    """
+
+    lanes: int
+    columns: int
+    depth: int
+
+
+# By whether the matrix is dense along the inner extent; the most columns first.
+_GEMV_SHAPES = {
+    True: [_GemvShape(warps, 32 // warps, 32 * warps) for warps in (1, 2, 4, 8)],
+    False: [_GemvShape(lanes, 4 * lanes, 512 // lanes) for lanes in (32, 16, 8)],
+}
+
+
+def _find_shape(emit: Emitter, product: Product, is_along_k: bool) -> int:
+    """Return the number of the shape with most columns that fills the standard device with blocks, else the last's."""
+    shapes = _GEMV_SHAPES[is_along_k]
+    filled = [
+        product.count * ceil_div(product.extents[1], shape.columns) >= least_blocks(emit.target, _GEMV_BLOCKS)
+        for shape in shapes
+    ]
+    return filled.index(True) if True in filled else len(shapes) - 1
+
+
+def _launch_any(
+    emit: Emitter, product: Product, narrow: NarrowWeight | None = None, scale_steps: tuple[int, int] = (0, 0)
+) -> None:
+    """Launch a product of any type and strides, b perhaps narrow."""
+    b, y = product.slots[1], product.slots[3]
     kernel = Kernel("matmul.cu", f"gemm<{dtype_row(y.dtype).cuda}>")
-    arguments: list[Argument] = [a, b, c, y, packed]
+    arguments: list[Argument] = [*product.slots, product.pack()]
     if narrow is not None:
         kernel = Kernel("matmul.cu", f"gemm_narrow<{name_types(y.dtype, b.dtype)}>")
         arguments += [*narrow.dense(emit), struct.pack("<2q", *scale_steps)]
-    emit.launch(kernel, (tiles * prod(batch_extents), 1, 1), (256, 1, 1), arguments, writes=[3])
+    grid = (count_tiles(*product.extents[:2]) * product.count, 1, 1)
+    emit.launch(kernel, grid, (256, 1, 1), arguments, writes=[3])
+
+
+def _turn(product: Product, few: int) -> Product:
+    """Return the product, or that of the transposed where it has few rows in place of few columns."""
+    rows, columns, _ = product.extents
+    return product.transposed if columns <= few < rows else product
+
+
+def _find_form(product: Product) -> int:
+    """Return the form of a product of float."""
+    if not product.fits_simt:
+        return _ANY
+    if product.extents[0] > GEMV_ROWS[-1]:
+        return _TILED
+    is_along_k = product.b[0] == 1 and (product.b[1] != 1 or product.extents[1] == 1)
+    return _ALONG_K if is_along_k else _ALONG_COLUMNS
+
+
+def _pad(row: tuple[int, ...], filler: int) -> tuple[int, ...]:
+    return (*row, *(filler,) * (MAX_BATCH_AXES - len(row)))
 
 
 def pack_gemm(
@@ -83,8 +309,7 @@ def pack_gemm(
 ) -> bytes:
     """Return the bytes of ``Gemm`` of ``matmul.cu``; arguments as of `launch_gemm`, y by column behind its strides."""
     batch_extents, walks = batch
-    pad = (0,) * (MAX_BATCH_AXES - len(batch_extents))
-    tables = [entry for row in (batch_extents, *walks) for entry in (*row, *pad)]
+    tables = [entry for row in (batch_extents, *walks) for entry in _pad(row, 0)]
     return struct.pack(f"<11q2dq{4 * MAX_BATCH_AXES}q", *extents, *walk, *scale, len(batch_extents), *tables)
 
 

@@ -1,0 +1,84 @@
+// MatMul and Gemm of float on the FP32 units: tiles of 128 x 128 or 64 x 64, their inner extent cut into slices where tiles
+// are few.
+#include "simt_gemm.cuh"
+#include "simt_tile.cuh"
+
+// The place of a tile: (batch * row tiles + row tile) * column tiles + column tile.
+template <class Tile>
+struct GemmPlace {
+  int first_row, first_column;
+  u32 batch;
+
+  __device__ GemmPlace(const SimtGemm& gemm, u32 tile) {
+    const u32 column_tiles = (u32(gemm.columns) + Tile::kColumns - 1) / Tile::kColumns;
+    const u32 row_tiles = (u32(gemm.rows) + Tile::kRows - 1) / Tile::kRows;
+    const u32 row_tile = tile / column_tiles;
+    first_column = int(tile - row_tile * column_tiles) * Tile::kColumns;
+    batch = row_tile / row_tiles;
+    first_row = int(row_tile - batch * row_tiles) * Tile::kRows;
+  }
+};
+
+// Sums the block's slabs, with the loaders that fit its operands.
+template <class Tile>
+__device__ inline void multiply_block(const float* a, const float* b, const SimtGemm& gemm, float* ring,
+                                      float (&sums)[Tile::kRowSums][kColumnSums]) {
+  const GemmPlace<Tile> place(gemm, blockIdx.x);
+  a += gemm.find_offset(place.batch, gemm.a_batch);
+  b += gemm.find_offset(place.batch, gemm.b_batch);
+  const SlabRange range(gemm.inner, blockIdx.y, gridDim.y);
+  const auto multiply = [&](const auto& left) {
+    if (gemm.wide & kWideB) {
+      const RightVectors<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k);
+      multiply_slabs<Tile>(left, right, range, ring, sums);
+    } else {
+      const RightElements<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k);
+      multiply_slabs<Tile>(left, right, range, ring, sums);
+    }
+  };
+  if (gemm.wide & kWideA) {
+    multiply(LeftVectors<Tile>(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k));
+  } else {
+    multiply(LeftElements<Tile>(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k));
+  }
+}
+
+// Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent
+// Shapes    a [..., rows, inner], b [..., inner, columns], c [rows, columns], y [..., rows, columns], all by strides;
+//           scratch [tiles, slices, tile rows * tile columns]; counters [tiles]
+// Grid      one block per tile and slice: x = (batch * row tiles + row tile) * column tiles + column tile, y = slice
+// Needs     strides of a along rows and of b along columns below 2^23, those along the inner extent below 2^27. kWideA:
+//           a_inner 1; a, a_row, inner and a_batch multiples of 4 elements (16 bytes). kWideB: the same of b_column, b,
+//           b_inner, columns and b_batch. kWideY: the same of y_column, y, y_row, columns and y_batch. c may be null;
+//           scratch and counters too with one slice; counters are 0 and are left 0
+// Numerics  k in order within a slice, one fma each; slices in order; then alpha, beta * c, and the epilogue
+template <class Tile, class... Epilogue>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
+    simt_gemm(const float* __restrict__ a, const float* __restrict__ b, const float* __restrict__ c,
+              float* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
+              Epilogue... epilogue) {
+  __shared__ alignas(16) float ring[Tile::kRingFloats];
+  float sums[Tile::kRowSums][kColumnSums];
+  multiply_block<Tile>(a, b, gemm, ring, sums);
+  const u32 tile = opaque(blockIdx.x);
+  const int thread = opaque(threadIdx.x);
+  if (!join_slices<Tile>(sums, scratch, counters, tile, thread, blockIdx.y, gridDim.y)) return;
+
+  const GemmPlace<Tile> place(gemm, tile);
+  const SumsPlace<Tile> own(thread);
+  const i64 start = gemm.find_offset(place.batch, gemm.y_batch);
+  const auto finish = finish_by<float>(epilogue...);
+  // With an epilogue the sums come to the front four by four, so that its code stands there once.
+  constexpr int kUnrolled = sizeof...(Epilogue) == 0 ? 2 * Tile::kRowSums : 1;
+#pragma unroll kUnrolled
+  for (int i = 0; i < 2 * Tile::kRowSums; ++i) {
+    const int row = place.first_row + own.row + 4 * (i / 2);
+    if (row >= gemm.rows) return;
+    store_four(gemm, c, y, start, row, place.first_column + own.column + 32 * (i % 2),
+               {sums[0][0], sums[0][1], sums[0][2], sums[0][3]}, finish);
+#pragma unroll
+    for (int next = 4; next < Tile::kRowSums * kColumnSums; ++next) {
+      sums[(next - 4) / kColumnSums][(next - 4) % kColumnSums] = sums[next / kColumnSums][next % kColumnSums];
+    }
+  }
+}

@@ -1,0 +1,56 @@
+// The struct of products of float on the FP32 units, and how their sums are scaled, finished and stored.
+#pragma once
+#include "epilogue.cuh"
+#include "vec.cuh"
+
+constexpr int kMaxBatchAxes = 8;
+
+// Operands that are read, and results that are stored, 16 bytes at a time.
+enum Wide : i32 { kWideA = 1, kWideB = 2, kWideY = 4 };
+
+// Packed by pack_simt of gpuexec/ops/linalg/matmul_launch.py. Strides are in elements.
+struct SimtGemm {
+  i32 rows, columns, inner, batch_axes;
+  i64 a_row, a_inner, b_inner, b_column, c_row, c_column, y_row, y_column;
+  float alpha, beta;
+  i32 wide;  // of Wide
+  i32 lanes;  // of gemv_along_columns: those that are neighbours along the columns; of gemv_along_k: warps of a column
+  i32 batch_extents[kMaxBatchAxes];
+  i64 a_batch[kMaxBatchAxes];
+  i64 b_batch[kMaxBatchAxes];
+  i64 y_batch[kMaxBatchAxes];
+
+  // Returns the offset of a batch in an operand, by its strides along the batch axes.
+  __device__ i64 find_offset(u32 batch, const i64 (&strides)[kMaxBatchAxes]) const {
+    i64 offset = 0;
+    for (int axis = batch_axes - 1; axis >= 0; --axis) {
+      const u32 extent = batch_extents[axis];
+      offset += batch % extent * strides[axis];
+      batch /= extent;
+    }
+    return offset;
+  }
+};
+
+// Stores four sums of a row, of neighbouring columns: those that are inside. `start` is the offset of the batch in y.
+template <class Finish>
+__device__ inline void store_four(const SimtGemm& gemm, const float* c, float* y, i64 start, int row, int column,
+                                  const float (&sums)[4], const Finish& finish) {
+  const i64 index = start + row * gemm.y_row + column * gemm.y_column;
+  Vec<float, 4> four;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (column + j >= gemm.columns) break;
+    float value = sums[j] * gemm.alpha;
+    if (c) value += c[row * gemm.c_row + (column + j) * gemm.c_column] * gemm.beta;
+    four.lanes[j] = finish(value, index + j * gemm.y_column);
+  }
+  if (gemm.wide & kWideY) {
+    if (column < gemm.columns) store_vec(y + index, four);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (column + j < gemm.columns) y[index + j * gemm.y_column] = four.lanes[j];
+  }
+}
