@@ -33,10 +33,10 @@ struct GemvPlace {
   }
 };
 
-// Adds the slices up and stores; `value` holds the sums of four neighbouring columns of row thread % Rows. All threads
+// Adds the slices up and stores; `value` holds the sums of four neighbouring columns of a row of the block. All threads
 // come here, those that have none too.
 template <int Rows, class Finish>
-__device__ inline void finish_block(float (&value)[4], bool has_value, int column, int block_columns,
+__device__ inline void finish_block(float (&value)[4], bool has_value, int row, int column, int block_columns,
                                     const GemvPlace& place, const SimtGemm& gemm, const float* c, float* y,
                                     float* scratch, unsigned* counters, const Finish& finish) {
   const int thread = threadIdx.x, slices = gridDim.y;
@@ -59,9 +59,8 @@ __device__ inline void finish_block(float (&value)[4], bool has_value, int colum
       }
     }
   }
-  const int row = place.first_row + thread % Rows;
-  if (!has_value || row >= gemm.rows) return;
-  store_four(gemm, c, y, gemm.find_offset(place.batch, gemm.y_batch), row, column, value, finish);
+  if (!has_value || place.first_row + row >= gemm.rows) return;
+  store_four(gemm, c, y, gemm.find_offset(place.batch, gemm.y_batch), place.first_row + row, column, value, finish);
 }
 
 // Sums each of Count values over the lanes of a warp: lane l gets value l / (32 / Count).
@@ -192,17 +191,19 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   if ((gemm.wide & kWideA) && (gemm.wide & kWideB)) operands.template add_part<4>(part, parts, lane, sums);
   else operands.template add_part<1>(part, parts, lane, sums);
   const float sum = sum_over_lanes(sums, lane);
-  if (lane % (32 / kSums) == 0) partial[warp][lane / (32 / kSums)] = sum;
+  const int groups = kWarps / folds;  // of four columns
+  if (lane % (32 / kSums) == 0) partial[warp % folds * groups + warp / folds][lane / (32 / kSums)] = sum;
   __syncthreads();
 
   const int group = thread / Rows, row = thread % Rows;
-  const bool has_value = group < kWarps / folds;
+  const bool has_value = group < groups;
   float value[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   for (int fold = 0; has_value && fold < folds; ++fold) {
+    const Vec<float, 4> four = load_vec<4>(&partial[fold * groups + group][row * kWarpColumns]);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) value[j] += partial[group * folds + fold][row * kWarpColumns + j];
+    for (int j = 0; j < 4; ++j) value[j] += four.lanes[j];
   }
-  finish_block<Rows>(value, has_value, place.first_column + group * kWarpColumns, block_columns, place, gemm, c, y,
+  finish_block<Rows>(value, has_value, row, place.first_column + group * kWarpColumns, block_columns, place, gemm, c, y,
                      scratch, counters, finish_by<float>(epilogue...));
 }
 
@@ -307,14 +308,14 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   }
   __syncthreads();
 
-  const int group = thread / Rows, row = thread % Rows;
-  const bool has_value = group < lanes;
+  const int group = thread % lanes, row = thread / lanes;
+  const bool has_value = row < Rows;
   float value[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   for (int part = 0; has_value && part < kWarps; ++part) {
     const Vec<float, 4> four = load_vec<4>(&partial[part][row][4 * group]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) value[j] += four.lanes[j];
   }
-  finish_block<Rows>(value, has_value, place.first_column + 4 * group, block_columns, place, gemm, c, y, scratch,
+  finish_block<Rows>(value, has_value, row, place.first_column + 4 * group, block_columns, place, gemm, c, y, scratch,
                      counters, finish_by<float>(epilogue...));
 }
