@@ -357,7 +357,7 @@ __device__ inline bool join_slices(float (&sums)[Tile::kRowSums][kColumnSums], f
 #pragma unroll
     for (int j = 0; j < kColumnSums; ++j) sums[i][j] = 0.0f;
   }
-#pragma unroll 2
+#pragma unroll 1
   for (int s = 0; s < slices; ++s) {
 #pragma unroll
     for (int i = 0; i < Tile::kRowSums; ++i) {

@@ -68,17 +68,40 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
   const SumsPlace<Tile> own(thread);
   const i64 start = gemm.find_offset(place.batch, gemm.y_batch);
   const auto finish = finish_by<float>(epilogue...);
-  // With an epilogue the sums come to the front four by four, so that its code stands there once.
-  constexpr int kUnrolled = sizeof...(Epilogue) == 0 ? 2 * Tile::kRowSums : 1;
-#pragma unroll kUnrolled
-  for (int i = 0; i < 2 * Tile::kRowSums; ++i) {
+  const auto store = [&](int i, const float (&four)[4]) {  // sums i of the thread, in fours along the rows
     const int row = place.first_row + own.row + 4 * (i / 2);
-    if (row >= gemm.rows) return;
-    store_four(gemm, c, y, start, row, place.first_column + own.column + 32 * (i % 2),
-               {sums[0][0], sums[0][1], sums[0][2], sums[0][3]}, finish);
+    if (row < gemm.rows) {
+      store_four(gemm, c, y, start, row, place.first_column + own.column + 32 * (i % 2), four, finish);
+    }
+  };
+  if constexpr (sizeof...(Epilogue) == 0) {
 #pragma unroll
-    for (int next = 4; next < Tile::kRowSums * kColumnSums; ++next) {
-      sums[(next - 4) / kColumnSums][(next - 4) % kColumnSums] = sums[next / kColumnSums][next % kColumnSums];
+    for (int i = 0; i < 2 * Tile::kRowSums; ++i) {
+      store(i, {sums[i / 2][i % 2 * 4], sums[i / 2][i % 2 * 4 + 1], sums[i / 2][i % 2 * 4 + 2], sums[i / 2][i % 2 * 4 + 3]});
+    }
+  } else {
+    // Its code stands there once, and calls: sums wait in shared memory, half of them at a time, which nobody reads any
+    // more behind this barrier.
+    constexpr int kHalf = Tile::kRowSums;  // fours
+    static_assert(kHalf * 4 * Tile::kThreads <= Tile::kRingFloats, "half of the sums fit in the ring");
+    float* const parked = ring + 4 * thread;
+    __syncthreads();
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < kHalf; ++i) {
+        float(&row)[kColumnSums] = sums[i / 2];
+        const int j = i % 2 * 4;
+        store_vec(parked + i * 4 * Tile::kThreads, Vec<float, 4>{{row[j], row[j + 1], row[j + 2], row[j + 3]}});
+#pragma unroll
+        for (int k = j; k < j + 4; ++k) row[k] = sums[(kHalf + i) / 2][k];
+      }
+#pragma unroll 1
+      for (int i = 0; i < kHalf; ++i) {
+        float four[4];
+        read_fragment(four, parked + i * 4 * Tile::kThreads);
+        store(half * kHalf + i, four);
+      }
     }
   }
 }

@@ -198,6 +198,11 @@ def launched(equation: str, *shapes: tuple[int, ...], dtype: Any = np.float32) -
     return [command.kernel.expression for command in plan.segment.commands if isinstance(command, Launch)]
 
 
+def is_product(kernel: str) -> bool:
+    """Return whether a kernel multiplies matrices of float."""
+    return kernel.startswith(("simt_gemm<", "gemv_along_"))
+
+
 @pytest.mark.parametrize(
     ("equation", "shapes"),
     [
@@ -208,12 +213,13 @@ def launched(equation: str, *shapes: tuple[int, ...], dtype: Any = np.float32) -
     ],
 )
 def test_product_is_one_launch(equation: str, shapes: list[tuple[int, ...]]) -> None:
-    assert launched(equation, *shapes) == ["gemm<float>"]
+    (kernel,) = launched(equation, *shapes)
+    assert is_product(kernel)
 
 
 def test_only_the_operand_without_a_run_is_copied() -> None:
     kernels = launched("hbdq,dho->bqo", (4, 2, 5, 3), (5, 4, 6))
-    assert len(kernels) == 2 and kernels[-1] == "gemm<float>"
+    assert len(kernels) == 2 and is_product(kernels[-1])
 
 
 def test_result_is_never_memory_of_an_operand() -> None:
@@ -229,7 +235,7 @@ def test_diagonal_is_a_view() -> None:
 
 def test_product_rounds_once_where_operands_are_many() -> None:
     kernels = launched("ij,jk,kl->il", (2, 3), (3, 4), (4, 5), dtype=np.float16)
-    assert [kernel for kernel in kernels if kernel.startswith("gemm")] == ["gemm<float>"] * 2
+    assert len([kernel for kernel in kernels if is_product(kernel)]) == 2
 
 
 def test_order_is_the_cheapest() -> None:

@@ -156,6 +156,13 @@ CASES = [
     case_of("Conv", FLOAT, tuple(("Add", (), (VALUE, numbers(FLOAT, 6, 1, 1))) for _ in range(3)), "operands"),
     case_of("Conv", FLOAT, (RELU, HALVED) * 4, "many"),
     case_of("Conv", DOUBLE, (("Sigmoid", (), (VALUE,)), HALVED, ("Mul", (), (MADE, VALUE))), "gated"),
+    *(
+        fused(f"{rows}_rows_{way}", "Gemm", (numbers(FLOAT, rows, 260), weight), (RELU,), transB=int(way == "along_k"))
+        for rows in (1, 2, 3, 8)
+        for way, weight in (("along_k", numbers(FLOAT, 44, 260)), ("along_columns", numbers(FLOAT, 260, 44)))
+    ),
+    fused("slices", "MatMul", (numbers(FLOAT, 65, 1030), numbers(FLOAT, 1030, 37)), (RELU, HALVED)),
+    fused("large_tiles", "MatMul", (numbers(FLOAT, 1280, 1), numbers(FLOAT, 1, 1024)), (RELU,)),
     fused("whole", "MatMul", (RNG.integers(-9, 9, (3, 4)), RNG.integers(-9, 9, (4, 5))), (RELU,)),
     fused("empty", "MatMul", (numbers(FLOAT, 0, 4), numbers(FLOAT, 4, 5)), (RELU,)),
     fused("scalar", "MatMul", (numbers(FLOAT, 4), numbers(FLOAT, 4)), (RELU, ("Add", (), (VALUE, "1.0")))),

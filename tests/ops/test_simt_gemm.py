@@ -175,7 +175,9 @@ def test_one_slice_adds_in_order(tile: Tile) -> None:
     left = np.lib.stride_tricks.as_strided(operands.a, (70, 61), tuple(4 * each for each in a_stride))
     right = np.lib.stride_tricks.as_strided(operands.b, (61, 68), tuple(4 * each for each in b_stride))
     expected = np.zeros((70, 68))
-    for k in range(61):  # a product of floats is exact in doubles, so this is one fma a step but for rare double roundings
+    for k in range(
+        61
+    ):  # a product of floats is exact in doubles, so this is one fma a step but for rare double roundings
         expected = (expected + np.outer(left[:, k].astype(np.float64), right[k])).astype(F32).astype(np.float64)
     multiply_tiles("plain", tile, operands, 1)
     alpha, beta = (F32(each) for each in operands.product.scale)

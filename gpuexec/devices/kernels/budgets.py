@@ -75,6 +75,16 @@ LARGER: Mapping[str, Budget] = {
     "matmul.cu:gemm_narrow": Budget(128, "as gemm, which it is with another right operand"),
     "matmul.cu:gemm<i64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),
     "matmul.cu:gemm<u64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),
+    "gemv.cu:gemv_along_columns": Budget(128, "up to 8 x 4 sums and loads under way; two blocks of 256 threads fit"),
+    "gemv.cu:gemv_along_k": Budget(128, "up to 8 x 4 sums and loads under way; two blocks of 256 threads fit"),
+    **{
+        f"simt_gemm.cu:simt_gemm<{tile}{steps}>": Budget(registers, reason)
+        for tile, registers, reason in (
+            ("LargeTile", 216, "8 x 8 sums; two blocks of 256 threads fit, but on sm_75, where one has all registers"),
+            ("SmallTile", 128, "4 x 8 sums and fragments of two k; four blocks of 128 threads fit"),
+        )
+        for steps in ("", ", const float*, const float*, Steps")
+    },
     "roi.cu:max_roi_pool<double>": Budget(80, "bounds of a bin and a region in doubles"),
     "roi.cu:roi_align<double>": Budget(96, "samples along two axes and four weights in doubles"),
     "statistics.cu:merge_all_samples": Budget(72, "a thread holds the sample made and the one read"),

@@ -34,6 +34,8 @@ class Gate:
         loop_integers: The most integer instructions in the main loop; None: any number.
         loop_calls: The most calls in the main loop; None: any number.
         load_bits: The least of any global load in the main loop.
+        fast_multiply_adds: The least share of multiply-adds in the shortest of the loops that do the main loop's work.
+        fast_load_bits: The least of any global load in that loop.
         opcodes: What must be there.
         blocks: The least number of blocks that a multiprocessor holds.
         seconds: The most processor time that compiling the kernel takes beside others of its file.
@@ -49,6 +51,8 @@ class Gate:
     loop_integers: int | None = None
     loop_calls: int | None = None
     load_bits: int = 0
+    fast_multiply_adds: float = 0.0
+    fast_load_bits: int = 0
     opcodes: tuple[str, ...] = ()
     blocks: int = 1
     seconds: float = 10.0
@@ -86,6 +90,7 @@ def _products(
 
 
 _FLOATS = ("float", "half", "bf16")
+_HALVES = _FLOATS[1:]
 _GEMM_AIM = "85 % multiply-adds, loads of 128 bits, no division before the loop"
 _CONV_AIM = (
     "80 % multiply-adds: base offsets and masks of taps in place of divisions; loads of 128 bits where strides allow"
@@ -95,12 +100,24 @@ _VECTORS_AIM = "12 integer instructions, of which the place of a thread in an in
 # By file and kernel name, or by one instance of it.
 GATES: Mapping[str, Gate] = {
     # Products.
-    **_products("matmul.cu:gemm<{t}>", _FLOATS, share=0.61, integers=104, instructions=3300, aim=_GEMM_AIM),
+    **_products("matmul.cu:gemm<{t}>", _HALVES, share=0.61, integers=104, instructions=3300, aim=_GEMM_AIM),
     **_products(
-        "matmul.cu:gemm<{t}, const {t}*, const {t}*, Steps>", _FLOATS,
+        "matmul.cu:gemm<{t}, const {t}*, const {t}*, Steps>", _HALVES,
         share=0.61, integers=104, instructions=6400, calls=41, aim=_GEMM_AIM,
     ),
     "matmul.cu:gemm_narrow": Gate(instructions=7200, blocks=2),
+    # Of each tile there is a loop for operands copied by 16 bytes and for those copied by 4. On sm_75, which copies by
+    # registers, a multiprocessor holds one large block.
+    **{
+        f"simt_gemm.cu:simt_gemm<{tile}{steps}>": Gate(
+            instructions=11700, store_bits=128, multiply_adds=slow, loop_integers=80, loop_calls=0, load_bits=32,
+            fast_multiply_adds=fast, fast_load_bits=128, opcodes=("FFMA",), blocks=blocks,
+        )
+        for tile, slow, fast, blocks in (("LargeTile", 0.83, 0.86, 1), ("SmallTile", 0.77, 0.825, 2))
+        for steps in ("", ", const float*, const float*, Steps")
+    },
+    "gemv.cu:gemv_along_k": Gate(instructions=5500, store_bits=128, opcodes=("FFMA",), blocks=2),
+    "gemv.cu:gemv_along_columns": Gate(instructions=5500, store_bits=128, opcodes=("FFMA",), blocks=2),
     **{
         f"matmul_nbits.cu:matmul_nbits<{t}>": Gate(
             instructions=18500, loop_calls=0, opcodes=("FFMA",), blocks=2,
@@ -215,20 +232,26 @@ def find_violations(
             yield f"has {figure} {what}; at most {bound}."
     if figures.store_bits < gate.store_bits:
         yield f"stores at most {figures.store_bits} bits at once; at least {gate.store_bits}."
-    if loop.multiply_add_share < gate.multiply_adds:
-        yield (
-            f"has {loop.multiply_adds} multiply-adds among {loop.instructions} instructions of its main loop"
-            f" ({loop.multiply_add_share:.1%}); at least {gate.multiply_adds:.1%}."
-        )
-    narrow = {bits: count for bits, count in loop.global_loads.items() if bits < gate.load_bits}
-    for bits, count in narrow.items():
-        yield f"has {count} global loads of {bits} bits in its main loop; each at least {gate.load_bits}."
+    yield from _find_loop_violations(loop, "its main loop", gate.multiply_adds, gate.load_bits)
+    fast = figures.fast_loop or _NO_LOOP
+    yield from _find_loop_violations(fast, "the shortest such loop", gate.fast_multiply_adds, gate.fast_load_bits)
     for opcode in gate.opcodes:
         if opcode not in figures.opcodes:
             yield f"has no {opcode}; at least one."
     blocks = count_blocks(kernel, architecture, use)
     if blocks < gate.blocks:
         yield f"fits {blocks} times on a multiprocessor ({kernel.registers} registers); at least {gate.blocks}."
+
+
+def _find_loop_violations(loop: LoopFigures, which: str, multiply_adds: float, load_bits: int) -> Iterator[str]:
+    if loop.multiply_add_share < multiply_adds:
+        yield (
+            f"has {loop.multiply_adds} multiply-adds among {loop.instructions} instructions of {which}"
+            f" ({loop.multiply_add_share:.1%}); at least {multiply_adds:.1%}."
+        )
+    for bits, count in loop.global_loads.items():
+        if bits < load_bits:
+            yield f"has {count} global loads of {bits} bits in {which}; each at least {load_bits}."
 
 
 def seconds_limit(source: str, expressions: Iterable[str]) -> float:

@@ -147,6 +147,8 @@ class CodeFigures:
         path_integers: Integer instructions on the shortest path from the entry to such a store; 0 without one.
         loop: The main loop; None without loops.
         opcodes: How often each opcode stands, modifiers apart.
+        fast_loop: The shortest loop that multiplies and adds as often as the main loop, which differs from it where a
+            kernel has a loop for each way in which its operands may lie; None without loops.
     """
 
     instructions: int
@@ -156,6 +158,7 @@ class CodeFigures:
     path_integers: int
     loop: LoopFigures | None
     opcodes: Mapping[str, int]
+    fast_loop: LoopFigures | None = None
 
 
 @functools.cache
@@ -223,14 +226,16 @@ def measure(function: MachineFunction) -> CodeFigures:
     stores = [index for index, each in enumerate(code) if each.base == "STG"]
     store_bits = max((code[index].bits for index in stores), default=0)
     widest = [index for index in stores if code[index].bits == store_bits]
+    loops = _list_main_loops(code, blocks)
     return CodeFigures(
         instructions=opcodes.total(),
         calls=sum(each.is_call for each in code),
         local_accesses=opcodes["LDL"] + opcodes["STL"],
         store_bits=store_bits,
         path_integers=sum(code[index].is_integer for index in blocks.shortest_path(widest)),
-        loop=_find_main_loop(code, blocks),
+        loop=loops[-1] if loops else None,
         opcodes=dict(sorted(opcodes.items())),
+        fast_loop=min(loops, key=lambda loop: loop.instructions, default=None),
     )
 
 
@@ -263,11 +268,15 @@ def _own_text() -> bytes:
 
 
 def _decode(row: dict[str, Any]) -> CodeFigures:
-    loop = row.pop("loop")
-    if loop is not None:
-        for name in ("global_loads", "shared_loads", "shared_stores"):
-            loop[name] = {int(bits): count for bits, count in loop[name].items()}
-    return CodeFigures(loop=None if loop is None else LoopFigures(**loop), **row)
+    return CodeFigures(loop=_decode_loop(row.pop("loop")), fast_loop=_decode_loop(row.pop("fast_loop")), **row)
+
+
+def _decode_loop(row: dict[str, Any] | None) -> LoopFigures | None:
+    if row is None:
+        return None
+    for name in ("global_loads", "shared_loads", "shared_stores"):
+        row[name] = {int(bits): count for bits, count in row[name].items()}
+    return LoopFigures(**row)
 
 
 def _parse_function(name: str, text: str) -> MachineFunction:
@@ -414,14 +423,14 @@ def _dominates(header: int, block: int, dominators: Sequence[int]) -> bool:
     return block == header
 
 
-def _find_main_loop(code: Sequence[Instruction], blocks: _BlockGraph) -> LoopFigures | None:
-    """Return the innermost loop that multiplies and adds most, else that loads most, else the longest."""
+def _list_main_loops(code: Sequence[Instruction], blocks: _BlockGraph) -> list[LoopFigures]:
+    """Return the innermost loops that multiply and add most; the last is that which loads most, else the longest."""
     loops = blocks.loops()
     innermost = [body for header, body in loops.items() if not any(other in body for other in loops if other != header)]
     figures = [_measure_loop([code[i] for block in body for i in blocks.blocks[block]]) for body in innermost]
-    return max(
-        figures, key=lambda loop: (loop.multiply_adds, sum(loop.global_loads.values()), loop.instructions), default=None
-    )
+    most = max((loop.multiply_adds for loop in figures), default=0)
+    found = [loop for loop in figures if loop.multiply_adds == most]
+    return sorted(found, key=lambda loop: (sum(loop.global_loads.values()), loop.instructions))
 
 
 def _measure_loop(body: Sequence[Instruction]) -> LoopFigures:

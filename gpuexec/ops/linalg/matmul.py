@@ -1,8 +1,7 @@
 """Matrix products: MatMul, Gemm.
 
-One kernel serves both, for every type: a tile of 64 x 64 per block (8 columns where there are few rows), operands by
-strides, so that a transposed or broadcast view costs no copy. Rows that share one right operand are one long axis,
-however many batch axes they came from.
+One launch serves both (`gpuexec.ops.linalg.matmul_launch`). Operands go by strides, so that a transposed or broadcast
+view costs no copy. Rows that share one right operand are one long axis, however many batch axes they came from.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class MatMul(Operator):
         return (multiply(a, b, out[0] if out else None),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch the tile kernel once, over all batches."""
+        """Launch once, over all batches."""
         self.lower_with(emit, inputs, outputs)
 
     def lower_with(
@@ -180,7 +179,7 @@ class Gemm(Operator):
             return (result.astype(dtype, copy=False),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch the tile kernel once; transposes are strides."""
+        """Launch once; transposes are strides."""
         self.lower_with(emit, inputs, outputs)
 
     def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:

@@ -108,7 +108,7 @@ def test_blocks_of_a_multiprocessor_follow_from_threads_registers_and_shared_mem
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90a"])
 def test_kernels_pass_their_gates(architecture: str, tmp_path: Path) -> None:
     table = {
-        "matmul.cu": ["gemm<float>"],
+        "matmul.cu": ["gemm<half>"],
         "conv.cu": ["conv_gemm<float>"],
         "elementwise_binary.cu": ["binary<Add, float, float>"],
         "elementwise_unary.cu": ["unary<Sin, double, double>", "unary<Relu, half, half>"],
