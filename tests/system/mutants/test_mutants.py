@@ -62,7 +62,7 @@ LONG = "tests/ops/test_lp_norm.py::test_lp_normalization[plan-long-columns]"
 TRILU = "tests/ops/test_trilu.py::test_trilu[plan-float32]"
 BLITS = Trial((TRILU,), {"pixel/trilu.cu": ("draw_trilu<u32>",)})
 TRIALS = {
-    "tile.cuh": Trial(("tests/ops/test_matmul.py::test_case[plan-matmul_float16]",), {"matmul.cu": ("gemm<half>",)}),
+    "tile.cuh": Trial(("tests/ops/test_matmul.py::test_case[plan-gemm_float16]",), {"matmul.cu": ("gemm<half>",)}),
     "lp_norm.cu": Trial((LONG,), {"lp_norm.cu": ("normalize_lp<float>",), **COPY}),
     "pad.cu": Trial(
         tuple(f"tests/ops/test_pad.py::test_pad[plan-{case}]" for case in ("constant_two_axes", "reflect_inner")),
