@@ -1,6 +1,6 @@
 // Products of up to eight rows with a matrix, of float: the matrix is read once, 16 bytes a lane.
 #include "grid.cuh"
-#include "simt_gemm.cuh"
+#include "simt_product.cuh"
 
 constexpr int kGemvThreads = 256, kWarps = kGemvThreads / 32;
 constexpr int kWarpColumns = 4;  // of gemv_along_k

@@ -1,6 +1,6 @@
 // MatMul and Gemm of float on the FP32 units: tiles of 128 x 128 or 64 x 64, their inner extent cut into slices where tiles
 // are few.
-#include "simt_gemm.cuh"
+#include "simt_product.cuh"
 #include "simt_tile.cuh"
 
 // The place of a tile: (batch * row tiles + row tile) * column tiles + column tile.

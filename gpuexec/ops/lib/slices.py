@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuexec.errors import PlanError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.gpus import find_gpu
@@ -95,6 +96,7 @@ def slice_tiles(emit: Emitter, tiles: int, slabs: int, floats: int, blocks_at_on
 
     Buffers are laid out at the upper end of a class. So there is room for what any size needs that has a quarter of the
     upper end's tiles or more; one with fewer tiles, which would take more slices, takes as many as there is room for.
+    Room comes in powers of two, so that classes whose plans differ in nothing else need no plans of their own.
 
     Args:
         emit: Emitter of the launch.
@@ -102,12 +104,17 @@ def slice_tiles(emit: Emitter, tiles: int, slabs: int, floats: int, blocks_at_on
         slabs: The steps of the inner extent that slices are made of.
         floats: Of a tile's sums.
         blocks_at_once: How many blocks fill a multiprocessor.
+
+    Raises:
+        PlanError: Slices were fixed at the upper end, and this size has more tiles.
     """
     wave = find_gpu(emit.target.architecture).multiprocessors * blocks_at_once
     room = emit.choose(_find_room(tiles, slabs, wave))
     if not room:
         return Slices(1, None, None)
-    count = max(1, min(count_slices(tiles, slabs, wave), room // max(tiles, 1)))
+    count = emit.divide(max(1, min(count_slices(tiles, slabs, wave), room // max(tiles, 1))))
+    if count > 1 and count * tiles > room:
+        raise PlanError(f"{tiles} tiles in {count} slices need more room than the {room} of the upper end.")
     # A tile that is in slices has two at least.
     return Slices(count, emit.temp((room * floats,), np.float32), emit.counters(room // 2))
 
@@ -144,7 +151,8 @@ def _find_time(tiles: int, slabs: int, slices: int, wave: int) -> float:
 
 @functools.lru_cache(4096)
 def _find_room(tiles: int, slabs: int, wave: int) -> int:
-    """Return the most tiles times slices of any number of tiles down to a quarter; 0 where none has slices."""
+    """Return the most tiles times slices of any number of tiles down to a quarter, rounded up; 0 where none has any."""
     most = min(tiles, _MOST_TENTHS * wave // 20)  # with more tiles there are no two slices
     sizes = {each: count_slices(each, slabs, wave) for each in range(max(ceil_div(tiles, 4), 1), most + 1)}
-    return max((each * slices for each, slices in sizes.items() if slices > 1), default=0)
+    room = max((each * slices for each, slices in sizes.items() if slices > 1), default=0)
+    return 1 << (room - 1).bit_length() if room else 0

@@ -26,7 +26,7 @@ from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_typ
 DTYPES = (*dtypes_of("float"), *(np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)))
 TILE = 64  # rows and columns of a block; kTile of tile.cuh
 FEW_ROWS, FEW_COLUMNS = 4, 8  # kFewRows and kFewColumns of matmul.cu
-MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu and simt_gemm.cuh
+MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu and simt_product.cuh
 GEMV_ROWS = (1, 2, 4, 8)  # of the instances of gemv.cu
 _FLOAT = np.dtype(np.float32)
 _VECTOR = 4  # elements of 16 bytes
@@ -115,7 +115,7 @@ class Product:
         return pack_gemm(self.extents, (*self.a, *self.b, *self.c, *self.y), self.scale, (self.batch, self.walks))
 
     def pack_simt(self, *, is_b_along_k: bool = False, lanes: int = 0) -> bytes:
-        """Return the bytes of ``SimtGemm`` of ``simt_gemm.cuh``.
+        """Return the bytes of ``SimtGemm`` of ``simt_product.cuh``.
 
         Args:
             is_b_along_k: Whether the kernel reads b along the inner extent.
