@@ -79,7 +79,7 @@ def _find_skipped(lines: Sequence[str]) -> set[int]:
     return skipped
 
 
-_WAIT = re.compile(r"\b(?:__syncthreads|__syncwarp|__threadfence\w*|\w*wait\w*|\w*\.sync)\([^()]*\);")
+_WAIT = re.compile(r"\b(?:__syncthreads|__syncwarp|__threadfence\w*|\w*wait\w*(?:<[^<>]*>)?|\w*\.sync)\([^()]*\);")
 _COMPARISON = re.compile(r" (<=|>=|<|>) (?=[\w(-])")
 _MEANS_BOUND = re.compile(r"\b(?:for|if|while)\b|\?|&&|\|\||^\s*(?:const )?bool\b|\breturn\b")
 _OFF_BY_ONE = re.compile(r" - 1\b(?!\.)")

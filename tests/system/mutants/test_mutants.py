@@ -56,6 +56,7 @@ HANDFUL = (
     ("pixel/texture.cuh", "guard removed", "", 0),
     ("pixel/trilu.cu", "bound moved", "distance > diagonal", 0),
     ("trilu.cu", "guard removed", "", 0),
+    *(("simt_tile.cuh", "wait removed", "", index) for index in range(4)),  # before the loop and in it
 )
 COPY = {"copy.cu": ("copy_strided",)}  # for windows with gaps
 LONG = "tests/ops/test_lp_norm.py::test_lp_normalization[plan-long-columns]"
@@ -72,6 +73,9 @@ TRIALS = {
     "pixel/texture.cuh": BLITS,
     "pixel/trilu.cu": BLITS,
     "trilu.cu": Trial((TRILU,), {"trilu.cu": ("trilu<u32>",)}),
+    "simt_tile.cuh": Trial(
+        ("tests/ops/test_matmul.py::test_case[plan-matmul_slices]",), {"simt_gemm.cu": ("simt_gemm<SmallTile>",)}
+    ),
 }
 
 
