@@ -36,21 +36,21 @@ struct SimtGemm {
 template <class Finish>
 __device__ inline void store_four(const SimtGemm& gemm, const float* c, float* y, i64 start, int row, int column,
                                   const float (&sums)[4], const Finish& finish) {
-  const i64 index = start + row * gemm.y_row + column * gemm.y_column;
-  Vec<float, 4> four;
+  const i64 places[1] = {start + row * gemm.y_row + column * gemm.y_column};
+  float values[1][4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    if (column + j >= gemm.columns) break;
-    float value = sums[j] * gemm.alpha;
-    if (c) value += c[row * gemm.c_row + (column + j) * gemm.c_column] * gemm.beta;
-    four.lanes[j] = finish(value, index + j * gemm.y_column);
+    values[0][j] = sums[j] * gemm.alpha;
+    if (c && column + j < gemm.columns) values[0][j] += c[row * gemm.c_row + (column + j) * gemm.c_column] * gemm.beta;
   }
+  finish.many(values, places, gemm.y_column);
+  float* const target = y + places[0];
   if (gemm.wide & kWideY) {
-    if (column < gemm.columns) store_vec(y + index, four);
+    if (column < gemm.columns) store_vec(target, Vec<float, 4>{{values[0][0], values[0][1], values[0][2], values[0][3]}});
     return;
   }
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    if (column + j < gemm.columns) y[index + j * gemm.y_column] = four.lanes[j];
+    if (column + j < gemm.columns) target[j * gemm.y_column] = values[0][j];
   }
 }
