@@ -1,12 +1,11 @@
-// One tile of a product of float matrices on the FP32 units: asynchronous copies into a ring of slabs, and 8 x 8 or 4 x 8
-// sums a thread.
+// One tile of a product of float matrices on the FP32 units: a ring of slabs, and 8 x 8 or 4 x 8 sums a thread.
 //
-// k runs upwards with one fused multiply-add each, so the bits are those of the plain loop. A slab holds 16 values of k:
-// the left operand as rows [row][k], the right one as [k][column]. So a dense row of either operand goes into shared
-// memory 16 bytes at a time, and fragments come out of it as vectors: two or four k of a row on the left, four columns of
-// a k on the right. Lanes i and i ^ 1 read the same left address and lanes i and i ^ 2 the same right one: then the
-// hardware joins the quarters of a half-warp, and a LDS.128 takes two wavefronts in place of four, a LDS.64 one in place
-// of two.
+// Slabs come by asynchronous copies. k runs upwards with one fused multiply-add each, so the bits are those of the plain
+// loop. A slab holds 16 values of k: the left operand as rows [row][k], the right one as [k][column]. So a dense row of
+// either operand goes into shared memory 16 bytes at a time, and fragments come out of it as vectors: two or four k of a
+// row on the left, four columns of a k on the right. Lanes i and i ^ 1 read the same left address and lanes i and i ^ 2
+// the same right one: then the hardware joins the quarters of a half-warp, and a LDS.128 takes two wavefronts in place of
+// four, a LDS.64 one in place of two.
 #pragma once
 #include "async_copy.cuh"
 #include "grid.cuh"

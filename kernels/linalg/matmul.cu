@@ -1,5 +1,4 @@
-// MatMul and Gemm of all types but float, and of float with narrow weights: batches of y = alpha * a @ b + beta * c, operands by
-// strides.
+// MatMul and Gemm, operands by strides: products of all types but float, and of float with narrow weights.
 #include "epilogue.cuh"
 #include "narrow_loader.cuh"
 

@@ -1,5 +1,6 @@
-// MatMul and Gemm of float on the FP32 units: tiles of 128 x 128 or 64 x 64, their inner extent cut into slices where tiles
-// are few.
+// MatMul and Gemm of float on the FP32 units, by tiles of 128 x 128 or 64 x 64.
+//
+// The inner extent is cut into slices where tiles are few.
 #include "simt_product.cuh"
 #include "simt_tile.cuh"
 
