@@ -12,9 +12,12 @@ from gpuexec.ir import operator as gx_operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ops.nn import conv_host
 from gpuexec.ops.nn.conv import DTYPES
+from gpuexec.ops.nn.conv_depthwise import DTYPES as DEPTHWISE_DTYPES
+from gpuexec.ops.nn.conv_depthwise import FORMS
 from tests.ops.harness import Case, run_case
 
 Array = np.ndarray[Any, Any]
+LARGE = 128 * 340  # windows of as many large tiles as are two on each multiprocessor of the largest device
 
 
 def make(seed: int, *shape: int, dtype: Any = np.float32) -> Array:
@@ -113,6 +116,25 @@ CASES = [
         conv(f"depthwise_{dtype_row(d).name}", (2, 3, 7, 8), (3, 1, 3, 3), True, d, "expected", pads=[1] * 4, group=3)
         for d in DTYPES
     ),
+    *(
+        conv(
+            f"depthwise_{extent}_{stride}_{dtype_row(d).name}",
+            (2, 3, 9, 13),
+            (3, 1, extent, extent),
+            True,
+            d,
+            "expected",
+            pads=[extent // 2] * 4,
+            strides=[stride] * 2,
+            group=3,
+        )
+        for extent, stride in FORMS[1:]
+        for d in DEPTHWISE_DTYPES
+    ),
+    *(
+        conv(f"single_out_{dtype_row(d).name}", (2, 4, 5, 6), (2, 2, 3, 3), True, d, "expected", group=2)
+        for d in DTYPES
+    ),
     conv("plain", (1, 3, 6, 7), (4, 3, 3, 2)),
     conv("bias", (1, 3, 6, 7), (4, 3, 3, 2), True),
     conv("asymmetric", (1, 3, 6, 7), (4, 3, 3, 3), True, pads=[2, 0, 1, 3]),
@@ -123,6 +145,19 @@ CASES = [
     conv("depthwise_multiple", (2, 3, 9, 8), (6, 1, 3, 3), True, group=3, strides=[2, 2], pads=[1, 1, 1, 1]),
     conv("depthwise_many", (1, 2, 5, 6), (8, 1, 3, 3), True, group=2),
     conv("depthwise_dilated", (1, 3, 9, 9), (3, 1, 3, 3), group=3, dilations=[2, 2], pads=[2, 2, 2, 2]),
+    *(
+        conv(
+            f"depthwise_dilated_{dtype_row(d).name}",
+            (1, 3, 9, 9),
+            (3, 1, 3, 3),
+            False,
+            d,
+            "expected",
+            group=3,
+            dilations=[2, 2],
+        )
+        for d in DEPTHWISE_DTYPES[1:]
+    ),
     conv("single_channel", (2, 1, 6, 6), (5, 1, 3, 3), True),
     conv("pointwise", (2, 5, 4, 3), (6, 5, 1, 1), True),
     conv("pointwise_grouped", (2, 6, 4, 3), (4, 3, 1, 1), group=2),
@@ -130,6 +165,19 @@ CASES = [
     conv("pointwise_padded", (1, 2, 3, 3), (2, 2, 1, 1), True, pads=[1, 0, 0, 1]),
     conv("pointwise_strided_padded", (1, 2, 3, 3), (2, 2, 1, 1), True, pads=[0, 0, 2, 2], strides=[2, 2]),
     conv("beyond_a_tile", (2, 3, 9, 9), (67, 3, 3, 3), True),
+    conv("channels_in_blocks", (2, 24, 7, 6), (5, 24, 3, 3), True, pads=[1] * 4),
+    conv("blocks_and_groups", (2, 48, 6, 6), (64, 24, 3, 3), True, pads=[1] * 4, group=2),
+    conv("slices", (1, 64, 7, 7), (65, 64, 3, 3), True, pads=[1] * 4),
+    conv("many_taps", (1, 2, 12, 11), (3, 2, 9, 9), True),
+    conv("far_taps", (1, 2, 3, 40), (3, 2, 1, 33)),
+    conv("positions", (3, 20, 4, 6), (7, 20, 1, 1), True),
+    conv("positions_of_odd_rows", (3, 20, 3, 5), (7, 20, 1, 1), True),
+    conv("positions_strided", (2, 8, 5, 6), (6, 8, 1, 1), strides=[2, 2], pads=[1, 0, 2, 1]),
+    conv("positions_in_groups", (2, 16, 2, 6), (12, 8, 1, 1), True, group=2),
+    # Many tiles whose sums are short: the large tile.
+    conv("large_positions", (1, 4, LARGE), (65, 4, 1), oracle="expected"),
+    conv("large_blocks", (1, 8, LARGE + 1), (65, 8, 2), oracle="expected"),
+    conv("large_taps", (1, 2, LARGE + 1), (65, 2, 2), oracle="expected"),
     conv("whole_tiles", (1, 4, 8, 8), (128, 2, 1, 1), group=2),
     conv("windows_over_two_images", (3, 2, 5, 5), (3, 2, 3, 3)),
     conv("one_axis", (2, 3, 9), (4, 3, 3), True, strides=[2], pads=[1, 2]),
@@ -154,6 +202,13 @@ CASES = [
     conv("no_channels", (1, 0, 5, 5), (3, 0, 3, 3), True, oracle="expected"),
     *(transpose_of_type(d) for d in DTYPES),
     transpose("transpose", (1, 2, 3, 4), (2, 3, 3, 3), True),
+    transpose("phases", (2, 5, 3, 4), (5, 8, 3, 3), True, strides=[2, 2]),
+    transpose("phases_of_blocks", (1, 16, 3, 4), (16, 8, 4, 4), True, strides=[2, 2], pads=[1, 1, 1, 1]),
+    transpose("phases_dilated", (1, 3, 3, 4), (3, 9, 3, 2), dilations=[3, 2], strides=[2, 3]),
+    transpose("phases_grouped", (2, 6, 3, 3), (6, 10, 3, 3), True, "onnxruntime", group=2, strides=[2, 3]),
+    transpose("phases_without_taps", (1, 3, 3, 3), (3, 8, 1, 2), True, "onnxruntime", strides=[2, 3]),
+    transpose("phases_three_axes", (1, 2, 3, 2, 3), (2, 8, 2, 3, 2), True, strides=[1, 2, 2]),
+    transpose("too_many_phases", (1, 2, 3, 3), (2, 8, 5, 5), True, strides=[5, 5]),
     transpose("transpose_strided", (2, 2, 3, 4), (2, 3, 3, 2), True, strides=[2, 3]),
     transpose("transpose_padded", (1, 2, 4, 4), (2, 3, 3, 3), strides=[2, 2], pads=[1, 0, 0, 1]),
     transpose(

@@ -25,6 +25,8 @@ from gpuexec.ops.elementwise.epilogue import (
     read_steps,
 )
 from gpuexec.ops.elementwise.fused import PRODUCERS, Fused, fused_name
+from gpuexec.ops.nn.conv_depthwise import DTYPES as DEPTHWISE_DTYPES
+from gpuexec.ops.nn.conv_depthwise import FORMS
 from gpuexec.ops.quant.narrow_weight import HALF, INT8, PAIRS
 from tests.ops.direct import DirectEmitter, lower_and_run
 from tests.ops.harness import Array, Case, run_case
@@ -35,6 +37,7 @@ FLOAT, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 DTYPES = (FLOAT, HALF, BFLOAT16, DOUBLE)
 VALUE, MADE = -1, -2
 TERMS = 200
+LARGE = 128 * 340  # windows of as many large tiles as are two on each multiprocessor of the largest device
 
 RELU = ("Relu", (), (VALUE,))
 CLIP = ("Clip", (), (VALUE, "-0.5", "0.75"))
@@ -171,6 +174,66 @@ CASES = [
         "MatMul",
         (numbers(FLOAT, 70, 4), numbers(FLOAT, 4, 2)),
         (("Add", (), (VALUE, numbers(FLOAT, 2))),),
+    ),
+    *(
+        fused(
+            f"depthwise_{extent}_{stride}_{np.dtype(dtype).name}",
+            "Conv",
+            (numbers(dtype, 1, 6, 7, 9), numbers(dtype, 6, 1, extent, extent)),
+            (RELU,),
+            group=6,
+            strides=(stride, stride),
+            pads=(extent // 2,) * 4,
+        )
+        for extent, stride in FORMS[1:]
+        for dtype in DEPTHWISE_DTYPES
+    ),
+    *(
+        fused(
+            f"depthwise_dilated_{np.dtype(dtype).name}",
+            "Conv",
+            (numbers(dtype, 1, 6, 7, 9), numbers(dtype, 6, 1, 3, 3)),
+            (RELU,),
+            group=6,
+            dilations=(2, 2),
+        )
+        for dtype in DEPTHWISE_DTYPES
+    ),
+    *(
+        fused(
+            f"single_out_{np.dtype(dtype).name}",
+            "Conv",
+            (numbers(dtype, 1, 4, 5, 6), numbers(dtype, 2, 2, 3, 3)),
+            (RELU,),
+            group=2,
+        )
+        for dtype in DTYPES
+    ),
+    fused("blocks", "Conv", (numbers(FLOAT, 2, 16, 5, 4), numbers(FLOAT, 6, 16, 3, 3)), (RELU, HALVED)),
+    fused("slices_of_patches", "Conv", (numbers(FLOAT, 1, 64, 8, 6), numbers(FLOAT, 7, 64, 3, 3)), (RELU, HALVED)),
+    fused(
+        "positions",
+        "Conv",
+        (numbers(FLOAT, 2, 16, 5, 4), numbers(FLOAT, 6, 16, 1, 1)),
+        (("Add", (), (VALUE, SAME[FLOAT])), RELU),
+    ),
+    fused("many_taps", "Conv", (numbers(FLOAT, 1, 2, 12, 11), numbers(FLOAT, 3, 2, 9, 9)), (RELU,)),
+    fused("large_positions", "Conv", (numbers(FLOAT, 1, 4, LARGE), numbers(FLOAT, 65, 4, 1)), (RELU,)),
+    fused("large_blocks", "Conv", (numbers(FLOAT, 1, 8, LARGE + 1), numbers(FLOAT, 65, 8, 2)), (RELU,)),
+    fused("large_taps", "Conv", (numbers(FLOAT, 1, 2, LARGE + 1), numbers(FLOAT, 65, 2, 2)), (RELU,)),
+    fused(
+        "phases",
+        "ConvTranspose",
+        (numbers(FLOAT, 1, 3, 4, 3), numbers(FLOAT, 3, 9, 3, 3)),
+        (("Add", (), (VALUE, numbers(FLOAT, 9, 1, 1))), RELU),
+        strides=(2, 2),
+    ),
+    fused(
+        "phases_of_blocks",
+        "ConvTranspose",
+        (numbers(FLOAT, 1, 16, 4, 3), numbers(FLOAT, 16, 9, 4, 4)),
+        (RELU,),
+        strides=(2, 2),
     ),
     # Groups of four neighbours: an operand has a vector of them, they share an element, or reach over the end of a row.
     *(

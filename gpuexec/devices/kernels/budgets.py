@@ -47,6 +47,19 @@ LARGER: Mapping[str, Budget] = {
     "col2im.cu:columns_to_image": Budget(96, "a loop for each of up to six axes"),
     "conv.cu:conv_direct": Budget(72, "a thread keeps four sums beside two walks over a window"),
     "conv.cu:conv_gemm": Budget(128, "4 x 4 sums and two slabs of operands in flight; two blocks of 256 threads fit"),
+    "conv_depthwise.cu:conv_depthwise": Budget(
+        80, "the taps of a kernel and four sums; three blocks of 256 threads fit"
+    ),
+    **{
+        f"conv_simt.cu:{name}<{tile}, {block}{steps}>": Budget(registers, reason)
+        for name, tile, blocks, registers, reason in (
+            ("simt_conv", "LargeTile", (16, 4, 1), 216, "as simt_gemm, which it is with gathered columns"),
+            ("simt_conv", "SmallTile", (16, 4, 1), 128, "as simt_gemm, which it is with gathered columns"),
+            ("simt_conv_transpose", "SmallTile", (16, 4), 128, "as simt_conv, which it is for each phase"),
+        )
+        for block in blocks
+        for steps in ("", ", const float*, const float*, Steps")
+    },
     "conv.cu:conv_direct_narrow": Budget(72, "as conv_direct, which it is with other weights"),
     "conv.cu:conv_gemm_narrow": Budget(128, "as conv_gemm, which it is with other weights"),
     "conv.cu:conv_transpose_narrow": Budget(120, "as conv_transpose, which it is with other weights"),

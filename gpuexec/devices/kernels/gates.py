@@ -132,6 +132,25 @@ GATES: Mapping[str, Gate] = {
         "conv.cu:conv_gemm<{t}, const {t}*, const {t}*, Steps>", _FLOATS,
         share=0.40, integers=245, instructions=5000, calls=22, aim=_CONV_AIM,
     ),
+    # Patches of planes of channels take about 25 integer instructions for 8 elements, since each channel has an address
+    # of its own; the loop for positions that are copied by 16 bytes takes none. Small tiles load 48 vectors with 512
+    # multiply-adds. sm_75 copies by registers, and holds one large block.
+    **{
+        f"conv_simt.cu:{name}<{tile}, {block}{steps}>": Gate(
+            instructions=8000 if steps else 4000, store_bits=128 if name == "simt_conv" else 32,
+            multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=32,
+            fast_multiply_adds=fast if block == 1 else 0.0, fast_load_bits=128 if block == 1 else 0,
+            opcodes=("FFMA",), blocks=blocks, aim="channels last, where a copy has four channels",
+        )
+        for name, tile, blocks, fast, rows in (
+            ("simt_conv", "LargeTile", 1, 0.865, ((16, 0.83, 62), (4, 0.83, 78), (1, 0.845, 50))),
+            ("simt_conv", "SmallTile", 2, 0.82, ((16, 0.775, 62), (4, 0.77, 76), (1, 0.795, 50))),
+            ("simt_conv_transpose", "SmallTile", 2, 0.0, ((16, 0.775, 62), (4, 0.765, 78))),
+        )
+        for block, share, integers in rows
+        for steps in ("", ", const float*, const float*, Steps")
+    },
+    "conv_depthwise.cu:conv_depthwise": Gate(instructions=3600, opcodes=("FFMA",), blocks=2),
     "conv.cu:conv_gemm_narrow": Gate(instructions=5400, blocks=2),
     "integer_conv.cu:integer_conv": Gate(instructions=10500, blocks=2, aim="products of four bytes (IDP, IMMA)"),
     # Attention.

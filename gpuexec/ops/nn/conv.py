@@ -1,8 +1,10 @@
 """Convolution and its transpose over one to three spatial axes: Conv, ConvTranspose.
 
-On a device a convolution is one matrix product whose right operand is gathered while it is loaded; where a group has a
-single input or output channel (depthwise), each thread makes one output instead. On the host patches are laid out as
-columns, a few images or rows at a time, for NumPy's matmul.
+On a device a convolution is one matrix product whose right operand is gathered while it is loaded: of floats by
+`conv_simt`, of other types, narrow weights and kernels of many taps by ``conv.cu``. Depthwise convolutions are those of
+`conv_depthwise`; where its tiles are too small, or a group has several input channels and one output channel, each
+thread makes one output. On the host patches are laid out as columns, a few images or rows at a time, for a product of
+matrices.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ from gpuexec.ir.operator import Array, Derivative, Emitter, Out, Slots, Toleranc
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.lib.window_extents import conv_transpose_output
 from gpuexec.ops.lib.windows import Windows, pack_strides
+from gpuexec.ops.nn.conv_depthwise import launch_depthwise
 from gpuexec.ops.nn.conv_host import convolve, convolve_transposed
+from gpuexec.ops.nn.conv_simt import launch_simt_conv
 from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
 from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
 
 DTYPES = dtypes_of("float")
+_TILED_OUTS = 8
 _KERNELS = ("conv_gemm", "conv_direct", "conv_transpose")
 
 instantiate(
@@ -68,7 +73,7 @@ class Conv(Convolution):
         return (convolve(x, w, bias, self.windows(x.shape, w.shape), self.group, out[0] if out else None),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch the product over patches, or the direct kernel for groups of one channel."""
+        """Launch the product over patches, or a kernel for groups of one channel."""
         self.lower_with(emit, inputs, outputs)
 
     def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
@@ -80,10 +85,16 @@ class Conv(Convolution):
         sizes = ConvSizes(x.shape[0], self.group, w.shape[1], w.shape[0] // self.group, prod(windows.counts))
         check_index(self.name, "input channels * taps", w.shape[1] * windows.taps)
         check_index(self.name, "outputs of one channel", sizes.outputs)
+        slots = (x, w, bias, y)
+        if _has_own_kernels(emit, narrow):
+            if sizes.group_ins == 1 and launch_depthwise(emit, slots, windows, sizes.group_outs):
+                return
+            if not sizes.has_single and launch_simt_conv(emit, slots, windows, self.group):
+                return
         name, blocks = "conv_gemm", sizes.tiles
         if sizes.has_single:
             name, blocks = "conv_direct", ceil_div(y.spec.size, THREADS)
-        _launch(emit, name, blocks, (x, w, bias, y), windows, sizes, narrow)
+        _launch(emit, name, blocks, slots, windows, sizes, narrow)
 
 
 @operator("ConvTranspose")
@@ -137,7 +148,7 @@ class ConvTranspose(Convolution):
         return (convolve_transposed(x, w, bias, self.windows(x.shape, w.shape), self.group),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch one thread per output, which gathers its terms."""
+        """Launch the products of its phases, or one thread per output, which gathers its terms."""
         self.lower_with(emit, inputs, outputs)
 
     def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
@@ -147,8 +158,17 @@ class ConvTranspose(Convolution):
         assert x is not None and w is not None and y is not None
         sizes = ConvSizes(x.shape[0], self.group, w.shape[0] // self.group, w.shape[1], prod(y.shape[2:]))
         check_index(self.name, "outputs of one channel", sizes.outputs)
-        blocks = ceil_div(y.spec.size, THREADS)
-        _launch(emit, "conv_transpose", blocks, (x, w, bias, y), self.windows(x.shape, w.shape), sizes, narrow)
+        slots, windows = (x, w, bias, y), self.windows(x.shape, w.shape)
+        # With fewer output channels most of a tile would be empty.
+        is_tiled = w.shape[1] >= _TILED_OUTS and _has_own_kernels(emit, narrow)
+        if is_tiled and launch_simt_conv(emit, slots, windows, self.group, is_transposed=True):
+            return
+        _launch(emit, "conv_transpose", ceil_div(y.spec.size, THREADS), slots, windows, sizes, narrow)
+
+
+def _has_own_kernels(emit: Emitter, narrow: NarrowWeight | None) -> bool:
+    """Return whether there may be a kernel for the type and the shape: not of narrow weights, and not in textures."""
+    return narrow is None and emit.target.has_kernels and not emit.target.has_textures
 
 
 def _launch(
