@@ -24,7 +24,7 @@ class Gpu:
     Attributes:
         name: What its maker calls it.
         multiprocessors: How many it has.
-        clock_hertz: Of its multiprocessors, the highest that it keeps under load by its data sheet.
+        clock_hertz: Of its multiprocessors: the boost clock of its data sheet, or what is kept of it under load.
         fp32_lanes: Fused multiply-adds of floats that a multiprocessor begins in a clock.
         fp64_lanes: The same of doubles.
         dram_bytes_per_second: Of device memory, by its data sheet; reached are nine tenths at best.
@@ -83,8 +83,8 @@ _GPUS = {
     87: Gpu("Jetson AGX Orin", 16, 1.3e9, 128, 2, 204.8e9, 0.6e12, 4 * _MIB, 250, 600, 1536, 16, 164 * _KIB),
     # RTX 4090: latencies by Luo et al. (as above).
     89: Gpu("RTX 4090", 128, 2.52e9, 128, 2, 1.008e12, 5.0e12, 72 * _MIB, 273, 542, 1536, 24, 100 * _KIB),
-    # H100 SXM: latencies by Luo et al. (as above); L2 of 5.5 to 7 TB/s by chipsandcheese.com, "Nvidia's H100: Funny L2,
-    # and Tons of Bandwidth" (2023), on the PCIe card.
+    # H100 SXM: 1.98 GHz by its data sheet, of which arithmetic leaves less. Latencies by Luo et al. (as above); L2 of
+    # 5.5 to 7 TB/s by chipsandcheese.com, "Nvidia's H100: Funny L2, and Tons of Bandwidth" (2023), on the PCIe card.
     90: Gpu("H100 SXM", 132, 1.755e9, 128, 64, 3.35e12, 5.5e12, 50 * _MIB, 263, 479, 2048, 32, 228 * _KIB),
     # B200: L2 answers within 150 ns in its own partition by chipsandcheese.com, "Nvidia's B200: Keeping the CUDA
     # Juggernaut Rolling" (2025).

@@ -35,7 +35,7 @@ INNER = {
     "ir": (
         ("validate", "signatures", "geometry", "instances", "spec", "target"),
         ("command", "containers", "gpus", "host_values", "weight_forms"),
-        ("operator", "plan"),
+        ("operator", "plan", "work"),
         ("apply", "graphs", "plan_json"),
         ("graph_json",),
     ),

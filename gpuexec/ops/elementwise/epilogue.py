@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Slots, build
 from gpuexec.ir.spec import BFLOAT16, dtype_row
@@ -38,6 +38,8 @@ BINARY = ("Add", "Sub", "Mul", "PRelu", "AtLeast", "AtMost", "Div")
 # Operators that may be a step.
 UNARY_OPERATORS = frozenset(row.name for row in UNARY_ROWS if all(form.functor in UNARY for form in row.forms))
 BINARY_OPERATORS = frozenset(row.name for row in BINARY_ROWS if all(form.functor in BINARY for form in row.forms))
+# Instructions of a thread for a step and an element: of an operator whose other input is an operand, in `gemm`.
+STEP_INSTRUCTIONS = 11
 MAX_STEPS, MAX_OPERANDS = 6, 2  # kMaxSteps of epilogue.cuh, and its operands
 # An input of a step: see `EpilogueStep`.
 Given = int | str | None
@@ -241,6 +243,14 @@ def _find_place(shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, in
         else:
             is_done = True
     return inner, extent
+
+
+def count_epilogue_steps(launch: Launch) -> int:
+    """Return how many steps a launch applies to each of its results; 0 for a kernel without an epilogue."""
+    packed = launch.arguments[-1]
+    if not launch.kernel.expression.endswith(", Steps>") or not isinstance(packed, bytes):
+        return 0
+    return int(struct.unpack_from("<i", packed)[0])
 
 
 class FinishingEmitter:

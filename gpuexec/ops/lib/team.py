@@ -11,12 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuexec.ir.command import Launch
 from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps
 
 BLOCK_THREADS = 256
 _TERMS_PER_LANE = 4  # below this a lane has too little to read to hide the latency of the fold
 _NARROW = 8  # rows side by side that still fill a 32-byte sector of 4-byte elements
 _FEW_ROWS = 4096
+_LOADS_TOGETHER = 4  # of a lane, in a loop over terms that it does not keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,44 @@ def choose_team(terms: int, rows: int, neighbours: int = 1) -> Team:
     widest = _NARROW if rows < _FEW_ROWS else 32
     lanes = min(lanes, BLOCK_THREADS // min(widest, _power_of_two(neighbours)))
     return Team(lanes, BLOCK_THREADS // lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class RowLoop:
+    """Machine code of a lane, about, and the arithmetic of a term.
+
+    Attributes:
+        around: Instructions apart from those of terms.
+        each: Instructions for a term.
+        held: Terms that are kept in registers, and whose loads are under way together.
+        flops: Operations for a term.
+        folds: Times that the lanes of a team fold their values.
+    """
+
+    around: int
+    each: int
+    held: int
+    flops: int
+    folds: int = 1
+
+
+def count_rows(launch: Launch, terms: int, lanes: int, loop: RowLoop, *, flops: int | None = None) -> Work:
+    """Return the work of a launch that gives each row of ``terms`` elements to a team.
+
+    A row of more terms than its lanes hold is read twice, by four terms at a time.
+    """
+    own, tensors = ceil_div(terms, lanes), [*launch.reads_from(), *launch.writes_to()]
+    is_held = own <= loop.held
+    passes = 1 if is_held else loop.folds
+    return Work(
+        flops=max((slot.spec.size for slot in tensors), default=0) * loop.flops if flops is None else flops,
+        instructions=count_warps(launch) * (loop.around + passes * own * loop.each),
+        l2_nbytes=sum(count_slot_bytes(slot) for slot in tensors) + (passes - 1) * count_slot_bytes(tensors[0]),
+        rounds=1 if is_held else passes * ceil_div(own, _LOADS_TOGETHER),
+        barriers=loop.folds * (2 if lanes > WARP else 1),
+        registers=64,
+        shared_nbytes=1024,
+    )
 
 
 def _power_of_two(value: int) -> int:

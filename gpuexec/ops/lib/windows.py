@@ -88,6 +88,29 @@ class Windows:
         divisors = [entry for values in (self.extents, self.counts, self.kernel) for entry in (*(1,) * lead, *values)]
         return struct.pack("<21i", *fields) + b"".join(pack_fast_div32(max(1, divisor)) for divisor in divisors)
 
+    @staticmethod
+    def unpack(packed: bytes) -> Windows:
+        """Return windows over three axes from the bytes of the struct ``Windows``."""
+        fields = struct.unpack_from(f"<{7 * MAX_AXES}i", packed)
+        rows = [fields[first : first + MAX_AXES] for first in range(0, len(fields), MAX_AXES)]
+        extents, counts, kernel, strides, dilations, begins, ends = rows
+        return Windows(extents, kernel, strides, dilations, begins, ends, counts)
+
+    def count_taps_inside(self) -> int:
+        """Return how many taps lie inside the input, over all windows."""
+        return prod(sum(self.count_inside(axis, with_padding=False)) for axis in range(len(self.kernel)))
+
+    def count_seen(self, positions: int) -> int:
+        """Return how many places of the input so many windows that follow each other see, about."""
+        seen = 1
+        for axis in reversed(range(len(self.kernel))):
+            windows = min(positions, self.counts[axis])
+            positions = ceil_div(positions, max(1, windows))
+            reach = (windows - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilations[axis] + 1
+            # Taps and strides that jump over places see fewer than lie within reach.
+            seen *= min(self.extents[axis], reach, windows * self.kernel[axis])
+        return seen
+
     def seen_along(self, axis: int) -> Iterator[tuple[int, slice, slice]]:
         """Yield tap number, windows and positions as `seen` does, along one spatial axis alone."""
         stride, begin = self.strides[axis], self.begins[axis]

@@ -15,14 +15,16 @@ from typing import ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.linalg.matmul import multiply
 from gpuexec.ops.linalg.matmul_launch import count_tiles, pack_gemm
+from gpuexec.ops.linalg.matmul_work import TileLoop, count_product
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.quant.integer import BYTES, FLOAT, INT32, SCALES, dense
 
@@ -276,3 +278,12 @@ def _check_operand(name: str, a: TensorSpec | None, inner: int, role: str) -> Te
 def _parts(rows: int, columns: int) -> Iterator[slice]:
     step = max(1, _PART_NBYTES // (max(1, columns) * FLOAT.itemsize))
     return (slice(first, first + step) for first in range(0, rows, step))
+
+
+# Instructions of a thread for a slab of a tile, and for a weight of a few rows: each code is widened alone.
+_LOOP, _EACH_WEIGHT = TileLoop(6172, registers=128), 112
+
+
+@work_of("matmul_nbits.cu", "matmul_nbits")
+def _count_matmul_nbits(launch: Launch) -> Work:
+    return count_product(launch, _LOOP, _EACH_WEIGHT, is_packed=True)

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Strides, broadcast_strides, ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import BFLOAT16, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.team import BLOCK_THREADS
 from gpuexec.ops.nn.attention_host import AttentionRule
 
@@ -133,3 +134,70 @@ def _pack(operands: AttentionOperands, y_strides: Strides, rule: AttentionRule, 
     window = (kind, mask_keys, rule.past, min(rule.left, _FARTHEST), min(rule.right, _FARTHEST))
     tiles = (batch * of_keys, division.row_tiles, division.value_tiles, division.chunk_keys, division.chunks)
     return struct.pack("<36q2d", *strides, *extents, *window, *tiles, rule.scale, rule.softcap)
+
+
+# Keys of a tile, places of depth or keys of a slab, columns of v of a block.
+_KEYS, _SLAB, _VALUE_COLUMNS = 64, 32, 128
+# Instructions of a thread: to bring an element of a slab, for a place of depth of a row of scores (beside its four
+# products), for a key of a row of sums (beside its eight), for the four scores of a row in the softmax, and around.
+_EACH_ELEMENT, _EACH_DEPTH, _EACH_KEY, _EACH_ROW, _AROUND = 14, 2.0, 2.75, 175, 600
+# Wavefronts of a warp: of its operands at a place of depth, and at a key; of an element of q or k that it stores, which
+# lie across the banks, and of a weight.
+_SCORE_WAVEFRONTS, _SUM_WAVEFRONTS, _ELEMENT_WAVEFRONTS, _WEIGHT_WAVEFRONTS = 3, 5, 4, 8
+
+
+@work_of(_SOURCE, "attend")
+def _count_attend(launch: Launch) -> Work:
+    packed, q, k, y = launch.arguments[9], launch.arguments[0], launch.arguments[1], launch.arguments[6]
+    assert isinstance(packed, bytes) and isinstance(q, Slot) and isinstance(k, Slot) and isinstance(y, Slot)
+    fields = struct.unpack("<36q2d", packed)
+    _, group, queries, keys, depth, values, _, _, past, left, right, pairs, *division = fields[20:36]
+    row_tiles, value_tiles, chunk_keys, chunks = division
+    rows = group * queries
+    own_rows = 1 if rows <= _FEW_ROWS else _MANY_ROWS // _FEW_ROWS  # of a thread
+    is_causal = right >= 0 and past + queries >= keys
+    seen = keys / 2 if is_causal and queries > 1 else min(keys, left + right + 1) if min(left, right) >= 0 else keys
+    warps = pairs * row_tiles * value_tiles * chunks * _WARPS
+    tiles = max(1.0, min(chunk_keys, seen / (1 if chunks == 1 else chunks)) / _KEYS)
+    slabs, value_slabs = ceil_div(depth, _SLAB), _KEYS // _SLAB
+    own_elements = (own_rows * _FEW_ROWS + _KEYS) * _SLAB // BLOCK_THREADS
+    own_values = _SLAB * _VALUE_COLUMNS // BLOCK_THREADS
+    of_scores = slabs * (own_elements * _EACH_ELEMENT + _SLAB * own_rows * (4 + _EACH_DEPTH))
+    of_sums = value_slabs * (own_values * _EACH_ELEMENT + _SLAB * own_rows * (8 + _EACH_KEY))
+    multiply_adds = warps * tiles * own_rows * (slabs * _SLAB * 4 + _KEYS * 8)
+    score_stores = slabs * (own_elements * _ELEMENT_WAVEFRONTS + _SLAB * _SCORE_WAVEFRONTS)
+    sum_stores = value_slabs * (own_values + _SLAB * _SUM_WAVEFRONTS) + 4 * own_rows * _WEIGHT_WAVEFRONTS
+    is_split = chunks > 1
+    read_keys = row_tiles * value_tiles * seen / max(1, keys)  # how often all blocks read a key, on average
+    itemsize = q.dtype.itemsize
+    # Scores, four operations for each in the softmax, and sums.
+    flops = int(pairs * rows * seen * (2 * depth + 4 + 2 * values))
+    return Work(
+        flops=flops,
+        instructions=warps * (_AROUND + tiles * (of_scores + of_sums + own_rows * _EACH_ROW)),
+        multiply_adds=multiply_adds,
+        doubles=multiply_adds if itemsize == 8 else 0,
+        wavefronts=warps * tiles * (score_stores + sum_stores),
+        l2_nbytes=pairs * itemsize * (rows * depth * value_tiles * tiles * chunks + keys * (depth + values) * read_keys)
+        + 4 * y.spec.nbytes,  # a thread stores four neighbours one after the other
+        rounds=tiles * (slabs + value_slabs) + 1,
+        barriers=tiles * 2 * (slabs + value_slabs),
+        registers=126,
+        shared_nbytes=37888,
+        operand_nbytes={} if is_split else {7: 0, 8: 0},
+    )
+
+
+@work_of(_SOURCE, "attend_merge")
+def _count_merge(launch: Launch) -> Work:
+    states, sums, y, packed = launch.arguments
+    assert isinstance(states, Slot) and isinstance(sums, Slot) and isinstance(y, Slot) and isinstance(packed, bytes)
+    chunks = struct.unpack_from("<36q", packed)[35]
+    if chunks <= 1:
+        return Work(instructions=count_warps(launch) * 20, operand_nbytes={0: 0, 1: 0, 2: 0})
+    return Work(
+        flops=2 * sums.spec.size,
+        instructions=count_warps(launch) * (100 + 40 * chunks),
+        l2_nbytes=count_slot_bytes(states) + count_slot_bytes(sums) + y.spec.nbytes,
+        rounds=2 * chunks,
+    )

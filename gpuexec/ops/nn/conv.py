@@ -10,20 +10,24 @@ matrices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Out, Slots, Tolerance, count_elements, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
+from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
 from gpuexec.ops.lib.window_extents import conv_transpose_output
 from gpuexec.ops.lib.windows import Windows, pack_strides
+from gpuexec.ops.linalg.matmul_launch import TILE
+from gpuexec.ops.linalg.matmul_work import TiledProduct, TileLoop, count_slab_bytes
 from gpuexec.ops.nn.conv_depthwise import launch_depthwise
 from gpuexec.ops.nn.conv_host import convolve, convolve_transposed
 from gpuexec.ops.nn.conv_simt import launch_simt_conv
@@ -205,3 +209,70 @@ def _check_inputs(
     if bias is not None and bias.shape != (outs,):
         raise InputError(f"{name} expects a bias of [{outs}], got {bias}.")
     return x, w
+
+
+# By the bytes of an element; see `TileLoop`. Patches take 218 of the integer instructions.
+_LOOPS = {
+    4: TileLoop(609, around=1000, registers=103, shared_nbytes=17408),
+    2: TileLoop(620, around=1000, registers=103, shared_nbytes=17408),
+    8: TileLoop(640, around=1000, registers=128, shared_nbytes=34816),
+}
+_NARROW_INSTRUCTIONS = 60  # more for a slab where weights are widened
+_STORE_WAVEFRONTS = 64 + 32  # of a slab: weights along k meet in pairs on a bank, patches don't
+# Instructions of a thread that makes one output, in all and for each tap of a channel that lies inside (of a
+# transposed convolution: for each tap that there is).
+_AROUND, _EACH_TAP, _EACH_TRANSPOSED_TAP = 120, 18, 30
+_UNROLLED = 4  # taps whose loads are under way together
+
+
+@work_of("conv.cu", "conv_gemm", "conv_gemm_narrow")
+def _count_conv_gemm(launch: Launch) -> Work:
+    x, w, y, windows, sizes = _read(launch)
+    inner = sizes.group_ins * windows.taps
+    product = TiledProduct(sizes.groups, sizes.group_outs, sizes.batch * sizes.outputs, inner)
+    loop = _LOOPS[y.dtype.itemsize]
+    if "_narrow" in launch.kernel.expression:
+        loop = TileLoop(loop.instructions + _NARROW_INSTRUCTIONS, loop.around, registers=128)
+    weights = count_slab_bytes(sizes.group_outs, inner, inner, 1, w.dtype.itemsize) * product.column_tiles
+    # Taps of a channel see much the same places: L1 has them after the first.
+    seen = windows.count_seen(min(TILE, sizes.outputs)) * sizes.group_ins * x.dtype.itemsize
+    patches = seen * product.row_tiles * product.column_tiles
+    work = product.describe(
+        launch, loop, sizes.groups * (weights + patches), _STORE_WAVEFRONTS, doubles=y.dtype == np.float64
+    )
+    return replace(work, flops=work.flops + _count_bias(launch, y))
+
+
+@work_of("conv.cu", "conv_direct", "conv_direct_narrow", "conv_transpose", "conv_transpose_narrow")
+def _count_conv_direct(launch: Launch) -> Work:
+    x, _, y, windows, sizes = _read(launch)
+    steps, results, warps = count_epilogue_steps(launch), y.spec.size, count_warps(launch)
+    if is_transposed := launch.kernel.expression.startswith("conv_transpose"):
+        terms = x.spec.size * sizes.group_outs * windows.taps
+        tried, each = sizes.group_ins * windows.taps / max(1, prod(windows.strides)), _EACH_TRANSPOSED_TAP
+    else:
+        terms = sizes.batch * sizes.groups * sizes.group_outs * sizes.group_ins * windows.count_taps_inside()
+        tried, each = terms / max(1, results), _EACH_TAP
+    is_double = y.dtype == np.float64
+    return Work(
+        flops=2 * terms + results * steps + _count_bias(launch, y),
+        instructions=warps * (_AROUND + tried * each + steps * STEP_INSTRUCTIONS),
+        multiply_adds=warps * tried,
+        doubles=warps * tried if is_double else 0,
+        # Neighbouring outputs and channels of a group read the same places, which L1 has after the first.
+        l2_nbytes=sum(count_slot_bytes(a) for a in launch.arguments if isinstance(a, Slot)),
+        rounds=1 + tried / _UNROLLED,
+        registers=80 if is_transposed else 42,
+    )
+
+
+def _read(launch: Launch) -> tuple[Slot, Slot, Slot, Windows, ConvSizes]:
+    """Return x, w, y and the sizes of a launch of conv.cu."""
+    x, w, _, y, windows, _, sizes = launch.arguments[:7]
+    assert isinstance(x, Slot) and isinstance(w, Slot) and isinstance(y, Slot)
+    assert isinstance(windows, bytes) and isinstance(sizes, bytes)
+    return x, w, y, Windows.unpack(windows), ConvSizes.unpack(sizes)
+
+
+def _count_bias(launch: Launch, y: Slot) -> int:
+    return y.spec.size if launch.arguments[2] is not None else 0

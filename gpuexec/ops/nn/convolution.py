@@ -17,6 +17,7 @@ from gpuexec.ops.linalg.matmul_launch import TILE
 
 THREADS = 256
 _LIMIT = 2**31
+_SIZES = "<2Q2I2Q2I3Iiq"  # of ConvSizes of convolution.cuh
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,12 @@ class ConvSizes:
                 struct.pack("<iq", self.group_ins, self.batch),
             )
         )
+
+    @staticmethod
+    def unpack(packed: bytes) -> ConvSizes:
+        """Return the sizes from the bytes of the struct."""
+        outputs, _, _, _, out_channels, _, _, _, group_outs, _, _, group_ins, batch = struct.unpack_from(_SIZES, packed)
+        return ConvSizes(batch, max(1, out_channels // group_outs), group_ins, group_outs, outputs)
 
 
 def check_kernel(name: str, x: TensorSpec, w: TensorSpec, kernel_shape: Sequence[int], group: int) -> None:

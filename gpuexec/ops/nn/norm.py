@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Shape, broadcast_strides, normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, work_of
+from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
-from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
+from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
 _SOURCE = "norm.cu"
 _BLOCK = (BLOCK_THREADS, 1, 1)
@@ -240,3 +242,18 @@ class RMSNormalization(_TrailingNormalization):
         x, scale = inputs
         assert x is not None and scale is not None
         self._lower(emit, x, scale, None, (outputs[0], None, None), False)
+
+
+_LOOP = RowLoop(around=350, each=36, held=16, flops=7, folds=2)
+
+
+@work_of(_SOURCE, "normalize_rows", "normalize_and_measure_rows", "normalize_summed_rows")
+def _count_rows(launch: Launch) -> Work:
+    sizes = [int(argument) for argument in launch.arguments if isinstance(argument, np.integer)]
+    _, columns, lanes = sizes[:3]
+    steps = count_epilogue_steps(launch)
+    loop = replace(_LOOP, each=_LOOP.each + steps * STEP_INSTRUCTIONS, flops=_LOOP.flops + steps)
+    work = count_rows(launch, columns, lanes, loop)
+    # Every block reads scale and bias.
+    parameters = 2 * columns * launch.reads_from()[1].dtype.itemsize
+    return replace(work, l2_nbytes=work.l2_nbytes + (launch.grid[0] - 1) * parameters)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
@@ -28,6 +28,7 @@ from gpuexec.ir.operator import (
     upgrade,
 )
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.windows import MAX_AXES, Windows, pack_strides, resolve_windows, trailing
@@ -316,3 +317,21 @@ def _sums(x: Array, windows: Windows) -> Array:
     for _, positions, seen in windows.seen():
         sums[trailing(positions)] += x[trailing(seen)]
     return sums
+
+
+_AROUND, _EACH_TAP, _TAPS_TOGETHER = 150, 27, 4  # instructions of a thread, and taps whose loads are under way together
+
+
+@work_of("pool.cu", "max_pool", "average_pool", "lp_pool")
+def _count_pool(launch: Launch) -> Work:
+    x, y, packed = launch.arguments[0], launch.arguments[1], next(a for a in launch.arguments if isinstance(a, bytes))
+    assert isinstance(x, Slot) and isinstance(y, Slot)
+    windows = Windows.unpack(packed)
+    return Work(
+        flops=prod(x.shape[:2]) * windows.count_taps_inside(),
+        instructions=count_warps(launch) * (_AROUND + windows.taps * _EACH_TAP),
+        # Windows that overlap read places that L1 has.
+        l2_nbytes=sum(count_slot_bytes(slot) for slot in (*launch.reads_from(), *launch.writes_to())),
+        rounds=ceil_div(windows.taps, _TAPS_TOGETHER),
+        registers=48,
+    )

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Emitter, Slots
 from gpuexec.ir.spec import accumulator, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, count_slot_bytes, work_of
 from gpuexec.ops.elementwise.elementwise_cast import Cast
 from gpuexec.ops.linalg.matmul import MatMul
 from gpuexec.ops.nn.rnn_host import Bound
@@ -131,3 +132,37 @@ def _pack(layer: RecurrentLayer, extents: tuple[int, int, int, int], log_units: 
     functions = [*layer.functions, *[Bound(0, 0.0, 0.0)] * (6 - len(layer.functions))]
     packed = [struct.pack("<qdd", each.kind, each.alpha, each.beta) for each in functions]
     return struct.pack("<20qd", *numbers, layer.clip) + b"".join(packed)
+
+
+# Instructions of a thread for 16 multiply-adds, and for what else a step takes; places of k whose loads are under way
+# together.
+_EACH_SUM, _EACH_STEP, _TERMS_TOGETHER = 113 / 16, 400, 1
+
+
+@work_of(_SOURCE, "recur")
+def _count_recurrence(launch: Launch) -> Work:
+    packed, weights = launch.arguments[-1], launch.arguments[1]
+    assert isinstance(packed, bytes) and isinstance(weights, Slot)
+    steps, batch, hidden, directions, gates = struct.unpack_from("<5q", packed)
+    cell, _, _, is_linear, log_units = struct.unpack_from("<5q", packed, 15 * 8)
+    phases = 2 if cell == CELLS["GRU"] and not is_linear else 1
+    blocks, warps = launch.grid[0], _THREADS // 32
+    tiles = ceil_div(batch, _TILE_BYTES // 4)
+    # Pieces of a block in a row: slices of units of all tiles where blocks share them, else all slices of a tile.
+    slices = ceil_div(hidden, 1 << log_units)
+    pieces = ceil_div(directions * slices, blocks) * tiles if launch.cooperative else slices
+    terms = ceil_div(hidden << log_units, _THREADS)  # places of k of a thread
+    sums = directions * gates * steps * batch * hidden * hidden
+    issued = gates * (_TILE_BYTES // 4) * terms * _EACH_SUM + _EACH_STEP
+    meetings = 2 * phases if launch.cooperative else 0  # a barrier of all blocks is an atomic and a load
+    weight_nbytes = count_slot_bytes(weights)
+    return Work(
+        flops=2 * sums + 8 * directions * gates * steps * batch * hidden,
+        instructions=blocks * warps * steps * pieces * issued,
+        multiply_adds=blocks * warps * steps * pieces * gates * (_TILE_BYTES // 4) * terms,
+        l2_nbytes=steps * (weight_nbytes if launch.cooperative else 0) + weight_nbytes,
+        rounds=steps * (pieces * phases * ceil_div(terms, _TERMS_TOGETHER) + meetings),
+        barriers=steps * pieces * 2 * phases,
+        registers=122,
+        shared_nbytes=18432,
+    )

@@ -12,14 +12,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.command import Argument, Kernel, Launch
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
+from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
 _SOURCE = "softmax.cu"
 SOFTMAX_FLOPS = 5  # of each element: maximum, difference, exponential, sum, quotient
@@ -148,3 +149,13 @@ def _keep_flattening(node: RawNode) -> RawNode:
 def _subtract_largest(x: Array, axis: int, buffer: Array | None) -> Array:
     largest = np.maximum.reduce(x, axis=axis, keepdims=True, initial=-np.inf)
     return np.asarray(np.subtract(x, largest, out=buffer))
+
+
+_LOOP = RowLoop(around=250, each=33, held=16, flops=5, folds=2)
+
+
+@work_of(_SOURCE, "softmax", "hardmax")
+def _count_rows(launch: Launch) -> Work:
+    columns, lanes = launch.arguments[3], launch.arguments[5]
+    assert isinstance(columns, np.integer) and isinstance(lanes, np.integer)
+    return count_rows(launch, int(columns), int(lanes), _LOOP)

@@ -13,13 +13,15 @@ from math import prod
 from typing import Any, ClassVar
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, permute
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.windows import pack_strides
+from gpuexec.ops.lib.windows import Windows, pack_strides
+from gpuexec.ops.linalg.matmul_work import describe_byte_product
 from gpuexec.ops.nn.conv_host import convolve
 from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
 from gpuexec.ops.quant.integer import (
@@ -211,3 +213,23 @@ def is_per_channel(spec: TensorSpec, channels: int) -> bool:
 def by_channel(numbers: Array, rank: int, axis: int) -> Array:
     """Return numbers of channels so that they broadcast along an axis of a tensor."""
     return numbers.reshape(()) if numbers.size == 1 else numbers.reshape(-1, *(1,) * (rank - axis - 1))
+
+
+_AROUND, _EACH_TAP, _TAPS_TOGETHER = 180, 12, 8  # of the direct kernel, as those of `gpuexec.ops.nn.conv`
+
+
+@work_of("integer_conv.cu", "integer_conv", "integer_conv_direct")
+def _count_integer_conv(launch: Launch) -> Work:
+    y, packed, sizes = launch.arguments[4], launch.arguments[5], launch.arguments[7]
+    assert isinstance(y, Slot) and isinstance(packed, bytes) and isinstance(sizes, bytes)
+    windows, extents = Windows.unpack(packed), ConvSizes.unpack(sizes)
+    inner = extents.group_ins * windows.taps
+    if not launch.kernel.expression.startswith("integer_conv_direct"):
+        return describe_byte_product(launch, extents.groups, extents.group_outs, extents.batch * extents.outputs, inner)
+    slots = [a for a in launch.arguments if isinstance(a, Slot)]
+    return Work(
+        flops=2 * y.spec.size * inner,
+        instructions=count_warps(launch) * (_AROUND + inner * _EACH_TAP),
+        l2_nbytes=sum(map(count_slot_bytes, slots)),
+        rounds=1 + inner / _TAPS_TOGETHER,
+    )

@@ -16,15 +16,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import broadcast, broadcast_strides, ceil_div, coalesce, contiguous_strides
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.linalg.exact_product import drop_axes, multiply_exactly
 from gpuexec.ops.linalg.float8_matmul import has_float8, infer_float8, launch_float8, multiply_float8
 from gpuexec.ops.linalg.matmul_launch import TILE
+from gpuexec.ops.linalg.matmul_work import describe_byte_product
 from gpuexec.ops.quant.integer import (
     FLOAT,
     INT32,
@@ -242,3 +244,12 @@ def _as_matrix(slot: Slot, *, is_row: bool) -> tuple[tuple[int, ...], tuple[int,
     if slot.spec.rank > 1:
         return slot.shape, slot.strides
     return ((1, *slot.shape), (0, *slot.strides)) if is_row else ((*slot.shape, 1), (*slot.strides, 0))
+
+
+@work_of("integer_matmul.cu", "integer_gemm")
+def _count_integer_gemm(launch: Launch) -> Work:
+    packed = launch.arguments[5]
+    assert isinstance(packed, bytes)
+    rows, columns, inner = struct.unpack_from("<3q", packed)
+    tiles = ceil_div(rows, TILE) * ceil_div(columns, FEW_COLUMNS if rows <= FEW_ROWS else TILE)
+    return describe_byte_product(launch, launch.grid[0] // max(1, tiles), rows, columns, inner)

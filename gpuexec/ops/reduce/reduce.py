@@ -10,6 +10,7 @@ at most works on a row: few rows of very many terms leave a large device idle.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,17 +18,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, coalesce, normalize_axes
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import MAX_RANK, Walk, join
-from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
+from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 from gpuexec.ops.reduce import reduce_host as host
 
 SOURCE = "reduce.cu"
@@ -227,3 +229,22 @@ def _neighbours(kept: Walk, reduced: Walk) -> int:
         return 1
     near = abs(kept.inner_strides[0])
     return kept.shape[-1] if not reduced.shape or 0 < near < abs(reduced.inner_strides[0]) else 1
+
+
+_LOOP = RowLoop(around=150, each=7, held=0, flops=1)
+
+
+@work_of(SOURCE, "reduce")
+def _count_reduce(launch: Launch) -> Work:
+    x, reduced, lanes = launch.arguments[0], launch.arguments[3], launch.arguments[4]
+    assert isinstance(x, Slot) and isinstance(reduced, bytes) and isinstance(lanes, np.integer)
+    (terms,) = struct.unpack_from("<q", reduced)
+    return count_rows(launch, terms, int(lanes), _LOOP, flops=x.spec.size)
+
+
+@work_of(SOURCE, "reduce_chunks", "reduce_partials")
+def _count_chunks(launch: Launch) -> Work:
+    x = launch.arguments[0]
+    assert isinstance(x, Slot)
+    terms = ceil_div(x.spec.size, launch.grid[0])
+    return count_rows(launch, terms, BLOCK_THREADS, _LOOP, flops=x.spec.size)

@@ -15,11 +15,12 @@ from math import prod
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import BUFFER_ALIGNMENT, Kernel, Slot
+from gpuexec.ir.command import BUFFER_ALIGNMENT, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.strided import MAX_RANK, join, pack_fast_div64
 from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
 
@@ -265,3 +266,19 @@ def resolve_indices(indices: Array, extent: int, axis: int) -> Array:
         worst = int(indices[outside].flat[0])
         raise InputError(f"index {worst} is out of range for axis {axis} of extent {extent}.")
     return np.where(indices < 0, indices + extent, indices)
+
+
+_INSTRUCTIONS = 90  # of a thread, which moves one element or word
+
+
+@work_of("gather.cu", "gather_slices", "gather_elements", "gather_narrow")
+def _count_gather(launch: Launch) -> Work:
+    data, indices, y = launch.arguments[:3]
+    assert isinstance(data, Slot) and isinstance(indices, Slot) and isinstance(y, Slot)
+    read = min(count_slot_bytes(data), y.spec.size * data.dtype.itemsize)
+    return Work(
+        instructions=count_warps(launch) * _INSTRUCTIONS,
+        l2_nbytes=read + count_slot_bytes(indices) + y.spec.nbytes,
+        rounds=2,  # the index, then the element
+        operand_nbytes={0: read},
+    )

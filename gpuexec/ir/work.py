@@ -1,0 +1,99 @@
+"""Work of a kernel launch in closed form: operations, instructions, memory traffic and the chain of dependent steps.
+
+Beside the code that launches a kernel stands a function that reads a launch and says what it does, from its grid, its
+slots and the structs among its arguments:
+
+    @work_of("matmul.cu", "gemm")
+    def count_gemm(launch: Launch) -> Work: ...
+
+Nothing asks for it while plans are made, so plans and their files are the same with and without. Kernels that have no
+such function are described by their slots (`gpuexec.planner.launch_work`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from gpuexec.ir.command import Kernel, Launch, Slot
+from gpuexec.ir.geometry import ceil_div
+
+SECTOR_BYTES = 32  # of L2 and device memory
+WARP = 32
+_REGISTERS = 40  # of a thread, where a form says nothing: more blocks fit then than most grids have
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a launch does on any GPU, all blocks together where nothing else is said.
+
+    Attributes:
+        flops: Operations on numbers; a multiplication and an addition are two.
+        instructions: Issued by warps.
+        multiply_adds: Fused multiply-adds among them, which take longer where a multiprocessor has few lanes.
+        doubles: Arithmetic on doubles among them.
+        wavefronts: Of shared memory, as machine code accesses it: a word that several lanes read is served once.
+        l2_nbytes: Whole sectors that multiprocessors ask L2 for and write to it; what L1 answers is left out.
+        rounds: Times in a row that a thread waits for global memory, in one block.
+        barriers: Barriers in a row, in one block.
+        registers: Of a thread.
+        shared_nbytes: Static shared memory of a block.
+        operand_nbytes: Bytes that are touched of an argument, by its position; of those left out, each element once.
+    """
+
+    flops: int = 0
+    instructions: float = 0.0
+    multiply_adds: float = 0.0
+    doubles: float = 0.0
+    wavefronts: float = 0.0
+    l2_nbytes: float = 0.0
+    rounds: float = 1.0
+    barriers: float = 0.0
+    registers: int = _REGISTERS
+    shared_nbytes: int = 0
+    operand_nbytes: Mapping[int, int] = field(default_factory=dict)
+
+
+Form = Callable[[Launch], Work]
+_FORMS: dict[tuple[str, str], Form] = {}
+
+
+def work_of(source: str, *kernels: str) -> Callable[[Form], Form]:
+    """Register a function as the closed form of kernels of a file, whatever their template arguments."""
+
+    def register(form: Form) -> Form:
+        _FORMS.update({(source, kernel): form for kernel in kernels})
+        return form
+
+    return register
+
+
+def find_form(kernel: Kernel) -> Form | None:
+    """Return the closed form of a kernel, or None. All are known once `gpuexec.ops` is imported."""
+    return _FORMS.get((kernel.source, kernel.expression.partition("<")[0]))
+
+
+def list_forms() -> tuple[tuple[str, str], ...]:
+    """Return the file and name of each kernel that has a closed form."""
+    return tuple(_FORMS)
+
+
+def count_slot_bytes(slot: Slot) -> int:
+    """Return the bytes of a slot's elements, those that a stride of 0 repeats once."""
+    shape = [extent for extent, stride in zip(slot.shape, slot.strides, strict=True) if stride]
+    low, high = slot.byte_range()
+    return min(prod(shape) * slot.dtype.itemsize, high - low) if slot.spec.size else 0
+
+
+def count_run_bytes(elements: int, stride: int, itemsize: int) -> int:
+    """Return the bytes of the sectors that a run of elements lies in, the first of which begins one."""
+    if not stride:
+        return SECTOR_BYTES
+    span = ((elements - 1) * abs(stride) + 1) * itemsize
+    return min(ceil_div(span, SECTOR_BYTES), elements) * SECTOR_BYTES if elements else 0
+
+
+def count_warps(launch: Launch) -> int:
+    """Return the warps of all blocks."""
+    return prod(launch.grid) * ceil_div(prod(launch.block), WARP)

@@ -1,0 +1,89 @@
+"""Launches beside what count mode counts of them: the work that a closed form says, and what was counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+import gpuexec as gx
+from gpuexec.devices.simulator.counts import LaunchCounts
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.execution.profiling.complexity import count_work
+from gpuexec.ir.command import Launch
+from gpuexec.ir.target import Target
+from gpuexec.ir.work import Work, find_form
+from gpuexec.planner.launch_work import list_operands
+from gpuexec.planner.template import plan_graph
+from tests.devices.execute import run_template, specs_of
+
+Array = np.ndarray[Any, Any]
+F32 = np.float32
+
+
+@dataclass(frozen=True)
+class CountedCase:
+    """A node over inputs and weights of random numbers of a type, and the kernel whose launch is compared."""
+
+    operator: str
+    kernel: str
+    inputs: Mapping[str, Sequence[int]]
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    dtype: type = F32
+
+    def __str__(self) -> str:
+        shapes = [*self.inputs.values(), *(np.shape(each) for each in self.weights.values())]
+        return "-".join([self.kernel, *("x".join(map(str, shape)) for shape in shapes)])
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A launch's work beside what count mode counted of it, and the operations of its node."""
+
+    work: Work
+    counts: LaunchCounts
+    operand_nbytes: int
+    flops: int | None
+
+
+def floats(*shape: int, dtype: type = F32) -> Array:
+    return np.random.default_rng(len(shape)).random(shape, F32).astype(dtype)
+
+
+def compare(case: CountedCase) -> Compared:
+    """Run the plan of a case on a device in count mode."""
+    arrays = {name: floats(*shape, dtype=case.dtype) for name, shape in case.inputs.items()}
+    code = helper.np_dtype_to_tensor_dtype(np.dtype(case.dtype))
+    ports = [helper.make_tensor_value_info(name, code, shape) for name, shape in case.inputs.items()]
+    constants = [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in case.weights.items()]
+    node = helper.make_node(case.operator, [*case.inputs, *case.weights], ["y"], **case.attributes)
+    graph = helper.make_graph([node], "g", ports, [onnx.ValueInfoProto(name="y")], constants)
+    model = gx.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11))
+    template = plan_graph(model.graph, specs_of(arrays), Target.named("sm_90"))
+    launches = [each for each in template.plan.segment.commands if isinstance(each, Launch)]
+    device = SimulatorDevice(
+        lambda source: [k.expression for k in template.plan.kernels() if k.source == source], count_kernels=True
+    )
+    try:
+        run_template(template, model.graph, arrays, device)
+        counts = list(device.counts)
+    finally:
+        device.close()
+    (index,) = [i for i, each in enumerate(launches) if each.kernel.expression.startswith(f"{case.kernel}<")]
+    form = find_form(launches[index].kernel)
+    assert form is not None
+    work = form(launches[index])
+    operand_nbytes = sum(nbytes for _, _, nbytes in list_operands(launches[index], work))
+    return Compared(work, counts[index], operand_nbytes, count_work(model, arrays)[0].flops)
+
+
+def count_wavefronts(counts: LaunchCounts, floats_read_together: int) -> float:
+    """Return wavefronts of shared memory, with as many floats to a read."""
+    shared = [line for line in counts.lines if line.space == "shared"]
+    read = sum(line.counts.transactions for line in shared if line.access == "read")
+    return read / floats_read_together + sum(line.counts.transactions for line in shared if line.access == "write")
