@@ -1,0 +1,250 @@
+"""Prediction of a plan's time on a GPU that is not there: launches, bytes, operations and microseconds.
+
+Each command is bounded by the time model (`gpuexec.planner.time_model`) from its work. Bytes of device memory are those
+that an L2 of the GPU's size lacks in a run after others of its kind. A command begins some time after the last one that
+it waits for has ended; commands that nothing orders run side by side, as in a graph, and slow each other down where
+together they would take more than the device has.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.gpus import Gpu, find_gpu
+from gpuexec.ir.plan import Plan, Role
+from gpuexec.ir.target import Target
+from gpuexec.ir.work import Work
+from gpuexec.planner.fused_groups import find_fused_groups
+from gpuexec.planner.launch_work import describe_work, find_grid, list_operands
+from gpuexec.planner.time_model import TIME_MODEL, LaunchBounds, TimeModel, bound_launch
+
+_LINE_BYTES = 1 << 16  # what the model of L2 keeps or evicts at once
+_SPARSE = 4  # a slot that touches less than this part of its range is taken as dense bytes
+_RUNS = 2  # in the model of L2: in the last one it holds what the one before left
+_LAUNCH = "launch"  # what decides about a command that takes less time than it takes to begin
+
+
+@dataclass(frozen=True, slots=True)
+class CommandPrediction:
+    """What is predicted of a command.
+
+    Attributes:
+        kernel: Its kernel, or ``copy``, ``fill``, ``host``.
+        origin: The node it stems from.
+        blocks: Of its grid.
+        waves: How often its blocks fill the GPU.
+        nbytes: Bytes of its operands that it reads and writes, each once.
+        dram_nbytes: Bytes between L2 and device memory.
+        flops: Operations.
+        bound_by: What decides its time: ``issue``, ``shared``, ``l2``, ``dram``, ``latency``, or ``launch`` where that
+            is less than what it takes to begin.
+        predicted_us: With the device for itself, from the end of what it waits for.
+        bounds: Of its time.
+    """
+
+    kernel: str
+    origin: str
+    blocks: int
+    waves: float
+    nbytes: int
+    dram_nbytes: int
+    flops: int
+    bound_by: str
+    predicted_us: float
+    bounds: LaunchBounds
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPrediction:
+    """What is predicted of a plan.
+
+    Attributes:
+        target: Name of the target.
+        gpu: The GPU that stands for it.
+        launches: Commands that a device runs.
+        moved_nbytes: Bytes that commands read and write, each operand once.
+        minimum_nbytes: The fewest that fused groups could do with (`gpuexec.planner.fused_groups`).
+        flops: Operations.
+        predicted_us: Of a run among others.
+        floor_us: Of the minimum of bytes from device memory, or of the operations as multiply-adds of floats at full
+            rate, whichever is more.
+        commands: Each command.
+    """
+
+    target: str
+    gpu: Gpu
+    launches: int
+    moved_nbytes: int
+    minimum_nbytes: int
+    flops: int
+    predicted_us: float
+    floor_us: float
+    commands: tuple[CommandPrediction, ...]
+
+
+Operands = Sequence[tuple[Slot, bool, int]]
+
+
+def predict_plan(
+    plan: Plan, commands: Sequence[Command] | None = None, *, gpu: Gpu | None = None, model: TimeModel = TIME_MODEL
+) -> PlanPrediction:
+    """Predict a plan for a target with kernels.
+
+    Args:
+        plan: The plan.
+        commands: Those of a variant; None: those of the upper end of the size class.
+        gpu: None: the GPU that stands for the plan's target.
+        model: Constants of the model.
+    """
+    commands = plan.segment.commands if commands is None else commands
+    gpu = find_gpu(Target.named(plan.target).architecture) if gpu is None else gpu
+    works = [describe_work(command) for command in commands]
+    operands = [list_operands(command, work) for command, work in zip(commands, works, strict=True)]
+    traffic = _find_traffic(plan, operands, gpu)
+    rows: list[CommandPrediction] = []
+    for command, origin, work, touched, (missed, dram) in zip(
+        commands, plan.segment.origins, works, operands, traffic, strict=True
+    ):
+        rows.append(_predict_command(command, origin, work, touched, missed, dram, gpu, model))
+    minimum = find_fused_groups(plan, commands, operands).minimum_nbytes
+    flops = sum(row.flops for row in rows)
+    rate = 2 * gpu.multiprocessors * gpu.fp32_lanes * gpu.clock_hertz
+    return PlanPrediction(
+        plan.target,
+        gpu,
+        sum(not isinstance(command, HostCall) for command in commands),
+        sum(row.nbytes for row in rows),
+        minimum,
+        flops,
+        _find_end(rows, plan.segment.edges, gpu, model),
+        max(minimum / gpu.dram_bytes_per_second, flops / rate) * 1e6,
+        tuple(rows),
+    )
+
+
+def _predict_command(
+    command: Command, origin: str, work: Work, operands: Operands, missed: float, dram: int, gpu: Gpu, model: TimeModel
+) -> CommandPrediction:
+    grid = find_grid(command)
+    bounds = bound_launch(work, grid, dram, missed, gpu)
+    bound_by, longest = model.find_bound(bounds)
+    if isinstance(command, HostCall):
+        bound_by, alone = "host", 0.0
+    else:
+        begin = model.node_us + model.fill_us
+        bound_by, alone = bound_by if longest > begin else _LAUNCH, begin + longest
+    return CommandPrediction(
+        _name(command), origin, grid.blocks, bounds.waves, sum(nbytes for _, _, nbytes in operands), dram, work.flops,
+        bound_by, alone, bounds,
+    )  # fmt: skip
+
+
+def _name(command: Command) -> str:
+    match command:
+        case Launch():
+            return str(command.kernel)
+        case Copy():
+            return "copy"
+        case Fill():
+            return "fill"
+        case HostCall():
+            return "host"
+
+
+class _Cache:
+    """An L2 that evicts the line least recently used, and writes back what was written to it."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._room = nbytes
+        self._lines: OrderedDict[tuple[int, int], tuple[int, bool]] = OrderedDict()
+
+    def touch(self, space: int, low: int, high: int, nbytes: int, *, is_written: bool) -> tuple[int, int]:
+        """Access bytes spread over a range; return those that were missing, and those written back to make room."""
+        missing, written_back = 0.0, 0
+        share = nbytes / (high - low)
+        for number in range(low // _LINE_BYTES, ceil_div(high, _LINE_BYTES)):
+            own = (min(high, (number + 1) * _LINE_BYTES) - max(low, number * _LINE_BYTES)) * share
+            size, is_dirty = self._lines.pop((space, number), (0, False))
+            if not size and not is_written:
+                missing += own
+            now = min(_LINE_BYTES, max(size, int(own)))
+            self._room -= now - size
+            self._lines[space, number] = (now, is_dirty or is_written)
+            while self._room < 0:
+                _, (freed, is_dirty) = self._lines.popitem(last=False)
+                self._room += freed
+                written_back += freed if is_dirty else 0
+        return int(missing), written_back
+
+
+def _find_traffic(plan: Plan, operands: Sequence[Operands], gpu: Gpu) -> list[tuple[float, int]]:
+    """Return for each command the share of the bytes read that L2 lacks, and the bytes from and to device memory."""
+    places = plan.layout.as_dict()
+    roles = {buffer.id: buffer.role for buffer in plan.buffers}
+    cache = _Cache(gpu.l2_nbytes)
+    found: list[tuple[float, int]] = []
+    for _ in range(_RUNS):
+        found = []
+        for touched in operands:
+            read = missing = back = 0
+            for slot, is_written, nbytes in touched:
+                low, high = slot.byte_range()
+                if not nbytes or low >= high:
+                    continue
+                if nbytes * _SPARSE < high - low:
+                    high = low + nbytes
+                is_temp = roles[slot.buffer] is Role.TEMP
+                space, shift = (-1, places[slot.buffer]) if is_temp else (slot.buffer, 0)
+                lacking, evicted = cache.touch(space, low + shift, high + shift, nbytes, is_written=is_written)
+                read += 0 if is_written else nbytes
+                missing, back = missing + lacking, back + evicted
+            found.append((missing / read if read else 0.0, missing + back))
+    return found
+
+
+def _find_end(rows: Sequence[CommandPrediction], edges: Sequence[tuple[int, int]], gpu: Gpu, model: TimeModel) -> float:
+    """Return when the last command ends, all begun as soon as their edges allow.
+
+    Commands that run side by side share the places of blocks, the time of multiprocessors, L2 and device memory; what
+    is asked for beyond the whole of one of these slows all of them down alike.
+    """
+    waiting = [0] * len(rows)
+    following: list[list[int]] = [[] for _ in rows]
+    for before, after in edges:
+        waiting[after] += 1
+        following[before].append(after)
+    demands = [_find_demands(row, gpu, model) for row in rows]
+    now = 0.0
+    begins = {index: model.node_us for index in range(len(rows)) if not waiting[index]}  # when each begins
+    left: dict[int, float] = {}  # microseconds of each command under way, had it the device for itself
+    while begins or left:
+        slow = max(1.0, *(sum(demands[index][i] for index in left) for i in range(4))) if left else 1.0
+        ends = min((each * slow for each in left.values()), default=float("inf"))
+        step = min(ends, min(begins.values(), default=float("inf")) - now)
+        now += step
+        left = {index: each - step / slow for index, each in left.items()}
+        done = [index for index, each in left.items() if each <= 1e-9]
+        for index in [index for index, begin in begins.items() if begin <= now + 1e-9]:
+            del begins[index]
+            left[index] = rows[index].predicted_us - model.node_us if rows[index].predicted_us else 0.0
+        for index in done:
+            del left[index]
+            for each in following[index]:
+                waiting[each] -= 1
+                if not waiting[each]:
+                    begins[each] = now + model.node_us
+    return now
+
+
+def _find_demands(row: CommandPrediction, gpu: Gpu, model: TimeModel) -> tuple[float, float, float, float]:
+    """Return the shares of the device that a command takes while it runs."""
+    bounds, alone = row.bounds, row.predicted_us - model.node_us
+    if alone <= 0:
+        return (0.0, 0.0, 0.0, 0.0)
+    occupied = min(1.0, row.blocks / gpu.multiprocessors)
+    busy = max(model.issue * bounds.issue, model.shared * bounds.shared) / alone
+    return min(1.0, bounds.waves), occupied * busy, model.l2 * bounds.l2 / alone, model.dram * bounds.dram / alone

@@ -1,0 +1,177 @@
+"""Time model of a launch: the longest of five bounds, and its constants, which measurements correct.
+
+A launch takes as long as the slowest of these needs for it, and what filling and draining the device adds:
+
+- *issue*: the instructions of its warps, each of whose schedulers issues one a clock; multiply-adds and doubles take
+  longer where a multiprocessor has few lanes for them;
+- *shared*: wavefronts of shared memory, one a clock;
+- *l2*: bytes between multiprocessors and L2, by the bandwidth of L2 and of each multiprocessor;
+- *dram*: bytes between L2 and device memory;
+- *latency*: the times in a row that a block waits for memory, each as long as an answer takes.
+
+Blocks run in waves, of as many as fit on all multiprocessors; the blocks of a wave are alike. No constant was fitted to
+hardware yet: `fit_time_model` does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.gpus import Gpu
+from gpuexec.ir.work import WARP, Work
+from gpuexec.planner.launch_work import CommandGrid
+
+BOUNDS = ("issue", "shared", "l2", "dram", "latency")
+_SCHEDULERS = 4  # of a multiprocessor
+_SCHEDULER_LANES = 128  # of a multiprocessor that issues a warp's multiply-adds at full rate
+_BARRIER_CYCLES = 40
+_L2_BYTES_PER_CLOCK = 64  # of a multiprocessor (CUDA's architecture whitepapers since Volta)
+# What warps that wait for each other's registers add to the time of issue, by the warps of a multiprocessor up to which
+# it holds.
+_SLACK = ((4, 1.30), (8, 1.15), (64, 1.08))
+_FIT_ROUNDS = 50
+_MIN_SAMPLES = 3  # that a bound decides, for its constant to be fitted
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchBounds:
+    """What bounds a launch, in microseconds before the model's factors, and how it fills a GPU.
+
+    ``at_once`` blocks fit on a multiprocessor; ``waves`` are how often all of them are filled. ``l2`` and ``dram`` are
+    shares of what the whole device gives.
+    """
+
+    issue: float = 0.0
+    shared: float = 0.0
+    l2: float = 0.0
+    dram: float = 0.0
+    latency: float = 0.0
+    at_once: int = 1
+    waves: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TimeModel:
+    """Constants of the model.
+
+    Attributes:
+        node_us: From the end of the last command that another one waits for to its begin.
+        fill_us: Of a launch, for its blocks to begin and to drain.
+        issue: Factor of the bound of that name, as are those that follow.
+        shared: See `issue`.
+        l2: See `issue`.
+        dram: See `issue`; 1.25 is four fifths of the bandwidth of a data sheet.
+        latency: See `issue`.
+    """
+
+    node_us: float = 2.0
+    fill_us: float = 1.0
+    issue: float = 1.0
+    shared: float = 1.0
+    l2: float = 1.0
+    dram: float = 1.25
+    latency: float = 1.0
+
+    def find_bound(self, bounds: LaunchBounds) -> tuple[str, float]:
+        """Return the bound that decides, and its microseconds."""
+        times = {name: getattr(self, name) * getattr(bounds, name) for name in BOUNDS}
+        name = max(times, key=lambda each: times[each])
+        return name, times[name]
+
+    def predict_us(self, bounds: LaunchBounds) -> float:
+        """Return how long a launch takes that has the device for itself, without what comes before its begin."""
+        return self.fill_us + self.find_bound(bounds)[1]
+
+
+TIME_MODEL = TimeModel()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A launch that was measured alone: its bounds and its microseconds."""
+
+    bounds: LaunchBounds
+    measured_us: float
+
+
+def bound_launch(work: Work, grid: CommandGrid, dram_nbytes: float, missed: float, gpu: Gpu) -> LaunchBounds:
+    """Return what bounds a launch on a GPU.
+
+    Args:
+        work: What it does.
+        grid: Its blocks.
+        dram_nbytes: Bytes between L2 and device memory.
+        missed: Share of what it reads that L2 lacks, from 0 to 1.
+        gpu: The GPU.
+    """
+    if not grid.blocks:
+        return LaunchBounds()
+    at_once = max(1, gpu.count_blocks(grid.threads, work.registers, work.shared_nbytes + grid.shared_nbytes))
+    full, rest = divmod(grid.blocks, at_once * gpu.multiprocessors)
+    last = ceil_div(rest, gpu.multiprocessors)  # blocks of the busiest multiprocessor in the last wave
+    waves, most = full + bool(rest), full * at_once + last
+    cycles = max(
+        work.instructions,
+        work.multiply_adds * _SCHEDULER_LANES / gpu.fp32_lanes,
+        work.doubles * _SCHEDULER_LANES / gpu.fp64_lanes,
+    ) / (grid.blocks * _SCHEDULERS)
+    warps = ceil_div(grid.threads, WARP)
+    barriers = waves * work.barriers * _BARRIER_CYCLES
+    answer = gpu.l2_latency_cycles + missed * (gpu.dram_latency_cycles - gpu.l2_latency_cycles)
+    clocks_us = 1e6 / gpu.clock_hertz
+    issue = cycles * (full * at_once * _find_slack(at_once * warps) + last * _find_slack(last * warps))
+    own_l2 = most * work.l2_nbytes / grid.blocks / _L2_BYTES_PER_CLOCK
+    return LaunchBounds(
+        issue=(issue + barriers) * clocks_us,
+        shared=(most * work.wavefronts / grid.blocks + barriers) * clocks_us,
+        l2=max(work.l2_nbytes / gpu.l2_bytes_per_second * 1e6, (own_l2 + barriers) * clocks_us),
+        dram=dram_nbytes / gpu.dram_bytes_per_second * 1e6,
+        latency=(waves * work.rounds * answer + barriers) * clocks_us,
+        at_once=at_once,
+        waves=grid.blocks / (at_once * gpu.multiprocessors),
+    )
+
+
+def fit_time_model(samples: Sequence[Sample], model: TimeModel = TIME_MODEL) -> TimeModel:
+    """Return the model with the constants that fit measured launches best, by least squares of relative errors.
+
+    Which bound decides depends on the constants, and these on which decides: so bounds are assigned by the model, the
+    constants solved for, and again until nothing changes. A factor whose bound decides for fewer than three samples
+    stays as it is, and ``node_us`` does: a launch alone does not show it.
+
+    Args:
+        samples: Launches, each timed alone on one GPU, without what lies between two launches.
+        model: Where to begin.
+    """
+    best, least = model, _error(samples, model)
+    for _ in range(_FIT_ROUNDS):
+        decides = [model.find_bound(sample.bounds)[0] for sample in samples]
+        names = [name for name in BOUNDS if decides.count(name) >= _MIN_SAMPLES]
+        if not names:
+            break
+        rows, wanted = [], []
+        for sample, decisive in zip(samples, decides, strict=True):
+            known = 0.0 if decisive in names else getattr(model, decisive) * getattr(sample.bounds, decisive)
+            own = [getattr(sample.bounds, name) if name == decisive else 0.0 for name in names]
+            rows.append([each / sample.measured_us for each in (1.0, *own)])
+            wanted.append((sample.measured_us - known) / sample.measured_us)
+        solved, *_ = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)
+        positive = [max(0.0, float(solved[0])), *(max(1e-3, float(each)) for each in solved[1:])]
+        model, before = replace(model, fill_us=positive[0], **dict(zip(names, positive[1:], strict=True))), model
+        if (error := _error(samples, model)) < least:
+            best, least = model, error
+        if all(np.isclose(getattr(model, f.name), getattr(before, f.name)) for f in fields(model)):
+            break
+    return best
+
+
+def _error(samples: Sequence[Sample], model: TimeModel) -> float:
+    return sum((model.predict_us(sample.bounds) / sample.measured_us - 1) ** 2 for sample in samples)
+
+
+def _find_slack(warps: int) -> float:
+    return next((slack for most, slack in _SLACK if warps <= most), _SLACK[-1][1])

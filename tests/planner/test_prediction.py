@@ -1,0 +1,124 @@
+"""Predictions of plans: totals, the order of commands, what they share, and what L2 keeps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import gpuexec as gx
+from gpuexec.ir.command import Kernel, Launch, Slot
+from gpuexec.ir.gpus import find_gpu
+from gpuexec.ir.plan import ArenaLayout, Buffer, Plan, Role, Segment
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
+from gpuexec.planner.prediction import PlanPrediction, predict_plan
+from gpuexec.planner.template import plan_graph
+from gpuexec.planner.time_model import TimeModel
+from tests.model.small_models import make_model
+
+F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
+MODEL = TimeModel()
+BEGIN_US = MODEL.node_us + MODEL.fill_us
+MIB = 1 << 20
+
+
+def slot(buffer: int, nbytes: int) -> Slot:
+    return Slot(buffer, 0, TensorSpec((nbytes // 4,), F32), (1,))
+
+
+def launch(blocks: int, *reads: Slot, into: Slot) -> Launch:
+    """Return a launch of a kernel that no form is known of."""
+    arguments = (*reads, into)
+    return Launch(Kernel("unknown.cu", "mix"), (blocks, 1, 1), (256, 1, 1), arguments, (len(reads),))
+
+
+def make_plan(commands: list[Launch], edges: list[tuple[int, int]], buffers: list[int]) -> Plan:
+    """Return a plan over weights of these sizes."""
+    rows = tuple(Buffer(index, Role.CONSTANT, nbytes, f"w{index}") for index, nbytes in enumerate(buffers))
+    segment = Segment(tuple(commands), tuple(edges), tuple(f"n{index}" for index in range(len(commands))))
+    return Plan("sm_90", rows, ArenaLayout((), 0, 0), segment, (), ())
+
+
+def predict(blocks: int, nbytes: int, edges: list[tuple[int, int]]) -> PlanPrediction:
+    """Predict two launches, each over a buffer of its own."""
+    buffers = [nbytes] * 4
+    commands = [launch(blocks, slot(2 * i, nbytes), into=slot(2 * i + 1, nbytes)) for i in range(2)]
+    return predict_plan(make_plan(commands, edges, buffers))
+
+
+def test_a_chain_takes_the_time_of_each_and_a_node_for_each() -> None:
+    chain = predict(1, 64, [(0, 1)])
+    assert chain.predicted_us == pytest.approx(sum(each.predicted_us for each in chain.commands))
+    assert chain.predicted_us >= 2 * BEGIN_US
+
+
+def test_small_commands_that_nothing_orders_run_side_by_side() -> None:
+    both = predict(1, 64, [])
+    assert both.predicted_us == pytest.approx(both.commands[0].predicted_us)
+
+
+def test_commands_side_by_side_get_no_more_than_the_device_has() -> None:
+    nbytes = 256 * MIB
+    both, chain = predict(nbytes // 4096, nbytes, []), predict(nbytes // 4096, nbytes, [(0, 1)])
+    alone = both.commands[0].predicted_us
+    assert 1.9 * alone < both.predicted_us < chain.predicted_us == pytest.approx(2 * alone)
+    assert {each.bound_by for each in both.commands} == {"dram"}
+
+
+def test_what_fits_into_l2_is_not_read_again() -> None:
+    small, large = predict(64, MIB, [(0, 1)]), predict(64, 64 * MIB, [(0, 1)])
+    assert [each.dram_nbytes for each in small.commands] == [0, 0]
+    assert sum(each.dram_nbytes for each in large.commands) == pytest.approx(large.moved_nbytes, rel=0.01)
+
+
+def test_a_command_shorter_than_its_begin_is_bound_by_it() -> None:
+    (row, _) = predict(1, 64, []).commands
+    assert row.bound_by == "launch"
+    assert (row.kernel, row.origin, row.blocks, row.nbytes) == ("unknown.cu:mix", "n0", 1, 128)
+
+
+def plan_product(rows: int, inner: int, columns: int, target: str = "sm_90") -> Plan:
+    """Return the plan of a product of halves."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, None) for name in "xy")
+    w = numpy_helper.from_array(np.zeros((inner, columns), np.float16), "w")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [w])
+    model = gx.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    return plan_graph(model.graph, {"x": TensorSpec((rows, inner), F16)}, Target.named(target)).plan
+
+
+def test_totals_of_a_product() -> None:
+    found = predict_plan(plan_product(128, 768, 768))
+    nbytes = 2 * (128 * 768 + 768 * 768 + 128 * 768)
+    assert (found.launches, found.flops) == (1, 2 * 128 * 768 * 768)
+    assert found.moved_nbytes == found.minimum_nbytes == nbytes
+    assert found.gpu == find_gpu(90)
+    assert found.floor_us == pytest.approx(max(nbytes / 3.35e12, found.flops / 59.3e12) * 1e6, rel=1e-3)
+    assert found.predicted_us > found.floor_us
+
+
+def test_few_tiles_with_a_long_sum_leave_a_gpu_idle() -> None:
+    (row,) = predict_plan(plan_product(128, 768, 768)).commands
+    assert (row.blocks, row.bound_by) == (24, "issue")
+    assert row.waves < 0.1
+    whole = predict_plan(plan_product(1024, 768, 768))  # eight times the work
+    assert whole.predicted_us < 2 * row.predicted_us
+
+
+def test_an_older_gpu_is_slower() -> None:
+    times = [predict_plan(plan_product(512, 512, 512, name)).predicted_us for name in ("sm_75", "sm_80", "sm_90")]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_variant_is_predicted_by_its_own_commands() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    model = make_model(nodes, {"x": ["rows", 64]}, {"y": ["rows", 64]}, w=np.zeros((64, 64), np.float32))
+    template = plan_graph(model.graph, {"x": TensorSpec((700, 64), F32)}, Target.named("sm_90"), model.dims)
+    variant = template.specialise({"x": TensorSpec((520, 64), F32)})
+    assert predict_plan(template.plan, variant.commands).flops == 2 * 520 * 64 * 64
+
+
+def test_constants_of_the_model_change_the_time() -> None:
+    plan = plan_product(128, 768, 768)
+    slow = predict_plan(plan, model=TimeModel(issue=3.0))
+    assert slow.predicted_us > 2 * predict_plan(plan).predicted_us
