@@ -1,8 +1,9 @@
-"""gpuexec explain: the plans of a model, their arena beside the lower bound, and their host reads."""
+"""gpuexec explain: the plans of a model, their arena beside the lower bound, predicted times, and host reads."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.free_dims import array_of
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.memory_page import draw_memory
+from gpuexec.cli.predictions import encode_prediction, print_prediction
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
 from gpuexec.devices.backend import Backend, BackendType
 from gpuexec.devices.simulator.counts import LaunchCounts
@@ -33,6 +35,7 @@ from gpuexec.model.model import Model
 from gpuexec.passes import run_passes
 from gpuexec.planner.partition import Partition
 from gpuexec.planner.partitioner import find_partition
+from gpuexec.planner.prediction import PlanPrediction, predict_plan
 from gpuexec.planner.template import plan_graph
 from gpuexec.system.atomic_file import write_file
 
@@ -54,6 +57,12 @@ def add_parser(commands: Any) -> None:
         "--memory", metavar="OUT.html", type=Path, help="draw the arena over time, of every part that was planned"
     )
     parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print what is predicted of the plan for a GPU as JSON, and nothing else: launches, bytes, microseconds,"
+        " and a row for each command",
+    )
+    parser.add_argument(
         "--count",
         action="store_true",
         help="run once on the simulator in count mode, and print the memory requests of each launch (see sanitize)",
@@ -65,32 +74,57 @@ def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
     console = Console(highlight=False, soft_wrap=True)
     opened = open_model(options.model, options.method)
-    model = opened.model
+    model, target = opened.model, _target(options)
+    if options.json and not target.has_kernels:
+        raise InputError(f"--json predicts plans for GPUs, got target {target.name!r}. Name one, like --target sm_90.")
     feeds, notes = read_inputs(opened, options)
-    for note in notes:
+    for note in () if options.json else notes:
         console.print(note, style="dim", markup=False)
     named = {port.name: TensorSpec.of(array_of(port, feeds[port.name])) for port in model.inputs}
     if model.memories:
         named |= find_initial_specs(model.graph, model.memories, model.dims, named)
     specs = {value: named[value.name] for value in model.graph.inputs}
-    partition = find_partition(model.graph, specs, _target(options))
+    partition = find_partition(model.graph, specs, target)
     plans: list[Plan] = []
+    predictions: list[PlanPrediction] = []
     if partition.ready is not None:
         given = {value.name: specs[value] for value in partition.ready.inputs}
         ready = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given)
-        plans = [plan_graph(ready, given, _target(options), model.dims).plan]
-        _print_plan(console, plans[0])
-    if partition.reads or partition.host_nodes or partition.repeat or partition.rest:
+        template = plan_graph(ready, given, target, model.dims)
+        plans = [template.plan]
+        if target.has_kernels:
+            predictions = [predict_plan(template.plan, template.specialise(given).commands)]
+    is_whole = not (partition.reads or partition.host_nodes or partition.repeat or partition.rest)
+    if options.json:
+        _print_json(predictions, is_whole=is_whole)
+        return 0
+    for plan in plans:
+        _print_plan(console, plan)
+    for prediction in predictions:
+        print_prediction(open_console(), prediction)
+    if not is_whole:
         _print_partition(console, partition)
         if options.target is None:
             plans = _print_run(console, model, feeds, options)
+            predictions = [predict_plan(plan) for plan in plans] if target.has_kernels else []
     if options.memory is not None:
-        page = draw_memory(Path(options.model).name, plans, name_values(model.graph))
+        page = draw_memory(Path(options.model).name, plans, name_values(model.graph), predictions)
         write_file(options.memory, page)
         console.print(f"{len(plans)} arenas drawn to {options.memory}", markup=False)
     if options.count:
         print_launches(open_console(), _count(model, feeds, options.target or _COUNTED_TARGET))
     return 0
+
+
+def _print_json(predictions: Sequence[PlanPrediction], *, is_whole: bool) -> None:
+    """Print the prediction of what can be planned without a run.
+
+    Raises:
+        InputError: Nothing can be planned before the host has read or computed something.
+    """
+    if not predictions:
+        raise InputError("--json predicts a plan, and nothing of this model can be planned before the host takes part.")
+    print(json.dumps({"is_whole": is_whole, **encode_prediction(predictions[0])}, indent=1))
 
 
 def _print_plan(console: Console, plan: Plan) -> None:

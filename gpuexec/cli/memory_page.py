@@ -1,4 +1,4 @@
-"""HTML page of the arena of plans over time, without dependencies."""
+"""HTML page of the arena of plans over time, and of their predicted times as a roofline, without dependencies."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from gpuexec.cli.predictions import draw_roofline
 from gpuexec.execution.profiling.lifetimes import BufferLifetime, list_lifetimes
 from gpuexec.ir.geometry import round_up
 from gpuexec.ir.plan import Plan
 from gpuexec.planner.arena import ALIGNMENT
+from gpuexec.planner.prediction import PlanPrediction
 
 WIDTH, HEIGHT = 1100.0, 420.0
 _LEFT, _TOP, _RIGHT, _BOTTOM = 80.0, 24.0, 20.0, 30.0
@@ -19,11 +21,24 @@ _LETTER_WIDTH = 6.2
 _TURN = 137.5
 
 
-def draw_memory(title: str, plans: Sequence[Plan], made_by: Mapping[str, Sequence[str]]) -> str:
-    """Return an HTML page, well-formed as XML too, with a drawing of each plan's arena: commands by bytes."""
-    parts = [
-        _draw_part(number, len(plans), plan, list_lifetimes(plan, made_by)) for number, plan in enumerate(plans, 1)
-    ]
+def draw_memory(
+    title: str,
+    plans: Sequence[Plan],
+    made_by: Mapping[str, Sequence[str]],
+    predictions: Sequence[PlanPrediction] = (),
+) -> str:
+    """Return an HTML page, well-formed as XML too, with a drawing of each plan's arena: commands by bytes.
+
+    Args:
+        title: Name of the model.
+        plans: The plans, in order.
+        made_by: Nodes by the values that they make.
+        predictions: A prediction for each plan, drawn as a roofline below its arena; empty: there are none.
+    """
+    parts = []
+    for number, plan in enumerate(plans, 1):
+        parts.append(_draw_part(number, len(plans), plan, list_lifetimes(plan, made_by)))
+        parts += [_draw_prediction(each) for each in predictions[number - 1 : number]]
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -85,6 +100,19 @@ def _draw_part(number: int, count: int, plan: Plan, lifetimes: Sequence[BufferLi
         '<p class="about">Point at a buffer.</p></section>',
     ]
     return "\n".join(lines)
+
+
+def _draw_prediction(prediction: PlanPrediction) -> str:
+    return "\n".join(
+        [
+            f"<section><h2>Predicted: {prediction.predicted_us:,.0f} us on {_escape(prediction.gpu.name)}</h2>",
+            f"<p>{prediction.launches} launches, at least {prediction.floor_us:,.0f} us; {prediction.moved_nbytes:,}"
+            f" bytes moved of at least {prediction.minimum_nbytes:,}. A circle is a command, its area the time it"
+            " takes; the line is what the GPU could do at best.</p>",
+            draw_roofline(prediction),
+            '<p class="about">Point at a command.</p></section>',
+        ]
+    )
 
 
 def _draw_axes(scale: _Scale) -> Iterator[str]:
@@ -153,6 +181,9 @@ svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColo
 .bound path { stroke-dasharray: 6 4; stroke: #c22; } .arena path { stroke: #26c; }
 .buffer { stroke: #0006; } .buffer:hover { stroke: currentColor; stroke-width: 2; }
 .peak { fill: #c222; } svg .label { fill: #000; pointer-events: none; }
+.roof { fill: none; stroke: currentColor; stroke-width: 2; }
+.command { fill: #888a; stroke: #0006; } .command:hover { stroke: currentColor; stroke-width: 2; }
+.issue { fill: #26ca; } .shared { fill: #a2ca; } .l2 { fill: #2a8a; } .dram { fill: #c22a; } .latency { fill: #c82a; }
 .about { font-family: ui-monospace, monospace; min-height: 1.3em; }
 """
 # Free of XML markup.
@@ -161,7 +192,7 @@ for (const section of document.querySelectorAll("section")) {
   const about = section.querySelector(".about");
   const idle = about.textContent;
   section.addEventListener("pointerover", function (event) {
-    const rect = event.target.closest(".buffer");
+    const rect = event.target.closest(".buffer, .command");
     about.textContent = rect ? rect.querySelector("title").textContent : idle;
   });
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -128,6 +129,35 @@ def test_explain_counts_memory_requests_of_each_launch(capsys: pytest.CaptureFix
     assert launches[-1] == "L2 of 40 MiB, empty before each launch"
 
 
+def test_explain_predicts_times_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", DIGITS, "--target", "sm_90", "--dims", "batch=4"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"predicted for sm_90 \(H100 SXM\): [\d.]+ us, at least [\d.]+ us; \d+ launches", text)
+    assert re.search(r"softmax.cu:softmax<float>\s+softmax\s+launch\s+[\d.]+", text)
+
+
+def test_explain_prints_predictions_as_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", DIGITS, "--target", "sm_80", "--json", "--dims", "batch=4"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["target"], found["gpu"], found["is_whole"]) == ("sm_80", "A100 SXM", True)
+    assert found["launches"] == len(found["commands"]) >= 7
+    assert found["moved_bytes"] >= found["minimum_bytes"] > 0
+    assert found["moved_bytes"] == sum(row["bytes"] for row in found["commands"])
+    assert found["flops"] == sum(row["flops"] for row in found["commands"])
+    assert found["floor_us"] < found["predicted_us"] <= sum(row["predicted_us"] for row in found["commands"])
+    assert {"kernel", "origin", "blocks", "waves", "bytes", "flops", "bound_by", "predicted_us"} <= set(
+        found["commands"][0]
+    )
+
+
+def test_explain_predicts_the_sizes_that_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    flops = []
+    for batch in (5, 8):  # of one size class
+        assert main(["explain", DIGITS, "--target", "sm_90", "--json", "--dims", f"batch={batch}"]) == 0
+        flops.append(json.loads(capsys.readouterr().out)["flops"])
+    assert flops[0] < 0.7 * flops[1]
+
+
 def test_doctor_names_each_backend(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
@@ -147,6 +177,7 @@ def test_doctor_names_each_backend(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", DIGITS, "--rows", "first"], "is not A:B"),
         (["run", DIGITS, "--input", INPUT, "--labels", DATA], "holds images, labels"),
         (["explain", DIGITS, "--target", "sm_52"], "older than sm_75"),
+        (["explain", DIGITS, "--target", "cpu", "--json"], "--json predicts plans for GPUs, got target 'cpu'"),
         (["explain", DIGITS, "--target", "cpu", "--count"], "--count counts what CUDA kernels do, got --target 'cpu'"),
     ],
 )

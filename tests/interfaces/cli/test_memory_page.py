@@ -18,7 +18,9 @@ from gpuexec.execution.profiling.lifetimes import list_lifetimes, name_values
 from gpuexec.ir.plan import Plan, Role
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
+from gpuexec.planner.prediction import predict_plan
 from gpuexec.planner.template import plan_graph
+from gpuexec.planner.time_model import BOUNDS
 from tests.model.control_models import MODELS
 from tests.model.small_models import make_model
 
@@ -168,5 +170,20 @@ def test_explain_draws_for_a_target_without_its_device(tmp_path: Path) -> None:
     out = tmp_path / "out.html"
     digits = str(Path(__file__).resolve().parents[3] / "examples/models/digits.onnx")
     assert main(["explain", digits, "--target", "sm_90", "--dims", "batch=4", "--memory", str(out)]) == 0
-    (rectangles,) = find_rectangles(parse(out.read_text(encoding="utf-8")))
-    assert rectangles
+    page = parse(out.read_text(encoding="utf-8"))
+    rectangles, none = find_rectangles(page)
+    assert rectangles and not none  # a roofline is drawn behind the arena
+
+
+def test_roofline_has_a_circle_for_each_command_with_operations() -> None:
+    _, plan = plan_branchy()
+    prediction = predict_plan(plan)
+    page = parse(draw_memory(ODD, [plan], {}, [prediction]))
+    circles = list(page.iter(f"{SVG}circle"))
+    assert len(circles) == sum(row.flops > 0 for row in prediction.commands) > 0
+    for circle in circles:
+        assert 0 < float(circle.get("cx", "0")) < WIDTH
+        title = circle.find(f"{SVG}title")
+        assert title is not None and title.text is not None and "bound by" in title.text
+    kinds = [set(each.get("class", "").split()) for each in circles]
+    assert all(kind & {*BOUNDS, "launch"} for kind in kinds)
