@@ -23,6 +23,7 @@ import gpuexec.ops.nn.attention_forms
 import gpuexec.ops.nn.batch_norm
 import gpuexec.ops.nn.causal_conv
 import gpuexec.ops.nn.conv
+import gpuexec.ops.nn.conv_simt_work
 import gpuexec.ops.nn.deform_conv
 import gpuexec.ops.nn.gradient
 import gpuexec.ops.nn.heads
