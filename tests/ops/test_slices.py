@@ -54,12 +54,12 @@ def test_slices_fill_nine_tenths_of_a_wave_where_they_may(architecture: int) -> 
         for slabs in (1, 4, 9, 48, 200):
             slices = count_slices(tiles, slabs, wave)
             assert 1 <= slices <= MAX_SLICES and (slices == 1 or slices * MIN_SLABS <= slabs)
-            assert slices == 1 or tiles * slices <= 1.9 * wave
+            assert slices == 1 or tiles * slices <= 3.9 * wave
             if tiles * slices < 0.9 * wave:  # no more are allowed
-                assert slices + 1 > min(MAX_SLICES, slabs // MIN_SLABS) or tiles * (slices + 1) > 1.9 * wave
+                assert slices + 1 > min(MAX_SLICES, slabs // MIN_SLABS) or tiles * (slices + 1) > 3.9 * wave
 
 
-@pytest.mark.parametrize(("rows", "columns", "inner", "slices"), [(128, 768, 768, 5), (128, 3072, 768, 2)])
+@pytest.mark.parametrize(("rows", "columns", "inner", "slices"), [(128, 768, 768, 5), (128, 3072, 768, 4)])
 def test_products_of_a_layer_of_bert_fill_an_h100(rows: int, columns: int, inner: int, slices: int) -> None:
     small = TILES[1]
     assert count_slices(small.count(rows, columns), inner // 16, find_gpu(90).multiprocessors) == slices

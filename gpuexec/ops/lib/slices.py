@@ -23,10 +23,10 @@ SLAB_DEPTH = 16  # kSlabDepth of simt_tile.cuh
 MAX_SLICES = 16
 MIN_SLABS = 4  # of a slice: adding one up takes the time of about three
 # Blocks of all slices, in tenths of a wave: as many as the least, but no more than the most.
-_LEAST_TENTHS, _MOST_TENTHS = 9, 19
+_LEAST_TENTHS, _MOST_TENTHS = 9, 39
 # A block's time beside that of its slabs, in slabs: for itself, and for each slice that it adds up; and how much longer
-# a block takes that is alone on its multiprocessor than the share of one of two.
-_FIXED_SLABS, _SLABS_PER_SLICE, _ALONE = 2.0, 0.5, 1.3
+# blocks take that are few on their multiprocessor, since nothing else is issued while their warps wait: one, two, more.
+_FIXED_SLABS, _SLABS_PER_SLICE, _SLACK = 2.0, 0.5, (1.30, 1.15, 1.08)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def least_blocks(target: Target, blocks_at_once: int = 1) -> int:
 
 @functools.lru_cache(4096)
 def count_slices(tiles: int, slabs: int, wave: int) -> int:
-    """Return the number of slices: the fastest of those that leave 0.9 to 1.9 waves of blocks.
+    """Return the number of slices: the fastest of those that leave 0.9 to 3.9 waves of blocks.
 
     Where none fills 0.9 waves, it is the most that there may be.
 
@@ -146,7 +146,7 @@ def _find_time(tiles: int, slabs: int, slices: int, wave: int) -> float:
     """Return the time of a launch in slabs: that of the multiprocessor with most blocks."""
     block = _FIXED_SLABS + ceil_div(slabs, slices) + (slices * _SLABS_PER_SLICE if slices > 1 else 0.0)
     at_once = ceil_div(tiles * slices, wave)
-    return block * (_ALONE if at_once == 1 else at_once)
+    return block * at_once * _SLACK[min(at_once, len(_SLACK)) - 1]
 
 
 @functools.lru_cache(4096)
