@@ -13,12 +13,11 @@ import numpy as np
 from gpuexec.cli.count_tables import print_counts
 from gpuexec.cli.kernel_arguments import SYNTAX, parse_argument
 from gpuexec.devices.arguments import PackedArguments
-from gpuexec.devices.kernels.kernel_source import list_files
+from gpuexec.devices.kernels.kernel_source import find_kernels, list_files
 from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.devices.simulator.findings import Finding, Party, why_no_lines
 from gpuexec.devices.simulator.library import Extent, Schedule
-from gpuexec.devices.simulator.rewrite import find_kernels
 from gpuexec.errors import CheckError, GpuexecError, InputError
 from gpuexec.execution.profiling.terminal import open_console
 from gpuexec.ir.command import Kernel, LaunchConfig

@@ -119,7 +119,12 @@ class TimedEvent(Event, Protocol):
 
 
 class Function(Protocol):
-    """A loaded kernel."""
+    """A loaded kernel.
+
+    ``waits`` says that it waits itself for the launches it depends on, and so may begin before these are complete.
+    """
+
+    waits: bool
 
     @property
     def signature(self) -> tuple[str, ...] | None:
@@ -149,6 +154,12 @@ class Stream(Protocol):
         Raises:
             KernelError: The launch is cooperative, and the device can't hold all of its blocks at once, as
                 `Function.check_residency` says beforehand.
+        """
+
+    def launch_dependent(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
+        """Launch a kernel that waits itself for the launch issued just before it, which need not be complete.
+
+        Its function ``waits``, and that launch is the last thing that was issued: no copy, event or wait came between.
         """
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
+from gpuexec.devices.dependent_launch import find_programmatic
 from gpuexec.devices.device import Stream
 from gpuexec.devices.graph_cache import GraphCache
 from gpuexec.devices.prepared import CommandGraph, GraphDevice, PreparedCommand, PreparedFill
@@ -132,7 +133,8 @@ class GraphForm:
             graph.close()
 
     def _create(self) -> CommandGraph:
-        return self._device.create_graph(self._commands, self._edges, self._origins)
+        programmatic = find_programmatic(self._device.target, self._commands, self._edges)
+        return self._device.create_graph(self._commands, self._edges, self._origins, programmatic)
 
     def _is_due(self, touched: AbstractSet[int]) -> bool:
         """Return whether to make the graph: after a few uses, if it is likely to cost less from now on."""

@@ -6,6 +6,7 @@ For each bound buffer a prepared segment knows the places where its address goes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 import numpy as np
@@ -54,7 +55,11 @@ class GraphDevice(Device, Protocol):
     launch_costs: LaunchCosts
 
     def create_graph(
-        self, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
+        self,
+        commands: Sequence[PreparedCommand],
+        edges: Sequence[tuple[int, int]],
+        origins: Sequence[str] = (),
+        programmatic: AbstractSet[tuple[int, int]] = frozenset(),
     ) -> CommandGraph:
         """Return a graph of commands with every address set.
 
@@ -62,6 +67,8 @@ class GraphDevice(Device, Protocol):
             commands: One node each, or a few.
             edges: Pairs (before, after) of positions; what no path joins may run side by side.
             origins: The node of the model that each command stems from, for messages.
+            programmatic: Edges to launches that begin early and wait themselves, see
+                `gpuexec.devices.dependent_launch`.
         """
 
 
@@ -96,6 +103,10 @@ class PreparedLaunch:
     def issue(self, stream: Stream) -> None:
         """Launch the kernel."""
         stream.launch(self.function, self.config, self.arguments)
+
+    def issue_early(self, stream: Stream) -> None:
+        """Launch the kernel, which waits itself for the launch issued just before it."""
+        stream.launch_dependent(self.function, self.config, self.arguments)
 
 
 class PreparedCopy:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from gpuexec.devices.dependent_launch import find_early
 from gpuexec.devices.device import Device, Recording, Region, Stream
 from gpuexec.devices.graph_cache import GraphCache
 from gpuexec.devices.graph_form import GraphForm
@@ -30,6 +31,8 @@ class LaunchRecording:
     def __init__(self, device: Device, segment: Segment, memory: Mapping[int, Region]) -> None:
         self._segment = PreparedSegment(device, segment.commands, memory, segment.origins)
         self._commands = self._segment.commands
+        self._target = device.target
+        self._issues, self._early = self._find_issues()
         self._origins = segment.origins if knobs.sync_each() else None
         self._graph: GraphForm | None = None
         # A device that must be current for its calls is made so once for each submission.
@@ -72,13 +75,18 @@ class LaunchRecording:
         if self._origins is not None:
             self._issue_each(stream, range(len(self._origins))[first:last], self._origins)
             return
+        issues = self._issues
+        if first or last is not None or (self._early and stream.is_capturing()):
+            issues = self._find_part(stream, first, last)
         with self._calling("submitting commands"):
-            for command in self._commands if last is None and not first else self._commands[first:last]:
-                command.issue(stream)
+            for issue in issues:
+                issue(stream)
 
     def patch(self, commands: Sequence[Command]) -> None:
         """Replace the commands by those of another size of the same class."""
         changed = self._segment.patch(commands)
+        if changed:
+            self._issues, self._early = self._find_issues()
         if self._graph is not None:
             self._graph.note_patched(changed)
 
@@ -86,6 +94,26 @@ class LaunchRecording:
         """Release the graph; runs under way finish, and a later submission may make it again."""
         if self._graph is not None:
             self._graph.close()
+
+    def _find_issues(self) -> tuple[list[Callable[[Stream], None]], frozenset[int]]:
+        """Return the call that issues each command in a whole submission, and which of them are launched early."""
+        early = find_early(self._target, self._commands)
+        return [
+            command.issue_early if position in early else command.issue  # type: ignore[attr-defined]
+            for position, command in enumerate(self._commands)
+        ], early
+
+    def _find_part(self, stream: Stream, first: int, last: int | None) -> list[Callable[[Stream], None]]:
+        """Return the calls that issue a part of the commands.
+
+        The first of them comes after whatever is on the stream, and a captured launch goes into a graph of another's.
+        """
+        if stream.is_capturing():
+            return [command.issue for command in self._commands[first:last]]
+        issues = self._issues[first:last]
+        if first in self._early and issues:
+            issues[0] = self._commands[first].issue
+        return issues
 
     def _issue_each(self, stream: Stream, positions: range, origins: Sequence[str]) -> None:
         for position in positions:

@@ -47,6 +47,7 @@ void BlockRunner::begin_launch(const Launch& launch, Checker* checker, Counter* 
   if (checker && !checked_) checked_ = std::make_unique<CheckedBlock>(arena_, kArenaBytes);
   message.clear();
   fault_address = switches = shared_bytes = 0;
+  is_early_ = false;
   if (idle_.size() != fibers_.size()) abandon_fibers();
   self_ = nullptr;
   const unsigned* dim = launch.block;
@@ -116,12 +117,23 @@ bool BlockRunner::run_block(uint64_t block) {
 bool BlockRunner::pass_grid_barrier() {
   enter();
   if (counter_) count_requests();
-  for (unsigned linear : at_grid_barrier_) wake(linear);
-  at_grid_barrier_.clear();
+  run_on(at_grid_barrier_);
+  return advance();
+}
+
+bool BlockRunner::pass_predecessors() {
+  enter();
+  is_early_ = false;
+  run_on(waiting_for_predecessors_);
+  return advance();
+}
+
+void BlockRunner::run_on(std::vector<unsigned>& waiting) {
+  for (unsigned linear : waiting) wake(linear);
+  waiting.clear();
   make_current(take_ready());
   switches++;
   switch_context(main_, self_->fiber->context);
-  return advance();
 }
 
 // Looks at why no thread can go on.
@@ -129,8 +141,9 @@ bool BlockRunner::advance() {
   self_ = nullptr;
   if (shared_claimed_ > shared_bytes) shared_bytes = shared_claimed_;
   if (failed_) return false;
+  if (is_waiting_for_predecessors()) return true;
   if (live_ && at_grid_barrier_.size() == live_) return true;
-  return live_ ? explain_deadlock() : check_red_zones();
+  return live_ ? explain_deadlock() : check_red_zones() && check_waited();
 }
 
 void BlockRunner::reset_block(uint64_t block) {
@@ -140,6 +153,11 @@ void BlockRunner::reset_block(uint64_t block) {
   enter();
   if (checker_) checked_->begin(uint32_t(block), count);
   at_grid_barrier_.clear();
+  waiting_for_predecessors_.clear();
+  has_waited_ = false;
+  if (launch_->is_dependent) {
+    for (Thread& thread : threads_) thread.has_waited = false;
+  }
   started_ = ready_head_ = 0;
   live_ = count;
   failed_ = false;

@@ -15,7 +15,7 @@ namespace gpuexec {
 // The most shared memory of any architecture, and room for red zones. Pages are touched only when used.
 constexpr size_t kArenaBytes = 16 << 20;
 
-enum class State : uint8_t { kReady, kRunning, kAtBarrier, kAtMeeting, kAtGridBarrier, kExited };
+enum class State : uint8_t { kReady, kRunning, kAtBarrier, kAtMeeting, kAtGridBarrier, kAtDependency, kExited };
 
 struct PendingCopy {
   void* destination;
@@ -33,6 +33,7 @@ struct Thread {
   Site site{};         // of the operation it waits in
   int barrier = 0;     // the barrier it waits at
   unsigned mask = 0;   // the mask of the warp operation it waits in
+  bool has_waited = false;  // for predecessors, or met a thread that has
   int copy_group = 0;  // asynchronous copies committed so far
   std::vector<PendingCopy> copies;
 };
@@ -83,13 +84,22 @@ class BlockRunner {
   // Runs a block on that waited at a barrier of the grid, which all of the grid have come to.
   bool pass_grid_barrier();
   bool is_at_grid_barrier() const { return !at_grid_barrier_.empty(); }
+  // Lets the next block begin before the launches that its own depends on are complete: run_block returns once nothing but
+  // waits for them is left to do.
+  void begin_early() { is_early_ = true; }
+  bool is_waiting_for_predecessors() const { return !waiting_for_predecessors_.empty(); }
+  // Runs on a block that waits for predecessors, which are complete now.
+  bool pass_predecessors();
   // Says that other blocks have ended and will not come to the barrier of the grid.
   void explain_grid_deadlock();
+  // Says that memory of a dependent launch was written before its wait.
+  void explain_early_write();
   void end_launch();
 
   // Called on fibers, by the C functions of runtime.h.
   int wait_at_barrier(int id, unsigned threads, int predicate, Site site);
   void wait_at_grid_barrier(Site site);
+  void wait_for_predecessors(Site site);
   Meeting meet(unsigned mask, const void* value, size_t nbytes, int operation, Site site);
   void* shared_variable(const void* key, size_t nbytes, size_t alignment, const char* name);
   [[noreturn]] void fail(const std::string& reason, Site site, FindingKind kind = kFault, const Thread* other = nullptr);
@@ -119,6 +129,10 @@ class BlockRunner {
   void enter();
   [[noreturn]] void abandon_launch();
   void report(FindingKind kind, const std::string& reason, Site site, unsigned thread, const Thread* other = nullptr);
+  void run_on(std::vector<unsigned>& waiting);
+  void share_wait(const std::vector<unsigned>& threads);
+  bool check_waited();
+  bool is_before_wait(uintptr_t address, size_t nbytes, unsigned flags) const;
   void order_together(const Barrier& barrier);
   void count_requests(const Barrier& barrier);
   void count_requests();
@@ -163,7 +177,9 @@ class BlockRunner {
   Fiber* starting_ = nullptr;
   std::vector<Fiber*> fibers_, idle_;
   std::vector<Barrier> barriers_;
-  std::vector<unsigned> at_grid_barrier_;
+  std::vector<unsigned> at_grid_barrier_, waiting_for_predecessors_;
+  bool is_early_ = false;      // launches that this one depends on are not complete
+  bool has_waited_ = false;    // some thread of the block has waited for them
   char* arena_ = nullptr;
   size_t arena_top_ = 0, shared_claimed_ = 0;
   std::vector<SharedVariable> shared_;

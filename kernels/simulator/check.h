@@ -29,7 +29,8 @@ class Checker {
   void copy_done(CheckedBlock& block, unsigned thread, uintptr_t destination, size_t nbytes, const void* pc);
   // Adds a finding; null where there is one of the same kind at the same places, or no room.
   Finding* report(FindingKind kind, const CheckedBlock& block, unsigned thread);
-  void report_fault(FindingKind kind, const CheckedBlock& block, unsigned thread, const void* pc, const char* reason);
+  void report_fault(FindingKind kind, const CheckedBlock& block, unsigned thread, const void* pc, const char* reason,
+                    unsigned flags = 0);
 
  private:
   struct Place {  // bytes a kernel may touch

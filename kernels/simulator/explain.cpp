@@ -88,10 +88,16 @@ void BlockRunner::explain_grid_deadlock() {
   report(kDivergentBarrier, "blocks of the grid wait for others that have ended", thread.site, thread.linear);
 }
 
+void BlockRunner::explain_early_write() {
+  message = "a dependent launch wrote memory before it waited for the launches before it";
+  report(kMissingWait, message, Site{nullptr, 0}, 0);
+}
+
 std::string BlockRunner::describe(const Thread& thread) const {
   char mask[40] = "";
   if (thread.state == State::kAtMeeting) snprintf(mask, sizeof mask, " with mask 0x%08x", thread.mask);
   std::string place = thread.state == State::kAtMeeting       ? "in the warp operation at "
+                      : thread.state == State::kAtDependency  ? "in the wait for predecessors at "
                       : thread.state == State::kAtGridBarrier ? "in the barrier of the grid at "
                                                               : "in the barrier at ";
   return place + thread.site.file + ":" + std::to_string(thread.site.line) + mask;

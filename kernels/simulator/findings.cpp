@@ -19,10 +19,10 @@ Finding* Checker::report(FindingKind kind, const CheckedBlock& block, unsigned t
 }
 
 void Checker::report_fault(FindingKind kind, const CheckedBlock& block, unsigned thread, const void* pc,
-                           const char* reason) {
+                           const char* reason, unsigned flags) {
   const bool is_own = uintptr_t(pc) >= module_ && uintptr_t(pc) < module_end_;
   const void* after = is_own ? static_cast<const char*>(pc) + 1 : reinterpret_cast<const void*>(module_);
-  if (Finding* finding = report_at(kind, block, thread, 0, after)) {
+  if (Finding* finding = report_at(kind, block, thread, flags, after)) {
     snprintf(finding->detail, sizeof finding->detail, "%s", reason);
   }
 }

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -19,6 +20,8 @@ namespace {
 
 // Below this many CUDA threads a second OS thread costs more than it brings.
 constexpr uint64_t kThreadsWorthHelp = 8192;
+// A few blocks of a dependent launch begin early, as where a multiprocessor has room for them beside other work.
+constexpr uint64_t kEarlyBlocks = 4, kEarlyThreads = 1024;
 constexpr size_t kIdleRunners = 8;
 constexpr size_t kSignalStackBytes = 64 << 10;
 constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE};
@@ -177,6 +180,103 @@ void run_cooperative(Grid& grid) {
   for (auto& runner : runners) give_back(std::move(runner));
 }
 
+// Memory that a dependent launch finds as if the launches before it had written nothing: what they write is hidden, and
+// what it writes is watched, until it may go on.
+class WithheldMemory {
+ public:
+  explicit WithheldMemory(const Launch& launch) : launch_(launch) {
+    for (int i = 0; i < launch.withheld_count; i++) kept_.push_back(copy(launch.withheld[i]));
+    for (int i = 0; i < launch.withheld_count; i++) {
+      const Withheld& each = launch.withheld[i];
+      if (each.is_hidden) memset(reinterpret_cast<void*>(each.first), kHidden, each.end - each.first);
+    }
+    for (int i = 0; i < launch.withheld_count; i++) {
+      watched_.push_back(launch.withheld[i].is_watched ? copy(launch.withheld[i]) : std::vector<char>());
+    }
+  }
+
+  // Whether a watched byte has changed.
+  bool has_changed() const {
+    for (int i = 0; i < launch_.withheld_count; i++) {
+      const Withheld& each = launch_.withheld[i];
+      if (each.is_watched && memcmp(reinterpret_cast<void*>(each.first), watched_[i].data(), watched_[i].size())) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void restore() const {
+    for (int i = 0; i < launch_.withheld_count; i++) {
+      memcpy(reinterpret_cast<void*>(launch_.withheld[i].first), kept_[i].data(), kept_[i].size());
+    }
+  }
+
+ private:
+  static constexpr int kHidden = 0xff;  // NaN in every float format, -1 in every integer
+
+  static std::vector<char> copy(const Withheld& each) {
+    return {reinterpret_cast<const char*>(each.first), reinterpret_cast<const char*>(each.end)};
+  }
+
+  const Launch& launch_;
+  std::vector<std::vector<char>> kept_, watched_;
+};
+
+// Moves random blocks of a dependent launch to the front of the order; returns how many: those that begin early.
+uint64_t choose_early(Grid& grid) {
+  const Launch& launch = grid.launch;
+  uint64_t random = (launch.seed + 1) * 0x9e3779b97f4a7c15ull | 1;
+  const auto next = [&random](uint64_t below) {
+    random ^= random << 13;
+    random ^= random >> 7;
+    random ^= random << 17;
+    return random % below;
+  };
+  const uint64_t threads = uint64_t(launch.block[0]) * launch.block[1] * launch.block[2];
+  uint64_t most = kEarlyThreads / threads + 1;
+  if (most > kEarlyBlocks) most = kEarlyBlocks;
+  if (most > grid.blocks) most = grid.blocks;
+  if (grid.order.empty()) {
+    for (uint64_t i = 0; i < grid.blocks; i++) grid.order.push_back(grid.block_at(i));
+  }
+  const uint64_t count = 1 + next(most);
+  for (uint64_t i = 0; i < count; i++) std::swap(grid.order[i], grid.order[i + next(grid.blocks - i)]);
+  return count;
+}
+
+// Nothing here has a destructor, since a fault jumps out of it.
+bool run_early(BlockRunner& runner, bool is_first, uint64_t block) {
+  if (sigsetjmp(runner.escape, 1)) return false;
+  return is_first ? runner.run_block(block) : runner.pass_predecessors();
+}
+
+// Runs some blocks of a dependent launch while those before it count as under way, up to their waits, and then to their end.
+void run_early_blocks(Grid& grid) {
+  const uint64_t count = choose_early(grid);
+  std::vector<std::unique_ptr<BlockRunner>> runners;
+  for (uint64_t i = 0; i < count; i++) runners.push_back(take_runner());
+  for (auto& runner : runners) begin(grid, *runner);
+  BlockRunner* failed = nullptr;
+  const WithheldMemory memory(grid.launch);
+  for (uint64_t i = 0; i < count && !failed; i++) {
+    runners[i]->begin_early();
+    if (!run_early(*runners[i], true, grid.block_at(i))) failed = runners[i].get();
+  }
+  const bool has_changed = memory.has_changed();
+  memory.restore();
+  if (!failed && has_changed) {
+    failed = runners[0].get();
+    failed->explain_early_write();
+  }
+  for (uint64_t i = 0; i < count && !failed; i++) {
+    if (runners[i]->is_waiting_for_predecessors() && !run_early(*runners[i], false, 0)) failed = runners[i].get();
+  }
+  for (auto& runner : runners) end(grid, *runner, runner.get() != failed);
+  for (auto& runner : runners) give_back(std::move(runner));
+  grid.next = count;
+}
+
 // OS threads that help with one large grid at a time. A launch waits for those alone that joined it.
 class SpareThreads {
  public:
@@ -265,6 +365,7 @@ int gpuexec_launch(gpuexec::Launch* launch) {
     if (counter) counter->finish();
     return grid.failed || launch->finding_count ? 1 : 0;
   }
+  if (launch->is_dependent) run_early_blocks(grid);
   uint64_t threads = uint64_t(launch->block[0]) * launch->block[1] * launch->block[2];
   int extra = launch->workers - 1;
   if (uint64_t(extra) >= grid.blocks) extra = int(grid.blocks) - 1;

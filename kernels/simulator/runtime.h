@@ -99,6 +99,13 @@ struct Counts {
   uint64_t dram_read_bytes, dram_written_bytes;  // between the cache and device memory
 };
 
+// Bytes [first, end) that a dependent launch must not use before its wait. `is_hidden`: what they hold can't be seen, since a
+// launch before it may not have written them yet. `is_watched`: the launch writes them itself.
+struct Withheld {
+  uintptr_t first, end;
+  int is_hidden, is_watched;
+};
+
 // One grid. The fields from `finding_count` to `shared_bytes` are results.
 struct Launch {
   Entry entry;
@@ -110,6 +117,9 @@ struct Launch {
   int order, workers;
   uint64_t seed;
   int is_cooperative;  // all blocks are under way together and may meet at a barrier of the grid
+  int is_dependent;    // it begins before the launches it depends on are complete, and waits for them itself
+  const Withheld* withheld;  // of a dependent launch
+  int withheld_count;
   int is_checked;      // the module was compiled for check mode
   const Range* ranges;  // null: a kernel may touch all memory of the device
   int range_count;
@@ -145,6 +155,8 @@ void gpuexec_copy_commit();
 void gpuexec_copy_wait(int keep);
 // Waits for every thread of a cooperative grid.
 void gpuexec_grid_barrier(gpuexec::Site site);
+// Waits until the launches that a dependent one comes after are complete.
+void gpuexec_wait_for_predecessors(gpuexec::Site site);
 // What the compiler calls in a module built for check or count mode: before an access, at a fence, at code that is wrong by itself.
 // Outside of kernels they do nothing.
 void gpuexec_access(const void* address, size_t nbytes, unsigned flags, const void* pc);

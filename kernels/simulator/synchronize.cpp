@@ -1,4 +1,5 @@
 // Synchronisation in a block: barriers, warp operations, shared memory, asynchronous copies.
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -57,6 +58,7 @@ int BlockRunner::wait_at_barrier(int id, unsigned threads, int predicate, Site s
 
 // A barrier of all orders more cheaply than one of some.
 void BlockRunner::order_together(const Barrier& barrier) {
+  if (launch_->is_dependent) share_wait(barrier.waiting);
   if (counter_) count_requests(barrier);
   if (!checker_) return;
   if (barrier.waiting.size() == live_) checked_->pass_barrier();
@@ -69,6 +71,38 @@ void BlockRunner::wait_at_grid_barrier(Site site) {
   self_->site = site;
   at_grid_barrier_.push_back(self_->linear);
   give_way();
+}
+
+void BlockRunner::wait_for_predecessors(Site site) {
+  has_waited_ = true;
+  if (is_early_) {
+    self_->state = State::kAtDependency;
+    self_->site = site;
+    waiting_for_predecessors_.push_back(self_->linear);
+    give_way();
+  }
+  self_->has_waited = true;
+}
+
+// Threads that meet one which has waited for predecessors come after these, too.
+void BlockRunner::share_wait(const std::vector<unsigned>& threads) {
+  bool has_waited = false;
+  for (unsigned linear : threads) has_waited |= threads_[linear].has_waited;
+  if (!has_waited) return;
+  for (unsigned linear : threads) threads_[linear].has_waited = true;
+}
+
+// What comes after a dependent launch waits for it alone: if it did not wait itself, it would be no proof that those before
+// it are complete.
+bool BlockRunner::check_waited() {
+  if (!launch_->is_dependent || has_waited_) return true;
+  const uint3& block = gpuexec_position.block;
+  const char* reason = "a dependent launch must wait for the launches before it, and no thread of the block did";
+  char text[200];
+  snprintf(text, sizeof text, "%s (block %u,%u,%u)", reason, block.x, block.y, block.z);
+  message = text;
+  report(kMissingWait, reason, Site{nullptr, 0}, 0);
+  return false;
 }
 
 void BlockRunner::release_barrier(Barrier& barrier) {
@@ -108,10 +142,11 @@ Meeting BlockRunner::meet(unsigned mask, const void* value, size_t nbytes, int o
     rendezvous.unread = carries_on ? needed & ~bit : needed;
     unsigned base = self_->linear & ~(kWarpSize - 1);
     if (counter_ && !(warp.live & ~needed)) counted_.warps[base / kWarpSize].close(*counter_);
-    if (checker_ && operation == kSync) {
+    if ((checker_ || launch_->is_dependent) && operation == kSync) {
       std::vector<unsigned> lanes;
       for (unsigned left = needed; left; left &= left - 1) lanes.push_back(base + __builtin_ctz(left));
-      checked_->order(lanes);
+      if (checker_) checked_->order(lanes);
+      if (launch_->is_dependent) share_wait(lanes);
     }
     for (unsigned left = rendezvous.unread; left; left &= left - 1) wake(base + __builtin_ctz(left));
     if (carries_on) return {slots[0], needed};
@@ -220,10 +255,26 @@ inline bool BlockRunner::is_own(uintptr_t address) const {
 void BlockRunner::note_access(const void* address, size_t nbytes, unsigned flags, const void* place) {
   const uintptr_t at = uintptr_t(address);
   if (!nbytes || is_own(at)) return;
+  if (is_before_wait(at, nbytes, flags)) {
+    checker_->report_fault(kMissingWait, *checked_, self_->linear, static_cast<const char*>(place) - 1,
+                           flags & kWrite ? "writes before it waits for the launches that this one depends on"
+                                          : "reads what a launch writes that this one depends on, before it waits",
+                           flags);
+  }
   if (!checker_->access(*checked_, self_->linear, at, nbytes, flags, place)) {
     message = "check mode stopped the launch";
     abandon_launch();
   }
+}
+
+// Whether a thread touches what launches write that may still be under way, or writes memory at all, before its wait.
+bool BlockRunner::is_before_wait(uintptr_t address, size_t nbytes, unsigned flags) const {
+  if (!launch_->is_dependent || self_->has_waited || address - uintptr_t(arena_) < kArenaBytes) return false;
+  for (int i = 0; i < launch_->withheld_count; i++) {
+    const Withheld& each = launch_->withheld[i];
+    if (address < each.end && each.first < address + nbytes && (each.is_hidden || flags & kWrite)) return true;
+  }
+  return false;
 }
 
 void BlockRunner::note_fence() { checked_->fence(self_->linear); }
@@ -283,6 +334,8 @@ void gpuexec_copy_async(void* destination, const void* source, size_t nbytes, si
 void gpuexec_copy_commit() { current_runner->self().copy_group++; }
 
 void gpuexec_copy_wait(int keep) { current_runner->finish_copies(current_runner->self().copy_group - keep); }
+
+void gpuexec_wait_for_predecessors(gpuexec::Site site) { current_runner->wait_for_predecessors(site); }
 
 void gpuexec_grid_barrier(gpuexec::Site site) { current_runner->wait_at_grid_barrier(site); }
 

@@ -131,6 +131,8 @@ class CpuStream:
         """Refuse: this device has no kernels."""
         raise KernelError("The CPU device runs host calls, not kernels.")
 
+    launch_dependent = launch
+
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Copy host bytes; they are read at the call, as from pageable memory."""
         taken = source.copy()

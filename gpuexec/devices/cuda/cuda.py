@@ -7,6 +7,7 @@ as they were.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from gpuexec.devices.cuda import driver as probing
@@ -28,6 +29,7 @@ from gpuexec.ir.target import OLDEST_ARCHITECTURE, Target
 from gpuexec.system import knobs
 
 _PORTABLE = 1  # cudaHostAllocPortable
+_EDGE_DATA = 12030  # the first version of the driver whose graphs have programmatic edges
 
 
 class CudaDeviceSource:
@@ -96,6 +98,7 @@ class CudaDevice:
             raise DeviceNotFoundError(f"CUDA can't be used: {error}. {probing.probe().reason}".rstrip()) from error
         if not 0 <= ordinal < count:
             raise DeviceNotFoundError(f"There is no GPU {ordinal}; CUDA shows {count}, counted from 0.")
+        self._has_edge_data = runtime.driverGetVersion() >= _EDGE_DATA
         properties = runtime.getDeviceProperties(ordinal)
         self.name: str = properties["name"].decode()
         self.ordinal = ordinal
@@ -168,7 +171,7 @@ class CudaDevice:
                 with self.context.calling("loading", kernel):
                     raw = self._library.function(kernel)
                     raw.max_dynamic_shared_size_bytes = self.target.shared_bytes_per_block - raw.shared_size_bytes
-                    self._functions[kernel] = CudaFunction(self.context, kernel, raw)
+                    self._functions[kernel] = CudaFunction(self.context, kernel, raw, self._has_edge_data and self._library.waits(kernel))
 
     def function(self, kernel: Kernel) -> CudaFunction:
         """Return a kernel loaded before."""
@@ -179,10 +182,14 @@ class CudaDevice:
         return record_launches(self, segment, memory)
 
     def create_graph(
-        self, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
+        self,
+        commands: Sequence[PreparedCommand],
+        edges: Sequence[tuple[int, int]],
+        origins: Sequence[str] = (),
+        programmatic: AbstractSet[tuple[int, int]] = frozenset(),
     ) -> CudaGraph:
         """Return an executable graph of prepared commands; ``edges`` are pairs (before, after) of positions."""
-        return CudaGraph(self.context, commands, edges, origins)
+        return CudaGraph(self.context, commands, edges, origins, programmatic)
 
     def close(self) -> None:
         """Drop the kernels and freed memory. Other memory, streams and events are freed with their owners."""

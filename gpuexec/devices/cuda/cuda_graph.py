@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from gpuexec.devices.cuda.cuda_context import CudaContext
@@ -23,6 +24,7 @@ class CudaGraph:
         commands: Prepared, with every address set.
         edges: Pairs (before, after) of positions in ``commands``, before < after.
         origins: The node of the model that each command stems from, for messages.
+        programmatic: Those of the edges that join a launch to one that begins early and waits for it itself.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class CudaGraph:
         commands: Sequence[PreparedCommand],
         edges: Sequence[tuple[int, int]],
         origins: Sequence[str] = (),
+        programmatic: AbstractSet[tuple[int, int]] = frozenset(),
     ) -> None:
         self._context, self._driver = context, context.driver
         self._name = f"a graph of {len(commands)} commands" + (
@@ -41,8 +44,9 @@ class CudaGraph:
         # they name, which stays where it is.
         self._given: dict[int, tuple[tuple[object, ...], Any]] = {}
         before: list[list[int]] = [[] for _ in commands]
+        early: list[list[int]] = [[] for _ in commands]
         for first, second in edges:
-            before[second].append(first)
+            (early if (first, second) in programmatic else before)[second].append(first)
         # Made once: the message of a failed launch needs them.
         self._launching, self._updating = f"launching {self._name}", f"updating {self._name}"
         with context.calling(f"building {self._name}"):
@@ -52,6 +56,8 @@ class CudaGraph:
                 for position, (command, sources) in enumerate(zip(commands, before, strict=True)):
                     dependencies = [node for source in sources for node in self._nodes[source]]
                     self._nodes.append(self._add(position, command, dependencies))
+                    if early[position]:
+                        self._add_programmatic([self._nodes[source][0] for source in early[position]], position)
                 self._executable = context.check(self._driver.cuGraphInstantiate(self._graph, 0))
             except BaseException:
                 self._driver.cuGraphDestroy(self._graph)
@@ -117,6 +123,17 @@ class CudaGraph:
                     check(driver.cuGraphAddMemsetNode(graph, before, count, row, self._context_handle))
                     for row in parameters
                 ]
+
+    def _add_programmatic(self, before: list[Any], position: int) -> None:
+        """Let a launch begin once all blocks of those before it have let it, or ended; it waits for them itself."""
+        driver, (node,) = self._driver, self._nodes[position]
+        data = driver.CUgraphEdgeData()
+        data.from_port = driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+        data.type = int(driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+        # The bindings of CUDA 12 take data of edges under another name.
+        add = getattr(driver, "cuGraphAddDependencies_v2", None) or driver.cuGraphAddDependencies
+        count = len(before)
+        self._context.check(add(self._graph, before, [node] * count, [data] * count, count))
 
     def _make_cooperative(self, node: Any) -> None:
         """Set the cooperative attribute of a node, so that all its blocks run at once.

@@ -4,8 +4,8 @@ A kernel is launched packed: one call of CuPy's ``driver.launchKernel`` on the p
 path, a `cupy.RawKernel`, takes an array for each argument; it computes the same and costs the host several times as
 much. Which it is, is chosen when the device is made. CuPy's call takes plain integers (0.3 us of the host);
 ``cuLaunchKernel`` of ``cuda.bindings`` looks at the type of each handle and returns its status as an object (0.9 us).
-CuPy knows no 16-, 32- or 64-bit memset and no cooperative launch of a block of arguments, so these go through
-``cuda.bindings``.
+CuPy knows no 16-, 32- or 64-bit memset and no cooperative or dependent launch of a block of arguments, so these go
+through ``cuda.bindings``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class CudaFunction:
 
     signature: tuple[str, ...] | None = None
 
-    def __init__(self, context: CudaContext, kernel: Kernel, raw: Any) -> None:
+    def __init__(self, context: CudaContext, kernel: Kernel, raw: Any, waits: bool = False) -> None:
         self._context = context
-        self.kernel = kernel
+        self.kernel, self.waits = kernel, waits
         self.raw = raw
         self.handle: int = raw.kernel.ptr
 
@@ -77,6 +77,7 @@ class CudaStream:
         self._is_external = external is not None
         self.owner: object = None  # a foreign stream's owner, kept alive where needed
         self._command: object = None  # the last one issued
+        self._dependent_config: Any = None
         self._launch_packed = context.cupy.cuda.driver.launchKernel if is_packed else None
 
     def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
@@ -108,6 +109,28 @@ class CudaStream:
             values = tuple(np.asarray(item) for item in arguments.items())
             function.raw(config.grid, config.block, values, shared_mem=config.shared_bytes, stream=self.stream)
         self._command = function.kernel
+
+    def launch_dependent(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
+        """Launch a kernel that waits itself for the launch issued just before it; arguments are copied at the call."""
+        context, launch = self.context, self._find_dependent_config()
+        launch.gridDimX, launch.gridDimY, launch.gridDimZ = config.grid
+        launch.blockDimX, launch.blockDimY, launch.blockDimZ = config.block
+        launch.sharedMemBytes = config.shared_bytes
+        with context.calling("launching", function.kernel):  # type: ignore[attr-defined]
+            context.check(context.driver.cuLaunchKernelEx(launch, function.handle, arguments.address, 0))  # type: ignore[attr-defined]
+        self._command = function.kernel  # type: ignore[attr-defined]
+
+    def _find_dependent_config(self) -> Any:
+        """Return the driver's configuration of dependent launches on this stream, made at the first of them."""
+        if self._dependent_config is None:
+            driver = self.context.driver
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            launch = driver.CUlaunchConfig()
+            launch.hStream, launch.attrs, launch.numAttrs = self.handle, [attribute], 1
+            self._dependent_config = launch
+        return self._dependent_config
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Copy host bytes to the device; CUDA stages pageable ones before it returns, and reads pinned ones later."""

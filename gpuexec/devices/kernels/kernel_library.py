@@ -11,7 +11,7 @@ from typing import Any
 from gpuexec.devices.kernels import nvrtc
 from gpuexec.devices.kernels.code_files import cache_folder
 from gpuexec.devices.kernels.kernel_cache import CachedCubin, KernelCache, make_key
-from gpuexec.devices.kernels.kernel_source import find_source, flatten
+from gpuexec.devices.kernels.kernel_source import WAITING_ARCHITECTURE, find_source, flatten, waits_for_predecessors
 from gpuexec.devices.kernels.nvrtc import CompiledKernel, Cubin
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.ir.command import Kernel
@@ -42,6 +42,7 @@ class KernelLibrary:
         self._cache = default_cache() if cache is None else cache
         self._cubins: dict[Kernel, CachedCubin] = {}
         self._functions: dict[Kernel, Any] = {}
+        self._made_for: dict[Kernel, str] = {}  # the architecture of stored code
         self._guard = threading.Lock()
 
     def compile(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> dict[Kernel, CachedCubin]:
@@ -98,6 +99,11 @@ class KernelLibrary:
             self.load([kernel])
         return self._functions[kernel]
 
+    def waits(self, kernel: Kernel) -> bool:
+        """Return whether the code of a kernel waits for the launches it depends on; that of older architectures doesn't."""
+        made_for = self._made_for.get(kernel, self.architecture)
+        return waits_for_predecessors(kernel) and int(made_for.partition("_")[2].rstrip("af")) >= WAITING_ARCHITECTURE
+
     def close(self) -> None:
         """Forget all kernels; modules are unloaded once nothing holds their functions."""
         with self._guard:
@@ -111,6 +117,7 @@ class KernelLibrary:
         found = code.find(kernel, flatten(find_source(kernel.source)), self.architecture, nvrtc.OPTIONS)
         if found is None:
             return None
+        self._made_for[kernel] = found.architecture
         compiled = CompiledKernel(
             kernel.expression, found.lowered_name, found.registers, 0, found.shared_bytes, found.max_threads
         )

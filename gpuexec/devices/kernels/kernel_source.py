@@ -12,10 +12,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuexec.errors import KernelError
+from gpuexec.ir.command import Kernel
 
 _INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 _ONCE = re.compile(r"\s*#\s*pragma\s+once")
-
+_TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\[^\n]|[^'\\\n])'""", re.S)
+_KERNEL = re.compile(
+    r"(?P<template>\btemplate\s*<[^;{}()]*>\s*)?(?:\bextern\s*\"C\"\s*)?(?:\bstatic\s+|\binline\s+)*"
+    r"\b__global__\s+(?:(?:void|static|inline|__launch_bounds__\s*\([^()]*\))\s+)*(?P<name>\w+)\s*\([^;{]*\{"
+)
+_BRACE = re.compile(r"""[{}]|"(?:\\.|[^"\\\n])*"|'(?:\\[^\n]|[^'\\\n])'""")
+_WAIT = re.compile(r"\bwait_for_predecessors\s*\(")
+# The first architecture with programmatic dependent launch: code made for older ones waits for nothing.
+WAITING_ARCHITECTURE = 90
 
 # The folder whose files bear its name: a blit is in a file of the same name as its kernel.
 _PIXEL = "pixel"
@@ -93,6 +102,62 @@ def list_files(path: Path) -> tuple[Path, ...]:
     seen: set[Path] = set()
     _inline(path, seen)
     return tuple(sorted(seen))
+
+
+def strip_comments(text: str) -> str:
+    """Return the source without comments; lines keep their numbers and literals their content."""
+
+    def replace(match: re.Match[str]) -> str:
+        token = match[0]
+        return re.sub(r"[^\n]+", " ", token) if token.startswith("/") else token
+
+    return _TOKEN.sub(replace, text)
+
+
+def find_kernels(path: Path) -> Mapping[str, bool]:
+    """Return the kernels a file defines, in order, and whether each is a template.
+
+    Raises:
+        KernelError: The file, or one it includes, does not exist.
+    """
+    text = strip_comments(flatten(path))
+    return {match["name"]: match["template"] is not None for match in _KERNEL.finditer(text)}
+
+
+@functools.cache
+def find_waiting_kernels(path: Path) -> frozenset[str]:
+    """Return the kernels of a file that wait for the launches they depend on, and so may begin before these complete.
+
+    They call ``wait_for_predecessors`` of dependent_launch.cuh in their own bodies.
+
+    Raises:
+        KernelError: The file, or one it includes, does not exist.
+    """
+    text = strip_comments(flatten(path))
+    found = set()
+    for match in _KERNEL.finditer(text):
+        if _WAIT.search(text, match.end(), _find_end(text, match.end())):
+            found.add(match["name"])
+    return frozenset(found)
+
+
+def waits_for_predecessors(kernel: Kernel) -> bool:
+    """Return whether a kernel waits for the launches it depends on; see `find_waiting_kernels`.
+
+    Raises:
+        KernelError: Its source does not exist.
+    """
+    return kernel.expression.partition("<")[0].strip() in find_waiting_kernels(find_source(kernel.source))
+
+
+def _find_end(text: str, start: int) -> int:
+    """Return the end of the body that begins behind a brace at ``start``; braces in literals count for nothing."""
+    depth = 1
+    for match in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if depth == 0:
+            return match.start()
+    return len(text)
 
 
 def _find_named(name: str) -> Path:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
 from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.device import ByteArray, Event, Function, MemoryBlock, Recording, Region, Stream, TimedEvent, align
+from gpuexec.devices.kernels.kernel_source import waits_for_predecessors
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.devices.launch_costs import LaunchCosts
 from gpuexec.devices.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
 from gpuexec.devices.recording import record_launches
 from gpuexec.devices.residency import check_residency, count_resident
-from gpuexec.errors import InputError
+from gpuexec.errors import InputError, KernelError
 from gpuexec.ir.command import Kernel, LaunchConfig
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.target import Target
@@ -52,10 +54,11 @@ class TracerMemory:
 class TracerFunction:
     """A kernel's name."""
 
-    __slots__ = ("handle", "kernel", "signature")
+    __slots__ = ("handle", "kernel", "signature", "waits")
 
     def __init__(self, kernel: Kernel, handle: int) -> None:
         self.kernel, self.handle = kernel, handle
+        self.waits = _waits(kernel)
         self.signature: tuple[str, ...] | None = None
 
     def check_residency(self, config: LaunchConfig, target: Target) -> None:
@@ -112,6 +115,17 @@ class TracerStream:
         if self._device.is_watching:
             name = "cooperative launch" if config.cooperative else "launch"
             self._device.note_launch(name, function, config.grid, config.block, arguments)
+
+    def launch_dependent(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
+        """Pack the arguments of a launch that begins early, and note it."""
+        (x, y, z), (width, height, depth) = config.grid, config.block
+        handle, shared = function.handle, config.shared_bytes  # type: ignore[attr-defined]
+        _LAUNCH.pack_into(
+            self._packed, 0, handle, x, y, z, width, height, depth, shared, self.number, arguments.address, 0
+        )
+        self.launches += 1
+        if self._device.is_watching:
+            self._device.note_launch("dependent launch", function, config.grid, config.block, arguments)
 
     def launch_graph(self, graph: TracerGraph) -> None:
         """Pack the arguments of the driver's launch of a graph, and note it."""
@@ -294,11 +308,15 @@ class TracerDevice:
         return self.loaded[kernel]
 
     def create_graph(
-        self, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
+        self,
+        commands: Sequence[PreparedCommand],
+        edges: Sequence[tuple[int, int]],
+        origins: Sequence[str] = (),
+        programmatic: AbstractSet[tuple[int, int]] = frozenset(),
     ) -> TracerGraph:
         """Return a graph, by its number."""
         self._graphs += 1
-        return TracerGraph(self, self._graphs, commands, edges)
+        return TracerGraph(self, self._graphs, commands, edges, programmatic)
 
     def record(self, segment: Segment, memory: Mapping[int, Region]) -> Recording:
         """Return the stream form."""
@@ -311,16 +329,24 @@ class TracerDevice:
 class TracerGraph:
     """A graph that packs the parameters of each node as the driver takes them.
 
-    It notes how many nodes and which edges it has, and at each update and launch its number.
+    It notes how many nodes and which edges it has, which of these are programmatic if any are, and at each update and
+    launch its number.
     """
 
     def __init__(
-        self, device: TracerDevice, number: int, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]]
+        self,
+        device: TracerDevice,
+        number: int,
+        commands: Sequence[PreparedCommand],
+        edges: Sequence[tuple[int, int]],
+        programmatic: AbstractSet[tuple[int, int]] = frozenset(),
     ) -> None:
         self._device, self.number = device, number
         self._packed = bytearray(_KERNEL_NODE.size)
         self.elapsed_ms = 0.0
         device.note("graph", number, len(commands), tuple(edges))
+        if programmatic:
+            device.note("programmatic edges", number, tuple(sorted(programmatic)))
         self.update(range(len(commands)), commands)
         launch_ms = device.launch_ms
         if launch_ms is not None:
@@ -354,6 +380,14 @@ class TracerGraph:
     def close(self) -> None:
         """Note the end."""
         self._device.note("close graph", self.number)
+
+
+def _waits(kernel: Kernel) -> bool:
+    """Return whether a kernel waits for those it depends on; a tracer takes kernels without a source, too."""
+    try:
+        return waits_for_predecessors(kernel)
+    except KernelError:
+        return False
 
 
 def _describe(command: PreparedCommand) -> tuple[object, ...]:

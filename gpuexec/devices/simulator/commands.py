@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.simulator.context import SimulatorContext
 from gpuexec.devices.simulator.counts import LaunchCounts
-from gpuexec.devices.simulator.library import AllowedRange, load_runtime
+from gpuexec.devices.simulator.library import AllowedRange, WithheldRange, load_runtime
 from gpuexec.devices.simulator.module import SimulatorFunction
 from gpuexec.devices.simulator.operations import Access, Operation
 from gpuexec.errors import InputError
@@ -34,14 +35,22 @@ def make_launch(
     copied, origin = function.copy_arguments(arguments), arguments.origin
     ranges = _find_ranges(arguments) if function.mode == "check" else None
 
-    def run() -> None:
+    accesses = _find_accesses(context, arguments)
+
+    def run(before: tuple[Access, ...] | None = None) -> None:
         schedule, counts = context.next_schedule(), list[LaunchCounts]()
-        function.run(config, copied.address, schedule, context.target, ranges=ranges, counts=counts)
+        withheld = None
+        if before is not None and function.mode != "count":
+            schedule = replace(schedule, seed=context.next_seed())  # any order: which blocks begin early is random
+            withheld = _withhold(before, accesses)
+        function.run(
+            config, copied.address, schedule, context.target, ranges=ranges, counts=counts, withheld=withheld
+        )
         context.counts += [replace(each, origin=origin) for each in counts]
 
     name = _name(f"launch of {function}", origin)
     context.check_not_freed(arguments, name)
-    return Operation(name, run, _find_accesses(context, arguments), origin)
+    return Operation(name, run, accesses, origin)
 
 
 def make_copy(
@@ -129,6 +138,22 @@ def _find_ranges(arguments: PackedArguments) -> list[AllowedRange] | None:
             start = arguments.pointer(position) - slot.offset_bytes
             ranges.append(AllowedRange(start + low, start + high, position, position in command.writes))
     return ranges
+
+
+def _withhold(before: Sequence[Access], own: Sequence[Access]) -> list[WithheldRange]:
+    """Return what a launch must not use before its wait, given the writes of launches before it and its own accesses.
+
+    Its outputs are hidden as well, so that any early write shows, unless it reads those bytes itself.
+    """
+    rows = [WithheldRange(each.address, each.address + each.nbytes, True, False) for each in dict.fromkeys(before)]
+    for access in own:
+        if access.is_write:
+            first, end = access.address, access.address + access.nbytes
+            is_read = any(
+                not each.is_write and each.address < end and first < each.address + each.nbytes for each in own
+            )
+            rows.append(WithheldRange(first, end, not is_read, True))
+    return rows
 
 
 def _drop_empty(*accesses: Access) -> tuple[Access, ...]:

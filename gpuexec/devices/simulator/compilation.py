@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuexec.devices.kernels.code_files import cache_folder
-from gpuexec.devices.kernels.kernel_source import flatten, kernels_dir
+from gpuexec.devices.kernels.kernel_source import find_waiting_kernels, flatten, kernels_dir, strip_comments
 from gpuexec.devices.simulator.object_cache import ObjectCache, make_key
-from gpuexec.devices.simulator.rewrite import find_launch_bounds, rewrite_shared, strip_comments, write_rows
+from gpuexec.devices.simulator.rewrite import find_launch_bounds, rewrite_shared, write_rows
 from gpuexec.devices.simulator.toolchain import KERNEL_FLAGS, RUNTIME_FLAGS, Mode, find_compiler
 from gpuexec.system import knobs
 from gpuexec.system.atomic_file import write_file
@@ -25,13 +25,17 @@ _RUNTIME_SOURCES = (
 
 @dataclass(frozen=True, slots=True)
 class BuiltObject:
-    """A compiled kernel file: the shared object, its kernels in the order of its table, and its mode."""
+    """A compiled kernel file: the shared object, its kernels in the order of its table, and its mode.
+
+    ``waiting`` are the kernels that wait for the launches they depend on.
+    """
 
     source: str
     path: Path
     expressions: tuple[str, ...]
     launch_bounds: Mapping[str, int]
     mode: Mode = "plain"
+    waiting: frozenset[str] = frozenset()
 
 
 def default_cache() -> ObjectCache:
@@ -93,7 +97,7 @@ def build_file(
 
     key = make_key(text, _hash_headers(mode != "plain"), (*flags, *compiler.mode_flags(mode)), compiler.version)
     found = (cache or default_cache()).get(key, build)
-    return BuiltObject(path.name, found, names, find_launch_bounds(stripped), mode)
+    return BuiltObject(path.name, found, names, find_launch_bounds(stripped), mode, find_waiting_kernels(path))
 
 
 def build_files(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from gpuexec.devices.device import Recording, Region, Stream
 from gpuexec.devices.host import host_memory_bytes
@@ -173,14 +174,18 @@ class SimulatorDevice:
         return SimulatorTimedEvent(self.context)
 
     def create_graph(
-        self, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]], origins: Sequence[str] = ()
+        self,
+        commands: Sequence[PreparedCommand],
+        edges: Sequence[tuple[int, int]],
+        origins: Sequence[str] = (),
+        programmatic: AbstractSet[tuple[int, int]] = frozenset(),
     ) -> SimulatorGraph:
         """Return a graph of prepared commands with pairs (before, after) of positions as edges.
 
         The commands know their origins.
         """
         self.context.check_alive()
-        return SimulatorGraph(self.context, commands, edges)
+        return SimulatorGraph(self.context, commands, edges, programmatic)
 
     def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Compile (or find) the files of the kernels, several at once, each with all that the table names for it.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 
 from gpuexec.devices.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
 from gpuexec.devices.simulator.commands import make_copy, make_fill, make_launch
 from gpuexec.devices.simulator.context import SimulatorContext
 from gpuexec.devices.simulator.module import SimulatorFunction
-from gpuexec.devices.simulator.operations import Operation
+from gpuexec.devices.simulator.operations import GENERATIONS, Operation, begin_early
 from gpuexec.devices.simulator.stream import SimulatorStream
 from gpuexec.errors import ClosedError, InputError
 
@@ -20,15 +21,21 @@ class SimulatorGraph:
         context: Of the device that it will run on.
         commands: Prepared, with every address set; what they hold is copied.
         edges: Pairs (before, after) of positions in ``commands``.
+        programmatic: Those of them that join a launch to one that begins early and waits for it itself.
 
     Raises:
         InputError: The edges form a cycle, or name no command.
     """
 
     def __init__(
-        self, context: SimulatorContext, commands: Sequence[PreparedCommand], edges: Sequence[tuple[int, int]]
+        self,
+        context: SimulatorContext,
+        commands: Sequence[PreparedCommand],
+        edges: Sequence[tuple[int, int]],
+        programmatic: AbstractSet[tuple[int, int]] = frozenset(),
     ) -> None:
         self._context = context
+        self._under_way = find_under_way(programmatic)
         self._after: list[list[int]] = [[] for _ in commands]
         self._count_before = [0] * len(commands)
         for before, after in dict.fromkeys(edges):
@@ -54,6 +61,9 @@ class SimulatorGraph:
     def launch(self, stream: SimulatorStream) -> None:
         """Put the whole graph on a stream, in an order the device chooses among those the edges allow."""
         nodes = self._open_nodes()
+        if self._under_way:
+            early = {at: begin_early(nodes[at], [nodes[each] for each in before]) for at, before in self._under_way.items()}
+            nodes = [early.get(position, node) for position, node in enumerate(nodes)]
         stream.issue_graph(nodes, self._arrange(self._context.next_choice()), self._before)
 
     def close(self) -> None:
@@ -80,6 +90,20 @@ class SimulatorGraph:
         if self._nodes is None:
             raise ClosedError("The graph was closed.")
         return self._nodes
+
+
+def find_under_way(programmatic: AbstractSet[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
+    """Return for each dependent launch of a graph the launches that may be under way when it begins."""
+    direct: dict[int, list[int]] = {}
+    for before, after in sorted(programmatic):
+        direct.setdefault(after, []).append(before)
+    found = {}
+    for after, parents in direct.items():
+        known = dict.fromkeys(parents)
+        for _ in range(GENERATIONS - 1):
+            known |= dict.fromkeys(each for parent in list(known) for each in direct.get(parent, ()))
+        found[after] = tuple(known)
+    return found
 
 
 def _make_node(context: SimulatorContext, command: PreparedCommand) -> Operation:

@@ -49,6 +49,9 @@ class LaunchStruct(ctypes.Structure):
         ("workers", ctypes.c_int),
         ("seed", ctypes.c_uint64),
         ("is_cooperative", ctypes.c_int),
+        ("is_dependent", ctypes.c_int),
+        ("withheld", ctypes.c_void_p),
+        ("withheld_count", ctypes.c_int),
         ("is_checked", ctypes.c_int),
         ("ranges", ctypes.c_void_p),
         ("range_count", ctypes.c_int),
@@ -67,6 +70,12 @@ class LaunchStruct(ctypes.Structure):
 class _RangeStruct(ctypes.Structure):
     _fields_ = (
         ("first", ctypes.c_size_t), ("end", ctypes.c_size_t), ("argument", ctypes.c_int), ("is_written", ctypes.c_int),
+    )  # fmt: skip
+
+
+class _WithheldStruct(ctypes.Structure):
+    _fields_ = (
+        ("first", ctypes.c_size_t), ("end", ctypes.c_size_t), ("is_hidden", ctypes.c_int), ("is_watched", ctypes.c_int),
     )  # fmt: skip
 
 
@@ -134,6 +143,20 @@ class AllowedRange:
     is_written: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class WithheldRange:
+    """Bytes ``[first, end)`` that a dependent launch must not use before its wait.
+
+    ``is_hidden``: what they hold can't be seen, since a launch before it may not have written them yet. ``is_watched``:
+    the launch writes them itself.
+    """
+
+    first: int
+    end: int
+    is_hidden: bool
+    is_watched: bool
+
+
 class Grid(NamedTuple):
     """A launch as the runtime library takes it: a tuple, since one is made for every launch.
 
@@ -150,6 +173,7 @@ class Grid(NamedTuple):
         is_checked: Whether the kernel was compiled for check mode.
         ranges: In check mode, what the kernel may touch; None: all memory of the device.
         counts: In count mode, what takes the figures.
+        withheld: Of a dependent launch, the bytes that it must wait for; None: all before it is complete.
     """
 
     entry: int
@@ -164,6 +188,7 @@ class Grid(NamedTuple):
     is_checked: bool = False
     ranges: tuple[AllowedRange, ...] | None = None
     counts: CountsStruct | None = None
+    withheld: tuple[WithheldRange, ...] | None = None
 
 
 _MAX_FINDINGS = 64
@@ -242,8 +267,14 @@ def run_grid(grid: Grid, schedule: Schedule) -> LaunchStruct:
     launch = LaunchStruct(
         grid.entry, grid.arguments, grid.parameters, grid.parameter_count, grid.grid, grid.block, grid.shared_bytes,
         grid.shared_limit, _ORDERS[schedule.order], schedule.workers, schedule.seed, grid.is_cooperative,
-        grid.is_checked,
     )  # fmt: skip
+    launch.is_checked = grid.is_checked
+    if grid.withheld is not None:
+        withheld = (_WithheldStruct * max(len(grid.withheld), 1))(
+            *[_WithheldStruct(row.first, row.end, row.is_hidden, row.is_watched) for row in grid.withheld]
+        )
+        launch.is_dependent = 1
+        launch.withheld, launch.withheld_count = ctypes.addressof(withheld), len(grid.withheld)
     launch.message, launch.message_capacity = ctypes.addressof(message), _MESSAGE_BYTES
     if grid.counts is not None:
         launch.counts = ctypes.addressof(grid.counts)

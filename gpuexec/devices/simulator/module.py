@@ -29,6 +29,7 @@ from gpuexec.devices.simulator.library import (
     GridError,
     LaunchStruct,
     Schedule,
+    WithheldRange,
     load_runtime,
     run_grid,
 )
@@ -68,13 +69,21 @@ class SimulatorFunction:
 
     ``signature`` has kind and size of each parameter: P pointer, f float (half and bfloat16 too), i signed, u unsigned,
     b bool, s struct. ``max_threads`` is its ``__launch_bounds__`` where these are a constant, else None.
-    ``mode`` says what it was compiled for. In check mode a launch that goes wrong raises FindingsError.
+    ``mode`` says what it was compiled for, ``waits`` that it waits for the launches it depends on. In check mode a launch that goes wrong raises FindingsError.
     """
 
-    __slots__ = ("_module", "_parameters", "entry", "expression", "max_threads", "mode", "signature", "source")
+    __slots__ = (
+        *("_module", "_parameters", "entry", "expression", "max_threads", "mode", "signature", "source", "waits"),
+    )
 
     def __init__(
-        self, module: KernelModule, row: _FunctionRow, source: str, expression: str, max_threads: int | None
+        self,
+        module: KernelModule,
+        row: _FunctionRow,
+        source: str,
+        expression: str,
+        max_threads: int | None,
+        waits: bool = False,
     ) -> None:
         self._module = module  # unloaded with its last function
         self.mode = module.mode
@@ -82,7 +91,7 @@ class SimulatorFunction:
         self.entry = int(row.run)
         self.source = source
         self.expression = expression
-        self.max_threads = max_threads
+        self.max_threads, self.waits = max_threads, waits
         self.signature = tuple(f"{row.parameters[i].kind.decode()}{row.parameters[i].nbytes}" for i in range(row.count))
 
     def __str__(self) -> str:
@@ -152,6 +161,7 @@ class SimulatorFunction:
         *,
         ranges: Sequence[AllowedRange] | None = None,
         counts: list[LaunchCounts] | None = None,
+        withheld: Sequence[WithheldRange] | None = None,
     ) -> LaunchStruct:
         """Run a launch that passed `check_launch` to its end.
 
@@ -162,6 +172,7 @@ class SimulatorFunction:
             target: Architecture whose limits apply.
             ranges: In check mode, what the kernel may touch; None: all memory of the device.
             counts: In count mode, the list that the figures are added to.
+            withheld: Of a dependent launch, the bytes that it must wait for; None: all before it is complete.
 
         Raises:
             GridError: The kernel broke a rule.
@@ -171,6 +182,7 @@ class SimulatorFunction:
             self.entry, arguments, self._parameters, len(self.signature), config.grid, config.block,
             config.shared_bytes, target.shared_bytes_per_block, config.cooperative, self.mode == "check",
             None if ranges is None else tuple(ranges), None if buffer is None else buffer.struct,
+            None if withheld is None else tuple(withheld),
         )  # fmt: skip
         try:
             done = run_grid(launch, schedule)
@@ -240,7 +252,8 @@ class KernelModule:
             raise KernelError(f"{built.source} can't be loaded for the simulator: {error}.") from error
         self.functions: Mapping[str, SimulatorFunction] = {
             expression: SimulatorFunction(
-                self, row, built.source, expression, built.launch_bounds.get(_base_name(expression))
+                *(self, row, built.source, expression, built.launch_bounds.get(_base_name(expression))),
+                waits=_base_name(expression) in built.waiting,
             )
             for expression, row in zip(built.expressions, rows, strict=True)
         }

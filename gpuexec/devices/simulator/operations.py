@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+# How many launches before a dependent one count as under way when it begins: the one that lets it begin and, where that
+# was let begin early itself, those before it.
+GENERATIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +22,18 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A piece of work on a device: name for messages, bytes accessed, and the originating node, if known."""
+    """A piece of work on a device: name for messages, bytes accessed, and the originating node, if known.
+
+    ``run`` of a launch takes the writes that it must wait for itself, where it is a dependent one.
+    """
 
     name: str
-    run: Callable[[], None]
+    run: Callable[..., None]
     accesses: tuple[Access, ...] = ()
     node: str = ""
+
+
+def begin_early(launch: Operation, predecessors: Sequence[Operation]) -> Operation:
+    """Return a launch that begins before its predecessors are complete, and waits for them itself."""
+    withheld = tuple(access for each in predecessors for access in each.accesses if access.is_write)
+    return replace(launch, run=partial(launch.run, withheld))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from gpuexec.devices.kernels.kernel_source import flatten
 from gpuexec.errors import KernelError
 
-_TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\[^\n]|[^'\\\n])'""", re.S)
 _ALIGN = re.compile(r"(?:__align__|alignas)\s*\(\s*([^()]*)\s*\)")
 _SHARED = re.compile(
     r"(?P<before>(?:\b(?:extern|static|volatile)\b\s*|(?:__align__|alignas)\s*\([^()]*\)\s*)*)"
@@ -19,21 +16,7 @@ _DECLARATOR = re.compile(r"(?P<type>.*?[\w>*])\s*\b(?P<name>[A-Za-z_]\w*)\s*(?P<
 _BOUNDED = re.compile(
     r"__global__\s+(?:void\s+)?__launch_bounds__\s*\(\s*(?P<bound>\w+)[^()]*\)\s*(?:void\s+)?(?P<name>\w+)\s*\("
 )
-_KERNEL = re.compile(
-    r"(?P<template>\btemplate\s*<[^;{}()]*>\s*)?(?:\bextern\s*\"C\"\s*)?(?:\bstatic\s+|\binline\s+)*"
-    r"\b__global__\s+(?:(?:void|static|inline|__launch_bounds__\s*\([^()]*\))\s+)*(?P<name>\w+)\s*\([^;{]*\{"
-)
 _CONSTANT = re.compile(r"\bconstexpr\s+(?:int|unsigned)\s+(?P<name>\w+)\s*=\s*(?P<value>\d+)\s*;")
-
-
-def strip_comments(text: str) -> str:
-    """Return the source without comments; lines keep their numbers and literals their content."""
-
-    def replace(match: re.Match[str]) -> str:
-        token = match[0]
-        return re.sub(r"[^\n]+", " ", token) if token.startswith("/") else token
-
-    return _TOKEN.sub(replace, text)
 
 
 def rewrite_shared(text: str, source: str) -> str:
@@ -94,16 +77,6 @@ def find_launch_bounds(text: str) -> Mapping[str, int]:
         elif bound in constants:
             bounds[match["name"]] = constants[bound]
     return bounds
-
-
-def find_kernels(path: Path) -> Mapping[str, bool]:
-    """Return the kernels a file defines, in order, and whether each is a template.
-
-    Raises:
-        KernelError: The file, or one it includes, does not exist.
-    """
-    text = strip_comments(flatten(path))
-    return {match["name"]: match["template"] is not None for match in _KERNEL.finditer(text)}
 
 
 def _has_several(declared: str) -> bool:

@@ -17,7 +17,7 @@ from gpuexec.devices.latch import Latch
 from gpuexec.devices.simulator.commands import make_copy, make_fill, make_launch
 from gpuexec.devices.simulator.context import SimulatorContext
 from gpuexec.devices.simulator.module import SimulatorFunction
-from gpuexec.devices.simulator.operations import Operation
+from gpuexec.devices.simulator.operations import GENERATIONS, Operation, begin_early
 from gpuexec.devices.simulator.stream_thread import StreamThread
 from gpuexec.devices.simulator.timeline import Clock
 from gpuexec.ir.command import LaunchConfig
@@ -104,6 +104,7 @@ class SimulatorStream:
     def __init__(self, context: SimulatorContext, seed: int, delay_s: float) -> None:
         self.context = context
         self.handle = id(self)
+        self._chain: list[Operation] = []  # the last launches, each dependent on the one before; empty after other work
         self._timeline = context.ordering.open_timeline()
         self.thread = StreamThread(context.lose, context.is_alive, random.Random(seed), delay_s)
         # A stream without references ends its thread, without waiting. Not at exit: the thread is a daemon.
@@ -116,7 +117,21 @@ class SimulatorStream:
             KernelError: The launch does not fit the kernel's signature or the device.
         """
         assert isinstance(function, SimulatorFunction)
-        self.issue(make_launch(self.context, function, config, arguments))
+        launch = make_launch(self.context, function, config, arguments)
+        self.issue(launch)
+        self._chain = [launch]
+
+    def launch_dependent(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
+        """Launch a kernel that begins before the launches issued just before it are complete, as far as any GPU might.
+
+        Raises:
+            KernelError: As `launch`.
+        """
+        assert isinstance(function, SimulatorFunction)
+        launch = make_launch(self.context, function, config, arguments)
+        before = self._chain[-GENERATIONS:]
+        self.issue(begin_early(launch, before) if before else launch)
+        self._chain = [*before, launch]
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Copy host bytes to the device. Pinned sources are read when the copy runs, others at the call."""
@@ -145,6 +160,7 @@ class SimulatorStream:
             OrderError: It uses bytes that another operation uses, and nothing orders the two.
         """
         self.context.check_alive()
+        self._chain = []
         self.context.ordering.add(self._timeline, operation)
         self.thread.put(operation)
 
@@ -161,6 +177,7 @@ class SimulatorStream:
             OrderError: As `issue`; nothing is on the stream.
         """
         self.context.check_alive()
+        self._chain = []
         self.context.ordering.add_graph(self._timeline, nodes, order, before)
         for position in order:
             self.thread.put(nodes[position])
@@ -174,6 +191,7 @@ class SimulatorStream:
         assert isinstance(event, SimulatorEvent)
         self.context.check_alive()
         mark = self.mark()
+        self._chain = []
         event.point = self.thread.mark(event.make_point())
         event.mark = mark
 
@@ -183,6 +201,7 @@ class SimulatorStream:
         self.context.check_alive()
         mark, point = event.mark, event.point
         self.context.ordering.wait(self._timeline, mark)
+        self._chain = []
         if point is not None and not point.is_set():
             self.thread.put(point.wait)
 

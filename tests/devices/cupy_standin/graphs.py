@@ -18,10 +18,16 @@ if TYPE_CHECKING:
 
 
 class GraphNode:
-    """Node of a graph: its work on a stream, the handles it depends on, and whether its launch is cooperative."""
+    """Node of a graph: its work on a stream, the handles it depends on, and whether its launch is cooperative.
 
-    def __init__(self, run: Any, before: list[int], cooperative: bool = False) -> None:
+    ``programmatic`` are the handles that it waits for itself.
+    """
+
+    def __init__(
+        self, run: Any, before: list[int], cooperative: bool = False, programmatic: tuple[int, ...] = ()
+    ) -> None:
         self.run, self.before, self.cooperative = run, before, cooperative
+        self.programmatic = programmatic
 
 
 class GraphCalls:
@@ -31,11 +37,13 @@ class GraphCalls:
         self._standin = standin
         self._random = random.Random(0)
         self._nodes = itertools.count(1)
+        self.programmatic: list[tuple[int, int]] = []  # edges of all graphs
         self._made: dict[int, GraphNode] = {}  # nodes of graphs, which executable ones have copies of
 
     def as_dict(self) -> dict[str, Any]:
         names = ("CUDA_KERNEL_NODE_PARAMS", "CUDA_MEMSET_NODE_PARAMS", "CUDA_MEMCPY3D", "CUmemorytype")
-        names += ("CUkernelNodeAttrID", "CUkernelNodeAttrValue")
+        names += ("CUkernelNodeAttrID", "CUkernelNodeAttrValue", "CUgraphEdgeData", "CUgraphDependencyType")
+        names += ("CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC",)
         return {
             **{name: getattr(bindings, name) for name in names},
             "cuGraphCreate": lambda flags: (0, self._standin.handles.add({})),
@@ -43,6 +51,7 @@ class GraphCalls:
             "cuGraphAddMemcpyNode": self._add(self._read_copy),
             "cuGraphAddMemsetNode": self._add(self._read_fill),
             "cuGraphKernelNodeSetAttribute": self._set_attribute,
+            "cuGraphAddDependencies": self._add_dependencies,
             "cuGraphInstantiate": self._instantiate,
             "cuGraphExecKernelNodeSetParams": self._set(self._read_launch),
             "cuGraphExecMemcpyNodeSetParams": self._set(self._read_copy),
@@ -71,7 +80,7 @@ class GraphCalls:
                 return (INVALID_VALUE,)
             nodes = self._standin.handles[executable]
             old = nodes[int(node)]  # an update gives parameters alone: attributes stay
-            nodes[int(node)] = GraphNode(read(parameters), old.before, old.cooperative)
+            nodes[int(node)] = GraphNode(read(parameters), old.before, old.cooperative, old.programmatic)
             return (0,)
 
         return call
@@ -83,20 +92,40 @@ class GraphCalls:
         self._made[int(node)].cooperative = bool(value.cooperative)
         return (0,)
 
+    def _add_dependencies(
+        self, graph: int, before: list[Any], after: list[Any], data: list[Any], count: int
+    ) -> tuple[int]:
+        self._standin._require_current()
+        assert count == len(before) == len(after) == len(data)
+        for source, node, each in zip(before, after, data, strict=True):
+            assert (each.from_port, each.to_port, each.type) == (1, 0, 1)
+            made = self._standin.handles[graph][int(node)]
+            made.programmatic = (*made.programmatic, int(source))
+            self.programmatic.append((int(source), int(node)))
+        return (0,)
+
     def _instantiate(self, graph: int, flags: int) -> tuple[int, int]:
         nodes = {handle: copy.copy(node) for handle, node in self._standin.handles[graph].items()}
         return 0, self._standin.handles.add(nodes)
 
     def _launch(self, executable: int, stream: int) -> tuple[int]:
-        nodes, done = self._standin.handles[executable], set()
+        nodes, done, last = self._standin.handles[executable], set(), 0
         while len(done) < len(nodes):
-            ready = [handle for handle, node in nodes.items() if handle not in done and done.issuperset(node.before)]
+            ready = [
+                handle
+                for handle, node in nodes.items()
+                if handle not in done and done.issuperset((*node.before, *node.programmatic))
+            ]
             handle = self._random.choice(ready)
+            node = nodes[handle]
+            # What it waits for was launched just before it: the device below overlaps the two.
+            is_early = last in node.programmatic and not node.before
             try:
-                nodes[handle].run(stream, nodes[handle].cooperative)
+                node.run(stream, node.cooperative, is_early)
             except CUDARuntimeError as error:
                 return (error.status,)
             done.add(handle)
+            last = handle
         return (0,)
 
     def _destroy(self, handle: int) -> tuple[int]:
@@ -108,8 +137,8 @@ class GraphCalls:
         grid = (parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ)
         block = (parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ)
         values, shared_bytes = read_parameters(raw, parameters.kernelParams), parameters.sharedMemBytes
-        return lambda stream, cooperative: self._standin.launch(
-            raw, LaunchConfig(grid, block, shared_bytes, cooperative), values, stream
+        return lambda stream, cooperative, is_early: self._standin.launch(
+            raw, LaunchConfig(grid, block, shared_bytes, cooperative), values, stream, is_early=is_early
         )
 
     def _read_copy(self, parameters: Any) -> Any:
@@ -118,14 +147,14 @@ class GraphCalls:
         assert (parameters.Height, parameters.Depth) == (1, 1)
         destination, source = int(parameters.dstDevice), int(parameters.srcDevice)
         nbytes = parameters.WidthInBytes
-        return lambda stream, _: self._standin._copy(destination, source, nbytes, 3, stream)
+        return lambda stream, *_: self._standin._copy(destination, source, nbytes, 3, stream)
 
     def _read_fill(self, parameters: Any) -> Any:
         address, pitch = int(parameters.dst), parameters.pitch
         pattern = parameters.value.to_bytes(parameters.elementSize, "little")
         width, height = parameters.width, parameters.height
 
-        def run(stream: int, _: bool) -> None:
+        def run(stream: int, *_: bool) -> None:
             for row in range(height):
                 self._standin._call(self._standin.handles[stream].fill, address + row * pitch, pattern, width)
 

@@ -11,6 +11,7 @@ from typing import Any
 import cuda.bindings
 import numpy as np
 import pytest
+from cuda.bindings import driver as bindings
 
 from gpuexec.devices.arguments import PackedArguments
 from gpuexec.errors import DeviceLostError, GpuexecError, OutOfMemoryError
@@ -52,8 +53,10 @@ class Standin:
         self.handles = Handles()
         self.current = threading.local()
         self.architecture, self.count, self.multiprocessors = architecture, count, multiprocessors
+        self.driver_version = 13000
         self.calls: list[str] = []
-        self.memory = MemoryCalls(self)
+        self.early: list[str] = []  # kernels of dependent launches
+        self.memory, self.graphs = MemoryCalls(self), GraphCalls(self)
         # CuPy's, of the thread that asks.
         self.current_stream: Any = SimpleNamespace(ptr=0)
         self.cupy = self._make_cupy()
@@ -65,6 +68,7 @@ class Standin:
             memcpyHostToDevice=1,
             memcpyDeviceToHost=2,
             memcpyDeviceToDevice=3,
+            driverGetVersion=lambda: self.driver_version,
             getDeviceCount=self._count_devices,
             getDeviceProperties=self._describe,
             memcpyAsync=self._copy,
@@ -119,7 +123,9 @@ class Standin:
             cuMemsetD2D32Async=fill_columns,
             cuOccupancyMaxActiveBlocksPerMultiprocessor=lambda function, threads, shared_bytes: (0, 1536 // threads),
             cuLaunchCooperativeKernel=self._launch_cooperatively,
-            **GraphCalls(self).as_dict(),
+            cuLaunchKernelEx=self._launch_dependent,
+            **{name: getattr(bindings, name) for name in ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeID")},
+            **self.graphs.as_dict(),
         )
 
     def _call(self, function: Any, *arguments: Any) -> Any:
@@ -219,7 +225,22 @@ class Standin:
         values = read_parameters(raw, parameters)
         return self._status(lambda: self.launch(raw, config, values, stream))
 
-    def launch(self, raw: RawKernel, config: LaunchConfig, values: list[np.ndarray], stream: int) -> None:
+    def _launch_dependent(self, launch: Any, function: int, parameters: int, extra: int) -> tuple[int]:
+        assert isinstance(launch, bindings.CUlaunchConfig) and extra == 0 and launch.numAttrs == 1
+        (attribute,) = launch.attrs
+        ids = bindings.CUlaunchAttributeID
+        assert attribute.id == ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        assert attribute.value.programmaticStreamSerializationAllowed == 1
+        raw = self.handles[function]
+        grid = (launch.gridDimX, launch.gridDimY, launch.gridDimZ)
+        block = (launch.blockDimX, launch.blockDimY, launch.blockDimZ)
+        config, values = LaunchConfig(grid, block, launch.sharedMemBytes), read_parameters(raw, parameters)
+        self.early.append(str(raw.function_kernel))
+        return self._status(lambda: self.launch(raw, config, values, int(launch.hStream), is_early=True))
+
+    def launch(
+        self, raw: RawKernel, config: LaunchConfig, values: list[np.ndarray], stream: int, *, is_early: bool = False
+    ) -> None:
         """Launch with the bytes of each argument, read as the kernel's own types say."""
         self._require_current()
         assert config.shared_bytes <= raw.max_dynamic_shared_size_bytes
@@ -229,7 +250,8 @@ class Standin:
             if kind == "P8":
                 arguments.set_pointer(position, self._resolve(values[position].view(np.uint64)))
         self.calls.append(str(raw.function_kernel))
-        self._call(self.handles[stream].launch, raw.function, config, arguments)
+        below = self.handles[stream]
+        self._call(below.launch_dependent if is_early else below.launch, raw.function, config, arguments)
 
     def _resolve(self, words: np.ndarray) -> int:
         """Return the address of a pointer, or of a texture or surface and a byte within it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuexec.devices.simulator.rewrite import find_launch_bounds, rewrite_shared, strip_comments
+from gpuexec.devices.kernels.kernel_source import strip_comments
+from gpuexec.devices.simulator.rewrite import find_launch_bounds, rewrite_shared
 from gpuexec.errors import KernelError
 
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuexec.devices.kernels.kernel_source import index_sources
-from gpuexec.devices.simulator.rewrite import strip_comments
+from gpuexec.devices.kernels.kernel_source import index_sources, strip_comments
 
 Change = Callable[[str], Iterator[str]]
 

@@ -1,0 +1,30 @@
+// Programmatic dependent launch (PTX ISA, griddepcontrol; sm_90 and up): a kernel begins before the launches it depends on
+// are complete, and waits for them itself.
+//
+// A kernel that calls wait_for_predecessors() in its own body may be launched so: the host reads that from the source. All of
+// its blocks must call it, before they read or write any memory that a launch writes; what no launch ever writes (weights)
+// may be fetched beforehand. Elsewhere, and after any other launch, both calls do nothing.
+#pragma once
+
+// Waits until the launches that this one depends on are complete and what they wrote is visible.
+__device__ inline void wait_for_predecessors(
+#ifdef GPUEXEC_SIM
+    GPUEXEC_SITE
+#endif
+) {
+#ifdef GPUEXEC_SIM
+  gpuexec_wait_for_predecessors(site);
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the launches that depend on this one begin once all of its blocks have called this or ended. Called behind the wait,
+// so that no more than two launches of a chain are under way together.
+__device__ inline void launch_dependents() {
+#ifdef GPUEXEC_SIM
+  // Who depends on this launch begins as early as any order of blocks allows, and sees nothing of it before its own wait.
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
