@@ -1,4 +1,5 @@
 // Binary elementwise operators with broadcasting. A functor gets both elements (half and bf16 as float).
+#include "dependent_launch.cuh"
 #include "elementwise.cuh"
 #include "safe.cuh"
 
@@ -56,6 +57,8 @@ template <class Op, class T, class Y>
 __global__ void __launch_bounds__(256) binary(const T* a, const T* b, Y* y, Strided<kMaxRank, 3> walk, i64 size, i32 is_vector) {
   constexpr int V = kWidth<T, Y>;
   const Unit<V, 3> unit(walk, size, is_vector);
+  wait_for_predecessors();
+  launch_dependents();
   if (unit.count == 0) return;
   const Vec<T, V> left = unit.load(a, 0, walk);
   const Vec<T, V> right = unit.load(b, 1, walk);

@@ -1,4 +1,5 @@
 // Cast between any two element types.
+#include "dependent_launch.cuh"
 #include "elementwise.cuh"
 #include "narrow_types.cuh"
 
@@ -11,6 +12,8 @@ template <class To, class From>
 __global__ void __launch_bounds__(256) convert(const From* x, To* y, Strided<kMaxRank, 2> walk, i64 size, i32 is_vector) {
   constexpr int V = kWidth<From, To>;
   const Unit<V, 2> unit(walk, size, is_vector);
+  wait_for_predecessors();
+  launch_dependents();
   if (unit.count == 0) return;
   const Vec<From, V> in = unit.load(x, 0, walk);
   Vec<To, V> out;
@@ -30,6 +33,8 @@ __global__ void __launch_bounds__(256) convert_narrow(
     i32 mode) {
   constexpr int V = kWidth<From, To>;
   const Unit<V, 2> unit(walk, size, is_vector);
+  wait_for_predecessors();
+  launch_dependents();
   if (unit.count == 0) return;
   const Vec<From, V> in = unit.load(x, 0, walk);
   Vec<To, V> out;

@@ -1,4 +1,5 @@
 // Pow: the base decides the type of the result, the exponent may be of any type.
+#include "dependent_launch.cuh"
 #include "elementwise.cuh"
 #include "safe.cuh"
 
@@ -79,6 +80,8 @@ template <class T>
 __global__ void __launch_bounds__(256)
     power(const T* base, const void* exponent, T* y, Strided<kMaxRank, 3> walk, i64 size, i32 is_vector, i32 exponent_type) {
   const Unit<1, 3> unit(walk, size, is_vector);
+  wait_for_predecessors();
+  launch_dependents();
   if (unit.count == 0) return;
   y[unit.at[2]] = power_of(base[unit.at[0]], exponent, unit.at[1], exponent_type);
 }

@@ -1,4 +1,5 @@
 // Clip, whose bounds are tensors of one element, and Where, which moves bits.
+#include "dependent_launch.cuh"
 #include "elementwise.cuh"
 #include "safe.cuh"
 
@@ -12,6 +13,8 @@ __global__ void __launch_bounds__(256)
     where(const bool* condition, const T* a, const T* b, T* y, Strided<kMaxRank, 4> walk, i64 size, i32 is_vector) {
   constexpr int V = kWidth<T>;
   const Unit<V, 4> unit(walk, size, is_vector);
+  wait_for_predecessors();
+  launch_dependents();
   if (unit.count == 0) return;
   const Vec<bool, V> conditions = unit.load(condition, 0, walk);
   const Vec<T, V> left = unit.load(a, 1, walk);
@@ -33,6 +36,8 @@ __global__ void __launch_bounds__(256) clip(const T* x, const T* low, const T* h
                                             i32 is_vector, i32 has_low, i32 has_high) {
   constexpr int V = kWidth<T>;
   const Unit<V, 2> unit(walk, size, is_vector);
+  wait_for_predecessors();
+  launch_dependents();
   if (unit.count == 0) return;
   const Vec<T, V> in = unit.load(x, 0, walk);
   const Acc<T> least = has_low ? widen(*low) : Acc<T>(0);

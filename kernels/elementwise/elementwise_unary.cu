@@ -1,4 +1,5 @@
 // Unary elementwise operators. A functor gets the element (half and bf16 as float) and numeric attributes.
+#include "dependent_launch.cuh"
 #include "elementwise.cuh"
 #include "safe.cuh"
 
@@ -165,6 +166,8 @@ __global__ void __launch_bounds__(256)
     unary(const X* x, Y* y, Strided<kMaxRank, 2> walk, i64 size, i32 is_vector, double alpha, double beta) {
   constexpr int V = kWidth<X, Y>;
   const Unit<V, 2> unit(walk, size, is_vector);
+  wait_for_predecessors();
+  launch_dependents();
   if (unit.count == 0) return;
   const Vec<X, V> in = unit.load(x, 0, walk);
   Vec<Y, V> out;

@@ -1,4 +1,5 @@
 // Max, Min, Sum and Mean of any number of inputs: a left fold, up to eight inputs a launch.
+#include "dependent_launch.cuh"
 #include "elementwise.cuh"
 #include "safe.cuh"
 
@@ -36,6 +37,8 @@ __global__ void __launch_bounds__(256)
          Strided<kMaxRank, kMaxInputs + 1> walk, i64 size, i32 is_vector, i32 count, i32 divisor) {
   constexpr int V = kWidth<First, T, Y>;
   const Unit<V, kMaxInputs + 1> unit(walk, size, is_vector);
+  wait_for_predecessors();
+  launch_dependents();
   if (unit.count == 0) return;
   Acc<T> sums[V];
   const Vec<First, V> first = unit.load(x0, 0, walk);

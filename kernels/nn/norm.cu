@@ -1,4 +1,5 @@
 // Normalisation of rows: LayerNormalization, RMSNormalization, InstanceNormalization, GroupNormalization.
+#include "dependent_launch.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"
 #include "reduce.cuh"
@@ -202,6 +203,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) normalize_rows(
     i64 columns, int lanes, Affine affine, double epsilon, int is_centered,
     Epilogue... epilogue) {
   typedef typename Select<kIsSame<T, double> || kIsSame<V, double>, double, float>::type A;
+  wait_for_predecessors();
+  launch_dependents();
   normalize<A>(DenseRows<T>{x}, scale, bias, y, rows, columns, lanes, affine, epsilon, is_centered,
                [](i64, A, A) {}, [](i64, A) {}, finish_by<V>(epilogue...));
 }
@@ -217,6 +220,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) normalize_and_measure_rows(
     U* __restrict__ mean, U* __restrict__ inverse_deviation, i64 rows, i64 columns, int lanes, Affine affine,
     double epsilon) {
   typedef Acc<T> A;
+  wait_for_predecessors();
+  launch_dependents();
   normalize<A>(DenseRows<T>{x}, scale, bias, y, rows, columns, lanes, affine, epsilon, true,
                [=](i64 row, A center, A inverse) {
                  mean[row] = cast<U>(center);
@@ -238,6 +243,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) normalize_summed_rows(
     T* __restrict__ sum, i64 rows, i64 columns, int lanes, FastDiv64 skip_period, Affine affine, double epsilon,
     int is_centered) {
   typedef Acc<T> A;
+  wait_for_predecessors();
+  launch_dependents();
   normalize<A>(SummedRows<T>{x, skip, row_bias, skip_period}, scale, bias, y, rows, columns, lanes, affine, epsilon,
                is_centered,
                [=](i64 row, A center, A inverse) {

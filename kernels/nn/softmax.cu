@@ -1,4 +1,5 @@
 // Softmax, LogSoftmax and Hardmax along one axis of a dense tensor.
+#include "dependent_launch.cuh"
 #include "softmax_state.cuh"
 
 // The second number of __launch_bounds__ keeps ptxas from spilling held elements for more blocks at a time.
@@ -23,6 +24,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) softmax(
   const i64 start = end > 0 ? row_start(team.row, columns, inner) : 0;
   x += start;
   y += start;
+  wait_for_predecessors();
+  launch_dependents();
 
   if (columns <= i64(kHeld) * lanes) {
     const int own = end > team.lane ? int(end - team.lane + lanes - 1) / lanes : 0;
@@ -83,6 +86,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) hardmax(
   const Team team(lanes, lane_stride);
   const i64 end = team.row < rows ? columns : 0;
   const i64 start = end > 0 ? row_start(team.row, columns, inner) : 0;
+  wait_for_predecessors();
+  launch_dependents();
   Candidate best = {Acc<T>(0), -1};
   for (i64 column = team.lane; column < end; column += lanes) {
     best = merge(best, Candidate{widen(x[start + column * inner]), column});

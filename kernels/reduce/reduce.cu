@@ -1,4 +1,5 @@
 // Reductions: sums, products, extrema, norms, log-sum-exp, ArgMax and ArgMin.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 #include "reduce.cuh"
 #include "softmax_state.cuh"
@@ -113,6 +114,8 @@ __global__ void __launch_bounds__(kBlockThreads) reduce(
   const bool is_live = team.row < kept.count;
   i64 start[1] = {0};
   if (is_live) kept.locate(team.row, start);
+  wait_for_predecessors();
+  launch_dependents();
   Partial partial = fold_serially<Op>(x + start[0], reduced, team.lane, lanes, is_live ? reduced.count : 0);
   partial = team.fold(partial, shared, Op::merge);
   if (is_live && team.lane == 0) y[team.row] = Op::finish(partial, finish, reduced.count);
@@ -133,6 +136,8 @@ __global__ void __launch_bounds__(kBlockThreads) lp_norm(
   const bool is_live = team.row < kept.count;
   i64 start[1] = {0};
   if (is_live) kept.locate(team.row, start);
+  wait_for_predecessors();
+  launch_dependents();
   A total = A(0);
   for (i64 term = team.lane; term < (is_live ? reduced.count : 0); term += lanes) {
     i64 offset[1];
@@ -157,6 +162,8 @@ __global__ void __launch_bounds__(kBlockThreads) reduce_chunks(
   const i64 first = blockIdx.x * length;
   const i64 end = first + length < reduced.count ? first + length : reduced.count;
   const Team team(kBlockThreads, 1);
+  wait_for_predecessors();
+  launch_dependents();
   Partial partial = fold_serially<Op>(x, reduced, first + team.lane, kBlockThreads, end);
   partial = team.fold(partial, shared, Op::merge);
   if (team.lane == 0) partials[blockIdx.x] = partial;
@@ -173,6 +180,8 @@ __global__ void __launch_bounds__(kBlockThreads) reduce_partials(
   typedef typename Op::Partial Partial;
   __shared__ Partial shared[kBlockThreads];
   const Team team(kBlockThreads, 1);
+  wait_for_predecessors();
+  launch_dependents();
   Partial partial = Op::identity();
   for (i64 chunk = team.lane; chunk < chunks; chunk += kBlockThreads) partial = Op::merge(partial, partials[chunk]);
   partial = team.fold(partial, shared, Op::merge);
@@ -195,6 +204,8 @@ __global__ void __launch_bounds__(kBlockThreads) find_extremum(
   const bool is_live = team.row < kept.count;
   i64 start[1] = {0};
   if (is_live) kept.locate(team.row, start);
+  wait_for_predecessors();
+  launch_dependents();
   Candidate best = {Acc<T>(0), -1};
   for (i64 term = team.lane; term < (is_live ? reduced.count : 0); term += lanes) {
     i64 offset[1];

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuexec.devices.kernels.budgets import KernelUse
-from gpuexec.devices.kernels.machine_code import CodeFigures, LoopFigures
+from gpuexec.devices.kernels.kernel_source import WAITING_ARCHITECTURE
+from gpuexec.devices.kernels.machine_code import WAIT, CodeFigures, LoopFigures
 from gpuexec.devices.kernels.nvrtc import CompiledKernel
 from gpuexec.ir.gpus import find_gpu
 from gpuexec.ir.target import Target
@@ -37,6 +38,8 @@ class Gate:
         fast_multiply_adds: The least share of multiply-adds in the shortest of the loops that do the main loop's work.
         fast_load_bits: The least of any global load in that loop.
         opcodes: What must be there.
+        early_accesses: The most accesses of global memory before the wait for the launches it depends on: fetches of
+            weights, and nothing else.
         blocks: The least number of blocks that a multiprocessor holds.
         seconds: The most processor time that compiling the kernel takes beside others of its file.
         aim: What the row is to become.
@@ -54,6 +57,7 @@ class Gate:
     fast_multiply_adds: float = 0.0
     fast_load_bits: int = 0
     opcodes: tuple[str, ...] = ()
+    early_accesses: int = 0
     blocks: int = 1
     seconds: float = 10.0
     aim: str = ""
@@ -225,7 +229,13 @@ def find_gate(source: str, expression: str) -> Gate:
 
 
 def find_violations(
-    kernel: CompiledKernel, figures: CodeFigures, source: str, architecture: str, use: KernelUse | None = None
+    kernel: CompiledKernel,
+    figures: CodeFigures,
+    source: str,
+    architecture: str,
+    use: KernelUse | None = None,
+    *,
+    is_waiting: bool = False,
 ) -> Iterator[str]:
     """Yield a sentence for each gate that a kernel's machine code does not pass: figure, then bound.
 
@@ -235,6 +245,7 @@ def find_violations(
         source: Its file.
         architecture: ``"sm_90"``.
         use: How plans launch it, where that is known; else its largest block without dynamic shared memory.
+        is_waiting: Whether its source says that it waits for the launches it depends on.
     """
     gate = find_gate(source, kernel.expression)
     loop = figures.loop or _NO_LOOP
@@ -245,6 +256,7 @@ def find_violations(
         ("integer instructions before its widest store", figures.path_integers, gate.path_integers),
         ("integer instructions in its main loop", loop.integers, gate.loop_integers),
         ("calls in its main loop", loop.calls, gate.loop_calls),
+        ("accesses of global memory before its wait", figures.early_accesses, gate.early_accesses),
     )
     for what, figure, bound in most:
         if bound is not None and figure > bound:
@@ -257,6 +269,9 @@ def find_violations(
     for opcode in gate.opcodes:
         if opcode not in figures.opcodes:
             yield f"has no {opcode}; at least one."
+    has_wait = Target.named(architecture).architecture >= WAITING_ARCHITECTURE
+    if has_wait and is_waiting and WAIT not in figures.opcodes:
+        yield f"has no {WAIT}, and its source says that it waits for the launches it depends on."
     blocks = count_blocks(kernel, architecture, use)
     if blocks < gate.blocks:
         yield f"fits {blocks} times on a multiprocessor ({kernel.registers} registers); at least {gate.blocks}."

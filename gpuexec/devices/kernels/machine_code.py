@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -47,6 +48,9 @@ _WIDTH = re.compile(r"\.[US]?(8|16|32|64|128|256)\b")
 _JUMPS = frozenset(("BRA", "BRX", "JMP", "JMX"))
 _ENDS = frozenset(("EXIT", "RET"))
 _PADDING = "NOP"
+# PTX's griddepcontrol.wait.
+WAIT = "ACQBULK"
+_GLOBAL = frozenset(("LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG", "UTMALDG", "UBLKCP"))
 # A product and a sum in one, a tile of them for the matrix units.
 _MULTIPLY_ADDS = frozenset(
     ("FFMA", "FFMA2", "DFMA", "HFMA2", "HMMA", "IMMA", "DMMA", "QMMA", "OMMA", "HGMMA", "IGMMA", "QGMMA")
@@ -149,6 +153,8 @@ class CodeFigures:
         opcodes: How often each opcode stands, modifiers apart.
         fast_loop: The shortest loop that multiplies and adds as often as the main loop, which differs from it where a
             kernel has a loop for each way in which its operands may lie; None without loops.
+        early_accesses: Accesses of global memory on some path from the entry to the wait for the launches it depends on
+            (`WAIT`); 0 without one.
     """
 
     instructions: int
@@ -159,6 +165,7 @@ class CodeFigures:
     loop: LoopFigures | None
     opcodes: Mapping[str, int]
     fast_loop: LoopFigures | None = None
+    early_accesses: int = 0
 
 
 @functools.cache
@@ -236,6 +243,7 @@ def measure(function: MachineFunction) -> CodeFigures:
         loop=loops[-1] if loops else None,
         opcodes=dict(sorted(opcodes.items())),
         fast_loop=min(loops, key=lambda loop: loop.instructions, default=None),
+        early_accesses=sum(code[index].base in _GLOBAL for index in blocks.reach({WAIT})) if opcodes[WAIT] else 0,
     )
 
 
@@ -349,6 +357,19 @@ class _BlockGraph:
         while (block := best[block][1]) >= 0:
             path = [*self.blocks[block], *path]
         return path
+
+    def reach(self, ends: AbstractSet[str]) -> Iterator[int]:
+        """Yield the indices of the instructions that the entry reaches before one of the opcodes ``ends``."""
+        seen, pending = {0}, [0]
+        while pending:
+            block = pending.pop()
+            for index in self.blocks[block]:
+                if self.code[index].base in ends:
+                    break
+                yield index
+            else:
+                pending += [each for each in self.successors[block] if each not in seen]
+                seen.update(self.successors[block])
 
     def loops(self) -> dict[int, set[int]]:
         """Return the blocks of the natural loops by header; loops of one header count as one."""

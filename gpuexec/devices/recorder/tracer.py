@@ -26,6 +26,8 @@ from gpuexec.ir.command import Kernel, LaunchConfig
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.target import Target
 
+# The attribute, in its row, of a launch that begins before the one it waits for is complete.
+DEPENDENT = "dependent"
 _DEFAULT_STREAMS = 2
 # Upper bounds of what tests/bench/host_time.py measures: the Python of a submission, and no driver.
 TRACER_COSTS = LaunchCosts(stream_us=5.0, launch_us=0.4, graph_us=6.0, patch_us=1.0)
@@ -125,7 +127,7 @@ class TracerStream:
         )
         self.launches += 1
         if self._device.is_watching:
-            self._device.note_launch("dependent launch", function, config.grid, config.block, arguments)
+            self._device.note_launch("launch", function, config.grid, config.block, arguments, DEPENDENT)
 
     def launch_graph(self, graph: TracerGraph) -> None:
         """Pack the arguments of the driver's launch of a graph, and note it."""
@@ -227,13 +229,14 @@ class TracerDevice:
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
         arguments: PackedArguments,
+        *attributes: str,
     ) -> None:
-        """Append a row for a launch, and advance the time by its duration."""
+        """Append a row for a launch, its attributes last, and advance the time by its duration."""
         assert isinstance(function, TracerFunction)
         if self.launch_ms is not None:
             self.elapsed_ms += self.launch_ms(function.kernel)
         if self.is_writing:
-            self.log.append((name, str(function.kernel), grid, block, tuple(arguments.read())))
+            self.log.append((name, str(function.kernel), grid, block, tuple(arguments.read()), *attributes))
 
     def note(self, *row: object) -> None:
         """Append a row."""

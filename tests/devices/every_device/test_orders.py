@@ -104,10 +104,20 @@ def test_cpu_runs_any_order(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_graph_of_the_simulator_runs_any_order(seed: int) -> None:
-    graph, plan = make_plan(seed, "sm_80")
-    device = make_simulator(Schedule("random", seed))
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_graph_of_the_simulator_runs_any_order(seed: int, target: str) -> None:
+    graph, plan = make_plan(seed, target)
+    device = make_simulator(Schedule("random", seed), target=target)
     assert not differs(graph, plan, device, record_graph, times=5)
+    device.close()
+
+
+@pytest.mark.parametrize("check_kernels", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stream_of_the_simulator_overlaps_dependent_launches(seed: int, check_kernels: bool) -> None:
+    graph, plan = make_plan(seed, "sm_90")
+    device = make_simulator(Schedule("random", seed), target="sm_90", check_kernels=check_kernels)
+    assert not differs(graph, plan, device, None, times=3)
     device.close()
 
 

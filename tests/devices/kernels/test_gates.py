@@ -21,7 +21,14 @@ from tests.devices.cuda_wheels import needs_cuda_wheels, needs_nvdisasm
 KERNEL = CompiledKernel("f<int>", "f", registers=64, spill_bytes=0, shared_bytes=16 * 1024, max_threads=256)
 LOOP = LoopFigures(instructions=100, multiply_adds=60, integers=20, calls=1, global_loads={128: 2})
 FIGURES = CodeFigures(
-    instructions=500, calls=2, local_accesses=4, store_bits=64, path_integers=15, loop=LOOP, opcodes={"FFMA": 60}
+    instructions=500,
+    calls=2,
+    local_accesses=4,
+    store_bits=64,
+    path_integers=15,
+    loop=LOOP,
+    opcodes={"FFMA": 60},
+    early_accesses=3,
 )
 # What FIGURES just reach.
 REACHED = Gate(
@@ -35,6 +42,7 @@ REACHED = Gate(
     loop_calls=1,
     load_bits=128,
     opcodes=("FFMA",),
+    early_accesses=3,
     blocks=4,
 )
 
@@ -64,6 +72,7 @@ def test_kernel_at_its_bounds_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"loop_calls": 0}, "has 1 calls in its main loop; at most 0."),
         ({"load_bits": 256}, "has 2 global loads of 128 bits in its main loop; each at least 256."),
         ({"opcodes": ("HMMA",)}, "has no HMMA; at least one."),
+        ({"early_accesses": 2}, "has 3 accesses of global memory before its wait; at most 2."),
         ({"blocks": 5}, "fits 4 times on a multiprocessor (64 registers); at least 5."),
     ],
 )
