@@ -194,12 +194,13 @@ def test_driver_takes_the_types_of_every_argument() -> None:
     context.cupy = SimpleNamespace(cuda=SimpleNamespace(driver=SimpleNamespace(ctxGetCurrent=lambda: 1)))
     stream: Any = CudaStream.__new__(CudaStream)
     stream.context, stream.stream, stream.handle = context, SimpleNamespace(ptr=1), 1
+    stream._dependent_config = None
     spec = TensorSpec((4,), np.dtype(np.int64))
     slot = Slot(0, 0, spec, (1,))
     function = CudaFunction(context, LAUNCH.kernel, SimpleNamespace(kernel=SimpleNamespace(ptr=1)))
     launch, together = PreparedLaunch(function, LAUNCH), PreparedLaunch(function, replace(LAUNCH, cooperative=True))
     copy, fill = PreparedCopy(Copy(slot, slot)), PreparedFill(Fill(slot, bytes(8)))
-    graph = CudaGraph(context, [launch, copy, fill, together], [(0, 1), (1, 2)])
+    graph = CudaGraph(context, [launch, copy, fill, together, launch], [(0, 1), (1, 2), (0, 4)], (), {(0, 4)})
     graph.update(range(4), [launch, copy, fill, together])
     graph.launch(stream)
     graph.close()
@@ -207,11 +208,12 @@ def test_driver_takes_the_types_of_every_argument() -> None:
         stream.fill(256, bytes(width), 4)
     function.check_residency(LaunchConfig((1, 1, 1), (32, 1, 1)), Target.named("sm_90"))
     together.issue(stream)
+    launch.issue_early(stream)
     sources = "".join(
         _find(name).read_text() for name in ("cuda.py", "cuda_context.py", "cuda_stream.py", "cuda_graph.py")
     )
     used = re.findall(r"driver\.(cu\w+)", sources)
-    assert called == set(used) and len(called) == 18
+    assert called == set(used) and len(called) == 20
 
 
 def test_raw_kernel_takes_the_stream_by_keyword() -> None:

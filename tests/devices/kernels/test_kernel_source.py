@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 import gpuexec.ops
-from gpuexec.devices.kernels.kernel_source import find_source, flatten, index_sources, kernels_dir, list_files
+from gpuexec.devices.kernels.kernel_source import (
+    find_source,
+    find_waiting_kernels,
+    flatten,
+    index_sources,
+    kernels_dir,
+    list_files,
+    waits_for_predecessors,
+)
 from gpuexec.errors import KernelError
+from gpuexec.ir.command import Kernel
 from gpuexec.ir.instances import kernel_table
 
 OPS = Path(gpuexec.ops.__file__).parent
@@ -95,3 +104,33 @@ def test_header_of_a_source_is_part_of_its_text(tmp_path: Path) -> None:
         (folder / "a.cu").write_text('#include "part.cuh"\n')
         texts.append(flatten(folder / "a.cu"))
     assert texts[0] != texts[1]
+
+
+WAITING = """#include "dependent_launch.cuh"
+__device__ inline void wait() { wait_for_predecessors(); }
+template <class T>
+__global__ void __launch_bounds__(256) first(const T* x, T* y) {
+  const char brace = '}';
+  if (x[0] == T(0)) { y[0] = T(1); }
+  wait_for_predecessors();
+}
+__global__ void second(int* x) { /* wait_for_predecessors(); */ x[0] = '{'; }  // wait_for_predecessors()
+extern "C" __global__ void third(int* x) { wait(); }
+extern "C" __global__ void fourth(int* x) {
+  if (x) { wait_for_predecessors(); }
+}
+"""
+
+
+def test_kernels_that_wait_say_so_in_their_own_bodies(tmp_path: Path) -> None:
+    path = tmp_path / "waiting.cu"
+    path.write_text(WAITING)
+    assert find_waiting_kernels(path) == {"first", "fourth"}
+    assert waits_for_predecessors(Kernel(str(path), "first<float>"))
+    assert not waits_for_predecessors(Kernel(str(path), "second"))
+
+
+def test_kernels_that_wait_let_others_begin() -> None:
+    for path in SOURCES:
+        text = path.read_text()
+        assert text.count("wait_for_predecessors();") == text.count("launch_dependents();"), path.name

@@ -73,6 +73,15 @@ def test_stored_code_is_taken_before_the_cache(tmp_path: Path) -> None:
     assert library.compile([KERNEL])[KERNEL] is entry, "what was found is kept"
 
 
+def test_code_of_an_architecture_without_dependent_launches_does_not_wait(tmp_path: Path) -> None:
+    """PTX of sm_80, which the driver translates for sm_90, was compiled without the wait."""
+    library = KernelLibrary("sm_90", KernelCache(tmp_path))
+    assert library.waits(KERNEL)
+    library.compile([KERNEL], make_code())
+    assert not library.waits(KERNEL)
+    assert not KernelLibrary("sm_80", KernelCache(tmp_path)).waits(KERNEL)
+
+
 def test_stored_code_lies_in_a_file_for_the_driver(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path)
     entry = KernelLibrary("sm_80", cache).compile([KERNEL], make_code())[KERNEL]
