@@ -9,6 +9,7 @@
 #include <numeric>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include <ucontext.h>
 
@@ -238,7 +239,9 @@ uint64_t choose_early(Grid& grid) {
   if (most > kEarlyBlocks) most = kEarlyBlocks;
   if (most > grid.blocks) most = grid.blocks;
   if (grid.order.empty()) {
-    for (uint64_t i = 0; i < grid.blocks; i++) grid.order.push_back(grid.block_at(i));
+    std::vector<uint64_t> order(grid.blocks);
+    for (uint64_t i = 0; i < grid.blocks; i++) order[i] = grid.block_at(i);
+    grid.order = std::move(order);
   }
   const uint64_t count = 1 + next(most);
   for (uint64_t i = 0; i < count; i++) std::swap(grid.order[i], grid.order[i + next(grid.blocks - i)]);

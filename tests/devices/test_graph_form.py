@@ -107,7 +107,7 @@ def test_more_patches_than_launches_are_worth_are_a_stream_of_launches(readers: 
     recorded = Recorded(make_commands(COMMANDS, readers))
     for _ in range(8):
         calls = recorded.submit()
-    # 6 us and 1 for each node, beside 5 us and 0.4 for each of 20 launches: 7 nodes are worth it, 8 are not.
+    # 3.5 us and 1 for each node, beside 2.5 us and 0.4 for each of 20 launches: 7 nodes are worth it, 8 are not.
     assert calls == (["node"] * 7 + ["graph launch"] if readers == 7 else ["launch"] * COMMANDS)
 
 

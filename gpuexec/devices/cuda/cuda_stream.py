@@ -112,25 +112,34 @@ class CudaStream:
 
     def launch_dependent(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
         """Launch a kernel that waits itself for the launch issued just before it; arguments are copied at the call."""
-        context, launch = self.context, self._find_dependent_config()
+        context = self.context
+        if context.is_current():
+            try:
+                self._pass_early(function, config, arguments)
+            except context.errors as error:
+                raise context.translate(error, "launching", function.kernel) from error  # type: ignore[attr-defined]
+        else:
+            with context.calling("launching", function.kernel):  # type: ignore[attr-defined]
+                self._pass_early(function, config, arguments)
+
+    def _pass_early(self, function: Any, config: LaunchConfig, arguments: PackedArguments) -> None:
+        context, launch = self.context, self._dependent_config or self._make_dependent_config()
         launch.gridDimX, launch.gridDimY, launch.gridDimZ = config.grid
         launch.blockDimX, launch.blockDimY, launch.blockDimZ = config.block
         launch.sharedMemBytes = config.shared_bytes
-        with context.calling("launching", function.kernel):  # type: ignore[attr-defined]
-            context.check(context.driver.cuLaunchKernelEx(launch, function.handle, arguments.address, 0))  # type: ignore[attr-defined]
-        self._command = function.kernel  # type: ignore[attr-defined]
+        context.check(context.driver.cuLaunchKernelEx(launch, function.handle, arguments.address, 0))
+        self._command = function.kernel
 
-    def _find_dependent_config(self) -> Any:
-        """Return the driver's configuration of dependent launches on this stream, made at the first of them."""
-        if self._dependent_config is None:
-            driver = self.context.driver
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            launch = driver.CUlaunchConfig()
-            launch.hStream, launch.attrs, launch.numAttrs = self.handle, [attribute], 1
-            self._dependent_config = launch
-        return self._dependent_config
+    def _make_dependent_config(self) -> Any:
+        """Return the driver's configuration of dependent launches on this stream, which all of them share."""
+        driver = self.context.driver
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        launch = driver.CUlaunchConfig()
+        launch.hStream, launch.attrs, launch.numAttrs = self.handle, [attribute], 1
+        self._dependent_config = launch
+        return launch
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Copy host bytes to the device; CUDA stages pageable ones before it returns, and reads pinned ones later."""

@@ -30,7 +30,7 @@ from gpuexec.ir.target import Target
 DEPENDENT = "dependent"
 _DEFAULT_STREAMS = 2
 # Upper bounds of what tests/bench/host_time.py measures: the Python of a submission, and no driver.
-TRACER_COSTS = LaunchCosts(stream_us=5.0, launch_us=0.4, graph_us=6.0, patch_us=1.0)
+TRACER_COSTS = LaunchCosts(stream_us=2.5, launch_us=0.4, graph_us=3.5, patch_us=1.0)
 # The arguments of the driver's launch: function, grid, block, shared bytes, stream, parameters, extra.
 _LAUNCH = struct.Struct("Q3I3IIQQQ")
 # The arguments of the driver's graph launch: graph, stream.

@@ -14,7 +14,7 @@ from gpuexec.devices.kernels.kernel_source import find_waiting_kernels
 from gpuexec.devices.prepared import PreparedLaunch, PreparedSegment
 from gpuexec.devices.recording import record_graph, record_launches
 from gpuexec.devices.simulator.device import SimulatorDevice
-from gpuexec.devices.simulator.library import Schedule
+from gpuexec.devices.simulator.library import Order, Schedule
 from gpuexec.errors import CheckError, DeviceLostError
 from gpuexec.ir.command import Command, Copy, Fill, Kernel, Launch, Slot
 from gpuexec.ir.plan import Segment
@@ -59,8 +59,11 @@ def expect(x: Array, launches: int) -> Array:
     return x
 
 
-def make_device(seed: int, *, check_kernels: bool = False, target: str = "sm_90") -> SimulatorDevice:
-    return SimulatorDevice(lambda source: KERNELS, target, schedule=Schedule("random", seed), check_kernels=check_kernels)
+def make_device(
+    seed: int, *, check_kernels: bool = False, target: str = "sm_90", order: Order = "random"
+) -> SimulatorDevice:
+    schedule = Schedule(order, seed)
+    return SimulatorDevice(lambda source: KERNELS, target, schedule=schedule, check_kernels=check_kernels)
 
 
 def run(device: SimulatorDevice, commands: Sequence[Command], record: Record, times: int = 2) -> Array:
@@ -84,6 +87,32 @@ def run(device: SimulatorDevice, commands: Sequence[Command], record: Record, ti
 
 def test_kernels_of_the_file_wait_as_their_source_says() -> None:
     assert find_waiting_kernels(SOURCE) == set(KERNELS) - {"plain"}
+
+
+@in_both_forms
+@pytest.mark.parametrize("order", ["forward", "reverse", "random"])
+def test_every_block_runs_once_in_each_schedule(order: Order, record: Record) -> None:
+    """Of a grid that several threads of the host share."""
+    size, spec = 64 * 300, TensorSpec((64 * 300,), np.dtype(np.int32))
+    kernel = Kernel(str(SOURCE), "counts")
+    x, y = (Slot(buffer, 0, spec, (1,)) for buffer in (0, 1))
+    commands = [Launch(kernel, (300, 1, 1), (64, 1, 1), slots, (1,)) for slots in ((x, y), (y, x), (x, y))]
+    for seed in range(10):
+        device = make_device(seed, order=order)
+        device.load([kernel])
+        memories = [device.allocate(4 * size) for _ in range(2)]
+        stream = device.create_stream()
+        for memory in memories:
+            stream.fill(memory.address, bytes(4), size)
+        segment = Segment(tuple(commands), find_edges(commands), ("",) * 3)
+        recording = record(device, segment, {at: Region(memory, 0, 4 * size) for at, memory in enumerate(memories)})
+        recording.submit(stream, {})
+        result = device.allocate_pinned(4 * size)
+        assert result.array is not None
+        stream.copy_to_host(result.array, memories[1].address)
+        stream.synchronize()
+        assert (result.array.view(np.int32) == 4).all()  # 0 + 0 + 1, 0 + 1 + 1, 1 + 2 + 1
+        device.close()
 
 
 @in_both_forms
