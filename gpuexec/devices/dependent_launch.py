@@ -1,6 +1,6 @@
 """Programmatic dependent launch: which launches may begin before those that they depend on are complete.
 
-Such a launch waits itself, before it uses memory that others write (``dependent_launch.cuh``). The order of two commands
+Such a launch waits itself, before it uses memory that others write (``dependent_launch.cuh``). The order of commands
 stays what it is; an edge to such a launch becomes programmatic, as CUDA calls it.
 """
 
@@ -24,8 +24,8 @@ def find_programmatic(
 ) -> frozenset[tuple[int, int]]:
     """Return the edges (before, after) of a segment that are programmatic.
 
-    Both ends are launches, neither of them cooperative, and the later one waits. All that came before the earlier one is
-    complete once it is: it waited for that itself, or began after it.
+    Both ends are launches, neither of them cooperative, and the later one waits. All that came before the earlier one
+    is complete once that is: it waited for it itself, or began after it.
     """
     if not takes_dependent_launches(target):
         return frozenset()
@@ -42,6 +42,6 @@ def is_plain_launch(command: PreparedCommand) -> bool:
 
 
 def find_early(target: Target, commands: Sequence[PreparedCommand]) -> frozenset[int]:
-    """Return the positions of the launches that may begin early in a stream, where each command follows the one before."""
+    """Return the positions of the launches that may begin early in a stream, where each command follows another."""
     chain = [(position - 1, position) for position in range(1, len(commands))]
     return frozenset(after for _, after in find_programmatic(target, commands, chain))

@@ -109,7 +109,7 @@ KNOBS: Mapping[str, Knob] = {
             0, _MAX_BYTES,
         ),
         Knob("GPUEXEC_PACKED_LAUNCH", bool, True, "Launch through the driver with a prepared block, not by RawKernel."),
-        Knob("GPUEXEC_DEPENDENT_LAUNCH", bool, True, "Kernels begin before those they wait for are done (sm_90 and up)."),
+        Knob("GPUEXEC_DEPENDENT_LAUNCH", bool, True, "Kernels begin before those they wait for are done (sm_90 up)."),
         Knob("GPUEXEC_SPIN_US", float, 50.0, "Microseconds that waits poll before they block; 0: none.", 0, 10**9),
         Knob("GPUEXEC_CLOSE_GRACE", float, 10.0, "Seconds that close() waits before it cancels runs.", 0, 10**9),
         Knob("GPUEXEC_THREADS", int, None, "Threads of the CPU device.", 1, 4096, _CORES),

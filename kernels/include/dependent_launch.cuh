@@ -1,9 +1,9 @@
-// Programmatic dependent launch (PTX ISA, griddepcontrol; sm_90 and up): a kernel begins before the launches it depends on
-// are complete, and waits for them itself.
+// Programmatic dependent launch: the wait of a kernel that begins early, and the signal to the next one.
 //
-// A kernel that calls wait_for_predecessors() in its own body may be launched so: the host reads that from the source. All of
-// its blocks must call it, before they read or write any memory that a launch writes; what no launch ever writes (weights)
-// may be fetched beforehand. Elsewhere, and after any other launch, both calls do nothing.
+// A kernel that calls wait_for_predecessors() in its own body may begin before the launches that it depends on are complete;
+// the host reads that from the source. All of its blocks must call it, before they read or write any memory that a launch
+// writes; what no launch ever writes (weights) may be fetched beforehand. Launched in any other way, and before sm_90, both
+// calls do nothing (PTX ISA, griddepcontrol).
 #pragma once
 
 // Waits until the launches that this one depends on are complete and what they wrote is visible.

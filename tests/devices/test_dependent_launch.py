@@ -61,7 +61,9 @@ def record(
     return device, (record_graph if as_graph else record_launches)(device, segment, memory)
 
 
-def submit(device: TracerDevice, recording: LaunchRecording, stream: TracerStream | None = None, **part: int) -> list[int]:
+def submit(
+    device: TracerDevice, recording: LaunchRecording, stream: TracerStream | None = None, **part: int
+) -> list[int]:
     """Return the positions of the commands that began early."""
     device.log.clear()
     recording.submit(stream or device.create_stream(), {}, **part)

@@ -171,7 +171,9 @@ class CudaDevice:
                 with self.context.calling("loading", kernel):
                     raw = self._library.function(kernel)
                     raw.max_dynamic_shared_size_bytes = self.target.shared_bytes_per_block - raw.shared_size_bytes
-                    self._functions[kernel] = CudaFunction(self.context, kernel, raw, self._has_edge_data and self._library.waits(kernel))
+                    self._functions[kernel] = CudaFunction(
+                        self.context, kernel, raw, self._has_edge_data and self._library.waits(kernel)
+                    )
 
     def function(self, kernel: Kernel) -> CudaFunction:
         """Return a kernel loaded before."""

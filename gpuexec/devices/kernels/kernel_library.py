@@ -100,7 +100,7 @@ class KernelLibrary:
         return self._functions[kernel]
 
     def waits(self, kernel: Kernel) -> bool:
-        """Return whether the code of a kernel waits for the launches it depends on; that of older architectures doesn't."""
+        """Return whether the code of a kernel waits for the launches it depends on; code for older GPUs doesn't."""
         made_for = self._made_for.get(kernel, self.architecture)
         return waits_for_predecessors(kernel) and int(made_for.partition("_")[2].rstrip("af")) >= WAITING_ARCHITECTURE
 

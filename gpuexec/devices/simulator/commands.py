@@ -43,9 +43,7 @@ def make_launch(
         if before is not None and function.mode != "count":
             schedule = replace(schedule, seed=context.next_seed())  # any order: which blocks begin early is random
             withheld = _withhold(before, accesses)
-        function.run(
-            config, copied.address, schedule, context.target, ranges=ranges, counts=counts, withheld=withheld
-        )
+        function.run(config, copied.address, schedule, context.target, ranges=ranges, counts=counts, withheld=withheld)
         context.counts += [replace(each, origin=origin) for each in counts]
 
     name = _name(f"launch of {function}", origin)

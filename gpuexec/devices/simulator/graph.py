@@ -62,7 +62,9 @@ class SimulatorGraph:
         """Put the whole graph on a stream, in an order the device chooses among those the edges allow."""
         nodes = self._open_nodes()
         if self._under_way:
-            early = {at: begin_early(nodes[at], [nodes[each] for each in before]) for at, before in self._under_way.items()}
+            early = {
+                at: begin_early(nodes[at], [nodes[each] for each in before]) for at, before in self._under_way.items()
+            }
             nodes = [early.get(position, node) for position, node in enumerate(nodes)]
         stream.issue_graph(nodes, self._arrange(self._context.next_choice()), self._before)
 

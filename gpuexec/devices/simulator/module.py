@@ -69,7 +69,8 @@ class SimulatorFunction:
 
     ``signature`` has kind and size of each parameter: P pointer, f float (half and bfloat16 too), i signed, u unsigned,
     b bool, s struct. ``max_threads`` is its ``__launch_bounds__`` where these are a constant, else None.
-    ``mode`` says what it was compiled for, ``waits`` that it waits for the launches it depends on. In check mode a launch that goes wrong raises FindingsError.
+    ``mode`` says what it was compiled for, ``waits`` that it waits for the launches it depends on. In check mode a
+    launch that goes wrong raises FindingsError.
     """
 
     __slots__ = (

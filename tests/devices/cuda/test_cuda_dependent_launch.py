@@ -68,9 +68,7 @@ def make_segment(source: str) -> Segment:
         for at, name in enumerate((SHIFT, SHIFT, IN_ORDER, SHIFT))
     ]
     commands.append(Copy(slot(5), slot(4)))
-    commands.append(
-        Launch(Kernel(source, SHIFT), (16, 1, 1), (64, 1, 1), (slot(5), slot(6), np.int32(SIZE)), (1,))
-    )
+    commands.append(Launch(Kernel(source, SHIFT), (16, 1, 1), (64, 1, 1), (slot(5), slot(6), np.int32(SIZE)), (1,)))
     return Segment(tuple(commands), find_edges(commands), ("",) * len(commands))
 
 

@@ -124,7 +124,9 @@ class Standin:
             cuOccupancyMaxActiveBlocksPerMultiprocessor=lambda function, threads, shared_bytes: (0, 1536 // threads),
             cuLaunchCooperativeKernel=self._launch_cooperatively,
             cuLaunchKernelEx=self._launch_dependent,
-            **{name: getattr(bindings, name) for name in ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeID")},
+            **{
+                name: getattr(bindings, name) for name in ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeID")
+            },
             **self.graphs.as_dict(),
         )
 

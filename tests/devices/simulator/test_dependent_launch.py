@@ -1,4 +1,4 @@
-"""Dependent launches in the simulator: kernels that wait give right numbers in any order, and those that don't are found."""
+"""Dependent launches in the simulator: kernels that wait are right in any order, and those that don't are found."""
 
 from __future__ import annotations
 
