@@ -22,7 +22,7 @@ namespace {
 // Below this many CUDA threads a second OS thread costs more than it brings.
 constexpr uint64_t kThreadsWorthHelp = 8192;
 // A few blocks of a dependent launch begin early, as where a multiprocessor has room for them beside other work.
-constexpr uint64_t kEarlyBlocks = 4, kEarlyThreads = 1024;
+constexpr uint64_t kEarlyBlocks = 2, kEarlyThreads = 512;
 constexpr size_t kIdleRunners = 8;
 constexpr size_t kSignalStackBytes = 64 << 10;
 constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE};
