@@ -40,6 +40,7 @@ class GraphForm:
         self._device, self._commands, self._edges, self._origins = device, commands, edges, origins
         self._graphs = graphs
         self._graph: CommandGraph | None = None
+        self._programmatic: frozenset[tuple[int, int]] = frozenset()  # edges of the graph
         # Commands that differ from the graph's nodes, and those among them whose size changed since the last launch.
         self._stale: set[int] = set()
         self._resized: frozenset[int] = frozenset()
@@ -67,6 +68,9 @@ class GraphForm:
             self._resized = self._resized.union(changed)
             if self._graph is not None:
                 self._stale.update(changed)
+                # An update leaves edges as they are, and another kernel may wait where this one did not, or not wait.
+                if self._find_programmatic() != self._programmatic:
+                    self.close()
 
     def launch(self, stream: Stream, touched: AbstractSet[int]) -> bool:
         """Launch all commands as a graph, if that costs less now; ``touched`` are those just bound anew."""
@@ -133,8 +137,11 @@ class GraphForm:
             graph.close()
 
     def _create(self) -> CommandGraph:
-        programmatic = find_programmatic(self._device.target, self._commands, self._edges)
-        return self._device.create_graph(self._commands, self._edges, self._origins, programmatic)
+        self._programmatic = self._find_programmatic()
+        return self._device.create_graph(self._commands, self._edges, self._origins, self._programmatic)
+
+    def _find_programmatic(self) -> frozenset[tuple[int, int]]:
+        return find_programmatic(self._device.target, self._commands, self._edges)
 
     def _is_due(self, touched: AbstractSet[int]) -> bool:
         """Return whether to make the graph: after a few uses, if it is likely to cost less from now on."""

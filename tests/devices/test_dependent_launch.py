@@ -142,6 +142,21 @@ def test_other_size_of_the_class_begins_as_early() -> None:
     assert tuple(submit(device, recording)) == EARLY
 
 
+def test_graph_is_made_again_where_another_kernel_waits_or_does_not() -> None:
+    device, recording = record(as_graph=True)
+    submit(device, recording)
+    recording.patch([*COMMANDS[:4], launch(PLAIN, 5, 6), *COMMANDS[5:]])
+    submit(device, recording)
+    (edges,) = [row[-1] for row in device.log if row[0] == "programmatic edges"]
+    assert edges == tuple(edge for edge in PROGRAMMATIC if edge != (3, 4))
+    recording.patch([replace(each, grid=(2, 1, 1)) if isinstance(each, Launch) else each for each in COMMANDS])
+    submit(device, recording)
+    assert [row[-1] for row in device.log if row[0] == "programmatic edges"] == [PROGRAMMATIC]
+    recording.patch(COMMANDS)
+    submit(device, recording)
+    assert "programmatic edges" not in [row[0] for row in device.log]
+
+
 def test_waiting_after_each_command_launches_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUEXEC_SYNC_EACH", "1")
     device, recording = record()

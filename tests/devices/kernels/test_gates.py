@@ -82,6 +82,18 @@ def test_figure_beyond_a_bound_is_reported_beside_it(
     assert violations(monkeypatch, replace(REACHED, **change)) == [says]
 
 
+def test_kernel_that_says_it_waits_has_the_instruction_from_sm_90_on() -> None:
+    def find(figures: CodeFigures, architecture: str) -> list[str]:
+        figures = replace(figures, local_accesses=0, early_accesses=0)
+        return list(find_violations(KERNEL, figures, "f.cu", architecture, is_waiting=True))
+
+    assert find(FIGURES, "sm_89") == []
+    assert find(FIGURES, "sm_90") == [
+        "has no ACQBULK, and its source says that it waits for the launches it depends on."
+    ]
+    assert find(replace(FIGURES, opcodes={"ACQBULK": 1}), "sm_90") == []
+
+
 def test_share_of_multiply_adds_takes_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     (said,) = violations(monkeypatch, REACHED, replace(FIGURES, loop=None))
     assert "at least 60.0%" in said

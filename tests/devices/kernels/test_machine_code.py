@@ -92,6 +92,29 @@ def test_parse_functions_reads_predicates_opcodes_and_targets() -> None:
     assert functions["second"].instructions[0].targets == (1, 4)
 
 
+WAITING = """\
+	.section	.text.waiting,"ax",@progbits
+.text.waiting:
+        /*0000*/                   LDG.E.CONSTANT R4, desc[UR4][R2.64] ;
+        /*0010*/               @P0 BRA `(.L_x_1) ;
+.L_x_0:
+        /*0020*/                   ACQBULK ;
+        /*0030*/                   LDG.E R5, desc[UR4][R2.64] ;
+        /*0040*/                   STG.E desc[UR4][R2.64], R5 ;
+        /*0050*/                   EXIT ;
+.L_x_1:
+        /*0060*/                   RED.E.ADD.STRONG.GPU desc[UR4][R2.64], R5 ;
+        /*0070*/                   BRA `(.L_x_0) ;
+"""
+
+
+def test_early_accesses_are_those_on_a_path_to_the_wait() -> None:
+    (function,) = parse_functions(WAITING).values()
+    assert measure(function).early_accesses == 2
+    (without,) = parse_functions(WAITING.replace("ACQBULK", "NOP")).values()
+    assert measure(without).early_accesses == 0
+
+
 @pytest.mark.parametrize(
     ("opcode", "bits"),
     [("LDG.E", 32), ("LDG.E.128.CONSTANT", 128), ("LDG.E.U8", 8), ("LDG.E.S16", 16), ("STG.E.64", 64), ("LDS.U", 32)],
