@@ -6,15 +6,15 @@
 // calls do nothing (PTX ISA, griddepcontrol).
 #pragma once
 
+#ifdef GPUEXEC_SIM
+__device__ inline void wait_for_predecessors(GPUEXEC_SITE) { gpuexec_wait_for_predecessors(site); }
+
+// Who depends on this launch begins as early as any order of blocks allows, and sees nothing of it before its own wait.
+__device__ inline void launch_dependents() {}
+#else
 // Waits until the launches that this one depends on are complete and what they wrote is visible.
-__device__ inline void wait_for_predecessors(
-#ifdef GPUEXEC_SIM
-    GPUEXEC_SITE
-#endif
-) {
-#ifdef GPUEXEC_SIM
-  gpuexec_wait_for_predecessors(site);
-#elif __CUDA_ARCH__ >= 900
+__device__ inline void wait_for_predecessors() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -22,9 +22,8 @@ __device__ inline void wait_for_predecessors(
 // Lets the launches that depend on this one begin once all of its blocks have called this or ended. Called behind the wait,
 // so that no more than two launches of a chain are under way together.
 __device__ inline void launch_dependents() {
-#ifdef GPUEXEC_SIM
-  // Who depends on this launch begins as early as any order of blocks allows, and sees nothing of it before its own wait.
-#elif __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+#endif

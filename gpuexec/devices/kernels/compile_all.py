@@ -29,7 +29,7 @@ from gpuexec.devices.kernels.code_files import cache_folder
 from gpuexec.devices.kernels.gates import find_violations, seconds_limit
 from gpuexec.devices.kernels.kernel_cache import KernelCache, make_key
 from gpuexec.devices.kernels.kernel_library import default_cache
-from gpuexec.devices.kernels.kernel_source import find_source, flatten, waits_for_predecessors
+from gpuexec.devices.kernels.kernel_source import find_source, find_waiting_kernels, flatten
 from gpuexec.devices.kernels.machine_code import CodeFigures, find_nvdisasm, read_figures
 from gpuexec.errors import DeviceNotFoundError, KernelError
 from gpuexec.ir.command import Kernel
@@ -106,7 +106,7 @@ def find_problems(outcome: Outcome, uses: Uses | None = None) -> list[str]:
         use = None if uses is None else uses[Kernel(source, kernel.expression)]
         found = [*find_excess(kernel, source, architecture, use)]
         if figures := outcome.figures.get(kernel.lowered_name):
-            is_waiting = waits_for_predecessors(Kernel(source, kernel.expression))
+            is_waiting = kernel.expression.partition("<")[0] in find_waiting_kernels(find_source(source))
             found += find_violations(kernel, figures, source, architecture, use, is_waiting=is_waiting)
         problems += [f"{source}:{kernel.expression} ({architecture}) {each}" for each in found]
     limit = seconds_limit(source, outcome.program.expressions)
