@@ -29,6 +29,7 @@ from gpuexec.passes.inline_branches import inline_branches
 from gpuexec.passes.merge_common import merge_common
 from gpuexec.passes.narrow_weights import narrow_weights
 from gpuexec.passes.pack_weights import pack_weights
+from gpuexec.passes.recognise_gelu import recognise_gelu
 from gpuexec.passes.remove_dead import remove_dead
 from gpuexec.passes.remove_noops import remove_noops
 
@@ -64,6 +65,7 @@ AT_LOAD = (
     Pass("fold_constants", fold_constants),
     Pass("inline_branches", inline_branches, operators={If.name}),
     Pass("remove_noops", remove_noops),
+    Pass("recognise_gelu", recognise_gelu, operators={"Erf"}),
     Pass("group_heads", group_heads, operators={Attention.name, AttentionOverCache.name}),
     Pass("fuse_conv_batchnorm", fuse_conv_batchnorm, operators={"BatchNormalization"}),
     Pass("merge_common", merge_common),

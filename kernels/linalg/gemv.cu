@@ -4,6 +4,7 @@
 
 constexpr int kGemvThreads = 256, kWarps = kGemvThreads / 32;
 constexpr int kWarpColumns = 4;  // of gemv_along_k
+constexpr int kLaneWidth = 4, kStep = 32 * kLaneWidth;  // k of a lane and of a warp in a step of gemv_along_k
 constexpr unsigned kFullMask = 0xffffffffu;
 // Loads of the matrix that a thread of gemv_along_columns has under way: 2 blocks x 256 threads x 16 bytes = 8 KB on a
 // multiprocessor for each. Those of gemv_along_k come by kWarpColumns: 32 KB for each step.
@@ -95,23 +96,25 @@ struct WarpOperands {
   i64 a_inner, b_inner;
   int inner;
 
-  // Adds the products of Steps steps, which are 32 * Width of k each: a lane's are Width neighbours from `k` on. Where not
-  // IsWhole, those beyond `inner` count as 0.
-  template <int Steps, int Width, bool IsWhole>
+  // Adds the products of Steps steps, which are 128 of k each: a lane's are four neighbours from `k` on, read together
+  // where IsWide, so both ways add in one order. Where not IsWhole, those beyond `inner` count as 0.
+  template <int Steps, bool IsWide, bool IsWhole>
   __device__ void add(int k, float (&sums)[Rows * kWarpColumns]) const {
-    constexpr int kStep = 32 * Width;
-    float w[Steps][kWarpColumns][Width] = {};
+    float w[Steps][kWarpColumns][kLaneWidth] = {};
 #pragma unroll
     for (int s = 0; s < Steps; ++s) {
       if (!IsWhole && k + s * kStep >= inner) break;
 #pragma unroll
       for (int c = 0; c < kWarpColumns; ++c) {
-        const float* source = columns[c] + (k + s * kStep) * (Width == 1 ? b_inner : 1);
-        if constexpr (Width == 4) {
-          const float4 four = __ldcs(reinterpret_cast<const float4*>(source));
+        if constexpr (IsWide) {
+          const float4 four = __ldcs(reinterpret_cast<const float4*>(columns[c] + k + s * kStep));
           w[s][c][0] = four.x, w[s][c][1] = four.y, w[s][c][2] = four.z, w[s][c][3] = four.w;
         } else {
-          w[s][c][0] = __ldcs(source);
+#pragma unroll
+          for (int i = 0; i < kLaneWidth; ++i) {
+            const int at = k + s * kStep + i;
+            if (IsWhole || at < inner) w[s][c][i] = __ldg(columns[c] + at * b_inner);
+          }
         }
       }
     }
@@ -120,11 +123,20 @@ struct WarpOperands {
       if (!IsWhole && k + s * kStep >= inner) break;
 #pragma unroll
       for (int row = 0; row < Rows; ++row) {
-        const Vec<float, Width> own = load_vec<Width>(rows[row] + (k + s * kStep) * (Width == 1 ? a_inner : 1));
+        Vec<float, kLaneWidth> own = {};
+        if constexpr (IsWide) {
+          own = load_vec<kLaneWidth>(rows[row] + k + s * kStep);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kLaneWidth; ++i) {
+            const int at = k + s * kStep + i;
+            if (IsWhole || at < inner) own.lanes[i] = rows[row][at * a_inner];
+          }
+        }
 #pragma unroll
         for (int c = 0; c < kWarpColumns; ++c) {
 #pragma unroll
-          for (int i = 0; i < Width; ++i) {
+          for (int i = 0; i < kLaneWidth; ++i) {
             float& sum = sums[row * kWarpColumns + c];
             sum = fmaf(own.lanes[i], w[s][c][i], sum);
           }
@@ -134,19 +146,18 @@ struct WarpOperands {
   }
 
   // Adds the products of part `part` of `parts` of the inner extent.
-  template <int Width>
+  template <bool IsWide>
   __device__ void add_part(int part, int parts, int lane, float (&sums)[Rows * kWarpColumns]) const {
-    constexpr int kStep = 32 * Width;
     const int steps = (inner + kStep - 1) / kStep;
     const int end = int(i64(steps) * (part + 1) / parts);
     const int whole_end = end < inner / kStep ? end : inner / kStep;
     int step = int(i64(steps) * part / parts);
 #pragma unroll 1
     for (; step + kSteps<Rows> <= whole_end; step += kSteps<Rows>) {
-      add<kSteps<Rows>, Width, true>(step * kStep + Width * lane, sums);
+      add<kSteps<Rows>, IsWide, true>(step * kStep + kLaneWidth * lane, sums);
     }
 #pragma unroll 1
-    for (; step < end; ++step) add<1, Width, false>(step * kStep + Width * lane, sums);
+    for (; step < end; ++step) add<1, IsWide, false>(step * kStep + kLaneWidth * lane, sums);
   }
 };
 
@@ -188,8 +199,8 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   float sums[kSums];
 #pragma unroll
   for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
-  if ((gemm.wide & kWideA) && (gemm.wide & kWideB)) operands.template add_part<4>(part, parts, lane, sums);
-  else operands.template add_part<1>(part, parts, lane, sums);
+  if ((gemm.wide & kWideA) && (gemm.wide & kWideB)) operands.template add_part<true>(part, parts, lane, sums);
+  else operands.template add_part<false>(part, parts, lane, sums);
   const float sum = sum_over_lanes(sums, lane);
   const int groups = kWarps / folds;  // of four columns
   if (lane % (32 / kSums) == 0) partial[warp % folds * groups + warp / folds][lane / (32 / kSums)] = sum;

@@ -34,6 +34,10 @@ FREE = {
     "DFT": "a fast transform and a sum differ in the products with 0 that they leave out",
     "STFT": "a fast transform and a sum differ in the products with 0 that they leave out",
     "Det": "elimination divides by whatever pivot comes first",
+    **dict.fromkeys(
+        ("Conv", "ConvTranspose", "gpuexec.FusedConv", "gpuexec.FusedConvTranspose"),
+        "tiles multiply weights by the zeros of the padding, which other forms leave out",
+    ),
 }
 
 

@@ -24,7 +24,9 @@ class DirectEmitter:
 
     target = Target.named("sm_90")
 
-    def __init__(self) -> None:
+    def __init__(self, choices: Sequence[int] | None = None) -> None:
+        self._choices = None if choices is None else iter(choices)
+        self.choices: list[int] = []
         self.arrays: list[Array] = []
         self.launches: list[tuple[Kernel, Sequence[Argument]]] = []
         self.in_place_allowed: list[tuple[Slot, Slot]] = []
@@ -123,8 +125,10 @@ class DirectEmitter:
         return self.slot(np.zeros(count, np.uint32))
 
     def choose(self, now: int) -> int:
-        """Return the number: there is one size."""
-        return now
+        """Return the number, or what another emitter has chosen at the upper end of a size class."""
+        chosen = now if self._choices is None else next(self._choices)
+        self.choices.append(chosen)
+        return chosen
 
     def divide(self, now: int) -> int:
         """Return the number: there is one size."""

@@ -31,7 +31,10 @@ def assert_close(
     assert got.dtype == expected.dtype and got.shape == expected.shape, (
         f"{label} is {TensorSpec(got.shape, got.dtype)}, expected {TensorSpec(expected.shape, expected.dtype)}"
     )
-    if op.tolerance is Tolerance.EXACT or got.dtype.kind in "biu" or dtype_row(got.dtype).is_narrow:
+    is_narrow = dtype_row(got.dtype).is_narrow
+    if is_narrow and op.name == "QLinearMatMul":  # whose sums may be 0 of either sign, as the order gives it
+        got, expected = (each.astype(np.float32) + 0 for each in (got, expected))
+    if op.tolerance is Tolerance.EXACT or got.dtype.kind in "biu" or is_narrow:
         np.testing.assert_array_equal(to_bits(got), to_bits(expected), err_msg=label)
         return
     a, b = got.astype(np.float64), expected.astype(np.float64)

@@ -301,6 +301,7 @@ class ConvSum:
         starts = [abs(axis.start) for phase in self.phases for axis in phase.axes]
         return (
             taps <= _MAX_TAPS
+            and max(self.batch, self.channels, self.groups * self.outs) < _LIMIT
             and len(self.phases) <= _MAX_PHASES
             and bits <= _MAX_TAP_BITS
             and max(sum(reach), 4 * abs(self.x_strides[1]), 4 * max(self.count_inners(4)), tiles) < _LIMIT

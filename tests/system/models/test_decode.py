@@ -65,7 +65,7 @@ def kernels_of(worker: gx.Worker) -> set[Kernel]:
     return {kernel for plan in worker.plans for kernel in plan.kernels()}
 
 
-@pytest.mark.parametrize(("dims", "max_plans"), [(None, 5), (BOUNDS, 1)], ids=["free", "bounded"])
+@pytest.mark.parametrize(("dims", "max_plans"), [(None, 5), (BOUNDS, 3)], ids=["free", "bounded"])
 @pytest.mark.parametrize("device", ["simulator", "tracer", pytest.param("gpu", marks=pytest.mark.gpu)])
 def test_decoding_makes_few_plans_and_the_right_logits(
     device: str, dims: dict[str, tuple[int, int]] | None, max_plans: int
