@@ -57,15 +57,15 @@ class _Recognition:
         one = self._find_reader(erf.outputs[0])
         if scaled is None or source is None or one is None or one.operator.name != "Add":
             return None
-        if self._split(one, erf.outputs[0], 1.0) is None:
+        value = one.outputs[0]
+        if value is None or self._split(one, erf.outputs[0], 1.0) is None:
             return None
         nodes = [scaled, erf, one]
         # Left to multiply by are x and a half: each by itself in either order, or the product of both.
         has_x = has_half = False
-        value = one.outputs[0]
         while not (has_x and has_half):
             product = self._find_reader(value)
-            if product is None or product.operator.name != "Mul":
+            if value is None or product is None or product.operator.name != "Mul":
                 return None
             other = self._other(product, value)
             if other is None:
