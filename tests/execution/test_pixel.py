@@ -186,6 +186,7 @@ def test_workers_leave_no_memory_behind(backend: Backend) -> None:
         worker = gx.Worker(model, backend=backend)
         kept = worker.schedule(x).peek_output()
         kept.readback_and_clone()
+        worker.wait_for_completion()  # what is dropped while it runs is let go of later
         if is_closed:
             worker.close()
         with warnings.catch_warnings(action="ignore", category=ResourceWarning):
