@@ -96,26 +96,18 @@ struct WarpOperands {
   i64 a_inner, b_inner;
   int inner;
 
-  // Adds the products of Steps steps, which are 128 of k each: a lane's are four neighbours from `k` on, read together
-  // where IsWide, so both ways add in one order. Where not IsWhole, those beyond `inner` count as 0.
-  template <int Steps, bool IsWide, bool IsWhole>
-  __device__ void add(int k, float (&sums)[Rows * kWarpColumns]) const {
+  // Adds the products of Steps steps, which are 128 of k each: a lane's are four neighbours from `k` on. Where not IsWhole,
+  // those beyond `inner` count as 0.
+  template <int Steps, bool IsWhole>
+  __device__ void add_vectors(int k, float (&sums)[Rows * kWarpColumns]) const {
     float w[Steps][kWarpColumns][kLaneWidth] = {};
 #pragma unroll
     for (int s = 0; s < Steps; ++s) {
       if (!IsWhole && k + s * kStep >= inner) break;
 #pragma unroll
       for (int c = 0; c < kWarpColumns; ++c) {
-        if constexpr (IsWide) {
-          const float4 four = __ldcs(reinterpret_cast<const float4*>(columns[c] + k + s * kStep));
-          w[s][c][0] = four.x, w[s][c][1] = four.y, w[s][c][2] = four.z, w[s][c][3] = four.w;
-        } else {
-#pragma unroll
-          for (int i = 0; i < kLaneWidth; ++i) {
-            const int at = k + s * kStep + i;
-            if (IsWhole || at < inner) w[s][c][i] = __ldg(columns[c] + at * b_inner);
-          }
-        }
+        const float4 four = __ldcs(reinterpret_cast<const float4*>(columns[c] + k + s * kStep));
+        w[s][c][0] = four.x, w[s][c][1] = four.y, w[s][c][2] = four.z, w[s][c][3] = four.w;
       }
     }
 #pragma unroll
@@ -123,16 +115,7 @@ struct WarpOperands {
       if (!IsWhole && k + s * kStep >= inner) break;
 #pragma unroll
       for (int row = 0; row < Rows; ++row) {
-        Vec<float, kLaneWidth> own = {};
-        if constexpr (IsWide) {
-          own = load_vec<kLaneWidth>(rows[row] + k + s * kStep);
-        } else {
-#pragma unroll
-          for (int i = 0; i < kLaneWidth; ++i) {
-            const int at = k + s * kStep + i;
-            if (IsWhole || at < inner) own.lanes[i] = rows[row][at * a_inner];
-          }
-        }
+        const Vec<float, kLaneWidth> own = load_vec<kLaneWidth>(rows[row] + k + s * kStep);
 #pragma unroll
         for (int c = 0; c < kWarpColumns; ++c) {
 #pragma unroll
@@ -145,19 +128,44 @@ struct WarpOperands {
     }
   }
 
+  // The same for one step of operands that are not read as vectors, in the same order.
+  __device__ void add_elements(int k, float (&sums)[Rows * kWarpColumns]) const {
+    const int end = k + kLaneWidth < inner ? k + kLaneWidth : inner;
+#pragma unroll 1
+    for (; k < end; ++k) {
+      float w[kWarpColumns];
+#pragma unroll
+      for (int c = 0; c < kWarpColumns; ++c) w[c] = __ldg(columns[c] + k * b_inner);
+#pragma unroll
+      for (int row = 0; row < Rows; ++row) {
+        const float own = rows[row][k * a_inner];
+#pragma unroll
+        for (int c = 0; c < kWarpColumns; ++c) {
+          float& sum = sums[row * kWarpColumns + c];
+          sum = fmaf(own, w[c], sum);
+        }
+      }
+    }
+  }
+
   // Adds the products of part `part` of `parts` of the inner extent.
   template <bool IsWide>
   __device__ void add_part(int part, int parts, int lane, float (&sums)[Rows * kWarpColumns]) const {
     const int steps = (inner + kStep - 1) / kStep;
     const int end = int(i64(steps) * (part + 1) / parts);
-    const int whole_end = end < inner / kStep ? end : inner / kStep;
     int step = int(i64(steps) * part / parts);
+    if constexpr (IsWide) {
+      const int whole_end = end < inner / kStep ? end : inner / kStep;
 #pragma unroll 1
-    for (; step + kSteps<Rows> <= whole_end; step += kSteps<Rows>) {
-      add<kSteps<Rows>, IsWide, true>(step * kStep + kLaneWidth * lane, sums);
+      for (; step + kSteps<Rows> <= whole_end; step += kSteps<Rows>) {
+        add_vectors<kSteps<Rows>, true>(step * kStep + kLaneWidth * lane, sums);
+      }
+#pragma unroll 1
+      for (; step < end; ++step) add_vectors<1, false>(step * kStep + kLaneWidth * lane, sums);
+    } else {
+#pragma unroll 1
+      for (; step < end; ++step) add_elements(step * kStep + kLaneWidth * lane, sums);
     }
-#pragma unroll 1
-    for (; step < end; ++step) add<1, IsWide, false>(step * kStep + kLaneWidth * lane, sums);
   }
 };
 
