@@ -12,12 +12,12 @@
 // Copies Bytes (4 or 16) to shared memory, or writes as many zeros where `is_inside` is false: `source` is not read then.
 // Both ends are aligned to Bytes. 4 bytes pass through L1, whose lines neighbours share; 16 bytes go by it.
 template <int Bytes>
-__device__ inline void copy_async(float* destination, const float* source, bool is_inside) {
-  static_assert(Bytes == 4 || Bytes == 16, "one or four floats");
+__device__ inline void copy_async(void* destination, const void* source, bool is_inside) {
+  static_assert(Bytes == 4 || Bytes == 16, "one or four elements of four bytes");
 #if defined(GPUEXEC_SIM)
   gpuexec_copy_async(destination, source, Bytes, is_inside ? Bytes : 0);
 #elif defined(GPUEXEC_COPIES_BY_REGISTERS)
-  typedef typename Select<Bytes == 16, float4, float>::type Copied;
+  typedef typename Select<Bytes == 16, uint4, u32>::type Copied;
   Copied copied = {};
   if (is_inside) copied = __ldg(reinterpret_cast<const Copied*>(source));
   *reinterpret_cast<Copied*>(destination) = copied;

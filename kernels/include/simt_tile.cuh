@@ -1,9 +1,10 @@
-// One tile of a product of float matrices on the FP32 units: a ring of slabs, and 8 x 8 or 4 x 8 sums a thread.
+// One tile of a product on the FP32 or integer units: a ring of slabs, and 8 x 8 or 4 x 8 sums a thread.
 //
-// Slabs come by asynchronous copies. k runs upwards with one fused multiply-add each, so the bits are those of the plain
-// loop. A slab holds 16 values of k: the left operand as rows [row][k], the right one as [k][column]. So a dense row of
-// either operand goes into shared memory 16 bytes at a time, and fragments come out of it as vectors: two or four k of a
-// row on the left, four columns of a k on the right. Lanes i and i ^ 1 read the same left address and lanes i and i ^ 2
+// Elements have four bytes: floats, or words of four bytes that are neighbours along the inner extent, where k counts
+// words. Slabs come by asynchronous copies. k runs upwards with one fused multiply-add each, so the bits are those of the
+// plain loop. A slab holds 16 values of k: the left operand as rows [row][k], the right one as [k][column]. So a dense row
+// of either operand goes into shared memory 16 bytes at a time, and fragments come out of it as vectors: two or four k of
+// a row on the left, four columns of a k on the right. Lanes i and i ^ 1 read the same left address and lanes i and i ^ 2
 // the same right one: then the hardware joins the quarters of a half-warp, and a LDS.128 takes two wavefronts in place of
 // four, a LDS.64 one in place of two.
 #pragma once
@@ -85,13 +86,14 @@ __device__ inline int opaque(int number) {
   return number;
 }
 
-// The float that lies count * step bytes behind another, by one IMAD.WIDE. The assembler takes two instructions where it
+// The element that lies count * step bytes behind another, by one IMAD.WIDE. The assembler takes two instructions where it
 // knows the count, so a count of 1 comes as opaque(1).
-__device__ inline const float* behind(const float* first, int count, int step) {
+template <class T>
+__device__ inline const T* behind(const T* first, int count, int step) {
 #ifdef GPUEXEC_SIM
-  return reinterpret_cast<const float*>(reinterpret_cast<const char*>(first) + i64(count) * step);
+  return reinterpret_cast<const T*>(reinterpret_cast<const char*>(first) + i64(count) * step);
 #else
-  const float* result;
+  const T* result;
   asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(result) : "r"(count), "r"(step), "l"(first));
   return result;
 #endif
@@ -99,19 +101,20 @@ __device__ inline const float* behind(const float* first, int count, int step) {
 
 // Loaders copy a thread's share of a slab: `load_head` the first one of a range, `head` values of k from k = 0 on, `load`
 // the one from k on, all of whose k are there; both count k from the range's first. Beyond the matrix they write zeros.
-// Steps in bytes are below 2^31.
+// Steps in bytes are below 2^31. A loader that changes elements on the way reads them into registers then, and
+// writes them to shared memory in `finish`, a slab's sums later.
 
 // The left operand by rows, dense along k, all rows aligned to 16 bytes: two copies, of rows a quarter of the threads
 // apart.
-template <class Tile>
+template <class Tile, class T = float>
 struct LeftVectors {
   static constexpr int kApart = Tile::kThreads / 4;
-  const float* source;
+  const T* source;
   int step;  // bytes from a row to the next
   int destination, k;
   bool is_inside[2];
 
-  __device__ LeftVectors(const float* matrix, int first_row, int rows, i64 row_stride, i64, int first_k) {
+  __device__ LeftVectors(const T* matrix, int first_row, int rows, i64 row_stride, i64, int first_k) {
     const int thread = threadIdx.x;
     const int row = (thread & 7) + thread / 32 * 8;
     k = (thread >> 3 & 3) * 4;
@@ -121,11 +124,12 @@ struct LeftVectors {
 #pragma unroll
     for (int i = 0; i < 2; ++i) is_inside[i] = first_row + row + i * kApart < rows;
   }
-  __device__ void load_head(float* slab, int head) const { copy(slab, 0, k < head); }
-  __device__ void load(float* slab, int from) const { copy(slab, from, true); }
+  __device__ void load_head(T* slab, int head) const { copy(slab, 0, k < head); }
+  __device__ void load(T* slab, int from) const { copy(slab, from, true); }
+  __device__ void finish() const {}
 
  private:
-  __device__ void copy(float* slab, int from, bool is_k_inside) const {
+  __device__ void copy(T* slab, int from, bool is_k_inside) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       copy_async<16>(slab + destination + i * kApart * kLeftPitch,
@@ -135,15 +139,15 @@ struct LeftVectors {
 };
 
 // The left operand by any strides and alignment: eight copies of four bytes, 8 rows x 4 k a warp.
-template <class Tile>
+template <class Tile, class T = float>
 struct LeftElements {
   static constexpr int kApart = Tile::kThreads / 4;
-  const float* source;
+  const T* source;
   int step, k_step;  // bytes from the first four rows' elements to the others', and from one k to the next
   int destination, k, one;
   bool is_inside[2];
 
-  __device__ LeftElements(const float* matrix, int first_row, int rows, i64 row_stride, i64 k_stride, int first_k) {
+  __device__ LeftElements(const T* matrix, int first_row, int rows, i64 row_stride, i64 k_stride, int first_k) {
     const int thread = threadIdx.x;
     const int row = (thread & 7) + thread / 32 * 8;
     k = thread >> 3 & 3;
@@ -155,12 +159,13 @@ struct LeftElements {
 #pragma unroll
     for (int i = 0; i < 2; ++i) is_inside[i] = first_row + row + i * kApart < rows;
   }
-  __device__ void load_head(float* slab, int head) const { copy(slab, 0, head - k); }
-  __device__ void load(float* slab, int from) const { copy(slab, from, kSlabDepth); }
+  __device__ void load_head(T* slab, int head) const { copy(slab, 0, head - k); }
+  __device__ void load(T* slab, int from) const { copy(slab, from, kSlabDepth); }
+  __device__ void finish() const {}
 
  private:
-  __device__ void copy(float* slab, int from, int k_left) const {
-    const float* first = behind(source, from, k_step);
+  __device__ void copy(T* slab, int from, int k_left) const {
+    const T* first = behind(source, from, k_step);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i > 0) first = behind(first, one, 4 * k_step);
@@ -172,14 +177,14 @@ struct LeftElements {
 };
 
 // The right operand, dense along columns, all rows aligned to 16 bytes: two copies, of rows eight apart.
-template <class Tile>
+template <class Tile, class T = float>
 struct RightVectors {
-  const float* source;
+  const T* source;
   int k_step;  // bytes
   int destination, k;
   bool is_inside;
 
-  __device__ RightVectors(const float* matrix, int first_column, int columns, i64, i64 k_stride, int first_k) {
+  __device__ RightVectors(const T* matrix, int first_column, int columns, i64, i64 k_stride, int first_k) {
     const int thread = threadIdx.x;
     const int column = thread % (Tile::kColumns / 4) * 4;
     k = thread / (Tile::kColumns / 4);
@@ -188,14 +193,15 @@ struct RightVectors {
     source = matrix + (first_k + k) * k_stride + first_column + column;
     is_inside = first_column + column < columns;
   }
-  __device__ void load_head(float* slab, int head) const { copy(slab, 0, head - k); }
-  __device__ void load(float* slab, int from) const { copy(slab, from, kSlabDepth); }
+  __device__ void load_head(T* slab, int head) const { copy(slab, 0, head - k); }
+  __device__ void load(T* slab, int from) const { copy(slab, from, kSlabDepth); }
+  __device__ void finish() const {}
 
  private:
-  __device__ void copy(float* slab, int from, int k_left) const {
+  __device__ void copy(T* slab, int from, int k_left) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float* first = behind(source, from, k_step);
+      const T* first = behind(source, from, k_step);
       copy_async<16>(slab + destination + 8 * i * Tile::kRightPitch, i == 0 ? first : behind(first, 8, k_step),
                      is_inside && 8 * i < k_left);
     }
@@ -203,14 +209,14 @@ struct RightVectors {
 };
 
 // The right operand by any strides and alignment: eight copies of four bytes, 4 columns x 8 k a warp.
-template <class Tile>
+template <class Tile, class T = float>
 struct RightElements {
   static constexpr int kApart = Tile::kThreads / 8;
-  const float* source;
+  const T* source;
   int step, k_step;  // bytes from a copy's column to the next one's, and from one k to the next
   int destination, k, columns_left, one;
 
-  __device__ RightElements(const float* matrix, int first_column, int columns, i64 column_stride, i64 k_stride,
+  __device__ RightElements(const T* matrix, int first_column, int columns, i64 column_stride, i64 k_stride,
                            int first_k) {
     const int thread = threadIdx.x;
     const int column = (thread & 3) + thread / 32 * 4;
@@ -222,14 +228,15 @@ struct RightElements {
     source = matrix + (first_k + k) * k_stride + (first_column + column) * column_stride;
     columns_left = columns - first_column - column;
   }
-  __device__ void load_head(float* slab, int head) const { copy(slab, 0, head - k); }
-  __device__ void load(float* slab, int from) const { copy(slab, from, kSlabDepth); }
+  __device__ void load_head(T* slab, int head) const { copy(slab, 0, head - k); }
+  __device__ void load(T* slab, int from) const { copy(slab, from, kSlabDepth); }
+  __device__ void finish() const {}
 
  private:
-  __device__ void copy(float* slab, int from, int k_left) const {
+  __device__ void copy(T* slab, int from, int k_left) const {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float* at = behind(source, from + 8 * j, k_step);
+      const T* at = behind(source, from + 8 * j, k_step);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (i > 0) at = behind(at, one, step);
@@ -241,12 +248,19 @@ struct RightElements {
 };
 
 // Reads neighbours of a slab: k of a row of the left one, or columns of a k of the right one.
-template <int Count>
-__device__ inline void read_fragment(float (&values)[Count], const float* slab) {
-  const Vec<float, Count> vector = load_vec<Count>(slab);
+template <class T, int Count>
+__device__ inline void read_fragment(T (&values)[Count], const T* slab) {
+  const Vec<T, Count> vector = load_vec<Count>(slab);
 #pragma unroll
   for (int i = 0; i < Count; ++i) values[i] = vector.lanes[i];
 }
+
+// The product of an element of each operand, added to a sum.
+struct MultiplyFloats {
+  typedef float Element;
+  typedef float Sum;
+  static __device__ Sum add(Element a, Element b, Sum sum) { return fmaf(a, b, sum); }
+};
 
 // Sums left(row, k) * right(k, column) over the slabs of a range. All threads of the block come here. `ring` is shared
 // memory of Tile::kRingFloats, aligned to 16 bytes.
@@ -254,18 +268,22 @@ __device__ inline void read_fragment(float (&values)[Count], const float* slab) 
 // Fragments are read one k (on the left: as the last k read together is used) before they are needed, those of the next
 // slab too: its copies are waited for before the last k of this one. Past that barrier nobody reads this slab any more,
 // so one barrier a slab is enough, and the next trip may copy over it.
-template <class Tile, class Left, class Right>
-__device__ inline void multiply_slabs(const Left& left, const Right& right, const SlabRange& range, float* ring,
-                                      float (&sums)[Tile::kRowSums][kColumnSums]) {
+template <class Tile, class Multiply = MultiplyFloats, class Left, class Right>
+__device__ inline void multiply_slabs(const Left& left, const Right& right, const SlabRange& range,
+                                      typename Multiply::Element* ring,
+                                      typename Multiply::Sum (&sums)[Tile::kRowSums][kColumnSums]) {
+  typedef typename Multiply::Element T;
   constexpr int kRowSums = Tile::kRowSums, kTogether = Tile::kTogether, kStages = Tile::kStages;
 #pragma unroll
   for (int i = 0; i < kRowSums; ++i) {
 #pragma unroll
-    for (int j = 0; j < kColumnSums; ++j) sums[i][j] = 0.0f;
+    for (int j = 0; j < kColumnSums; ++j) sums[i][j] = 0;
   }
   if (range.count == 0) return;
   left.load_head(ring, range.head);
   right.load_head(ring + Tile::kLeftFloats, range.head);
+  left.finish();
+  right.finish();
   commit_copies();
   int k_to_load = range.head;
 #pragma unroll
@@ -273,15 +291,17 @@ __device__ inline void multiply_slabs(const Left& left, const Right& right, cons
     if (stage < range.count) {
       left.load(ring + stage * Tile::kSlabFloats, k_to_load);
       right.load(ring + stage * Tile::kSlabFloats + Tile::kLeftFloats, k_to_load);
+      left.finish();
+      right.finish();
     }
     k_to_load += kSlabDepth;
     commit_copies();
   }
   const SumsPlace<Tile> place(threadIdx.x);
-  const float* a_here = ring + place.row * kLeftPitch;
-  const float* b_here = ring + Tile::kLeftFloats + place.column;
-  float a[kRowSums][kTogether];  // k of each row
-  float b[2][2][4];              // [k mod 2][group of columns]
+  const T* a_here = ring + place.row * kLeftPitch;
+  const T* b_here = ring + Tile::kLeftFloats + place.column;
+  T a[kRowSums][kTogether];  // k of each row
+  T b[2][2][4];              // [k mod 2][group of columns]
   wait_copies<kStages - 2>();
   __syncthreads();
 #pragma unroll
@@ -302,13 +322,15 @@ __device__ inline void multiply_slabs(const Left& left, const Right& right, cons
     commit_copies();
     int step = read == kLast ? -kLast : Tile::kSlabFloats;
     if (to_come == 0) step = 0;  // the last trip reads its own slab again, in vain
-    const float* const a_next = a_here + step;
-    const float* const b_next = b_here + step;
+    const T* const a_next = a_here + step;
+    const T* const b_next = b_here + step;
     read += step;
 #pragma unroll
     for (int k = 0; k < kSlabDepth; ++k) {
       const bool is_last = k + 1 == kSlabDepth;
       if (is_last) {
+        left.finish();
+        right.finish();
         wait_copies<kStages - 2>();
         __syncthreads();
       }
@@ -320,7 +342,7 @@ __device__ inline void multiply_slabs(const Left& left, const Right& right, cons
       for (int i = 0; i < kRowSums; ++i) {
 #pragma unroll
         for (int j = 0; j < kColumnSums; ++j) {
-          sums[i][j] = fmaf(a[i][k % kTogether], b[k % 2][j / 4][j % 4], sums[i][j]);
+          sums[i][j] = Multiply::add(a[i][k % kTogether], b[k % 2][j / 4][j % 4], sums[i][j]);
         }
         const bool are_used = (k + 1) % kTogether == 0;
         if (are_used) read_fragment(a[i], (is_last ? a_next : a_here + k + 1) + 4 * i * kLeftPitch);
@@ -331,30 +353,35 @@ __device__ inline void multiply_slabs(const Left& left, const Right& right, cons
   }
 }
 
+// The type by which CUDA loads four sums at once.
+__device__ float4 four_of(float);
+__device__ uint4 four_of(u32);
+
 // Adds the sums of a tile's slices: leaves the block's own in `scratch` and answers false, but in the block that comes
-// last, which adds up the slices in their order. Needs Tile::kRows * Tile::kColumns floats for each slice of each tile,
+// last, which adds up the slices in their order. Needs Tile::kRows * Tile::kColumns elements for each slice of each tile,
 // and a counter a tile that is 0 and is left 0. All threads of the block come here.
-template <class Tile>
-__device__ inline bool join_slices(float (&sums)[Tile::kRowSums][kColumnSums], float* scratch, unsigned* counters,
-                                   u32 tile, int thread, int slice, int slices) {
+template <class Tile, class T>
+__device__ inline bool join_slices(T (&sums)[Tile::kRowSums][kColumnSums], T* scratch, unsigned* counters, u32 tile,
+                                   int thread, int slice, int slices) {
+  typedef decltype(four_of(T())) Four;
   if (slices == 1) return true;
-  constexpr i64 kFloats = i64(Tile::kRows) * Tile::kColumns;
-  float* const own = scratch + tile * (slices * kFloats) + 4 * thread;
+  constexpr i64 kSums = i64(Tile::kRows) * Tile::kColumns;
+  T* const own = scratch + tile * (slices * kSums) + 4 * thread;
 #pragma unroll
   for (int i = 0; i < Tile::kRowSums; ++i) {
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
-      Vec<float, 4> four;
+      Vec<T, 4> four;
 #pragma unroll
       for (int j = 0; j < 4; ++j) four.lanes[j] = sums[i][4 * g + j];
-      store_vec(own + slice * kFloats + (2 * i + g) * (4 * Tile::kThreads), four);
+      store_vec(own + slice * kSums + (2 * i + g) * (4 * Tile::kThreads), four);
     }
   }
   if (!last_block(counters + tile, unsigned(slices))) return false;
 #pragma unroll
   for (int i = 0; i < Tile::kRowSums; ++i) {
 #pragma unroll
-    for (int j = 0; j < kColumnSums; ++j) sums[i][j] = 0.0f;
+    for (int j = 0; j < kColumnSums; ++j) sums[i][j] = 0;
   }
 #pragma unroll 1
   for (int s = 0; s < slices; ++s) {
@@ -362,8 +389,8 @@ __device__ inline bool join_slices(float (&sums)[Tile::kRowSums][kColumnSums], f
     for (int i = 0; i < Tile::kRowSums; ++i) {
 #pragma unroll
       for (int g = 0; g < 2; ++g) {
-        const float* source = own + s * kFloats + (2 * i + g) * (4 * Tile::kThreads);
-        const float4 four = __ldcg(reinterpret_cast<const float4*>(source));
+        const T* source = own + s * kSums + (2 * i + g) * (4 * Tile::kThreads);
+        const auto four = __ldcg(reinterpret_cast<const Four*>(source));
         sums[i][4 * g] += four.x;
         sums[i][4 * g + 1] += four.y;
         sums[i][4 * g + 2] += four.z;

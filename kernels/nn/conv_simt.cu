@@ -104,6 +104,7 @@ struct Patches {
       if (kTaps == 1 && channels_left <= 0) outside = 0xffffffffu;
     }
   }
+  __device__ void finish() const {}
 
  private:
   __device__ const ConvPhase& own_phase() const { return conv.phases[HasPhases ? phase : 0]; }
@@ -139,6 +140,7 @@ struct Points {
   }
   __device__ void load_head(float* slab, int head) const { copy(slab, 0, head - own_k); }
   __device__ void load(float* slab, int from) const { copy(slab, from, kSlabDepth); }
+  __device__ void finish() const {}
 
  private:
   __device__ void copy(float* slab, int from, int k_left) const {
