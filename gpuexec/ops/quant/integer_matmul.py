@@ -93,7 +93,7 @@ class QLinearMatMul(Operator):
     floats of 8 bits among the three it is DequantizeLinear, MatMul and QuantizeLinear.
     """
 
-    tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION  # of 8-bit floats; integers are exact anyway
     uses_all_cores: ClassVar[bool] = True
     example = (
         "uint8[9] float32[] uint8[] int8[9] float32[] int8[] float32[] uint8[] | float8e5m2[9] float32[] float8e5m2[] "
