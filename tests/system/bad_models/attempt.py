@@ -18,6 +18,7 @@ from gpuexec.devices.recorder.tracer import TracerDevice
 # Inputs and plans up to here are run; beyond, planning them is enough.
 _LARGEST_RUN_BYTES = 32 << 20
 _LONGEST_RUN_S = 5.0
+LONGEST_WORK_S = 60.0  # of what is on a stream and can't be taken back, with the kernels that are compiled for it
 _FREE_EXTENTS = (1, 2, 3)
 # Errors about the file as a whole, which has no nodes or values that could be named yet.
 _WHOLE_FILE = re.compile(
@@ -103,7 +104,10 @@ def _run(path: Path, seed: int, device: gx.BackendType) -> Outcome:
         run = worker.schedule(feeds)
         if not run.wait(_LONGEST_RUN_S):
             # A Loop of 2**62 turns is no mistake of ours; that it can be given up is our promise.
-            return Outcome("given up") if run.cancel() else Outcome("bad", "cancel", "a run without end goes on")
+            if run.cancel():
+                return Outcome("given up")
+            if not run.wait(LONGEST_WORK_S):  # all of it is on the stream
+                return Outcome("bad", "cancel", "a run without end goes on")
         for name in run.outputs:
             worker.read_output(name)
     return Outcome("ran")

@@ -11,7 +11,7 @@ import gpuexec as gx
 from gpuexec.program.container import read_contents, write_contents
 from gpuexec.program.contents import StoredMethod
 from gpuexec.program.data_loader import BufferDataLoader
-from tests.system.bad_models.attempt import Outcome
+from tests.system.bad_models.attempt import LONGEST_WORK_S, Outcome
 from tests.system.bad_programs.mutant import Mutant
 
 _LONGEST_MESSAGE = 3000
@@ -68,10 +68,11 @@ def _run(method: StoredMethod, device: gx.BackendType) -> Outcome:
                     continue
                 run = worker.schedule(dict(case.inputs))
                 if not run.wait(_LONGEST_RUN_S):
-                    if not run.cancel():
+                    if run.cancel():
+                        kind = "given up"
+                        continue
+                    if not run.wait(LONGEST_WORK_S):  # all of it is on the stream
                         return Outcome("bad", "cancel", "a run without end goes on")
-                    kind = "given up"
-                    continue
                 for name in run.outputs:
                     np.asarray(worker.read_output(name))
             except gx.GpuexecError as error:
