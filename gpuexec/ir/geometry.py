@@ -13,6 +13,7 @@ from gpuexec.errors import InputError
 
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
+_MOST_PARTS = 2**16  # of an axis: a list of more would take longer than anything that is done with them
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -76,10 +77,10 @@ def split_at(extent: int, num_outputs: int) -> tuple[int, ...]:
     """Divide an extent into equal parts, the last ones smaller (Split with ``num_outputs``).
 
     Raises:
-        InputError: ``num_outputs`` is below one.
+        InputError: ``num_outputs`` is below one, or more than a node could have outputs.
     """
-    if num_outputs < 1:
-        raise InputError(f"num_outputs must be at least 1, got {num_outputs}.")
+    if not 1 <= num_outputs <= _MOST_PARTS:
+        raise InputError(f"num_outputs must be from 1 to {_MOST_PARTS}, got {num_outputs}.")
     part = ceil_div(extent, num_outputs)
     return tuple(max(0, min(part, extent - index * part)) for index in range(num_outputs))
 

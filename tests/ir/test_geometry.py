@@ -79,9 +79,10 @@ def test_split_at_gives_the_last_parts_less(extent: int, count: int, sizes: tupl
     assert geometry.split_at(extent, count) == sizes
 
 
-def test_split_at_refuses_no_outputs() -> None:
-    with pytest.raises(InputError, match="num_outputs"):
-        geometry.split_at(4, 0)
+@pytest.mark.parametrize("count", [0, 2**16 + 1, 2**62])
+def test_split_at_refuses_what_no_node_has(count: int) -> None:
+    with pytest.raises(InputError, match=f"num_outputs must be from 1 to 65536, got {count}"):
+        geometry.split_at(4, count)
 
 
 def test_slice_axis_agrees_with_python_slices() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tests.system.bad_models.mutations  # noqa: F401  (fills the table)
+from gpuexec.errors import OutOfMemoryError
 from tests.system.bad_models.attempt import Outcome, attempt
 from tests.system.bad_models.mutant import make_mutant
 from tests.system.bad_models.pool import Settings
@@ -56,7 +57,7 @@ def serve(make: MakeTrial, numbers: Sequence[str], settings: Settings, room_byte
         numbers: Which.
         settings: Of the command.
         room_bytes: What there may be beyond what the process has now.
-        peak_bytes: What the process may come to hold more for one mutant.
+        peak_bytes: What the process may come to hold more for one mutant, or hold still where memory was refused.
     """
     limit_memory(settings.device, room_bytes)
     if settings.device == "simulator":
@@ -64,11 +65,13 @@ def serve(make: MakeTrial, numbers: Sequence[str], settings: Settings, room_byte
     for number in map(int, numbers):
         mutant, run = make(number)
         say({"begin": number, "mutant": mutant})
-        before, start = read_peak(), time.perf_counter()
+        before, held, start = read_peak(), read_held(), time.perf_counter()
         outcome = run()
         peak = read_peak()
-        if peak - before > peak_bytes and not outcome.is_bad:
-            outcome = Outcome("bad", "memory", f"{peak - before} bytes more than before: {outcome}")
+        # Where memory is refused, a part of what was asked for may have been taken: it must be given back.
+        more = read_held() - held if outcome.error == OutOfMemoryError.__name__ else peak - before
+        if more > peak_bytes and not outcome.is_bad:
+            outcome = Outcome("bad", "memory", f"{more} bytes more than before: {outcome}")
         seconds = time.perf_counter() - start
         say({"end": number, "seconds": seconds, "peak": peak, **dataclasses.asdict(outcome)})
 
@@ -85,6 +88,11 @@ def limit_memory(device: str, room_bytes: int) -> None:
 def read_peak() -> int:
     """Return the most memory this process ever held, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def read_held() -> int:
+    """Return the memory this process holds now, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def say(row: dict[str, object]) -> None:
