@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from gpuexec.cli.count_tables import print_launches
+from gpuexec.cli.count_tables import encode_counts, print_launches
 from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.free_dims import array_of
 from gpuexec.cli.host_rows import print_host_rows
@@ -60,12 +60,13 @@ def add_parser(commands: Any) -> None:
         "--json",
         action="store_true",
         help="print what is predicted of the plan for a GPU as JSON, and nothing else: launches, bytes, microseconds,"
-        " and a row for each command",
+        " and a row for each command; with --count what was counted of each launch, too",
     )
     parser.add_argument(
         "--count",
         action="store_true",
-        help="run once on the simulator in count mode, and print the memory requests of each launch (see sanitize)",
+        help="run once on the simulator in count mode, and print the memory requests of each launch, and the arithmetic"
+        " that it issued beside what it needs (see sanitize)",
     )
     parser.set_defaults(main=main)
 
@@ -96,7 +97,8 @@ def main(options: argparse.Namespace) -> int:
             predictions = [predict_plan(template.plan, template.specialise(given).commands)]
     is_whole = not (partition.reads or partition.host_nodes or partition.repeat or partition.rest)
     if options.json:
-        _print_json(predictions, is_whole=is_whole)
+        counts = _count(model, feeds, target.name) if options.count else None
+        _print_json(predictions, counts, is_whole=is_whole)
         return 0
     for plan in plans:
         _print_plan(console, plan)
@@ -116,15 +118,18 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_json(predictions: Sequence[PlanPrediction], *, is_whole: bool) -> None:
-    """Print the prediction of what can be planned without a run.
+def _print_json(
+    predictions: Sequence[PlanPrediction], counts: Sequence[LaunchCounts] | None, *, is_whole: bool
+) -> None:
+    """Print the prediction of what can be planned without a run, and what was counted in one.
 
     Raises:
         InputError: Nothing can be planned before the host has read or computed something.
     """
     if not predictions:
         raise InputError("--json predicts a plan, and nothing of this model can be planned before the host takes part.")
-    print(json.dumps({"is_whole": is_whole, **encode_prediction(predictions[0])}, indent=1))
+    counted = {} if counts is None else {"counts": [encode_counts(each) for each in counts]}
+    print(json.dumps({"is_whole": is_whole, **encode_prediction(predictions[0]), **counted}, indent=1))
 
 
 def _print_plan(console: Console, plan: Plan) -> None:
@@ -166,7 +171,7 @@ def _print_run(console: Console, model: Model, feeds: dict[str, Array], options:
 
 
 def _count(model: Model, feeds: dict[str, Array], target: str) -> Sequence[LaunchCounts]:
-    """Run once on a simulator in count mode; return the memory requests of each launch.
+    """Run once on a simulator in count mode; return what was counted of each launch.
 
     Raises:
         InputError: The target has no CUDA kernels.

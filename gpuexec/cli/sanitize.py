@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuexec.cli.count_tables import print_counts
+from gpuexec.cli.count_tables import encode_counts, print_counts
 from gpuexec.cli.kernel_arguments import SYNTAX, parse_argument
 from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.kernels.kernel_source import find_kernels, list_files
@@ -35,8 +36,10 @@ threads, for what depends on them.
 
 With --count, show instead what the kernel asks of memory, by line: requests of warps, the sectors of 32 bytes of global
 memory that they touch beside as many as their bytes fill (ideal), wavefronts of shared memory beside the least, bytes
-asked for, lanes that are off, and the bytes that go through L2. It assumes that lanes of a warp run in lockstep between
-barriers. Arithmetic, constants and kernel arguments are not counted.
+asked for, lanes that are off, and the bytes that go through L2; and the arithmetic that warps issue for 32 lanes each,
+beside what lanes take part in: fused multiply-adds that are written as calls (fmaf, __dp4a), and instructions for
+special functions (expf, sqrtf). It assumes that lanes of a warp run in lockstep between barriers. Operators like
+a * b + c, constants and kernel arguments are not counted.
 
 The file holds device code; what is for the host alone stands under #ifndef GPUEXEC_SIM. Local includes are read;
 cuda_fp16.h, cuda_bf16.h and cuda_pipeline.h are there, cooperative_groups.h and libraries are not. A kernel that spins
@@ -55,7 +58,7 @@ def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "sanitize",
-        help="find races and invalid accesses of a CUDA kernel, or count its memory requests, without a GPU",
+        help="find races and invalid accesses of a CUDA kernel, or count its requests and arithmetic, without a GPU",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -76,7 +79,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of orders and random contents (default: 0)")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="seeds to try, from --seed on (default: 1)")
     parser.add_argument("--target", default="sm_90", metavar="ARCH", help="whose limits and L2 hold (default: sm_90)")
-    parser.add_argument("--count", action="store_true", help="count memory requests by line, in place of checks")
+    parser.add_argument(
+        "--count", action="store_true", help="count memory requests and arithmetic by line, in place of checks"
+    )
+    parser.add_argument("--json", action="store_true", help="with --count, print what was counted as JSON alone")
     parser.set_defaults(main=main)
 
 
@@ -85,6 +91,11 @@ def main(options: argparse.Namespace) -> int:
     try:
         path = Path(options.source).resolve()
         kernel = Kernel(str(path), options.kernel or _choose_kernel(path))
+        if options.json and not options.count:
+            raise InputError("--json prints what --count counts. Add --count.")
+        if options.json:
+            print(json.dumps(encode_counts(count(kernel, options)), indent=1))
+            return 0
         if options.count:
             print_counts(open_console(), count(kernel, options), {each.name: each for each in list_files(path)})
             print(why_no_lines(), end="\n" * bool(why_no_lines()))
@@ -123,7 +134,7 @@ def check(kernel: Kernel, options: argparse.Namespace, seed: int) -> tuple[Findi
 
 
 def count(kernel: Kernel, options: argparse.Namespace) -> LaunchCounts:
-    """Run the kernel once; return its memory requests.
+    """Run the kernel once; return its memory requests and arithmetic.
 
     Raises:
         GpuexecError: It does not compile, the launch does not fit it, or it breaks a rule.

@@ -32,6 +32,7 @@ class Work:
         flops: Operations on numbers; a multiplication and an addition are two.
         instructions: Issued by warps.
         multiply_adds: Fused multiply-adds among them, which take longer where a multiprocessor has few lanes.
+        needed_multiply_adds: Multiply-adds of numbers that the results need, which are among the operations.
         doubles: Arithmetic on doubles among them.
         wavefronts: Of shared memory, as machine code accesses it: a word that several lanes read is served once.
         l2_nbytes: Whole sectors that multiprocessors ask L2 for and write to it; what L1 answers is left out.
@@ -45,6 +46,7 @@ class Work:
     flops: int = 0
     instructions: float = 0.0
     multiply_adds: float = 0.0
+    needed_multiply_adds: int = 0
     doubles: float = 0.0
     wavefronts: float = 0.0
     l2_nbytes: float = 0.0

@@ -98,12 +98,14 @@ static inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shi
 static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return unsigned(((unsigned long long)high << 32 | low) >> (shift & 31));
 }
-static inline int __dp4a(int a, int b, int c) {
+GPUEXEC_COUNTED int __dp4a(int a, int b, int c) {
+  GPUEXEC_ISSUE(kDp4a, 4);
   unsigned sum = unsigned(c);
   for (int i = 0; i < 4; i++) sum += unsigned(int((signed char)(a >> 8 * i)) * int((signed char)(b >> 8 * i)));
   return int(sum);
 }
-static inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
+GPUEXEC_COUNTED unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
+  GPUEXEC_ISSUE(kDp4a, 4);
   for (int i = 0; i < 4; i++) c += (a >> 8 * i & 255) * (b >> 8 * i & 255);
   return c;
 }
@@ -112,18 +114,18 @@ static inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
-static inline float __fdiv_rn(float a, float b) { return a / b; }
-static inline float __frcp_rn(float a) { return 1.0f / a; }
-static inline float __fsqrt_rn(float a) { return sqrtf(a); }
-static inline float __frsqrt_rn(float a) { return float(1.0 / sqrt(double(a))); }
-static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+GPUEXEC_COUNTED float __fdiv_rn(float a, float b) { return GPUEXEC_ISSUE(kMufu, 1), a / b; }
+GPUEXEC_COUNTED float __frcp_rn(float a) { return GPUEXEC_ISSUE(kMufu, 1), 1.0f / a; }
+GPUEXEC_COUNTED float __fsqrt_rn(float a) { return sqrtf(a); }
+GPUEXEC_COUNTED float __frsqrt_rn(float a) { return GPUEXEC_ISSUE(kMufu, 1), float(1.0 / sqrt(double(a))); }
+GPUEXEC_COUNTED float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static inline double __dadd_rn(double a, double b) { return a + b; }
 static inline double __dsub_rn(double a, double b) { return a - b; }
 static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline double __ddiv_rn(double a, double b) { return a / b; }
 static inline double __drcp_rn(double a) { return 1.0 / a; }
 static inline double __dsqrt_rn(double a) { return sqrt(a); }
-static inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
+GPUEXEC_COUNTED double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 static inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
 
 // Floats to integers saturate, and NaN is zero (PTX ISA, cvt).
@@ -169,9 +171,9 @@ static inline double __ull2double_rn(unsigned long long x) { return double(x); }
 static inline float __double2float_rn(double x) { return float(x); }
 
 // Functions of libm accuracy.
-static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+GPUEXEC_COUNTED float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
-static inline float rcbrtf(float x) { return 1.0f / cbrtf(x); }
+GPUEXEC_COUNTED float rcbrtf(float x) { return 1.0f / cbrtf(x); }
 static inline double rcbrt(double x) { return 1.0 / cbrt(x); }
 static inline double sinpi(double x) {
   double r = remainder(x, 2.0);
@@ -184,16 +186,17 @@ static inline double cospi(double x) {
 static inline float sinpif(float x) { return float(sinpi(x)); }
 static inline float cospif(float x) { return float(cospi(x)); }
 static inline double normcdf(double x) { return 0.5 * erfc(-x * 0.7071067811865476); }
-static inline float normcdff(float x) { return float(normcdf(x)); }
-static inline float __fdividef(float a, float b) { return a / b; }
-// The C library has declared these reserved names already, so they are macros.
+GPUEXEC_COUNTED float normcdff(float x) { return GPUEXEC_ISSUE(kMufu, 3), float(normcdf(x)); }
+GPUEXEC_COUNTED float __fdividef(float a, float b) { return GPUEXEC_ISSUE(kMufu, 1), a / b; }
+// The C library has declared these reserved names already, so they are macros. Counted is what they take beyond what the
+// function of libm's does (operations.h).
 #define __expf expf
 #define __exp10f exp10f
-#define __logf logf
-#define __log2f log2f
-#define __log10f log10f
-#define __sinf sinf
-#define __cosf cosf
-#define __sincosf sincosf
-#define __tanf tanf
-#define __powf powf
+#define __logf(X) (GPUEXEC_ISSUE(kMufu, 1), logf(X))
+#define __log2f(X) (GPUEXEC_ISSUE(kMufu, 1), log2f(X))
+#define __log10f(X) (GPUEXEC_ISSUE(kMufu, 1), log10f(X))
+#define __sinf(X) (GPUEXEC_ISSUE(kMufu, 1), sinf(X))
+#define __cosf(X) (GPUEXEC_ISSUE(kMufu, 1), cosf(X))
+#define __sincosf(X, SIN, COS) (GPUEXEC_ISSUE(kMufu, 2), sincosf(X, SIN, COS))
+#define __tanf(X) (GPUEXEC_ISSUE(kMufu, 2), tanf(X))
+#define __powf(X, Y) (GPUEXEC_ISSUE(kMufu, 1), powf(X, Y))

@@ -111,6 +111,7 @@ class BlockRunner {
   void note_fence();
   bool is_checking() const { return checker_ != nullptr && self_ != nullptr; }
   void count_access(const void* address, size_t nbytes, unsigned flags, const void* place);
+  void count_operations(int unit, unsigned operations, const void* place);
   bool is_counting() const { return counter_ != nullptr && self_ != nullptr; }
 
   // Called by the signal handler: whether a CUDA thread is running, and where to jump to abandon the launch.

@@ -109,7 +109,11 @@ void CacheModel::flush() {
   }
 }
 
-Counter::Counter(Launch& launch) : launch_(launch), recent_(kRecentRows, {0, kNone}), l2_(launch.counts->l2_bytes) {
+Counter::Counter(Launch& launch)
+    : launch_(launch),
+      recent_(kRecentRows, {0, kNone}),
+      recent_operations_(kRecentOperations, {nullptr, kNone}),
+      l2_(launch.counts->l2_bytes) {
   LoadedObject module = find_object(reinterpret_cast<uintptr_t>(launch.entry));
   module_ = module.first;
   ignored_.push_back({module.first, module.end});
@@ -135,6 +139,14 @@ uint32_t Counter::find_row(const void* pc, size_t nbytes, unsigned flags, bool i
   auto [found, is_new] = numbers_.try_emplace(key, uint32_t(rows_.size()));
   if (is_new) rows_.push_back({place, flags, unsigned(is_shared), unsigned(nbytes), 0, 0, 0, 0, 0});
   recent = {key, found->second};
+  return found->second;
+}
+
+// A place has one unit and number of operations: each call in a kernel returns to an address of its own.
+uint32_t Counter::look_up_operations(const void* pc, int unit, unsigned operations) {
+  auto [found, is_new] = operation_numbers_.try_emplace(pc, uint32_t(operations_.size()));
+  if (is_new) operations_.push_back({uint32_t(uintptr_t(pc) - module_), unit, operations, 0, 0});
+  recent_operations_[uintptr_t(pc) * 0x9e3779b97f4a7c15ull >> 40 & (kRecentOperations - 1)] = {pc, found->second};
   return found->second;
 }
 
@@ -185,8 +197,10 @@ void Counter::finish() {
   l2_.flush();
   Counts& counts = *launch_.counts;
   counts.row_count = int(std::min(rows_.size(), size_t(counts.capacity)));
-  counts.missing_count = int(rows_.size()) - counts.row_count;
+  counts.operation_count = int(std::min(operations_.size(), size_t(counts.operation_capacity)));
+  counts.missing_count = int(rows_.size() + operations_.size()) - counts.row_count - counts.operation_count;
   std::copy_n(rows_.begin(), counts.row_count, counts.rows);
+  std::copy_n(operations_.begin(), counts.operation_count, counts.operations);
   counts.l2_read_bytes = l2_sectors_read_ * kSectorBytes;
   counts.l2_written_bytes = l2_sectors_written_ * kSectorBytes;
   counts.dram_read_bytes = l2_.sectors_read * kSectorBytes;
@@ -264,6 +278,16 @@ void CountedWarp::close(Counter& counter) {
     queue.is_used = false;
     memset(queue.next, 0, sizeof queue.next);
   }
+  for (const uint32_t row : called_) {
+    uint64_t most = 0, lanes = 0;
+    for (const uint32_t calls : calls_[row].of_lane) {
+      most = std::max<uint64_t>(most, calls);
+      lanes += calls;
+    }
+    counter.count_calls(row, most, lanes);
+    calls_[row] = {};
+  }
+  called_.clear();
 }
 
 }  // namespace gpuexec

@@ -1,9 +1,12 @@
-// Count mode: memory requests of warps, counted by instruction.
+// Count mode: memory requests and arithmetic of warps, counted by instruction.
 //
 // A thread's accesses by one instruction are numbered from the last point at which all lanes of its warp were together
 // (a barrier, or a warp operation of all live lanes). Lanes of a warp whose access has the same number form one request,
 // as in lockstep. Where lanes skip an access in some trips of a loop, those numbers pair trips that the device runs one
 // after the other: then requests come out as too few and too full.
+//
+// Arithmetic goes by the same numbers, so at one instruction a warp has issued as often as the lane that came most often.
+// Counted are calls: of fused multiply-adds, of special functions (operations.h), and what says so by GPUEXEC_ISSUE.
 //
 // Threads take turns after few accesses, so a request is complete and counted soon after its first lane came: what is
 // remembered does not grow with the launch.
@@ -59,6 +62,15 @@ class Counter {
   // Returns the number of the instruction's row for accesses of `nbytes`, at most 16.
   uint32_t find_row(const void* pc, size_t nbytes, unsigned flags, bool is_shared);
   void count(uint32_t row, const Request& request);
+  // Returns the number of the place's row of operations.
+  uint32_t find_operations(const void* pc, int unit, unsigned operations) {
+    const auto& recent = recent_operations_[uintptr_t(pc) * 0x9e3779b97f4a7c15ull >> 40 & (kRecentOperations - 1)];
+    return recent.first == pc ? recent.second : look_up_operations(pc, unit, operations);
+  }
+  void count_calls(uint32_t row, uint64_t calls, uint64_t lanes) {
+    operations_[row].calls += calls;
+    operations_[row].lanes += lanes;
+  }
   // Hands the figures over to the launch.
   void finish();
 
@@ -67,6 +79,9 @@ class Counter {
     uintptr_t first, end;
   };
 
+  static constexpr size_t kRecentOperations = 1024;  // a power of two
+
+  uint32_t look_up_operations(const void* pc, int unit, unsigned operations);
   void count_global(Count& row, uintptr_t* addresses, unsigned count);
   void count_shared(Count& row, const Request& request);
 
@@ -76,14 +91,24 @@ class Counter {
   std::vector<Count> rows_;
   std::unordered_map<uint64_t, uint32_t> numbers_;  // of rows, by instruction and kind
   std::vector<std::pair<uint64_t, uint32_t>> recent_;
+  std::vector<OperationCount> operations_;
+  std::unordered_map<const void*, uint32_t> operation_numbers_;  // of rows, by instruction
+  std::vector<std::pair<const void*, uint32_t>> recent_operations_;
   CacheModel l2_;
   uint64_t l2_sectors_read_ = 0, l2_sectors_written_ = 0;
 };
 
-// The requests under way of a warp.
+// The requests under way of a warp, and its calls since its lanes were together.
 class CountedWarp {
  public:
   void access(Counter& counter, uint32_t row, unsigned lane, uintptr_t address, bool is_made, uint32_t live);
+  void call(uint32_t row, unsigned lane) {
+    if (row >= calls_.size()) calls_.resize(row + 1);
+    Calls& calls = calls_[row];
+    if (!calls.is_used) called_.push_back(row);
+    calls.is_used = true;
+    calls.of_lane[lane]++;
+  }
   // Counts all that is under way: the lanes are together.
   void close(Counter& counter);
 
@@ -96,10 +121,17 @@ class CountedWarp {
     bool is_used = false;           // since the lanes were together
   };
 
+  struct Calls {
+    uint32_t of_lane[kWarpSize] = {};
+    bool is_used = false;  // since the lanes were together
+  };
+
   void close_first(Counter& counter, uint32_t row);
   void close_older(Counter& counter, uint64_t order);
 
   std::vector<Queue> queues_;  // by row
+  std::vector<Calls> calls_;  // by row of operations
+  std::vector<uint32_t> called_;
   std::vector<Request> requests_;
   std::vector<uint32_t> free_;
   size_t open_ = 0;

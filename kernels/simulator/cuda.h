@@ -22,6 +22,19 @@
 #endif
 #define GPUEXEC_INLINE static GPUEXEC_ALWAYS
 
+// In count mode, says that the thread comes to an instruction of a unit, worth so many operations of a lane (for one of
+// the matrix units, a lane's part of what the warp multiplies and adds). It stands in functions that are
+// GPUEXEC_COUNTED: inlined then, so that the kernel's line is known.
+#ifdef GPUEXEC_COUNT
+#include "runtime.h"
+extern "C" __attribute__((visibility("hidden"))) void gpuexec_issue(int unit, unsigned operations);
+#define GPUEXEC_ISSUE(UNIT, OPERATIONS) gpuexec_issue(gpuexec::UNIT, OPERATIONS)
+#define GPUEXEC_COUNTED static GPUEXEC_ALWAYS
+#else
+#define GPUEXEC_ISSUE(UNIT, OPERATIONS) ((void)0)
+#define GPUEXEC_COUNTED static inline
+#endif
+
 #include "arithmetic.h"
 #include "atomics.h"
 #include "entry.h"

@@ -14,9 +14,15 @@ GPUEXEC_SHORT(GPUEXEC_S) __hmul(GPUEXEC_S a, GPUEXEC_S b) { return a * b; }
 GPUEXEC_SHORT(GPUEXEC_S) __hdiv(GPUEXEC_S a, GPUEXEC_S b) { return a / b; }
 GPUEXEC_SHORT(GPUEXEC_S) __hneg(GPUEXEC_S a) { return -a; }
 GPUEXEC_SHORT(GPUEXEC_S) __habs(GPUEXEC_S a) { return GPUEXEC_S::from_bits(a.bits & 0x7fff); }
+namespace gpuexec {
+GPUEXEC_SHORT(GPUEXEC_S) fuse_multiply_add(GPUEXEC_S a, GPUEXEC_S b, GPUEXEC_S c) {
+  return add_round_to_odd(double(float(a)) * double(float(b)),
+                          double(float(c)));  // the product is exact in double
+}
+}  // namespace gpuexec
 GPUEXEC_SHORT(GPUEXEC_S) __hfma(GPUEXEC_S a, GPUEXEC_S b, GPUEXEC_S c) {
-  return gpuexec::add_round_to_odd(double(float(a)) * double(float(b)),
-                                   double(float(c)));  // the product is exact in double
+  GPUEXEC_ISSUE(kHfma, 1);
+  return gpuexec::fuse_multiply_add(a, b, c);
 }
 GPUEXEC_SHORT(GPUEXEC_S) __hmax(GPUEXEC_S a, GPUEXEC_S b) { return fmaxf(a, b); }
 GPUEXEC_SHORT(GPUEXEC_S) __hmin(GPUEXEC_S a, GPUEXEC_S b) { return fminf(a, b); }
@@ -49,7 +55,7 @@ GPUEXEC_UNARY(hcos, cosf(x))
 GPUEXEC_UNARY(htanh, tanhf(x))
 GPUEXEC_UNARY(hsqrt, sqrtf(x))
 GPUEXEC_UNARY(hrsqrt, 1.0f / sqrtf(x))
-GPUEXEC_UNARY(hrcp, 1.0f / x)
+GPUEXEC_UNARY(hrcp, (GPUEXEC_ISSUE(kMufu, 1), 1.0f / x))
 GPUEXEC_UNARY(hfloor, floorf(x))
 GPUEXEC_UNARY(hceil, ceilf(x))
 GPUEXEC_UNARY(hrint, rintf(x))
@@ -64,7 +70,8 @@ GPUEXEC_SHORT(GPUEXEC_P) __hneg2(GPUEXEC_P a) { return {-a.x, -a.y}; }
 GPUEXEC_SHORT(GPUEXEC_P) __hmax2(GPUEXEC_P a, GPUEXEC_P b) { return {__hmax(a.x, b.x), __hmax(a.y, b.y)}; }
 GPUEXEC_SHORT(GPUEXEC_P) __hmin2(GPUEXEC_P a, GPUEXEC_P b) { return {__hmin(a.x, b.x), __hmin(a.y, b.y)}; }
 GPUEXEC_SHORT(GPUEXEC_P) __hfma2(GPUEXEC_P a, GPUEXEC_P b, GPUEXEC_P c) {
-  return {__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)};
+  GPUEXEC_ISSUE(kHfma, 2);
+  return {gpuexec::fuse_multiply_add(a.x, b.x, c.x), gpuexec::fuse_multiply_add(a.y, b.y, c.y)};
 }
 
 #undef GPUEXEC_SHORT

@@ -89,12 +89,24 @@ struct Count {
   uint64_t requests, lanes, bytes, transactions, least;
 };
 
-// What count mode counts of a launch. The fields after `capacity` are results.
+// Arithmetic that count mode counts: multiply-adds of floats, doubles, halves, bytes, matrices; special functions.
+enum Unit : int { kFfma, kDfma, kHfma, kDp4a, kMma, kMufu };
+
+// Calls that warps made at one place. A call is `operations` of each lane: multiply-adds, or MUFU instructions.
+struct OperationCount {
+  uint32_t place;  // the instruction's offset in the module
+  int unit;
+  unsigned operations;
+  uint64_t calls, lanes;
+};
+
+// What count mode counts of a launch. The fields after the capacities are results.
 struct Counts {
   size_t l2_bytes;  // size of the modelled cache
   Count* rows;
-  int capacity;
-  int row_count, missing_count;  // rows written; those there was no room for
+  OperationCount* operations;
+  int capacity, operation_capacity;
+  int row_count, operation_count, missing_count;  // rows written; those there was no room for
   uint64_t l2_read_bytes, l2_written_bytes;      // between multiprocessors and the cache
   uint64_t dram_read_bytes, dram_written_bytes;  // between the cache and device memory
 };
@@ -157,9 +169,11 @@ void gpuexec_copy_wait(int keep);
 void gpuexec_grid_barrier(gpuexec::Site site);
 // Waits until the launches that a dependent one comes after are complete.
 void gpuexec_wait_for_predecessors(gpuexec::Site site);
-// What the compiler calls in a module built for check or count mode: before an access, at a fence, at code that is wrong by itself.
+// What the compiler calls in a module built for check or count mode: before an access, at arithmetic that is counted,
+// at a fence, at code that is wrong by itself.
 // Outside of kernels they do nothing.
 void gpuexec_access(const void* address, size_t nbytes, unsigned flags, const void* pc);
+void gpuexec_count_operations(int unit, unsigned operations, const void* pc);
 void gpuexec_fence();
 void gpuexec_misuse(int kind, const char* file, int line, const char* what);
 [[noreturn]] void gpuexec_fail(const char* message, gpuexec::Site site);

@@ -298,6 +298,11 @@ void BlockRunner::count_made(uintptr_t address, size_t nbytes, unsigned flags, c
   counted_.warps[warp].access(*counter_, row, self_->linear % kWarpSize, address, is_made, warps_[warp]->live);
 }
 
+inline void BlockRunner::count_operations(int unit, unsigned operations, const void* place) {
+  const uint32_t row = counter_->find_operations(place, unit, operations);
+  counted_.warps[self_->linear / kWarpSize].call(row, self_->linear % kWarpSize);
+}
+
 // Counts the requests of all warps whose lanes a barrier brings together.
 void BlockRunner::count_requests(const Barrier& barrier) {
   std::vector<uint32_t> waiting(counted_.warps.size());
@@ -344,6 +349,10 @@ void gpuexec_access(const void* address, size_t nbytes, unsigned flags, const vo
   if (!current_runner) return;
   if (current_runner->is_checking()) current_runner->note_access(address, nbytes, flags, place);
   else if (current_runner->is_counting()) current_runner->count_access(address, nbytes, flags, place);
+}
+
+void gpuexec_count_operations(int unit, unsigned operations, const void* place) {
+  if (current_runner && current_runner->is_counting()) current_runner->count_operations(unit, operations, place);
 }
 
 void gpuexec_fence() {

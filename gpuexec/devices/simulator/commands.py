@@ -13,7 +13,8 @@ from gpuexec.devices.simulator.library import AllowedRange, WithheldRange, load_
 from gpuexec.devices.simulator.module import SimulatorFunction
 from gpuexec.devices.simulator.operations import Access, Operation
 from gpuexec.errors import InputError
-from gpuexec.ir.command import LaunchConfig, Slot
+from gpuexec.ir.command import Launch, LaunchConfig, Slot
+from gpuexec.ir.work import find_form
 
 _PATTERNS = (1, 2, 4, 8)
 
@@ -32,7 +33,7 @@ def make_launch(
     function.check_launch(config, context.target)
     if config.cooperative:
         function.check_residency(config, context.target)
-    copied, origin = function.copy_arguments(arguments), arguments.origin
+    copied, origin, command = function.copy_arguments(arguments), arguments.origin, arguments.command
     ranges = _find_ranges(arguments) if function.mode == "check" else None
 
     accesses = _find_accesses(context, arguments)
@@ -44,7 +45,7 @@ def make_launch(
             schedule = replace(schedule, seed=context.next_seed())  # any order: which blocks begin early is random
             withheld = _withhold(before, accesses)
         function.run(config, copied.address, schedule, context.target, ranges=ranges, counts=counts, withheld=withheld)
-        context.counts += [replace(each, origin=origin) for each in counts]
+        context.counts += [replace(each, origin=origin, needed_multiply_adds=_count_needed(command)) for each in counts]
 
     name = _name(f"launch of {function}", origin)
     context.check_not_freed(arguments, name)
@@ -136,6 +137,12 @@ def _find_ranges(arguments: PackedArguments) -> list[AllowedRange] | None:
             start = arguments.pointer(position) - slot.offset_bytes
             ranges.append(AllowedRange(start + low, start + high, position, position in command.writes))
     return ranges
+
+
+def _count_needed(command: Launch | None) -> int | None:
+    """Return the multiply-adds that a launch needs by the closed form of its kernel, None where there is none."""
+    form = None if command is None else find_form(command.kernel)
+    return None if form is None or command is None else form(command).needed_multiply_adds
 
 
 def _withhold(before: Sequence[Access], own: Sequence[Access]) -> list[WithheldRange]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,13 @@ _RUNTIME_SOURCES = (
     *("fibers.cpp", "block.cpp", "synchronize.cpp", "launch.cpp", "memory.cpp"),
     *("check.cpp", "order.cpp", "findings.cpp", "explain.cpp", "count.cpp"),
 )
+
+_HOOKS: Mapping[Mode, tuple[str, ...]] = {
+    "plain": (),
+    "check": ("hooks.cpp",),
+    "count": ("hooks.cpp", "operations.cpp", "operations.h"),
+}
+_WRAPPED = re.compile(r"\b(?:ONE|TWO|FUSED)\((?:float, |double, )?([a-z]\w*), \w+\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +101,11 @@ def build_file(
         # The sanitizers are flags of the compile alone: linked with them, the object would ask for their libraries.
         compiled = output.with_suffix(".o")
         compiler.build(path.name, [source], compiled, (*flags, *compiler.mode_flags(mode), *includes, "-c"))
-        compiler.build(path.name, [folder / "hooks.cpp"], output, flags, [compiled])
+        wrapped = [f"-Wl,--wrap={name}" for name in list_wrapped()] if mode == "count" else []
+        hooks = [folder / name for name in _HOOKS[mode] if name.endswith(".cpp")]
+        compiler.build(path.name, hooks, output, (*flags, *wrapped), [compiled])
 
-    key = make_key(text, _hash_headers(mode != "plain"), (*flags, *compiler.mode_flags(mode)), compiler.version)
+    key = make_key(text, _hash_headers(mode), (*flags, *compiler.mode_flags(mode)), compiler.version)
     found = (cache or default_cache()).get(key, build)
     return BuiltObject(path.name, found, names, find_launch_bounds(stripped), mode, find_waiting_kernels(path))
 
@@ -121,10 +131,17 @@ def _cache_at(folder: Path) -> ObjectCache:
 
 
 @functools.cache
-def _hash_headers(has_hooks: bool) -> str:
+def list_wrapped() -> tuple[str, ...]:
+    """Return the functions of libm whose calls count mode counts: those of ``operations.h``."""
+    text = (kernels_dir() / "simulator" / "operations.h").read_text(encoding="utf-8")
+    return tuple(_WRAPPED.findall(text))
+
+
+@functools.cache
+def _hash_headers(mode: Mode) -> str:
     """Hash all headers that a kernel file is compiled with, those shared with the runtime included."""
     folder = kernels_dir() / "simulator"
-    hooks = [folder / "hooks.cpp"] if has_hooks else []
+    hooks = [folder / name for name in _HOOKS[mode]]
     return _hash([*sorted((folder / "include").iterdir()), *hooks], flatten(folder / "cuda.h"))
 
 

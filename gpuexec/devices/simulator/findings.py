@@ -166,9 +166,11 @@ def _unfold(index: int, extents: Extent) -> Extent:
 
 
 def _is_own(file: str) -> bool:
-    """Return whether a file is one of the simulator's headers, or unknown."""
+    """Return whether a file is one of the simulator's headers or of the C++ library's, or unknown."""
     path = Path(file)
-    return path.parent.name == "simulator" or path.suffix in (".h", ".hpp") or path.name.startswith("name expression")
+    return (
+        path.parent.name == "simulator" or path.suffix in ("", ".h", ".hpp") or path.name.startswith("name expression")
+    )
 
 
 def _spell(extent: Extent) -> str:

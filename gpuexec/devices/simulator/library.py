@@ -117,14 +117,29 @@ class CountStruct(ctypes.Structure):
     )
 
 
+class OperationCountStruct(ctypes.Structure):
+    """``gpuexec::OperationCount`` of runtime.h."""
+
+    _fields_ = (
+        ("place", ctypes.c_uint32),
+        ("unit", ctypes.c_int),
+        ("operations", ctypes.c_uint),
+        ("calls", ctypes.c_uint64),
+        ("lanes", ctypes.c_uint64),
+    )
+
+
 class CountsStruct(ctypes.Structure):
     """``gpuexec::Counts`` of runtime.h."""
 
     _fields_ = (
         ("l2_bytes", ctypes.c_size_t),
         ("rows", ctypes.c_void_p),
+        ("operations", ctypes.c_void_p),
         ("capacity", ctypes.c_int),
+        ("operation_capacity", ctypes.c_int),
         ("row_count", ctypes.c_int),
+        ("operation_count", ctypes.c_int),
         ("missing_count", ctypes.c_int),
         ("l2_read_bytes", ctypes.c_uint64),
         ("l2_written_bytes", ctypes.c_uint64),

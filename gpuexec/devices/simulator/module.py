@@ -193,7 +193,7 @@ class SimulatorFunction:
             findings = read_findings(error.raw_findings, self._module.path, config.grid, config.block)
             raise FindingsError(f"{self}: {describe(findings)}", findings, error.fault_address) from None
         if buffer is not None and counts is not None:
-            places = self._module.locate(row.place for row in buffer.rows)
+            places = self._module.locate(buffer.places)
             counts.append(read_counts(buffer, places, str(self), config.grid, config.block))
         return done
 

@@ -32,12 +32,17 @@ CHECK_FLAGS = (
     "-DGPUEXEC_CHECK=1",
 )
 # Count mode: the same calls, and copies of vectors stay one access (of g++; clang++ takes them apart all the same).
-COUNT_FLAGS = ("-g1", "-gdwarf-4", "-fsanitize=thread", "-fno-tree-sra", "-DGPUEXEC_CHECK=1")
+# Functions of libm that are counted are called, not made an instruction of the host's.
+COUNT_FLAGS = (
+    *("-g1", "-gdwarf-4", "-fsanitize=thread", "-fno-tree-sra", "-DGPUEXEC_CHECK=1", "-DGPUEXEC_COUNT=1"),
+    *("-fno-builtin-fmaf", "-fno-builtin-fma", "-fno-builtin-sqrtf", "-fno-optimize-sibling-calls"),
+)
 Mode = Literal["plain", "check", "count"]
 _MODE_FLAGS: dict[Mode, tuple[str, ...]] = {"plain": (), "check": CHECK_FLAGS, "count": COUNT_FLAGS}
 _GNU_FLAGS = ("-fno-tree-sra",)
 # Instructions in place of library calls: conversions of half, and fmaf. Both ways give the same bits.
 _EXTENSIONS = {"f16c": "-mf16c", "fma": "-mfma"}
+_WITHOUT = {"-mfma": "-mno-fma"}  # in count mode
 _SHOWN_LINES = 12
 
 
@@ -56,7 +61,8 @@ class Compiler:
     def mode_flags(self, mode: Mode) -> tuple[str, ...]:
         """Return the flags that a kernel file compiled for a mode of the simulator has besides."""
         unknown = _GNU_FLAGS if "clang" in self.version else ()
-        return tuple(flag for flag in _MODE_FLAGS[mode] if flag not in unknown)
+        without = [_WITHOUT[flag] for flag in self.machine_flags if flag in _WITHOUT] if mode == "count" else []
+        return (*(flag for flag in _MODE_FLAGS[mode] if flag not in unknown), *without)
 
     def build(
         self, name: str, sources: Sequence[Path], output: Path, flags: Sequence[str], objects: Sequence[Path] = ()

@@ -111,6 +111,7 @@ class TiledProduct:
             flops=2 * results * self.inner + results * steps,
             instructions=warps * (loop.around + self.slabs * loop.instructions + steps * sums * STEP_INSTRUCTIONS),
             multiply_adds=multiply_adds,
+            needed_multiply_adds=results * self.inner,
             doubles=multiply_adds if doubles else 0,
             wavefronts=self.count_wavefronts(store_wavefronts),
             # A thread stores four neighbours one after the other, so each sector of the result is written four times.
@@ -196,6 +197,7 @@ def _count_few_rows(
         flops=2 * weights * product.rows + results * steps,
         instructions=instructions + blocks * (2 * _FOLDS + STEP_INSTRUCTIONS * steps),
         multiply_adds=blocks * _WARPS * trips * product.rows,
+        needed_multiply_adds=weights * product.rows,
         wavefronts=blocks * (_WARPS * FEW_ROWS * (1 if is_dense_in_k else 4) + _FOLDS),
         l2_nbytes=left + right + of_y,
         rounds=trips + 1,
@@ -231,6 +233,7 @@ def describe_byte_product(launch: Launch, batch: int, rows: int, columns: int, i
         asked += 3 * sum(slot.spec.nbytes for slot in launch.writes_to())  # each sector is written four times
     return Work(
         flops=2 * batch * rows * columns * inner,
+        needed_multiply_adds=batch * rows * columns * inner,
         instructions=warps * (_BYTES_AROUND + each),
         wavefronts=wavefronts,
         l2_nbytes=sum(map(count_slot_bytes, slots)) + asked,

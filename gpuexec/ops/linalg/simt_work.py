@@ -89,13 +89,13 @@ class SlicedTiles:
     longest: int
 
     def describe(
-        self, launch: Launch, flops: int, operand_nbytes: float, *, more: float = 0.0, is_wide: bool = True
+        self, launch: Launch, terms: int, operand_nbytes: float, *, more: float = 0.0, is_wide: bool = True
     ) -> Work:
         """Return the work of a launch whose arguments end with y, the struct, scratch and counters, and an epilogue.
 
         Args:
             launch: The launch.
-            flops: Operations without those of an epilogue.
+            terms: Multiply-adds that the results need.
             operand_nbytes: Bytes of sectors that all blocks ask for, of both operands.
             more: Instructions of a thread for a slab beyond those of the loop with wide copies.
             is_wide: Whether results are stored 16 bytes at a time.
@@ -110,9 +110,10 @@ class SlicedTiles:
         stored = self.slabs * _DEPTH * (code.rows + code.columns) // WARP
         beside = sum(count_slot_bytes(each) for each in _list_beside(launch, scratch))
         return Work(
-            flops=flops + y.spec.size * steps,
+            flops=2 * terms + y.spec.size * steps,
             instructions=code.warps * (self.slabs * (code.instructions + more) + of_blocks),
             multiply_adds=code.warps * self.slabs * code.sums * _DEPTH,
+            needed_multiply_adds=terms,
             wavefronts=self.slabs * code.read_wavefronts + blocks * code.first_wavefronts + stored,
             l2_nbytes=operand_nbytes + y.spec.nbytes * (1 if is_wide else 4) + 2 * partial_nbytes + beside,
             rounds=ceil_div(own_slabs, code.ahead) + 1 + (self.slices / 2 + _JOIN_ROUNDS if is_joined else 0),
@@ -131,8 +132,8 @@ def _count_simt_gemm(launch: Launch) -> Work:
     right = columns * _count_asked(launch, 1) * ceil_div(rows, code.rows)
     more = code.elements * ((not wide & _WIDE_A) + (not wide & _WIDE_B))
     sliced = SlicedTiles(code, tiles, launch.grid[1], tiles * slabs, slabs)
-    flops = 2 * batch * rows * columns * inner
-    return sliced.describe(launch, flops, batch * inner * (left + right), more=more, is_wide=bool(wide & _WIDE_Y))
+    terms = batch * rows * columns * inner
+    return sliced.describe(launch, terms, batch * inner * (left + right), more=more, is_wide=bool(wide & _WIDE_Y))
 
 
 _GEMV_WARPS, _GEMV_COLUMNS = 8, 4  # of a block; of a warp or thread
@@ -166,6 +167,7 @@ def _count_gemv(launch: Launch) -> Work:
         instructions=weights / WARP * each
         + count_warps(launch) * (_AROUND + _GEMV_COLUMNS * steps * STEP_INSTRUCTIONS),
         multiply_adds=weights / WARP * together,
+        needed_multiply_adds=results * inner,
         l2_nbytes=read + results * 4 + 2 * joined + beside,
         rounds=ceil_div(int(terms), ahead) + 1 + (slices / 4 + _JOIN_ROUNDS if joined else 0),
         barriers=1,

@@ -172,10 +172,12 @@ def _count_attend(launch: Launch) -> Work:
     itemsize = q.dtype.itemsize
     # Scores, four operations for each in the softmax, and sums.
     flops = int(pairs * rows * seen * (2 * depth + 4 + 2 * values))
+    needed = int(pairs * rows * seen * (depth + values))
     return Work(
         flops=flops,
         instructions=warps * (_AROUND + tiles * (of_scores + of_sums + own_rows * _EACH_ROW)),
         multiply_adds=multiply_adds,
+        needed_multiply_adds=needed,
         doubles=multiply_adds if itemsize == 8 else 0,
         wavefronts=warps * tiles * (score_stores + sum_stores),
         l2_nbytes=pairs * itemsize * (rows * depth * value_tiles * tiles * chunks + keys * (depth + values) * read_keys)

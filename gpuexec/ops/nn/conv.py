@@ -258,6 +258,7 @@ def _count_conv_direct(launch: Launch) -> Work:
         flops=2 * terms + results * steps + _count_bias(launch, y),
         instructions=warps * (_AROUND + tried * each + steps * STEP_INSTRUCTIONS),
         multiply_adds=warps * tried,
+        needed_multiply_adds=terms,
         doubles=warps * tried if is_double else 0,
         # Neighbouring outputs and channels of a group read the same places, which L1 has after the first.
         l2_nbytes=sum(count_slot_bytes(a) for a in launch.arguments if isinstance(a, Slot)),

@@ -38,7 +38,7 @@ def _count_simt_conv(launch: Launch) -> Work:
     extents, steps, dilations = (tuple(axes[first : first + 3]) for first in (0, 3, 6))
     count, _, has_positions = struct.unpack_from("<3i", packed, _COUNT)
     code, block = find_tile_code(launch), _find_block(launch)
-    flops = slabs = longest = 0
+    terms = slabs = longest = 0
     is_ragged = False
     asked = 0.0
     for number in range(count):
@@ -53,14 +53,15 @@ def _count_simt_conv(launch: Launch) -> Work:
         # Taps of a channel see much the same places: L1 has them after the first.
         seen = plane.count_seen(min(code.columns, max(prod(counts), 1))) * channels
         asked += 4 * groups * column_tiles * (outs * inner + row_tiles * seen)
-        flops += 2 * groups * outs * windows * channels * prod(kernel)
+        terms += groups * outs * windows * channels * prod(kernel)
     bias = y.spec.size if launch.arguments[2] is not None else 0
     more = {1: 0 if has_positions else code.elements, 16: code.patches[0], 4: code.patches[1]}[block]
     sliced = SlicedTiles(code, launch.grid[0], launch.grid[1], slabs, longest)
     is_wide = "transpose" not in launch.kernel.expression and not is_ragged
-    work = sliced.describe(launch, flops + bias, asked, more=more, is_wide=is_wide)
+    work = sliced.describe(launch, terms, asked, more=more, is_wide=is_wide)
     # Sums pass through shared memory, so that neighbours are stored together.
-    return replace(work, wavefronts=work.wavefronts + 2 * launch.grid[0] * code.rows * code.columns // WARP)
+    stored = 2 * launch.grid[0] * code.rows * code.columns // WARP
+    return replace(work, flops=work.flops + bias, wavefronts=work.wavefronts + stored)
 
 
 def _find_block(launch: Launch) -> int:
@@ -83,6 +84,7 @@ def _count_depthwise(launch: Launch) -> Work:
         flops=2 * taps * outputs + bias + steps * outputs,
         instructions=count_warps(launch) * _AROUND + (outputs * each + x.spec.size * _EACH_PLACE) / WARP,
         multiply_adds=taps * outputs / WARP,
+        needed_multiply_adds=taps * outputs,
         wavefronts=(outputs * (taps / 2 + 3) + x.spec.size) / WARP,
         l2_nbytes=sum(count_slot_bytes(slot) for slot in (*launch.reads_from(), *launch.writes_to())),
         rounds=2 + ceil_div(own, _OUTPUTS_TOGETHER),

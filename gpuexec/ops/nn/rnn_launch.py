@@ -159,6 +159,7 @@ def _count_recurrence(launch: Launch) -> Work:
     return Work(
         flops=2 * sums + 8 * directions * gates * steps * batch * hidden,
         instructions=blocks * warps * steps * pieces * issued,
+        needed_multiply_adds=sums,
         multiply_adds=blocks * warps * steps * pieces * gates * (_TILE_BYTES // 4) * terms,
         l2_nbytes=steps * (weight_nbytes if launch.cooperative else 0) + weight_nbytes,
         rounds=steps * (pieces * phases * ceil_div(terms, _TERMS_TOGETHER) + meetings),

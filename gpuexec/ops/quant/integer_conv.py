@@ -229,6 +229,7 @@ def _count_integer_conv(launch: Launch) -> Work:
     slots = [a for a in launch.arguments if isinstance(a, Slot)]
     return Work(
         flops=2 * y.spec.size * inner,
+        needed_multiply_adds=y.spec.size * inner,
         instructions=count_warps(launch) * (_AROUND + inner * _EACH_TAP),
         l2_nbytes=sum(map(count_slot_bytes, slots)),
         rounds=1 + inner / _TAPS_TOGETHER,

@@ -120,13 +120,30 @@ def test_explain_prints_plan_arena_and_host_values(capsys: pytest.CaptureFixture
 def test_explain_counts_memory_requests_of_each_launch(capsys: pytest.CaptureFixture[str], free_model: str) -> None:
     dims = ["--dims", "rows=3", "columns=4", "picked=2"]
     assert main(["explain", free_model, "--target", "sm_80", "--count", *dims]) == 0
-    launches = capsys.readouterr().out.partition("\n launch ")[2].splitlines()
+    launches = capsys.readouterr().out.partition("\n launch ")[2].partition("\n arithmetic ")[0].splitlines()
     assert launches[0].split()[:4] == ["node", "requests", "lanes", "off"]
     rows = {line.split()[0]: line.split() for line in launches[1:-1]}
     assert any(re.fullmatch(r"\w+\.cu:\w+.*", name) for name in rows)
     requests, lanes_off, sectors, ratio = rows["total"][1:5]
     assert int(requests) > 0 and lanes_off.endswith("%") and int(sectors) > 0 and float(ratio) >= 1
     assert launches[-1] == "L2 of 40 MiB, empty before each launch"
+
+
+def test_explain_counts_multiply_adds_beside_those_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["explain", DIGITS, "--target", "sm_90", "--dims", "batch=4", "--count"]
+    assert main(command) == 0
+    rows = {
+        words[0]: words for words in map(str.split, capsys.readouterr().out.partition("\n arithmetic ")[2].splitlines())
+    }
+    # Four rows of ten columns, of a block's 32; each needs 320 terms.
+    assert rows["gemv.cu:gemv_along_columns<4>"][-5:] == ["40,960", "12,800", "3.20", "0%", "0"]
+    assert rows["softmax.cu:softmax<float>"][-5:] == ["0", "0", "-", "0%", "96"]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (head,) = [each for each in found["counts"] if each["origin"] == "head"]
+    assert (head["issued_multiply_adds"], head["needed_multiply_adds"], head["issue_ratio"]) == (40960, 12800, 3.2)
+    assert head["ffma"] == {"calls": 1280, "issued": 40960, "taken": 40960}
+    assert len(found["counts"]) == sum(row["kernel"] != "fill" for row in found["commands"])
 
 
 def test_explain_predicts_times_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -28,6 +29,13 @@ extern "C" __global__ void orders(int* y) {
   y[threadIdx.x] = threadIdx.x == 0 ? 0 : rows[threadIdx.x - 1];
 }
 """
+POWERS = """\
+extern "C" __global__ void powers(float* y) {
+  float value = y[threadIdx.x];
+  for (int i = 0; i < 2; ++i) value = fmaf(value, value, 1.0f);
+  y[threadIdx.x] = expf(value);
+}
+"""
 
 
 def command_of(name: str) -> list[str]:
@@ -45,6 +53,12 @@ def source(tmp_path: Path) -> str:
     (tmp_path / "shared.cuh").write_text("template <class T>\n__device__ T double_of(T x) { return x + x; }\n")
     (tmp_path / "kernels.cu").write_text(KERNELS)
     return str(tmp_path / "kernels.cu")
+
+
+@pytest.fixture
+def powers(tmp_path: Path) -> str:
+    (tmp_path / "powers.cu").write_text(POWERS)
+    return str(tmp_path / "powers.cu")
 
 
 def test_planted_race_of_the_example_is_shown_with_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +99,29 @@ def test_bank_conflicts_are_counted(source: str, capsys: pytest.CaptureFixture[s
     assert re.search(r"^ kernels.cu:8 +write 4 B .* 1 +1 +1 +1.00 +128 +0%", said, re.M)
     assert re.search(r"^ kernels.cu:9 +read 4 B .* 1 +1 +1 +1.00 +124 +3%", said, re.M)
     assert "L2 of 40 MiB" in said
+
+
+def test_arithmetic_is_counted_by_line(powers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sanitize", "--count", powers, "--block", "48", "--arg", "float[48]"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^ arithmetic +unit +source +calls of warps +issued +of lanes +lanes off", said, re.M)
+    assert re.search(r"^ powers.cu:3 +multiply-adds of float .* 4 +128 +96 +25%", said, re.M)
+    assert re.search(r"^ powers.cu:4 +special functions .* 2 +64 +48 +25%", said, re.M)
+    assert re.search(r"^ total +special functions +2 +64 +48 +25%", said, re.M)
+
+
+def test_counts_are_printed_as_json(powers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sanitize", "--json", powers, "--block", "48", "--arg", "float[48]"]
+    assert main([*command, "--count"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kernel"], found["issued_multiply_adds"]) == ("powers.cu:powers", 128)
+    assert (found["needed_multiply_adds"], found["issue_ratio"]) == (None, None)
+    assert found["global"] == {"requests": 4, "lanes": 96, "bytes": 384, "transactions": 12, "least": 12}
+    row = {"places": [["powers.cu", 4]], "unit": "mufu", "calls": 2, "issued": 64, "taken": 48}
+    assert row in found["operations"]
+    assert main(command) == 2
+    assert "--json prints what --count counts" in capsys.readouterr().err
 
 
 def test_kernel_that_faults_can_not_be_counted(source: str, capsys: pytest.CaptureFixture[str]) -> None:
