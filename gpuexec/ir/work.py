@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from gpuexec.ir.command import Kernel, Launch, Slot
+import numpy as np
+
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 
 SECTOR_BYTES = 32  # of L2 and device memory
@@ -79,6 +81,12 @@ def find_form(kernel: Kernel) -> Form | None:
 def list_forms() -> tuple[tuple[str, str], ...]:
     """Return the file and name of each kernel that has a closed form."""
     return tuple(_FORMS)
+
+
+def read_int(argument: Argument) -> int:
+    """Return a launch scalar that is an integer."""
+    assert isinstance(argument, np.integer)
+    return int(argument)
 
 
 def count_slot_bytes(slot: Slot) -> int:

@@ -4,7 +4,8 @@
 2. ``compute`` equals the oracle: onnx.reference, onnxruntime, or arrays worked out by hand.
 3. The case as a graph of one node: its plan passes `verify`, and the CPU device gives the bits ``compute`` gave.
 4. Planned for a GPU and run on the simulator, or on a GPU, it is within the operator's tolerance of ``compute``, for
-   dense inputs and for windows with gaps. An operator without a lowering is refused by name.
+   dense inputs and for windows with gaps. An operator without a lowering is refused by name. Closed forms of work have
+   figures for what is launched.
 5. On the simulator dense inputs run in check mode, in a random order of threads, which finds nothing in the kernels.
    Cases of more than 65536 elements, inputs and outputs together, run without it: what a kernel does wrong there it
    does wrong in a smaller case of its family too, or its family lacks one.
@@ -17,9 +18,10 @@ keeps the plans: what tests/devices/launches.py asks for.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -27,11 +29,13 @@ import pytest
 
 from gpuexec.devices.device import Device
 from gpuexec.errors import InputError, UnsupportedError
+from gpuexec.ir.command import Launch
 from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.operator import Operator
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
+from gpuexec.ir.work import find_form
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.planner.verify import verify
 from tests.devices.execute import run_template
@@ -132,10 +136,23 @@ def check_device(
         planned = plan_supported(case, op, given, known, device.target)
         if planned is None:
             return
+        check_work(case, planned.template.plan)
         for index, got in zip(positions, run_planned(planned, device), strict=True):
             expected = computed[index]
             assert expected is not None
             compare(case, op, index, got, expected, inputs)
+
+
+def check_work(case: Case, plan: Plan) -> None:
+    """Check that closed forms describe the launches of a plan: no figure is below 0, and none is infinite."""
+    for command in plan.segment.commands:
+        form = find_form(command.kernel) if isinstance(command, Launch) else None
+        if form is not None:
+            assert isinstance(command, Launch)
+            work = form(command)
+            figures = [getattr(work, each.name) for each in fields(work) if each.name != "operand_nbytes"]
+            is_real = all(0 <= each < math.inf for each in (*figures, *work.operand_nbytes.values()))
+            assert is_real, f"{case.id}: {command.kernel} does {work}"
 
 
 def list_layouts(inputs: Sequence[Array | None], known: set[int]) -> list[Sequence[Array | None]]:

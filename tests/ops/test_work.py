@@ -71,6 +71,7 @@ def attention(batch: int, heads: int, queries: int, keys: int, depth: int) -> Co
 def test_tiled_products_are_as_counted(case: CountedCase) -> None:
     found = compare(case)
     assert found.work.flops == found.flops
+    assert found.work.multiply_adds == found.counts.multiply_adds.calls
     assert found.work.wavefronts == count_wavefronts(found.counts, 4)
     assert found.work.l2_nbytes == found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
     assert found.operand_nbytes == found.counts.dram_read_nbytes + found.counts.dram_written_nbytes
@@ -80,6 +81,7 @@ def test_tiled_products_are_as_counted(case: CountedCase) -> None:
 def test_products_of_few_rows_are_as_counted(case: CountedCase) -> None:
     found = compare(case)
     assert found.work.flops == found.flops
+    assert found.work.multiply_adds == found.counts.multiply_adds.calls
     assert found.work.wavefronts == count_wavefronts(found.counts, 1)
     assert found.work.l2_nbytes == found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
     assert found.operand_nbytes == found.counts.dram_read_nbytes + found.counts.dram_written_nbytes
@@ -92,6 +94,7 @@ def test_products_of_few_rows_are_as_counted(case: CountedCase) -> None:
 def test_convolutions_by_tiles_are_as_counted(case: CountedCase) -> None:
     found = compare(case)
     assert found.work.flops == found.flops
+    assert found.work.multiply_adds == found.counts.multiply_adds.calls
     assert found.work.wavefronts == count_wavefronts(found.counts, 4)
     assert found.operand_nbytes == found.counts.dram_read_nbytes + found.counts.dram_written_nbytes
     # Count mode has no L1, which answers most taps of a place after the first.
@@ -132,6 +135,7 @@ def test_other_launches_move_what_is_counted(case: CountedCase) -> None:
 def test_flops_are_those_of_the_operator(case: CountedCase) -> None:
     found = compare(case)
     assert found.work.flops == found.flops
+    assert found.work.needed_multiply_adds == found.counts.multiply_adds.taken
 
 
 @pytest.mark.parametrize(
@@ -148,6 +152,8 @@ def test_flops_are_those_of_the_operator(case: CountedCase) -> None:
 )  # fmt: skip
 def test_products_of_bytes_are_as_counted(case: CountedCase) -> None:
     found = compare(case)
+    issued = found.counts.multiply_adds.issued  # sums of rows and columns, for zero points, among them
+    assert found.work.needed_multiply_adds <= issued <= 2 * found.work.needed_multiply_adds
     assert found.work.wavefronts == count_wavefronts(found.counts, 4)
     counted = found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
     assert 0.7 * counted <= found.work.l2_nbytes <= counted
@@ -159,6 +165,7 @@ def test_attention_is_as_counted(case: CountedCase) -> None:
     assert found.work.l2_nbytes == found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
     assert found.operand_nbytes == found.counts.dram_read_nbytes + found.counts.dram_written_nbytes
     assert found.work.wavefronts == pytest.approx(count_wavefronts(found.counts, 4), rel=0.15)
+    assert found.work.multiply_adds == pytest.approx(found.counts.multiply_adds.calls, rel=0.25)
 
 
 def test_steps_of_an_epilogue_are_work() -> None:
@@ -178,6 +185,13 @@ def _describe(nodes: Sequence[onnx.NodeProto]) -> Work:
     ready = run_passes(model.graph, model._plan_passes, model.disabled_passes, specs)
     (command,) = plan_graph(ready, specs, Target.named("sm_90")).plan.segment.commands
     return describe_work(command)
+
+
+def test_recurrent_layers_issue_what_is_counted() -> None:
+    weights = {"w": floats(1, 256, 32), "r": floats(1, 256, 64)}
+    found = compare(CountedCase("LSTM", "recur", {"x": (4, 8, 32)}, weights, {"hidden_size": 64}))
+    assert found.work.multiply_adds == found.counts.multiply_adds.calls
+    assert found.counts.issue_ratio == 1.0
 
 
 def test_every_form_is_of_a_kernel_that_there_is() -> None:

@@ -8,11 +8,12 @@ from typing import ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel
-from gpuexec.ir.geometry import coalesce
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
+from gpuexec.ir.geometry import ceil_div, coalesce
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, count_slot_bytes, read_int, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import Walk
 from gpuexec.ops.lib.team import BLOCK_THREADS
@@ -69,3 +70,29 @@ class Det(Operator):
         writes = [1] if scratch is None else [1, 2]
         kernel = Kernel(_SOURCE, f"det<{dtype_row(x.dtype).cuda}>")
         emit.launch(kernel, (blocks, 1, 1), (BLOCK_THREADS, 1, 1), arguments, writes=writes)
+
+
+# Instructions of a thread: of a step, and for an element that it changes; threads along a side; waits of a step.
+_EACH_STEP, _EACH_ELEMENT, _BLOCK_SIDE, _STEP_BARRIERS = 180, 12, 16, 5
+
+
+@work_of(_SOURCE, "det")
+def _count_det(launch: Launch) -> Work:
+    x, y, scratch = launch.arguments[:3]
+    assert isinstance(x, Slot) and isinstance(y, Slot)
+    side, matrices, blocks = read_int(launch.arguments[4]), y.spec.size, launch.grid[0]
+    changed = sum((side - step - 1) ** 2 for step in range(side))  # elements of a matrix, over all steps
+    own = sum(ceil_div(side - step - 1, _BLOCK_SIDE) ** 2 for step in range(side))
+    of_matrix = side * _EACH_STEP + own * _EACH_ELEMENT
+    doubles, in_turn = 2 * matrices * changed, ceil_div(matrices, blocks)
+    is_shared = not isinstance(scratch, Slot)
+    return Work(
+        flops=doubles,
+        instructions=matrices * (BLOCK_THREADS // 32) * of_matrix,
+        doubles=doubles / 32,
+        wavefronts=matrices * changed * 6 / 32 if is_shared else 0,
+        l2_nbytes=count_slot_bytes(x) + y.spec.nbytes + (0 if is_shared else 16 * matrices * changed),
+        rounds=in_turn * (1 if is_shared else side * 3 + own),
+        barriers=in_turn * side * _STEP_BARRIERS,
+        shared_nbytes=32896,
+    )

@@ -8,6 +8,7 @@ and inner extent. Other pairs (and integers of 8 and 16 bits) take the kernel of
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,11 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
-from gpuexec.ir.geometry import Shape, broadcast, coalesce
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
+from gpuexec.ir.geometry import Shape, broadcast, ceil_div, coalesce
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, build, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, UNSIGNED_BY_SIZE
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import join
@@ -351,3 +353,26 @@ def _arrange(
     stretched = np.broadcast_to(arranged, (*outer, *inner_extents))
     sizes = [int(np.prod(outer[len(batch) :], dtype=np.int64)), int(np.prod(inner_extents, dtype=np.int64))]
     return stretched.reshape((*outer[: len(batch)], *sizes))
+
+
+# Of contract: instructions of a thread around, for a term, and for each axis that terms are walked along.
+_AROUND, _EACH_TERM, _EACH_AXIS, _TERMS_TOGETHER = 220, 30, 25, 2
+
+
+@work_of(_SOURCE, "contract")
+def _count_contract(launch: Launch) -> Work:
+    a, b, y, kept, reduced = launch.arguments[:5]
+    lanes = read_int(launch.arguments[5])
+    assert isinstance(a, Slot) and isinstance(y, Slot) and isinstance(kept, bytes) and isinstance(reduced, bytes)
+    (rows,), (terms, axes) = struct.unpack_from("<q", kept), struct.unpack_from("<qi", reduced)
+    own, operands = ceil_div(terms, lanes), [each for each in (a, b) if isinstance(each, Slot)]
+    # Rows of a block read an operand once where they share it: L1 has it then.
+    asked = [min(rows * terms * each.dtype.itemsize, launch.grid[0] * count_slot_bytes(each)) for each in operands]
+    return Work(
+        flops=rows * terms * len(operands),  # no multiply-adds: products are rounded
+        instructions=count_warps(launch) * (_AROUND + own * (_EACH_TERM + _EACH_AXIS * axes)),
+        l2_nbytes=sum(asked) + y.spec.nbytes,
+        rounds=1 + own / _TERMS_TOGETHER,
+        barriers=2 if lanes > 32 else 1,
+        shared_nbytes=2048 if y.dtype.itemsize == 8 else 1024,
+    )

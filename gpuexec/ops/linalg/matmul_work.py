@@ -74,6 +74,11 @@ class TiledProduct:
         """Slabs along the inner extent."""
         return ceil_div(self.inner, self.depth)
 
+    @property
+    def live_warps(self) -> int:
+        """Warps of one product some of whose sums are wanted: a warp has eight rows of them."""
+        return self.column_tiles * sum(ceil_div(rows, TILE // _WARPS) for rows in _split(self.rows))
+
     def count_wavefronts(self, store_wavefronts: int) -> int:
         """Return the wavefronts of shared memory.
 
@@ -84,14 +89,21 @@ class TiledProduct:
             store_wavefronts: Of storing a slab of both operands.
         """
         tiles = self.batch * self.row_tiles * self.column_tiles
-        live_warps = self.column_tiles * sum(ceil_div(rows, TILE // _WARPS) for rows in _split(self.rows))
+        live_warps = self.live_warps
         wide = live_warps // self.column_tiles * sum(columns > TILE // 2 for columns in _split(self.columns))
         return self.slabs * (self.batch * (2 * live_warps + wide) * self.depth + tiles * store_wavefronts)
 
     def describe(
-        self, launch: Launch, loop: TileLoop, operand_nbytes: int, store_wavefronts: int, *, doubles: bool = False
+        self,
+        launch: Launch,
+        loop: TileLoop,
+        operand_nbytes: int,
+        store_wavefronts: int,
+        *,
+        doubles: bool = False,
+        result: int = 3,
     ) -> Work:
-        """Return the work of such a launch, whose argument 3 is the result.
+        """Return the work of such a launch.
 
         Args:
             launch: The launch.
@@ -99,13 +111,14 @@ class TiledProduct:
             operand_nbytes: Bytes of sectors that all blocks ask for, of both operands.
             store_wavefronts: As of `count_wavefronts`.
             doubles: Whether sums are doubles.
+            result: The position of the result among the arguments.
         """
-        y = launch.arguments[3]
+        y = launch.arguments[result]
         assert isinstance(y, Slot)
         warps = self.batch * self.row_tiles * self.column_tiles * _WARPS
         results = self.batch * self.rows * self.columns
         steps, sums = count_epilogue_steps(launch), TILE * TILE // (_WARPS * 32)
-        multiply_adds = warps * self.slabs * sums * self.depth
+        multiply_adds = self.batch * self.live_warps * self.slabs * sums * self.depth
         beside = sum(count_slot_bytes(a) for a in launch.arguments[2:] if isinstance(a, Slot) and a is not y)
         return Work(
             flops=2 * results * self.inner + results * steps,

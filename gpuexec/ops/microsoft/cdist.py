@@ -10,19 +10,21 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Kernel
+from gpuexec.ir.command import Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.linalg.matmul_launch import TILE
+from gpuexec.ops.linalg.matmul_work import TiledProduct, TileLoop, count_slab_bytes
 from gpuexec.ops.microsoft.activation import DOMAIN
 
 _SOURCE = "cdist.cu"
@@ -130,3 +132,43 @@ class CDist(Operator):
         if functor == "Minkowski":
             return {1.0: "CityBlock", 2.0: "Euclidean", math.inf: "Chebyshev"}.get(self.p, functor)
         return functor
+
+
+# Machine code of a thread of a tile, by metric: instructions of a place of the inner extent, of floats and of doubles;
+# operations on a pair of coordinates; multiply-adds among its instructions.
+_METRIC_LOOPS: Mapping[str, tuple[int, int, int, int]] = {
+    "SquaredEuclidean": (41, 41, 3, 1),
+    "Euclidean": (41, 41, 3, 1),
+    "CityBlock": (89, 121, 3, 0),
+    "Chebyshev": (281, 393, 3, 0),
+    "Minkowski": (1526, 2774, 4, 0),
+    "Canberra": (414, 588, 7, 0),
+    "Hamming": (41, 73, 2, 0),
+    "BrayCurtis": (171, 233, 6, 0),
+    "Cosine": (57, 59, 6, 3),
+}
+_STAGING, _SLAB, _WARPS = 125, 16, 8  # instructions to bring a slab; places of one; warps of a block
+
+
+@work_of(_SOURCE, "distances")
+def _count_distances(launch: Launch) -> Work:
+    a, y, packed = launch.arguments[0], launch.arguments[2], launch.arguments[3]
+    assert isinstance(a, Slot) and isinstance(y, Slot) and isinstance(packed, bytes)
+    rows, columns, inner, a_row, a_inner, b_row, b_inner = struct.unpack("<7q", packed)
+    metric = launch.kernel.expression.partition("<")[2].partition(",")[0]
+    is_double = y.dtype == np.float64
+    *instructions, operations, issued = _METRIC_LOOPS[metric]
+    product = TiledProduct(1, rows, columns, inner)
+    loop = TileLoop(_STAGING + _SLAB * instructions[is_double], 300, 114, 34816 if is_double else 17408)
+    left = count_slab_bytes(rows, inner, a_row, a_inner, a.dtype.itemsize) * product.column_tiles
+    right = count_slab_bytes(columns, inner, b_row, b_inner, a.dtype.itemsize) * product.row_tiles
+    stores = sum(_WARPS * 4 * (2 if stride == 1 else 1) for stride in (a_inner, b_inner))
+    work = product.describe(launch, loop, left + right, stores, doubles=is_double, result=2)
+    # Of a cosine, lengths are needed once for a row, and are worked out for each pair.
+    needed = (rows + columns) * inner if metric == "Cosine" else 0
+    return replace(
+        work,
+        flops=rows * columns * inner * operations,
+        multiply_adds=work.multiply_adds * issued,
+        needed_multiply_adds=(work.needed_multiply_adds if issued else 0) + needed,
+    )

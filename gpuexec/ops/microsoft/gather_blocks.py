@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import broadcast_strides, ceil_div, normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ir.work import SECTOR_BYTES, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.microsoft.activation import DOMAIN
@@ -186,3 +187,26 @@ def make_table(dtype: np.dtype[Any]) -> Array:
 
 def _as_bytes(array: Array) -> Array:
     return array.view(np.uint8)
+
+
+_INSTRUCTIONS = 130  # of a thread
+
+
+@work_of(_SOURCE, "gather_blocks")
+def _count_gather_blocks(launch: Launch) -> Work:
+    data, indices, scales, zeros, _, y, packed = launch.arguments
+    assert isinstance(data, Slot) and isinstance(indices, Slot) and isinstance(scales, Slot) and isinstance(y, Slot)
+    assert isinstance(packed, bytes)
+    picked = min(1.0, indices.spec.size / max(1, struct.unpack_from("<2q", packed)[1]))  # of the extent gathered along
+    read = {
+        position: ceil_div(int(count_slot_bytes(each) * picked), SECTOR_BYTES) * SECTOR_BYTES
+        for position, each in ((0, data), (2, scales), (3, zeros))
+        if isinstance(each, Slot)
+    }
+    return Work(
+        flops=2 * y.spec.size,
+        instructions=count_warps(launch) * _INSTRUCTIONS,
+        l2_nbytes=sum(read.values()) + indices.spec.nbytes + y.spec.nbytes,
+        rounds=3,
+        operand_nbytes=read,
+    )

@@ -8,11 +8,13 @@ from math import prod
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
+from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
+from gpuexec.ir.work import Work, count_slot_bytes, read_int, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.renamed import EVERY_VERSION
@@ -136,3 +138,30 @@ def _eliminate(a: Array, b: Array) -> Array:
             change[:, step] = 0
             work[:, :, step + 1 :] -= change
     return work[:, :, n:].reshape(b.shape)
+
+
+# Instructions of a warp: of a step, and for an element that a step changes; barriers of a step; times that it waits.
+_EACH_STEP, _EACH_ELEMENT, _STEP_BARRIERS, _STEP_ROUNDS = 400, 22, 12, 4
+
+
+@work_of(_SOURCE, "invert", "solve")
+def _count_elimination(launch: Launch) -> Work:
+    is_solved = launch.kernel.expression.startswith("solve")
+    x, y = launch.arguments[0], launch.arguments[3 if is_solved else 2]
+    side = read_int(launch.arguments[4 if is_solved else 3])
+    columns = read_int(launch.arguments[5]) if is_solved else side
+    assert isinstance(x, Slot) and isinstance(y, Slot)
+    width, matrices = side + columns, x.spec.size // max(1, side * side)
+    changed = side * sum(width - step - 1 for step in range(side))  # elements of a matrix, over all steps
+    own = sum(ceil_div(side * (width - step - 1), _THREADS) for step in range(side))
+    work_nbytes = matrices * side * width * (8 if y.dtype.itemsize == 8 else 4)
+    return Work(
+        flops=2 * matrices * changed,
+        instructions=matrices * (_THREADS // 32) * (side * _EACH_STEP + own * _EACH_ELEMENT),
+        l2_nbytes=2 * matrices * changed * y.dtype.itemsize + count_slot_bytes(x) + y.spec.nbytes,
+        rounds=side * _STEP_ROUNDS + own,
+        barriers=side * _STEP_BARRIERS,
+        registers=56,
+        shared_nbytes=3072,
+        operand_nbytes={2 if is_solved else 1: work_nbytes},
+    )

@@ -15,11 +15,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
+from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.work import Work, count_slot_bytes, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
@@ -237,3 +239,26 @@ def _multiply_state(h: Array, weight: Quantized) -> Array:
     made = quantize_by_range(h, axis=1)
     sums = multiply_integers(made, Quantized(weight.values, None, weight.zero))
     return np.asarray(sums.astype(FLOAT) * (made.scale * weight.scale))
+
+
+# Instructions of a thread: for a weight of each gate of a unit, to finish a unit, and of a step; barriers of a step.
+_EACH_WEIGHT, _EACH_UNIT, _EACH_STEP, _STEP_BARRIERS, _WEIGHTS_TOGETHER = 22, 450, 200, 11, 4
+
+
+@work_of(_SOURCE, "quantized_lstm")
+def _count_quantized_lstm(launch: Launch) -> Work:
+    weights, packed = launch.arguments[1], launch.arguments[-1]
+    assert isinstance(weights, Slot) and isinstance(packed, bytes)
+    steps, batch, hidden, directions = struct.unpack_from("<4q", packed)
+    rows, own = directions * batch, ceil_div(hidden, _THREADS)  # units of a thread
+    sums = rows * steps * _GATES * hidden * hidden
+    others = [slot for slot in (*launch.reads_from(), *launch.writes_to()) if slot is not weights]
+    of_step = own * (hidden * _EACH_WEIGHT + _EACH_UNIT) + _EACH_STEP
+    return Work(
+        flops=2 * sums + 20 * rows * steps * hidden,  # products of bytes are integers, no multiply-adds
+        instructions=rows * steps * (_THREADS // 32) * of_step,
+        l2_nbytes=rows * steps * count_slot_bytes(weights) // max(1, directions) + sum(map(count_slot_bytes, others)),
+        rounds=steps * (3 + own * ceil_div(hidden, _WEIGHTS_TOGETHER)),
+        barriers=steps * _STEP_BARRIERS,
+        registers=64,
+    )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from math import prod
 
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Kernel, Slot
+from gpuexec.ir.command import Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter
+from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.ml.scores import ScorePostprocessing
 from gpuexec.ops.ml.table_operator import FLOAT, THREADS, show_as
 
@@ -137,3 +139,26 @@ def read_vectors(
     if not array.size or count <= 0 or array.size % count:
         raise InputError(f"support_vectors expects {count} vectors of one length, got {array.size} numbers.")
     return Vectors(array.reshape(count, -1), Likeness[kernel_type], None, *(params or ()))
+
+
+# Instructions of a thread: around, for a feature, to bring one, and of a likeness's function; barriers of a tile.
+_AROUND, _EACH_FEATURE, _STAGED, _FUNCTION = 250, 17, 27, 60
+
+
+@work_of(SOURCE, "compare_with_vectors")
+def _count_likenesses(launch: Launch) -> Work:
+    x, s, z = (launch.arguments[i] for i in (0, 1, 3))
+    rows, vectors, features = map(read_int, launch.arguments[4:7])
+    assert isinstance(x, Slot) and isinstance(s, Slot) and isinstance(z, Slot)
+    slabs, tiles = ceil_div(features, _TILE), prod(launch.grid)
+    asked = count_slot_bytes(x) * ceil_div(vectors, _TILE) + count_slot_bytes(s) * ceil_div(rows, _TILE)
+    return Work(
+        flops=2 * z.spec.size * features,  # products are rounded, so there are no multiply-adds
+        instructions=count_warps(launch) * (_AROUND + 4 * _FUNCTION + slabs * _TILE * (_EACH_FEATURE + _STAGED / 4)),
+        wavefronts=tiles * slabs * _TILE * (8 * 4 + 2 * 8),
+        l2_nbytes=asked + z.spec.nbytes,
+        rounds=1 + slabs,
+        barriers=2 * slabs,
+        registers=48,
+        shared_nbytes=8448,
+    )

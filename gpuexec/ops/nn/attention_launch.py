@@ -13,7 +13,7 @@ from gpuexec.ir.geometry import Strides, broadcast_strides, ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import BFLOAT16, accumulator, dtype_row, dtypes_of
-from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
+from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.lib.team import BLOCK_THREADS
 from gpuexec.ops.nn.attention_host import AttentionRule
 
@@ -202,4 +202,28 @@ def _count_merge(launch: Launch) -> Work:
         instructions=count_warps(launch) * (100 + 40 * chunks),
         l2_nbytes=count_slot_bytes(states) + count_slot_bytes(sums) + y.spec.nbytes,
         rounds=2 * chunks,
+    )
+
+
+_EACH_PLACE, _EACH_SCORE, _SCORES_AROUND = 13, 110, 300  # instructions of a lane: for a place of depth, a score, around
+
+
+@work_of(_SOURCE, "attention_scores")
+def _count_scores(launch: Launch) -> Work:
+    q, k, y, packed = (launch.arguments[i] for i in (0, 1, 5, 6))
+    mode = read_int(launch.arguments[7])
+    assert isinstance(q, Slot) and isinstance(k, Slot) and isinstance(y, Slot) and isinstance(packed, bytes)
+    _, _, _, keys, depth = struct.unpack_from("<5q", packed, 20 * 8)
+    rows, times = y.spec.size // max(1, keys), 2 if mode == 3 else 1  # a softmax works out each score twice
+    own = times * ceil_div(keys, 32)
+    return Work(
+        flops=y.spec.size * (2 * depth + 4 * (mode == 3)),
+        instructions=rows * (_SCORES_AROUND + own * (depth * _EACH_PLACE + _EACH_SCORE)),
+        multiply_adds=rows * own * depth,
+        needed_multiply_adds=y.spec.size * depth,
+        doubles=rows * own * depth if q.dtype.itemsize == 8 else 0,
+        # A lane reads a key of its own, whose places L1 has once it has asked for the first of a sector.
+        l2_nbytes=rows * times * keys * depth * k.dtype.itemsize + q.spec.nbytes + y.spec.nbytes,
+        rounds=own * ceil_div(depth, 2),
+        registers=62,
     )

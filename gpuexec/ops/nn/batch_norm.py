@@ -10,15 +10,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
-from gpuexec.ops.lib.team import BLOCK_THREADS
+from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, count_rows
 
 _SOURCE = "batch_norm.cu"
 _BLOCK = (BLOCK_THREADS, 1, 1)
@@ -205,3 +206,13 @@ def _widen(emit: Emitter, slot: Slot, dtype: np.dtype[Any]) -> Slot:
     grid = (ceil_div(count, BLOCK_THREADS), 1, 1)
     emit.launch(Kernel(_SOURCE, expression), grid, _BLOCK, [slot, wide, np.int64(count)], writes=[1])
     return wide
+
+
+_MEASURE = RowLoop(around=400, each=35, held=0, flops=4, folds=2)
+
+
+@work_of(_SOURCE, "measure_channels")
+def _count_measuring(launch: Launch) -> Work:
+    x, channels = launch.arguments[0], launch.grid[0]
+    assert isinstance(x, Slot)
+    return count_rows(launch, ceil_div(x.spec.size, channels), BLOCK_THREADS, _MEASURE)

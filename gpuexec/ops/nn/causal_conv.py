@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 
@@ -101,3 +102,26 @@ class CausalConvWithState(Operator):
         kernel, grid = Kernel(_SOURCE, f"causal_conv<{dtype_row(x.dtype).cuda}>"), max(1, ceil_div(count, _THREADS))
         writes = [index for index in (4, 5) if arguments[index] is not None]
         emit.launch(kernel, (grid, 1, 1), (_THREADS, 1, 1), arguments, writes)
+
+
+# Instructions of a thread: around, for a tap, and for the activation; loads of taps that are under way together.
+_AROUND, _EACH_TAP, _ACTIVATION, _TAPS_TOGETHER = 120, 22, 45, 4
+
+
+@work_of(_SOURCE, "causal_conv")
+def _count_causal_conv(launch: Launch) -> Work:
+    bias, y, packed = launch.arguments[2], launch.arguments[4], launch.arguments[6]
+    assert isinstance(packed, bytes)
+    count, _, taps = struct.unpack_from("<3q", packed, 48)
+    is_activated = struct.unpack_from("<q", packed, 48 + 9 * 8)[0]
+    results = y.spec.size if isinstance(y, Slot) else 0
+    slots = [*launch.reads_from(), *launch.writes_to()]
+    return Work(
+        flops=results * (2 * taps + (bias is not None) + 4 * is_activated),
+        instructions=count_warps(launch) * (_AROUND + (taps * _EACH_TAP + is_activated * _ACTIVATION) * bool(results)),
+        multiply_adds=ceil_div(count, WARP) * taps * bool(results),
+        needed_multiply_adds=results * taps,
+        l2_nbytes=sum(map(count_slot_bytes, slots)),  # L1 has the columns that neighbours share
+        rounds=1 + ceil_div(taps, _TAPS_TOGETHER),
+        registers=64,
+    )

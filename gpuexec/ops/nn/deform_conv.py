@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import ClassVar
@@ -11,15 +11,18 @@ from typing import ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, count_slot_bytes, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import Windows, pack_strides, resolve_windows
 from gpuexec.ops.linalg.matmul import multiply
+from gpuexec.ops.linalg.matmul_launch import TILE
+from gpuexec.ops.linalg.matmul_work import TiledProduct, TileLoop, count_slab_bytes
 from gpuexec.ops.nn.convolution import THREADS, ConvSizes, check_channels, check_index, check_kernel
 
 SOURCE = "deform_conv.cu"
@@ -170,3 +173,28 @@ def _sample(image: Array, offset: Array, windows: Windows) -> Array:
                 values = flat[group][:, np.where(is_there[group], place[group], 0)]
                 sampled[group] += np.where(is_there[group], values * weight[group], acc.type(0))
     return sampled.reshape(groups * channels, *is_seen.shape[1:])
+
+
+# Machine code of a slab of a tile: the product, and four samples of a thread. A block stores one by so many wavefronts.
+_SLAB_INSTRUCTIONS, _EACH_SAMPLE, _OWN_SAMPLES, _STORE_WAVEFRONTS = 409, 424, 4, 8 * (8 + 4)
+
+
+@work_of(SOURCE, "deform_conv")
+def _count_deform_conv(launch: Launch) -> Work:
+    x, w, offset, mask, bias, y, windows_bytes, _, sizes_bytes = launch.arguments
+    assert isinstance(x, Slot) and isinstance(w, Slot) and isinstance(offset, Slot) and isinstance(y, Slot)
+    assert isinstance(windows_bytes, bytes) and isinstance(sizes_bytes, bytes)
+    windows, sizes = Windows.unpack(windows_bytes), ConvSizes.unpack(sizes_bytes)
+    inner, itemsize = sizes.group_ins * windows.taps, x.dtype.itemsize
+    product = TiledProduct(sizes.groups, sizes.group_outs, sizes.batch * sizes.outputs, inner)
+    loop = TileLoop(_SLAB_INSTRUCTIONS + _OWN_SAMPLES * _EACH_SAMPLE, registers=103, shared_nbytes=17408)
+    weights = count_slab_bytes(sizes.group_outs, inner, inner, 1, w.dtype.itemsize) * product.column_tiles
+    # Neighbouring windows sample much the same places, as far as offsets are small: L1 has them after the first.
+    seen = windows.count_seen(min(TILE, sizes.outputs)) * sizes.group_ins * itemsize * product.column_tiles
+    moved = sum(count_slot_bytes(each) for each in (offset, mask) if isinstance(each, Slot))
+    asked = sizes.groups * (weights + product.row_tiles * seen)
+    asked += (product.row_tiles - 1) * moved  # the first time is counted with the other operands
+    work = product.describe(launch, loop, asked, _STORE_WAVEFRONTS, doubles=y.dtype == np.float64, result=5)
+    corners = 1 << max(1, sum(extent > 1 for extent in windows.extents))
+    samples = sizes.groups * product.row_tiles * product.columns * inner * (3 * corners + 2)
+    return replace(work, flops=work.flops + samples + (y.spec.size if isinstance(bias, Slot) else 0))

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ir.work import Work, count_slot_bytes, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.team import BLOCK_THREADS
 
@@ -170,3 +171,32 @@ def _split(x: Array, *shape: int) -> Array:
 def _dense_rows(emit: Emitter, slot: Slot) -> Slot:
     """Return a slot whose last axis lies dense: others may have any strides, as parts of a packed product have."""
     return slot if slot.strides[2] == 1 else emit.contiguous(slot)
+
+
+# Instructions of a thread: around, for a step, and for each row of its own that it visits. Lanes of a column; columns
+# of a warp.
+_AROUND, _EACH_STEP, _EACH_ROW, _LANES, _WARP_COLUMNS = 500, 150, 6, 16, 2
+
+
+@work_of(_SOURCE, "linear_attention")
+def _count_linear_attention(launch: Launch) -> Work:
+    query, key, value, past, decay, beta, y, present, _, packed = launch.arguments
+    assert isinstance(query, Slot) and isinstance(key, Slot) and isinstance(value, Slot) and isinstance(packed, bytes)
+    steps, heads, group, rows, columns, tiles = struct.unpack_from("<6q", packed)
+    batch, answered = query.shape[0], group if isinstance(y, Slot) else 0
+    products = 1 + (beta is not None) + answered  # each of all of a state's elements
+    visits, own = products + (decay is not None), ceil_div(rows, _LANES)
+    states, warps = batch * heads * rows * columns, batch * heads * ceil_div(columns, _WARP_COLUMNS)
+    in_scratch = 2 * 4 * states * steps * visits if rows > _REGISTER_ROWS else 0
+    of_step = sum(count_slot_bytes(each) for each in (query, key, decay) if isinstance(each, Slot))
+    others = [each for each in (value, past, beta, y, present) if isinstance(each, Slot)]
+    return Work(
+        flops=steps * states * (2 * products + (decay is not None)),
+        instructions=warps * (_AROUND + steps * (_EACH_STEP * (1 + answered) + visits * own * _EACH_ROW)),
+        multiply_adds=warps * steps * own * products,
+        needed_multiply_adds=steps * states * products,
+        l2_nbytes=tiles * of_step + sum(map(count_slot_bytes, others)) + in_scratch,
+        rounds=1 + steps * (1 + (beta is not None) + answered),
+        registers=109,
+        operand_nbytes={8: in_scratch and 4 * states},
+    )

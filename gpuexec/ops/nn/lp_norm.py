@@ -9,13 +9,14 @@ from typing import ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.command import Argument, Kernel, Launch
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, read_int, work_of
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
+from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
 _SOURCE = "lp_norm.cu"
 _FLOATS = dtypes_of("float")
@@ -68,3 +69,11 @@ class LpNormalization(Operator):
         arguments: list[Argument] = [emit.contiguous(x), y, *sizes, *team.arguments(), np.int32(self.p)]
         kernel = Kernel(_SOURCE, f"normalize_lp<{dtype_row(x.dtype).cuda}>")
         emit.launch(kernel, team.grid(rows), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
+
+
+_LOOP = RowLoop(around=180, each=31, held=0, flops=4, folds=2)
+
+
+@work_of(_SOURCE, "normalize_lp")
+def _count_normalization(launch: Launch) -> Work:
+    return count_rows(launch, read_int(launch.arguments[3]), read_int(launch.arguments[5]), _LOOP)

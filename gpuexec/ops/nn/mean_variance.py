@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.command import Argument, Kernel, Launch
 from gpuexec.ir.geometry import coalesce, normalize_axes
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, read_int, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import Walk
-from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
+from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
 _SOURCE = "mean_variance.cu"
 _FLOATS = dtypes_of("float")
@@ -74,3 +76,13 @@ class MeanVarianceNormalization(Operator):
 
     def _axes(self, rank: int) -> tuple[int, ...]:
         return tuple(sorted(normalize_axes(self.axes, rank))) if self.axes else tuple(range(rank))
+
+
+_LOOP = RowLoop(around=250, each=90, held=0, flops=6, folds=3)
+
+
+@work_of(_SOURCE, "normalize_mean_variance")
+def _count_normalization(launch: Launch) -> Work:
+    reduced = launch.arguments[3]
+    assert isinstance(reduced, bytes)
+    return count_rows(launch, struct.unpack_from("<q", reduced)[0], read_int(launch.arguments[4]), _LOOP)

@@ -234,7 +234,7 @@ def _neighbours(kept: Walk, reduced: Walk) -> int:
 _LOOP = RowLoop(around=150, each=7, held=0, flops=1)
 
 
-@work_of(SOURCE, "reduce")
+@work_of(SOURCE, "reduce", "find_extremum", "lp_norm")
 def _count_reduce(launch: Launch) -> Work:
     x, reduced, lanes = launch.arguments[0], launch.arguments[3], launch.arguments[4]
     assert isinstance(x, Slot) and isinstance(reduced, bytes) and isinstance(lanes, np.integer)

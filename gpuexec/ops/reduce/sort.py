@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import COMPUTED, STRING, dtype_row
+from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
 
 SOURCE = "sort.cu"
 TILE = 1024  # kSortTile of sort.cuh
@@ -80,3 +81,45 @@ def sort_rows(emit: Emitter, keys: Slot, rows: int, columns: int) -> Slot:
         emit.launch(Kernel(SOURCE, f"merge_runs<{key}>"), grid, (_THREADS, 1, 1), arguments, writes=[2])
         order, merged, run = merged, order, run * _WAYS
     return order
+
+
+# Instructions of a thread: to compare two rows by one column, and around; wavefronts of a pair of places.
+_COMPARE, _AROUND, _PAIR_WAVEFRONTS = 30, 60, 8
+
+
+def count_sort(places: int, threads: int) -> tuple[int, int]:
+    """Return the steps of the network that sorts a tile of places, and the comparisons of a thread in them."""
+    levels = max(0, places - 1).bit_length()
+    steps = levels * (levels + 1) // 2
+    return steps, steps * ceil_div(1 << levels, 2 * threads)
+
+
+@work_of(SOURCE, "sort_tiles")
+def _count_tiles(launch: Launch) -> Work:
+    keys, order = launch.arguments[:2]
+    rows, columns = map(read_int, launch.arguments[2:])
+    assert isinstance(keys, Slot) and isinstance(order, Slot)
+    steps, compared = count_sort(min(TILE, rows), _THREADS)
+    return Work(
+        instructions=count_warps(launch) * (_AROUND + compared * _COMPARE * max(1, columns)),
+        wavefronts=count_warps(launch) * compared * _PAIR_WAVEFRONTS,
+        l2_nbytes=count_slot_bytes(keys) + order.spec.nbytes,  # L1 has the keys of a tile
+        rounds=1 + steps,
+        barriers=steps + 1,
+        shared_nbytes=8 * TILE,
+    )
+
+
+@work_of(SOURCE, "merge_runs")
+def _count_merge(launch: Launch) -> Work:
+    keys, order, merged = launch.arguments[:3]
+    rows, columns, run = map(read_int, launch.arguments[3:])
+    assert isinstance(keys, Slot) and isinstance(order, Slot) and isinstance(merged, Slot)
+    runs = min(_WAYS, ceil_div(rows, run))
+    halvings = (runs - 1) * min(run, rows).bit_length()  # of the other runs, in search of a row's place
+    return Work(
+        instructions=count_warps(launch) * (_AROUND + halvings * _COMPARE * max(1, columns)),
+        l2_nbytes=order.spec.nbytes + merged.spec.nbytes + (count_slot_bytes(keys) * 2 if halvings else 0),
+        rounds=1 + 2 * halvings,
+        operand_nbytes={} if halvings else {0: 0},
+    )

@@ -13,14 +13,15 @@ from math import prod
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Kernel
-from gpuexec.ir.geometry import normalize_axis
+from gpuexec.ir.command import Kernel, Launch, Slot
+from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.lib.checks import check_dtype, require_ints
-from gpuexec.ops.reduce.sort import TILE, sort_keys
+from gpuexec.ops.reduce.sort import TILE, count_sort, sort_keys
 from gpuexec.ops.tensor.layout import read_ints
 
 TOPK_DTYPES = dtypes_of("float", "int", "uint")
@@ -119,3 +120,30 @@ def _check_k(given: tuple[int, ...], extent: int) -> int:
             f"TopK expects K to be one number from 0 to {extent}, the extent of its axis, got {list(given)}."
         )
     return given[0]
+
+
+# Instructions of a thread: to compare two elements, to count one in a digit's bin, and around; scans of a digit wait so
+# often for each other.
+_COMPARE, _COUNT, _AROUND, _DIGIT_BARRIERS = 40, 31, 150, 6
+
+
+@work_of("topk.cu", "topk")
+def _count_topk(launch: Launch) -> Work:
+    x, values, indices = launch.arguments[:3]
+    places, _, count, _ = map(read_int, launch.arguments[4:])
+    assert isinstance(x, Slot) and isinstance(values, Slot) and isinstance(indices, Slot)
+    threads = launch.block[0]
+    own = ceil_div(places, threads)
+    is_selected = places > TILE  # digit by digit, and once more to collect; then what is chosen is sorted
+    digits = x.dtype.itemsize + 1 if is_selected else 0
+    steps, compared = count_sort(count if is_selected else places, threads)
+    return Work(
+        instructions=count_warps(launch) * (_AROUND + digits * own * _COUNT + compared * _COMPARE),
+        wavefronts=count_warps(launch) * (digits * own + 8 * compared),
+        l2_nbytes=max(1, digits) * count_slot_bytes(x) + values.spec.nbytes + indices.spec.nbytes,
+        rounds=1 + digits * ceil_div(own, 4) + steps,
+        barriers=digits * _DIGIT_BARRIERS + steps,
+        registers=47,
+        shared_nbytes=9352,
+        operand_nbytes={3: 0 if count <= TILE else 16 * values.spec.size},
+    )

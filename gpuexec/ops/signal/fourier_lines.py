@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import dtype_row, dtypes_of
+from gpuexec.ir.work import Work, count_slot_bytes, work_of
 from gpuexec.ops.lib.strided import join
 
 _SOURCE = "fourier.cu"
@@ -123,3 +124,30 @@ def _turns(parts: Array, whole: int) -> Array:
     real = np.choose(quarter % 4, (cosine, -sine, -cosine, sine))
     imaginary = np.choose(quarter % 4, (-sine, -cosine, sine, cosine))
     return np.stack([real, imaginary], axis=-1)
+
+
+# Operations on doubles of a term of a stage; instructions of a thread for one, and for a point apart from stages.
+_TERM_FLOPS, _EACH_TERM, _EACH_POINT = 8, 22, 150
+
+
+@work_of(_SOURCE, "fourier")
+def _count_fourier(launch: Launch) -> Work:
+    packed, scratch, blocks = launch.arguments[-1], launch.arguments[6], launch.grid[0]
+    assert isinstance(packed, bytes)
+    lines, per_block, _, points = struct.unpack_from("<4q", packed)
+    _, _, is_chirped, _, stages = struct.unpack_from("<5i", packed, 11 * 8)
+    radices = struct.unpack_from(f"<{stages}i", packed, 11 * 8 + 6 * 4)
+    passes = 1 + is_chirped
+    terms, in_turn = lines * points * passes * sum(radices), ceil_div(ceil_div(lines, per_block), blocks)
+    own = ceil_div(per_block * points, _THREADS) * passes * sum(radices)  # terms of a thread for the lines of a block
+    slots = [*launch.reads_from(), *launch.writes_to()]
+    return Work(
+        flops=_TERM_FLOPS * terms,
+        instructions=(terms * _EACH_TERM + lines * points * _EACH_POINT) / 32,
+        doubles=_TERM_FLOPS * terms / 32,
+        wavefronts=0 if isinstance(scratch, Slot) else terms * 4 / 32,
+        l2_nbytes=sum(map(count_slot_bytes, slots)) + (16 * terms if isinstance(scratch, Slot) else 0),
+        rounds=in_turn * (2 + (own if isinstance(scratch, Slot) else ceil_div(own, 2))),
+        barriers=in_turn * (1 + passes * (stages + 1)),
+        shared_nbytes=32768,
+    )

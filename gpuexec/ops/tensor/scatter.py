@@ -18,12 +18,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import COMPUTED, TensorSpec, accumulator, dtype_row
+from gpuexec.ir.work import SECTOR_BYTES, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.checks import check_computed
 from gpuexec.ops.lib.strided import MAX_RANK, join, pack_fast_div64
 from gpuexec.ops.reduce.sort import sort_rows
@@ -246,3 +247,51 @@ def write_updates(
     kernel = Kernel(SOURCE, f"fold_updates<{dtype_row(y.dtype).cuda}>")
     code = np.int32(_REDUCTIONS[reduction])
     emit.launch(kernel, grid, block, [updates, targets, order, y, *scalars, code], writes=[3])
+
+
+# Instructions of a thread: of the search for a place, for each index of a tuple, to write an element, and to fold one.
+_LOCATE, _EACH_INDEX, _WRITE, _FOLD = 130, 30, 54, 110
+
+
+@work_of(SOURCE, "locate_elements", "locate_slices")
+def _count_locate(launch: Launch) -> Work:
+    indices, targets, latest = launch.arguments[:3]
+    assert isinstance(indices, Slot) and isinstance(targets, Slot)
+    is_sliced = launch.kernel.expression.startswith("locate_slices")
+    length = indices.spec.size // max(1, targets.spec.size) if is_sliced else 1
+    # Slices are marked anywhere; elements beside each other mostly where they lie beside each other, too.
+    marked = 2 * (SECTOR_BYTES if is_sliced else 8) * targets.spec.size if isinstance(latest, Slot) else 0
+    return Work(
+        instructions=count_warps(launch) * (_LOCATE + length * _EACH_INDEX),
+        l2_nbytes=count_slot_bytes(indices) + targets.spec.nbytes + marked,
+        rounds=1 + ceil_div(length, 4),
+    )
+
+
+@work_of(SOURCE, "write_latest")
+def _count_write(launch: Launch) -> Work:
+    targets = launch.arguments[1]
+    assert isinstance(targets, Slot)
+    return _count_moved(launch, _WRITE, SECTOR_BYTES * targets.spec.size, rounds=2, touched={2: 8 * targets.spec.size})
+
+
+@work_of(SOURCE, "fold_updates")
+def _count_fold(launch: Launch) -> Work:
+    # As if no two updates met: where they do, one thread folds all of a place, one after the other.
+    updates, targets = launch.arguments[:2]
+    assert isinstance(updates, Slot) and isinstance(targets, Slot)
+    more = updates.spec.nbytes + SECTOR_BYTES * 2 * targets.spec.size
+    return replace(_count_moved(launch, _FOLD, more, rounds=4, touched={}), flops=updates.spec.size)
+
+
+def _count_moved(launch: Launch, each: int, more: int, rounds: int, touched: dict[int, int]) -> Work:
+    """Return the work of a thread for each element of the updates; ``more`` bytes go beside these and the output's."""
+    updates, targets, _, y = launch.arguments[:4]
+    assert isinstance(updates, Slot) and isinstance(targets, Slot) and isinstance(y, Slot)
+    moved = min(updates.spec.nbytes, y.spec.nbytes)
+    return Work(
+        instructions=count_warps(launch) * each,
+        l2_nbytes=count_slot_bytes(updates) + targets.spec.nbytes + moved + more,
+        rounds=rounds,
+        operand_nbytes={**touched, 3: moved},
+    )

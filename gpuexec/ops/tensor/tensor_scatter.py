@@ -9,11 +9,12 @@ from math import prod
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Kernel
+from gpuexec.ir.command import Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.work import Work, count_warps, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 
@@ -118,3 +119,21 @@ class TensorScatter(Operator):
         if axis == 0:
             raise InputError(f"TensorScatter expects axis to be any but the first, got {self.axis} of {rank} axes.")
         return axis
+
+
+_INSTRUCTIONS = 75  # of a thread
+
+
+@work_of(SOURCE, "tensor_scatter")
+def _count_tensor_scatter(launch: Launch) -> Work:
+    past, update, _, y = launch.arguments[:4]
+    assert isinstance(past, Slot) and isinstance(update, Slot) and isinstance(y, Slot)
+    moved, kept = update.spec.nbytes, y.spec.nbytes - update.spec.nbytes
+    is_in_place = (past.buffer, past.offset_bytes) == (y.buffer, y.offset_bytes)
+    touched = {0: 0, 3: moved} if is_in_place else {0: max(0, kept)}
+    return Work(
+        instructions=count_warps(launch) * _INSTRUCTIONS,
+        l2_nbytes=2 * moved + (0 if is_in_place else 2 * max(0, kept)),
+        rounds=2,
+        operand_nbytes=touched,
+    )

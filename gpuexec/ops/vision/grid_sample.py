@@ -10,12 +10,13 @@ from typing import ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import BFLOAT16, COMPUTED, STRING, TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.elementwise_cast import Cast, convert
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
@@ -23,6 +24,7 @@ from gpuexec.ops.lib.strided import pack_fast_div64
 SOURCE = "grid_sample.cu"
 FEW_AXES, MAX_AXES = 3, 6  # what a kernel keeps in registers; the latter is kAxes of grid_sample.cu
 FLOATS = dtypes_of("float")
+_MODE_OFFSET = 8 + 2 * 24 + 3 * 8 + 4  # of a launch's struct: behind its count, two divisors, three sizes and the axes
 _CHANNELS, _THREADS = 8, 256  # kChannels and kThreads of grid_sample.cu
 _MODES = ("nearest", "linear", "cubic")  # SampleMode of grid_sample.cu
 _PADDINGS = ("zeros", "border", "reflection")  # SamplePadding
@@ -236,3 +238,24 @@ def _blend(rows: Array, taps: list[_Taps], strides: tuple[int, ...], is_nearest:
         return total
 
     return along(0, 0, None)
+
+
+# Instructions of a thread: to find its place along an axis, for a tap, and for a tap of a channel.
+_EACH_AXIS, _EACH_TAP, _EACH_VALUE = 60, 30, 20
+
+
+@work_of(SOURCE, "sample_blend", "sample_nearest")
+def _count_samples(launch: Launch) -> Work:
+    x, grid, y, packed = launch.arguments
+    assert isinstance(x, Slot) and isinstance(grid, Slot) and isinstance(y, Slot) and isinstance(packed, bytes)
+    axes, mode = x.spec.rank - 2, struct.unpack_from("<i", packed, _MODE_OFFSET)[0]
+    taps = (1, 2, 4)[mode] ** axes
+    each = axes * _EACH_AXIS + taps * (_EACH_TAP + min(_CHANNELS, y.shape[1]) * _EACH_VALUE)
+    return Work(
+        flops=2 * taps * y.spec.size if taps > 1 else 0,
+        instructions=count_warps(launch) * each,
+        # Neighbouring positions sample much the same places, as far as the grid is smooth: L1 has them then.
+        l2_nbytes=sum(map(count_slot_bytes, (x, y))) + grid.spec.nbytes * ceil_div(y.shape[1], _CHANNELS),
+        rounds=2 + ceil_div(taps, 2),
+        registers=55,
+    )
