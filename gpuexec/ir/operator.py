@@ -219,6 +219,8 @@ class Operator:
     # The fewest axes of a result that its kernels take an epilogue for (`gpuexec.ops.elementwise.fused`); None: they
     # take none.
     epilogue_rank: ClassVar[int | None] = None
+    # Positions of inputs that it multiplies with each other, and adds up what comes out: products and convolutions.
+    multiplied: ClassVar[tuple[int, ...]] = ()
 
     @property
     def has_slope(self) -> bool:
@@ -247,6 +249,17 @@ class Operator:
             inputs: What is known of them; None: absent.
         """
         return False
+
+    def channel_axis(self, factor: int, rank: int) -> int | None:
+        """Return an axis of a factor whose places each make elements of the output of their own; None: none has.
+
+        Scales along that axis scale the output alone, so a weight that has them is multiplied as it is stored.
+
+        Args:
+            factor: Position of the input, one of ``multiplied``.
+            rank: Number of its axes.
+        """
+        return None
 
     def is_lowered(self, inputs: Sequence[TensorSpec | None]) -> bool:
         """Return whether ``lower`` supports such inputs; where not, the node runs on the host.

@@ -54,7 +54,7 @@ def compress_weights(graph: Graph, kind: str, only: Only | None = None) -> Graph
         axis = _choose_axis(value, array, KINDS[kind], readers)
         if axis is _NONE or (only is not None and not only(value.name, array)):
             continue
-        made = _to_half(array) if kind == "fp16" else _to_int8(array, axis)
+        made = _to_half(array) if kind == "fp16" else to_int8(array, axis)
         if made is None:
             continue
         del constants[value]
@@ -86,9 +86,7 @@ def _channel_axis(node: Node, rank: int) -> int | None:
     operator: Any = node.operator
     if node.operator.name == "Gather":
         return normalize_axis(operator.axis, rank)
-    if node.operator.name == "MatMul":
-        return rank - 1 if rank > 1 else None
-    return {"Conv": 0, "ConvTranspose": 1, "Gemm": 0 if getattr(operator, "transB", 0) else 1}[node.operator.name]
+    return node.operator.channel_axis(1, rank)
 
 
 def _to_half(array: Array) -> tuple[Array] | None:
@@ -103,8 +101,8 @@ def _to_half(array: Array) -> tuple[Array] | None:
     return (made,)
 
 
-def _to_int8(array: Array, axis: int | None) -> tuple[Array, Array] | None:
-    """Return an array as int8 with its scales; None where it is not finite."""
+def to_int8(array: Array, axis: int | None) -> tuple[Array, Array] | None:
+    """Return an array as int8 with its scales, one or one for each place along an axis; None where it is not finite."""
     other = None if axis is None else tuple(i for i in range(array.ndim) if i != axis)
     shape = () if axis is None else (array.shape[axis],)
     largest = np.zeros(shape, np.float32)

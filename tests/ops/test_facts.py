@@ -1,9 +1,10 @@
-"""Facts on the classes of operators: operations, types kept, derivatives, blits, epilogues, random numbers."""
+"""Facts on the classes of operators: operations, types kept, derivatives, blits, epilogues, factors, random numbers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from tests.ops.every_call import list_calls
 from tests.ops.odd import Inputs, vary_dtypes
 from tests.ops.tolerance import to_bits
 
+Array = np.ndarray[Any, Any]
 CLASSES = {
     name: found
     for name in operator_names()
@@ -35,6 +37,12 @@ CLASSES = {
 }
 COUNTS = ("flops_per_output", "flops_per_input", "count_flops")
 COMPUTE = Target.named("sm_90")
+
+
+def is_stated(cls: type[Operator], *names: str) -> bool:
+    """Return whether a class, or a base of it that is no base of all, has one of some attributes."""
+    own = cls.__mro__[: cls.__mro__.index(Operator)]
+    return any(name in vars(each) for each in own for name in names)
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -106,6 +114,49 @@ def test_what_has_an_epilogue_says_so() -> None:
     assert launching == stated
 
 
+@pytest.mark.parametrize("name", [name for name, cls in CLASSES.items() if len(cls.multiplied) > 1])
+def test_factors_are_multiplied_with_each_other(name: str) -> None:
+    """What one is divided by, the other is multiplied with: powers of two leave the same bits."""
+    tried = 0
+    for call in list_calls()[name]:
+        made = compute(call.operator, call.inputs)
+        if is_product(call) and made is not None and np.isfinite(to_wide(made[0])).all():
+            one, other = call.operator.multiplied[:2]
+            first, second = call.inputs[one], call.inputs[other]
+            assert first is not None and second is not None
+            scaled = compute(
+                call.operator, put(call, {one: first * first.dtype.type(2), other: second / second.dtype.type(2)})
+            )
+            assert scaled is not None and made[0] is not None and scaled[0] is not None
+            np.testing.assert_array_equal(to_wide(scaled[0]), to_wide(made[0]), err_msg=str(call))
+            tried += 1
+    assert tried
+
+
+@pytest.mark.parametrize("name", [name for name, cls in CLASSES.items() if is_stated(cls, "channel_axis")])
+def test_places_along_the_channels_make_elements_of_their_own(name: str) -> None:
+    tried = 0
+    for call in list_calls()[name]:
+        for factor in call.operator.multiplied:
+            if not is_product(call) or (weight := call.inputs[factor]) is None:
+                continue
+            axis = call.operator.channel_axis(factor, weight.ndim)
+            if axis is None or not 1 < weight.shape[axis] < 20:
+                continue
+            none = compute(call.operator, put(call, {factor: weight * weight.dtype.type(0)}))
+            reached = 0
+            for place in range(weight.shape[axis]):
+                alone = np.zeros_like(weight)
+                where = (slice(None),) * axis + (place,)
+                alone[where] = weight[where]
+                made = compute(call.operator, put(call, {factor: alone}))
+                assert none is not None and made is not None
+                reached = reached + (to_wide(made[0]) != to_wide(none[0])).astype(int)
+            assert np.max(reached, initial=0) <= 1, f"{call}: axis {axis} of input {factor}"
+            tried += 1
+    assert tried
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_what_draws_random_numbers_says_so(name: str) -> None:
     """It has a stream of its own to draw from, or parts that have."""
@@ -117,10 +168,20 @@ def test_what_draws_random_numbers_says_so(name: str) -> None:
         assert cls.is_random == ("stream" in {field.name for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
 
 
-def is_stated(cls: type[Operator], *names: str) -> bool:
-    """Return whether a class, or a base of it that is no base of all, has one of some attributes."""
-    own = cls.__mro__[: cls.__mro__.index(Operator)]
-    return any(name in vars(each) for each in own for name in names)
+def is_product(call: Call) -> bool:
+    """Return whether a call multiplies finite floats."""
+    factors = [call.inputs[i] if i < len(call.inputs) else None for i in call.operator.multiplied]
+    return all(x is not None and x.dtype in (np.float32, np.float64) and np.isfinite(x).all() for x in factors)
+
+
+def put(call: Call, arrays: Mapping[int, Array]) -> Inputs:
+    """Return the inputs of a call with others in some places."""
+    return tuple(arrays.get(index, x) for index, x in enumerate(call.inputs))
+
+
+def to_wide(array: Array | None) -> Array:
+    assert array is not None
+    return array.astype(np.float64)
 
 
 def describe(inputs: Inputs) -> tuple[TensorSpec | None, ...]:

@@ -27,7 +27,7 @@ CLASSES = {
     for name in operator_names()
     if (found := find_operator(name)) is not None and found.__module__.startswith("gpuexec.")
 }
-FACTS = ("count_flops", "find_dtype", "is_noop", "is_lowered")
+FACTS = ("channel_axis", "count_flops", "find_dtype", "is_noop", "is_lowered")
 POSITIONAL, VARIADIC = Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL
 
 # Who takes inputs together: any number of them; as a base of operators that differ in them; or in groups, a quantised

@@ -55,6 +55,7 @@ class Einsum(Operator):
     derivative = Derivative.RULE
     has_blits = True
     epilogue_rank = 0
+    multiplied = (0, 1)
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the extents of the output's labels.
@@ -68,6 +69,16 @@ class Einsum(Operator):
         specs = [check_dtype("Einsum", spec, (first.dtype,), f"operand {i}") for i, spec in enumerate(inputs)]
         equation, extents, _ = self._plan([spec.shape for spec in specs])
         return (TensorSpec(tuple(extents[label] for label in equation.output), first.dtype),)
+
+    def channel_axis(self, factor: int, rank: int) -> int | None:
+        """Return the last axis whose label the output has and no other operand, where no ellipsis hides it."""
+        terms = self.equation.replace(" ", "").partition("->")[0].split(",")
+        if "." in self.equation:
+            return None
+        output = parse(self.equation, tuple(map(len, terms))).output
+        others = {label for term in (*terms[:factor], *terms[factor + 1 :]) for label in term}
+        axes = [axis for axis, label in enumerate(terms[factor]) if label in output and label not in others]
+        return axes[-1] if axes else None
 
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Contract pair by pair, by NumPy's matrix product where it is one; halves in float, rounded once."""

@@ -45,6 +45,7 @@ class MatMul(Operator):
     derivative = Derivative.RULE
     has_blits = True
     epilogue_rank = 0
+    multiplied = (0, 1)
 
     def infer(self, a: TensorSpec, b: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
@@ -59,6 +60,10 @@ class MatMul(Operator):
         if a.shape[-1] != b.shape[max(b.rank - 2, 0)]:
             raise InputError(f"MatMul expects as many columns on the left as rows on the right, got {a} and {b}.")
         return (TensorSpec((*broadcast(a.shape[:-2], b.shape[:-2]), *rows, *columns), a.dtype),)
+
+    def channel_axis(self, factor: int, rank: int) -> int | None:
+        """Return the rows of the left operand, the columns of the right one."""
+        return rank - 2 + factor if rank > 1 else None
 
     def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
         """Count a product and a sum for each element of the output and of the axis summed over."""
@@ -128,6 +133,7 @@ class Gemm(Operator):
     derivative = Derivative.RULE
     has_blits = True
     epilogue_rank = 2
+    multiplied = (0, 1)
 
     def infer(self, a: TensorSpec, b: TensorSpec, c: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
@@ -150,6 +156,10 @@ class Gemm(Operator):
                 raise InputError(f"Gemm expects C of type {a.dtype.name}, got {c}.")
             broadcast_strides(c.shape, (0,) * c.rank, (rows, columns))
         return (TensorSpec((rows, columns), a.dtype),)
+
+    def channel_axis(self, factor: int, rank: int) -> int | None:
+        """Return the rows of A', the columns of B'."""
+        return (self.transA, 1 - self.transB)[factor]
 
     def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
         """Count the product as MatMul does, and a sum with C where there is one."""

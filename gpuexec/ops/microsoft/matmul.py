@@ -53,6 +53,7 @@ class FusedMatMul(Operator):
     keeps_dtype = True
     has_blits = True
     epilogue_rank = 0
+    multiplied = (0, 1)
 
     def infer(self, a: TensorSpec, b: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
@@ -66,6 +67,11 @@ class FusedMatMul(Operator):
             for spec, order in zip((a, b), self._orders(a.rank, b.rank), strict=True)
         ]
         return MatMul().infer(*shown)
+
+    def channel_axis(self, factor: int, rank: int) -> int | None:
+        """Return the rows of A', the columns of B'."""
+        trans = ((self.transA, self.transBatchA), (self.transB, self.transBatchB))[factor]
+        return None if rank < 2 else _order(rank, *trans)[rank - 2 + factor]
 
     def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
         """Count the product as MatMul does."""

@@ -55,6 +55,7 @@ class Conv(Convolution):
     derivative = Derivative.RULE
     has_blits = True
     epilogue_rank = 3
+    multiplied = (0, 1)
 
     def infer(self, x: TensorSpec, w: TensorSpec, bias: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, windows...]``.
@@ -65,6 +66,10 @@ class Conv(Convolution):
         x, w = _check_inputs(self, x, w, bias, out_axis=0)
         check_channels(self.name, x, x.shape[1], w, self.group)
         return (TensorSpec((x.shape[0], w.shape[0], *self.windows(x.shape, w.shape).counts), x.dtype),)
+
+    def channel_axis(self, factor: int, rank: int) -> int | None:
+        """Return the output channels of the weight."""
+        return 0 if factor == 1 else None
 
     def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
         """Count the weights of one output channel for each output."""
@@ -113,6 +118,7 @@ class ConvTranspose(Convolution):
     derivative = Derivative.RULE
     has_blits = True
     epilogue_rank = 3
+    multiplied = (0, 1)
 
     def infer(self, x: TensorSpec, w: TensorSpec, bias: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, extents...]``.
@@ -127,6 +133,10 @@ class ConvTranspose(Convolution):
                 f"a multiple of group={self.group}, got {x}."
             )
         return (TensorSpec((x.shape[0], w.shape[1] * self.group, *self.windows(x.shape, w.shape).extents), x.dtype),)
+
+    def channel_axis(self, factor: int, rank: int) -> int | None:
+        """Return the output channels of the weight."""
+        return 1 if factor == 1 else None
 
     def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int:
         """Count the weights that each input is spread by."""
