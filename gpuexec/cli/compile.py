@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gpuexec.cli.feeds import make_random
-from gpuexec.cli.sources import SUFFIX
+from gpuexec.cli.sources import SUFFIX, check_output
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.ir.spec import DeclaredSpec
 from gpuexec.model.loading import load
@@ -73,7 +73,7 @@ def main(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
     start = time.perf_counter()
     named = _name_models(options.models)
-    _check_output(options.output, named.values())
+    check_output(options.output, named.values(), SUFFIX)
     methods = {name: load(path) for name, path in named.items()}
     bounds = {name: parse_bound(text) for name, text in _split_items(options.dim, "--dim").items()}
     shapes = {
@@ -102,19 +102,6 @@ def parse_bound(text: str) -> Bound:
     if match is None or len(text) > 40:
         raise InputError(f"{text[:40]!r} is no extent like 4, nor a range like 1..8.")
     return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
-
-
-def _check_output(output: str, sources: Iterable[str]) -> None:
-    """Check that the program can be written to its path, before any work is done.
-
-    Raises:
-        InputError: It would overwrite a model, or the folder is not there.
-    """
-    path = Path(output)
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(f"--output {output} is no file in a folder that is there.")
-    if any(path.exists() and Path(source).exists() and path.samefile(source) for source in sources):
-        raise InputError(f"--output {output} would overwrite a model; name another file: model{SUFFIX}.")
 
 
 def _name_models(items: Sequence[str]) -> dict[str, str]:

@@ -42,6 +42,11 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dims", nargs="+", default=[], metavar="NAME=N", help="extents of free dimensions, for random inputs"
     )
+    add_file_arguments(parser)
+
+
+def add_file_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of inputs that are read from files."""
     parser.add_argument(
         "--input",
         action="append",
@@ -96,17 +101,7 @@ def read_feeds(
 
     Inputs without a file are random: a fixed seed, normal floats, small non-negative integers; containers are empty.
     """
-    notes: list[str] = []
-    feeds: dict[str, Any] = {}
-    for item in items:
-        for name, array in _read(model, item).items():
-            port = next((each for each in model.inputs if each.name == name), None)
-            if port is None:
-                raise InputError(
-                    f"The model has no input {name!r}; it has {', '.join(each.name for each in model.inputs)}.",
-                    value=name,
-                )
-            feeds[name] = _fit_given(port, array, rows, notes)
+    feeds, notes = read_given(model, items, rows)
     check_named(model, dims)
     missing = [port for port in model.inputs if port.name not in feeds]
     if missing:
@@ -127,6 +122,26 @@ def read_feeds(
             feeds[port.name] = unpack(array) if is_container(array.dtype) else array
             notes.append(f"{port.name}: {'empty' if is_container(array.dtype) else 'random'} {TensorSpec.of(array)}")
     return {port.name: feeds[port.name] for port in model.inputs}, notes
+
+
+def read_given(model: Model, items: Sequence[str], rows: slice) -> tuple[dict[str, Any], list[str]]:
+    """Return the inputs that files hold, by name, and a line for each conversion made.
+
+    Raises:
+        InputError: The model has no input of a name, or a file holds none.
+    """
+    notes: list[str] = []
+    feeds: dict[str, Any] = {}
+    for item in items:
+        for name, array in _read(model, item).items():
+            port = next((each for each in model.inputs if each.name == name), None)
+            if port is None:
+                raise InputError(
+                    f"The model has no input {name!r}; it has {', '.join(each.name for each in model.inputs)}.",
+                    value=name,
+                )
+            feeds[name] = _fit_given(port, array, rows, notes)
+    return feeds, notes
 
 
 def _find_extents(model: Model, feeds: Mapping[str, Any]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,16 @@ def pick_method(contents: Contents, name: str | None) -> StoredMethod:
     if wanted not in known:
         raise InputError(f"The program has no method {wanted!r}; it has {', '.join(known) or 'none'}.")
     return known[wanted]
+
+
+def check_output(output: str, sources: Iterable[str], suffix: str) -> None:
+    """Check that a file can be written to its path, before any work is done.
+
+    Raises:
+        InputError: It would overwrite a model, or the folder is not there.
+    """
+    path = Path(output)
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(f"--output {output} is no file in a folder that is there.")
+    if any(path.exists() and Path(source).exists() and path.samefile(source) for source in sources):
+        raise InputError(f"--output {output} would overwrite a model; name another file: model{suffix}.")

@@ -122,6 +122,11 @@ def eps_of(dtype: np.dtype[Any]) -> float:
     return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
 
 
+def smallest_of(dtype: np.dtype[Any]) -> float:
+    """Return the smallest number of a float type above 0."""
+    return float(ml_dtypes.finfo(dtype).smallest_subnormal)  # type: ignore[no-untyped-call]
+
+
 def is_host_object(dtype: np.dtype[Any]) -> bool:
     """Return whether no device can hold values of this dtype: strings, sequences, optionals, maps."""
     return dtype.hasobject

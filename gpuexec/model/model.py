@@ -20,7 +20,7 @@ from gpuexec.model.editing.editable_model import EditableModel, apply_load_passe
 from gpuexec.model.editing.weight_replacement import WeightSource, read_weights, replace_weights
 from gpuexec.model.ports import make_input, make_output
 from gpuexec.model.state_spec import Memory, bind_pairs, make_memory
-from gpuexec.passes import AT_PLAN, Pass, compress
+from gpuexec.passes import AT_PLAN, Pass, compress, settle
 from gpuexec.passes.add_random_key import add_random_key, find_keys, without_keys
 from gpuexec.passes.compress_weights import Only
 from gpuexec.planner.classes import DeclaredDims
@@ -211,10 +211,7 @@ class Model:
         """
         editable = self._editable()
         graph = compress(editable.graph, kind, only, self.disabled_passes)
-        compressed = self._edit(EditableModel(graph, editable.memories, editable.dims))
-        # Its weights on devices are its own: this model's are freed with this model's last Worker.
-        compressed._slabs, compressed._lock = {}, threading.Lock()
-        return compressed
+        return remake(self, EditableModel(graph, editable.memories, editable.dims))
 
     def save(
         self,
@@ -316,6 +313,22 @@ def exchange_weights(model: Model, arrays: Mapping[str, Array]) -> Model:
     changed = model._edit(EditableModel(replace_weights(editable.graph, arrays), editable.memories, editable.dims))
     changed._plans = model._plans
     return changed
+
+
+def settle_model(model: Model) -> EditableModel:
+    """Return a model's editable form with its weights determined; see `gpuexec.passes.settle`."""
+    editable = model._editable()
+    return editable.with_graph(settle(editable.graph, model.disabled_passes))
+
+
+def remake(model: Model, editable: EditableModel) -> Model:
+    """Return a model of an edited graph whose weights on devices are its own.
+
+    So the first model's are freed with the first model's last Worker.
+    """
+    made = model._edit(editable)
+    made._slabs, made._lock = {}, threading.Lock()
+    return made
 
 
 def _restore(version: str, packed: bytes, buffers: Sequence[bytes]) -> Model:

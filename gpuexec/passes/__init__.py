@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gpuexec.errors import InputError, ModelError
 from gpuexec.ir.graphs import Graph, bodies, body_fields, check, walk, with_bodies
@@ -132,6 +133,16 @@ def compress(graph: Graph, kind: str, only: Only | None, disabled: Collection[st
     settling = [each for each in AT_LOAD if each.name in _SETTLING]
     compressing = Pass("compress_weights", lambda inner: compress_weights(inner, kind, only))
     return run_passes(graph, [*settling, compressing], disabled)
+
+
+def settle(graph: Graph, disabled: Collection[str] = frozenset()) -> Graph:
+    """Return a graph as it was read with its weights determined, and those of its bodies.
+
+    Constants are folded and BatchNormalization has gone into the Conv before it; what is dequantised stays narrow.
+    """
+    folding = Pass("fold_constants", partial(fold_constants, kept=("DequantizeLinear",)))
+    settling = [folding if each.name == folding.name else each for each in AT_LOAD if each.name in _SETTLING]
+    return run_passes(graph, settling, disabled)
 
 
 def _run_within(each: Pass, graph: Graph) -> Graph:

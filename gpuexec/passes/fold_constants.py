@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,17 +23,21 @@ FREE_NBYTES_IN_ALL = 1 << 26
 COPIED_NBYTES = 1 << 26
 
 
-def fold_constants(graph: Graph) -> Graph:
+def fold_constants(graph: Graph, kept: Container[str] = ()) -> Graph:
     """Replace nodes whose inputs are all constants by their results.
 
     Nodes that can't be inferred or computed stay; planning reports them with their place.
+
+    Args:
+        graph: The graph.
+        kept: Names of operators that stay all the same.
     """
     constants = dict(graph.constants)
     known: set[Value | None] = {None, *constants}
     nodes, room, copies = [], room_for(graph), COPIED_NBYTES
     for node in graph.nodes:
         folded = None
-        if known.issuperset(node.inputs):
+        if known.issuperset(node.inputs) and node.operator.name not in kept:
             arrays = [None if value is None else constants[value] for value in node.inputs]
             folded = fold_node(node, arrays, room)
             if folded is not None:

@@ -68,7 +68,7 @@ INNER = {
         ("engine",),
         ("replay", "report"),
         ("worker",),
-        ("debugging", "images"),
+        ("calibration", "debugging", "images"),
     ),
 }
 HEIGHT = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
