@@ -1,4 +1,5 @@
 // Products of up to eight rows with a matrix, of float: the matrix is read once, 16 bytes a lane.
+#include "dependent_launch.cuh"
 #include "grid.cuh"
 #include "simt_product.cuh"
 
@@ -207,6 +208,8 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
   float sums[kSums];
 #pragma unroll
   for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
+  wait_for_predecessors();
+  launch_dependents();
   if ((gemm.wide & kWideA) && (gemm.wide & kWideB)) operands.template add_part<true>(part, parts, lane, sums);
   else operands.template add_part<false>(part, parts, lane, sums);
   const float sum = sum_over_lanes(sums, lane);
@@ -307,6 +310,8 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
 #pragma unroll
     for (int j = 0; j < 4; ++j) sums[row][j] = 0.0f;
   }
+  wait_for_predecessors();
+  launch_dependents();
   if (gemm.wide & kWideB) {
     const int k = add_every<Rows, kLoads<Rows>, true>(rows, columns, gemm, first, step, end, sums);
     add_every<Rows, 1, true>(rows, columns, gemm, k, step, end, sums);

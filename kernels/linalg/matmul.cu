@@ -1,4 +1,5 @@
 // MatMul and Gemm, operands by strides: products of all types but float, and of float with narrow weights.
+#include "dependent_launch.cuh"
 #include "epilogue.cuh"
 #include "narrow_loader.cuh"
 
@@ -143,9 +144,9 @@ __device__ inline void multiply_few_rows(const T* a, const Right& right, const T
   y[place] = finish(scale_sum(gemm, own_row, own_column, sum, c), place);
 }
 
-// The work of a block of gemm, for any form of its right operand.
-template <class T, class Right, class Finish>
-__device__ inline void multiply_block(const T* a, Right b, const T* c, T* y, const Gemm& gemm,
+// The work of a block of gemm, for any form of its right operand. Waits before it reads any operand.
+template <class T, class Right, class Wait, class Finish>
+__device__ inline void multiply_block(const T* a, Right b, const T* c, T* y, const Gemm& gemm, const Wait& wait,
                                       const Finish& finish) {
   bool has_few_rows = gemm.rows <= kFewRows;
   const TilePlace place(gemm.rows, gemm.columns, has_few_rows ? kFewColumns : kTile);
@@ -159,6 +160,7 @@ __device__ inline void multiply_block(const T* a, Right b, const T* c, T* y, con
     b.advance(gemm, axis, index);
     start += index * gemm.y_batch[axis];
   }
+  wait();
   if (has_few_rows) {
     multiply_few_rows(a, b, c, y, gemm, first_column, start, finish);
     return;
@@ -183,7 +185,11 @@ template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, kBlocksAtOnce<T>)
     gemm(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ c, T* __restrict__ y, Gemm gemm,
          Epilogue... epilogue) {
-  multiply_block(a, PlainRight<T>{b}, c, y, gemm, finish_by<T>(epilogue...));
+  const auto wait = [] {
+    wait_for_predecessors();
+    launch_dependents();
+  };
+  multiply_block(a, PlainRight<T>{b}, c, y, gemm, wait, finish_by<T>(epilogue...));
 }
 
 // Computes  what gemm computes, b narrow: value (b - zero) * scale, rounded to T
@@ -196,5 +202,9 @@ __global__ void __launch_bounds__(256, 2)
     gemm_narrow(const T* __restrict__ a, const W* __restrict__ b, const T* __restrict__ c, T* __restrict__ y, Gemm gemm,
                 const T* __restrict__ scale, const i8* __restrict__ zero, ScaleSteps steps,
                 Epilogue... epilogue) {
-  multiply_block(a, NarrowRight<T, W>{b, {scale, zero}, steps}, c, y, gemm, finish_by<T>(epilogue...));
+  const auto wait = [] {
+    wait_for_predecessors();
+    launch_dependents();
+  };
+  multiply_block(a, NarrowRight<T, W>{b, {scale, zero}, steps}, c, y, gemm, wait, finish_by<T>(epilogue...));
 }

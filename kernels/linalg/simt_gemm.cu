@@ -1,6 +1,7 @@
 // MatMul and Gemm of float on the FP32 units, by tiles of 128 x 128 or 64 x 64.
 //
 // The inner extent is cut into slices where tiles are few.
+#include "dependent_launch.cuh"
 #include "simt_product.cuh"
 #include "simt_tile.cuh"
 
@@ -20,10 +21,10 @@ struct GemmPlace {
   }
 };
 
-// Sums the block's slabs, with the loaders that fit its operands.
-template <class Tile>
+// Sums the block's slabs, with the loaders that fit its operands. Waits before it copies any of them.
+template <class Tile, class Wait>
 __device__ inline void multiply_block(const float* a, const float* b, const SimtGemm& gemm, float* ring,
-                                      float (&sums)[Tile::kRowSums][kColumnSums]) {
+                                      float (&sums)[Tile::kRowSums][kColumnSums], const Wait& wait) {
   const GemmPlace<Tile> place(gemm, blockIdx.x);
   a += gemm.find_offset(place.batch, gemm.a_batch);
   b += gemm.find_offset(place.batch, gemm.b_batch);
@@ -31,9 +32,11 @@ __device__ inline void multiply_block(const float* a, const float* b, const Simt
   const auto multiply = [&](const auto& left) {
     if (gemm.wide & kWideB) {
       const RightVectors<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k);
+      wait();
       multiply_slabs<Tile>(left, right, range, ring, sums);
     } else {
       const RightElements<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k);
+      wait();
       multiply_slabs<Tile>(left, right, range, ring, sums);
     }
   };
@@ -60,7 +63,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
               Epilogue... epilogue) {
   __shared__ alignas(16) float ring[Tile::kRingFloats];
   float sums[Tile::kRowSums][kColumnSums];
-  multiply_block<Tile>(a, b, gemm, ring, sums);
+  multiply_block<Tile>(a, b, gemm, ring, sums, [] {
+    wait_for_predecessors();
+    launch_dependents();
+  });
   const u32 tile = opaque(blockIdx.x);
   const int thread = opaque(threadIdx.x);
   if (!join_slices<Tile>(sums, scratch, counters, tile, thread, blockIdx.y, gridDim.y)) return;

@@ -4,6 +4,7 @@
 // values once for all. Rows are few when one token is decoded; then the keys are divided among several blocks, whose
 // sums `attend_merge` merges. Keys are taken in tiles in order, with a running maximum and sum, so the order of every
 // sum follows from extents alone.
+#include "dependent_launch.cuh"
 #include "gemm_simt.cuh"
 #include "softmax_state.cuh"
 
@@ -346,6 +347,8 @@ __global__ void __launch_bounds__(kBlockThreads, sizeof(T) > 4 ? 1 : 2) attend(
   __shared__ alignas(16) A slabs[Tile<A>::kSlabs];
   __shared__ alignas(16) A weights[Tile<A>::kKeys * (kManyRows + 4)];
   __shared__ Rows rows;
+  wait_for_predecessors();
+  launch_dependents();
   if (shape.rows() <= kFewRows) {
     attend_tile<T, kFewRows / kLanes>(q, k, v, mask, lengths, sinks, y, states, sums, shape, slabs, weights, rows);
   } else {
@@ -363,8 +366,10 @@ __global__ void __launch_bounds__(kBlockThreads) attend_merge(
     const Acc<T>* __restrict__ states, const Acc<T>* __restrict__ sums, T* __restrict__ y, Attention shape) {
   typedef Acc<T> A;
   const i64 index = i64(blockIdx.x) * kBlockThreads + threadIdx.x;
-  if (shape.chunks <= 1 || index >= shape.pairs * shape.rows() * shape.values) return;
   const i64 row = index / shape.values, column = index % shape.values;
+  wait_for_predecessors();
+  launch_dependents();
+  if (shape.chunks <= 1 || index >= shape.pairs * shape.rows() * shape.values) return;
   states += row * shape.chunks * 2;
   sums += row * shape.chunks * shape.values + column;
   A largest = limits<A>::negative_inf();
@@ -403,6 +408,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) attention_scores(
   k += batch * shape.k_strides[0] + head / shape.group * shape.k_strides[1];
   y += row * shape.keys;
   const i64 mask_row = batch * shape.mask_strides[0] + head * shape.mask_strides[1] + query * shape.mask_strides[2];
+  wait_for_predecessors();
+  launch_dependents();
   const KeyRange range = end > 0 ? shape.range_of(batch, query, lengths) : KeyRange{0, 0};
   const auto score_of = [&](i64 key) {
     A score = A(0);

@@ -1,4 +1,5 @@
 // Batch normalisation: statistics of channels, and the affine map by given statistics.
+#include "dependent_launch.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"
 #include "reduce.cuh"
@@ -18,6 +19,8 @@ __global__ void __launch_bounds__(kBlockThreads) normalize_channels(
   const auto finish = finish_by<T>(epilogue...);
   const i64 first = i64(blockIdx.x) * kPerThread * kBlockThreads + threadIdx.x;
   A values[1][kPerThread];
+  wait_for_predecessors();
+  launch_dependents();
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     const i64 element = first + i * kBlockThreads;
@@ -52,6 +55,8 @@ __global__ void __launch_bounds__(kBlockThreads) measure_channels(
   const Team team(kBlockThreads, 1);
   const i64 channel = blockIdx.x;
   const i64 inner = inner_divisor.divisor, terms = n * inner;
+  wait_for_predecessors();
+  launch_dependents();
   const auto sum_over = [&](auto value) {
     A total = A(0);
     for (i64 term = team.lane; term < terms; term += kBlockThreads) {
@@ -78,5 +83,7 @@ __global__ void __launch_bounds__(kBlockThreads) measure_channels(
 template <class To, class From>
 __global__ void __launch_bounds__(kBlockThreads) convert(const From* __restrict__ x, To* __restrict__ y, i64 count) {
   const i64 element = i64(blockIdx.x) * kBlockThreads + threadIdx.x;
+  wait_for_predecessors();
+  launch_dependents();
   if (element < count) y[element] = cast<To>(x[element]);
 }

@@ -1,5 +1,6 @@
 // Convolution and its transpose over one to three spatial axes, with groups, strides, dilations and any padding.
 #include "convolution.cuh"
+#include "dependent_launch.cuh"
 #include "epilogue.cuh"
 #include "narrow_loader.cuh"
 
@@ -86,6 +87,8 @@ __global__ void __launch_bounds__(256, 2)
     conv_gemm(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
               const __grid_constant__ Windows windows, const __grid_constant__ WindowStrides strides,
               const __grid_constant__ ConvSizes sizes, Epilogue... epilogue) {
+  wait_for_predecessors();
+  launch_dependents();
   convolve_block(x, PlainWeights<T>{w}, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }
 
@@ -101,6 +104,8 @@ __global__ void __launch_bounds__(256, 2)
                      const __grid_constant__ ConvSizes sizes, const T* __restrict__ scale,
                      const i8* __restrict__ zero, i64 step, Epilogue... epilogue) {
   const NarrowWeights<T, W> weights = {w, {scale, zero}, step};
+  wait_for_predecessors();
+  launch_dependents();
   convolve_block(x, weights, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }
 
@@ -129,6 +134,8 @@ template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, 1)
     conv_direct(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
                 Windows windows, WindowStrides strides, ConvSizes sizes, Epilogue... epilogue) {
+  wait_for_predecessors();
+  launch_dependents();
   make_output<PlainWalk>(x, PlainWeights<T>{w}, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }
 
@@ -143,6 +150,8 @@ __global__ void __launch_bounds__(256, 1)
                        Windows windows, WindowStrides strides, ConvSizes sizes, const T* __restrict__ scale,
                        const i8* __restrict__ zero, i64 step, Epilogue... epilogue) {
   const NarrowWeights<T, W> weights = {w, {scale, zero}, step};
+  wait_for_predecessors();
+  launch_dependents();
   make_output<PlainWalk>(x, weights, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }
 
@@ -158,6 +167,8 @@ template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, 1)
     conv_transpose(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ bias, T* __restrict__ y,
                    Windows windows, WindowStrides strides, ConvSizes sizes, Epilogue... epilogue) {
+  wait_for_predecessors();
+  launch_dependents();
   make_output<TransposedWalk>(x, PlainWeights<T>{w}, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }
 
@@ -172,5 +183,7 @@ __global__ void __launch_bounds__(256, 1)
                           T* __restrict__ y, Windows windows, WindowStrides strides, ConvSizes sizes,
                           const T* __restrict__ scale, const i8* __restrict__ zero, i64 step, Epilogue... epilogue) {
   const NarrowWeights<T, W> weights = {w, {scale, zero}, step};
+  wait_for_predecessors();
+  launch_dependents();
   make_output<TransposedWalk>(x, weights, bias, y, windows, strides, sizes, finish_by<T>(epilogue...));
 }

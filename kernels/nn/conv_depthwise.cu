@@ -1,4 +1,5 @@
 // Depthwise convolution over one or two spatial axes: each group of channels has one input channel.
+#include "dependent_launch.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"
 #include "vec.cuh"
@@ -193,6 +194,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 3)
   for (int i = threadIdx.x; 4 * i < tile.planes * sizes.patch_rows * sizes.pitch; i += kDepthwiseThreads) {
     store_vec(patch + 4 * i, zeros);
   }
+  wait_for_predecessors();
+  launch_dependents();
   for (int i = threadIdx.x; i < tile.channels * taps; i += kDepthwiseThreads) {
     weights[i] = widen(w[i64(tile.first_channel) * taps + i]);
   }

@@ -1,6 +1,7 @@
 // Convolution of float tensors and its transpose as products by tiles.
 //
 // The left operand are weights, the right one patches of the input that are gathered while they are copied.
+#include "dependent_launch.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"
 #include "simt_tile.cuh"
@@ -284,10 +285,10 @@ __device__ inline void store_sums(const float (&sums)[Tile::kRowSums][kColumnSum
   }
 }
 
-// The work of a block of simt_conv and simt_conv_transpose.
-template <class Tile, int Block, bool HasPhases, class Finish>
+// The work of a block of simt_conv and simt_conv_transpose. Waits before it copies any operand.
+template <class Tile, int Block, bool HasPhases, class Wait, class Finish>
 __device__ inline void convolve_tile(const float* x, const float* w, const float* bias, float* y, const SimtConv& conv,
-                                     float* scratch, unsigned* counters, const Finish& finish) {
+                                     float* scratch, unsigned* counters, const Wait& wait, const Finish& finish) {
   __shared__ alignas(16) float ring[Tile::kRingFloats];
   float sums[Tile::kRowSums][kColumnSums];
   {
@@ -299,13 +300,16 @@ __device__ inline void convolve_tile(const float* x, const float* w, const float
     if constexpr (Block == 1) {
       if (conv.has_positions) {
         const auto right = load_positions<Tile>(x, conv, phase, at.group, at.first_column, range.first_k);
+        wait();
         multiply_slabs<Tile>(left, right, range, ring, sums);
       } else {
         const Points<Tile> right(x, conv, phase, at.group, at.first_column, range.first_k);
+        wait();
         multiply_slabs<Tile>(left, right, range, ring, sums);
       }
     } else {
       const Patches<Tile, Block, HasPhases> right(x, conv, at.phase, at.group, at.first_column, range.first_k);
+      wait();
       multiply_slabs<Tile>(left, right, range, ring, sums);
     }
   }
@@ -332,7 +336,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
     simt_conv(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
               float* __restrict__ y, const __grid_constant__ SimtConv conv, float* scratch, unsigned* counters,
               Epilogue... epilogue) {
-  convolve_tile<Tile, Block, false>(x, w, bias, y, conv, scratch, counters, finish_by<float>(epilogue...));
+  const auto wait = [] {
+    wait_for_predecessors();
+    launch_dependents();
+  };
+  convolve_tile<Tile, Block, false>(x, w, bias, y, conv, scratch, counters, wait, finish_by<float>(epilogue...));
 }
 
 // Computes  y[n, o, p] = bias[o] + sum over taps t and channels c of o's group of w[c, o, t] * x[n, c, q],
@@ -346,7 +354,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
     simt_conv_transpose(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias,
                         float* __restrict__ y, const __grid_constant__ SimtConv conv, float* scratch,
                         unsigned* counters, Epilogue... epilogue) {
-  convolve_tile<Tile, Block, true>(x, w, bias, y, conv, scratch, counters, finish_by<float>(epilogue...));
+  const auto wait = [] {
+    wait_for_predecessors();
+    launch_dependents();
+  };
+  convolve_tile<Tile, Block, true>(x, w, bias, y, conv, scratch, counters, wait, finish_by<float>(epilogue...));
 }
 
 // Where the packed weights of a phase come from: packed [out, block of channels, tap, channel of the block].
@@ -375,6 +387,8 @@ __global__ void __launch_bounds__(256)
   rest /= form.taps;
   const int channel = int(rest % blocks) * form.block + member;
   const i64 out = rest / blocks;
+  wait_for_predecessors();
+  launch_dependents();
   if (out >= form.outs) return;
   const bool is_there = channel < form.channels && form.sources[tap] >= 0;
   const i64 group = out / form.group_outs;

@@ -1,4 +1,5 @@
 // LRN: local response normalization over neighbouring channels.
+#include "dependent_launch.cuh"
 #include "elementwise.cuh"
 #include "index.cuh"
 
@@ -13,9 +14,11 @@ __global__ void __launch_bounds__(kThreads) normalize_neighbours(
     i64 after, Acc<T> scale, Acc<T> beta, Acc<T> bias) {
   typedef Acc<T> A;
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= size) return;
   u64 channel;
   channels.divide(inner.divide(u64(i)), channel);
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= size) return;
   const i64 c = i64(channel), step = i64(inner.divisor);
   const i64 first = c < before ? -c : -before;
   const i64 last = i64(channels.divisor) - 1 - c < after ? i64(channels.divisor) - 1 - c : after;

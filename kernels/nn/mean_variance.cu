@@ -1,4 +1,5 @@
 // MeanVarianceNormalization: rows along any axes normalised to mean 0 and deviation 1.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 #include "reduce.cuh"
 
@@ -17,6 +18,8 @@ __global__ void __launch_bounds__(kBlockThreads) normalize_mean_variance(
   const i64 terms = team.row < kept.count ? reduced.count : 0;
   i64 start[2] = {0, 0}, at[2];
   if (terms) kept.locate(team.row, start);
+  wait_for_predecessors();
+  launch_dependents();
   A sum = A(0), squares = A(0);
   for (i64 term = team.lane; term < terms; term += lanes) {
     reduced.locate(term, at);

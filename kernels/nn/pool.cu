@@ -1,4 +1,5 @@
 // Pooling over one to three spatial axes: the largest, the mean, the p-norm of each window.
+#include "dependent_launch.cuh"
 #include "safe.cuh"
 #include "windows.cuh"
 
@@ -57,7 +58,10 @@ __global__ void __launch_bounds__(256, 1)
              WindowStrides strides, PoolSizes sizes, int is_column_major) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   Place place;
-  if (!place.find(windows, strides, sizes, index)) return;
+  const bool is_window = place.find(windows, strides, sizes, index);
+  wait_for_predecessors();
+  launch_dependents();
+  if (!is_window) return;
   T best = limits<T>::lowest();
   Acc<T> best_wide = widen(best);
   int where = -1;
@@ -88,7 +92,10 @@ __global__ void __launch_bounds__(256, 1)
                  int counts_padding) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   Place place;
-  if (!place.find(windows, strides, sizes, index)) return;
+  const bool is_window = place.find(windows, strides, sizes, index);
+  wait_for_predecessors();
+  launch_dependents();
+  if (!is_window) return;
   int divisor = 1;
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) {
@@ -125,7 +132,10 @@ __global__ void __launch_bounds__(256, 1)
   typedef Acc<T> A;
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   Place place;
-  if (!place.find(windows, strides, sizes, index)) return;
+  const bool is_window = place.find(windows, strides, sizes, index);
+  wait_for_predecessors();
+  launch_dependents();
+  if (!is_window) return;
   A sum = A(0);
   place.visit_taps(windows, [&](int p0, int p1, int p2) {
     A value = widen(x[place.source + strides.offset(p0, p1, p2)]);

@@ -1,4 +1,5 @@
 // Rotary position embedding: pairs of elements of a row, rotated by an angle of the row's position.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 
 constexpr int kThreads = 256;
@@ -24,10 +25,12 @@ __global__ void __launch_bounds__(kThreads) rotate(
     const T* x, const T* __restrict__ cosines, const T* __restrict__ sines, const i64* __restrict__ positions, T* y,
     Strided<kMaxRank, 5> walk, Rotation rotation) {
   const i64 index = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= rotation.count) return;
   u64 item;
   i64 offsets[5];
   walk.locate(rotation.width.divide(index, item), offsets);
+  wait_for_predecessors();
+  launch_dependents();
+  if (index >= rotation.count) return;
   x += offsets[0];
   y += offsets[4];
   const i64 at = i64(item);

@@ -1,4 +1,5 @@
 // SwiGLU: a gate with its sigmoid, times a value.
+#include "dependent_launch.cuh"
 #include "elementwise.cuh"
 
 template <class A>
@@ -19,6 +20,8 @@ __global__ void __launch_bounds__(kThreads) swiglu(
   typedef Acc<T> A;
   constexpr int V = kWidth<T>;
   const Unit<V, 3> unit(walk, size, is_vector);
+  wait_for_predecessors();
+  launch_dependents();
   if (unit.count == 0) return;
   Vec<T, V> gates = unit.load(a, 0, walk);
   const Vec<T, V> values = unit.load(b, 1, walk);

@@ -1,4 +1,5 @@
 // DynamicQuantizeLinear: the range of a tensor, and its 8-bit quantisation by that range.
+#include "dependent_launch.cuh"
 #include "requantize.cuh"
 #include "value_range.cuh"
 
@@ -11,6 +12,8 @@ constexpr int kPerThread = 8;
 // Numerics  exact; NaN counts as nothing
 __global__ void __launch_bounds__(kBlockThreads)
     find_range(const float* __restrict__ x, float* __restrict__ ranges, i64 count) {
+  wait_for_predecessors();
+  launch_dependents();
   Range range = {0.0f, 0.0f};
   for (i64 i = i64(blockIdx.x) * kBlockThreads + threadIdx.x; i < count; i += i64(gridDim.x) * kBlockThreads) {
     range.widen_to(x[i]);
@@ -32,6 +35,8 @@ __global__ void __launch_bounds__(kBlockThreads)
                       float* __restrict__ scale, u8* __restrict__ zero, i64 count, i32 parts) {
   const int thread = threadIdx.x;
   Range range = {0.0f, 0.0f};
+  wait_for_predecessors();
+  launch_dependents();
   if (thread < parts) range = {ranges[2 * thread], ranges[2 * thread + 1]};
   range = fold_ranges(range);
   const float step = range.step();

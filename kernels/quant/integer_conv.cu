@@ -1,6 +1,7 @@
 // Integer convolution over one to three spatial axes, with groups: int32 sums, kept or requantised.
 // The sums are of (x - x_zero) * (w - w_zero). Padding counts as x_zero, so it adds nothing.
 #include "convolution.cuh"
+#include "dependent_launch.cuh"
 #include "integer_tile.cuh"
 
 // Packed by gpuexec/ops/quant/integer_conv.py.
@@ -66,6 +67,8 @@ __global__ void __launch_bounds__(256, 2)
                  const u8* __restrict__ x_scale, const u8* __restrict__ w_scale, const u8* __restrict__ y_scale,
                  const u8* __restrict__ y_zero, const i32* __restrict__ bias, const Finish finish) {
   const ConvTile tile(conv.sizes, windows);
+  wait_for_predecessors();
+  launch_dependents();
   i64 rows = tile.rows, inner = tile.inner;
   i32 right_zero = load_zero(x_zero, 0, conv.x_offset);
   const u8* group_w = w + tile.group * rows * inner;
@@ -106,7 +109,10 @@ __global__ void __launch_bounds__(256, 1)
                         const u8* __restrict__ x_scale, const u8* __restrict__ w_scale, const u8* __restrict__ y_scale,
                         const u8* __restrict__ y_zero, const i32* __restrict__ bias, const Finish finish) {
   Output output;
-  if (!output.find(conv.sizes, i64(blockIdx.x) * 256 + threadIdx.x)) return;
+  const bool is_output = output.find(conv.sizes, i64(blockIdx.x) * 256 + threadIdx.x);
+  wait_for_predecessors();
+  launch_dependents();
+  if (!is_output) return;
   const i64 channel = i64(output.channel);
   i32 left_zero = load_zero(w_zero, channel * conv.quant_step, conv.w_offset);
   i32 right_zero = load_zero(x_zero, 0, conv.x_offset);

@@ -1,4 +1,5 @@
 // Integer matrix products: batches of sums of (a - a_zero) * (b - b_zero), kept, scaled, or requantised.
+#include "dependent_launch.cuh"
 #include "integer_tile.cuh"
 
 constexpr int kMaxBatchAxes = 8;
@@ -142,6 +143,8 @@ __global__ void __launch_bounds__(256, 2)
   i64 first_row = place.first_row, first_column = place.first_column;
   const Batch at(gemm, place.outer);
   const Results<Y> results = {a_scale, b_scale, y_scale, y_zero, addend, bias, y, finish};
+  wait_for_predecessors();
+  launch_dependents();
   if (has_few_rows) {
     multiply_few_rows(a + at.a, b + at.b, a_zero, b_zero, results, gemm, at, first_column);
     return;

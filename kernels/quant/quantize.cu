@@ -1,4 +1,5 @@
 // QuantizeLinear and DequantizeLinear: per tensor, per axis, or in blocks along an axis.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 #include "narrow_types.cuh"
 #include "safe.cuh"
@@ -86,8 +87,10 @@ __global__ void __launch_bounds__(kThreads)
     dequantize(const X* __restrict__ x, const u8* __restrict__ scale, const X* __restrict__ zero, Y* __restrict__ y,
                const __grid_constant__ ScaleWalk walk) {
   i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= walk.count) return;
   i64 place = walk.find_scale(i);
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= walk.count) return;
   y[i] = scale_difference<Y>(x[i], zero ? zero[place] : X(0), load_float(scale, place, walk.scale_kind));
 }
 
@@ -101,8 +104,10 @@ __global__ void __launch_bounds__(kThreads)
     quantize(const X* __restrict__ x, const u8* __restrict__ scale, const Y* __restrict__ zero, Y* __restrict__ y,
              const __grid_constant__ ScaleWalk walk) {
   i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= walk.count) return;
   i64 place = walk.find_scale(i);
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= walk.count) return;
   float divisor = load_float(scale, place, walk.scale_kind);
   y[i] = round_quotient(cast<float>(x[i]), divisor, zero ? zero[place] : Y(0), walk.divisor_kind);
 }
@@ -117,8 +122,10 @@ __global__ void __launch_bounds__(kThreads)
     dequantize_narrow(const u8* __restrict__ x, const u8* __restrict__ scale, const u8* __restrict__ zero, Y* __restrict__ y,
                       const __grid_constant__ ScaleWalk walk, i32 code) {
   i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= walk.count) return;
   i64 place = walk.find_scale(i);
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= walk.count) return;
   y[i] = dequantize_narrow_element<Y>(x[i], zero ? zero[place] : u8(0), load_float(scale, place, walk.scale_kind), code);
 }
 
@@ -132,8 +139,10 @@ __global__ void __launch_bounds__(kThreads)
     quantize_narrow(const X* __restrict__ x, const u8* __restrict__ scale, const u8* __restrict__ zero, u8* __restrict__ y,
                     const __grid_constant__ ScaleWalk walk, i32 code, i32 mode) {
   i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= walk.count) return;
   i64 place = walk.find_scale(i);
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= walk.count) return;
   float quotient = divide(cast<float>(x[i]), load_float(scale, place, walk.scale_kind), walk.divisor_kind);
   y[i] = quantize_narrow_element(quotient, zero ? zero[place] : u8(0), walk.divisor_kind, code, mode);
 }

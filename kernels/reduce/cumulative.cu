@@ -1,4 +1,5 @@
 // CumSum and CumProd along one axis of a dense tensor.
+#include "dependent_launch.cuh"
 #include "reduce.cuh"
 
 // The second number of __launch_bounds__ keeps ptxas from spilling held elements for more blocks at a time.
@@ -61,6 +62,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) cumulative(
   const i64 end = team.row < rows ? columns : 0;
   const i64 start = end > 0 ? row_start(team.row, columns, inner) + (is_reverse ? (columns - 1) * inner : 0) : 0;
   const i64 step = is_reverse ? -inner : inner;
+  wait_for_predecessors();
+  launch_dependents();
   A carry = Fold::template identity<A>();
   for (i64 tile = 0; tile < columns; tile += lanes * items) {
     const i64 first = tile + team.lane * items;

@@ -23,6 +23,7 @@ struct PendingCopy {
   size_t nbytes, source_nbytes;
   int group;
   const void* place;
+  std::vector<char> content;  // of the source, where it was read at once
 };
 
 struct Thread {

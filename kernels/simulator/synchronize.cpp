@@ -224,7 +224,14 @@ void BlockRunner::begin_copy(void* destination, const void* source, size_t nbyte
     count_made(uintptr_t(destination), nbytes, kWrite, place, true);
   }
   if (is_shared(uintptr_t(destination))) memset(destination, kPoison, nbytes);
-  self_->copies.push_back({destination, source, nbytes, source_nbytes, self_->copy_group, place});
+  self_->copies.push_back({destination, source, nbytes, source_nbytes, self_->copy_group, place, {}});
+  // A copy reads its source at any time up to its wait. One that begins before the wait for predecessors reads at once: what
+  // they write comes too late for it.
+  if (launch_->is_dependent && !self_->has_waited) {
+    const char* first = static_cast<const char*>(source);
+    self_->copies.back().content.assign(first, first + source_nbytes);
+    self_->copies.back().source = nullptr;
+  }
 }
 
 // Copies that are waited for together come in any order.
@@ -235,10 +242,10 @@ void BlockRunner::finish_copies(int before_group) {
   for (size_t i = 0; i < done; i++) {
     std::swap(copies[i], copies[i + random() % (done - i)]);
     const PendingCopy& copy = copies[i];
-    memcpy(copy.destination, copy.source, copy.source_nbytes);
+    memcpy(copy.destination, copy.source ? copy.source : copy.content.data(), copy.source_nbytes);
     memset(static_cast<char*>(copy.destination) + copy.source_nbytes, 0, copy.nbytes - copy.source_nbytes);
     if (checker_) {
-      note_access(copy.source, copy.source_nbytes, kRead, copy.place);
+      if (copy.source) note_access(copy.source, copy.source_nbytes, kRead, copy.place);
       checker_->copy_done(*checked_, self_->linear, uintptr_t(copy.destination), copy.nbytes, copy.place);
     }
   }

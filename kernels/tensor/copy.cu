@@ -1,4 +1,5 @@
 // Strided copies between windows. Elements are moved as bits: the kernel knows their size, not their type.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 
 constexpr int kThreads = 256;
@@ -112,6 +113,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) copy_strided(
   __shared__ u64 shared[kStaged];
   const bool is_tile = tile.inner > 0;
   const Units units(walk, tile);
+  wait_for_predecessors();
+  launch_dependents();
   if (unit == 1) units.move<u8>(source, destination, shared, is_tile);
   else if (unit == 2) units.move<u16>(source, destination, shared, is_tile);
   else if (unit == 4) units.move<u32>(source, destination, shared, is_tile);

@@ -1,4 +1,5 @@
 // Gather, GatherND and GatherElements. Data is moved as bits: kernels know the size of what they move, not its type.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 #include "narrow.cuh"
 
@@ -65,6 +66,8 @@ template <class Index>
 __global__ void __launch_bounds__(kThreads) gather_slices(
     const u8* __restrict__ data, const Index* __restrict__ indices, u8* __restrict__ output,
     const __grid_constant__ SliceWalk walk) {
+  wait_for_predecessors();
+  launch_dependents();
   if (walk.unit == 1) gather_unit<u8>(data, indices, output, walk);
   else if (walk.unit == 2) gather_unit<u16>(data, indices, output, walk);
   else if (walk.unit == 4) gather_unit<u32>(data, indices, output, walk);
@@ -95,6 +98,8 @@ template <class Index>
 __global__ void __launch_bounds__(kThreads) gather_elements(
     const u8* __restrict__ data, const Index* __restrict__ indices, u8* __restrict__ output,
     const __grid_constant__ Strided<kMaxRank, 3> walk, i64 extent, i64 stride, i32 element_bytes) {
+  wait_for_predecessors();
+  launch_dependents();
   if (element_bytes == 1) gather_element<u8>(data, indices, output, walk, extent, stride);
   else if (element_bytes == 2) gather_element<u16>(data, indices, output, walk, extent, stride);
   else if (element_bytes == 4) gather_element<u32>(data, indices, output, walk, extent, stride);
@@ -122,9 +127,11 @@ __global__ void __launch_bounds__(kThreads) gather_narrow(
     const W* __restrict__ data, const Index* __restrict__ indices, T* __restrict__ output, const T* __restrict__ scale,
     const i8* __restrict__ zero, const __grid_constant__ NarrowPick pick) {
   i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= pick.count) return;
   u64 within, slot, outer_place, inner_place;
   u64 outer = pick.indices.divide(pick.inner.divide(u64(i), within), slot);
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= pick.count) return;
   i64 index = indices[slot];
   if (!resolve_index(index, pick.extent)) {
     output[i] = cast<T>(0.0f);

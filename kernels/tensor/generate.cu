@@ -1,4 +1,5 @@
 // Tensors made of scalars: ranges, and host-known content passed by value.
+#include "dependent_launch.cuh"
 #include "safe.cuh"
 
 constexpr int kThreads = 256;
@@ -15,7 +16,9 @@ struct Content {
 // Numerics: one product and one sum in T, each rounded; half and bf16 in float, rounded once.
 template <class T>
 __global__ void __launch_bounds__(kThreads) range(T* __restrict__ y, i64 count, Acc<T> start, Acc<T> delta) {
-  i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
+  const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
+  wait_for_predecessors();
+  launch_dependents();
   if (i < count) y[i] = cast<T>(wrapping_add(start, wrapping_mul(cast<Acc<T>>(i), delta)));
 }
 
@@ -27,6 +30,8 @@ __global__ void __launch_bounds__(kThreads) range(T* __restrict__ y, i64 count, 
 template <int Bytes>
 __global__ void __launch_bounds__(kThreads) store(
     u8* __restrict__ y, const __grid_constant__ Content<Bytes> content, i64 first, i32 count) {
-  int i = blockIdx.x * kThreads + threadIdx.x;
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  wait_for_predecessors();
+  launch_dependents();
   if (i < count) y[first + i] = content.bytes[i];
 }

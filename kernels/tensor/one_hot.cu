@@ -1,4 +1,5 @@
 // OneHot: a value at the index, another one elsewhere.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 
 constexpr int kThreads = 256;
@@ -18,9 +19,11 @@ __global__ void __launch_bounds__(kThreads) one_hot(
     const Index* __restrict__ indices, const u8* __restrict__ values, u8* __restrict__ y, i64 count, const FastDiv64 depth,
     const FastDiv64 inner, int element_bytes) {
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= count) return;
   u64 column, place;
   const u64 outer = depth.divide(inner.divide(i, column), place);
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= count) return;
   const i64 index = cast<i64>(indices[outer * inner.divisor + column]);
   const bool is_on = i64(place) == index || i64(place) - i64(depth.divisor) == index;
   if (element_bytes == 1) write_hot<u8>(values, y, i, is_on);

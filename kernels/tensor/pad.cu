@@ -1,4 +1,5 @@
 // Padding by constant, edge, reflection or wrap-around, also by negative amounts.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 
 constexpr int kThreads = 256;
@@ -41,6 +42,8 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) pad(
     const T* __restrict__ x, const T* __restrict__ value, T* __restrict__ y, const __grid_constant__ PadWalk walk) {
   i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
+  wait_for_predecessors();
+  launch_dependents();
   if (i >= walk.count) return;
   u64 rest = i;
   i64 offset = 0;

@@ -1,4 +1,5 @@
 // ReverseSequence: the beginning of each sequence back to front.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 
 constexpr int kThreads = 256;
@@ -13,9 +14,11 @@ __global__ void __launch_bounds__(kThreads) reverse_sequence(
     const T* __restrict__ x, const i64* __restrict__ lengths, T* __restrict__ y, i64 count, i64 rows,
     const FastDiv64 columns, const FastDiv64 inner, int is_time_first) {
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= count) return;
   u64 within, column;
   const u64 row = columns.divide(inner.divide(i, within), column);
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= count) return;
   const i64 time = is_time_first ? row : column, most = is_time_first ? rows : i64(columns.divisor);
   const i64 given = lengths[is_time_first ? column : row], length = given < most ? given : most;
   const i64 step = is_time_first ? i64(columns.divisor * inner.divisor) : i64(inner.divisor);

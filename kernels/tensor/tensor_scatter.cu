@@ -1,4 +1,5 @@
 // TensorScatter: rows of a cache replaced, at a position per batch entry.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 
 constexpr int kThreads = 256;
@@ -20,10 +21,12 @@ __global__ void __launch_bounds__(kThreads)
     tensor_scatter(const T* past, const T* __restrict__ update, const i64* __restrict__ first, T* y,
                    const __grid_constant__ CacheShape shape) {
   const i64 index = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= shape.count) return;
   u64 within, row, outer;
   const u64 outers = shape.by_rows.divide(shape.by_inner.divide(u64(index), within), row);
   const u64 batch = shape.by_outer.divide(outers, outer);
+  wait_for_predecessors();
+  launch_dependents();
+  if (index >= shape.count) return;
   const i64 rows = i64(shape.by_rows.divisor);
   i64 from = first ? first[batch] : 0;
   if (shape.is_circular) {

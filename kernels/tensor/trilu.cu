@@ -1,4 +1,5 @@
 // Trilu: the upper or lower triangle of each matrix of a batch.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 
 constexpr int kThreads = 256;
@@ -13,9 +14,11 @@ __global__ void __launch_bounds__(kThreads) trilu(
     const T* x, const i64* __restrict__ k, T* y, const __grid_constant__ Strided<kMaxRank, 2> walk,
     const FastDiv64 rows, const FastDiv64 columns, i32 is_upper) {
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= walk.count) return;
   u64 column, row;
   rows.divide(columns.divide(i, column), row);
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= walk.count) return;
   const i64 distance = i64(column) - i64(row), diagonal = k ? *k : 0;
   i64 offsets[2];
   walk.locate(i, offsets);

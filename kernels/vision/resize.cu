@@ -1,4 +1,5 @@
 // Resize by tables: each output element reads the input positions that its row of every axis names.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 
 constexpr int kLevels = 4;  // axes that change, outermost first
@@ -54,6 +55,8 @@ __global__ void __launch_bounds__(256, 1)
     resize_nearest(const T* __restrict__ x, const i32* __restrict__ positions, T* __restrict__ y, ResizeWalk walk,
                    T fill) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
+  wait_for_predecessors();
+  launch_dependents();
   if (index >= walk.count) return;
   ResizePlace place(walk, index);
   i64 offset = place.base;
@@ -111,6 +114,8 @@ __global__ void __launch_bounds__(256, 1)
     resize_blend(const T* __restrict__ x, const i32* __restrict__ positions,
                  const Weight<T>* __restrict__ weights, T* __restrict__ y, ResizeWalk walk, double fill) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
+  wait_for_predecessors();
+  launch_dependents();
   if (index >= walk.count) return;
   ResizePlace place(walk, index);
   if (place.is_outside(walk, positions)) {

@@ -19,7 +19,8 @@ _ONCE = re.compile(r"\s*#\s*pragma\s+once")
 _TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\[^\n]|[^'\\\n])'""", re.S)
 _KERNEL = re.compile(
     r"(?P<template>\btemplate\s*<[^;{}()]*>\s*)?(?:\bextern\s*\"C\"\s*)?(?:\bstatic\s+|\binline\s+)*"
-    r"\b__global__\s+(?:(?:void|static|inline|__launch_bounds__\s*\([^()]*\))\s+)*(?P<name>\w+)\s*\([^;{]*\{"
+    r"\b__global__\s+(?:(?:void|static|inline|__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\))\s+)*"
+    r"(?P<name>\w+)\s*\([^;{]*\{"
 )
 _BRACE = re.compile(r"""[{}]|"(?:\\.|[^"\\\n])*"|'(?:\\[^\n]|[^'\\\n])'""")
 _WAIT = re.compile(r"\bwait_for_predecessors\s*\(")

@@ -15,6 +15,7 @@ from gpuexec.devices.kernels.kernel_source import (
     index_sources,
     kernels_dir,
     list_files,
+    strip_comments,
     waits_for_predecessors,
 )
 from gpuexec.errors import KernelError
@@ -114,6 +115,8 @@ __global__ void __launch_bounds__(256) first(const T* x, T* y) {
   if (x[0] == T(0)) { y[0] = T(1); }
   wait_for_predecessors();
 }
+template <class T>
+__global__ void __launch_bounds__(256, sizeof(T) > 4 ? 1 : 2) fifth(T* x) { wait_for_predecessors(); }
 __global__ void second(int* x) { /* wait_for_predecessors(); */ x[0] = '{'; }  // wait_for_predecessors()
 extern "C" __global__ void third(int* x) { wait(); }
 extern "C" __global__ void fourth(int* x) {
@@ -125,7 +128,7 @@ extern "C" __global__ void fourth(int* x) {
 def test_kernels_that_wait_say_so_in_their_own_bodies(tmp_path: Path) -> None:
     path = tmp_path / "waiting.cu"
     path.write_text(WAITING)
-    assert find_waiting_kernels(path) == {"first", "fourth"}
+    assert find_waiting_kernels(path) == {"first", "fourth", "fifth"}
     assert waits_for_predecessors(Kernel(str(path), "first<float>"))
     assert not waits_for_predecessors(Kernel(str(path), "second"))
 
@@ -134,3 +137,10 @@ def test_kernels_that_wait_let_others_begin() -> None:
     for path in SOURCES:
         text = path.read_text()
         assert text.count("wait_for_predecessors();") == text.count("launch_dependents();"), path.name
+
+
+def test_every_wait_is_in_the_body_of_a_kernel_that_is_found() -> None:
+    """Each kernel waits in one place: in a lambda, where its helpers do so."""
+    for path in SOURCES:
+        text = strip_comments(flatten(path))
+        assert text.count("wait_for_predecessors();") == len(find_waiting_kernels(path)), path.name

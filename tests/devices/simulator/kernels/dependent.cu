@@ -1,4 +1,5 @@
 // Kernels of a chain of dependent launches, right ones and wrong ones: y[i] = (x[i] + x[(i + 1) % n]) * w[i] + 1.
+#include "async_copy.cuh"
 #include "dependent_launch.cuh"
 
 __device__ inline int index() { return blockIdx.x * blockDim.x + threadIdx.x; }
@@ -87,4 +88,32 @@ extern "C" __global__ void counts(const int* x, int* y) {
   wait_for_predecessors();
   launch_dependents();
   y[i] += x[i] + 1;
+}
+
+// Copies what the thread joins, asynchronously.
+__device__ inline void copy_pair(float (&pair)[2], const float* x, int i, int n) {
+  copy_async<4>(&pair[0], x + i % n, i < n);
+  copy_async<4>(&pair[1], x + (i + 1) % n, i < n);
+  commit_copies();
+}
+
+extern "C" __global__ void copies_behind_its_wait(const float* x, const float* w, float* y, int n) {
+  __shared__ float pairs[64][2];
+  const int i = index();
+  wait_for_predecessors();
+  launch_dependents();
+  copy_pair(pairs[threadIdx.x], x, i, n);
+  wait_copies<0>();
+  if (i < n) y[i] = (pairs[threadIdx.x][0] + pairs[threadIdx.x][1]) * w[i] + 1.0f;
+}
+
+// The copies are waited for behind the predecessors, and may have read their sources long before.
+extern "C" __global__ void copies_before_it_waits(const float* x, const float* w, float* y, int n) {
+  __shared__ float pairs[64][2];
+  const int i = index();
+  copy_pair(pairs[threadIdx.x], x, i, n);
+  wait_for_predecessors();
+  launch_dependents();
+  wait_copies<0>();
+  if (i < n) y[i] = (pairs[threadIdx.x][0] + pairs[threadIdx.x][1]) * w[i] + 1.0f;
 }
