@@ -20,6 +20,7 @@ from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.predictions import encode_prediction, print_prediction
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
 from gpuexec.devices.backend import Backend, BackendType
+from gpuexec.devices.dependent_launch import find_waiting
 from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.errors import InputError
@@ -94,7 +95,8 @@ def main(options: argparse.Namespace) -> int:
         template = plan_graph(ready, given, target, model.dims)
         plans = [template.plan]
         if target.has_kernels:
-            predictions = [predict_plan(template.plan, template.specialise(given).commands)]
+            commands = template.specialise(given).commands
+            predictions = [predict_plan(template.plan, commands, waits=find_waiting(target))]
     is_whole = not (partition.reads or partition.host_nodes or partition.repeat or partition.rest)
     if options.json:
         counts = _count(model, feeds, target.name) if options.count else None
@@ -108,7 +110,8 @@ def main(options: argparse.Namespace) -> int:
         _print_partition(console, partition)
         if options.target is None:
             plans = _print_run(console, model, feeds, options)
-            predictions = [predict_plan(plan) for plan in plans] if target.has_kernels else []
+            waits = find_waiting(target)
+            predictions = [predict_plan(plan, waits=waits) for plan in plans] if target.has_kernels else []
     if options.memory is not None:
         page = draw_memory(Path(options.model).name, plans, name_values(model.graph), predictions)
         write_file(options.memory, page)

@@ -30,7 +30,8 @@ def print_prediction(console: Console, prediction: PlanPrediction) -> None:
     ratio = prediction.moved_nbytes / max(1, prediction.minimum_nbytes)
     console.print(
         f"predicted for {prediction.target} ({prediction.gpu.name}): {prediction.predicted_us:,.1f} us,"
-        f" at least {prediction.floor_us:,.1f} us; {prediction.launches} launches, {prediction.flops:,} operations,"
+        f" at least {prediction.floor_us:,.1f} us; {prediction.launches} launches, {prediction.early} of them early,"
+        f" {prediction.flops:,} operations,"
         f" {prediction.moved_nbytes:,} bytes moved, {ratio:.2f} of the least {prediction.minimum_nbytes:,}",
         markup=False,
     )
@@ -56,6 +57,7 @@ def encode_prediction(prediction: PlanPrediction) -> dict[str, Any]:
         "target": prediction.target,
         "gpu": prediction.gpu.name,
         "launches": prediction.launches,
+        "early_launches": prediction.early,
         "moved_bytes": prediction.moved_nbytes,
         "minimum_bytes": prediction.minimum_nbytes,
         "flops": prediction.flops,
@@ -72,6 +74,7 @@ def encode_prediction(prediction: PlanPrediction) -> dict[str, Any]:
                 "flops": row.flops,
                 "bound_by": row.bound_by,
                 "predicted_us": round(row.predicted_us, 3),
+                "is_early": row.is_early,
             }
             for row in prediction.commands
         ],

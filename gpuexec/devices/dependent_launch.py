@@ -6,10 +6,11 @@ stays what it is; an edge to such a launch becomes programmatic, as CUDA calls i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from gpuexec.devices.kernels.kernel_source import WAITING_ARCHITECTURE
+from gpuexec.devices.kernels.kernel_source import WAITING_ARCHITECTURE, waits_for_predecessors
 from gpuexec.devices.prepared import PreparedCommand, PreparedLaunch
+from gpuexec.ir.command import Kernel
 from gpuexec.ir.target import Target
 from gpuexec.system import knobs
 
@@ -17,6 +18,11 @@ from gpuexec.system import knobs
 def takes_dependent_launches(target: Target) -> bool:
     """Return whether launches may begin early on a target: sm_90 and up, unless GPUEXEC_DEPENDENT_LAUNCH is off."""
     return target.kind == "cuda" and target.architecture >= WAITING_ARCHITECTURE and knobs.dependent_launch()
+
+
+def find_waiting(target: Target) -> Callable[[Kernel], bool] | None:
+    """Return what says of a kernel whether its launches begin early on a target; None where none does."""
+    return waits_for_predecessors if takes_dependent_launches(target) else None
 
 
 def find_programmatic(

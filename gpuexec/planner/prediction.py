@@ -2,22 +2,24 @@
 
 Each command is bounded by the time model (`gpuexec.planner.time_model`) from its work. Bytes of device memory are those
 that an L2 of the GPU's size lacks in a run after others of its kind. A command begins some time after the last one that
-it waits for has ended; commands that nothing orders run side by side, as in a graph, and slow each other down where
-together they would take more than the device has.
+it waits for has ended, less where it is a launch that is there before that and waits itself. Commands that nothing
+orders run side by side, as in a graph, and slow each other down where they would take more than the device has.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.gpus import Gpu, find_gpu
 from gpuexec.ir.plan import Plan, Role
 from gpuexec.ir.target import Target
 from gpuexec.ir.work import Work
+from gpuexec.planner.edges import Edge
 from gpuexec.planner.fused_groups import find_fused_groups
 from gpuexec.planner.launch_work import describe_work, find_grid, list_operands
 from gpuexec.planner.time_model import TIME_MODEL, LaunchBounds, TimeModel, bound_launch
@@ -44,6 +46,8 @@ class CommandPrediction:
             is less than what it takes to begin.
         predicted_us: With the device for itself, from the end of what it waits for.
         bounds: Of its time.
+        begin_us: From the end of what it waits for to its begin.
+        is_early: Whether it is launched before the end of some launch that it waits for itself.
     """
 
     kernel: str
@@ -56,6 +60,8 @@ class CommandPrediction:
     bound_by: str
     predicted_us: float
     bounds: LaunchBounds
+    begin_us: float
+    is_early: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ class PlanPrediction:
         target: Name of the target.
         gpu: The GPU that stands for it.
         launches: Commands that a device runs.
+        early: How many of them begin early.
         moved_nbytes: Bytes that commands read and write, each operand once.
         minimum_nbytes: The fewest that fused groups could do with (`gpuexec.planner.fused_groups`).
         flops: Operations.
@@ -78,6 +85,7 @@ class PlanPrediction:
     target: str
     gpu: Gpu
     launches: int
+    early: int
     moved_nbytes: int
     minimum_nbytes: int
     flops: int
@@ -90,7 +98,12 @@ Operands = Sequence[tuple[Slot, bool, int]]
 
 
 def predict_plan(
-    plan: Plan, commands: Sequence[Command] | None = None, *, gpu: Gpu | None = None, model: TimeModel = TIME_MODEL
+    plan: Plan,
+    commands: Sequence[Command] | None = None,
+    *,
+    gpu: Gpu | None = None,
+    model: TimeModel = TIME_MODEL,
+    waits: Callable[[Kernel], bool] | None = None,
 ) -> PlanPrediction:
     """Predict a plan for a target with kernels.
 
@@ -99,17 +112,22 @@ def predict_plan(
         commands: Those of a variant; None: those of the upper end of the size class.
         gpu: None: the GPU that stands for the plan's target.
         model: Constants of the model.
+        waits: Whether a kernel waits for other launches itself, so that its launch begins early; None: no kernel does.
     """
     commands = plan.segment.commands if commands is None else commands
     gpu = find_gpu(Target.named(plan.target).architecture) if gpu is None else gpu
     works = [describe_work(command) for command in commands]
     operands = [list_operands(command, work) for command, work in zip(commands, works, strict=True)]
     traffic = _find_traffic(plan, operands, gpu)
+    edges = plan.segment.edges
+    programmatic = frozenset() if waits is None else _find_programmatic(commands, edges, waits)
+    early = {after for _, after in programmatic}
     rows: list[CommandPrediction] = []
-    for command, origin, work, touched, (missed, dram) in zip(
-        commands, plan.segment.origins, works, operands, traffic, strict=True
+    for position, (command, origin, work, touched, (missed, dram)) in enumerate(
+        zip(commands, plan.segment.origins, works, operands, traffic, strict=True)
     ):
-        rows.append(_predict_command(command, origin, work, touched, missed, dram, gpu, model))
+        is_early = position in early
+        rows.append(_predict_command(command, origin, work, touched, missed, dram, gpu, model, is_early=is_early))
     minimum = find_fused_groups(plan, commands, operands).minimum_nbytes
     flops = sum(row.flops for row in rows)
     rate = 2 * gpu.multiprocessors * gpu.fp32_lanes * gpu.clock_hertz
@@ -117,29 +135,55 @@ def predict_plan(
         plan.target,
         gpu,
         sum(not isinstance(command, HostCall) for command in commands),
+        len(early),
         sum(row.nbytes for row in rows),
         minimum,
         flops,
-        _find_end(rows, plan.segment.edges, gpu, model),
+        _find_end(rows, edges, programmatic, gpu, model),
         max(minimum / gpu.dram_bytes_per_second, flops / rate) * 1e6,
         tuple(rows),
     )
 
 
+def _find_programmatic(
+    commands: Sequence[Command], edges: Sequence[Edge], waits: Callable[[Kernel], bool]
+) -> frozenset[Edge]:
+    """Return the edges between launches of which the later one waits itself."""
+    return frozenset(
+        (before, after)
+        for before, after in edges
+        if _is_plain_launch(commands[before]) and _is_plain_launch(last := commands[after]) and waits(last.kernel)  # type: ignore[union-attr]
+    )
+
+
+def _is_plain_launch(command: Command) -> bool:
+    return isinstance(command, Launch) and not command.cooperative
+
+
 def _predict_command(
-    command: Command, origin: str, work: Work, operands: Operands, missed: float, dram: int, gpu: Gpu, model: TimeModel
+    command: Command,
+    origin: str,
+    work: Work,
+    operands: Operands,
+    missed: float,
+    dram: int,
+    gpu: Gpu,
+    model: TimeModel,
+    *,
+    is_early: bool,
 ) -> CommandPrediction:
     grid = find_grid(command)
     bounds = bound_launch(work, grid, dram, missed, gpu)
     bound_by, longest = model.find_bound(bounds)
+    begin = model.early_us if is_early else model.node_us
     if isinstance(command, HostCall):
         bound_by, alone = "host", 0.0
     else:
-        begin = model.node_us + model.fill_us
-        bound_by, alone = bound_by if longest > begin else _LAUNCH, begin + longest
+        around = begin + model.fill_us
+        bound_by, alone = bound_by if longest > around else _LAUNCH, around + longest
     return CommandPrediction(
         _name(command), origin, grid.blocks, bounds.waves, sum(nbytes for _, _, nbytes in operands), dram, work.flops,
-        bound_by, alone, bounds,
+        bound_by, alone, bounds, begin, is_early,
     )  # fmt: skip
 
 
@@ -206,8 +250,14 @@ def _find_traffic(plan: Plan, operands: Sequence[Operands], gpu: Gpu) -> list[tu
     return found
 
 
-def _find_end(rows: Sequence[CommandPrediction], edges: Sequence[tuple[int, int]], gpu: Gpu, model: TimeModel) -> float:
-    """Return when the last command ends, all begun as soon as their edges allow.
+def _find_end(
+    rows: Sequence[CommandPrediction],
+    edges: Sequence[Edge],
+    programmatic: AbstractSet[Edge],
+    gpu: Gpu,
+    model: TimeModel,
+) -> float:
+    """Return when the last command ends, all begun as soon as their edges allow: sooner behind programmatic ones.
 
     Commands that run side by side share the places of blocks, the time of multiprocessors, L2 and device memory; what
     is asked for beyond the whole of one of these slows all of them down alike.
@@ -219,7 +269,8 @@ def _find_end(rows: Sequence[CommandPrediction], edges: Sequence[tuple[int, int]
         following[before].append(after)
     demands = [_find_demands(row, gpu, model) for row in rows]
     now = 0.0
-    begins = {index: model.node_us for index in range(len(rows)) if not waiting[index]}  # when each begins
+    ready = [model.node_us] * len(rows)  # when each could begin, by the commands before it that have ended
+    begins = {index: ready[index] for index in range(len(rows)) if not waiting[index]}  # when each begins
     left: dict[int, float] = {}  # microseconds of each command under way, had it the device for itself
     while begins or left:
         slow = max(1.0, *(sum(demands[index][i] for index in left) for i in range(4))) if left else 1.0
@@ -230,19 +281,22 @@ def _find_end(rows: Sequence[CommandPrediction], edges: Sequence[tuple[int, int]
         done = [index for index, each in left.items() if each <= 1e-9]
         for index in [index for index, begin in begins.items() if begin <= now + 1e-9]:
             del begins[index]
-            left[index] = rows[index].predicted_us - model.node_us if rows[index].predicted_us else 0.0
+            left[index] = rows[index].predicted_us - rows[index].begin_us if rows[index].predicted_us else 0.0
         for index in done:
             del left[index]
             for each in following[index]:
                 waiting[each] -= 1
+                ready[each] = max(
+                    ready[each], now + (model.early_us if (index, each) in programmatic else model.node_us)
+                )
                 if not waiting[each]:
-                    begins[each] = now + model.node_us
+                    begins[each] = ready[each]
     return now
 
 
 def _find_demands(row: CommandPrediction, gpu: Gpu, model: TimeModel) -> tuple[float, float, float, float]:
     """Return the shares of the device that a command takes while it runs."""
-    bounds, alone = row.bounds, row.predicted_us - model.node_us
+    bounds, alone = row.bounds, row.predicted_us - row.begin_us
     if alone <= 0:
         return (0.0, 0.0, 0.0, 0.0)
     occupied = min(1.0, row.blocks / gpu.multiprocessors)

@@ -60,6 +60,7 @@ class TimeModel:
 
     Attributes:
         node_us: From the end of the last command that another one waits for to its begin.
+        early_us: The same of a launch that begins early: its blocks are there, and wait for that end themselves.
         fill_us: Of a launch, for its blocks to begin and to drain.
         issue: Factor of the bound of that name, as are those that follow.
         shared: See `issue`.
@@ -69,6 +70,7 @@ class TimeModel:
     """
 
     node_us: float = 2.0
+    early_us: float = 1.0
     fill_us: float = 1.0
     issue: float = 1.0
     shared: float = 1.0
@@ -141,7 +143,7 @@ def fit_time_model(samples: Sequence[Sample], model: TimeModel = TIME_MODEL) -> 
 
     Which bound decides depends on the constants, and these on which decides: so bounds are assigned by the model, the
     constants solved for, and again until nothing changes. A factor whose bound decides for fewer than three samples
-    stays as it is, and ``node_us`` does: a launch alone does not show it.
+    stays as it is, and ``node_us`` and ``early_us`` do: a launch alone does not show them.
 
     Args:
         samples: Launches, each timed alone on one GPU, without what lies between two launches.

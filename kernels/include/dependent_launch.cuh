@@ -1,9 +1,10 @@
 // Programmatic dependent launch: the wait of a kernel that begins early, and the signal to the next one.
 //
 // A kernel that calls wait_for_predecessors() in its own body may begin before the launches that it depends on are complete;
-// the host reads that from the source. All of its blocks must call it, before they read or write any memory that a launch
-// writes; what no launch ever writes (weights) may be fetched beforehand. Launched in any other way, and before sm_90, both
-// calls do nothing (PTX ISA, griddepcontrol).
+// the host reads that from the source. Where helpers work out addresses and read, the kernel gives them a lambda that waits:
+// so the call stands in its body, and comes in between. All of a kernel's blocks must call it, before they read or write any
+// memory that a launch writes; what no launch ever writes (weights) may be fetched beforehand. Launched in any other way, and
+// before sm_90, both calls do nothing (PTX ISA, griddepcontrol).
 #pragma once
 
 #ifdef GPUEXEC_SIM

@@ -160,7 +160,8 @@ gpuexec::Meeting gpuexec_meet(unsigned mask, const void* value, size_t nbytes, i
 // Returns the block's copy of the shared variable called `key`; poisoned when the first thread asks.
 void* gpuexec_shared(const void* key, size_t nbytes, size_t alignment, const char* name);
 // An asynchronous copy reads and writes nothing before it is waited for: shared memory that it goes to is poison until
-// then, so a missing wait or a buffer that is read still gives wrong numbers. Copies waited for together come in any order.
+// then, so a missing wait or a buffer that is read still gives wrong numbers. But one that begins before the wait for
+// predecessors reads its source at once, which has not what they write. Copies waited for together come in any order.
 // Bytes past `source_nbytes` are zero. `keep` is the number of youngest committed groups that may stay under way.
 void gpuexec_copy_async(void* destination, const void* source, size_t nbytes, size_t source_nbytes);
 void gpuexec_copy_commit();

@@ -53,6 +53,7 @@ class Timed:
     predicted_us: float | None
     bound_by: str | None
     bounds: Any
+    begin_us: float
 
     @property
     def all_us(self) -> float:
@@ -78,7 +79,10 @@ def measure_commands(
             figures.notes.append(f"{name} failed: {error}")
             continue
         _fill(figures, timed)
-        measured += [(each.bounds, percentile(each.times_us, 0.5)) for each in timed if each.bounds is not None]
+        # In a row each command begins when the one before has ended.
+        measured += [
+            (each.bounds, percentile(each.times_us, 0.5) - each.begin_us) for each in timed if each.bounds is not None
+        ]
     return [*tables, *fit(measured)]
 
 
@@ -120,6 +124,7 @@ def _measure_plan(device: Device, bench: BenchModel, turns: Turns, budget: Budge
                     None if predicted is None else predicted.commands_us[-1],
                     None if predicted is None else predicted.bound_by[-1],
                     None if predicted is None else predicted.bounds[-1],
+                    0.0 if predicted is None else predicted.begins_us[-1],
                 )
             )
     return timed

@@ -11,7 +11,9 @@ from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import Any
 
+from gpuexec.devices.dependent_launch import find_waiting
 from gpuexec.ir.plan import Plan
+from gpuexec.ir.target import Target
 from tests.bench.tables import Figures
 
 _COLUMNS = ("constant", "today", "fitted")
@@ -21,7 +23,8 @@ _COLUMNS = ("constant", "today", "fitted")
 class Predicted:
     """What is predicted of a plan, in microseconds: of the whole, at the least, and of each command.
 
-    ``bounds`` are what the fit of the time model takes of each command, and ``bound_by`` says what decides its time.
+    ``bounds`` are what the fit of the time model takes of each command, ``bound_by`` says what decides its time, and
+    ``begins_us`` is the part of it from the end of the command before to its begin.
     """
 
     whole_us: float
@@ -29,6 +32,7 @@ class Predicted:
     commands_us: tuple[float, ...]
     bound_by: tuple[str, ...]
     bounds: tuple[Any, ...]
+    begins_us: tuple[float, ...]
 
 
 def predict(plan: Plan) -> Predicted | None:
@@ -36,7 +40,7 @@ def predict(plan: Plan) -> Predicted | None:
     planner = _find("prediction")
     if planner is None:
         return None
-    found = planner.predict_plan(plan)
+    found = planner.predict_plan(plan, waits=find_waiting(Target.named(plan.target)))
     rows = found.commands
     return Predicted(
         found.predicted_us,
@@ -44,6 +48,7 @@ def predict(plan: Plan) -> Predicted | None:
         tuple(row.predicted_us for row in rows),
         tuple(row.bound_by for row in rows),
         tuple(row.bounds for row in rows),
+        tuple(row.begin_us for row in rows),
     )
 
 
@@ -51,14 +56,13 @@ def fit(measured: Sequence[tuple[Any, float]]) -> list[Figures]:
     """Return the constants of the time model, today's and those that measured commands would give.
 
     Args:
-        measured: Bounds of a command as predicted, and its microseconds in a row of its like.
+        measured: Bounds of a command as predicted, and its microseconds in a row of its like, from its begin on.
     """
     planner = _find("time_model")
     if planner is None or not measured:
         return []
     today = planner.TIME_MODEL
-    # In a row each command begins when the one before has ended.
-    samples = [planner.Sample(bounds, max(us - today.node_us, 0.1)) for bounds, us in measured]
+    samples = [planner.Sample(bounds, max(us, 0.1)) for bounds, us in measured]
     fitted = planner.fit_time_model(samples)
     figures = Figures("Constants of the time model", _COLUMNS)
     for each in fields(today):

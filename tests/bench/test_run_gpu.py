@@ -254,7 +254,7 @@ def test_without_a_time_model_nothing_is_predicted(monkeypatch: pytest.MonkeyPat
 
 def test_constants_are_fitted_to_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_prediction, "_find", lambda module: SimpleModel)
-    (figures,) = gpu_prediction.fit([(1.0, 3.0), (2.0, 5.0), (4.0, 9.0)])
+    (figures,) = gpu_prediction.fit([(1.0, 2.0), (2.0, 4.0), (4.0, 8.0)])
     assert figures.rows == [("node_us", 1.0, 1.0), ("factor", 1.0, 2.0)]
     assert figures.notes == [
         "today: half of 3 commands are predicted within 50%, nine tenths within 50%.",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import gpuexec as gx
-from gpuexec.ir.command import Kernel, Launch, Slot
+from gpuexec.ir.command import Command, Copy, Kernel, Launch, Slot
 from gpuexec.ir.gpus import find_gpu
 from gpuexec.ir.plan import ArenaLayout, Buffer, Plan, Role, Segment
 from gpuexec.ir.spec import TensorSpec
@@ -33,7 +36,7 @@ def launch(blocks: int, *reads: Slot, into: Slot) -> Launch:
     return Launch(Kernel("unknown.cu", "mix"), (blocks, 1, 1), (256, 1, 1), arguments, (len(reads),))
 
 
-def make_plan(commands: list[Launch], edges: list[tuple[int, int]], buffers: list[int]) -> Plan:
+def make_plan(commands: Sequence[Command], edges: list[tuple[int, int]], buffers: list[int]) -> Plan:
     """Return a plan over weights of these sizes."""
     rows = tuple(Buffer(index, Role.CONSTANT, nbytes, f"w{index}") for index, nbytes in enumerate(buffers))
     segment = Segment(tuple(commands), tuple(edges), tuple(f"n{index}" for index in range(len(commands))))
@@ -103,6 +106,38 @@ def test_few_tiles_with_a_long_sum_leave_a_gpu_idle() -> None:
     assert row.waves < 0.1
     whole = predict_plan(plan_product(1024, 768, 768))  # eight times the work
     assert whole.predicted_us < 2 * row.predicted_us
+
+
+def test_a_launch_that_waits_itself_begins_early_behind_another() -> None:
+    plan = make_plan([launch(1, slot(2 * i, 64), into=slot(2 * i + 1, 64)) for i in range(2)], [(0, 1)], [64] * 4)
+    early, late = predict_plan(plan, waits=lambda kernel: True), predict_plan(plan, waits=lambda kernel: False)
+    assert [row.is_early for row in early.commands] == [False, True]
+    assert (early.early, late.early) == (1, 0) and late == predict_plan(plan)
+    assert late.predicted_us - early.predicted_us == pytest.approx(MODEL.node_us - MODEL.early_us)
+    assert early.predicted_us == pytest.approx(sum(row.predicted_us for row in early.commands))
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_launch_behind_anything_but_launches_begins_in_order(is_copy: bool) -> None:
+    first, last = (launch(1, slot(0, 64), into=slot(each, 64)) for each in (1, 3))
+    before = Copy(slot(0, 64), slot(2, 64)) if is_copy else replace(first, cooperative=True)
+    found = predict_plan(make_plan([before, last], [(0, 1)], [64] * 4), waits=lambda kernel: True)
+    assert found.early == 0 and found.commands[1].begin_us == MODEL.node_us
+
+
+def test_a_launch_behind_both_kinds_begins_when_both_allow() -> None:
+    nbytes = 64 * MIB
+    commands = [
+        launch(1, slot(0, 64), into=slot(1, 64)),
+        Copy(slot(2, nbytes), slot(3, nbytes)),
+        launch(1, slot(1, 64), into=slot(4, 64)),
+    ]
+    found = predict_plan(make_plan(commands, [(0, 2), (1, 2)], [64, 64, nbytes, nbytes, 64]), waits=lambda kernel: True)
+    _, copy, last = found.commands
+    assert last.is_early and last.begin_us == MODEL.early_us
+    assert found.predicted_us == pytest.approx(
+        copy.predicted_us + MODEL.node_us + last.predicted_us - last.begin_us, rel=1e-3
+    )
 
 
 def test_an_older_gpu_is_slower() -> None:

@@ -167,6 +167,21 @@ def test_explain_prints_predictions_as_json_alone(capsys: pytest.CaptureFixture[
     )
 
 
+@pytest.mark.parametrize(
+    ("target", "knob", "is_early"), [("sm_90", "1", True), ("sm_90", "0", False), ("sm_80", "1", False)]
+)
+def test_explain_predicts_what_early_launches_save(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target: str, knob: str, is_early: bool
+) -> None:
+    monkeypatch.setenv("GPUEXEC_DEPENDENT_LAUNCH", knob)
+    assert main(["explain", DIGITS, "--target", target, "--json", "--dims", "batch=4"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    early = [row["is_early"] for row in found["commands"]]
+    launches = [row["kernel"] not in ("copy", "fill") for row in found["commands"]]
+    launches[launches.index(True)] = False
+    assert early == (launches if is_early else [False] * len(early)) and found["early_launches"] == sum(early)
+
+
 def test_explain_predicts_the_sizes_that_are_given(capsys: pytest.CaptureFixture[str]) -> None:
     flops = []
     for batch in (5, 8):  # of one size class
