@@ -21,6 +21,7 @@ from tests.bench.cpu_models import measure_models
 from tests.bench.decoding import measure_decoding
 from tests.bench.host_time import measure_schedule
 from tests.bench.measure import QUIET, Bystanders, describe_machine, describe_numpy_threads
+from tests.bench.memory_requests import measure_requests
 from tests.bench.models import MODELS
 from tests.bench.overlap import measure_overlap
 from tests.bench.tables import Figures, show_rows
@@ -35,6 +36,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
     "decode": lambda options: measure_decoding(knobs.models_dir()),
     "arenas": lambda options: measure_arenas(knobs.models_dir()),
     "weights": lambda options: measure_weights(),
+    "requests": lambda options: measure_requests(),
 }
 
 

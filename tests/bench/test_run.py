@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from tests.bench import arenas, cpu_models, host_time, measure, overlap, run, weights
+from tests.bench import arenas, cpu_models, host_time, measure, memory_requests, overlap, run, weights
 from tests.bench.cpu_models import open_onnxruntime, open_reference
 from tests.bench.measure import Bystanders, interleave, percentile
 from tests.bench.models import SMALL_MODELS
+from tests.ops.counted_launch import CountedCase
 
 
 @pytest.mark.parametrize("name", SMALL_MODELS)
@@ -48,6 +49,16 @@ def test_bystanders_are_what_the_machine_did_beyond_this_process(monkeypatch: py
     assert not busy.is_quiet
     assert quiet.cores == pytest.approx(0.05)
     assert quiet.is_quiet
+
+
+@pytest.mark.parametrize("mode", memory_requests.MODES)
+def test_requests_of_a_node_are_counted_in_count_mode_alone(mode: str) -> None:
+    found = memory_requests.run_case(CountedCase("Softmax", "softmax", {"x": (4, 64)}), mode)
+    assert found["seconds"] > 0 and found["peak_nbytes"] > 1 << 20
+    if mode == "count":
+        assert (found["kernel"], found["node"], found["sectors"]) == ("softmax.cu:softmax<float>", "Softmax 4x64", 1.0)
+    else:
+        assert "sectors" not in found
 
 
 def test_the_plan_of_100_commands_has_100() -> None:

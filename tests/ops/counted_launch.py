@@ -56,9 +56,8 @@ def floats(*shape: int, dtype: type = F32) -> Array:
     return np.random.default_rng(len(shape)).random(shape, F32).astype(dtype)
 
 
-def compare(case: CountedCase) -> Compared:
-    """Run the plan of a case on a device in count mode."""
-    arrays = {name: floats(*shape, dtype=case.dtype) for name, shape in case.inputs.items()}
+def make_model(case: CountedCase) -> gx.Model:
+    """Return a model of a case's node."""
     code = helper.np_dtype_to_tensor_dtype(np.dtype(case.dtype))
     ports = [helper.make_tensor_value_info(name, code, shape) for name, shape in case.inputs.items()]
     constants = [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in case.weights.items()]
@@ -66,7 +65,13 @@ def compare(case: CountedCase) -> Compared:
     graph = helper.make_graph([node], "g", ports, [onnx.ValueInfoProto(name="y")], constants)
     versions = {"": case.opset, "com.microsoft": 1}
     imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
-    model = gx.load(helper.make_model(graph, opset_imports=imports, ir_version=11))
+    return gx.load(helper.make_model(graph, opset_imports=imports, ir_version=11))
+
+
+def compare(case: CountedCase) -> Compared:
+    """Run the plan of a case on a device in count mode."""
+    arrays = {name: floats(*shape, dtype=case.dtype) for name, shape in case.inputs.items()}
+    model = make_model(case)
     template = plan_graph(model.graph, specs_of(arrays), Target.named("sm_90"))
     launches = [each for each in template.plan.segment.commands if isinstance(each, Launch)]
     device = SimulatorDevice(
