@@ -1,4 +1,5 @@
 // GatherBlockQuantized: rows of a block-quantised table, dequantised by the scales of their blocks.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 
 constexpr int kThreads = 256;
@@ -34,9 +35,11 @@ __global__ void __launch_bounds__(kThreads)
                   const u8* __restrict__ zeros, const float* __restrict__ table, T* __restrict__ y,
                   const __grid_constant__ GatherBlocks shape) {
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= shape.count) return;
   u64 within, which, quant_within, place;
   const u64 outer = shape.by_picked.divide(shape.by_inner.divide(u64(i), within), which);
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= shape.count) return;
   i64 index = shape.is_wide ? reinterpret_cast<const i64*>(indices)[which] : reinterpret_cast<const i32*>(indices)[which];
   if (index < 0) index += shape.extent;
   if (index < 0 || index >= shape.extent) {

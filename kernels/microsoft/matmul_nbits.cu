@@ -1,4 +1,5 @@
 // Matrix products with weights of a few bits, dequantised while they are read.
+#include "dependent_launch.cuh"
 #include "matmul.cu"
 #include "packed_weights.cuh"
 
@@ -50,5 +51,9 @@ __global__ void __launch_bounds__(256, 2)
                  const i32* __restrict__ groups, const float* __restrict__ table, const PackedShape shape,
                  const i32 is_turned) {
   const PackedRight<T> right = {{{weights, scales, zeros, groups, table}, shape}, is_turned != 0};
-  multiply_block(a, right, c, y, gemm, finish_by<T>());
+  const auto wait = [] {
+    wait_for_predecessors();
+    launch_dependents();
+  };
+  multiply_block(a, right, c, y, gemm, wait, finish_by<T>());
 }
