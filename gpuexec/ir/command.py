@@ -54,6 +54,22 @@ class Slot:
             expected *= extent
         return True
 
+    @property
+    def order(self) -> tuple[tuple[int, ...], ...] | None:
+        """Shape and strides where the elements lie dense in the order of a permutation of the axes, else None.
+
+        ``()`` is row-major. Windows of one order and place pair equal bytes with equal elements.
+        """
+        if self.is_contiguous:
+            return ()
+        axes = [axis for axis, extent in enumerate(self.spec.shape) if extent != 1]
+        expected = 1
+        for axis in sorted(axes, key=self.strides.__getitem__):
+            if self.strides[axis] != expected:
+                return None
+            expected *= self.spec.shape[axis]
+        return self.spec.shape, self.strides
+
     def byte_range(self) -> tuple[int, int]:
         """Return the half-open range of bytes within the buffer that the window can touch."""
         if self.spec.size == 0:

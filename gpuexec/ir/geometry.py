@@ -110,6 +110,13 @@ def slice_axis(start: int, stop: int, step: int, extent: int) -> tuple[int, int,
     return first, count, step if count > 1 else 1
 
 
+def channels_last_strides(shape: Sequence[int]) -> Strides:
+    """Return the strides of ``[batch, channels, ...]`` whose channels lie last in memory, dense."""
+    batch, channels, *spatial = shape
+    dense = contiguous_strides((batch, *spatial, channels))
+    return (dense[0], dense[-1], *dense[1:-1])
+
+
 def broadcast(*shapes: Sequence[int]) -> Shape:
     """Combine shapes by NumPy's rule: aligned at the back, an extent of 1 stretches.
 

@@ -68,6 +68,18 @@ class Tolerance(Enum):
     REDUCTION = "reduction"
 
 
+class FormatUse(Enum):
+    """What ``lower`` makes of images whose channels lie last in memory; shapes stay ``[batch, channels, ...]``.
+
+    DENSE: it is given row-major images and writes such. ANY: it reads images of any strides as they lie, and writes
+    row-major ones. FOLLOWS: where its images lie channels last, so do its outputs; slots say so by their strides.
+    """
+
+    DENSE = "dense"
+    ANY = "any"
+    FOLLOWS = "follows"
+
+
 class Derivative(Enum):
     """How derivatives pass backwards through an operator.
 
@@ -221,6 +233,7 @@ class Operator:
     epilogue_rank: ClassVar[int | None] = None
     # Positions of inputs that it multiplies with each other, and adds up what comes out: products and convolutions.
     multiplied: ClassVar[tuple[int, ...]] = ()
+    format_use: ClassVar[FormatUse] = FormatUse.DENSE
 
     @property
     def has_slope(self) -> bool:
@@ -267,6 +280,20 @@ class Operator:
         An operator says so itself where that depends on its attributes.
         """
         return self.lower is not None
+
+    def count_format_gain(
+        self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
+    ) -> int:
+        """Return what it gains where its images lie channels last, as bytes that could be moved in that time.
+
+        Asked of operators that follow formats (`FormatUse`).
+
+        Args:
+            inputs: Specs; None: absent.
+            outputs: Specs; None: not wanted.
+            target: What it runs on.
+        """
+        return 0
 
     # `Any` here lets operators name their inputs: each takes a TensorSpec (an array), or None for an optional input
     # not given.

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.errors import KernelError, PlanError
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Argument, Command, Copy, Fill, HostCall, Kernel, Launch, Slot
-from gpuexec.ir.geometry import is_contiguous, max_offset
+from gpuexec.ir.geometry import channels_last_strides, is_contiguous, max_offset
 from gpuexec.ir.graphs import Node
 from gpuexec.ir.operator import describe
 from gpuexec.ir.plan import Role
@@ -19,6 +19,7 @@ from gpuexec.ir.weight_forms import PackedForm, WeightForm
 from gpuexec.ops.lib.pixel import TEXEL_BYTES, draw, draw_copy, draw_fill
 from gpuexec.ops.tensor.copy import copy_commands
 from gpuexec.ops.tensor.shape import store_commands, to_literal
+from gpuexec.planner.memory_format import is_image
 from gpuexec.planner.unpacked_plan import Array, Effects, UnpackedBuffer, UnpackedPlan, dense
 from gpuexec.system.mapped import read_content
 
@@ -82,7 +83,8 @@ class CommandEmitter:
         """
         if self.target.has_textures:
             return
-        if output.is_contiguous and source.is_contiguous and output.spec.nbytes == source.spec.nbytes:
+        is_alike = output.order is not None and output.order == source.order
+        if is_alike and output.spec.nbytes == source.spec.nbytes:
             self.effects.in_place.append((output.buffer, source.buffer))
 
     def place(self, source: Slot, window: Slot) -> bool:
@@ -225,15 +227,35 @@ class CommandEmitter:
 class NodeEmitter(CommandEmitter):
     """The emitter of one node."""
 
-    def lower(self, node: Node, inputs: tuple[Slot | None, ...], specs: Sequence[TensorSpec | None]) -> Effects:
-        """Lower a node and return the effects. ``specs`` holds None for outputs that have no reader."""
-        fresh = tuple([None if spec is None else self.temp(spec.shape, spec.dtype) for spec in specs])
+    def lower(
+        self,
+        node: Node,
+        inputs: tuple[Slot | None, ...],
+        specs: Sequence[TensorSpec | None],
+        *,
+        is_channels_last: bool = False,
+    ) -> Effects:
+        """Lower a node and return the effects.
+
+        Args:
+            node: The node.
+            inputs: Where its inputs lie.
+            specs: Of its outputs; None: it has no reader.
+            is_channels_last: Whether outputs that are images lie channels last.
+        """
+        fresh = tuple([None if spec is None else self._make_output(spec, is_channels_last) for spec in specs])
         self.effects.outputs = list(fresh)
         if node.operator.lower is not None:
             node.operator.lower(self, inputs, fresh)
         if not self.target.has_kernels and (self._launched or node.operator.lower is None):
             self._call_host(node, inputs, fresh)
         return self.effects
+
+    def _make_output(self, spec: TensorSpec, is_channels_last: bool) -> Slot:
+        slot = self.temp(spec.shape, spec.dtype)
+        if is_channels_last and is_image(spec):
+            return Slot(slot.buffer, 0, slot.spec, channels_last_strides(spec.shape))
+        return slot
 
     def _call_host(self, node: Node, inputs: tuple[Slot | None, ...], fresh: tuple[Slot | None, ...]) -> None:
         """Replace everything but aliases of inputs by one call of ``compute``."""

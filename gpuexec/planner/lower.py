@@ -15,16 +15,18 @@ import numpy as np
 from gpuexec.errors import GpuexecError, KernelError, OutOfMemoryError, UnsupportedError, locate
 from gpuexec.ir.apply import host_failure
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Fill, Slot
-from gpuexec.ir.geometry import round_up
+from gpuexec.ir.geometry import channels_last_strides, round_up
 from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.operator import FormatUse
 from gpuexec.ir.plan import Role
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.analyse import Analysis
 from gpuexec.planner.caches import Caches
 from gpuexec.planner.content_key import content_key, is_same_spec
-from gpuexec.planner.emitter import NodeEmitter
+from gpuexec.planner.emitter import NodeEmitter, emit_copy
 from gpuexec.planner.host_fallback import lacks_kernel
+from gpuexec.planner.memory_format import assign_formats, is_image, list_images
 from gpuexec.planner.unpacked_plan import Effects, Group, UnpackedBuffer, UnpackedPlan, dense, move_effects
 
 
@@ -74,6 +76,8 @@ class Lowering:
         self._cached: list[CachedLowering | None] = [None] * len(graph.nodes)
         self._given: dict[Value, tuple[UnpackedBuffer, Slot]] = {}
         self._needed: list[int] | None = None
+        self._channels_last: frozenset[int] = frozenset()
+        self._transposes: dict[tuple[Value, bool], list[int]] = {}
         self._choices: list[list[int]] = []
         self._chosen: list[tuple[int, ...]] = []
 
@@ -94,7 +98,11 @@ class Lowering:
             self._needed = _find_needed(self._graph, analysis)
             _refuse_unsupported([self._graph.nodes[i] for i in self._needed], analysis, self._target)
             _check_sizes([self._graph.nodes[i] for i in self._needed], analysis, self._target)
-        walk = _Walk(self._graph, self._target, analysis, self._given, self._caches, self._fixes_division)
+            self._channels_last = assign_formats(self._graph, self._needed, analysis.specs, self._target)
+        walk = _Walk(
+            self._graph, self._target, analysis, self._given, self._caches, self._fixes_division, self._channels_last,
+            self._transposes,
+        )  # fmt: skip
         for number, position in enumerate(self._needed):
             node = self._graph.nodes[position]
             analysis.reader = node.name
@@ -111,6 +119,8 @@ class _Walk:
 
     Args:
         given: Buffer and slot, when last lowered, of values that no node makes; used again where they are the same.
+        channels_last: Positions of the nodes that run channels last.
+        transposes: Choices of the copies of values in their other format, made at the upper end.
     """
 
     def __init__(
@@ -121,9 +131,14 @@ class _Walk:
         given: dict[Value, tuple[UnpackedBuffer, Slot]],
         caches: Caches,
         fixes_division: bool,
+        channels_last: frozenset[int],
+        transposes: dict[tuple[Value, bool], list[int]],
     ) -> None:
         self._graph, self._target, self._analysis, self._given = graph, target, analysis, given
         self._caches, self._fixes_division = caches, fixes_division
+        self._channels_last, self._transposes = channels_last, transposes
+        self._transposed: dict[tuple[Value, bool], Slot] = {}
+        self._laid_last: set[Value] = set()  # images that their nodes made so
         self._unpacked = UnpackedPlan()
         self._slots: dict[Value, Slot] = {}
         # Layers repeat: equal operators on slots alike are lowered once in a walk.
@@ -134,7 +149,10 @@ class _Walk:
     ) -> Effects:
         """Add a node's effects to the unpacked plan."""
         specs = self._analysis.specs
+        is_last = position in self._channels_last
         inputs = tuple([None if value is None else self._slot(value) for value in node.inputs])
+        if self._channels_last and node.operator.format_use is not FormatUse.ANY:
+            inputs = self._convert_formats(node, inputs, is_last)
         wanted = [None if value is None else specs[value] for value in node.outputs]
         last = cached[position]
         if (
@@ -142,13 +160,17 @@ class _Walk:
             or last.effects.first_buffer != len(self._unpacked.buffers)
             or not _is_same(last, inputs, wanted)
         ):
-            last = cached[position] = CachedLowering(inputs, wanted, self._find_effects(node, inputs, wanted, choices))
+            last = cached[position] = CachedLowering(
+                inputs, wanted, self._find_effects(node, inputs, wanted, choices, is_last)
+            )
         self._unpacked.apply(last.effects, ("node", position), node.name)
         for value, slot, spec in zip(node.outputs, last.effects.outputs, wanted, strict=False):
             if value is not None and slot is not None and spec is not None:
                 # The slot keeps content that a shape demanded, for the lowering of its readers.
                 content = spec.value is not None and slot.spec is not spec
                 self._slots[value] = Slot(slot.buffer, slot.offset_bytes, spec, slot.strides) if content else slot
+                if is_last and is_image(spec) and _is_channels_last(slot):
+                    self._laid_last.add(value)
         return last.effects
 
     def _find_effects(
@@ -157,16 +179,18 @@ class _Walk:
         inputs: tuple[Slot | None, ...],
         wanted: list[TensorSpec | None],
         choices: Sequence[int] | None,
+        is_channels_last: bool,
     ) -> Effects:
         """Return a node's effects: those of an equal node on its own buffers, or of its operator's lowering."""
-        numbers, key = self._describe(node, inputs, wanted, choices)
+        numbers, described = self._describe(node, inputs, wanted, choices)
+        key = (described, is_channels_last)
         seen = self._seen.get(key)
         if seen is not None:
             like, effects = seen
             return move_effects(effects, dict(zip(like, numbers, strict=True)), len(self._unpacked.buffers))
         emitter = NodeEmitter(self._target, self._unpacked, choices, fixes_division=self._fixes_division)
         try:
-            effects = emitter.lower(node, inputs, wanted)
+            effects = emitter.lower(node, inputs, wanted, is_channels_last=is_channels_last)
         except GpuexecError as error:
             raise locate(error, node, node.name) from None
         except (struct.error, OverflowError) as error:
@@ -204,6 +228,34 @@ class _Walk:
         content = content_key([None if slot is None else slot.spec for slot in inputs])
         decided = None if choices is None else tuple(choices)
         return numbers, (node.operator, tuple(rows), content, tuple(wanted), decided)
+
+    def _convert_formats(
+        self, node: Node, inputs: tuple[Slot | None, ...], is_channels_last: bool
+    ) -> tuple[Slot | None, ...]:
+        """Return the inputs of a node with its images as the node wants them."""
+        images = list_images(node, self._analysis.specs, self._graph.constants)
+        laid = list(inputs)
+        for position, (value, slot) in enumerate(zip(node.inputs, inputs, strict=True)):
+            if value is None or slot is None or value not in images:
+                continue
+            # Other views are what operators read as they lie.
+            if not _is_channels_last(slot) if is_channels_last else value in self._laid_last:
+                laid[position] = self._transpose(value, slot, is_channels_last)
+        return tuple(laid)
+
+    def _transpose(self, value: Value, slot: Slot, is_channels_last: bool) -> Slot:
+        """Return a copy of a value in its other format, made once for all readers."""
+        key = (value, is_channels_last)
+        if key not in self._transposed:
+            spec = TensorSpec(slot.shape, slot.dtype)
+            made = dense(self._unpacked.new_buffer(UnpackedBuffer(Role.TEMP, spec.nbytes, value.name)), spec)
+            if is_channels_last:
+                made = Slot(made.buffer, 0, spec, channels_last_strides(spec.shape))
+            effects = emit_copy(self._target, self._unpacked, made, slot, self._transposes.get(key))
+            self._transposes.setdefault(key, effects.choices)
+            self._unpacked.apply(effects, ("format", made.buffer), value.name)
+            self._transposed[key] = made
+        return self._transposed[key]
 
     def finish(self) -> Lowered:
         """Return the unpacked plan."""
@@ -255,6 +307,12 @@ class _Walk:
         else:
             buffer = UnpackedBuffer(Role.INPUT, spec.nbytes, value.name)
         return buffer, dense(len(self._unpacked.buffers), spec)
+
+
+def _is_channels_last(slot: Slot) -> bool:
+    """Return whether the channels of an image lie next to each other, all of a position before those of the next."""
+    others = [stride for axis, stride in enumerate(slot.strides) if axis != 1 and slot.shape[axis] > 1]
+    return slot.strides[1] == 1 and min(others) >= slot.shape[1] and others == sorted(others, reverse=True)
 
 
 def _find_needed(graph: Graph, analysis: Analysis) -> list[int]:

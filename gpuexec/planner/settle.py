@@ -241,14 +241,12 @@ def _merge_in_place(
 
 
 def _reads_densely(group: Group, buffer: int, nbytes: int, places: Mapping[int, BufferOffset]) -> bool:
-    """Return whether every window of the group on a buffer is the whole of it."""
-
-    def is_whole(slot: Slot) -> bool:
-        return slot.is_contiguous and slot.spec.nbytes == nbytes
-
-    return all(
-        is_whole(slot)
+    """Return whether every window of the group on a buffer is the whole of it, all of them in one order."""
+    windows = [
+        slot
         for command in group.commands
         for slot, _ in slots_of(command)
         if find_root(slot.buffer, places)[0] == buffer
-    )
+    ]
+    orders = {slot.order if slot.spec.nbytes == nbytes else None for slot in windows}
+    return None not in orders and len(orders) <= 1

@@ -24,8 +24,8 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.weight_forms import PackedForm
 
 Array = np.ndarray[Any, Any]
-# What a group is for ("zeros", "node", "store", "output"), and the node's position, the buffer, or the output's
-# position.
+# What a group is for ("zeros", "node", "format", "store", "output"), and the node's position, the buffer, or the
+# output's position. A "format" group transposes a value: its buffer is the result.
 GroupKey = tuple[str, int]
 # A buffer whose bytes hold another's, and the byte offset within it.
 BufferOffset = tuple[int, int]

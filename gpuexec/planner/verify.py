@@ -36,13 +36,13 @@ def verify(plan: Plan, variant: Variant | None = None) -> None:
 
 
 class _Touch(NamedTuple):
-    """A command touches bytes ``[low, high)`` of a buffer, all of them if ``is_dense``."""
+    """A command touches bytes ``[low, high)`` of a buffer: all of them, in this `Slot.order`, or some (None)."""
 
     command: int
     low: int
     high: int
     written: bool
-    is_dense: bool
+    order: tuple[tuple[int, ...], ...] | None
 
 
 class Verifier:
@@ -205,16 +205,16 @@ def _list_touches(plan: Plan, index: int, command: Command) -> dict[int, list[_T
             )
         if low == high:
             continue
-        is_dense = slot.is_contiguous
+        order = slot.order
         rows = touches.setdefault(slot.buffer, [])
         for row in rows if written else ():
             overlaps = low < row.high and row.low < high
-            is_same = row.is_dense and is_dense and (row.low, row.high) == (low, high)
+            is_same = order is not None and (row.low, row.high, row.order) == (low, high, order)
             if overlaps and not row.written and not is_same:
                 raise PlanError(
                     f"Command {index}, {format_command(command)}: reads bytes that it writes through another window."
                 )
-        rows.append(_Touch(index, low, high, written, is_dense))
+        rows.append(_Touch(index, low, high, written, order))
     return touches
 
 

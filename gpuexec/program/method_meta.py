@@ -76,8 +76,8 @@ class MethodMeta:
         self._model, self._plan, self._backend = model, plan, backend
         self._planned_inputs, self._planned_outputs = planned_inputs, planned_outputs
         # Where each input and output lies in its buffer, and memories that the host sets; blocks of state behind them.
-        self._input_offsets, inputs_nbytes = _lay_out([_nbytes(each.largest) for each in plan.bounds])
-        self._output_offsets, outputs_nbytes = _lay_out([need.nbytes for need in plan.outputs])
+        self._input_offsets, inputs_nbytes = _convert_formats([_nbytes(each.largest) for each in plan.bounds])
+        self._output_offsets, outputs_nbytes = _convert_formats([need.nbytes for need in plan.outputs])
         has_kernels = backend.device.target.has_kernels
         self._state_places, self._state_start, self._state_nbytes = lay_out_state(
             plan.memories, has_kernels=has_kernels
@@ -241,7 +241,7 @@ def _nbytes(spec: TensorSpec | None) -> int | None:
     return None if spec is None or is_host_object(spec.dtype) else spec.nbytes
 
 
-def _lay_out(sizes: Sequence[int | None]) -> tuple[tuple[int | None, ...], int]:
+def _convert_formats(sizes: Sequence[int | None]) -> tuple[tuple[int | None, ...], int]:
     """Return where blocks of these sizes lie one behind the other, each aligned, and the bytes of all."""
     offsets: list[int | None] = []
     end = 0

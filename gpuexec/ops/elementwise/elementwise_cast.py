@@ -17,6 +17,7 @@ from gpuexec.ir.operator import (
     Array,
     Derivative,
     Emitter,
+    FormatUse,
     KnownInput,
     Operator,
     Out,
@@ -152,6 +153,7 @@ class _Conversion(Operator):
     flops_per_output = 0
     derivative = Derivative.RULE
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once; a view where the type stays."""
@@ -255,6 +257,7 @@ class Identity(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's spec."""

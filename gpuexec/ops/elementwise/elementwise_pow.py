@@ -10,7 +10,17 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    FormatUse,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    operator,
+)
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import truncate
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS, DType, apply, require_inputs
@@ -35,6 +45,7 @@ class Pow(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(self, base: TensorSpec, exponent: TensorSpec) -> tuple[TensorSpec, ...]:
         """Broadcast; the dtype is the base's."""

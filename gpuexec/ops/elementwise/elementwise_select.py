@@ -12,7 +12,18 @@ from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    FormatUse,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.elementwise.elementwise_engine import BOOL, NUMBERS, UNSIGNED_BY_SIZE, DType, apply, require_inputs
 from gpuexec.ops.lib.broadcast import launch_broadcast
@@ -33,6 +44,7 @@ class Where(Operator):
     flops_per_output = 1
     derivative = Derivative.RULE
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(self, condition: TensorSpec, a: TensorSpec, b: TensorSpec) -> tuple[TensorSpec, ...]:
         """Broadcast; a and b agree in dtype."""
@@ -70,6 +82,7 @@ class Clip(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(
         self, x: TensorSpec, low: TensorSpec | None = None, high: TensorSpec | None = None

@@ -16,6 +16,7 @@ from gpuexec.ir.operator import (
     Array,
     Derivative,
     Emitter,
+    FormatUse,
     KnownInput,
     Operator,
     Out,
@@ -49,6 +50,7 @@ class _Fold(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Broadcast all inputs, of which there is at least one."""

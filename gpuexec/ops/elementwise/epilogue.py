@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
+from gpuexec.ir.geometry import permute
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Slots, build
 from gpuexec.ir.spec import BFLOAT16, dtype_row
@@ -179,6 +180,8 @@ def make_epilogue(steps: Sequence[EpilogueStep], inputs: Slots, y: Slot) -> Epil
     """Return the epilogue that applies these steps to ``y``; None where a kernel can't."""
     operands: list[Slot] = []
     rows: list[bytes] = []
+    order = _find_order(y)
+    shape = tuple([y.shape[axis] for axis in order])
     for step in steps:
         if isinstance(step.operator, Clip):
             bounds = zip((BINARY.index("AtLeast"), BINARY.index("AtMost")), step.inputs[1:])
@@ -199,15 +202,36 @@ def make_epilogue(steps: Sequence[EpilogueStep], inputs: Slots, y: Slot) -> Epil
             rows.append(_pack(BINARY.index(functor), _MADE, is_swapped))
         else:
             operand = None if beside is None else inputs[beside]
-            if operand is None or operand.dtype != y.dtype or _find_place(operand.shape, y.shape) is None:
+            if operand is None or operand.dtype != y.dtype or operand.spec.rank > y.spec.rank:
+                return None
+            operand = _reorder(operand, order)
+            if _find_place(operand.shape, shape) is None:
                 return None
             if operand not in operands:
                 operands.append(operand)
             rows.append(_pack(BINARY.index(functor), _FIRST + operands.index(operand), is_swapped))
     if len(rows) > MAX_STEPS or len(operands) > MAX_OPERANDS or y.spec.size >= _MAX_ELEMENTS:
         return None
-    places = [_find_place(operand.shape, y.shape) or (1, 1) for operand in operands]
+    places = [_find_place(operand.shape, shape) or (1, 1) for operand in operands]
     return Epilogue(tuple(operands), tuple(places), tuple(rows))
+
+
+def _find_order(y: Slot) -> tuple[int, ...]:
+    """Return the axes of a dense result in the order in which they lie in memory."""
+    axes = range(y.spec.rank)
+    if y.is_contiguous:
+        return tuple(axes)
+    return tuple(sorted(axes, key=lambda axis: (y.shape[axis] > 1, -y.strides[axis])))
+
+
+def _reorder(operand: Slot, order: tuple[int, ...]) -> Slot:
+    """Return an operand, which may have fewer axes, with those of the result in the order of memory."""
+    if order == tuple(range(len(order))):
+        return operand
+    missing = len(order) - operand.spec.rank
+    shape, strides = (1,) * missing + operand.shape, (0,) * missing + operand.strides
+    spec = operand.spec.with_shape(permute(shape, order))
+    return Slot(operand.buffer, operand.offset_bytes, spec, permute(strides, order))
 
 
 def _pack(functor: int, beside: int, is_swapped: int, alpha: float = 0.0, beta: float = 0.0) -> bytes:

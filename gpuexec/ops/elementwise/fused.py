@@ -21,6 +21,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, count_elements, operator
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise.epilogue import MADE, EpilogueStep, FinishingEmitter, make_epilogue, read_steps
 from gpuexec.ops.linalg.einsum import Einsum
 from gpuexec.ops.linalg.matmul import Gemm, MatMul
@@ -114,6 +115,12 @@ class Fused(Operator):
         """Count what the producer does, and an operation of each step for each element."""
         made = self.parts.producer.count_flops(self.split(inputs), outputs)
         return None if made is None else made + len(self.steps) * count_elements(outputs, 0)
+
+    def count_format_gain(
+        self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
+    ) -> int:
+        """Return what the producer gains."""
+        return self.parts.producer.count_format_gain(self.split(inputs), outputs, target)
 
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Compute one after the other, in the memory of one result where shapes stay."""
@@ -214,6 +221,7 @@ def _make(producer: type[Operator]) -> None:
         "uses_all_cores": producer.uses_all_cores,
         "keeps_dtype": producer.keeps_dtype,
         "has_blits": producer.has_blits,
+        "format_use": producer.format_use,
     }
     name = fused_name(producer.name).rpartition(".")[2]
     made = dataclasses.make_dataclass(name, fields, bases=(Fused,), namespace=namespace, frozen=True, slots=True)

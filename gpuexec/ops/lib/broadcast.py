@@ -44,7 +44,7 @@ def launch_broadcast(
         emit: Emitter of the launch.
         kernel: The instance.
         inputs: Slots that broadcast to the output.
-        output: A dense slot.
+        output: A slot that is dense in the order of some permutation of its axes.
         scalars: Further parameters, in their exact types.
         between: Slots read as they are, not walked.
         width: Lanes of a unit where it isn't what the element types allow.
@@ -56,7 +56,7 @@ def launch_broadcast(
     blocks, packed, count, is_vector = _divide_work(layouts, lanes)
     if in_place:
         for x in dict.fromkeys(inputs):
-            if x.shape == output.shape and x.dtype == output.dtype and x.is_contiguous:
+            if x.shape == output.shape and x.dtype == output.dtype and (x.is_contiguous or x.strides == output.strides):
                 emit.in_place(output, x)
     emit.launch(
         kernel,

@@ -20,7 +20,17 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Out, Slots, Tolerance, count_elements, operator
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    FormatUse,
+    Out,
+    Slots,
+    Tolerance,
+    count_elements,
+    operator,
+)
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
@@ -56,6 +66,7 @@ class Conv(Convolution):
     has_blits = True
     epilogue_rank = 3
     multiplied = (0, 1)
+    format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec, w: TensorSpec, bias: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, windows...]``.
@@ -95,6 +106,11 @@ class Conv(Convolution):
         check_index(self.name, "input channels * taps", w.shape[1] * windows.taps)
         check_index(self.name, "outputs of one channel", sizes.outputs)
         slots = (x, w, bias, y)
+        if not y.is_contiguous:  # channels last
+            made = emit.temp(y.shape, y.dtype)
+            self.lower_with(emit, (x, w, bias), (made,), narrow)
+            emit.copy(y, made)
+            return
         if _has_own_kernels(emit, narrow):
             if sizes.group_ins == 1 and launch_depthwise(emit, slots, windows, sizes.group_outs):
                 return

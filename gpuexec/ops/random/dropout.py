@@ -17,6 +17,7 @@ from gpuexec.ir.operator import (
     Array,
     Derivative,
     Emitter,
+    FormatUse,
     KnownInput,
     Operator,
     Out,
@@ -60,6 +61,7 @@ class Dropout(Operator):
     derivative = Derivative.RULE
     fixed_inputs = (1,)
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(
         self,

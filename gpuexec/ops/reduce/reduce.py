@@ -23,7 +23,18 @@ from gpuexec.ir.geometry import ceil_div, coalesce, normalize_axes
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    FormatUse,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
@@ -83,6 +94,7 @@ class Reduction(Operator):
     keeps_dtype = True
     has_blits = True
     example = "float32[2,3] int64[1]=1"
+    format_use = FormatUse.ANY
 
     def infer(self, x: TensorSpec, axes: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the spec with the reduced axes gone, or of extent 1.

@@ -29,6 +29,7 @@ from gpuexec.ir.operator import (
     Array,
     Derivative,
     Emitter,
+    FormatUse,
     KnownInput,
     Operator,
     Out,
@@ -172,6 +173,7 @@ class Transpose(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
+    format_use = FormatUse.ANY
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Reorder the extents."""
@@ -205,6 +207,7 @@ class Expand(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
+    format_use = FormatUse.ANY
 
     def infer(self, x: TensorSpec, shape: TensorSpec) -> tuple[TensorSpec, ...]:
         """Broadcast both ways."""

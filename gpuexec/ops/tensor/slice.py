@@ -10,7 +10,18 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axes, normalize_axis, slice_axis, split_at
 from gpuexec.ir.graphs import RawNode
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    FormatUse,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import require_ints
 from gpuexec.ops.tensor.layout import attributes_to_inputs, read_ints, window
@@ -30,6 +41,7 @@ class Slice(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(
         self,
@@ -93,6 +105,7 @@ class Split(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec, split: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return a spec for each part."""
