@@ -117,6 +117,11 @@ def channels_last_strides(shape: Sequence[int]) -> Strides:
     return (dense[0], dense[-1], *dense[1:-1])
 
 
+def memory_axes(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes in the order of memory, the one with the largest stride first; of extent 1 before all others."""
+    return tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -abs(strides[axis]))))
+
+
 def broadcast(*shapes: Sequence[int]) -> Shape:
     """Combine shapes by NumPy's rule: aligned at the back, an extent of 1 stretches.
 

@@ -7,6 +7,7 @@ struct PoolSizes {
   FastDiv64 by_windows;  // of one channel
   FastDiv64 by_channels;
   i64 batch;
+  i64 is_channels_last;  // of outputs
 };
 
 // The window a thread works on: its image and channel, and where its tap 0 lies. False where there is none.
@@ -18,8 +19,14 @@ struct Place {
   __device__ bool find(const Windows& windows, const WindowStrides& strides, const PoolSizes& sizes, i64 index) {
     u64 position;
     u64 channel;
-    plane = i64(sizes.by_windows.divide(u64(index), position));
-    i64 n = i64(sizes.by_channels.divide(u64(plane), channel));
+    i64 n;
+    if (sizes.is_channels_last) {
+      n = i64(sizes.by_windows.divide(sizes.by_channels.divide(u64(index), channel), position));
+      plane = n * i64(sizes.by_channels.divisor) + i64(channel);
+    } else {
+      plane = i64(sizes.by_windows.divide(u64(index), position));
+      n = i64(sizes.by_channels.divide(u64(plane), channel));
+    }
     if (n >= sizes.batch) return false;
     split_index(u32(position), windows.by_counts, start);
 #pragma unroll
@@ -48,7 +55,8 @@ struct Place {
 
 // Computes  y = the largest x of each window, indices = where it lies in the whole input (row-major, or with a
 //           column-major spatial part); lowest and -1 for a window of padding alone
-// Shapes    x [batch, channels, spatial] by strides, y and indices [batch, channels, windows] dense
+// Shapes    x [batch, channels, spatial] by strides, y and indices [batch, channels, windows] dense, channels last where
+//           sizes say so
 // Grid      one thread per window: x = window / 256
 // Needs     nothing; indices may be null
 // Numerics  exact; the first of equal values stays, a NaN wins and the first NaN stays
@@ -82,7 +90,7 @@ __global__ void __launch_bounds__(256, 1)
 }
 
 // Computes  y = the mean of each window over its taps inside x, or inside x and its padding if counts_padding
-// Shapes    x [batch, channels, spatial] by strides, y [batch, channels, windows] dense
+// Shapes    x [batch, channels, spatial] by strides, y [batch, channels, windows] dense, channels last where sizes say so
 // Grid      one thread per window: x = window / 256
 // Needs     nothing
 // Numerics  taps in row-major order, half and bf16 in float, one division, rounded once; NaN for a window without a tap
@@ -121,7 +129,7 @@ __device__ inline float square_root(float x) { return sqrtf(x); }
 __device__ inline double square_root(double x) { return sqrt(x); }
 
 // Computes  y = (sum of |x| ** p over the taps inside x) ** (1 / p) of each window
-// Shapes    x [batch, channels, spatial] by strides, y [batch, channels, windows] dense
+// Shapes    x [batch, channels, spatial] by strides, y [batch, channels, windows] dense, channels last where sizes say so
 // Grid      one thread per window: x = window / 256
 // Needs     p of at least 1
 // Numerics  taps in row-major order, half and bf16 in float, rounded once; exact powers and roots for p = 1 and 2

@@ -140,6 +140,44 @@ def test_plan_runs_channels_last(gain: list[int], fused: bool) -> None:
     assert transposes == 4  # the ends, and what the convolutions' kernels make
 
 
+CASES: dict[str, tuple[str, dict[str, object], list[np.ndarray]]] = {
+    "max_pool": ("MaxPool", {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)}, []),
+    "average_pool": ("AveragePool", {"kernel_shape": (2, 3), "pads": (1, 0, 0, 1), "ceil_mode": 1}, []),
+    "lp_pool": ("LpPool", {"kernel_shape": (2, 2), "p": 2}, []),
+    "nearest": ("Resize", {"mode": "nearest"}, [np.float32([]), np.float32([1, 1, 2, 3])]),
+    "linear": ("Resize", {"mode": "linear"}, [np.float32([]), np.float32([1, 1, 2, 1.5])]),
+    "batch_norm": ("BatchNormalization", {}, [np.linspace(0.5, 2, 8, dtype=np.float32) for _ in range(4)]),
+    "clip": ("Clip", {}, [np.float32(-1), np.float32(5)]),
+    "power": ("Pow", {}, [np.float32(2)]),
+    "cast": ("Cast", {"to": 10}, []),
+    "where": ("Where", {}, []),
+    "concat": ("Concat", {"axis": 1}, []),
+    "split": ("Split", {"axis": 2, "num_outputs": 2}, []),
+    "identity": ("Identity", {}, []),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operators_follow(gain: list[int], name: str) -> None:
+    """Nothing is transposed but the ends, and what the kernels of the two convolutions read and write."""
+    kind, attributes, more = CASES[name]
+    graph = Builder()
+    x = graph.conv(graph.input("x", *SHAPE))
+    given = [x, *[graph.constant(array) for array in more]]
+    if kind == "Where":
+        given = [graph.op("Greater", x, graph.constant(np.float32(0))), x, graph.op("Neg", x)]
+    elif kind == "Concat":
+        given = [graph.op("Relu", x), graph.op("Neg", x)]
+    made, *_ = graph.nodes(build(kind, attributes), *given, count=2 if kind == "Split" else 1)
+    if kind == "Cast":
+        made = graph.node(build("Cast", {"to": 1}), made)
+    channels = 16 if kind == "Concat" else 8
+    last = graph.node(build("Conv", {}), made, graph.constant(weigh(8, channels)[:, :, :1, :1]))
+    got, expected, transposes = run(graph.graph(last), fused=False)
+    np.testing.assert_allclose(got[0], expected[0], rtol=2e-5, atol=1e-4)
+    assert transposes == 4
+
+
 def test_results_are_made_in_the_bytes_of_an_input(gain: list[int]) -> None:
     graph = Builder()
     made = graph.graph(graph.conv(graph.op("Neg", graph.op("Relu", graph.conv(graph.input("x", *SHAPE))))))

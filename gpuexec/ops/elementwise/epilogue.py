@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
-from gpuexec.ir.geometry import permute
+from gpuexec.ir.geometry import memory_axes, permute
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Slots, build
 from gpuexec.ir.spec import BFLOAT16, dtype_row
@@ -218,10 +218,7 @@ def make_epilogue(steps: Sequence[EpilogueStep], inputs: Slots, y: Slot) -> Epil
 
 def _find_order(y: Slot) -> tuple[int, ...]:
     """Return the axes of a dense result in the order in which they lie in memory."""
-    axes = range(y.spec.rank)
-    if y.is_contiguous:
-        return tuple(axes)
-    return tuple(sorted(axes, key=lambda axis: (y.shape[axis] > 1, -y.strides[axis])))
+    return tuple(range(y.spec.rank)) if y.is_contiguous else memory_axes(y.shape, y.strides)
 
 
 def _reorder(operand: Slot, order: tuple[int, ...]) -> Slot:

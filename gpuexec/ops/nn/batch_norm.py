@@ -14,12 +14,24 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    FormatUse,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, count_rows
+from gpuexec.ops.tensor.layout import in_order_of
 
 _SOURCE = "batch_norm.cu"
 _BLOCK = (BLOCK_THREADS, 1, 1)
@@ -56,6 +68,7 @@ class BatchNormalization(Operator):
     derivative = Derivative.PARTS
     has_blits = True
     epilogue_rank = 1
+    format_use = FormatUse.FOLLOWS
 
     def infer(
         self, x: TensorSpec, scale: TensorSpec, bias: TensorSpec, mean: TensorSpec, variance: TensorSpec
@@ -115,8 +128,17 @@ class BatchNormalization(Operator):
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the elementwise map; in training a block per channel measures first."""
-        slots = [emit.contiguous(slot) for slot in inputs if slot is not None]
-        (x, scale, bias, mean, variance), (y, *running) = slots, (*outputs, None, None)[:3]
+        (y, *running), given = (*outputs, None, None)[:3], [slot for slot in inputs if slot is not None]
+        order = None if y is None or y.is_contiguous else y  # channels last
+        if order is not None and self.training_mode:  # measured of row-major ones
+            made = emit.temp(order.shape, order.dtype)
+            self.lower(emit, inputs, (made, *running))
+            emit.copy(order, made)
+            return
+        x, scale, bias, mean, variance = (
+            emit.contiguous(slot) if order is None or slot is not inputs[0] else in_order_of(emit, slot, order)
+            for slot in given
+        )
         if self.training_mode:
             mean, variance = self._lower_measuring(emit, x, mean, variance, running)
         else:
@@ -133,6 +155,7 @@ class BatchNormalization(Operator):
                 f"normalize_channels<{', '.join(dtype_row(s.dtype).cuda for s in (x, parameters[0], parameters[2]))}>"
             )
         _, channels, inner = self._split(x.shape)
+        inner = inner if order is None else 1
         arguments: list[Argument] = [x, *parameters, y, np.int64(x.spec.size)]
         arguments += [pack_fast_div64(max(1, inner)), pack_fast_div64(max(1, channels)), np.float64(self.epsilon)]
         grid = (ceil_div(x.spec.size, _ELEMENTS_PER_BLOCK), 1, 1)

@@ -19,6 +19,7 @@ from gpuexec.ir.operator import (
     Array,
     Derivative,
     Emitter,
+    FormatUse,
     Operator,
     Out,
     Slots,
@@ -64,6 +65,7 @@ class MaxPool(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, windows...]`` for values and int64 indices.
@@ -117,6 +119,7 @@ class AveragePool(Operator):
     keeps_dtype = True
     derivative = Derivative.PARTS
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, windows...]``.
@@ -166,6 +169,7 @@ class LpPool(Operator):
     example = "float32[1,1,4,4] kernel_shape=(2,2)"
     keeps_dtype = True
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[batch, channels, windows...]``.
@@ -239,7 +243,8 @@ def _launch(emit: Emitter, name: str, x: Slot, outputs: Slots, windows: Windows,
             f"pooling expects channels of fewer than 2**31 elements and windows on a device, got {x} and {positions}."
         )
     divisors = pack_fast_div64(max(1, positions)) + pack_fast_div64(max(1, x.shape[1]))
-    sizes = divisors + struct.pack("<q", x.shape[0])
+    is_last = any(output is not None and not output.is_contiguous for output in outputs)
+    sizes = divisors + struct.pack("<2q", x.shape[0], is_last)
     arguments: list[Argument] = [x, *outputs, windows.pack(), pack_strides(x.strides), sizes, np.int32(option)]
     blocks = ceil_div(positions * prod(x.shape[:2]), _THREADS)
     writes = [i for i, output in enumerate(outputs, 1) if output is not None]

@@ -24,6 +24,7 @@ from gpuexec.ir.operator import (
     Array,
     Derivative,
     Emitter,
+    FormatUse,
     KnownInput,
     Operator,
     Out,
@@ -110,6 +111,7 @@ class Concat(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(self, *inputs: TensorSpec) -> tuple[TensorSpec, ...]:
         """Add the extents of the axis."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuexec.errors import InputError
+from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import (
     broadcast,
@@ -51,6 +51,23 @@ def window(slot: Slot, shape: Sequence[int], strides: Sequence[int], offset: int
     """Return another view of a slot's bytes, ``offset`` elements after its first element."""
     spec = slot.spec.with_shape(tuple(shape))
     return Slot(slot.buffer, slot.offset_bytes + offset * slot.dtype.itemsize, spec, tuple(strides))
+
+
+def in_order_of(emit: Emitter, x: Slot, y: Slot) -> Slot:
+    """Return x, or a copy of it, with its elements in memory as those of y, which is of its shape and dense.
+
+    Raises:
+        PlanError: At the upper end of the size class they lie so, at this size they don't.
+    """
+    is_alike = x.order is not None and x.order == y.order
+    if emit.choose(is_alike):
+        if not is_alike:
+            raise PlanError(f"{x} does not lie as {y}, as it does at the upper end.")
+        return x
+    made = emit.temp(x.shape, x.dtype)
+    copy = Slot(made.buffer, made.offset_bytes, made.spec, y.strides)
+    emit.copy(copy, x)
+    return copy
 
 
 def reshaped(emit: Emitter, slot: Slot, shape: Sequence[int]) -> Slot:

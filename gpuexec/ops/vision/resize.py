@@ -17,10 +17,21 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
-from gpuexec.ir.geometry import ceil_div, normalize_axes
+from gpuexec.ir.geometry import ceil_div, memory_axes, normalize_axes
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    FormatUse,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import require_floats, require_ints
 from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div64
@@ -67,6 +78,7 @@ class Resize(Operator):
     derivative = Derivative.RULE
     fixed_inputs = (1, 2, 3)
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(
         self,
@@ -260,16 +272,16 @@ def _sample(x: Array, table: AxisTable) -> Array:
 
 
 def _merge_axes(
-    shape: Sequence[int], strides: Sequence[int], tables: Sequence[AxisTable]
+    axes: Sequence[int], shape: Sequence[int], strides: Sequence[int], tables: Sequence[AxisTable]
 ) -> list[tuple[int, int, int]]:
-    """Return (extent, stride, level) of the axes to walk, outermost first; level is -1 for axes that don't change.
+    """Return (extent, stride, level) of axes to walk, outermost first; level is -1 for axes that don't change.
 
     Neighbours that do not change and are walked as one are joined, by strides of the input.
     """
     levels = {table.axis: level for level, table in enumerate(tables)}
     merged: list[tuple[int, int, int]] = []
-    for axis, (extent, stride) in enumerate(zip(shape, strides)):
-        level = levels.get(axis, -1)
+    for axis in axes:
+        extent, stride, level = shape[axis], strides[axis], levels.get(axis, -1)
         if level < 0 and extent == 1:
             continue
         if merged and level < 0 and merged[-1][2] < 0 and merged[-1][1] == stride * extent:
@@ -280,7 +292,8 @@ def _merge_axes(
 
 
 def _pack_axes(x: Slot, y: Slot, tables: Sequence[AxisTable]) -> bytes:
-    merged = _merge_axes(y.shape, x.strides, tables)
+    axes = range(y.spec.rank) if y.is_contiguous else memory_axes(y.shape, y.strides)
+    merged = _merge_axes(axes, y.shape, x.strides, tables)
     if len(merged) > MAX_RANK:
         raise InputError(
             f"Resize expects at most {MAX_RANK} axes that can't be joined on a device, got {len(merged)} of {x}."
