@@ -153,6 +153,7 @@ CASES: dict[str, tuple[str, dict[str, object], list[np.ndarray]]] = {
     "where": ("Where", {}, []),
     "concat": ("Concat", {"axis": 1}, []),
     "split": ("Split", {"axis": 2, "num_outputs": 2}, []),
+    "pad": ("Pad", {"mode": "reflect"}, [np.int64([0, 0, 1, 2, 0, 0, 0, 1])]),
     "identity": ("Identity", {}, []),
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.reduce import reduce_host as host
@@ -28,6 +28,7 @@ class GlobalPool(Operator):
     flops_per_input = 1
     keeps_dtype = True
     has_blits = True
+    format_use = FormatUse.ANY
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return ``[n, channels, 1, ...]``.

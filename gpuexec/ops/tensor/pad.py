@@ -12,7 +12,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.containers import make_blank
-from gpuexec.ir.geometry import ceil_div, normalize_axes
+from gpuexec.ir.geometry import ceil_div, memory_axes, normalize_axes
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
@@ -20,6 +20,7 @@ from gpuexec.ir.operator import (
     Array,
     Derivative,
     Emitter,
+    FormatUse,
     KnownInput,
     Operator,
     Out,
@@ -71,6 +72,7 @@ class Pad(Operator):
     derivative = Derivative.RULE
     fixed_inputs = (2,)
     has_blits = True
+    format_use = FormatUse.FOLLOWS
 
     def infer(
         self,
@@ -149,11 +151,13 @@ def launch_pad(emit: Emitter, x: Slot, constant: Slot | None, y: Slot, plan: Seq
     """Launch one thread per element of ``y``, which shows ``x`` by the plan, and else the constant (None: 0)."""
     start = sum(axis.first * stride for axis, stride in zip(plan, x.strides, strict=True)) if x.spec.size else 0
     shown = window(x, [axis.extent for axis in plan], x.strides, start)
+    axes = range(y.spec.rank) if y.is_contiguous else memory_axes(y.shape, y.strides)
+    packed = _pack([plan[axis] for axis in axes], [x.strides[axis] for axis in axes], y.spec.size, mode)
     emit.launch(
         Kernel("pad.cu", f"pad<{_TYPES[x.dtype.itemsize]}>"),
         (max(1, ceil_div(y.spec.size, _THREADS)), 1, 1),
         (_THREADS, 1, 1),
-        [shown, _constant_slot(emit, constant, x.dtype), y, _pack(plan, x.strides, y.spec.size, mode)],
+        [shown, _constant_slot(emit, constant, x.dtype), y, packed],
         writes=[2],
     )
 
