@@ -1,4 +1,4 @@
-// MatMul and Gemm, operands by strides: products of all types but float, and of float with narrow weights.
+// MatMul and Gemm, operands by strides: products of all types, of narrow weights, and of floats that are beyond 32 bits.
 #include "dependent_launch.cuh"
 #include "epilogue.cuh"
 #include "narrow_loader.cuh"

@@ -28,17 +28,9 @@ FAR = 2**31
 # Tables as long as an axis are made while planning: only axes that have none are enlarged.
 TABLES = {"Resize": (0,)}
 _GRID = re.compile(r"grid .* is outside 1 to")
-PRODUCTS = (
-    *("Einsum", "GRU", "Gemm", "LSTM", "MatMul", "QLinearMatMul", "RNN"),
-    *("gpuexec.FusedEinsum", "gpuexec.FusedFusedMatMul", "gpuexec.FusedGemm", "gpuexec.FusedMatMul"),
-    *("com.microsoft.Attention", "com.microsoft.FusedGemm", "com.microsoft.FusedMatMul"),
-    *("com.microsoft.FusedMatMulActivation", "com.microsoft.GatedRelativePositionBias", "com.microsoft.GemmFastGelu"),
-    *("com.microsoft.PackedAttention", "com.microsoft.QOrderedAttention"),
-)
 # Operators whose kernels count in 32 bits what no model comes near, and what that is.
 NARROW = {
     "gpuexec.NarrowConvTranspose": "channels of the input, or strides over those of the weight",
-    **dict.fromkeys(PRODUCTS, "rows, columns or the inner extent of a product of float"),
 }
 Shapes = dict[int, tuple[int, ...]]
 

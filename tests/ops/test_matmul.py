@@ -10,8 +10,10 @@ import pytest
 from gpuexec.errors import InputError
 from gpuexec.ir import operator as gx_operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row
+from gpuexec.ops.linalg import matmul_launch
 from gpuexec.ops.linalg.matmul import multiply
 from gpuexec.ops.linalg.matmul_launch import DTYPES
+from tests.ops.direct import DirectEmitter
 from tests.ops.harness import Case, run_case
 
 Array = np.ndarray[Any, Any]
@@ -159,6 +161,24 @@ VIEWS = [
 def test_views(checks: str, case: Case) -> None:
     """Inputs keep their strides."""
     run_case(case, checks)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3, 20), (20, 9)), ((30, 20), (20, 3)), ((70, 9), (9, 67)), ((2, 1, 7, 5), (3, 5, 16))]
+)
+def test_products_beyond_32_bits_take_the_kernel_of_64(
+    monkeypatch: pytest.MonkeyPatch, shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    a, b = (make(seed, *shape) for seed, shape in enumerate(shapes))
+    found = []
+    for extent in (2**31 - 2**16, 16):  # the second as if 32 bits held so much
+        monkeypatch.setattr(matmul_launch, "_MAX_EXTENT", extent)
+        emit = DirectEmitter()
+        y = emit.fresh((a @ b).shape, np.float32)
+        gx_operator.build("MatMul", {}).lower(emit, (emit.slot(a), emit.slot(b)), (y,))
+        np.testing.assert_allclose(emit.read(y), a @ b, rtol=1e-5, atol=1e-5)
+        found += [kernel.source for kernel, _ in emit.launches]
+    assert found[0] in ("simt_gemm.cu", "gemv.cu") and found[1:] == ["matmul.cu"]
 
 
 def test_gemm_ignores_c_when_beta_is_zero(checks: str) -> None:

@@ -104,7 +104,7 @@ _VECTORS_AIM = "12 integer instructions, of which the place of a thread in an in
 # By file and kernel name, or by one instance of it.
 GATES: Mapping[str, Gate] = {
     # Products.
-    **_products("matmul.cu:gemm<{t}>", _HALVES, share=0.61, integers=104, instructions=3300, aim=_GEMM_AIM),
+    **_products("matmul.cu:gemm<{t}>", _FLOATS, share=0.61, integers=104, instructions=3300, aim=_GEMM_AIM),
     **_products(
         "matmul.cu:gemm<{t}, const {t}*, const {t}*, Steps>", _HALVES,
         share=0.61, integers=104, instructions=6400, calls=41, aim=_GEMM_AIM,

@@ -57,7 +57,7 @@ _KERNELS = {
     "norm.cu": {"normalize_rows": 2},
     "batch_norm.cu": {"normalize_channels": 3},
 }
-_WITHOUT_FLOAT = ("matmul.cu",)  # `instantiate_finished` lists the kernels of products of float
+_WITHOUT_FLOAT = ("matmul.cu",)  # which takes products of float that are beyond the numbers of an epilogue
 _NARROW = {
     "conv.cu": ("conv_gemm_narrow", "conv_direct_narrow", "conv_transpose_narrow"),
     "matmul.cu": ("gemm_narrow",),

@@ -1,8 +1,9 @@
 """Launches of matrix products: strided and batched operands, alpha, beta and an addend.
 
 A product of float takes tiles of ``simt_gemm.cu``, or up to eight rows at once of ``gemv.cu``; which, is decided for a
-size class (`gpuexec.ops.lib.slices`). Other types and narrow weights take ``matmul.cu``, where a block makes a tile of
-64 x 64, or of 4 x 8 where there are few rows. A product with few columns is made as that of the transposed.
+size class (`gpuexec.ops.lib.slices`). Other types, narrow weights, and floats whose extents 32 bits don't hold take
+``matmul.cu``, where a block makes a tile of 64 x 64, or of 4 x 8 where there are few rows. A product with few columns
+is made as that of the transposed.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ _FLOAT = np.dtype(np.float32)
 _VECTOR = 4  # elements of 16 bytes
 # Strides in elements that the loaders of simt_tile.cuh step by.
 _MAX_OUTER_STRIDE, _MAX_INNER_STRIDE = 2**23, 2**27
+# Extents of SimtGemm, 32-bit numbers that a block adds its own places to.
+_MAX_EXTENT = 2**31 - 2**16
+_MAX_ROW_BLOCKS = 65535  # of a grid, along its z axis
 _GEMV_THREADS, _GEMV_BLOCKS = 256, 2  # of a block of gemv.cu, and blocks of a multiprocessor
 # Forms of a product of float, as a size class chooses one.
-_TILED, _ALONG_K, _ALONG_COLUMNS = range(3)
+_TILED, _ALONG_K, _ALONG_COLUMNS, _LONG = range(4)
 
-instantiate("matmul.cu", [f"gemm<{dtype_row(dtype).cuda}>" for dtype in DTYPES if dtype != _FLOAT])
-instantiate("pixel/matmul.cu", ["draw_gemm<float>"])  # whose kernel is of no use where there are no textures
+instantiate("matmul.cu", [f"gemm<{dtype_row(dtype).cuda}>" for dtype in DTYPES])
 instantiate("matmul.cu", [f"gemm_narrow<{types}>" for types in NARROW_TYPES])
 instantiate_finished(_FLOAT, [Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}>") for tile in TILES])
 instantiate_finished(
@@ -96,6 +99,12 @@ class Product:
         """Whether the loaders of tiles step so far; kernels for few rows step anywhere."""
         outer = max(abs(self.a[0]), abs(self.b[1]))
         return outer < _MAX_OUTER_STRIDE and max(abs(self.a[1]), abs(self.b[0])) < _MAX_INNER_STRIDE
+
+    @property
+    def fits_simt(self) -> bool:
+        """Whether the numbers of ``SimtGemm`` hold its extents, and a grid the rows of kernels for few."""
+        has_row_blocks = ceil_div(self.extents[0], GEMV_ROWS[-1]) <= _MAX_ROW_BLOCKS or self.fits_tiles
+        return has_row_blocks and max(*self.extents, *self.batch) < _MAX_EXTENT
 
     def is_wide(self, slot: Slot, unit: int, extent: int, pitch: int, walk: tuple[int, ...]) -> bool:
         """Return whether an operand is copied 16 bytes at a time: dense along one axis, and all else aligned.
@@ -190,6 +199,9 @@ def _launch_simt(emit: Emitter, product: Product) -> None:
     turned = _turn(product, GEMV_ROWS[-1])
     form, is_turned = divmod(emit.choose(2 * _find_form(turned) + (turned is not product)), 2)
     product = product.transposed if is_turned else product
+    if form == _LONG:
+        _launch_any(emit, product)
+        return
     if form != _TILED:
         _launch_gemv(emit, product, is_along_k=form == _ALONG_K)
         return
@@ -279,6 +291,8 @@ def _turn(product: Product, few: int) -> Product:
 
 def _find_form(product: Product) -> int:
     """Return the form of a product of float."""
+    if not product.fits_simt:
+        return _LONG
     if product.extents[0] > GEMV_ROWS[-1] and product.fits_tiles:
         return _TILED
     is_along_k = product.b[0] == 1 and (product.b[1] != 1 or product.extents[1] == 1)
