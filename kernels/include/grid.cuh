@@ -42,3 +42,11 @@ __device__ inline bool last_block(unsigned* counter, unsigned blocks) {
   }
   return __syncthreads_or(is_last) != 0;
 }
+
+// The same number, of which the compiler knows nothing: what is made of it behind a loop is not kept through the loop.
+__device__ inline int opaque(int number) {
+#ifndef GPUEXEC_SIM
+  asm volatile("" : "+r"(number));
+#endif
+  return number;
+}

@@ -10,6 +10,11 @@ struct Scales {
   const i8* zero;
 };
 
+// The strides of scales and zero points of a matrix, in elements; 0 along an axis they don't vary over, and along batches.
+struct ScaleSteps {
+  i64 inner, column;
+};
+
 template <class T, class W>
 __device__ inline Acc<T> widen_weight(W q, const Scales<T>& scales, i64 place) {
   if constexpr (kIsFloat<W>) {

@@ -78,14 +78,6 @@ struct SlabRange {
   }
 };
 
-// The same number, of which the compiler knows nothing: what is made of it behind a loop is not kept through the loop.
-__device__ inline int opaque(int number) {
-#ifndef GPUEXEC_SIM
-  asm volatile("" : "+r"(number));
-#endif
-  return number;
-}
-
 // The element that lies count * step bytes behind another, by one IMAD.WIDE. The assembler takes two instructions where it
 // knows the count, so a count of 1 comes as opaque(1).
 template <class T>

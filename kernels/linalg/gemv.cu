@@ -1,11 +1,14 @@
-// Products of up to eight rows with a matrix, of float: the matrix is read once, 16 bytes a lane.
+// Products of up to eight rows with a matrix, of float or of narrow weights: the matrix is read once, 16 bytes a lane.
 #include "dependent_launch.cuh"
 #include "grid.cuh"
+#include "narrow_vector.cuh"
 #include "simt_product.cuh"
 
 constexpr int kGemvThreads = 256, kWarps = kGemvThreads / 32;
 constexpr int kWarpColumns = 4;  // of gemv_along_k
-constexpr int kLaneWidth = 4, kStep = 32 * kLaneWidth;  // k of a lane and of a warp in a step of gemv_along_k
+// k of a lane in a step of gemv_along_k: 16 bytes, but where eight rows leave no registers for so many.
+template <class W, int Rows>
+constexpr int kLaneWidth = sizeof(W) == 1 && Rows == 8 ? 8 : 16 / sizeof(W);
 constexpr unsigned kFullMask = 0xffffffffu;
 // Loads of the matrix that a thread of gemv_along_columns has under way: 2 blocks x 256 threads x 16 bytes = 8 KB on a
 // multiprocessor for each. Those of gemv_along_k come by kWarpColumns: 32 KB for each step.
@@ -14,17 +17,21 @@ constexpr int kLoads = Rows <= 4 ? 8 : 4;
 template <int Rows>
 constexpr int kSteps = Rows <= 4 ? 2 : 1;
 
+// Fours of a lane's k that gemv_along_k has side by side: of more, many rows would spill.
+template <class W, int Rows>
+constexpr int kUnrolled = Rows >= 4 ? 1 : 4;
+
 // The batch, columns and rows of a block: x = batch * column blocks + column block, z = row block. Without slices,
 // `number` tells blocks apart.
 struct GemvPlace {
   u32 batch, number;
   int first_column, first_row;
 
-  __device__ GemvPlace(const SimtGemm& gemm, int block_columns, int block_rows) {
+  __device__ GemvPlace(const SimtGemm& gemm, int block_columns, int block_rows, u32 block = blockIdx.x) {
     const u32 column_blocks = (u32(gemm.columns) + block_columns - 1) / block_columns;
-    batch = blockIdx.x / column_blocks;
-    number = blockIdx.z * gridDim.x + blockIdx.x;
-    first_column = int(blockIdx.x - batch * column_blocks) * block_columns;
+    batch = block / column_blocks;
+    number = blockIdx.z * gridDim.x + block;
+    first_column = int(block - batch * column_blocks) * block_columns;
     first_row = int(blockIdx.z) * block_rows;
   }
 
@@ -90,39 +97,48 @@ __device__ inline float sum_over_lanes(float (&values)[Count], int lane) {
 
 // What a warp of gemv_along_k reads: kWarpColumns columns of the matrix, and the rows. Beyond the last column and row it
 // reads the last.
-template <int Rows>
+template <class W, int Rows>
 struct WarpOperands {
-  const float* columns[kWarpColumns];
+  static constexpr int kLane = kLaneWidth<W, Rows>, kStep = 32 * kLane;  // k of a lane and of a warp in a step
+  const W* columns[kWarpColumns];
   const float* rows[Rows];
+  LineScale<W> scales[kWarpColumns];
   i64 a_inner, b_inner;
   int inner;
 
-  // Adds the products of Steps steps, which are 128 of k each: a lane's are four neighbours from `k` on. Where not IsWhole,
-  // those beyond `inner` count as 0.
+  // Adds the products of Steps steps: of each a lane's k are neighbours, from `k` on. Where not IsWhole, those beyond
+  // `inner` count as 0.
   template <int Steps, bool IsWhole>
   __device__ void add_vectors(int k, float (&sums)[Rows * kWarpColumns]) const {
-    float w[Steps][kWarpColumns][kLaneWidth] = {};
+    NarrowVector<W, kLane> w[Steps][kWarpColumns] = {};
 #pragma unroll
     for (int s = 0; s < Steps; ++s) {
       if (!IsWhole && k + s * kStep >= inner) break;
 #pragma unroll
-      for (int c = 0; c < kWarpColumns; ++c) {
-        const float4 four = __ldcs(reinterpret_cast<const float4*>(columns[c] + k + s * kStep));
-        w[s][c][0] = four.x, w[s][c][1] = four.y, w[s][c][2] = four.z, w[s][c][3] = four.w;
-      }
+      for (int c = 0; c < kWarpColumns; ++c) w[s][c].stream(columns[c] + k + s * kStep);
     }
 #pragma unroll
     for (int s = 0; s < Steps; ++s) {
       if (!IsWhole && k + s * kStep >= inner) break;
-#pragma unroll
-      for (int row = 0; row < Rows; ++row) {
-        const Vec<float, kLaneWidth> own = load_vec<kLaneWidth>(rows[row] + k + s * kStep);
+#pragma unroll kUnrolled<W, Rows>
+      for (int first = 0; first < kLane; first += 4) {
+        float wide[kWarpColumns][4];
 #pragma unroll
         for (int c = 0; c < kWarpColumns; ++c) {
 #pragma unroll
-          for (int i = 0; i < kLaneWidth; ++i) {
-            float& sum = sums[row * kWarpColumns + c];
-            sum = fmaf(own.lanes[i], w[s][c][i], sum);
+          for (int i = 0; i < 4; ++i) wide[c][i] = scales[c].widen_weight(w[s][c], i);
+          w[s][c].drop_four();
+        }
+#pragma unroll
+        for (int row = 0; row < Rows; ++row) {
+          const Vec<float, 4> own = load_vec<4>(rows[row] + k + s * kStep + first);
+#pragma unroll
+          for (int c = 0; c < kWarpColumns; ++c) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              float& sum = sums[row * kWarpColumns + c];
+              sum = fmaf(own.lanes[i], wide[c][i], sum);
+            }
           }
         }
       }
@@ -131,12 +147,12 @@ struct WarpOperands {
 
   // The same for one step of operands that are not read as vectors, in the same order.
   __device__ void add_elements(int k, float (&sums)[Rows * kWarpColumns]) const {
-    const int end = k + kLaneWidth < inner ? k + kLaneWidth : inner;
+    const int end = k + kLane < inner ? k + kLane : inner;
 #pragma unroll 1
     for (; k < end; ++k) {
       float w[kWarpColumns];
 #pragma unroll
-      for (int c = 0; c < kWarpColumns; ++c) w[c] = __ldg(columns[c] + k * b_inner);
+      for (int c = 0; c < kWarpColumns; ++c) w[c] = scales[c].widen_weight(columns[c][k * b_inner]);
 #pragma unroll
       for (int row = 0; row < Rows; ++row) {
         const float own = rows[row][k * a_inner];
@@ -159,16 +175,66 @@ struct WarpOperands {
       const int whole_end = end < inner / kStep ? end : inner / kStep;
 #pragma unroll 1
       for (; step + kSteps<Rows> <= whole_end; step += kSteps<Rows>) {
-        add_vectors<kSteps<Rows>, true>(step * kStep + kLaneWidth * lane, sums);
+        add_vectors<kSteps<Rows>, true>(step * kStep + kLane * lane, sums);
       }
 #pragma unroll 1
-      for (; step < end; ++step) add_vectors<1, false>(step * kStep + kLaneWidth * lane, sums);
+      for (; step < end; ++step) add_vectors<1, false>(step * kStep + kLane * lane, sums);
     } else {
 #pragma unroll 1
-      for (; step < end; ++step) add_elements(step * kStep + kLaneWidth * lane, sums);
+      for (; step < end; ++step) add_elements(step * kStep + kLane * lane, sums);
     }
   }
 };
+
+// The work of a block of gemv_along_k and gemv_along_k_narrow. Waits before it reads any operand.
+template <int Rows, class W, class Wait, class Finish>
+__device__ inline void multiply_along_k(const float* a, const W* b, const float* c, float* y, const SimtGemm& gemm,
+                                        float* scratch, unsigned* counters, const Scales<float>& scales, i64 scale_step,
+                                        const Wait& wait, const Finish& finish) {
+  constexpr int kSums = Rows * kWarpColumns;
+  __shared__ alignas(16) float partial[kWarps][kSums];
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int folds = gemm.lanes, block_columns = kWarps / folds * kWarpColumns;
+  const GemvPlace place(gemm, block_columns, Rows);
+  a += gemm.find_offset(place.batch, gemm.a_batch);
+  b += gemm.find_offset(place.batch, gemm.b_batch);
+  WarpOperands<W, Rows> operands;
+  operands.a_inner = gemm.a_inner;
+  operands.b_inner = gemm.b_inner;
+  operands.inner = gemm.inner;
+#pragma unroll
+  for (int row = 0; row < Rows; ++row) operands.rows[row] = place.find_row(a, row, gemm);
+  wait();
+#pragma unroll
+  for (int j = 0; j < kWarpColumns; ++j) {
+    const int column = place.first_column + warp / folds * kWarpColumns + j;
+    const int inside = column < gemm.columns ? column : gemm.columns - 1;
+    operands.columns[j] = b + inside * gemm.b_column;
+    operands.scales[j] = LineScale<W>(scales, inside * scale_step);
+  }
+  const int parts = int(gridDim.y) * folds, part = int(blockIdx.y) * folds + warp % folds;
+  float sums[kSums];
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
+  if ((gemm.wide & kWideA) && (gemm.wide & kWideB)) operands.template add_part<true>(part, parts, lane, sums);
+  else operands.template add_part<false>(part, parts, lane, sums);
+  const float sum = sum_over_lanes(sums, lane);
+  const int groups = kWarps / folds;  // of four columns
+  if (lane % (32 / kSums) == 0) partial[warp % folds * groups + warp / folds][lane / (32 / kSums)] = sum;
+  __syncthreads();
+
+  const GemvPlace end(gemm, block_columns, Rows, opaque(blockIdx.x));  // found again: there are no registers to keep it
+  const int group = thread / Rows, row = thread % Rows;
+  const bool has_value = group < groups;
+  float value[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  for (int fold = 0; has_value && fold < folds; ++fold) {
+    const Vec<float, 4> four = load_vec<4>(&partial[fold * groups + group][row * kWarpColumns]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) value[j] += four.lanes[j];
+  }
+  finish_block<Rows>(value, has_value, row, end.first_column + group * kWarpColumns, block_columns, end, gemm, c, y,
+                     scratch, counters, finish);
+}
 
 // Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent
 // Shapes    a [..., rows, inner], b [..., inner, columns] dense along inner, c [rows, columns], y [..., rows, columns],
@@ -186,95 +252,153 @@ __global__ void __launch_bounds__(kGemvThreads, 2)
     gemv_along_k(const float* __restrict__ a, const float* __restrict__ b, const float* __restrict__ c,
                  float* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
                  Epilogue... epilogue) {
-  constexpr int kSums = Rows * kWarpColumns;
-  __shared__ alignas(16) float partial[kWarps][kSums];
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int folds = gemm.lanes, block_columns = kWarps / folds * kWarpColumns;
-  const GemvPlace place(gemm, block_columns, Rows);
-  a += gemm.find_offset(place.batch, gemm.a_batch);
-  b += gemm.find_offset(place.batch, gemm.b_batch);
-  WarpOperands<Rows> operands;
-  operands.a_inner = gemm.a_inner;
-  operands.b_inner = gemm.b_inner;
-  operands.inner = gemm.inner;
-#pragma unroll
-  for (int row = 0; row < Rows; ++row) operands.rows[row] = place.find_row(a, row, gemm);
-#pragma unroll
-  for (int j = 0; j < kWarpColumns; ++j) {
-    const int column = place.first_column + warp / folds * kWarpColumns + j;
-    operands.columns[j] = b + (column < gemm.columns ? column : gemm.columns - 1) * gemm.b_column;
-  }
-  const int parts = int(gridDim.y) * folds, part = int(blockIdx.y) * folds + warp % folds;
-  float sums[kSums];
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
-  wait_for_predecessors();
-  launch_dependents();
-  if ((gemm.wide & kWideA) && (gemm.wide & kWideB)) operands.template add_part<true>(part, parts, lane, sums);
-  else operands.template add_part<false>(part, parts, lane, sums);
-  const float sum = sum_over_lanes(sums, lane);
-  const int groups = kWarps / folds;  // of four columns
-  if (lane % (32 / kSums) == 0) partial[warp % folds * groups + warp / folds][lane / (32 / kSums)] = sum;
-  __syncthreads();
-
-  const int group = thread / Rows, row = thread % Rows;
-  const bool has_value = group < groups;
-  float value[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (int fold = 0; has_value && fold < folds; ++fold) {
-    const Vec<float, 4> four = load_vec<4>(&partial[fold * groups + group][row * kWarpColumns]);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) value[j] += four.lanes[j];
-  }
-  finish_block<Rows>(value, has_value, row, place.first_column + group * kWarpColumns, block_columns, place, gemm, c, y,
-                     scratch, counters, finish_by<float>(epilogue...));
+  const auto wait = [] {
+    wait_for_predecessors();
+    launch_dependents();
+  };
+  multiply_along_k<Rows>(a, b, c, y, gemm, scratch, counters, {}, 0, wait, finish_by<float>(epilogue...));
 }
 
-// Four neighbouring columns of the matrix; beyond the last one it reads the last.
-struct FourColumns {
-  const float* first;
-  i64 steps[4];  // from the first to each
+// Computes  what gemv_along_k computes, b narrow: value (b - zero) * scale, rounded to float
+// Shapes    as gemv_along_k; scale and zero [columns], or one element where scale_step is 0
+// Grid      as gemv_along_k
+// Needs     as gemv_along_k, but of b and its strides, and of inner, multiples of 16 bytes of weights. scale (of half
+//           weights) and zero may be null
+// Numerics  as gemv_along_k of the widened b, with more neighbouring k to a lane
+template <int Rows, class W, class... Epilogue>
+__global__ void __launch_bounds__(kGemvThreads, 2)
+    gemv_along_k_narrow(const float* __restrict__ a, const W* __restrict__ b, const float* __restrict__ c,
+                        float* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
+                        const float* __restrict__ scale, const i8* __restrict__ zero, i64 scale_step, Epilogue... epilogue) {
+  const auto wait = [] {
+    wait_for_predecessors();
+    launch_dependents();
+  };
+  multiply_along_k<Rows>(a, b, c, y, gemm, scratch, counters, {scale, zero}, scale_step, wait,
+                         finish_by<float>(epilogue...));
+}
 
-  __device__ FourColumns(const float* b, int column, const SimtGemm& gemm) {
-    const int inside = column < gemm.columns ? column : gemm.columns - ((gemm.wide & kWideB) ? 4 : 1);
+// Columns of the matrix that a thread of gemv_along_columns has.
+template <class W, int Rows>
+constexpr int kColumnWidth = sizeof(W) == 4 || Rows > 4 ? 4 : 8;
+
+// Neighbouring columns of the matrix; beyond the last one it reads the last.
+template <class W, int Width>
+struct ThreadColumns {
+  const W* first;
+  i64 steps[Width];  // from the first to each
+  LineScale<W> scales[Width];
+
+  __device__ ThreadColumns(const W* b, int column, const SimtGemm& gemm, const Scales<float>& weight_scales,
+                           i64 scale_step) {
+    const int inside = column < gemm.columns ? column : gemm.columns - ((gemm.wide & kWideB) ? Width : 1);
     first = b + inside * gemm.b_column;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      steps[j] = (inside + j < gemm.columns ? j : gemm.columns - 1 - inside) * gemm.b_column;
-    }
-  }
-
-  template <bool IsWide>
-  __device__ void load(i64 offset, float (&four)[4]) const {
-    if constexpr (IsWide) {
-      const float4 loaded = __ldcs(reinterpret_cast<const float4*>(first + offset));
-      four[0] = loaded.x, four[1] = loaded.y, four[2] = loaded.z, four[3] = loaded.w;
-    } else {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) four[j] = first[offset + steps[j]];
+    for (int j = 0; j < Width; ++j) {
+      const int own = inside + j < gemm.columns ? j : gemm.columns - 1 - inside;
+      steps[j] = own * gemm.b_column;
+      scales[j] = LineScale<W>(weight_scales, (inside + own) * scale_step);
     }
   }
 };
 
 // Adds the products of k = first, first + step, ... below `end`, Loads of them at a time.
-template <int Rows, int Loads, bool IsWide>
-__device__ inline int add_every(const float* const (&rows)[Rows], const FourColumns& columns, const SimtGemm& gemm,
-                                int k, int step, int end, float (&sums)[Rows][4]) {
+template <int Rows, int Loads, bool IsWide, class W, int Width>
+__device__ inline int add_every(const float* const (&rows)[Rows], const ThreadColumns<W, Width>& columns,
+                                const SimtGemm& gemm, int k, int step, int end, float (&sums)[Rows][Width]) {
 #pragma unroll 1
   for (; k + (Loads - 1) * step < end; k += Loads * step) {
-    float w[Loads][4];
-#pragma unroll
-    for (int i = 0; i < Loads; ++i) columns.load<IsWide>((k + i * step) * gemm.b_inner, w[i]);
+    NarrowVector<W, Width> w[Loads];
+    W single[Width];
 #pragma unroll
     for (int i = 0; i < Loads; ++i) {
+      const W* source = columns.first + (k + i * step) * gemm.b_inner;
+      if constexpr (IsWide) {
+        w[i].stream(source);
+      } else {
+#pragma unroll
+        for (int j = 0; j < Width; ++j) single[j] = source[columns.steps[j]];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < Loads; ++i) {
+      float wide[Width];
+#pragma unroll
+      for (int j = 0; j < Width; ++j) {
+        if constexpr (IsWide) wide[j] = columns.scales[j].widen_weight(w[i], j);
+        else wide[j] = columns.scales[j].widen_weight(single[j]);
+      }
 #pragma unroll
       for (int row = 0; row < Rows; ++row) {
         const float own = rows[row][(k + i * step) * gemm.a_inner];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sums[row][j] = fmaf(own, w[i][j], sums[row][j]);
+        for (int j = 0; j < Width; ++j) sums[row][j] = fmaf(own, wide[j], sums[row][j]);
       }
     }
   }
   return k;
+}
+
+// The work of a block of gemv_along_columns and gemv_along_columns_narrow. Waits before it reads any operand.
+template <int Rows, class W, class Wait, class Finish>
+__device__ inline void multiply_along_columns(const float* a, const W* b, const float* c, float* y, const SimtGemm& gemm,
+                                              float* scratch, unsigned* counters, const Scales<float>& scales,
+                                              i64 scale_step, const Wait& wait, const Finish& finish) {
+  constexpr int kWidth = kColumnWidth<W, Rows>;
+  __shared__ alignas(16) float partial[kWarps][Rows][32 * kWidth];
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int lanes = gemm.lanes, block_columns = kWidth * lanes;
+  const GemvPlace place(gemm, block_columns, Rows);
+  a += gemm.find_offset(place.batch, gemm.a_batch);
+  b += gemm.find_offset(place.batch, gemm.b_batch);
+  const float* rows[Rows];
+#pragma unroll
+  for (int row = 0; row < Rows; ++row) rows[row] = place.find_row(a, row, gemm);
+  wait();
+  const ThreadColumns<W, kWidth> columns(b, place.first_column + kWidth * (lane % lanes), gemm, scales, scale_step);
+  const int slices = gridDim.y, step = kGemvThreads / lanes;
+  const int first = int(i64(gemm.inner) * blockIdx.y / slices) + thread / lanes;
+  const int end = int(i64(gemm.inner) * (blockIdx.y + 1) / slices);
+  float sums[Rows][kWidth];
+#pragma unroll
+  for (int row = 0; row < Rows; ++row) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sums[row][j] = 0.0f;
+  }
+  if (gemm.wide & kWideB) {
+    const int k = add_every<Rows, kLoads<Rows>, true>(rows, columns, gemm, first, step, end, sums);
+    add_every<Rows, 1, true>(rows, columns, gemm, k, step, end, sums);
+  } else {
+    add_every<Rows, 1, false>(rows, columns, gemm, first, step, end, sums);
+  }
+#pragma unroll
+  for (int row = 0; row < Rows; ++row) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      for (int offset = 16; offset >= lanes; offset /= 2) {
+        sums[row][j] += __shfl_xor_sync(kFullMask, sums[row][j], offset);
+      }
+    }
+    if (lane < lanes) {
+#pragma unroll
+      for (int j = 0; j < kWidth; j += 4) {
+        store_vec(&partial[warp][row][kWidth * lane + j],
+                  Vec<float, 4>{{sums[row][j], sums[row][j + 1], sums[row][j + 2], sums[row][j + 3]}});
+      }
+    }
+  }
+  __syncthreads();
+
+  const int groups = block_columns / 4, group = thread % groups, row = thread / groups;
+  const bool has_value = row < Rows;
+  float value[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  for (int part = 0; has_value && part < kWarps; ++part) {
+    const Vec<float, 4> four = load_vec<4>(&partial[part][row][4 * group]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) value[j] += four.lanes[j];
+  }
+  finish_block<Rows>(value, has_value, row, place.first_column + 4 * group, block_columns, place, gemm, c, y, scratch,
+                     counters, finish);
 }
 
 // Computes  what gemv_along_k computes
@@ -289,57 +413,30 @@ __device__ inline int add_every(const float* const (&rows)[Rows], const FourColu
 template <int Rows, class... Epilogue>
 __global__ void __launch_bounds__(kGemvThreads, 2)
     gemv_along_columns(const float* __restrict__ a, const float* __restrict__ b, const float* __restrict__ c,
-                       float* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch,
-                       unsigned* counters, Epilogue... epilogue) {
-  __shared__ alignas(16) float partial[kWarps][Rows][32 * 4];
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int lanes = gemm.lanes, block_columns = 4 * lanes;
-  const GemvPlace place(gemm, block_columns, Rows);
-  a += gemm.find_offset(place.batch, gemm.a_batch);
-  b += gemm.find_offset(place.batch, gemm.b_batch);
-  const float* rows[Rows];
-#pragma unroll
-  for (int row = 0; row < Rows; ++row) rows[row] = place.find_row(a, row, gemm);
-  const FourColumns columns(b, place.first_column + 4 * (lane % lanes), gemm);
-  const int slices = gridDim.y, step = kGemvThreads / lanes;
-  const int first = int(i64(gemm.inner) * blockIdx.y / slices) + thread / lanes;
-  const int end = int(i64(gemm.inner) * (blockIdx.y + 1) / slices);
-  float sums[Rows][4];
-#pragma unroll
-  for (int row = 0; row < Rows; ++row) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) sums[row][j] = 0.0f;
-  }
-  wait_for_predecessors();
-  launch_dependents();
-  if (gemm.wide & kWideB) {
-    const int k = add_every<Rows, kLoads<Rows>, true>(rows, columns, gemm, first, step, end, sums);
-    add_every<Rows, 1, true>(rows, columns, gemm, k, step, end, sums);
-  } else {
-    add_every<Rows, 1, false>(rows, columns, gemm, first, step, end, sums);
-  }
-#pragma unroll
-  for (int row = 0; row < Rows; ++row) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      for (int offset = 16; offset >= lanes; offset /= 2) {
-        sums[row][j] += __shfl_xor_sync(kFullMask, sums[row][j], offset);
-      }
-    }
-    if (lane < lanes) {
-      store_vec(&partial[warp][row][4 * lane], Vec<float, 4>{{sums[row][0], sums[row][1], sums[row][2], sums[row][3]}});
-    }
-  }
-  __syncthreads();
+                       float* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
+                       Epilogue... epilogue) {
+  const auto wait = [] {
+    wait_for_predecessors();
+    launch_dependents();
+  };
+  multiply_along_columns<Rows>(a, b, c, y, gemm, scratch, counters, {}, 0, wait, finish_by<float>(epilogue...));
+}
 
-  const int group = thread % lanes, row = thread / lanes;
-  const bool has_value = row < Rows;
-  float value[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (int part = 0; has_value && part < kWarps; ++part) {
-    const Vec<float, 4> four = load_vec<4>(&partial[part][row][4 * group]);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) value[j] += four.lanes[j];
-  }
-  finish_block<Rows>(value, has_value, row, place.first_column + 4 * group, block_columns, place, gemm, c, y, scratch,
-                     counters, finish_by<float>(epilogue...));
+// Computes  what gemv_along_columns computes, b narrow: value (b - zero) * scale, rounded to float
+// Shapes    as gemv_along_columns; scale and zero [columns], or one element where scale_step is 0
+// Grid      as gemv_along_columns, but kColumnWidth columns in place of four; gemm.lanes (4, 8, 16 or 32)
+// Needs     as gemv_along_columns, but of b, its strides and columns multiples of kColumnWidth elements. scale (of half
+//           weights) and zero may be null
+// Numerics  as gemv_along_columns of the widened b, to the bit where they have as many lanes and slices
+template <int Rows, class W, class... Epilogue>
+__global__ void __launch_bounds__(kGemvThreads, 2)
+    gemv_along_columns_narrow(const float* __restrict__ a, const W* __restrict__ b, const float* __restrict__ c,
+                              float* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
+                              const float* __restrict__ scale, const i8* __restrict__ zero, i64 scale_step, Epilogue... epilogue) {
+  const auto wait = [] {
+    wait_for_predecessors();
+    launch_dependents();
+  };
+  multiply_along_columns<Rows>(a, b, c, y, gemm, scratch, counters, {scale, zero}, scale_step, wait,
+                               finish_by<float>(epilogue...));
 }

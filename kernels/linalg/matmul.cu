@@ -88,11 +88,6 @@ struct PlainRight {
   }
 };
 
-// Strides of the scales of narrow weights; 0 along an axis they don't vary over, and along batches.
-struct ScaleSteps {
-  i64 inner, column;
-};
-
 // The right operand as narrow weights, widened while it is read.
 template <class T, class W>
 struct NarrowRight {

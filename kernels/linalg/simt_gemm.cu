@@ -1,7 +1,8 @@
-// MatMul and Gemm of float on the FP32 units, by tiles of 128 x 128 or 64 x 64.
+// MatMul and Gemm of float on the FP32 units, by tiles of 128 x 128 or 64 x 64; the right operand may be narrow weights.
 //
 // The inner extent is cut into slices where tiles are few.
 #include "dependent_launch.cuh"
+#include "narrow_tile.cuh"
 #include "simt_product.cuh"
 #include "simt_tile.cuh"
 
@@ -47,26 +48,39 @@ __device__ inline void multiply_block(const float* a, const float* b, const Simt
   }
 }
 
-// Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent
-// Shapes    a [..., rows, inner], b [..., inner, columns], c [rows, columns], y [..., rows, columns], all by strides;
-//           scratch [tiles, slices, tile rows * tile columns]; counters [tiles]
-// Grid      one block per tile and slice: x = (batch * row tiles + row tile) * column tiles + column tile, y = slice
-// Needs     strides of a along rows and of b along columns below 2^23, those along the inner extent below 2^27. kWideA:
-//           a_inner 1; a, a_row, inner and a_batch multiples of 4 elements (16 bytes). kWideB: the same of b_column, b,
-//           b_inner, columns and b_batch. kWideY: the same of y_column, y, y_row, columns and y_batch. c may be null;
-//           scratch and counters too with one slice; counters are 0 and are left 0
-// Numerics  k in order within a slice, one fma each; slices in order; then alpha, beta * c, and the epilogue
+// The same with a narrow right operand.
+template <class Tile, class W, class Wait>
+__device__ inline void multiply_narrow_block(const float* a, const W* b, const Scales<float>& scales,
+                                             i64 scale_step, const SimtGemm& gemm, float* ring, float* table,
+                                             float (&sums)[Tile::kRowSums][kColumnSums], const Wait& wait) {
+  const GemmPlace<Tile> place(gemm, blockIdx.x);
+  a += gemm.find_offset(place.batch, gemm.a_batch);
+  b += gemm.find_offset(place.batch, gemm.b_batch);
+  const SlabRange range(gemm.inner, blockIdx.y, gridDim.y);
+  wait();
+  ScaleTable<Tile, W>::fill(table, scales, place.first_column, gemm.columns, scale_step);
+  if ((gemm.wide & kWideA) && (gemm.wide & kWideB)) {
+    const LeftVectors<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k);
+    if (gemm.wide & kLinesB) {
+      const NarrowLines<Tile, W, false> right(b, table, place.first_column, gemm.columns, gemm.b_column, range.first_k);
+      multiply_slabs<Tile>(left, right, range, ring, sums);
+    } else {
+      const NarrowRightRows<Tile, W> right(b, table, place.first_column, gemm.columns, gemm.b_inner, range.first_k);
+      multiply_slabs<Tile>(left, right, range, ring, sums);
+    }
+  } else {
+    const LeftElements<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k);
+    const NarrowRightElements<Tile, W> right(b, table, place.first_column, gemm.columns, gemm.b_column,
+                                             gemm.b_inner, range.first_k);
+    multiply_slabs<Tile>(left, right, range, ring, sums);
+  }
+}
+
+// Joins the slices of a block's tile, and finishes and stores it. All threads of the block come here.
 template <class Tile, class... Epilogue>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
-    simt_gemm(const float* __restrict__ a, const float* __restrict__ b, const float* __restrict__ c,
-              float* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
-              Epilogue... epilogue) {
-  __shared__ alignas(16) float ring[Tile::kRingFloats];
-  float sums[Tile::kRowSums][kColumnSums];
-  multiply_block<Tile>(a, b, gemm, ring, sums, [] {
-    wait_for_predecessors();
-    launch_dependents();
-  });
+__device__ inline void finish_tile(float (&sums)[Tile::kRowSums][kColumnSums], float* ring, const float* c, float* y,
+                                   const SimtGemm& gemm, float* scratch, unsigned* counters,
+                                   const Epilogue&... epilogue) {
   const u32 tile = opaque(blockIdx.x);
   const int thread = opaque(threadIdx.x);
   if (!join_slices<Tile>(sums, scratch, counters, tile, thread, blockIdx.y, gridDim.y)) return;
@@ -111,4 +125,50 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
       }
     }
   }
+}
+
+// Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent
+// Shapes    a [..., rows, inner], b [..., inner, columns], c [rows, columns], y [..., rows, columns], all by strides;
+//           scratch [tiles, slices, tile rows * tile columns]; counters [tiles]
+// Grid      one block per tile and slice: x = (batch * row tiles + row tile) * column tiles + column tile, y = slice
+// Needs     strides of a along rows and of b along columns below 2^23, those along the inner extent below 2^27. kWideA:
+//           a_inner 1; a, a_row, inner and a_batch multiples of 4 elements (16 bytes). kWideB: the same of b_column, b,
+//           b_inner, columns and b_batch. kWideY: the same of y_column, y, y_row, columns and y_batch. c may be null;
+//           scratch and counters too with one slice; counters are 0 and are left 0
+// Numerics  k in order within a slice, one fma each; slices in order; then alpha, beta * c, and the epilogue
+template <class Tile, class... Epilogue>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
+    simt_gemm(const float* __restrict__ a, const float* __restrict__ b, const float* __restrict__ c,
+              float* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
+              Epilogue... epilogue) {
+  __shared__ alignas(16) float ring[Tile::kRingFloats];
+  float sums[Tile::kRowSums][kColumnSums];
+  multiply_block<Tile>(a, b, gemm, ring, sums, [] {
+    wait_for_predecessors();
+    launch_dependents();
+  });
+  finish_tile<Tile>(sums, ring, c, y, gemm, scratch, counters, epilogue...);
+}
+
+// Computes  what simt_gemm computes, b narrow: value (b - zero) * scale, rounded to float
+// Shapes    as simt_gemm; scale and zero [columns], or one element where scale_step is 0
+// Grid      as simt_gemm
+// Needs     as simt_gemm, but kWideB: b_column 1, or b_inner 1 where kLinesB; the other
+//           stride of b, b itself, its extent along the first and b_batch multiples of 4 elements. kWideA matters where
+//           kWideB is there alone. scale (of half weights) and zero may be null
+// Numerics  as simt_gemm of the widened b, to the bit
+template <class Tile, class W, class... Epilogue>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
+    simt_gemm_narrow(const float* __restrict__ a, const W* __restrict__ b, const float* __restrict__ c,
+                     float* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
+                     const float* __restrict__ scale, const i8* __restrict__ zero, i64 scale_step,
+                     Epilogue... epilogue) {
+  __shared__ alignas(16) float ring[Tile::kRingFloats];
+  __shared__ alignas(16) float table[ScaleTable<Tile, W>::kFloats];
+  float sums[Tile::kRowSums][kColumnSums];
+  multiply_narrow_block<Tile>(a, b, {scale, zero}, scale_step, gemm, ring, table, sums, [] {
+    wait_for_predecessors();
+    launch_dependents();
+  });
+  finish_tile<Tile>(sums, ring, c, y, gemm, scratch, counters, epilogue...);
 }

@@ -5,8 +5,9 @@
 
 constexpr int kMaxBatchAxes = 8;
 
-// Operands that are read, and results that are stored, 16 bytes at a time.
-enum Wide : i32 { kWideA = 1, kWideB = 2, kWideY = 4 };
+// Operands that are read, and results that are stored, four elements at a time; and of simt_gemm_narrow, whether b is
+// dense along the inner extent then, not along columns.
+enum Wide : i32 { kWideA = 1, kWideB = 2, kWideY = 4, kLinesB = 8 };
 
 // Packed by pack_simt of gpuexec/ops/linalg/matmul_launch.py. Strides are in elements.
 struct SimtGemm {

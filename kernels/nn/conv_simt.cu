@@ -1,10 +1,11 @@
 // Convolution of float tensors and its transpose as products by tiles.
 //
-// The left operand are weights, the right one patches of the input that are gathered while they are copied.
+// The left operand are weights, which may be narrow, the right one patches of the input that are gathered while they are
+// copied.
 #include "dependent_launch.cuh"
 #include "epilogue.cuh"
 #include "index.cuh"
-#include "simt_tile.cuh"
+#include "narrow_tile.cuh"
 
 constexpr int kMaxTaps = 64;    // of all phases together; 7 x 7, in fours, takes 52
 constexpr int kMaxPhases = 16;  // strides 4 x 4
@@ -285,32 +286,54 @@ __device__ inline void store_sums(const float (&sums)[Tile::kRowSums][kColumnSum
   }
 }
 
-// The work of a block of simt_conv and simt_conv_transpose. Waits before it copies any operand.
-template <class Tile, int Block, bool HasPhases, class Wait, class Finish>
-__device__ inline void convolve_tile(const float* x, const float* w, const float* bias, float* y, const SimtConv& conv,
-                                     float* scratch, unsigned* counters, const Wait& wait, const Finish& finish) {
+// Sums the block's slabs: weights by patches of the input. Waits before it copies either.
+template <class Tile, int Block, bool HasPhases, class Left, class Wait>
+__device__ inline void multiply_patches(const Left& left, const float* x, const SimtConv& conv,
+                                        const SimtConvTile<Tile>& at, const SlabRange& range, float* ring,
+                                        float (&sums)[Tile::kRowSums][kColumnSums], const Wait& wait) {
+  const ConvPhase& phase = conv.phases[HasPhases ? at.phase : 0];
+  if constexpr (Block == 1) {
+    if (conv.has_positions) {
+      const auto right = load_positions<Tile>(x, conv, phase, at.group, at.first_column, range.first_k);
+      wait();
+      multiply_slabs<Tile>(left, right, range, ring, sums);
+    } else {
+      const Points<Tile> right(x, conv, phase, at.group, at.first_column, range.first_k);
+      wait();
+      multiply_slabs<Tile>(left, right, range, ring, sums);
+    }
+  } else {
+    const Patches<Tile, Block, HasPhases> right(x, conv, at.phase, at.group, at.first_column, range.first_k);
+    wait();
+    multiply_slabs<Tile>(left, right, range, ring, sums);
+  }
+}
+
+// The work of a block of the kernels here, for weights of float or narrow ones. Waits before it reads any operand.
+template <class Tile, int Block, bool HasPhases, class W, class Wait, class Finish>
+__device__ inline void convolve_tile(const float* x, const W* w, Scales<float> scales, i64 scale_step,
+                                     const float* bias, float* y, const SimtConv& conv, float* scratch,
+                                     unsigned* counters, const Wait& wait, const Finish& finish) {
   __shared__ alignas(16) float ring[Tile::kRingFloats];
   float sums[Tile::kRowSums][kColumnSums];
   {
     const SimtConvTile<Tile> at(conv, blockIdx.x, HasPhases);
     const ConvPhase& phase = conv.phases[HasPhases ? at.phase : 0];
     const SlabRange range(phase.inner, blockIdx.y, gridDim.y);
-    const float* weights = w + phase.first_weight + i64(at.group) * conv.rows * phase.inner;
-    const LeftVectors<Tile> left(weights, at.first_row, conv.rows, phase.inner, 1, range.first_k);
-    if constexpr (Block == 1) {
-      if (conv.has_positions) {
-        const auto right = load_positions<Tile>(x, conv, phase, at.group, at.first_column, range.first_k);
-        wait();
-        multiply_slabs<Tile>(left, right, range, ring, sums);
-      } else {
-        const Points<Tile> right(x, conv, phase, at.group, at.first_column, range.first_k);
-        wait();
-        multiply_slabs<Tile>(left, right, range, ring, sums);
-      }
+    const W* weights = w + phase.first_weight + i64(at.group) * conv.rows * phase.inner;
+    if constexpr (kIsSame<W, float>) {
+      const LeftVectors<Tile> left(weights, at.first_row, conv.rows, phase.inner, 1, range.first_k);
+      multiply_patches<Tile, Block, HasPhases>(left, x, conv, at, range, ring, sums, wait);
     } else {
-      const Patches<Tile, Block, HasPhases> right(x, conv, at.phase, at.group, at.first_column, range.first_k);
+      __shared__ alignas(16) float table[ScaleTable<Tile, W>::kFloats];
+      // A transposed convolution has a scale for each output channel of a group, which all groups share.
+      const i64 first_scale = HasPhases ? 0 : at.group * conv.rows * scale_step;
+      if (scales.zero) scales.zero += first_scale;
+      scales.scale += first_scale;
       wait();
-      multiply_slabs<Tile>(left, right, range, ring, sums);
+      ScaleTable<Tile, W>::fill(table, scales, at.first_row, conv.rows, scale_step);
+      const NarrowLines<Tile, W, true> left(weights, table, at.first_row, conv.rows, phase.inner, range.first_k);
+      multiply_patches<Tile, Block, HasPhases>(left, x, conv, at, range, ring, sums, [] {});
     }
   }
   const int tile = opaque(blockIdx.x);
@@ -340,7 +363,26 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
     wait_for_predecessors();
     launch_dependents();
   };
-  convolve_tile<Tile, Block, false>(x, w, bias, y, conv, scratch, counters, wait, finish_by<float>(epilogue...));
+  convolve_tile<Tile, Block, false>(x, w, {}, 0, bias, y, conv, scratch, counters, wait, finish_by<float>(epilogue...));
+}
+
+// Computes  what simt_conv computes, w narrow: value (w - zero) * scale, rounded to float
+// Shapes    as simt_conv; scale and zero [out channels], or one element where scale_step is 0
+// Grid      as simt_conv
+// Needs     as simt_conv; scale (of half weights) and zero may be null
+// Numerics  as simt_conv of the widened weights, to the bit; but what only pads is (0 - zero) * scale there, times zeros
+template <class Tile, int Block, class W, class... Epilogue>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
+    simt_conv_narrow(const float* __restrict__ x, const W* __restrict__ w, const float* __restrict__ bias,
+                     float* __restrict__ y, const __grid_constant__ SimtConv conv, float* scratch, unsigned* counters,
+                     const float* __restrict__ scale, const i8* __restrict__ zero, i64 scale_step,
+                     Epilogue... epilogue) {
+  const auto wait = [] {
+    wait_for_predecessors();
+    launch_dependents();
+  };
+  convolve_tile<Tile, Block, false>(x, w, {scale, zero}, scale_step, bias, y, conv, scratch, counters, wait,
+                                    finish_by<float>(epilogue...));
 }
 
 // Computes  y[n, o, p] = bias[o] + sum over taps t and channels c of o's group of w[c, o, t] * x[n, c, q],
@@ -358,7 +400,26 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
     wait_for_predecessors();
     launch_dependents();
   };
-  convolve_tile<Tile, Block, true>(x, w, bias, y, conv, scratch, counters, wait, finish_by<float>(epilogue...));
+  convolve_tile<Tile, Block, true>(x, w, {}, 0, bias, y, conv, scratch, counters, wait, finish_by<float>(epilogue...));
+}
+
+// Computes  what simt_conv_transpose computes, w narrow: value (w - zero) * scale, rounded to float
+// Shapes    as simt_conv_transpose; scale and zero [group outs], or one element where scale_step is 0
+// Grid      as simt_conv_transpose
+// Needs     as simt_conv_narrow
+// Numerics  as simt_conv_narrow, over the taps of the phase
+template <class Tile, int Block, class W, class... Epilogue>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
+    simt_conv_transpose_narrow(const float* __restrict__ x, const W* __restrict__ w, const float* __restrict__ bias,
+                               float* __restrict__ y, const __grid_constant__ SimtConv conv, float* scratch,
+                               unsigned* counters, const float* __restrict__ scale, const i8* __restrict__ zero,
+                               i64 scale_step, Epilogue... epilogue) {
+  const auto wait = [] {
+    wait_for_predecessors();
+    launch_dependents();
+  };
+  convolve_tile<Tile, Block, true>(x, w, {scale, zero}, scale_step, bias, y, conv, scratch, counters, wait,
+                                   finish_by<float>(epilogue...));
 }
 
 // Where the packed weights of a phase come from: packed [out, block of channels, tap, channel of the block].
@@ -370,13 +431,14 @@ struct PackedWeights {
   i32 sources[kMaxTaps];                                // a tap of w, or -1
 };
 
-// Computes  packed weights for simt_conv and simt_conv_transpose of weights that are computed themselves
+// Computes  packed weights for the kernels here of weights that are computed themselves
 // Shapes    w [..., taps] by strides, packed [out channels, inner] from element `first` on
 // Grid      one thread per packed element: x = element / 256
 // Needs     nothing
 // Numerics  copies; zero where channels or taps only pad
+template <class W>
 __global__ void __launch_bounds__(256)
-    pack_conv_weights(const float* __restrict__ w, float* __restrict__ packed,
+    pack_conv_weights(const W* __restrict__ w, W* __restrict__ packed,
                       const __grid_constant__ PackedWeights form) {
   const int blocks = (form.channels + form.block - 1) / form.block;
   const i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
@@ -394,5 +456,5 @@ __global__ void __launch_bounds__(256)
   const i64 group = out / form.group_outs;
   const i64 place = group * form.group_stride + (out - group * form.group_outs) * form.out_stride +
                     channel * form.channel_stride;
-  packed[form.first + index] = is_there ? w[place + form.sources[tap]] : 0.0f;
+  packed[form.first + index] = is_there ? w[place + form.sources[tap]] : W(0);
 }

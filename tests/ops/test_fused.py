@@ -125,6 +125,38 @@ def narrow_of(name: str, wide: Any, stored: Any, steps: Steps) -> Case:
     return fused(label, producer, given, steps, **attributes)
 
 
+def narrow_form(
+    label: str, name: str, stored: Any, x: tuple[int, ...], w: tuple[int, ...], axis: int, **options: Any
+) -> Case:
+    """Return a case of a product or convolution of float with narrow weights, for one of its kernels."""
+    is_integer = stored == INT8
+    weight = RNG.integers(-20, 20, w, np.int8) if is_integer else numbers(stored, *w)
+    scale = RNG.uniform(0.01, 0.1, (w[axis],)).astype(FLOAT) if is_integer else None
+    bias = (None,) if is_integer and name != "MatMul" else ()
+    given = (numbers(FLOAT, *x), weight, *bias, *([] if scale is None else [scale]))
+    settings = {"to": dtype_row(FLOAT).code, "scale_axis": axis if is_integer else None, **options}
+    return fused(f"Narrow_{label}_{np.dtype(stored).name}", f"gpuexec.Narrow{name}", given, (RELU,), **settings)
+
+
+NARROW_FORMS = [
+    narrow_form(label, name, stored, x, w, axis, **options)
+    for stored in (HALF, INT8)
+    for label, name, x, w, axis, options in (
+        *((f"{rows}_rows", "Gemm", (rows, 64), (64, 44), 1, {}) for rows in (1, 2, 3, 8)),
+        *((f"{rows}_rows_along_k", "Gemm", (rows, 64), (44, 64), 0, {"transB": 1}) for rows in (1, 2, 3, 8)),
+        ("large_tiles", "MatMul", (1280, 1), (1, 1024), 1, {}),
+        ("positions", "Conv", (2, 8, 4, 4), (9, 8, 1, 1), 0, {}),
+        ("blocks", "Conv", (1, 16, 5, 7), (9, 16, 3, 3), 0, {}),
+        ("large_positions", "Conv", (1, 4, LARGE), (65, 4, 1), 0, {}),
+        ("large_blocks", "Conv", (1, 8, LARGE + 1), (65, 8, 2), 0, {}),
+        ("many_taps", "Conv", (1, 2, 9, 9), (3, 2, 9, 9), 0, {}),
+        ("few_outs", "ConvTranspose", (2, 3, 3, 2), (3, 6, 3, 3), 1, {}),
+        ("phases", "ConvTranspose", (2, 6, 5), (6, 9, 3), 1, {}),
+        ("phases_blocks", "ConvTranspose", (2, 16, 5, 4), (16, 9, 3, 2), 1, {}),
+    )
+]
+NARROW_FORMS.append(narrow_form("along_inner", "MatMul", INT8, (70, 9), (9, 6), 0))
+
 PLAIN = ("Conv", "Depthwise", "ConvTranspose", "Gemm", "MatMul", "Einsum", "BatchNormalization")
 PLAIN += ("InstanceNormalization", "GroupNormalization", "LayerNormalization", "RMSNormalization")
 SAME = {dtype: numbers(dtype, 2, 6, 5, 4) for dtype in DTYPES}
@@ -140,6 +172,7 @@ CASES = [
     ),
     *(narrow_of(name, *pair, (RELU,)) for name in ("Conv", "Depthwise", "ConvTranspose", "MatMul") for pair in PAIRS),
     narrow_of("Gemm", FLOAT, INT8, (RELU,)),
+    *NARROW_FORMS,
     case_of("Gemm", FLOAT, (("Mul", (), (VALUE, VALUE)),), "squared"),
     case_of("Conv", FLOAT, (CLIP,), "clip"),
     case_of("Conv", FLOAT, (("Clip", (), (VALUE, None, "0.25")),), "only_high"),

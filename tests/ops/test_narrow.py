@@ -10,6 +10,7 @@ import pytest
 from gpuexec.errors import InputError
 from gpuexec.ir.operator import build, find_operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ops.linalg import matmul_launch
 from gpuexec.ops.quant import narrow
 from gpuexec.ops.quant.narrow import FORMS
 from gpuexec.ops.quant.narrow_weight import HALF, INT8, PAIRS, widen
@@ -79,6 +80,12 @@ def gather(id: str, data: Array, indices: Any, index: Any = np.int64, wide: Any 
     return narrowed(id, "Gather", (data, np.asarray(indices, index)), wide, **more)
 
 
+def scaled(stored: Any, axis: int) -> int | None:
+    """Return the axis of the scales of a weight that has some."""
+    return axis if stored == INT8 else None
+
+
+LARGE = 128 * 340  # windows of as many large tiles as are two on each multiprocessor of the largest device
 TABLE = [[0, 3], [-1, 2]]
 CASES = [
     *(matmul(f"tile_{name(*p)}", 70, 33, 67, *p, axis=1 if p[1] == INT8 else None) for p in PAIRS),
@@ -89,6 +96,27 @@ CASES = [
     matmul("along_inner", 70, 20, 9, axis=0),
     matmul("few_along_inner", 2, 20, 9, axis=0, has_zero=True),
     matmul("few_columns", 70, 20, 2, axis=1),
+    *(
+        matmul(f"{rows}_rows_{name(FLOAT, stored)}", rows, 64, 44, FLOAT, stored, axis=scaled(stored, 1))
+        for rows in (1, 2, 3, 8)
+        for stored in (HALF, INT8)
+    ),
+    *(
+        narrowed(
+            f"{rows}_rows_along_k_{stored.name}",
+            "Gemm",
+            (numbers(FLOAT, rows, 64), weight_of(stored, 44, 64)),
+            axis=scaled(stored, 0),
+            has_zero=True,
+            transB=1,
+        )
+        for rows in (1, 2, 3, 8)
+        for stored in (HALF, INT8)
+    ),
+    *(
+        matmul(f"large_tiles_{stored.name}", 1280, 1, 1024, FLOAT, stored, axis=scaled(stored, 1))
+        for stored in (HALF, INT8)
+    ),
     narrowed("vector", "MatMul", (numbers(FLOAT, 5, 20), weight_of(INT8, 20)), axis=0),
     narrowed("batch", "MatMul", (numbers(FLOAT, 2, 1, 7, 20), weight_of(INT8, 3, 20, 6)), axis=2, has_zero=True),
     narrowed("row", "MatMul", (numbers(FLOAT, 20), weight_of(INT8, 20, 6)), axis=1),
@@ -113,6 +141,24 @@ CASES = [
         conv(f"direct_{name(*p)}", (2, 4, 9, 8), (8, 1, 3, 3), *p, axis=0 if p[1] == INT8 else None, group=4)
         for p in PAIRS
     ),
+    *(
+        conv(f"{label}_{stored.name}", x, w, FLOAT, stored, axis=scaled(stored, 0))
+        for stored in (HALF, INT8)
+        for label, x, w in (
+            ("positions", (2, 8, 4, 4), (9, 8, 1, 1)),
+            ("blocks", (1, 16, 5, 7), (9, 16, 3, 3)),
+            ("large_positions", (1, 4, LARGE), (65, 4, 1)),
+            ("large_blocks", (1, 8, LARGE + 1), (65, 8, 2)),
+            ("large_taps", (1, 2, LARGE + 1), (65, 2, 2)),
+        )
+    ),
+    *(
+        transposed(f"{label}_{stored.name}", x, w, FLOAT, stored, axis=scaled(stored, 1))
+        for stored in (HALF, INT8)
+        for label, x, w in (("phases_blocks", (2, 16, 5, 4), (16, 9, 3, 2)), ("phases_taps", (2, 6, 5), (6, 9, 3)))
+    ),
+    conv("many_taps", (1, 2, 9, 9), (3, 2, 9, 9), axis=0),
+    conv("many_taps_half", (1, 2, 9, 9), (3, 2, 9, 9), FLOAT, HALF),
     conv("groups", (1, 6, 9), (8, 3, 3), axis=0, has_zero=True, group=2, pads=(1, 1)),
     conv("per_tensor", (1, 3, 5, 5), (4, 3, 2, 2), has_zero=True),
     conv("direct_per_tensor", (1, 3, 5, 5), (3, 1, 2, 2), group=3, has_zero=True),
@@ -155,6 +201,20 @@ CASES += [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_narrow(checks: str, case: Case) -> None:
+    run_case(case, checks)
+
+
+LONG = [
+    *(
+        matmul(f"beyond_32_bits_{stored.name}", 30, 20, 9, FLOAT, stored, axis=scaled(stored, 1))
+        for stored in (HALF, INT8)
+    ),
+]
+
+
+@pytest.mark.parametrize("case", LONG, ids=lambda case: case.id)
+def test_extents_beyond_32_bits(monkeypatch: pytest.MonkeyPatch, checks: str, case: Case) -> None:
+    monkeypatch.setattr(matmul_launch, "_MAX_EXTENT", 16)  # as if 32 bits held so much
     run_case(case, checks)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ def lay(array: Array, is_across: bool, spare: int) -> tuple[Array, tuple[int, in
 
 
 def slot(number: int, array: Array) -> Slot:
-    return Slot(number, 0, TensorSpec(array.shape, np.dtype(F32)), (0,) * array.ndim)
+    return Slot(number, 0, TensorSpec(array.shape, array.dtype), (0,) * array.ndim)
 
 
 def make(pick: random.Random, rows: int, columns: int, inner: int, batch: tuple[int, ...] = ()) -> Operands:
@@ -105,13 +105,14 @@ def launch(
     floats: int,
     seed: int,
     counts: list[LaunchCounts] | None = None,
+    more: Sequence[Any] = (),
 ) -> None:
-    """Launch with scratch memory and counters, which must be 0 again afterwards."""
+    """Launch with scratch memory and counters, which must be 0 again afterwards, and with arguments behind them."""
     blocks, slices = grid[0] * grid[2], grid[1]
     scratch = aligned((blocks * slices * floats,)) if slices > 1 else None
     counters = np.zeros(blocks, np.uint32) if slices > 1 else None
     function.launch_arrays(
-        grid, threads, operands.a, operands.b, operands.c, operands.y, packed, scratch, counters,
+        grid, threads, operands.a, operands.b, operands.c, operands.y, packed, scratch, counters, *more,
         schedule=Schedule("random", seed), counts=counts,
     )  # fmt: skip
     assert counters is None or not counters.any()

@@ -60,6 +60,20 @@ LARGER: Mapping[str, Budget] = {
         for block in blocks
         for steps in ("", ", const float*, const float*, Steps")
     },
+    **{
+        f"conv_simt.cu:{name}_narrow<{tile}, {block}, {weight}{steps}>": Budget(
+            registers, "as with weights of float, and a vector of narrow ones under way"
+        )
+        for name, tile, blocks, weights, registers in (
+            ("simt_conv", "LargeTile", (16,), ("i8",), 216),
+            ("simt_conv", "LargeTile", (1,), ("half", "i8"), 216),
+            ("simt_conv", "SmallTile", (16, 4, 1), ("half", "i8"), 128),
+            ("simt_conv_transpose", "SmallTile", (16, 4), ("half", "i8"), 128),
+        )
+        for block in blocks
+        for weight in weights
+        for steps in ("", ", const float*, const float*, Steps")
+    },
     "conv.cu:conv_direct_narrow": Budget(72, "as conv_direct, which it is with other weights"),
     "conv.cu:conv_gemm_narrow": Budget(128, "as conv_gemm, which it is with other weights"),
     "conv.cu:conv_transpose_narrow": Budget(120, "as conv_transpose, which it is with other weights"),
@@ -90,12 +104,15 @@ LARGER: Mapping[str, Budget] = {
     "matmul.cu:gemm<u64>": Budget(160, "a 64-bit product is three 32-bit ones; one block of 256 threads fits"),
     "gemv.cu:gemv_along_columns": Budget(128, "up to 8 x 4 sums and loads under way; two blocks of 256 threads fit"),
     "gemv.cu:gemv_along_k": Budget(128, "up to 8 x 4 sums and loads under way; two blocks of 256 threads fit"),
+    "gemv.cu:gemv_along_columns_narrow": Budget(128, "as gemv_along_columns, and a scale for each column"),
+    "gemv.cu:gemv_along_k_narrow": Budget(128, "as gemv_along_k, and a scale for each column"),
     **{
-        f"simt_gemm.cu:simt_gemm<{tile}{steps}>": Budget(registers, reason)
+        f"simt_gemm.cu:simt_gemm{narrow}<{tile}{weight}{steps}>": Budget(registers, reason)
         for tile, registers, reason in (
             ("LargeTile", 216, "8 x 8 sums; two blocks of 256 threads fit, but on sm_75, where one has all registers"),
             ("SmallTile", 128, "4 x 8 sums and fragments of two k; four blocks of 128 threads fit"),
         )
+        for narrow, weight in (("", ""), ("_narrow", ", half"), ("_narrow", ", i8"))
         for steps in ("", ", const float*, const float*, Steps")
     },
     "roi.cu:max_roi_pool<double>": Budget(80, "bounds of a bin and a region in doubles"),

@@ -110,6 +110,19 @@ GATES: Mapping[str, Gate] = {
         share=0.61, integers=104, instructions=6400, calls=41, aim=_GEMM_AIM,
     ),
     "matmul.cu:gemm_narrow": Gate(instructions=7200, blocks=2),
+    # As simt_gemm; weights that are widened on the way take some 40 instructions of a slab, single ones 100.
+    **{
+        f"simt_gemm.cu:simt_gemm_narrow<{tile}, {weight}{steps}>": Gate(
+            instructions=9500, store_bits=128, multiply_adds=slow, loop_integers=110, loop_calls=0, load_bits=loads,
+            fast_multiply_adds=fast, opcodes=("FFMA",), blocks=blocks,
+        )
+        for tile, blocks, rows in (
+            ("LargeTile", 1, (("half", 0.815, 0.835, 16), ("i8", 0.78, 0.83, 8))),
+            ("SmallTile", 2, (("half", 0.74, 0.79, 16), ("i8", 0.70, 0.77, 8))),
+        )
+        for weight, slow, fast, loads in rows
+        for steps in ("", ", const float*, const float*, Steps")
+    },
     # Of each tile there is a loop for operands copied by 16 bytes and for those copied by 4. On sm_75, which copies by
     # registers, a multiprocessor holds one large block.
     **{
@@ -122,6 +135,8 @@ GATES: Mapping[str, Gate] = {
     },
     "gemv.cu:gemv_along_k": Gate(instructions=5500, store_bits=128, opcodes=("FFMA",), blocks=2),
     "gemv.cu:gemv_along_columns": Gate(instructions=5500, store_bits=128, opcodes=("FFMA",), blocks=2),
+    "gemv.cu:gemv_along_k_narrow": Gate(instructions=6000, store_bits=128, opcodes=("FFMA",), blocks=2),
+    "gemv.cu:gemv_along_columns_narrow": Gate(instructions=6000, store_bits=128, opcodes=("FFMA",), blocks=2),
     **{
         f"matmul_nbits.cu:matmul_nbits<{t}>": Gate(
             instructions=18500, loop_calls=0, opcodes=("FFMA",), blocks=2,
@@ -152,6 +167,23 @@ GATES: Mapping[str, Gate] = {
             ("simt_conv_transpose", "SmallTile", 2, 0.0, ((16, 0.775, 62), (4, 0.765, 78))),
         )
         for block, share, integers in rows
+        for steps in ("", ", const float*, const float*, Steps")
+    },
+    # As with weights of float; those are widened by some 40 instructions of a slab.
+    **{
+        f"conv_simt.cu:{name}_narrow<{tile}, {block}, {weight}{steps}>": Gate(
+            instructions=8000 if steps else 4500, store_bits=128 if name == "simt_conv" else 32,
+            multiply_adds=share, loop_integers=95, loop_calls=0, load_bits=32, opcodes=("FFMA",), blocks=blocks,
+            aim="channels last, where a copy has four channels",
+        )
+        for name, tile, blocks, shares, numbers in (
+            ("simt_conv", "LargeTile", 1, {"i8": 0.79}, (16,)),
+            ("simt_conv", "LargeTile", 1, {"half": 0.81, "i8": 0.79}, (1,)),
+            ("simt_conv", "SmallTile", 2, {"half": 0.73, "i8": 0.71}, (16, 4, 1)),
+            ("simt_conv_transpose", "SmallTile", 2, {"half": 0.73, "i8": 0.71}, (16, 4)),
+        )
+        for weight, share in shares.items()
+        for block in numbers
         for steps in ("", ", const float*, const float*, Steps")
     },
     "conv_depthwise.cu:conv_depthwise": Gate(instructions=3600, opcodes=("FFMA",), blocks=2),

@@ -78,6 +78,7 @@ def _list_finished() -> dict[Kernel, Kernel]:
         for source, names in _NARROW.items()
         for name in names
         for wide, narrow in PAIRS
+        if not (narrow == np.float16 and source in _WITHOUT_FLOAT)
     ]
     return dict(_finish(dtype, kernel) for dtype, kernel in plain)
 

@@ -1,9 +1,10 @@
 """Launches of matrix products: strided and batched operands, alpha, beta and an addend.
 
 A product of float takes tiles of ``simt_gemm.cu``, or up to eight rows at once of ``gemv.cu``; which, is decided for a
-size class (`gpuexec.ops.lib.slices`). Other types, narrow weights, and floats whose extents 32 bits don't hold take
-``matmul.cu``, where a block makes a tile of 64 x 64, or of 4 x 8 where there are few rows. A product with few columns
-is made as that of the transposed.
+size class (`gpuexec.ops.lib.slices`); so does one of float with narrow weights. Other types, extents that 32 bits don't
+hold, and narrow weights with scales along the inner extent take ``matmul.cu``, where a block makes a tile of 64 x 64,
+or of 4 x 8 where there are few rows. A product with few columns is made as that of the transposed, but for narrow
+weights, which are always the right operand.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import dtype_row, dtypes_of
 from gpuexec.ops.elementwise.epilogue import instantiate_finished
 from gpuexec.ops.lib.slices import SLAB_DEPTH, TILES, choose_tile, least_blocks, slice_tiles
-from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
+from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, STORED, NarrowWeight, name_stored, name_types
 
 DTYPES = (*dtypes_of("float"), *(np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)))
 TILE = 64  # rows and columns of a block; kTile of tile.cuh
@@ -44,7 +45,24 @@ instantiate("matmul.cu", [f"gemm<{dtype_row(dtype).cuda}>" for dtype in DTYPES])
 instantiate("matmul.cu", [f"gemm_narrow<{types}>" for types in NARROW_TYPES])
 instantiate_finished(_FLOAT, [Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}>") for tile in TILES])
 instantiate_finished(
+    _FLOAT,
+    [
+        Kernel("simt_gemm.cu", f"simt_gemm_narrow<{tile.name}, {name_stored(stored)}>")
+        for tile in TILES
+        for stored in STORED
+    ],
+)
+instantiate_finished(
     _FLOAT, [Kernel("gemv.cu", f"gemv_along_{way}<{rows}>") for way in ("k", "columns") for rows in GEMV_ROWS]
+)
+instantiate_finished(
+    _FLOAT,
+    [
+        Kernel("gemv.cu", f"gemv_along_{way}_narrow<{rows}, {name_stored(stored)}>")
+        for way in ("k", "columns")
+        for rows in GEMV_ROWS
+        for stored in STORED
+    ],
 )
 
 
@@ -106,8 +124,10 @@ class Product:
         has_row_blocks = ceil_div(self.extents[0], GEMV_ROWS[-1]) <= _MAX_ROW_BLOCKS or self.fits_tiles
         return has_row_blocks and max(*self.extents, *self.batch) < _MAX_EXTENT
 
-    def is_wide(self, slot: Slot, unit: int, extent: int, pitch: int, walk: tuple[int, ...]) -> bool:
-        """Return whether an operand is copied 16 bytes at a time: dense along one axis, and all else aligned.
+    def is_wide(
+        self, slot: Slot, unit: int, extent: int, pitch: int, walk: tuple[int, ...], width: int = _VECTOR
+    ) -> bool:
+        """Return whether an operand is read by vectors: dense along one axis, and all else aligned.
 
         Args:
             slot: The operand.
@@ -115,27 +135,32 @@ class Product:
             extent: Its extent along that axis.
             pitch: Its stride along the other one.
             walk: Its strides along the batch axes.
+            width: Elements of a vector.
         """
-        is_aligned = slot.offset_bytes % (_VECTOR * slot.dtype.itemsize) == 0
-        return is_aligned and unit == 1 and all(each % _VECTOR == 0 for each in (extent, pitch, *walk))
+        is_aligned = slot.offset_bytes % (width * slot.dtype.itemsize) == 0
+        return is_aligned and unit == 1 and all(each % width == 0 for each in (extent, pitch, *walk))
 
     def pack(self) -> bytes:
         """Return the bytes of ``Gemm`` of ``matmul.cu``."""
         return pack_gemm(self.extents, (*self.a, *self.b, *self.c, *self.y), self.scale, (self.batch, self.walks))
 
-    def pack_simt(self, *, is_b_along_k: bool = False, lanes: int = 0) -> bytes:
+    def pack_simt(self, *, is_b_along_k: bool = False, lanes: int = 0, width: int = _VECTOR) -> bytes:
         """Return the bytes of ``SimtGemm`` of ``simt_product.cuh``.
 
         Args:
             is_b_along_k: Whether the kernel reads b along the inner extent.
             lanes: Of ``gemv.cu``.
+            width: Elements of a vector of b.
         """
         (a, b, _, y), (rows, columns, inner) = self.slots, self.extents
-        b_axes = (self.b[0], inner, self.b[1]) if is_b_along_k else (self.b[1], columns, self.b[0])
+        has_rows = self.is_wide(b, self.b[1], columns, self.b[0], self.walks[1], width)
+        has_lines = self.is_wide(b, self.b[0], inner, self.b[1], self.walks[1], width)
+        is_narrow = b.dtype != _FLOAT and not lanes
         wide = (
             self.is_wide(a, self.a[1], inner, self.a[0], self.walks[0])
-            + 2 * self.is_wide(b, *b_axes, self.walks[1])
+            + 2 * ((has_rows or has_lines) if is_narrow else has_lines if is_b_along_k else has_rows)
             + 4 * self.is_wide(y, self.y[1], columns, self.y[0], self.walks[2])
+            + 8 * (is_narrow and has_lines and not has_rows)
         )
         tables = [entry for row in self.walks for entry in _pad(row, 0)]
         with np.errstate(over="ignore"):
@@ -182,59 +207,83 @@ def launch_gemm(
         batch_extents, walks,
     )  # fmt: skip
     has_kernels = emit.target.has_kernels and not emit.target.has_textures
-    if narrow is not None:
+    if has_kernels and slots[3].dtype == _FLOAT and not scale_steps[0]:
+        _launch_simt(emit, product, narrow, scale_steps)
+    elif narrow is not None:
         _launch_any(emit, product, narrow, scale_steps)
-    elif has_kernels and slots[3].dtype == _FLOAT:
-        _launch_simt(emit, product)
     else:
         _launch_any(emit, _turn(product, FEW_ROWS))
 
 
-def _launch_simt(emit: Emitter, product: Product) -> None:
+def _launch_simt(emit: Emitter, product: Product, narrow: NarrowWeight | None, scale_steps: tuple[int, int]) -> None:
     """Launch a product of float, in the form that its size class has chosen.
 
     Raises:
         PlanError: Strides of this size are too large for that form.
     """
-    turned = _turn(product, GEMV_ROWS[-1])
+    turned = _turn(product, GEMV_ROWS[-1]) if narrow is None else product
     form, is_turned = divmod(emit.choose(2 * _find_form(turned) + (turned is not product)), 2)
     product = product.transposed if is_turned else product
     if form == _LONG:
-        _launch_any(emit, product)
+        _launch_any(emit, product, narrow, scale_steps)
         return
     if form != _TILED:
-        _launch_gemv(emit, product, is_along_k=form == _ALONG_K)
+        _launch_gemv(emit, product, narrow, scale_steps[1], is_along_k=form == _ALONG_K)
         return
     if not product.fits_tiles:
         raise PlanError("A product has strides too large for tiles, which the upper end has chosen.")
-    _launch_tiles(emit, product)
+    _launch_tiles(emit, product, narrow, scale_steps[1])
 
 
-def _launch_tiles(emit: Emitter, product: Product) -> None:
+def _launch_tiles(emit: Emitter, product: Product, narrow: NarrowWeight | None, scale_step: int) -> None:
     rows, columns, inner = product.extents
     tile = choose_tile(emit, rows, columns, inner, product.count)
     tiles = product.count * tile.count(rows, columns)
     slices = slice_tiles(emit, tiles, ceil_div(inner, SLAB_DEPTH), tile.size)
-    arguments = [*product.slots, product.pack_simt(), slices.scratch, slices.counters]
+    arguments: list[Argument] = [*product.slots, product.pack_simt(), slices.scratch, slices.counters]
     kernel = Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}>")
+    if narrow is not None:
+        kernel = Kernel("simt_gemm.cu", f"simt_gemm_narrow<{tile.name}, {name_stored(product.slots[1].dtype)}>")
+        arguments += [*narrow.dense(emit), np.int64(scale_step)]
     emit.launch(kernel, (tiles, slices.count, 1), (tile.threads, 1, 1), arguments, slices.writes(3, 5, tiles))
 
 
-def _launch_gemv(emit: Emitter, product: Product, *, is_along_k: bool) -> None:
+def _launch_gemv(
+    emit: Emitter, product: Product, narrow: NarrowWeight | None, scale_step: int, *, is_along_k: bool
+) -> None:
     """Launch a product of few rows: as many at once as there are at the upper end of the size class."""
-    rows, columns, inner = product.extents
+    (rows, columns, inner), b = product.extents, product.slots[1]
     together = GEMV_ROWS[emit.choose(sum(rows > each for each in GEMV_ROWS[:-1]))]
-    shape = _GEMV_SHAPES[is_along_k][emit.choose(_find_shape(emit, product, is_along_k))]
+    width = find_gemv_width(b.dtype.itemsize, together, is_along_k=is_along_k)
+    shapes = _list_shapes(width, is_along_k=is_along_k)
+    shape = shapes[emit.choose(_find_shape(emit, product, shapes))]
     row_blocks = ceil_div(rows, together)
     blocks = product.count * ceil_div(columns, shape.columns)
     slices = slice_tiles(
         emit, blocks * row_blocks, ceil_div(inner, shape.depth), together * shape.columns, _GEMV_BLOCKS
     )
-    packed = product.pack_simt(is_b_along_k=is_along_k, lanes=shape.lanes)
-    arguments = [*product.slots, packed, slices.scratch, slices.counters]
-    kernel = Kernel("gemv.cu", f"gemv_along_{'k' if is_along_k else 'columns'}<{together}>")
+    packed = product.pack_simt(is_b_along_k=is_along_k, lanes=shape.lanes, width=width)
+    arguments: list[Argument] = [*product.slots, packed, slices.scratch, slices.counters]
+    name = f"gemv_along_{'k' if is_along_k else 'columns'}"
+    kernel = Kernel("gemv.cu", f"{name}<{together}>")
+    if narrow is not None:
+        kernel = Kernel("gemv.cu", f"{name}_narrow<{together}, {name_stored(b.dtype)}>")
+        arguments += [*narrow.dense(emit), np.int64(scale_step)]
     grid = (blocks, slices.count, row_blocks)
     emit.launch(kernel, grid, (_GEMV_THREADS, 1, 1), arguments, slices.writes(3, 5, blocks * row_blocks))
+
+
+def find_gemv_width(itemsize: int, together: int, *, is_along_k: bool) -> int:
+    """Return kLaneWidth or kColumnWidth of ``gemv.cu``.
+
+    Args:
+        itemsize: Of the matrix.
+        together: Rows of a block.
+        is_along_k: Whether lanes are neighbours along the inner extent.
+    """
+    if is_along_k:
+        return 8 if itemsize == 1 and together == GEMV_ROWS[-1] else 16 // itemsize
+    return _VECTOR if itemsize == _FLOAT.itemsize or together == GEMV_ROWS[-1] else 2 * _VECTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,16 +301,15 @@ class _GemvShape:
     depth: int
 
 
-# By whether the matrix is dense along the inner extent; the most columns first.
-_GEMV_SHAPES = {
-    True: [_GemvShape(warps, 32 // warps, 32 * warps) for warps in (1, 2, 4, 8)],
-    False: [_GemvShape(lanes, 4 * lanes, 512 // lanes) for lanes in (32, 16, 8)],
-}
+def _list_shapes(width: int, *, is_along_k: bool) -> list[_GemvShape]:
+    """Return what blocks may make, the most columns first; neighbouring lanes read a sector at least."""
+    if is_along_k:
+        return [_GemvShape(warps, 32 // warps, 8 * width * warps) for warps in (1, 2, 4, 8)]
+    return [_GemvShape(lanes, width * lanes, 512 // lanes) for lanes in (32, 16, 8, 4) if width * lanes >= 32]
 
 
-def _find_shape(emit: Emitter, product: Product, is_along_k: bool) -> int:
+def _find_shape(emit: Emitter, product: Product, shapes: list[_GemvShape]) -> int:
     """Return the number of the shape with most columns that fills the standard device with blocks, else the last's."""
-    shapes = _GEMV_SHAPES[is_along_k]
     filled = [
         product.count * ceil_div(product.extents[1], shape.columns) >= least_blocks(emit.target, _GEMV_BLOCKS)
         for shape in shapes

@@ -15,6 +15,7 @@ from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
+from gpuexec.ops.linalg.matmul_launch import find_gemv_width
 
 _DEPTH = 16  # kSlabDepth of simt_tile.cuh
 _WIDE_A, _WIDE_B, _WIDE_Y = 1, 2, 4  # Wide of simt_gemm.cuh
@@ -68,6 +69,9 @@ _TILES = {
     "SmallTile": TileCode(64, 64, 128, 602, 20, (27, 46), 4 * (16 * 4 + 4 * 4 * 2), 4 * (4 + 4 * 2), 3, 37888),
 }
 _REGISTERS = 128
+# Instructions of a thread for a slab, more where weights are narrow: by the bytes of one, for a loader that takes
+# vectors; and more where it takes single weights.
+WIDENING, _NARROW_ELEMENTS = {2: 33, 1: 50}, 20
 
 
 def find_tile_code(launch: Launch) -> TileCode:
@@ -124,24 +128,29 @@ class SlicedTiles:
         )
 
 
-@work_of("simt_gemm.cu", "simt_gemm")
+@work_of("simt_gemm.cu", "simt_gemm", "simt_gemm_narrow")
 def _count_simt_gemm(launch: Launch) -> Work:
     rows, columns, inner, batch, wide, _ = _read(launch)
+    itemsize = find_weight_bytes(launch, 1)
     code, tiles, slabs = find_tile_code(launch), launch.grid[0], ceil_div(inner, _DEPTH)
     left = rows * _count_asked(launch, 0) * ceil_div(columns, code.columns)
     right = columns * _count_asked(launch, 1) * ceil_div(rows, code.rows)
-    more = code.elements * ((not wide & _WIDE_A) + (not wide & _WIDE_B))
+    if itemsize == 4:
+        more = code.elements * ((not wide & _WIDE_A) + (not wide & _WIDE_B))
+    else:  # both by vectors, or both by elements
+        has_vectors = wide & (_WIDE_A | _WIDE_B) == _WIDE_A | _WIDE_B
+        more = WIDENING[itemsize] + (0 if has_vectors else code.elements + _NARROW_ELEMENTS)
     sliced = SlicedTiles(code, tiles, launch.grid[1], tiles * slabs, slabs)
     terms = batch * rows * columns * inner
     return sliced.describe(launch, terms, batch * inner * (left + right), more=more, is_wide=bool(wide & _WIDE_Y))
 
 
 _GEMV_WARPS, _GEMV_COLUMNS = 8, 4  # of a block; of a warp or thread
-# Instructions of a lane for a weight of one row, for each row more, and more where they come four bytes at a time.
-_EACH_WEIGHT, _EACH_ROW, _EACH_NARROW = 2.4, 1.45, 4.0
+# Instructions of a lane for a weight of one row, by its bytes, for each row more, and more where they come one by one.
+_EACH_WEIGHT, _EACH_ROW, _EACH_SINGLE = {4: 2.4, 2: 2.9, 1: 4.9}, 1.45, 4.0
 
 
-@work_of("gemv.cu", "gemv_along_k", "gemv_along_columns")
+@work_of("gemv.cu", "gemv_along_k", "gemv_along_columns", "gemv_along_k_narrow", "gemv_along_columns_narrow")
 def _count_gemv(launch: Launch) -> Work:
     rows, columns, inner, batch, wide, lanes = _read(launch)
     match = re.search(r"<(\d)", launch.kernel.expression)
@@ -149,18 +158,20 @@ def _count_gemv(launch: Launch) -> Work:
     together, slices = int(match[1]), launch.grid[1]
     row_blocks, blocks = launch.grid[2], prod(launch.grid)
     is_along_k = launch.kernel.expression.startswith("gemv_along_k")
-    block_columns = _GEMV_WARPS // lanes * _GEMV_COLUMNS if is_along_k else _GEMV_COLUMNS * lanes
+    itemsize = find_weight_bytes(launch, 1)
+    own = find_gemv_width(itemsize, together, is_along_k=is_along_k)  # k or columns of a lane
+    block_columns = _GEMV_WARPS // lanes * _GEMV_COLUMNS if is_along_k else own * lanes
     is_wide = wide & (_WIDE_A | _WIDE_B) == _WIDE_A | _WIDE_B if is_along_k else bool(wide & _WIDE_B)
-    width = 4 if is_wide else 1
+    width = own if is_wide else 1
     if is_along_k:  # terms of a warp, and those that are under way together
         terms, ahead = inner / (slices * lanes), WARP * width * (2 if together <= 4 else 1)
     else:
         terms, ahead = inner / slices / (_GEMV_WARPS * WARP // lanes), (8 if together <= 4 else 4) if is_wide else 1
     weights = batch * columns * inner * row_blocks
-    each = _EACH_WEIGHT + _EACH_ROW * (together - 1) + (0 if is_wide else _EACH_NARROW)
+    each = _EACH_WEIGHT[itemsize] + _EACH_ROW * (together - 1) + (0 if is_wide else _EACH_SINGLE)
     results, steps, scratch = batch * rows * columns, count_epilogue_steps(launch), _find_scratch(launch)
     joined = 4 * blocks * together * block_columns if slices > 1 else 0
-    read = ceil_div(blocks, slices) * together * inner * 4 + weights * 4
+    read = ceil_div(blocks, slices) * together * inner * 4 + weights * itemsize
     beside = sum(count_slot_bytes(a) for a in _list_beside(launch, scratch))
     return Work(
         flops=2 * results * inner + results * steps,
@@ -172,7 +183,7 @@ def _count_gemv(launch: Launch) -> Work:
         rounds=ceil_div(int(terms), ahead) + 1 + (slices / 4 + _JOIN_ROUNDS if joined else 0),
         barriers=1,
         registers=72 if together <= 2 else 128,
-        shared_nbytes=_GEMV_WARPS * together * 4 * (_GEMV_COLUMNS if is_along_k else 128),
+        shared_nbytes=_GEMV_WARPS * together * 4 * (_GEMV_COLUMNS if is_along_k else WARP * own),
         operand_nbytes={scratch: 0, scratch + 1: 0},
     )
 
@@ -191,7 +202,14 @@ def _count_asked(launch: Launch, operand: int) -> int:
     packed = launch.arguments[4]
     assert isinstance(packed, bytes)
     strides = struct.unpack_from("<4q", packed, 16)[2 * operand : 2 * operand + 2]
-    return 4 if 1 in strides or 0 in strides else SECTOR_BYTES
+    return find_weight_bytes(launch, operand) if 1 in strides or 0 in strides else SECTOR_BYTES
+
+
+def find_weight_bytes(launch: Launch, position: int) -> int:
+    """Return the bytes of an element of an operand: fewer than four of narrow weights."""
+    slot = launch.arguments[position]
+    assert isinstance(slot, Slot)
+    return slot.dtype.itemsize
 
 
 def _find_scratch(launch: Launch) -> int:

@@ -1,7 +1,7 @@
 """Convolution and its transpose over one to three spatial axes: Conv, ConvTranspose.
 
 On a device a convolution is one matrix product whose right operand is gathered while it is loaded: of floats by
-`conv_simt`, of other types, narrow weights and kernels of many taps by ``conv.cu``. Depthwise convolutions are those of
+`conv_simt`, of other types and kernels of many taps by ``conv.cu``. Depthwise convolutions are those of
 `conv_depthwise`; where its tiles are too small, or a group has several input channels and one output channel, each
 thread makes one output. On the host patches are laid out as columns, a few images or rows at a time, for a product of
 matrices.
@@ -111,10 +111,11 @@ class Conv(Convolution):
             self.lower_with(emit, (x, w, bias), (made,), narrow)
             emit.copy(y, made)
             return
-        if _has_own_kernels(emit, narrow):
-            if sizes.group_ins == 1 and launch_depthwise(emit, slots, windows, sizes.group_outs):
+        if _has_own_kernels(emit):
+            is_depthwise = sizes.group_ins == 1 and narrow is None
+            if is_depthwise and launch_depthwise(emit, slots, windows, sizes.group_outs):
                 return
-            if not sizes.has_single and launch_simt_conv(emit, slots, windows, self.group):
+            if not sizes.has_single and launch_simt_conv(emit, slots, windows, self.group, narrow=narrow):
                 return
         name, blocks = "conv_gemm", sizes.tiles
         if sizes.has_single:
@@ -190,15 +191,15 @@ class ConvTranspose(Convolution):
         check_index(self.name, "outputs of one channel", sizes.outputs)
         slots, windows = (x, w, bias, y), self.windows(x.shape, w.shape)
         # With fewer output channels most of a tile would be empty.
-        is_tiled = w.shape[1] >= _TILED_OUTS and _has_own_kernels(emit, narrow)
-        if is_tiled and launch_simt_conv(emit, slots, windows, self.group, is_transposed=True):
+        is_tiled = w.shape[1] >= _TILED_OUTS and _has_own_kernels(emit)
+        if is_tiled and launch_simt_conv(emit, slots, windows, self.group, is_transposed=True, narrow=narrow):
             return
         _launch(emit, "conv_transpose", ceil_div(y.spec.size, THREADS), slots, windows, sizes, narrow)
 
 
-def _has_own_kernels(emit: Emitter, narrow: NarrowWeight | None) -> bool:
-    """Return whether there may be a kernel for the type and the shape: not of narrow weights, and not in textures."""
-    return narrow is None and emit.target.has_kernels and not emit.target.has_textures
+def _has_own_kernels(emit: Emitter) -> bool:
+    """Return whether there may be a kernel for the type and the shape: not in textures."""
+    return emit.target.has_kernels and not emit.target.has_textures
 
 
 def _launch(

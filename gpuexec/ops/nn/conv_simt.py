@@ -2,7 +2,8 @@
 
 ``conv_simt.cu`` multiplies weights by patches of the input. A convolution is one product; its transpose is one for each
 phase, which is the outputs of equal remainders by the strides: these see the input through the same taps. Where a
-product has few tiles its inner extent is divided into slices, whose sums the last block of a tile adds up.
+product has few tiles its inner extent is divided into slices, whose sums the last block of a tile adds up. Narrow
+weights are packed as those of float are, in their own type, and widened on the way to shared memory.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gpuexec.ops.elementwise.epilogue import instantiate_finished
 from gpuexec.ops.lib.slices import LARGE_TILE, SLAB_DEPTH, SMALL_TILE, TILES, Tile, choose_tile, slice_tiles
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import MAX_AXES, Windows
+from gpuexec.ops.quant.narrow_weight import STORED, NarrowWeight, name_stored
 
 FLOAT: np.dtype[Any] = np.dtype(np.float32)
 _SOURCE = "conv_simt.cu"
@@ -38,10 +40,26 @@ _LIMIT = 2**31
 # Channels of a tap that lie together; 1: there is one tap, whose weights are read as they lie.
 BLOCKS = (16, 4, 1)
 
-instantiate_finished(FLOAT, [Kernel(_SOURCE, f"simt_conv<{tile.name}, {block}>") for tile in TILES for block in BLOCKS])
-# Phases are many, and small: the large tile would hardly be chosen.
-instantiate_finished(FLOAT, [Kernel(_SOURCE, f"simt_conv_transpose<SmallTile, {block}>") for block in (16, 4)])
-instantiate(_SOURCE, ["pack_conv_weights"])
+
+def _name_kernel(tile: Tile, block: int, weight: np.dtype[Any], *, is_transposed: bool) -> Kernel:
+    """Return the kernel for a tile, channels that lie together, and the type of the weights."""
+    name = "simt_conv_transpose" if is_transposed else "simt_conv"
+    if weight == FLOAT:
+        return Kernel(_SOURCE, f"{name}<{tile.name}, {block}>")
+    return Kernel(_SOURCE, f"{name}_narrow<{tile.name}, {block}, {name_stored(weight)}>")
+
+
+def _has_tile(tile: Tile, block: int, weight: np.dtype[Any]) -> bool:
+    """Return whether there is a kernel: large tiles that gather leave registers for int8 by 16 channels alone."""
+    return tile is SMALL_TILE or weight == FLOAT or block == 1 or (block == 16 and weight.itemsize == 1)
+
+
+for _weight in (FLOAT, *STORED):
+    _shapes = [(tile, block) for tile in TILES for block in BLOCKS if _has_tile(tile, block, _weight)]
+    instantiate_finished(FLOAT, [_name_kernel(*shape, _weight, is_transposed=False) for shape in _shapes])
+    # Phases are many, and small: the large tile would hardly be chosen.
+    instantiate_finished(FLOAT, [_name_kernel(SMALL_TILE, block, _weight, is_transposed=True) for block in (16, 4)])
+    instantiate(_SOURCE, [f"pack_conv_weights<{name_stored(_weight)}>"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +399,7 @@ def launch_simt_conv(
     groups: int,
     *,
     is_transposed: bool = False,
+    narrow: NarrowWeight | None = None,
 ) -> bool:
     """Launch a convolution or its transpose as a product of float tiles; False where the kernels can't.
 
@@ -390,6 +409,7 @@ def launch_simt_conv(
         windows: Those over x, or over y where the convolution is transposed.
         groups: Groups of channels.
         is_transposed: Whether it is.
+        narrow: The scales of w, where it is narrow.
     """
     x, w, bias, y = slots
     if y.dtype != FLOAT:
@@ -405,17 +425,18 @@ def launch_simt_conv(
     # Where weights have other extents, and the chosen kernel can't serve them, the size is planned by itself.
     block = chosen if {16: channels % 8 == 0, 4: True, 1: block == 1}[chosen] else block
     inner, tile = max(total.count_inners(block), default=0), SMALL_TILE
-    if not is_transposed:
+    if not is_transposed and _has_tile(LARGE_TILE, block, w.dtype):
         tile = choose_tile(emit, outs, x.shape[0] * prod(windows.counts), inner, groups)
     tiles = sum(total.count_tiles(tile))
     slices = slice_tiles(emit, tiles, ceil_div(inner, SLAB_DEPTH), tile.size)
     weights = _pack_weights(emit, w, windows, total, block)
     bias = None if bias is None else emit.contiguous(bias)
-    name = "simt_conv_transpose" if is_transposed else "simt_conv"
     sizes = total.pack(tile, block, has_positions=block == 1 and total.has_positions(x))
     arguments: list[Argument] = [x, weights, bias, y, sizes, slices.scratch, slices.counters]
+    if narrow is not None:
+        arguments += [*narrow.dense(emit), np.int64(0 if narrow.axis is None else 1)]
     emit.launch(
-        Kernel(_SOURCE, f"{name}<{tile.name}, {block}>"),
+        _name_kernel(tile, block, w.dtype, is_transposed=is_transposed),
         (max(tiles, 1), slices.count, 1),
         (tile.threads, 1, 1),
         arguments,
@@ -452,7 +473,7 @@ def _pack_weights(emit: Emitter, w: Slot, windows: Windows, total: ConvSum, bloc
         )
         if size:
             emit.launch(
-                Kernel(_SOURCE, "pack_conv_weights"),
+                Kernel(_SOURCE, f"pack_conv_weights<{name_stored(w.dtype)}>"),
                 (ceil_div(size, _PACK_THREADS), 1, 1),
                 (_PACK_THREADS, 1, 1),
                 [w, packed, parameters],

@@ -16,7 +16,7 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
 from gpuexec.ops.lib.windows import Windows
-from gpuexec.ops.linalg.simt_work import SlicedTiles, find_tile_code
+from gpuexec.ops.linalg.simt_work import WIDENING, SlicedTiles, find_tile_code, find_weight_bytes
 
 _HEAD, _COUNT, _PHASES, _PHASE = (
     "<16i",
@@ -30,14 +30,14 @@ _AROUND, _EACH_PLACE, _EACH_OUTPUT, _EACH_TAP = 300, 12, 20, 1.7
 _OUTPUTS_TOGETHER = 8  # of a thread
 
 
-@work_of("conv_simt.cu", "simt_conv", "simt_conv_transpose")
+@work_of("conv_simt.cu", "simt_conv", "simt_conv_transpose", "simt_conv_narrow", "simt_conv_transpose_narrow")
 def _count_simt_conv(launch: Launch) -> Work:
     x, y, packed = launch.arguments[0], launch.arguments[3], launch.arguments[4]
     assert isinstance(x, Slot) and isinstance(y, Slot) and isinstance(packed, bytes)
     batch, groups, channels, outs, *axes = struct.unpack_from(_HEAD, packed)
     extents, steps, dilations = (tuple(axes[first : first + 3]) for first in (0, 3, 6))
     count, _, has_positions = struct.unpack_from("<3i", packed, _COUNT)
-    code, block = find_tile_code(launch), _find_block(launch)
+    code, block, weight_nbytes = find_tile_code(launch), _find_block(launch), find_weight_bytes(launch, 1)
     terms = slabs = longest = 0
     is_ragged = False
     asked = 0.0
@@ -52,10 +52,11 @@ def _count_simt_conv(launch: Launch) -> Work:
         plane = Windows(extents, kernel, steps, tuple(abs(each) for each in dilations), begins, begins, counts)
         # Taps of a channel see much the same places: L1 has them after the first.
         seen = plane.count_seen(min(code.columns, max(prod(counts), 1))) * channels
-        asked += 4 * groups * column_tiles * (outs * inner + row_tiles * seen)
+        asked += groups * column_tiles * (weight_nbytes * outs * inner + 4 * row_tiles * seen)
         terms += groups * outs * windows * channels * prod(kernel)
     bias = y.spec.size if launch.arguments[2] is not None else 0
     more = {1: 0 if has_positions else code.elements, 16: code.patches[0], 4: code.patches[1]}[block]
+    more += WIDENING.get(weight_nbytes, 0)
     sliced = SlicedTiles(code, launch.grid[0], launch.grid[1], slabs, longest)
     is_wide = "transpose" not in launch.kernel.expression and not is_ragged
     work = sliced.describe(launch, terms, asked, more=more, is_wide=is_wide)

@@ -35,6 +35,15 @@ def name_types(wide: np.dtype[Any], narrow: np.dtype[Any]) -> str:
 NARROW_TYPES = tuple(name_types(*pair) for pair in PAIRS)
 
 
+# Of weights of products in float.
+STORED = tuple(narrow for wide, narrow in PAIRS if wide == np.float32)
+
+
+def name_stored(weight: np.dtype[Any]) -> str:
+    """Return the type of a weight as kernels spell it."""
+    return dtype_row(weight).cuda
+
+
 @dataclass(frozen=True, slots=True)
 class NarrowWeight:
     """Quantisation of a weight in a lowering: scale and zero point (None: none), and their axis (None: of it all)."""
