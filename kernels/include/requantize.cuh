@@ -36,15 +36,20 @@ struct Finish {
   i32 unused;
 };
 
-// Converts a sum to a result: the sum itself, a float (sum * scale + bias) or a byte (round(sum * scale / y_scale) + y_zero).
-// `scale` is the product of alpha and the scales of both operands.
+// The factor of a sum, for finish_sum: `scale` is the product of alpha and the scales of both operands.
 template <class Y>
-__device__ inline Y finish_sum(i32 sum, float scale, float y_scale, i32 y_zero, float bias, i32 y_offset) {
+__device__ inline float find_factor(float scale, float y_scale) {
+  return kIsSame<Y, u8> ? scale / y_scale : scale;
+}
+
+// Converts a sum to a result: the sum itself, a float (sum * factor + bias) or a byte (round(sum * factor) + y_zero).
+template <class Y>
+__device__ inline Y finish_sum(i32 sum, float factor, i32 y_zero, float bias, i32 y_offset) {
   if constexpr (kIsSame<Y, i32>) {
     return sum;
   } else if constexpr (kIsSame<Y, u8>) {
-    return round_to_byte(float(sum) * (scale / y_scale), y_zero, y_offset);
+    return round_to_byte(float(sum) * factor, y_zero, y_offset);
   } else {
-    return cast<Y>(float(sum) * scale + bias);
+    return cast<Y>(float(sum) * factor + bias);
   }
 }

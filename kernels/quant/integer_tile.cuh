@@ -1,110 +1,100 @@
-// One 64 x 64 tile of an 8-bit integer matrix product, four products an instruction (dp4a).
-//
-// Operands come through loaders as words of four centred bytes that are neighbours along the inner extent, with 0 beyond
-// its end. Sums are modulo 2^32, so their order does not matter; the share of zero points is subtracted afterwards,
-// by the sums of rows and columns.
+// Tiles of products of words of four bytes: their places, sums of rows for zero points, and packing of right operands.
 #pragma once
-#include "requantize.cuh"
-#include "tile.cuh"
+#include "integer_product.cuh"
+#include "simt_tile.cuh"
 
-constexpr int kWords = 8;      // words of the inner extent that are in shared memory at a time
-constexpr int kWordBytes = 4;
-constexpr u32 kOnes = 0x01010101u;
-typedef TilePart<kWords> WordPart;
+// The place of a tile: (batch * row tiles + row tile) * column tiles + column tile.
+template <class Tile>
+struct TileOfBatch {
+  int first_row, first_column;
+  u32 batch;
 
-__device__ inline u32 multiply_add_bytes(u32 a, u32 b, u32 c) { return u32(__dp4a(int(a), int(b), int(c))); }
-
-__device__ inline u32 flip_of(i32 offset) { return offset ? 0x80808080u : 0u; }
-
-// Four bytes `stride` apart, of which the first `left` exist.
-__device__ inline u32 load_word(const u8* source, i64 stride, i64 left, u32 flip, bool is_aligned) {
-  if (is_aligned && left >= kWordBytes) return *reinterpret_cast<const u32*>(source) ^ flip;
-  u32 word = 0;
-#pragma unroll
-  for (int i = 0; i < kWordBytes; ++i) {
-    if (i < left) word |= u32(u8(source[i * stride] ^ u8(flip))) << 8 * i;
-  }
-  return word;
-}
-
-// Whether rows `stride` apart, dense along the inner extent, can be read by words.
-__device__ inline bool is_word_aligned(const u8* matrix, i64 stride, i64 inner_stride) {
-  return inner_stride == 1 && ((reinterpret_cast<u64>(matrix) | u64(stride)) & 3) == 0;
-}
-
-// Loads words from a matrix by strides.
-struct MatrixLoader {
-  WordPart part;
-  const u8* first;  // where the thread's words begin
-  i64 step, stride, inner;
-  int extent;
-  u32 flip;
-  bool is_aligned;
-
-  __device__ MatrixLoader(const u8* matrix, i64 origin, i64 x_extent, i64 inner_extent, i64 x_stride, i64 inner_stride,
-                          i32 offset, int thread) {
-    part = inner_stride == 1 ? WordPart::along_k(thread) : WordPart::along_x(thread);
-    i64 below = x_extent - origin - part.x;
-    extent = int(below < kTile ? below : kTile);
-    inner = inner_extent - part.k * kWordBytes;
-    stride = inner_stride;
-    step = part.dx * x_stride + part.dk * kWordBytes * inner_stride;
-    first = matrix + (origin + part.x) * x_stride + part.k * kWordBytes * inner_stride;
-    flip = flip_of(offset);
-    is_aligned = is_word_aligned(matrix, x_stride, inner_stride);
-  }
-
-  __device__ void load(i64 word, u32 (&words)[WordPart::kCount]) const {
-    const i64 k = word * kWordBytes;
-    const u8* source = first + k * stride;
-#pragma unroll
-    for (int i = 0; i < WordPart::kCount; ++i) {
-      i64 left = i * part.dx < extent ? inner - k - i * part.dk * kWordBytes : 0;
-      words[i] = left > 0 ? load_word(source + i * step, stride, left, flip, is_aligned) : 0u;
-    }
+  __device__ TileOfBatch(int rows, int columns, u32 tile) {
+    const u32 column_tiles = (u32(columns) + Tile::kColumns - 1) / Tile::kColumns;
+    const u32 row_tiles = (u32(rows) + Tile::kRows - 1) / Tile::kRows;
+    const u32 row_tile = tile / column_tiles;
+    first_column = int(tile - row_tile * column_tiles) * Tile::kColumns;
+    batch = row_tile / row_tiles;
+    first_row = int(row_tile - batch * row_tiles) * Tile::kRows;
   }
 };
 
-// Sums of a thread: of products, and of the rows and columns it multiplied.
-struct ByteSums {
-  u32 products[kSums][kSums], rows[kSums], columns[kSums];
-
-  // Turns the products into sums of (left - left_zero) * (right - right_zero); zero points are centred.
-  __device__ void take_off(const i32 (&left_zeros)[kSums], const i32 (&right_zeros)[kSums], i64 inner) {
+// Subtracts the zero points of columns * the sums of the left rows from a tile's sums, over the slabs of a range. Eight
+// threads share a row. find_zero(column) is that of a column of the tile. All threads of the block come here.
+template <class Tile, class Multiply, class Rows, class FindZero>
+__device__ inline void subtract_rows(const Rows& rows, int first_row, const SlabRange& range, u32* ring,
+                                     u32 (&sums)[Tile::kRowSums][kColumnSums], FindZero find_zero) {
+  constexpr int kApart = Tile::kThreads / 8, kOwnRows = Tile::kRows / kApart;
+  const int thread = threadIdx.x, lane = thread % 8, first = thread / 8;
+  const int end = range.count ? range.first_k + range.head + (range.count - 1) * kSlabDepth : range.first_k;
+  u32 totals[kOwnRows];
+  const u32* sources[kOwnRows];
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const u32 zero = u32(left_zeros[i]), rest = rows[i] - u32(inner) * zero;
-#pragma unroll
-      for (int j = 0; j < kSums; ++j) products[i][j] -= zero * columns[j] + u32(right_zeros[j]) * rest;
-    }
+  for (int i = 0; i < kOwnRows; ++i) {
+    totals[i] = 0;
+    const int row = first_row + first + i * kApart;
+    sources[i] = rows.has(row) ? rows.find(row) : nullptr;
   }
-};
-
-// Sums left(row, k) * right(column, k) over k in [0, inner), as walk_tile runs. Sums of rows and columns are computed
-// where sums_rows and sums_columns ask for them.
-template <class Left, class Right>
-__device__ inline void multiply_bytes(const Left& left, const Right& right, i64 inner, bool is_needed, bool sums_rows,
-                                      bool sums_columns, ByteSums& sums) {
+  rows.visit_vectors(range.first_k, end, lane, [&](int offset) {
 #pragma unroll
-  for (int i = 0; i < kSums; ++i) {
-    sums.rows[i] = sums.columns[i] = 0;
+    for (int i = 0; i < kOwnRows; ++i) {
+      Vec<u32, 4> words = {};
+      if (sources[i]) words = load_vec<4>(sources[i] + offset);
 #pragma unroll
-    for (int j = 0; j < kSums; ++j) sums.products[i][j] = 0;
-  }
-  const i64 words = (inner + kWordBytes - 1) / kWordBytes;
-  walk_tile<u32, kWords, 2>(left, right, words, is_needed, [&](const u32 (&a)[kSums], const u32 (&b)[kSums]) {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-#pragma unroll
-      for (int j = 0; j < kSums; ++j) sums.products[i][j] = multiply_add_bytes(a[i], b[j], sums.products[i][j]);
-    }
-    if (sums_rows) {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) sums.rows[i] = multiply_add_bytes(a[i], kOnes, sums.rows[i]);
-    }
-    if (sums_columns) {
-#pragma unroll
-      for (int j = 0; j < kSums; ++j) sums.columns[j] = multiply_add_bytes(b[j], kOnes, sums.columns[j]);
+      for (int j = 0; j < 4; ++j) totals[i] = Multiply::add(words.lanes[j], kOnes, totals[i]);
     }
   });
+  __syncthreads();  // nobody reads slabs any more
+#pragma unroll
+  for (int i = 0; i < kOwnRows; ++i) {
+#pragma unroll
+    for (int offset = 4; offset > 0; offset /= 2) totals[i] += __shfl_xor_sync(kFullMask, totals[i], offset);
+    if (lane == 0) ring[first + i * kApart] = totals[i];
+  }
+  u32* const zeros = ring + Tile::kRows;
+  static_assert(Tile::kColumns <= Tile::kThreads, "a thread reads one zero point at most");
+  if (thread < Tile::kColumns) zeros[thread] = u32(find_zero(thread));
+  __syncthreads();
+  const SumsPlace<Tile> own(thread);
+#pragma unroll
+  for (int g = 0; g < 2; ++g) {
+    u32 own_zeros[4];
+    read_fragment(own_zeros, zeros + own.column + 32 * g);
+#pragma unroll
+    for (int i = 0; i < Tile::kRowSums; ++i) {
+      const u32 total = ring[own.row + 4 * i];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[i][4 * g + j] -= own_zeros[j] * total;
+    }
+  }
+}
+
+constexpr int kPackColumns = 32, kPackThreads = 256;  // of a block that packs
+
+// Packs a right operand [batch, words + 1, padded] in a block of 32 columns: x = batch * column blocks + column block.
+// find(batch, k, column) is the byte of an element, or null where there is none; a byte is centred by `flip`.
+template <class Find>
+__device__ inline void pack_columns(u32* packed, int words, int columns, int padded, i32 flip, Find find) {
+  constexpr int kParts = kPackThreads / kPackColumns;
+  __shared__ u32 totals[kParts][kPackColumns];
+  const u32 column_blocks = (u32(padded) + kPackColumns - 1) / kPackColumns, batch = blockIdx.x / column_blocks;
+  const int lane = threadIdx.x % kPackColumns, part = threadIdx.x / kPackColumns;
+  const int column = int(blockIdx.x - batch * column_blocks) * kPackColumns + lane;
+  packed += i64(batch) * (words + 1) * padded;
+  u32 total = 0;
+  for (int k = part; k < words && column < padded; k += kParts) {
+    u32 word = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const u8* source = column < columns ? find(batch, 4 * k + i, column) : nullptr;
+      if (source) word |= u32(u8(*source ^ u8(flip))) << 8 * i;
+    }
+    packed[i64(k) * padded + column] = word;
+    total = MultiplyBytes<true>::add(word, kOnes, total);
+  }
+  totals[part][lane] = total;
+  __syncthreads();
+  if (part > 0 || column >= padded) return;
+  for (int i = 1; i < kParts; ++i) total += totals[i][lane];
+  packed[i64(words) * padded + column] = total;
 }

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gpuexec.errors import InputError
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.quant.integer_conv import ConvInteger, QLinearConv
+from gpuexec.ops.quant.integer_conv import ConvByteWords, ConvInteger, QLinearConv
+from tests.ops.counted_launch import CountedCase, compare, count_wavefronts, floats
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.test_conv import direct_sum
 
@@ -248,3 +249,73 @@ def test_what_does_not_fit_is_refused(op: Any, inputs: tuple[TensorSpec | None, 
     with pytest.raises(InputError) as caught:
         op.infer(*inputs)
     assert message in str(caught.value)
+
+
+WEIGHTED = [
+    *(
+        (x, w, y, extents, attributes)
+        for (x, w, y), (extents, attributes) in zip(
+            [(U8, I8, U8), (I8, U8, I8), (U8, U8, U8), (I8, I8, I8), (U8, I8, I8), (I8, U8, U8), (U8, I8, U8)],
+            [
+                ((1, 3, 23, 19, 67, 7, 3), {"pads": [3, 1, 3, 1], "strides": [2, 2]}),
+                ((2, 34, 9, 8, 130, 3, 3), {"pads": [1, 1, 1, 1]}),
+                ((1, 520, 5, 4, 20, 3, 2), {"pads": [1, 0, 1, 1]}),  # in slices
+                ((3, 16, 12, 11, 33, 1, 1), {"strides": [2, 3]}),
+                ((2, 6, 11, 13, 24, 3, 3), {"group": 3, "pads": [0, 2, 1, 0]}),
+                ((1, 17, 14, 13, 5, 2, 3), {"dilations": [2, 3], "pads": [2, 2, 2, 2]}),
+                ((1, 40, 12, 12, 64, 5, 4), {"group": 2, "strides": [1, 2]}),
+            ],
+            strict=True,
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("x", "w", "y", "extents", "attributes"), WEIGHTED)
+def test_convolutions_with_a_weight(
+    checks: str, x: Any, w: Any, y: Any, extents: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
+    batch, ins, height, width, outs, *taps = extents
+    images = integers(x, batch, ins, height, width)
+    weights = integers(w, outs, ins // attributes.get("group", 1), *taps)
+    case = quantised("weight", images, weights, y, bias=True, by_channel=True, **attributes)
+    run_case(dataclasses.replace(case, const=(3,)), checks)
+
+
+@pytest.mark.parametrize("dtype", [U8, I8])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("taps", [(3, 3), (7,), (2, 1, 1)])
+def test_a_weight_is_packed_alike_in_any_blocks(dtype: Any, axis: int, taps: tuple[int, ...]) -> None:
+    groups, channels = 3, 70
+    weights = integers(dtype, groups * 50, channels, *taps)
+    form = ConvByteWords(groups, 50, channels)
+    whole, parts = (np.zeros(form.infer(TensorSpec.of(weights)).shape, np.uint32) for _ in range(2))
+    form.pack(weights, (0,) * weights.ndim, whole)
+    for first in range(0, weights.shape[axis], 64):
+        at = [0] * weights.ndim
+        at[axis] = first
+        form.pack(weights[:, first : first + 64] if axis else weights[first : first + 64], tuple(at), parts)
+    np.testing.assert_array_equal(parts, whole)
+    centred = weights.astype(np.int64) - (128 if dtype is U8 else 0)
+    sums = centred.reshape(groups, 50, -1).sum(2)
+    np.testing.assert_array_equal(whole[:, -1, :50].view(np.int32), sums)
+    words = whole[:, :-1].view(I8)
+    np.testing.assert_array_equal(words.reshape(*whole[:, :-1].shape, 4).sum((1, 3), dtype=np.int64)[:, :50], sums)
+
+
+@pytest.mark.parametrize("dtype", [I8, U8])
+@pytest.mark.parametrize("extents", [(1, 16, 16, 64, 3), (2, 64, 8, 128, 1), (1, 256, 12, 64, 3)], ids=str)
+def test_work_of_tiles_is_as_counted(extents: tuple[int, ...], dtype: type) -> None:
+    batch, ins, extent, outs, taps = extents
+    weight = floats(outs, ins, taps, taps, dtype=dtype)
+    attributes = {"pads": [taps // 2] * 4}
+    found = compare(
+        CountedCase(
+            "ConvInteger", "integer_conv", {"x": (batch, ins, extent, extent)}, {"w": weight}, attributes, dtype
+        )
+    )
+    counted = found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
+    # Of 16 channels a place is half of a sector, whose other half a warp may ask for at once.
+    assert 0.85 <= counted / found.work.l2_nbytes <= 1.02
+    assert found.work.wavefronts == pytest.approx(count_wavefronts(found.counts, 2), rel=0.1)
+    assert found.work.flops == 2 * batch * outs * extent**2 * ins * taps**2

@@ -234,6 +234,25 @@ def test_products_of_any_integers(checks: str, a: Any, b: Any, extents: tuple[in
     run_case(product("any", draw(a, rows, inner), draw(b, inner, columns), draw(a), draw(b)), checks)
 
 
+# Left operands of whole vectors are read as they lie, others are packed; the last ones have slices.
+WEIGHTED = [
+    product("whole_rows", integers(U8, 70, 64), integers(I8, 64, 30), integers(U8), integers(I8)),
+    product("rows_with_gaps", integers(I8, 2, 70, 96)[:, :, 16:80], integers(U8, 64, 68), integers(I8)),
+    product("odd_rows", integers(U8, 66, 37), integers(U8, 37, 65), integers(U8), integers(U8)),
+    product("batches", integers(I8, 2, 3, 9, 32), integers(I8, 3, 32, 12), integers(I8), integers(I8)),
+    product("vector", integers(U8, 3, 9, 48), integers(I8, 48), integers(U8), integers(I8)),
+    product("transposed", integers(U8, 20, 48), integers(I8, 33, 48).T, integers(U8), integers(I8)),
+    product("one_row", integers(U8, 1, 2048), integers(I8, 2048, 40), integers(U8), integers(I8)),
+    product("few_rows", integers(I8, 5, 1024), integers(U8, 1024, 130), integers(I8), integers(U8)),
+    product("slices", integers(U8, 65, 2064), integers(U8, 2064, 70), integers(U8), integers(U8)),
+]
+
+
+@pytest.mark.parametrize("case", WEIGHTED, ids=lambda case: case.id)
+def test_products_with_a_weight(checks: str, case: Case) -> None:
+    run_case(dataclasses.replace(case, const=(1,)), checks)
+
+
 @pytest.mark.parametrize("cls", [MatMulInteger, QLinearMatMul])
 def test_attributes_are_those_of_the_schema(cls: Any) -> None:
     assert not onnx.defs.get_schema(cls.name).attributes

@@ -93,8 +93,20 @@ LARGER: Mapping[str, Budget] = {
         for t in ("float", "half", "bf16", "double")
     },
     "grid_sample.cu:sample_blend<double, 6>": Budget(144, "six axes and their loops, in doubles"),
-    "integer_conv.cu:integer_conv": Budget(128, "as integer_gemm, and the walk of a window; two blocks fit"),
-    "integer_matmul.cu:integer_gemm": Budget(128, "4 x 4 sums and two slabs in flight; two blocks of 256 threads fit"),
+    **{
+        f"integer_conv.cu:integer_conv<{tile}, {t}>": Budget(registers, "as integer_gemm, which it is over windows")
+        for tile, registers in (("LargeTile", 216), ("SmallTile", 128))
+        for t in ("u8", "i32")
+    },
+    **{
+        f"integer_matmul.cu:integer_gemm<{tile}, {t}>": Budget(registers, reason)
+        for tile, registers, reason in (
+            ("LargeTile", 216, "as simt_gemm, which it is over words of bytes"),
+            ("SmallTile", 128, "as simt_gemm, which it is over words of bytes"),
+        )
+        for t in ("u8", "i32", "float", "half")
+    },
+    "integer_matmul.cu:integer_gemv": Budget(128, "as gemv_along_columns, and the sums of up to 8 rows"),
     "matmul_nbits.cu:matmul_nbits": Budget(128, "as gemm, which it is with another right operand"),
     "norm.cu:normalize_summed_rows": Budget(72, "16 sums are held beside the pointers of three terms"),
     "quantized_lstm.cu:quantized_lstm": Budget(112, "four gates, each with a sum, a zero point and a scale"),

@@ -144,7 +144,17 @@ GATES: Mapping[str, Gate] = {
         )
         for t in _FLOATS
     },
-    "integer_matmul.cu:integer_gemm": Gate(instructions=20000, blocks=2, aim="products of four bytes (IDP, IMMA)"),
+    # The same loop over words of four bytes; there is one for signed and one for unsigned left operands.
+    **{
+        f"integer_matmul.cu:integer_gemm<{tile}, {t}>": Gate(
+            instructions=10600, store_bits=32 if t == "u8" else 64 if t == "half" else 128, multiply_adds=share,
+            loop_integers=70, loop_calls=0, load_bits=128, fast_multiply_adds=share, fast_load_bits=128,
+            opcodes=("IDP",), blocks=blocks, aim="products of tiles (IMMA)",
+        )
+        for tile, share, blocks in (("LargeTile", 0.85, 1), ("SmallTile", 0.82, 2))
+        for t in ("u8", "i32", "float", "half")
+    },
+    "integer_matmul.cu:integer_gemv": Gate(instructions=7000, opcodes=("IDP",), blocks=2),
     # Convolutions.
     **_products("conv.cu:conv_gemm<{t}>", _FLOATS, share=0.40, integers=245, instructions=2600, aim=_CONV_AIM),
     **_products(
@@ -188,7 +198,15 @@ GATES: Mapping[str, Gate] = {
     },
     "conv_depthwise.cu:conv_depthwise": Gate(instructions=3600, opcodes=("FFMA",), blocks=2),
     "conv.cu:conv_gemm_narrow": Gate(instructions=5400, blocks=2),
-    "integer_conv.cu:integer_conv": Gate(instructions=10500, blocks=2, aim="products of four bytes (IDP, IMMA)"),
+    # The table of vectors is read in the loop, 32 bits at a time.
+    **{
+        f"integer_conv.cu:integer_conv<{tile}, {t}>": Gate(
+            instructions=10600, store_bits=128, multiply_adds=share, loop_integers=75, loop_calls=0, load_bits=32,
+            opcodes=("IDP",), blocks=blocks, aim="products of tiles (IMMA)",
+        )
+        for tile, share, blocks in (("LargeTile", 0.845, 1), ("SmallTile", 0.815, 2))
+        for t in ("u8", "i32")
+    },
     # Attention.
     **{
         f"attention.cu:attend<{t}>": Gate(

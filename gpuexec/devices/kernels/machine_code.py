@@ -53,7 +53,7 @@ WAIT = "ACQBULK"
 _GLOBAL = frozenset(("LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG", "UTMALDG", "UBLKCP"))
 # A product and a sum in one, a tile of them for the matrix units.
 _MULTIPLY_ADDS = frozenset(
-    ("FFMA", "FFMA2", "DFMA", "HFMA2", "HMMA", "IMMA", "DMMA", "QMMA", "OMMA", "HGMMA", "IGMMA", "QGMMA")
+    ("FFMA", "FFMA2", "DFMA", "HFMA2", "IDP", "HMMA", "IMMA", "DMMA", "QMMA", "OMMA", "HGMMA", "IGMMA", "QGMMA")
 )
 # Each stands with a U before it for the uniform data path, too.
 _INTEGER = re.compile(

@@ -1,27 +1,33 @@
 """Integer convolutions: ConvInteger, QLinearConv.
 
-The walk over windows is that of Conv; sums are of integers, with zero points taken off, so a tap in the padding adds
-nothing. Groups of a single input or output channel have a kernel of their own.
+Sums are of integers, with zero points taken off, so a tap in the padding adds nothing. A convolution is a product of
+words of four bytes: the input is packed first, channels last and with its padding, which moves it twice where the
+product reads it once for each tap. Groups of a single input or output channel have a kernel of their own.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar
 
-from gpuexec.errors import InputError
+import numpy as np
+
+from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
-from gpuexec.ir.geometry import ceil_div, permute
+from gpuexec.ir.geometry import ceil_div, permute, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
+from gpuexec.ir.weight_forms import WeightForm, weight_form
+from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.windows import Windows, pack_strides
-from gpuexec.ops.linalg.matmul_work import describe_byte_product
+from gpuexec.ops.lib.slices import SLAB_DEPTH, TILES, choose_tile, slice_tiles
+from gpuexec.ops.lib.strided import pack_fast_div32
+from gpuexec.ops.lib.windows import MAX_AXES, Windows, pack_strides
+from gpuexec.ops.linalg.simt_work import SlicedTiles, find_tile_code
 from gpuexec.ops.nn.conv_host import convolve
 from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
 from gpuexec.ops.quant.integer import (
@@ -38,11 +44,14 @@ from gpuexec.ops.quant.integer import (
     to_int32,
 )
 from gpuexec.ops.quant.integer_quants import align_quant
+from gpuexec.ops.quant.integer_words import VECTOR_BYTES, WORD, WORD_BYTES
 from gpuexec.ops.tensor.layout import window
 
-instantiate(
-    "integer_conv.cu", [f"{name}<{y}>" for name in ("integer_conv", "integer_conv_direct") for y in ("i32", "u8")]
-)
+_SOURCE, _PACK_COLUMNS = "integer_conv.cu", 32
+_LIMIT = 2**31
+
+instantiate(_SOURCE, [f"integer_conv<{tile.name}, {y}>" for tile in TILES for y in ("i32", "u8")])
+instantiate(_SOURCE, [*[f"integer_conv_direct<{y}>" for y in ("i32", "u8")], "pack_byte_windows", "pack_conv_bytes"])
 
 
 @operator("ConvInteger")
@@ -163,25 +172,222 @@ def _sum(op: Convolution, x: Quantized, w: Quantized) -> Array:
 
 
 def _launch(op: Convolution, emit: Emitter, x: Quantized, w: Quantized, y: Quantized, bias: Slot | None = None) -> None:
-    """Launch the product over patches, or the direct kernel for groups of one channel; x and y channels first."""
+    """Launch the product of windows, or the direct kernel for groups of one channel; x and y channels first.
+
+    Raises:
+        PlanError: This size is too large for the product, which the upper end has chosen.
+    """
     windows = op.windows(x.values.shape, w.values.shape)
     outs, ins = w.values.shape[:2]
-    sizes = ConvSizes(x.values.shape[0], op.group, ins, outs // op.group, prod(windows.counts))
     check_index(op.name, "input channels * taps", ins * windows.taps)
-    check_index(op.name, "outputs of one channel", sizes.outputs)
+    check_index(op.name, "outputs of one channel", prod(windows.counts))
     w = align_quant(emit, w)
-    name, blocks = "integer_conv", sizes.tiles
-    if sizes.has_single:
-        name, blocks = "integer_conv_direct", ceil_div(y.values.spec.size, THREADS)
+    bias = None if bias is None else emit.contiguous(bias)
+    sizes = ConvSizes(x.values.shape[0], op.group, ins, outs // op.group, prod(windows.counts))
+    total = WindowProduct.of(sizes, windows)
+    if emit.choose(int(sizes.has_single or not total.fits)):
+        _launch_direct(emit, sizes, windows, x, w, y, bias)
+        return
+    if not total.fits:
+        raise PlanError("An integer convolution is too large for tiles, which the upper end has chosen.")
+    total.launch(emit, windows, x, w, y, bias)
+
+
+def _has_many_quants(w: Quantized) -> int:
+    return int(any(slot is not None and slot.spec.size > 1 for slot in (w.scale, w.zero)))
+
+
+def _launch_direct(
+    emit: Emitter, sizes: ConvSizes, windows: Windows, x: Quantized, w: Quantized, y: Quantized, bias: Slot | None
+) -> None:
     steps = (*y.values.strides[:2], y.values.strides[-1])
-    per_channel = int(any(slot is not None and slot.spec.size > 1 for slot in (w.scale, w.zero)))
-    rest = struct.pack("<3q4i", *steps, offset_of(x.values.dtype), offset_of(w.values.dtype), per_channel, 0)
+    offsets = (offset_of(x.values.dtype), offset_of(w.values.dtype))
+    rest = struct.pack("<3q4i", *steps, *offsets, _has_many_quants(w), 0)
     arguments: list[Argument] = [x.values, emit.contiguous(w.values), x.zero, w.zero, y.values]
     arguments += [windows.pack(), pack_strides(x.values.strides), sizes.pack() + rest]
-    arguments += [x.scale, w.scale, y.scale, y.zero, None if bias is None else emit.contiguous(bias)]
-    arguments += [pack_finish(1.0, y.values.dtype, None)]
-    kernel = Kernel("integer_conv.cu", f"{name}<{'i32' if y.values.dtype == INT32 else 'u8'}>")
-    emit.launch(kernel, (blocks, 1, 1), (THREADS, 1, 1), arguments, writes=[4])
+    arguments += [x.scale, w.scale, y.scale, y.zero, bias, pack_finish(1.0, y.values.dtype, None)]
+    kernel = Kernel(_SOURCE, f"integer_conv_direct<{'i32' if y.values.dtype == INT32 else 'u8'}>")
+    grid = (ceil_div(y.values.spec.size, THREADS), 1, 1)
+    emit.launch(kernel, grid, (THREADS, 1, 1), arguments, writes=[4])
+
+
+def _fill(values: Sequence[int], filler: int) -> tuple[int, ...]:
+    """Return numbers along three axes, of which those in front may not be there."""
+    return (*(filler,) * (MAX_AXES - len(values)), *values)
+
+
+def _find_folded(channels: int, kernel: Sequence[int]) -> int:
+    """Return the taps of the last axis that are packed beside each other, as channels are; 0: each has its own place.
+
+    Few channels alone would leave most of a vector empty.
+    """
+    last = kernel[-1]
+    is_smaller = 2 * round_up(last * channels, VECTOR_BYTES) <= last * round_up(channels, VECTOR_BYTES)
+    return last if last == 1 or is_smaller else 0
+
+
+def count_vectors(channels: int, kernel: Sequence[int]) -> tuple[int, int, int]:
+    """Return the taps that have vectors of their own, the vectors of each, and the taps folded into these (or 0)."""
+    folded = _find_folded(channels, kernel)
+    taps = prod(kernel[:-1]) if folded else prod(kernel)
+    return taps, ceil_div(max(folded, 1) * channels, VECTOR_BYTES), folded
+
+
+@weight_form("conv_byte_words")
+@dataclass(frozen=True, slots=True)
+class ConvByteWords(WeightForm):
+    """Weights ``[out channels, channels, taps...]`` of bytes as words ``[groups, words + 1, outs]``, filled up with 0.
+
+    Words run over taps, and in a tap over its channels, which fill whole vectors; or a vector has those of several taps
+    of the last axis. Bytes are centred. The last row is the sums of the columns. ``outs`` and ``channels`` are of a
+    group.
+    """
+
+    groups: int
+    outs: int
+    channels: int
+
+    def infer(self, source: TensorSpec) -> TensorSpec:
+        """Return the spec."""
+        taps, vectors, _ = count_vectors(self.channels, source.shape[2:])
+        words = taps * vectors * VECTOR_BYTES // WORD_BYTES
+        return TensorSpec((self.groups, words + 1, round_up(self.outs, WORD_BYTES)), WORD)
+
+    def pack(self, block: Array, at: tuple[int, ...], packed: Array) -> None:
+        """Write a part of the weights, whose taps are all there: they are fewer than any part has rows."""
+        taps, _, folded = count_vectors(self.channels, block.shape[2:])
+        centred = block.view(np.uint8) ^ np.uint8(offset_of(block.dtype))
+        weights = centred.reshape(*block.shape[:2], taps, max(folded, 1))
+        places = np.arange(max(folded, 1)) * self.channels + (at[1] + np.arange(block.shape[1]))[:, None]
+        end = at[0] + block.shape[0]
+        for group in range(at[0] // self.outs, ceil_div(end, self.outs)):
+            low, high = max(group * self.outs, at[0]), min((group + 1) * self.outs, end)
+            part = weights[low - at[0] : high - at[0]]
+            columns = slice(low - group * self.outs, high - group * self.outs)
+            words = packed[group, :-1].reshape(taps, -1, packed.shape[-1])
+            for i in range(WORD_BYTES):
+                channels, inner = np.nonzero(places % WORD_BYTES == i)
+                chosen = part[:, channels, :, inner].transpose(2, 0, 1)  # [taps, bytes, outs]
+                words[:, places[channels, inner] // WORD_BYTES, columns] |= chosen.astype(WORD) << WORD.type(8 * i)
+            packed[group, -1, columns] += part.view(np.int8).sum((1, 2, 3), dtype=np.int32).view(WORD)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowProduct:
+    """A convolution as a product of windows and weights over a packed input ``[groups, batch, extents, vectors]``.
+
+    Attributes:
+        sizes: Batch, groups and channels.
+        kernel: Along three axes, as all below.
+        strides: From a window to the next.
+        dilations: From a tap to the next.
+        counts: Of windows.
+        extents: Of the packed input.
+        taps: Those that have vectors of their own.
+        vectors: Of a tap.
+        folded: Taps of the last axis whose channels are packed together; 0: each has vectors of its own.
+    """
+
+    sizes: ConvSizes
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    counts: tuple[int, ...]
+    extents: tuple[int, ...]
+    taps: int
+    vectors: int
+    folded: int
+
+    @staticmethod
+    def of(sizes: ConvSizes, windows: Windows) -> WindowProduct:
+        """Return the product of a convolution."""
+        kernel, strides, dilations, counts = (
+            _fill(values, 1) for values in (windows.kernel, windows.strides, windows.dilations, windows.counts)
+        )
+        taps, vectors, folded = count_vectors(sizes.group_ins, windows.kernel)
+        axes = zip(kernel, strides, dilations, counts, strict=True)
+        extents = [(n - 1) * stride + (k - 1) * dilation + 1 if n else 0 for k, stride, dilation, n in axes]
+        if folded:
+            extents[-1] = counts[-1]
+        return WindowProduct(sizes, kernel, strides, dilations, counts, tuple(extents), taps, vectors, folded)
+
+    @property
+    def rows(self) -> int:
+        """Windows of all images."""
+        return self.sizes.batch * self.sizes.outputs
+
+    @property
+    def words(self) -> int:
+        """Words of a window."""
+        return self.taps * self.vectors * VECTOR_BYTES // WORD_BYTES
+
+    @property
+    def count(self) -> int:
+        """Vectors of the packed input."""
+        return self.sizes.groups * self.sizes.batch * prod(self.extents) * self.vectors
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """Strides of the packed input along three axes, in words."""
+        place = self.vectors * VECTOR_BYTES // WORD_BYTES
+        return self.extents[1] * self.extents[2] * place, self.extents[2] * place, place
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is something to multiply, and all fits 32-bit numbers."""
+        return (
+            self.sizes.group_ins > 0
+            and max(self.rows + max(tile.rows for tile in TILES), VECTOR_BYTES * self.words, self.count) < _LIMIT // 4
+        )
+
+    def pack(self, x: Slot, w: Quantized, y: Quantized) -> bytes:
+        """Return the bytes of ``IntegerConv``."""
+        assert isinstance(w.values, Slot) and isinstance(y.values, Slot)
+        sizes, axes, image = self.sizes, self.axes, self.extents[0] * self.axes[0]
+        strides = (*self.strides[:2], 1 if self.folded else self.strides[2])
+        offsets = (offset_of(x.dtype), offset_of(w.values.dtype))
+        x_axes = [stride * axis for stride, axis in zip(strides, axes, strict=True)]
+        y_steps = (*y.values.strides[:2], y.values.strides[-1])
+        divisors = b"".join(pack_fast_div32(max(each, 1)) for each in (sizes.outputs, *self.counts))
+        return b"".join((
+            struct.pack("<4i", self.rows, sizes.group_outs, self.words, sizes.group_ins * prod(self.kernel)),
+            struct.pack("<4i", _has_many_quants(w), *offsets, round_up(sizes.group_outs, WORD_BYTES)),
+            struct.pack("<6i", sizes.batch * image, image, *x_axes, 0),
+            struct.pack("<3q", *y_steps),
+            divisors, pack_finish(1.0, y.values.dtype, None),
+        ))  # fmt: skip
+
+    def launch(
+        self, emit: Emitter, windows: Windows, x: Quantized, w: Quantized, y: Quantized, bias: Slot | None
+    ) -> None:
+        """Pack the input, and the weights where they are computed, and launch the product."""
+        sizes = self.sizes
+        packing = struct.pack(
+            "<18i", *self.extents, self.vectors, sizes.batch, sizes.groups, sizes.group_ins, self.folded, self.taps,
+            sizes.group_outs, round_up(sizes.group_outs, WORD_BYTES), offset_of(w.values.dtype),
+            *self.kernel[:2], 1 if self.folded else self.kernel[2],
+            *[dilation * axis for dilation, axis in zip(self.dilations, self.axes, strict=True)],
+        )  # fmt: skip
+        table = emit.temp((self.taps * self.vectors + 4,), INT32)
+        packed_x = emit.temp((self.count * VECTOR_BYTES // WORD_BYTES,), WORD)
+        arguments: list[Argument] = [x.values, x.zero, packed_x, table, windows.pack()]
+        arguments += [pack_strides(x.values.strides), packing, np.int64(self.count)]
+        grid = (ceil_div(max(self.count, table.spec.size), THREADS), 1, 1)
+        emit.launch(Kernel(_SOURCE, "pack_byte_windows"), grid, (THREADS, 1, 1), arguments, writes=[2, 3])
+        form = ConvByteWords(sizes.groups, sizes.group_outs, sizes.group_ins)
+        packed_w = emit.packed(w.values, form)
+        if packed_w is None:
+            packed_w = emit.temp(form.infer(w.values.spec).shape, WORD)
+            grid = (sizes.groups * ceil_div(packed_w.shape[-1], _PACK_COLUMNS), 1, 1)
+            arguments = [emit.contiguous(w.values), packed_w, packing]
+            emit.launch(Kernel(_SOURCE, "pack_conv_bytes"), grid, (THREADS, 1, 1), arguments, writes=[1])
+        tile = choose_tile(emit, self.rows, sizes.group_outs, self.words, sizes.groups)
+        tiles = sizes.groups * tile.count(self.rows, sizes.group_outs)
+        slices = slice_tiles(emit, tiles, ceil_div(self.words, SLAB_DEPTH), tile.size)
+        arguments = [packed_x, packed_w, bias, y.values, self.pack(x.values, w, y)]
+        arguments += [slices.scratch, slices.counters, x.zero, w.zero, x.scale, w.scale, y.scale, y.zero, table]
+        kernel = Kernel(_SOURCE, f"integer_conv<{tile.name}, {'i32' if y.values.dtype == INT32 else 'u8'}>")
+        emit.launch(kernel, (tiles, slices.count, 1), (tile.threads, 1, 1), arguments, slices.writes(3, 5, tiles))
 
 
 def _split(inputs: Sequence[Any]) -> tuple[Quantized, Quantized, Quantized, Any]:
@@ -218,14 +424,11 @@ def by_channel(numbers: Array, rank: int, axis: int) -> Array:
 _AROUND, _EACH_TAP, _TAPS_TOGETHER = 180, 12, 8  # of the direct kernel, as those of `gpuexec.ops.nn.conv`
 
 
-@work_of("integer_conv.cu", "integer_conv", "integer_conv_direct")
-def _count_integer_conv(launch: Launch) -> Work:
+@work_of(_SOURCE, "integer_conv_direct")
+def _count_integer_conv_direct(launch: Launch) -> Work:
     y, packed, sizes = launch.arguments[4], launch.arguments[5], launch.arguments[7]
     assert isinstance(y, Slot) and isinstance(packed, bytes) and isinstance(sizes, bytes)
-    windows, extents = Windows.unpack(packed), ConvSizes.unpack(sizes)
-    inner = extents.group_ins * windows.taps
-    if not launch.kernel.expression.startswith("integer_conv_direct"):
-        return describe_byte_product(launch, extents.groups, extents.group_outs, extents.batch * extents.outputs, inner)
+    inner = ConvSizes.unpack(sizes).group_ins * Windows.unpack(packed).taps
     slots = [a for a in launch.arguments if isinstance(a, Slot)]
     return Work(
         flops=2 * y.spec.size * inner,
@@ -234,3 +437,27 @@ def _count_integer_conv(launch: Launch) -> Work:
         l2_nbytes=sum(map(count_slot_bytes, slots)),
         rounds=1 + inner / _TAPS_TOGETHER,
     )
+
+
+# Of integer_conv: instructions of a thread for a slab beyond those of a tile, and where its rows are summed.
+_EACH_SLAB, _EACH_ROW_SLAB = 20, 15
+_W_OFFSET = 24  # in ``IntegerConv``
+
+
+@work_of(_SOURCE, "integer_conv")
+def _count_integer_conv(launch: Launch) -> Work:
+    packed, y = launch.arguments[4], launch.arguments[3]
+    assert isinstance(packed, bytes) and isinstance(y, Slot)
+    rows, columns, inner, depth = struct.unpack_from("<4i", packed)
+    w_offset, padded = struct.unpack_from("<2i", packed, _W_OFFSET)
+    code, slabs, tiles = find_tile_code(launch), ceil_div(inner, SLAB_DEPTH), launch.grid[0]
+    column_tiles, row_tiles = ceil_div(columns, code.columns), ceil_div(rows, code.rows)
+    groups = tiles // max(column_tiles * row_tiles, 1)
+    sums_rows = launch.arguments[8] is not None or w_offset
+    asked = rows * column_tiles * (2 if sums_rows else 1) + padded * row_tiles
+    work = SlicedTiles(code, tiles, launch.grid[1], tiles * slabs, slabs).describe(
+        launch, y.spec.size * depth, WORD_BYTES * groups * inner * asked,
+        more=_EACH_SLAB + (_EACH_ROW_SLAB if sums_rows else 0),
+    )  # fmt: skip
+    staged = tiles * code.rows * code.columns // WARP  # sums go through shared memory
+    return replace(work, wavefronts=work.wavefronts + 2 * staged)

@@ -1,15 +1,16 @@
 """Integer matrix products: MatMulInteger, QLinearMatMul.
 
-One kernel serves both, signed and unsigned bytes alike, and what is built on them in other domains: tiles of four
-products an instruction, operands by strides. Scales and zero points are of a whole operand, or of each row of the left
-and each column of the right one.
+The same kernels serve both, signed and unsigned bytes alike, and what is built on them in other domains: tiles of
+``simt_tile.cuh`` over words of four bytes (`gpuexec.ops.quant.integer_words`), or up to eight rows at once; which, is
+decided for a size class (`gpuexec.ops.lib.slices`). Scales and zero points are of a whole operand, or of each row of
+the left and each column of the right one.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar
 
@@ -17,16 +18,16 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
-from gpuexec.ir.geometry import broadcast, broadcast_strides, ceil_div, coalesce, contiguous_strides
+from gpuexec.ir.geometry import broadcast, broadcast_strides, ceil_div, coalesce, contiguous_strides, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ir.work import Work, work_of
+from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.slices import SLAB_DEPTH, TILES, Slices, choose_tile, least_blocks, slice_tiles
 from gpuexec.ops.linalg.exact_product import drop_axes, multiply_exactly
 from gpuexec.ops.linalg.float8_matmul import has_float8, infer_float8, launch_float8, multiply_float8
-from gpuexec.ops.linalg.matmul_launch import TILE
-from gpuexec.ops.linalg.matmul_work import describe_byte_product
+from gpuexec.ops.linalg.simt_work import SlicedTiles, find_tile_code
 from gpuexec.ops.quant.integer import (
     FLOAT,
     INT32,
@@ -39,13 +40,21 @@ from gpuexec.ops.quant.integer import (
     requantize,
 )
 from gpuexec.ops.quant.integer_quants import add_axes, align_quant, check_quant, quant_strides, view_quant
+from gpuexec.ops.quant.integer_words import WORD_BYTES, lay_columns, lay_rows
+from gpuexec.ops.tensor.layout import window
 
-FEW_ROWS, FEW_COLUMNS = 4, 8  # kFewRows and kFewColumns of integer_matmul.cu
-MAX_BATCH_AXES = 8  # kMaxBatchAxes of integer_matmul.cu
+ROWS = (1, 8)  # that instances of integer_gemv make at once; a product of more takes tiles
+MAX_BATCH_AXES = 8  # kMaxBatchAxes of integer_product.cuh
+_SOURCE = "integer_matmul.cu"
+_GEMV_THREADS, _GEMV_BLOCKS = 256, 2  # of a block of integer_gemv, and blocks of a multiprocessor
+_LANES = (32, 16, 8)  # threads of such a block along the columns, four columns each
 HALF: np.dtype[Any] = np.dtype(np.float16)
 _STORED = {np.dtype(np.int8): "u8", np.dtype(np.uint8): "u8", INT32: "i32", FLOAT: "float", HALF: "half"}
 
-instantiate("integer_matmul.cu", [f"integer_gemm<{cuda}>" for cuda in dict.fromkeys(_STORED.values())])
+_RESULTS = tuple(dict.fromkeys(_STORED.values()))
+
+instantiate(_SOURCE, [f"integer_gemm<{tile.name}, {cuda}>" for tile in TILES for cuda in _RESULTS])
+instantiate(_SOURCE, [f"integer_gemv<{rows}, {cuda}>" for rows in ROWS for cuda in _RESULTS])
 
 
 @operator("MatMulInteger")
@@ -163,44 +172,134 @@ def launch_integer_gemm(
         InputError: More batch axes than the kernel's table holds.
     """
     a, b, y = (align_quant(emit, given) for given in (a, b, y))
-    a_shape, a_strides = _as_matrix(a.values, is_row=True)
-    b_shape, b_strides = _as_matrix(b.values, is_row=False)
-    batch = broadcast(a_shape[:-2], b_shape[:-2])
-    rows, columns, inner = a_shape[-2], b_shape[-1], a_shape[-1]
-    a_quant = quant_strides(a, (*batch, rows, 1), is_row=True)
-    b_quant = quant_strides(b, (*batch, 1, columns), is_row=False)
-    y_quant = quant_strides(y, (*batch, rows, 1), is_row=True)
-    extents, walks = coalesce(
-        (*batch, rows),
-        (
-            (*broadcast_strides(a_shape[:-2], a_strides[:-2], batch), a_strides[-2]),
-            (*broadcast_strides(b_shape[:-2], b_strides[:-2], batch), 0),
-            contiguous_strides((*batch, rows, columns))[:-1],
-            a_quant[:-1],
-            (*b_quant[:-2], 0),
-            y_quant[:-1],
-        ),
-    )
-    # The last axis is the rows if the right operand does not walk it; batch axes may have joined it.
-    is_row_axis = bool(extents) and walks[1][-1] == 0 and walks[4][-1] == 0
-    split = len(extents) - 1 if is_row_axis else len(extents)
-    row_extent = extents[split] if is_row_axis else 1
-    a_row, _, y_row, a_step, _, y_step = (walk[split] if is_row_axis else 0 for walk in walks)
-    if split > MAX_BATCH_AXES:
-        raise InputError(f"batch axes must join to at most {MAX_BATCH_AXES}, got {split}.")
-    added = (0, 0) if addend is None else broadcast_strides(addend.shape, addend.strides, (rows, columns))
-    fields = [row_extent, columns, inner, a_row, a_strides[-1], b_strides[-2], b_strides[-1], y_row]
-    fields += [a_step, b_quant[-1], y_step, *added, 0 if bias is None else bias.strides[-1]]
-    pad = (0,) * (MAX_BATCH_AXES - split)
-    tables = [entry for row in (extents, *walks) for entry in (*row[:split], *pad)]
-    offsets = (offset_of(a.values.dtype), offset_of(b.values.dtype))
-    packed = struct.pack(f"<14q2iq{7 * MAX_BATCH_AXES}q", *fields, *offsets, split, *tables)
-    tiles = ceil_div(row_extent, TILE) * ceil_div(columns, FEW_COLUMNS if row_extent <= FEW_ROWS else TILE)
+    product = _IntegerProduct.of(emit, a, b, y)
+    arguments: list[Argument] = [product.left, product.right, addend, y.values]
+    quants: list[Argument] = [a.zero, b.zero, a.scale, b.scale, y.scale, y.zero, bias]
+    added = (0, 0) if addend is None else broadcast_strides(addend.shape, addend.strides, product.extents[:2])
+    steps = (*added, 0 if bias is None else bias.strides[-1])
     scale = next((slot.dtype for slot in (a.scale, b.scale) if slot is not None), None)
-    arguments: list[Argument] = [a.values, b.values, a.zero, b.zero, y.values, packed, a.scale, b.scale]
-    arguments += [y.scale, y.zero, addend, bias, pack_finish(alpha, y.values.dtype, scale)]
-    kernel = Kernel("integer_matmul.cu", f"integer_gemm<{_STORED[y.values.dtype]}>")
-    emit.launch(kernel, (tiles * prod(extents[:split]), 1, 1), (256, 1, 1), arguments, writes=[4])
+    tail = struct.pack("<3q2i", *steps, offset_of(a.values.dtype), offset_of(b.values.dtype))
+    tail += pack_finish(alpha, y.values.dtype, scale)
+    form = product.choose_form(emit)
+    arguments += [product.pack(form.lanes, tail), form.slices.scratch, form.slices.counters, *quants]
+    kernel = Kernel(_SOURCE, f"{form.name}, {_STORED[y.values.dtype]}>")
+    writes = form.slices.writes(3, 5, form.grid[0] * form.grid[2])
+    emit.launch(kernel, form.grid, (form.threads, 1, 1), arguments, writes)
+
+
+@dataclass(frozen=True, slots=True)
+class _ChosenKernel:
+    """The kernel of a product up to its first template argument, its grid, and its slices."""
+
+    name: str
+    grid: tuple[int, int, int]
+    threads: int
+    slices: Slices
+    lanes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _IntegerProduct:
+    """Batches of products of words of four bytes, each ``[rows, inner] @ [inner, columns]``.
+
+    Attributes:
+        left: The left operand, as words.
+        right: The right one, and the sums of its columns.
+        extents: Rows, columns, the inner extent in words, and in bytes.
+        strides: Of a by row and b by inner, in words, and of y by row.
+        quant_strides: Of scales and zero points of a by row, of b by column and of y by row.
+        batch: Extents of the batch axes.
+        walks: Strides along them of a, b, y, and of the scales and zero points of each.
+        has_fours: Whether y can be stored four columns at a time.
+    """
+
+    left: Slot
+    right: Slot
+    extents: tuple[int, int, int, int]
+    strides: tuple[int, int, int]
+    quant_strides: tuple[int, int, int]
+    batch: tuple[int, ...]
+    walks: tuple[tuple[int, ...], ...]
+    has_fours: bool
+
+    @staticmethod
+    def of(emit: Emitter, a: Quantized, b: Quantized, y: Quantized) -> _IntegerProduct:
+        """Return the product of two tensors of matrices, which are packed where they must be.
+
+        Raises:
+            InputError: More batch axes than the kernel's table holds.
+        """
+        a_values, b_values = _as_matrix(a.values, is_row=True), _as_matrix(b.values, is_row=False)
+        batch = broadcast(a_values.shape[:-2], b_values.shape[:-2])
+        rows, columns, depth = a_values.shape[-2], b_values.shape[-1], a_values.shape[-1]
+        right, is_weight = lay_columns(emit, b_values)
+        left, left_strides = lay_rows(emit, a_values, has_weight=is_weight)
+        a_quant = quant_strides(a, (*batch, rows, 1), is_row=True)
+        b_quant = quant_strides(b, (*batch, 1, columns), is_row=False)
+        y_quant = quant_strides(y, (*batch, rows, 1), is_row=True)
+        extents, walks = coalesce(
+            (*batch, rows),
+            (
+                (*broadcast_strides(a_values.shape[:-2], left_strides[:-1], batch), left_strides[-1]),
+                (*broadcast_strides(b_values.shape[:-2], right.strides[:-2], batch), 0),
+                contiguous_strides((*batch, rows, columns))[:-1],
+                a_quant[:-1],
+                (*b_quant[:-2], 0),
+                y_quant[:-1],
+            ),
+        )
+        # The last axis is the rows if the right operand does not walk it; batch axes may have joined it.
+        is_row_axis = bool(extents) and walks[1][-1] == 0 and walks[4][-1] == 0
+        split = len(extents) - 1 if is_row_axis else len(extents)
+        a_row, _, y_row, a_step, _, y_step = (walk[split] if is_row_axis else 0 for walk in walks)
+        if split > MAX_BATCH_AXES:
+            raise InputError(f"batch axes must join to at most {MAX_BATCH_AXES}, got {split}.")
+        return _IntegerProduct(
+            left=left,
+            right=right,
+            extents=(extents[split] if is_row_axis else 1, columns, right.shape[-2] - 1, depth),
+            strides=(a_row, right.strides[-2], y_row),
+            quant_strides=(a_step, b_quant[-1], y_step),
+            batch=tuple(extents[:split]),
+            walks=tuple(tuple(walk[:split]) for walk in walks),
+            has_fours=columns % 4 == 0 and y.values.offset_bytes % (4 * y.values.dtype.itemsize) == 0,
+        )
+
+    @property
+    def count(self) -> int:
+        """The number of products."""
+        return prod(self.batch)
+
+    def choose_form(self, emit: Emitter) -> _ChosenKernel:
+        """Return tiles, or for few rows at the upper end of the size class `integer_gemv`."""
+        rows, columns, inner, _ = self.extents
+        form = emit.choose(sum(rows > each for each in ROWS))
+        if form == len(ROWS):
+            tile = choose_tile(emit, rows, columns, inner, self.count)
+            tiles = self.count * tile.count(rows, columns)
+            slices = slice_tiles(emit, tiles, ceil_div(inner, SLAB_DEPTH), tile.size)
+            return _ChosenKernel(f"integer_gemm<{tile.name}", (tiles, slices.count, 1), tile.threads, slices)
+        together, lanes = ROWS[form], _LANES[emit.choose(self._find_lanes(emit))]
+        row_blocks, blocks = ceil_div(rows, together), self.count * ceil_div(columns, 4 * lanes)
+        steps, size = ceil_div(inner * lanes, 2 * _GEMV_THREADS), together * 4 * lanes
+        slices = slice_tiles(emit, blocks * row_blocks, steps, size, _GEMV_BLOCKS)
+        grid = (blocks, slices.count, row_blocks)
+        return _ChosenKernel(f"integer_gemv<{together}", grid, _GEMV_THREADS, slices, lanes)
+
+    def _find_lanes(self, emit: Emitter) -> int:
+        """Return the number of the widest block of `integer_gemv` that fills the standard device, else the last's."""
+        least = least_blocks(emit.target, _GEMV_BLOCKS)
+        filled = [self.count * ceil_div(self.extents[1], 4 * lanes) >= least for lanes in _LANES]
+        return filled.index(True) if True in filled else len(_LANES) - 1
+
+    def pack(self, lanes: int, tail: bytes) -> bytes:
+        """Return the bytes of ``IntegerGemm``, whose middle is strides of the addend, offsets and ``Finish``."""
+        pad = (0,) * (MAX_BATCH_AXES - len(self.batch))
+        tables = [entry for walk in self.walks for entry in (*walk, *pad)]
+        head = struct.pack("<8i", *self.extents, len(self.batch), self.has_fours, lanes, 0)
+        strides = struct.pack("<6q", *self.strides, *self.quant_strides)
+        extents = struct.pack(f"<{MAX_BATCH_AXES}i", *self.batch, *pad)
+        return head + strides + tail + extents + struct.pack(f"<{len(tables)}q", *tables)
 
 
 def multiply_integers(a: Quantized, b: Quantized) -> Array:
@@ -240,16 +339,71 @@ def _split(inputs: Sequence[Any]) -> tuple[Quantized, Quantized, Quantized]:
     return Quantized(a, a_scale, a_zero), Quantized(b, b_scale, b_zero), Quantized(None, y_scale, y_zero)
 
 
-def _as_matrix(slot: Slot, *, is_row: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _as_matrix(slot: Slot, *, is_row: bool) -> Slot:
     if slot.spec.rank > 1:
-        return slot.shape, slot.strides
-    return ((1, *slot.shape), (0, *slot.strides)) if is_row else ((*slot.shape, 1), (*slot.strides, 0))
+        return slot
+    shape, strides = (((1, *each), (each[0], 1)) for each in (slot.shape, slot.strides))
+    return window(slot, shape[0] if is_row else shape[1], strides[0] if is_row else strides[1])
 
 
-@work_of("integer_matmul.cu", "integer_gemm")
-def _count_integer_gemm(launch: Launch) -> Work:
-    packed = launch.arguments[5]
+_B_OFFSET, _EXTENTS = 108, 128  # of b_offset and batch_extents in ``IntegerGemm``
+_GEMV_AROUND, _JOIN_ROUNDS = 700, 3  # as of products of float (`gpuexec.ops.linalg.simt_work`)
+_EACH_ROW_SLAB = 15  # instructions of a thread for a slab whose rows are summed
+# Instructions of a lane of integer_gemv for a word of weights: of one row, and for each row more.
+_EACH_WORD, _EACH_ROW = 3.0, 2.0
+
+
+def _read(launch: Launch) -> tuple[int, int, int, int, int, bool, int]:
+    """Return rows, columns, inner words, depth, batch, has_fours and lanes of ``IntegerGemm``."""
+    packed = launch.arguments[4]
     assert isinstance(packed, bytes)
-    rows, columns, inner = struct.unpack_from("<3q", packed)
-    tiles = ceil_div(rows, TILE) * ceil_div(columns, FEW_COLUMNS if rows <= FEW_ROWS else TILE)
-    return describe_byte_product(launch, launch.grid[0] // max(1, tiles), rows, columns, inner)
+    rows, columns, inner, depth, axes, has_fours, lanes = struct.unpack_from("<7i", packed)
+    return rows, columns, inner, depth, prod(struct.unpack_from(f"<{axes}i", packed, _EXTENTS)), bool(has_fours), lanes
+
+
+def _has_offset(launch: Launch) -> bool:
+    """Return whether bytes of the right operand are unsigned, which gives them a zero point."""
+    packed = launch.arguments[4]
+    assert isinstance(packed, bytes)
+    return bool(struct.unpack_from("<i", packed, _B_OFFSET)[0])
+
+
+@work_of(_SOURCE, "integer_gemm")
+def _count_integer_gemm(launch: Launch) -> Work:
+    rows, columns, inner, depth, batch, has_fours, _ = _read(launch)
+    code, slabs = find_tile_code(launch), ceil_div(inner, SLAB_DEPTH)
+    column_tiles, sums_rows = ceil_div(columns, code.columns), launch.arguments[8] is not None or _has_offset(launch)
+    asked = rows * column_tiles * (2 if sums_rows else 1) + round_up(columns, 4) * ceil_div(rows, code.rows)
+    work = SlicedTiles(code, launch.grid[0], launch.grid[1], launch.grid[0] * slabs, slabs).describe(
+        launch, batch * rows * columns * depth, WORD_BYTES * batch * inner * asked,
+        more=_EACH_ROW_SLAB if sums_rows else 0, is_wide=has_fours,
+    )  # fmt: skip
+    parked = launch.grid[0] * code.rows * code.columns // WARP  # sums wait in shared memory
+    return replace(work, wavefronts=work.wavefronts + 2 * parked)
+
+
+@work_of(_SOURCE, "integer_gemv")
+def _count_integer_gemv(launch: Launch) -> Work:
+    rows, columns, inner, depth, batch, _, lanes = _read(launch)
+    together = next(each for each in ROWS if f"<{each}," in launch.kernel.expression)
+    slices, row_blocks, blocks = launch.grid[1], launch.grid[2], prod(launch.grid)
+    words = batch * round_up(columns, 4) * inner * row_blocks
+    rows_nbytes = blocks // slices * together * inner * WORD_BYTES  # L1 answers lanes that read the same word
+    joined = 4 * blocks * together * 4 * lanes if slices > 1 else 0
+    y = launch.arguments[3]
+    assert isinstance(y, Slot)
+    slots = [slot for i, slot in enumerate(launch.arguments) if isinstance(slot, Slot) and i not in (0, 1, 3, 5, 6)]
+    return Work(
+        flops=2 * batch * rows * columns * depth,
+        needed_multiply_adds=batch * rows * columns * depth,
+        instructions=words / WARP * (_EACH_WORD + _EACH_ROW * (together - 1)) + count_warps(launch) * _GEMV_AROUND,
+        multiply_adds=words / WARP * together,
+        l2_nbytes=words * WORD_BYTES + rows_nbytes + y.spec.nbytes + 2 * joined + sum(map(count_slot_bytes, slots)),
+        rounds=ceil_div(inner * lanes, _GEMV_THREADS * slices * (8 if together == 1 else 4))
+        + 1
+        + (slices / 4 + _JOIN_ROUNDS if joined else 0),
+        barriers=1,
+        registers=72 if together == 1 else 128,
+        shared_nbytes=_GEMV_THREADS // WARP * together * 128 * 4,
+        operand_nbytes={5: 0, 6: 0},  # no other command has anything of scratch memory and counters
+    )

@@ -84,7 +84,14 @@ def _place(*parts: tuple[int, Words]) -> Words:
     return y
 
 
+def _multiply_bytes(a: Words, b: Words, sums: Words) -> Words:
+    """Return sums and the products of bytes, unsigned ones of ``a`` and signed ones of ``b``."""
+    products = a[:, None].view(np.uint8).astype(np.int64) * b[:, None].view(np.int8)
+    return np.asarray((products.sum(1) + sums).astype(np.uint32))
+
+
 _T = np.arange(THREADS)
+_ONES, _LOW = (np.full(THREADS, each, np.uint32) for each in (2**32 - 1, 2**32 - 256))
 
 CASES = (
     Case(
@@ -154,6 +161,16 @@ y[t] = __float_as_uint(*behind(middle, t - 16, 28));
 y[32 + t] = __float_as_uint(*behind(middle, 16 - t, -4));
 """,
         lambda x: _place((0, x[128 + 7 * (_T - 16)]), (32, x[128 - (16 - _T)])),
+    ),
+    Case(
+        "multiply_bytes",
+        "integer_product.cuh",
+        ("multiply_unsigned_bytes",),
+        """
+y[t] = multiply_unsigned_bytes(x[t], x[32 + t], x[64 + t]);
+y[32 + t] = multiply_unsigned_bytes(0xffffffffu, x[t], 0xffffff00u);
+""",
+        lambda x: _place((0, _multiply_bytes(x[:32], x[32:64], x[64:96])), (32, _multiply_bytes(_ONES, x[:32], _LOW))),
     ),
     # What orders two launches is tested where launches are recorded; after any other launch both do nothing.
     Case(
