@@ -158,7 +158,9 @@ CASES: dict[str, Build] = {
         block_size=16,
     ),
     "integer_gemm": multiply("MatMulInteger", numbers(130, 9, dtype=np.int8), shape=ROWS, cast=INT8),
-    "integer_gemm few": multiply("MatMulInteger", numbers(390, 9, dtype=np.int8), shape=(4, 390), cast=INT8),
+    "integer_gemv": multiply("MatMulInteger", numbers(390, 9, dtype=np.int8), shape=(4, 390), cast=INT8),
+    "pack_byte_rows": multiply("MatMulInteger", numbers(130, 9, dtype=np.int8), shape=ROWS, cast=INT8),
+    "pack_byte_columns": multiply("MatMulInteger", numbers(20, 39, dtype=np.int8), at=1, shape=(39, 40), cast=INT8),
     # Convolutions.
     "simt_conv": multiply("Conv", numbers(5, 8, 3, 3), numbers(5), shape=IMAGE),
     "simt_conv taps": multiply("Conv", numbers(5, 2, 3, 3), shape=(1, 2, 26, 30)),
@@ -181,6 +183,10 @@ CASES: dict[str, Build] = {
         "gpuexec.NarrowConvTranspose", numbers(8, 3, 3, 3, dtype=np.int8), None, SCALAR, shape=IMAGE, to=FLOAT
     ),
     "integer_conv": multiply("ConvInteger", numbers(5, 8, 3, 3, dtype=np.int8), shape=IMAGE, cast=INT8),
+    "pack_byte_windows": multiply("ConvInteger", numbers(5, 8, 3, 3, dtype=np.int8), shape=IMAGE, cast=INT8),
+    "pack_conv_bytes": multiply(
+        "ConvInteger", numbers(1, 3, 20, 20, dtype=np.int8), at=1, shape=(40, 3, 13, 1), cast=INT8
+    ),
     "integer_conv_direct": multiply("ConvInteger", numbers(8, 1, 3, 3, dtype=np.int8), shape=IMAGE, cast=INT8, group=8),
     "max_pool": then("MaxPool", shape=IMAGE, kernel_shape=(3, 3)),
     "average_pool": then("AveragePool", shape=IMAGE, kernel_shape=(3, 3)),
