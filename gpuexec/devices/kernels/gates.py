@@ -147,7 +147,7 @@ GATES: Mapping[str, Gate] = {
     # The same loop over words of four bytes; there is one for signed and one for unsigned left operands.
     **{
         f"integer_matmul.cu:integer_gemm<{tile}, {t}>": Gate(
-            instructions=10600, store_bits=32 if t == "u8" else 64 if t == "half" else 128, multiply_adds=share,
+            instructions=11000, store_bits=32 if t == "u8" else 64 if t == "half" else 128, multiply_adds=share,
             loop_integers=70, loop_calls=0, load_bits=128, fast_multiply_adds=share, fast_load_bits=128,
             opcodes=("IDP",), blocks=blocks, aim="products of tiles (IMMA)",
         )
