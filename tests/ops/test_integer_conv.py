@@ -75,6 +75,7 @@ INTEGER = [
     conv("three_axes", integers(U8, 1, 2, 4, 5, 6), integers(I8, 3, 2, 2, 3, 2), integers(U8), integers(I8)),
     conv("pointwise", integers(U8, 2, 7, 5, 5), integers(I8, 9, 7, 1, 1), integers(U8), integers(I8)),
     conv("tiles", integers(U8, 1, 9, 12, 11), integers(I8, 70, 9, 3, 3), integers(U8), integers(I8), pads=[1, 1, 1, 1]),
+    conv("large_tiles", integers(U8, 1, 4, 40, 32), integers(I8, 1024, 4, 1, 1), integers(U8), integers(I8)),
     conv("whole_tiles", integers(U8, 1, 4, 8, 8), integers(I8, 128, 2, 1, 1), integers(U8), integers(I8), group=2),
     conv("by_channel", integers(U8, 2, 3, 6, 6), integers(I8, 3, 1, 3, 3), integers(U8), integers(I8), group=3),
     conv("multiplied", integers(I8, 1, 2, 6, 6), integers(U8, 4, 1, 3, 3), integers(I8), integers(U8, 4), group=2),
@@ -167,6 +168,7 @@ QUANTISED = [
     quantised("one_axis", integers(U8, 2, 3, 9), integers(I8, 5, 3, 4), pads=[2, 1], strides=[2]),
     quantised("three_axes", integers(U8, 1, 2, 4, 5, 6), integers(I8, 3, 2, 2, 3, 2), dilations=[1, 2, 1]),
     quantised("tiles", integers(U8, 3, 5, 9, 11), integers(I8, 70, 5, 3, 3), bias=True, by_channel=True),
+    quantised("large_tiles", integers(U8, 1, 4, 40, 32), integers(I8, 1024, 4, 1, 1)),
     quantised("strided", integers(U8, 5, 6, 3, 2).T[::-1], integers(I8, 3, 3, 3, 4).T),
     quantised("no_images", integers(U8, 0, 3, 5, 5), integers(I8, 4, 3, 3, 3)),
     with_unit_scales(

@@ -82,6 +82,7 @@ PRODUCTS = [
     product("empty_inner", integers(U8, 5, 0), integers(I8, 0, 4), integers(U8), integers(I8)),
     product("empty_rows", integers(U8, 0, 5), integers(I8, 5, 4)),
     product("empty_batch", integers(U8, 0, 3, 5), integers(I8, 5, 4)),
+    product("large_tiles", integers(U8, 1280, 4), integers(I8, 4, 1024), integers(U8), integers(I8)),
     product("extremes", np.full((9, 1100), 255, U8), np.full((1100, 9), -128, I8), np.array(0, U8), np.array(127, I8)),
     Case(
         "reference",
@@ -126,6 +127,7 @@ QUANTISED = [
     plain("halves", integers(U8, 5, 7), integers(I8, 7, 6), I8, np.float16),
     plain("bfloat16s", integers(U8, 5, 7), integers(I8, 7, 6), I8, ml_dtypes.bfloat16),
     plain("tiles", integers(U8, 70, 90), integers(I8, 90, 66), I8),
+    plain("large_tiles", integers(U8, 1280, 4), integers(I8, 4, 1024), I8),
     plain("few_rows", integers(U8, 2, 90), integers(I8, 90, 66), I8),
     plain("vectors", integers(U8, 9), integers(I8, 9)),
     plain("batches", integers(U8, 2, 5, 9), integers(I8, 2, 9, 3)),

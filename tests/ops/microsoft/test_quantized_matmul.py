@@ -69,6 +69,14 @@ TO_FLOAT = [
     to_float(
         "few_rows", integers(U8, 2, 90), integers(I8, 90, 66), scales(), scales(66), integers(U8), integers(I8, 66)
     ),
+    *(
+        to_float(
+            f"{label}_{np.dtype(dtype).name}",
+            *(integers(U8, rows, 4), integers(I8, 4, columns), scales(dtype=dtype), scales(dtype=dtype)),
+        )
+        for dtype in (F32, np.float16)
+        for label, rows, columns in (("one_row", 1, 9), ("small_tiles", 70, 66), ("large_tiles", 1280, 1024))
+    ),
     to_float("no_zeros", integers(U8, 5, 7), integers(I8, 7, 9), scales(), scales()),
     to_float("batches", integers(U8, 2, 3, 7), integers(I8, 7, 9), scales(), scales(9), integers(U8), None, floats(9)),
     to_float(
