@@ -146,7 +146,16 @@ CASES: dict[str, Build] = {
     "gemv_along_columns elements": multiply("MatMul", numbers(195, 9), shape=(8, 195)),
     "gemm": multiply("MatMul", numbers(130, 9, dtype=np.float64), shape=ROWS, cast=DOUBLE),
     "gemm few": multiply("MatMul", numbers(390, 9, dtype=np.float64), shape=(4, 390), cast=DOUBLE),
-    "gemm_narrow": multiply("gpuexec.NarrowMatMul", numbers(130, 9, dtype=np.int8), SCALAR, shape=ROWS, to=FLOAT),
+    "gemm_narrow": multiply(
+        "gpuexec.NarrowMatMul", numbers(130, 9, dtype=np.int8), numbers(130), shape=ROWS, to=FLOAT, scale_axis=0
+    ),
+    "simt_gemm_narrow": multiply("gpuexec.NarrowMatMul", numbers(130, 9, dtype=np.int8), SCALAR, shape=ROWS, to=FLOAT),
+    "gemv_along_k_narrow": multiply(
+        "gpuexec.NarrowGemm", numbers(9, 260, dtype=np.int8), None, SCALAR, shape=(6, 260), transB=1, to=FLOAT
+    ),
+    "gemv_along_columns_narrow": multiply(
+        "gpuexec.NarrowMatMul", numbers(260, 16, dtype=np.int8), SCALAR, shape=(6, 260), to=FLOAT
+    ),
     "matmul_nbits": multiply(
         "com.microsoft.MatMulNBits",
         RNG.integers(0, 256, (9, 9, 8), np.uint8),
@@ -174,7 +183,17 @@ CASES: dict[str, Build] = {
     "conv_direct": multiply("Conv", numbers(2, 4, 3, 3), shape=IMAGE, group=2),
     "conv_transpose": multiply("ConvTranspose", numbers(8, 3, 3, 3), shape=IMAGE),
     "conv_gemm_narrow": multiply(
+        "gpuexec.NarrowConv", numbers(5, 8, 9, 9, dtype=np.int8), None, SCALAR, shape=IMAGE, to=FLOAT
+    ),
+    "simt_conv_narrow": multiply(
         "gpuexec.NarrowConv", numbers(5, 8, 3, 3, dtype=np.int8), None, SCALAR, shape=IMAGE, to=FLOAT
+    ),
+    "simt_conv_transpose_narrow": multiply(
+        "gpuexec.NarrowConvTranspose",
+        *(numbers(8, 9, 3, 3, dtype=np.int8), None, SCALAR),
+        shape=IMAGE,
+        strides=(2, 2),
+        to=FLOAT,
     ),
     "conv_direct_narrow": multiply(
         "gpuexec.NarrowConv", numbers(8, 1, 3, 3, dtype=np.int8), None, SCALAR, shape=IMAGE, group=8, to=FLOAT

@@ -33,6 +33,8 @@ BY_SLOTS = {
     "features.cu": "binarize impute_features mark_category normalize_features place_features scale_features",
     "generate.cu": "range store",
     "image.cu": "transform_image",
+    "integer_conv.cu": "pack_byte_windows pack_conv_bytes",
+    "integer_matmul.cu": "pack_byte_columns pack_byte_rows",
     "label_encoder.cu": "encode_labels",
     "loss.cu": "finish_losses sum_exponentials sum_losses write_losses",
     "lrn.cu": "normalize_neighbours",
