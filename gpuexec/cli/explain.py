@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from gpuexec.ir.target import Target
 from gpuexec.model.initial_state import find_initial_specs
 from gpuexec.model.model import Model
 from gpuexec.passes import run_passes
+from gpuexec.passes.recognise_attention import explain_softmaxes
 from gpuexec.planner.partition import Partition
 from gpuexec.planner.partitioner import find_partition
 from gpuexec.planner.prediction import PlanPrediction, predict_plan
@@ -89,9 +90,12 @@ def main(options: argparse.Namespace) -> int:
     partition = find_partition(model.graph, specs, target)
     plans: list[Plan] = []
     predictions: list[PlanPrediction] = []
+    reasons: dict[str, str] = {}
     if partition.ready is not None:
         given = {value.name: specs[value] for value in partition.ready.inputs}
         ready = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given)
+        if "recognise_attention" not in model.disabled_passes:
+            reasons = explain_softmaxes(partition.ready, given)
         template = plan_graph(ready, given, target, model.dims)
         plans = [template.plan]
         if target.has_kernels:
@@ -106,6 +110,8 @@ def main(options: argparse.Namespace) -> int:
         _print_plan(console, plan)
     for prediction in predictions:
         print_prediction(open_console(), prediction)
+    if reasons:
+        _print_softmaxes(console, reasons)
     if not is_whole:
         _print_partition(console, partition)
         if options.target is None:
@@ -133,6 +139,14 @@ def _print_json(
         raise InputError("--json predicts a plan, and nothing of this model can be planned before the host takes part.")
     counted = {} if counts is None else {"counts": [encode_counts(each) for each in counts]}
     print(json.dumps({"is_whole": is_whole, **encode_prediction(predictions[0]), **counted}, indent=1))
+
+
+def _print_softmaxes(console: Console, reasons: Mapping[str, str]) -> None:
+    """Print why softmaxes between products did not become attention with them."""
+    left = make_table(("softmax", "is no attention with the products around it, since"), ())
+    for name, reason in reasons.items():
+        left.add_row(name, reason)
+    print_table(console, left)
 
 
 def _print_plan(console: Console, plan: Plan) -> None:

@@ -13,6 +13,7 @@ from gpuexec.ir.geometry import ceil_div, round_up
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _WARP = 32
+_REACHED_DRAM = 0.9
 # Registers are given to threads by eights (CUDA C++ programming guide, technical specifications).
 _REGISTER_STEP = 8
 
@@ -54,6 +55,10 @@ class Gpu:
     shared_nbytes: int
     shared_nbytes_per_block: int = _KIB
     registers: int = 65536
+
+    def find_bandwidth(self, nbytes: int) -> float:
+        """Return the bytes a second at which a working set of so many is read and written: that of L2 where it fits."""
+        return self.l2_bytes_per_second if nbytes <= self.l2_nbytes else _REACHED_DRAM * self.dram_bytes_per_second
 
     def count_blocks(self, threads: int, registers: int, shared_nbytes: int) -> int:
         """Return how many blocks of a kernel a multiprocessor holds at once; 0 where not even one fits.

@@ -25,6 +25,7 @@ import gpuexec.ops.nn.causal_conv
 import gpuexec.ops.nn.conv
 import gpuexec.ops.nn.conv_simt_work
 import gpuexec.ops.nn.deform_conv
+import gpuexec.ops.nn.dot_product_attention
 import gpuexec.ops.nn.gradient
 import gpuexec.ops.nn.heads
 import gpuexec.ops.nn.linear_attention

@@ -18,6 +18,7 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.control.control import If
 from gpuexec.ops.nn.attention import Attention, AttentionOverCache
 from gpuexec.ops.nn.gradient import Gradient
+from gpuexec.ops.nn.softmax import Softmax
 from gpuexec.passes.compress_weights import Only, compress_weights
 from gpuexec.passes.decompose import decompose
 from gpuexec.passes.differentiate import differentiate
@@ -30,6 +31,7 @@ from gpuexec.passes.inline_branches import inline_branches
 from gpuexec.passes.merge_common import merge_common
 from gpuexec.passes.narrow_weights import narrow_weights
 from gpuexec.passes.pack_weights import pack_weights
+from gpuexec.passes.recognise_attention import recognise_attention
 from gpuexec.passes.recognise_gelu import recognise_gelu
 from gpuexec.passes.remove_dead import remove_dead
 from gpuexec.passes.remove_noops import remove_noops
@@ -77,6 +79,7 @@ AT_LOAD = (
 _SETTLING = ("differentiate", "fold_constants", "inline_branches", "remove_noops", "fuse_conv_batchnorm", "remove_dead")
 AT_PLAN = (
     Pass("fold_shapes", fold_shapes, needs_specs=True),
+    Pass("recognise_attention", recognise_attention, needs_specs=True, operators={Softmax.name}),
     Pass("fuse_epilogues", fuse_epilogues, needs_specs=True),
     Pass("remove_dead", remove_dead),
 )

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gpuexec.errors import GpuexecError, InputError, name_after
-from gpuexec.ir.apply import infer_specs
+from gpuexec.errors import InputError, name_after
 from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.graphs import Array, Graph, Node, Value, take_free
 from gpuexec.ir.operator import build, describe
@@ -22,13 +21,13 @@ from gpuexec.ops.elementwise.epilogue import (
     VALUE,
     Given,
     count_steps,
+    fused_name,
 )
-from gpuexec.ops.elementwise.fused import PRODUCERS, fused_name
-from gpuexec.passes.fold_constants import fold_node
+from gpuexec.ops.elementwise.fused import PRODUCERS
+from gpuexec.passes.known_specs import infer_known
 
 _CLIP = "Clip"
 _LIGHT = UNARY_OPERATORS | BINARY_OPERATORS | {_CLIP}
-_CONTENT_NBYTES = 1 << 10  # of shapes and axes; longer content is no shape
 
 
 @dataclass(slots=True)
@@ -170,7 +169,7 @@ class _Fusing:
     def _fits(self, given: Value, chain: _Chain) -> bool:
         """Return whether an operand is known not to broadcast the result; constants hardly ever do."""
         if self._known is None:
-            self._known = _infer_known(self._graph, self._inputs)
+            self._known = infer_known(self._graph, self._inputs)
         made, beside = self._known.get(chain.values[0]), self._known.get(given)
         if made is None or beside is None:
             return given in self._graph.constants
@@ -224,32 +223,3 @@ def _make_node(chain: _Chain, name: str) -> Node:
 
 def _is_float(array: Array) -> bool:
     return np.issubdtype(array.dtype, np.floating) or array.dtype == BFLOAT16
-
-
-def _infer_known(graph: Graph, specs: Mapping[str, TensorSpec]) -> dict[Value, TensorSpec]:
-    """Return the specs of those values whose shapes follow, with content where they are made of shapes.
-
-    Content of inputs is not looked at; a node that can't be inferred is left for the planner to report.
-
-    Args:
-        graph: The graph.
-        specs: Specs of its inputs, by name.
-    """
-    known = {value: TensorSpec(specs[value.name].shape, specs[value.name].dtype) for value in graph.inputs}
-    known.update({value: TensorSpec.of(array) for value, array in graph.constants.items()})
-    for node in graph.nodes:
-        if any(value is not None and value not in known for value in node.inputs):
-            continue
-        inputs = [None if value is None else known[value] for value in node.inputs]
-        arrays = [None if spec is None or spec.value is None else spec.value.array for spec in inputs]
-        if inputs and all(spec is None or spec.value is not None for spec in inputs):
-            folded = fold_node(node, arrays, _CONTENT_NBYTES)
-            if folded is not None:
-                known.update({value: TensorSpec.of(array) for value, array in folded.items()})
-                continue
-        try:
-            made = infer_specs(node.operator, inputs)
-        except GpuexecError:
-            continue
-        known.update({value: spec for value, spec in zip(node.outputs, made) if value is not None})
-    return known

@@ -25,6 +25,10 @@ struct Tile {
 // Which of the element types a mask has; a bool says which keys take part, all others are added to the scores.
 enum MaskKind { kNoMask, kBool, kHalf, kBf16, kFloat, kDouble, kI8, kI16, kI32, kI64, kU8, kU16, kU32, kU64 };
 
+// What a row gives whose scores are all -inf: zeros, as ONNX's Attention has it; NaN, as a softmax has it; or zeros, as
+// does any row whose weights are NaN.
+enum EmptyRows { kZero, kNan, kGuarded };
+
 constexpr i64 kFar = 1ll << 34;  // beyond any key, window and query, and far from the end of i64
 
 // The keys with first <= key < end.
@@ -40,7 +44,9 @@ struct Attention {
   i64 mask_kind, mask_keys;                        // keys beyond those of the mask take no part
   i64 past, left, right;                           // query i stands at past + i; -1 sees all on its side
   i64 pairs, row_tiles, value_tiles, chunk_keys, chunks;
+  i64 empty_rows;
   double scale, softcap;
+  double fill;  // score of a key that a mask of bools takes out: -inf, unless it weighs as little as others do
 
   __device__ i64 rows() const { return group * queries; }
 
@@ -66,14 +72,26 @@ struct Attention {
   template <class A>
   __device__ A capped(A score) const { return softcap > 0 ? A(softcap) * tanh_of(score / A(softcap)) : score; }
 
+  // Whether a key of weight 0 is not looked at; else NaN in its score and in its value spreads, as in a product.
+  __device__ bool takes_out() const { return empty_rows == kZero; }
+
+  // A row's sum over its weights' total.
+  template <class A>
+  __device__ A averaged(A sum, A total, A largest) const {
+    const bool is_empty = largest == limits<A>::negative_inf();
+    if (empty_rows == kGuarded && total != total) return A(0);
+    if (!is_empty) return sum / total;
+    return empty_rows == kNan && keys > 0 ? limits<A>::nan() : A(0);
+  }
+
   // A score with its mask added; -inf where the key takes no part.
   template <class T>
   __device__ Acc<T> masked(Acc<T> score, const u8* mask, i64 offset) const {
     typedef Acc<T> A;
     if (mask_kind == kNoMask) return score;
-    if (mask_kind == kBool) return mask[offset] ? score : limits<A>::negative_inf();
+    if (mask_kind == kBool) return mask[offset] ? score : A(fill);
     const A bias = widen(bias_at<T>(mask, offset));
-    return bias == limits<A>::negative_inf() ? bias : score + bias;
+    return bias == limits<A>::negative_inf() && takes_out() ? bias : score + bias;
   }
 
  private:
@@ -195,7 +213,7 @@ __device__ inline void attend_tile(
   if (threadIdx.x < kTileRows) describe_row(shape, place, lengths, threadIdx.x, rows);
   __syncthreads();
   const i64 live_rows = shape.rows() - place.row, columns = shape.values - place.value;
-  const bool is_needed = row < live_rows;
+  const bool is_needed = row < live_rows, takes_out = shape.takes_out();
 
   A largest[kRows], total[kRows], sum[kRows][kOwnValues];
 #pragma unroll
@@ -297,7 +315,7 @@ __device__ inline void attend_tile(
           }
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
-            if (a[r] == A(0)) continue;  // NaN in a value that is masked does not spread
+            if (a[r] == A(0) && takes_out) continue;  // NaN in a value that is masked does not spread
 #pragma unroll
             for (int c = 0; c < kOwnValues; ++c) sum[r][c] = multiply_add(a[r], b[c], sum[r][c]);
           }
@@ -310,7 +328,6 @@ __device__ inline void attend_tile(
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     if (row + r >= live_rows) break;
-    const bool is_empty = largest[r] == limits<A>::negative_inf();
     const i64 state = rows.number[row + r] * shape.chunks + place.chunk;
     if (shape.chunks > 1 && lane == 0 && place.value == 0) {
       states[2 * state] = largest[r];
@@ -323,7 +340,7 @@ __device__ inline void attend_tile(
       if (shape.chunks > 1) {
         sums[state * shape.values + place.value + column] = sum[r][c];
       } else {
-        y[rows.y_offset[row + r] + place.value + column] = cast<T>(is_empty ? A(0) : sum[r][c] / total[r]);
+        y[rows.y_offset[row + r] + place.value + column] = cast<T>(shape.averaged(sum[r][c], total[r], largest[r]));
       }
     }
   }
@@ -338,6 +355,7 @@ __device__ inline void attend_tile(
 // Needs    nothing of alignment.
 // Numerics in Acc<T>, products in order along the depth with fused multiply-adds, one rounding. A row without keys, or
 //          whose scores are all -inf, is zero. NaN in a score spreads over its row; in v, where its weight is not 0.
+//          Unless `empty_rows` says that it is to be as the product of a softmax.
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads, sizeof(T) > 4 ? 1 : 2) attend(
     const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const u8* __restrict__ mask,
@@ -385,7 +403,7 @@ __global__ void __launch_bounds__(kBlockThreads) attend_merge(
   const i64 head = pair % shape.heads * shape.group + within / shape.queries;
   const i64 place = pair / shape.heads * shape.y_strides[0] + head * shape.y_strides[1] +
                     within % shape.queries * shape.y_strides[2];
-  y[place + column] = cast<T>(largest == limits<A>::negative_inf() ? A(0) : sum / total);
+  y[place + column] = cast<T>(shape.averaged(sum, total, largest));
 }
 
 // Computes the scores of all keys for a row: mode 0 scale * q @ k', 1 capped, 2 masked too, 3 their softmax.

@@ -5,21 +5,25 @@
 // The second number of __launch_bounds__ keeps ptxas from spilling held elements for more blocks at a time.
 constexpr int kHeld = 16;  // elements a lane keeps in registers
 
+// What is computed of a row; kGuarded is 0 where kPlain would be NaN.
+enum SoftmaxForm { kPlain, kLog, kGuarded };
+
 // Computes y = exp(x - max) / sum(exp(x - max)) along the columns, or its logarithm x - max - log(sum).
 // Shapes   x, y [rows / inner, columns, inner] dense.
 // Grid     256 / lanes rows per block.
 // Needs    nothing of alignment.
 // Numerics in Acc<T>, one rounding; rows of up to 16 * lanes columns in registers (one read), longer ones by running
-//          sums (two reads). A row whose maximum is not finite gives NaN.
+//          sums (two reads). A row whose maximum is not finite gives NaN, guarded 0.
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads, 1) softmax(
     const T* __restrict__ x, T* __restrict__ y, i64 rows, i64 columns, i64 inner, int lanes, int lane_stride,
-    int is_log) {
+    int form) {
   typedef Acc<T> A;
   typedef SoftmaxState<A> State;
   __shared__ A shared[kBlockThreads];
   __shared__ State shared_states[kBlockThreads];
   const Team team(lanes, lane_stride);
+  const bool is_log = form == kLog;
   const i64 end = team.row < rows ? columns : 0;
   const i64 start = end > 0 ? row_start(team.row, columns, inner) : 0;
   x += start;
@@ -51,10 +55,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1) softmax(
     }
     sum = team.fold(sum, shared, add<A>);
     const A log_sum = is_log ? log_of(sum) : A(0);
+    const bool is_zero = form == kGuarded && sum != sum;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i, destination += step) {
       if (i >= own) break;
-      *destination = cast<T>(is_log ? held[i] - log_sum : held[i] / sum);
+      *destination = cast<T>(is_zero ? A(0) : is_log ? held[i] - log_sum : held[i] / sum);
     }
     return;
   }
@@ -66,9 +71,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1) softmax(
   state = team.fold(state, shared_states, State::merge);
   const A sum = state.strict_sum();
   const A log_sum = is_log ? log_of(sum) : A(0);
+  const bool is_zero = form == kGuarded && sum != sum;
   for (i64 column = team.lane; column < end; column += lanes) {
     const A shifted = widen(x[column * inner]) - state.largest;
-    y[column * inner] = cast<T>(is_log ? shifted - log_sum : exp_of(shifted) / sum);
+    y[column * inner] = cast<T>(is_zero ? A(0) : is_log ? shifted - log_sum : exp_of(shifted) / sum);
   }
 }
 

@@ -2,14 +2,18 @@
 #include "softmax_state.cuh"
 #include "texture.cuh"
 
+// SoftmaxForm of kernels/nn/softmax.cu.
+enum SoftmaxForm { kPlain, kLog, kGuarded };
+
 // Computes y = exp(x - max) / sum(exp(x - max)) along the columns, or its logarithm x - max - log(sum).
 // Shapes   x, y [rows / inner, columns, inner] dense.
 // Grid     one thread per texel of y.
 // Needs    nothing.
-// Numerics in Acc<T>, a row's sum from its first column on, one rounding. A row whose maximum is not finite gives NaN.
+// Numerics in Acc<T>, a row's sum from its first column on, one rounding. A row whose maximum is not finite
+//          gives NaN, guarded 0.
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads, 1) draw_softmax(
-    const Texture<T> x, const Surface<T> y, i64 rows, i64 columns, i64 inner, int, int, int is_log) {
+    const Texture<T> x, const Surface<T> y, i64 rows, i64 columns, i64 inner, int, int, int form) {
   typedef Acc<T> A;
   i64 known = -1;  // where the row begins whose maximum and sum these are
   A largest = A(0), sum = A(0);
@@ -21,10 +25,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1) draw_softmax(
       for (i64 i = first; i < end; i += inner) largest = max_keeping_nan(widen(x[i]), largest);
       sum = A(0);
       for (i64 i = first; i < end; i += inner) sum += exp_of(widen(x[i]) - largest);
-      if (is_log) sum = log_of(sum);
+      if (form == kLog) sum = log_of(sum);
     }
     const A shifted = widen(x[index]) - largest;
-    return cast<T>(is_log ? shifted - sum : exp_of(shifted) / sum);
+    if (form == kGuarded && sum != sum) return cast<T>(A(0));
+    return cast<T>(form == kLog ? shifted - sum : exp_of(shifted) / sum);
   });
 }
 

@@ -38,8 +38,8 @@ def test_graph_after_all_passes_gives_the_recorded_outputs(name: str) -> None:
     graph = run_passes(load(name), AT_LOAD)
     for case in cases(name):
         specs = {key: TensorSpec(array.shape, array.dtype) for key, array in case.inputs.items()}
-        # Operators with an epilogue are our own: no other engine runs them.
-        compare(run_passes(graph, AT_PLAN, frozenset({"fuse_epilogues"}), specs), case)
+        # Attention that is recognised and operators with an epilogue are our own: no other engine runs them.
+        compare(run_passes(graph, AT_PLAN, frozenset({"recognise_attention", "fuse_epilogues"}), specs), case)
         check_computed(run_passes(graph, AT_PLAN, specs=specs), case)
 
 

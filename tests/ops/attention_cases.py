@@ -40,6 +40,7 @@ def sizes_cases() -> list[Case]:
         *(attention(id, sizes) for id, sizes in rows.items()),
         *(attention(f"{id}-double", sizes, np.float64) for id, sizes in rows.items() if id[0] in "bdmw"),
         *(in_double(attention(f"{id}-half", rows[id], np.float16)) for id in ("plain", "decoding", "beyond-one-tile")),
+        in_double(attention("decoding-bfloat16", rows["decoding"], BFLOAT16)),
         attention("flat", rows["shared-keys"], flat=True),
         attention("flat-decoding", rows["decoding"], flat=True, outputs=SCORES),
     ]

@@ -16,8 +16,8 @@ from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.operator import Derivative, KnownInput, Operator, decomposition_for, find_operator, operator_names
 from gpuexec.ir.spec import TensorSpec, is_host_object
 from gpuexec.ir.target import Target
-from gpuexec.ops.elementwise.epilogue import FINISHED
-from gpuexec.ops.elementwise.fused import PRODUCERS, Fused, fused_name
+from gpuexec.ops.elementwise.epilogue import FINISHED, fused_name
+from gpuexec.ops.elementwise.fused import PRODUCERS, Fused
 from gpuexec.ops.lib.composite import Composite
 from gpuexec.passes.decompose import decompose
 from gpuexec.passes.derivatives import OF_ALL_OUTPUTS, PARTS, RULES

@@ -21,10 +21,11 @@ from gpuexec.ops.elementwise.epilogue import (
     MAX_STEPS,
     UNARY,
     UNARY_OPERATORS,
+    fused_name,
     make_epilogue,
     read_steps,
 )
-from gpuexec.ops.elementwise.fused import PRODUCERS, Fused, fused_name
+from gpuexec.ops.elementwise.fused import PRODUCERS, Fused
 from gpuexec.ops.nn.conv_depthwise import DTYPES as DEPTHWISE_DTYPES
 from gpuexec.ops.nn.conv_depthwise import FORMS
 from gpuexec.ops.quant.narrow_weight import HALF, INT8, PAIRS

@@ -34,7 +34,12 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
         "merge_common",
         "remove_dead",
     ]
-    assert [each.name for each in AT_PLAN] == ["fold_shapes", "fuse_epilogues", "remove_dead"]
+    assert [each.name for each in AT_PLAN] == [
+        "fold_shapes",
+        "recognise_attention",
+        "fuse_epilogues",
+        "remove_dead",
+    ]
     assert all(each.summary.endswith(".") for each in (*AT_LOAD, *AT_PLAN))
 
 
@@ -78,7 +83,8 @@ def test_pass_that_breaks_the_graph_is_named() -> None:
 def test_pass_without_its_operators_changes_nothing(each: Pass) -> None:
     graph = load(TEXT)
     assert each.operators is not None and each.operators.isdisjoint(operators(graph))
-    after = each.function(graph)
+    specs = {"x": TensorSpec((2, 3), np.dtype(np.float32))}
+    after = each.function(graph, specs) if each.needs_specs else each.function(graph)
     assert after.nodes == graph.nodes and after.constants.keys() == graph.constants.keys()
 
 

@@ -44,6 +44,7 @@ STEP_INSTRUCTIONS = 11
 MAX_STEPS, MAX_OPERANDS = 6, 2  # kMaxSteps of epilogue.cuh, and its operands
 # An input of a step: see `EpilogueStep`.
 Given = int | str | None
+FUSED_DOMAIN = "gpuexec"
 VALUE, MADE = -1, -2  # in place of an input's position: the previous step's result; the producer's result
 
 _NOTHING, _FIRST, _NUMBER, _MADE = 0, 1, 3, 4  # Beside of epilogue.cuh
@@ -265,6 +266,11 @@ def _find_place(shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, in
         else:
             is_done = True
     return inner, extent
+
+
+def fused_name(name: str) -> str:
+    """Return the name of the operator that a producer is with an epilogue."""
+    return f"{FUSED_DOMAIN}.Fused{name.rpartition('.')[2]}"
 
 
 def count_epilogue_steps(launch: Launch) -> int:

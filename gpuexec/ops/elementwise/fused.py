@@ -22,17 +22,25 @@ from gpuexec.ir.command import Slot
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, count_elements, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
-from gpuexec.ops.elementwise.epilogue import MADE, EpilogueStep, FinishingEmitter, make_epilogue, read_steps
+from gpuexec.ops.elementwise.epilogue import (
+    FUSED_DOMAIN,
+    MADE,
+    EpilogueStep,
+    FinishingEmitter,
+    fused_name,
+    make_epilogue,
+    read_steps,
+)
 from gpuexec.ops.linalg.einsum import Einsum
 from gpuexec.ops.linalg.matmul import Gemm, MatMul
 from gpuexec.ops.microsoft.matmul import FusedMatMul
 from gpuexec.ops.nn.batch_norm import BatchNormalization
 from gpuexec.ops.nn.conv import Conv, ConvTranspose
+from gpuexec.ops.nn.dot_product_attention import ScaledDotProductAttention
 from gpuexec.ops.nn.norm import LayerNormalization, RMSNormalization
 from gpuexec.ops.nn.norm_channels import GroupNormalization, InstanceNormalization
 from gpuexec.ops.quant import narrow
 
-DOMAIN = "gpuexec"
 _SHAPES_KEPT = 64
 # Each says by `epilogue_rank` from how many axes on its result can be finished.
 PRODUCERS: dict[str, type[Operator]] = {
@@ -49,6 +57,7 @@ PRODUCERS: dict[str, type[Operator]] = {
         GroupNormalization,
         LayerNormalization,
         RMSNormalization,
+        ScaledDotProductAttention,
         *(getattr(narrow, f"Narrow{name}") for name, form in narrow.FORMS.items() if form.weight > 0),
     )
 }
@@ -201,11 +210,6 @@ class _Apart(FinishingEmitter):
         return False
 
 
-def fused_name(name: str) -> str:
-    """Return the name of the operator that a producer is with an epilogue."""
-    return f"{DOMAIN}.Fused{name.rpartition('.')[2]}"
-
-
 def _make(producer: type[Operator]) -> None:
     """Register the operator for a producer: its fields, and the steps."""
     fields: list[Any] = []
@@ -225,7 +229,7 @@ def _make(producer: type[Operator]) -> None:
     }
     name = fused_name(producer.name).rpartition(".")[2]
     made = dataclasses.make_dataclass(name, fields, bases=(Fused,), namespace=namespace, frozen=True, slots=True)
-    globals()[name] = operator(name, DOMAIN)(made)
+    globals()[name] = operator(name, FUSED_DOMAIN)(made)
 
 
 for _producer in PRODUCERS.values():

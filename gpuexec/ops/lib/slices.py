@@ -15,7 +15,7 @@ import numpy as np
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import ceil_div
-from gpuexec.ir.gpus import find_gpu
+from gpuexec.ir.gpus import Gpu, find_gpu
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.target import Target
 
@@ -27,6 +27,8 @@ _LEAST_TENTHS, _MOST_TENTHS = 9, 39
 # A block's time beside that of its slabs, in slabs: for itself, and for each slice that it adds up; and how much longer
 # blocks take that are few on their multiprocessor, since nothing else is issued while their warps wait: one, two, more.
 _FIXED_SLABS, _SLABS_PER_SLICE, _SLACK = 2.0, 0.5, (1.30, 1.15, 1.08)
+
+_BEGUN_SLABS = 1.5  # the same for itself, where several products and other launches are weighed against each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,19 @@ def choose_tile(emit: Emitter, rows: int, columns: int, inner: int, batch: int =
 
     multiprocessors = find_gpu(emit.target.architecture).multiprocessors
     return TILES[emit.choose(min(range(len(TILES)), key=lambda index: find_time(TILES[index])))]
+
+
+def count_cycles(gpu: Gpu, rows: int, columns: int, inner: int, batch: int) -> float:
+    """Return about how many cycles a product takes by the better tile, where operands come as fast as they are used."""
+
+    def count(tile: Tile) -> float:
+        tiles, slabs = batch * tile.count(rows, columns), ceil_div(inner, SLAB_DEPTH)
+        slices = count_slices(tiles, slabs, gpu.multiprocessors)
+        block = _BEGUN_SLABS + ceil_div(slabs, slices) + (slices * _SLABS_PER_SLICE if slices > 1 else 0.0)
+        at_once = ceil_div(tiles * slices, gpu.multiprocessors)
+        return block * at_once * tile.size * SLAB_DEPTH / (tile.efficiency * gpu.fp32_lanes)
+
+    return min(count(tile) for tile in TILES)
 
 
 def slice_tiles(emit: Emitter, tiles: int, slabs: int, floats: int, blocks_at_once: int = 1) -> Slices:

@@ -86,14 +86,18 @@ class MatMul(Operator):
         narrow: NarrowWeight | None = None,
         alpha: float = 1.0,
     ) -> None:
-        """Lower, the right operand perhaps narrow, the product perhaps times a number."""
+        """Lower, the right operand perhaps narrow, the product perhaps times a number.
+
+        The result may be a window whose axes stand in another order, where both operands have two axes at least.
+        """
         a, b, y = inputs[0], inputs[1], outputs[0]
         assert a is not None and b is not None and y is not None
         a_shape, a_strides = (a.shape, a.strides) if a.spec.rank > 1 else ((1, *a.shape), (0, *a.strides))
         b_shape, b_strides = (b.shape, b.strides) if b.spec.rank > 1 else ((*b.shape, 1), (*b.strides, 0))
         rows, columns, rank = a_shape[-2], b_shape[-1], b.spec.rank
         batch = broadcast(a_shape[:-2], b_shape[:-2])
-        y_strides = contiguous_strides((*batch, rows, columns))
+        y_shape = (*batch, rows, columns)
+        y_strides = y.strides if y.shape == y_shape else contiguous_strides(y_shape)
         extents, walks = coalesce(
             (*batch, rows),
             (
@@ -113,6 +117,7 @@ class MatMul(Operator):
             (a_row, a_strides[-1], b_strides[-2], b_strides[-1], 0, 0, y_row),
             scale=(alpha, 1.0),
             batch=(extents[:split], tuple(walk[:split] for walk in walks)),
+            y_column=y_strides[-1],
             narrow=narrow,
             scale_steps=(0, 0) if narrow is None else narrow.steps(*((rank - 2, rank - 1) if rank > 1 else (0, None))),
         )

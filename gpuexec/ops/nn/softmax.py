@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpuexec.ir.command import Argument, Kernel, Launch
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
@@ -23,6 +23,7 @@ from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
 _SOURCE = "softmax.cu"
+_PLAIN, _LOG, _GUARDED = range(3)  # SoftmaxForm of softmax.cu
 SOFTMAX_FLOPS = 5  # of each element: maximum, difference, exponential, sum, quotient
 _FLOATS = dtypes_of("float")
 instantiate(_SOURCE, [f"{kernel}<{dtype_row(t).cuda}>" for kernel in ("softmax", "hardmax") for t in _FLOATS])
@@ -69,12 +70,8 @@ class RowMap(Operator):
         """Launch a team of threads per row."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
-        outer, columns, inner = self._split(x.shape)
-        team = choose_team(columns, outer * inner, inner)
         expression, *scalars = self._launch(dtype_row(x.dtype).cuda)
-        sizes = (np.int64(outer * inner), np.int64(columns), np.int64(inner))
-        arguments: list[Argument] = [emit.contiguous(x), y, *sizes, *team.arguments(), *scalars]
-        emit.launch(Kernel(_SOURCE, expression), team.grid(outer * inner), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
+        _launch_rows(emit, x, y, self._split(x.shape), expression, *scalars)
 
     def _split(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the tensor as ``[outer, columns, inner]``."""
@@ -99,7 +96,7 @@ class Softmax(RowMap):
         return powers
 
     def _launch(self, cuda: str) -> tuple[Any, ...]:
-        return f"softmax<{cuda}>", np.int32(0)
+        return f"softmax<{cuda}>", np.int32(_PLAIN)
 
 
 @operator("LogSoftmax")
@@ -117,7 +114,7 @@ class LogSoftmax(RowMap):
         return shifted
 
     def _launch(self, cuda: str) -> tuple[Any, ...]:
-        return f"softmax<{cuda}>", np.int32(1)
+        return f"softmax<{cuda}>", np.int32(_LOG)
 
 
 @operator("Hardmax")
@@ -136,6 +133,24 @@ class Hardmax(RowMap):
 
     def _launch(self, cuda: str) -> tuple[Any, ...]:
         return (f"hardmax<{cuda}>",)
+
+
+def launch_guarded(emit: Emitter, x: Slot, y: Slot) -> None:
+    """Launch a softmax over the last axis that is 0 in rows where Softmax gives NaN."""
+    columns = x.shape[-1]
+    expression = f"softmax<{dtype_row(x.dtype).cuda}>"
+    _launch_rows(emit, x, y, (prod(x.shape[:-1]), columns, 1), expression, np.int32(_GUARDED))
+
+
+def _launch_rows(
+    emit: Emitter, x: Slot, y: Slot, extents: tuple[int, int, int], expression: str, *scalars: np.integer[Any]
+) -> None:
+    """Launch a team of threads per row of ``[outer, columns, inner]``."""
+    outer, columns, inner = extents
+    team = choose_team(columns, outer * inner, inner)
+    sizes = (np.int64(outer * inner), np.int64(columns), np.int64(inner))
+    arguments: list[Argument] = [emit.contiguous(x), y, *sizes, *team.arguments(), *scalars]
+    emit.launch(Kernel(_SOURCE, expression), team.grid(outer * inner), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
 
 
 @upgrade("Softmax", below=13)

@@ -11,8 +11,7 @@ from onnx import helper
 import gpuexec as gx
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.elementwise.epilogue import VALUE
-from gpuexec.ops.elementwise.fused import fused_name
+from gpuexec.ops.elementwise.epilogue import VALUE, fused_name
 from tests.model.control_models import ControlModel
 from tests.model.small_models import make_model, two_layers
 

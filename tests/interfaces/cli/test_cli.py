@@ -153,6 +153,19 @@ def test_explain_predicts_times_without_a_gpu(capsys: pytest.CaptureFixture[str]
     assert re.search(r"softmax.cu:softmax<float>\s+softmax\s+launch\s+[\d.]+", text)
 
 
+def test_explain_says_why_a_softmax_between_products_stays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["": 20]> g (float[4, 5] q, float[5, 6] k, float[6, 7] v) => (float[4, 7] y) '
+        "{ s = MatMul (q, k) p = Softmax <axis = %d> (s) y = MatMul (p, v) }"
+    )
+    for axis, reason in ((0, "it is over axis 0 of 2, not the last one"), (1, None)):
+        path = tmp_path / f"{axis}.onnx"
+        onnx.save(onnx.parser.parse_model(text % axis), path)
+        assert main(["explain", str(path), "--target", "sm_90"]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert ("is no attention" in printed) == (reason is not None) and (reason or "") in printed
+
+
 def test_explain_prints_predictions_as_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", DIGITS, "--target", "sm_80", "--json", "--dims", "batch=4"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -1,0 +1,385 @@
+"""Attention as exporters spell it out: two matrix products around a softmax, as one operator.
+
+``softmax(steps(scale * Q @ K')) @ V`` with NumPy's broadcasting, and to the letter what the operators for it compute:
+a row of scores that are all -inf is NaN (`gpuexec.ops.nn.attention.Attention` gives zeros). No file has this operator;
+the pass `gpuexec.passes.recognise_attention` makes it.
+
+On a device it is lowered in one of two forms, chosen for a size class. Apart, it is the launches of its operators: the
+scores with their steps, the softmax, the product with V, whose kernels fill a GPU at most sizes, but whose scores go
+through memory. Fused, it is the kernel of ``attention.cu``, which keeps them on the chip: one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.command import Slot
+from gpuexec.ir.geometry import Shape, Strides, broadcast, broadcast_strides, permute
+from gpuexec.ir.gpus import find_gpu
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, build, operator
+from gpuexec.ir.spec import TensorSpec, dtypes_of
+from gpuexec.ops.elementwise.epilogue import VALUE, fused_name
+from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.slices import count_cycles
+from gpuexec.ops.linalg.matmul import MatMul
+from gpuexec.ops.microsoft.matmul import FusedMatMul
+from gpuexec.ops.nn.attention_host import AttentionRule
+from gpuexec.ops.nn.attention_launch import (
+    AttentionOperands,
+    EmptyRows,
+    find_fused_seconds,
+    has_chunks,
+    launch_attention,
+)
+from gpuexec.ops.nn.heads import join_groups
+from gpuexec.ops.nn.softmax import SOFTMAX_FLOPS, Softmax, launch_guarded
+from gpuexec.ops.tensor.layout import reshaped, window
+
+FLOATS = tuple(dtype for dtype in dtypes_of("float") if dtype.itemsize >= 4)
+# How many operands a step has, beside the scores.
+STEPS = {"Add": 1, "Sub": 1, "Mul": 1, "Div": 1, "Where": 2, "Fill": 2, "Tanh": 0}
+# Seconds from one launch to the next, little as they do; queries that a product takes by other kernels than tiles.
+_LAUNCH_SECONDS, _FEW_QUERIES = 3e-6, 8
+_FUSIBLE = ("Add", "Sub", "Mul", "Div", "Tanh")  # steps that the kernel of a product takes
+Step = tuple[str, tuple[Slot, ...]]
+_MAX_FUSED_STEPS, _MAX_FUSED_OPERANDS = 5, 2
+
+
+@operator("ScaledDotProductAttention", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class ScaledDotProductAttention(Operator):
+    """``softmax(steps(scale * Q @ K')) @ V`` over the last axis, with NumPy's broadcasting.
+
+    Inputs: Q ``[..., queries, depth]``, K transposed ``[..., depth, keys]``, V ``[..., keys, values]``, then the
+    operands of the steps in order. K and V may have heads in groups, ``[batch, heads, group, ...]``, as
+    `gpuexec.ops.nn.heads.GroupHeads` makes them.
+
+    Attributes:
+        scale: Factor of the products.
+        score_steps: What is done to the scores: ``Add``, ``Sub``, ``Mul`` and ``Div`` by an operand, ``Tanh``,
+            ``Where`` (a mask that says which scores stay, and what the others are), ``Fill`` (which do not).
+        is_guarded: Whether weights that are NaN become 0.
+        perm: Order of the result's axes; None: as they come.
+    """
+
+    scale: float = 1.0
+    score_steps: tuple[str, ...] = ()
+    is_guarded: int = 0
+    perm: tuple[int, ...] | None = None
+    tolerance = Tolerance.REDUCTION
+    uses_all_cores = True
+    keeps_dtype = True
+    has_blits = True
+    epilogue_rank = 2
+    example = "float32[1,2,3,4] float32[1,2,4,5] float32[1,2,5,4]"
+
+    def infer(
+        self, q: TensorSpec, k: TensorSpec, v: TensorSpec, *operands: TensorSpec | None
+    ) -> tuple[TensorSpec, ...]:
+        """Return the result's spec.
+
+        Raises:
+            InputError: Types differ, shapes don't fit, or operands lack.
+        """
+        check_dtype(self.name, q, FLOATS, "Q")
+        k, v = (each.with_shape(join_groups(each.shape)) if each.rank == 5 > q.rank else each for each in (k, v))
+        (scores,) = MatMul().infer(q, k)
+        for step, given in self._list_steps(operands):
+            for operand in given if step in _FUSIBLE else given[1:]:
+                check_dtype(self.name, operand, (q.dtype,), f"the operand of {step}")
+            if step not in _FUSIBLE:
+                check_dtype(self.name, given[0], (np.dtype(np.bool_),), "a mask")
+            scores = scores.with_shape(broadcast(scores.shape, *(operand.shape for operand in given)))
+        (y,) = MatMul().infer(scores, v)
+        return (y if self.perm is None else y.with_shape(permute(y.shape, self.perm)),)
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int | None:
+        """Count both products, the softmax, and an operation for each step and score."""
+        q, v, y = inputs[0], inputs[2], outputs[0]
+        if q is None or v is None or y is None or not v.shape[-1]:
+            return 0
+        keys = v.shape[-2]
+        scores = y.size // v.shape[-1] * keys
+        return 2 * scores * q.shape[-1] + (SOFTMAX_FLOPS + len(self.score_steps)) * scores + 2 * y.size * keys
+
+    def compute(self, q: Array, k: Array, v: Array, *operands: Array, out: Out = None) -> tuple[Array | None, ...]:
+        """Work out one after the other with NumPy, in the memory of the scores."""
+        q, k, v, aligned, shape = _align_arrays(q, k, v, operands)
+        (scores,) = MatMul().compute(q, k)
+        assert scores is not None
+        with np.errstate(all="ignore"):
+            if self.scale != 1:
+                scores *= scores.dtype.type(self.scale)
+            for step, given in self._list_steps(aligned):
+                scores = _compute_step(step, scores, given)
+            (scores,) = Softmax().compute(scores, out=(scores,))
+            assert scores is not None
+            if self.is_guarded:
+                scores[np.isnan(scores).all(axis=-1)] = 0
+        (y,) = MatMul().compute(scores, v)
+        assert y is not None
+        y = y.reshape(shape) if shape is not None else y
+        return (y if self.perm is None else y.transpose(self.perm),)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch fused where that is faster, else apart."""
+        q, k, v, *rest = inputs
+        (y,) = outputs
+        assert q is not None and k is not None and v is not None and y is not None
+        operands = [each for each in rest if each is not None]
+        if self.perm is not None:
+            order = [self.perm.index(axis) for axis in range(len(self.perm))]
+            y = window(y, permute(y.shape, order), permute(y.strides, order))
+        scale, steps = self._fold_numbers(operands)
+        fused = _find_fused(emit, (q, k, v, y), scale, steps)
+        if emit.choose(fused is not None) and fused is not None:
+            given, rule, fill = fused
+            empty = EmptyRows.GUARDED if self.is_guarded else EmptyRows.NAN
+            shape, strides = _pad_axes(y.shape, y.strides)
+            launch_attention(emit, given, rule, window(y, shape, strides), None, 0, fill=fill, empty=empty)
+        else:
+            self._lower_apart(emit, _align_slots(emit, (q, k, v, y), steps), scale)
+
+    def _list_steps(self, operands: Sequence[Any]) -> list[tuple[str, tuple[Any, ...]]]:
+        """Return the steps with the operands of each."""
+        unknown = [step for step in self.score_steps if step not in STEPS]
+        if unknown or len(operands) != sum(STEPS[step] for step in self.score_steps):
+            raise InputError(
+                f"{self.name} expects steps {', '.join(STEPS)} with operands, got {list(self.score_steps)}."
+            )
+        rest = iter(operands)
+        return [(step, tuple(next(rest) for _ in range(STEPS[step]))) for step in self.score_steps]
+
+    def _fold_numbers(self, operands: Sequence[Slot]) -> tuple[float, list[Step]]:
+        """Return the scale with all numbers that the first steps multiply by, and the other steps."""
+        scale, steps = self.scale, self._list_steps(operands)
+        while steps and steps[0][0] in ("Mul", "Div"):
+            step, (operand,) = steps[0]
+            number = _read_number(operand)
+            if number is None or (step == "Div" and not number):
+                break
+            scale = scale * number if step == "Mul" else scale / number
+            del steps[0]
+        return scale, steps
+
+    def _lower_apart(self, emit: Emitter, slots: tuple[Slot, Slot, Slot, Slot, list[Step]], scale: float) -> None:
+        """Launch the operators one after the other, the first steps in the product's kernel."""
+        q, k, v, y, steps = slots
+        taken, added = 0, 0
+        while taken < min(len(steps), _MAX_FUSED_STEPS) and steps[taken][0] in _FUSIBLE:
+            if added + len(steps[taken][1]) > _MAX_FUSED_OPERANDS:
+                break
+            added += len(steps[taken][1])
+            taken += 1
+        scores = _multiply(emit, q, k, scale, steps[:taken])
+        for step, given in steps[taken:]:
+            scores = _lower_step(emit, step, scores, given)
+        weights = emit.temp(scores.shape, scores.dtype)
+        if self.is_guarded:
+            launch_guarded(emit, scores, weights)
+        else:
+            Softmax().lower(emit, (scores,), (weights,))
+        if emit.target.has_textures and not y.is_contiguous:
+            made = emit.temp(y.shape, y.dtype)
+            MatMul().lower(emit, (weights, v), (made,))
+            emit.copy(y, made)
+        else:
+            MatMul().lower(emit, (weights, v), (y,))
+
+
+def _find_fused(
+    emit: Emitter, slots: tuple[Slot, Slot, Slot, Slot], scale: float, steps: Sequence[Step]
+) -> tuple[AttentionOperands, AttentionRule, float] | None:
+    """Return what the fused kernel takes, the score of a key that is masked last; None where it takes longer, or can't.
+
+    Beside the scale it knows one bias, or a mask of bools with a number.
+    """
+    q, k, v, y = slots
+    if not emit.target.has_kernels or emit.target.has_textures or y.strides[-1] != 1 or len(steps) > 1:
+        return None
+    fill: float | None = -np.inf
+    mask = None
+    for step, given in steps:
+        mask = given[0]
+        fill = _read_number(given[1]) if step == "Where" else fill
+        if step not in ("Add", "Where") or fill is None:
+            return None
+    heads = _split_heads(q, k, v, mask, y)
+    if heads is None or fill is None or not np.isfinite(scale) or not _is_fused_faster(emit, heads):
+        return None
+    return heads, AttentionRule(scale, 0.0, -1, -1, 0), fill
+
+
+def _multiply(emit: Emitter, q: Slot, k: Slot, scale: float, steps: Sequence[Step]) -> Slot:
+    """Launch a product with steps in its kernel; return the scores."""
+    rows: list[Any] = []
+    operands: list[Slot] = []
+    for step, given in steps:
+        places = [2 + len(operands) + place for place in range(len(given))]
+        rows.append((step, (), (VALUE, *places)))
+        operands += given
+    name = FusedMatMul.name
+    product = build(fused_name(name) if rows else name, {"alpha": scale, **({"steps": tuple(rows)} if rows else {})})
+    inputs = (q, k, *operands)
+    scores = emit.temp(product.infer(*(slot.spec for slot in inputs))[0].shape, q.dtype)
+    _lower_part(emit, product, inputs, scores)
+    return scores
+
+
+def _lower_step(emit: Emitter, step: str, scores: Slot, given: tuple[Slot, ...]) -> Slot:
+    """Launch a step by itself; return its result."""
+    shape = broadcast(scores.shape, *(operand.shape for operand in given))
+    result = emit.temp(shape, scores.dtype)
+    inputs = (scores, *given)
+    if step in ("Where", "Fill"):
+        mask, other = given
+        inputs = (mask, scores, other) if step == "Where" else (mask, other, scores)
+    _lower_part(emit, build("Where" if step == "Fill" else step, {}), inputs, result)
+    return result
+
+
+def _lower_part(emit: Emitter, part: Operator, inputs: Sequence[Slot], result: Slot) -> None:
+    assert part.lower is not None
+    part.lower(emit, tuple(inputs), (result,))
+
+
+def _compute_step(step: str, scores: Array, given: tuple[Array, ...]) -> Array:
+    """Work out a step, in the memory of the scores where it doesn't stretch them."""
+    stays = broadcast(scores.shape, *(operand.shape for operand in given)) == scores.shape
+    out = scores if stays else None
+    if step in ("Where", "Fill"):
+        mask, other = given
+        if out is None:
+            return np.where(mask, scores, other) if step == "Where" else np.where(mask, other, scores)
+        np.copyto(out, other, where=~mask if step == "Where" else mask)
+        return out
+    function = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Tanh": np.tanh}[step]
+    return np.asarray(function(scores, *given, out=out))
+
+
+def _are_grouped(q: Shape, k: Shape, v: Shape, operands: Sequence[Shape]) -> bool:
+    """Return whether K and V are in groups that the heads of Q and of all operands divide into."""
+    if (len(q), len(k), len(v)) != (4, 5, 5) or k[:3] != v[:3] or q[0] != k[0] or q[1] != k[1] * k[2]:
+        return False
+    return all(len(each) <= 4 and (len(each) < 3 or each[-3] in (1, q[1])) for each in operands)
+
+
+def _group(shape: Shape, strides: Shape, heads: int, group: int) -> tuple[Shape, Shape]:
+    """Return the shape and strides of what has heads third to last, with these in groups; fewer axes stay."""
+    if len(shape) < 3:
+        return shape, strides
+    if shape[-3] == 1:
+        return (*shape[:-3], 1, *shape[-3:]), (*strides[:-3], 0, *strides[-3:])
+    step = strides[-3]
+    return (*shape[:-3], heads, group, *shape[-2:]), (*strides[:-3], group * step, step, *strides[-2:])
+
+
+def _align_arrays(
+    q: Array, k: Array, v: Array, operands: Sequence[Array]
+) -> tuple[Array, Array, Array, list[Array], Shape | None]:
+    """Return operands of a product, heads in groups where K and V have them; and what shape the result is to get."""
+    if k.ndim < 5 or q.ndim > 4:
+        return q, k, v, list(operands), None
+    if _are_grouped(q.shape, k.shape, v.shape, [each.shape for each in operands]):
+        grouped = [each.reshape(_group(each.shape, each.shape, *k.shape[1:3])[0]) for each in (q, *operands)]
+        batch = broadcast(q.shape[:1], *(each.shape[:-3] for each in operands))
+        return grouped[0], k, v, grouped[1:], (*batch, *q.shape[1:3], v.shape[-1])
+    k, v = (each.reshape(join_groups(each.shape)) if each.ndim == 5 else each for each in (k, v))
+    return q, k, v, list(operands), None
+
+
+def _align_slots(
+    emit: Emitter, slots: tuple[Slot, Slot, Slot, Slot], steps: list[Step]
+) -> tuple[Slot, Slot, Slot, Slot, list[Step]]:
+    """Return slots of products that broadcast, heads in groups where K and V have them."""
+    q, k, v, y = slots
+    if k.spec.rank < 5 or q.spec.rank > 4:
+        return q, k, v, y, steps
+    if _are_grouped(q.shape, k.shape, v.shape, [each.shape for _, given in steps for each in given]):
+
+        def group(slot: Slot) -> Slot:
+            return window(slot, *_group(slot.shape, slot.strides, *k.shape[1:3]))
+
+        return group(q), k, v, group(y), [(step, tuple(map(group, given))) for step, given in steps]
+    k, v = (reshaped(emit, each, join_groups(each.shape)) if each.spec.rank == 5 else each for each in (k, v))
+    return q, k, v, y, steps
+
+
+def _read_number(slot: Slot) -> float | None:
+    """Return the content of a slot that the host knows to be one number."""
+    value = slot.spec.value
+    return float(value.array.reshape(())) if value is not None and slot.spec.size == 1 else None
+
+
+def _pad_axes(shape: Shape, strides: Strides) -> tuple[Shape, Strides]:
+    """Return four axes of what has at most so many: batch, heads, rows, columns."""
+    missing = 4 - len(shape)
+    return (*(1,) * missing, *shape), (*(0,) * missing, *strides)
+
+
+def _split_heads(q: Slot, k: Slot, v: Slot, mask: Slot | None, y: Slot) -> AttentionOperands | None:
+    """Return operands of four axes, K by rows, heads of K and V as few as there are; None where that can't be."""
+    if max(each.spec.rank for each in (q, y, *([mask] if mask is not None else []))) > 4:
+        return None
+    if k.spec.rank == v.spec.rank == 5 > q.spec.rank:
+        if k.shape[:3] != v.shape[:3] or any(each.shape[2] > 1 and each.strides[2] for each in (k, v)):
+            return None
+        k, v = (
+            window(each, (*each.shape[:2], *each.shape[3:]), (*each.strides[:2], *each.strides[3:])) for each in (k, v)
+        )
+    elif max(k.spec.rank, v.spec.rank) > 4:
+        return None
+    q, k, v = (window(each, *_pad_axes(each.shape, each.strides)) for each in (q, k, v))
+    (batch, heads, _, _), _ = _pad_axes(y.shape, y.strides)
+    of_keys = max(k.shape[1], v.shape[1])
+    keys, queries = v.shape[2], q.shape[2]
+    if y.shape[-2] != queries or keys != k.shape[3] or heads % max(of_keys, 1) or q.shape[1] not in (1, heads):
+        return None
+
+    def stretch(slot: Slot, *leading: int) -> Slot:
+        shape = (*leading, *slot.shape[len(leading) :])
+        return window(slot, shape, broadcast_strides(slot.shape, slot.strides, shape))
+
+    if any(each.shape[0] not in (1, batch) or each.shape[1] not in (1, of_keys) for each in (k, v)):
+        return None
+    if q.shape[0] not in (1, batch):
+        return None
+    q, k, v = stretch(q, batch, heads), stretch(k, batch, of_keys), stretch(v, batch, of_keys)
+    by_rows = window(k, (batch, of_keys, keys, k.shape[2]), (*k.strides[:2], k.strides[3], k.strides[2]))
+    if mask is not None:
+        mask = window(mask, *_pad_axes(mask.shape, mask.strides))
+        shape = (batch, heads, queries, keys)
+        if broadcast(mask.shape, shape) != shape:
+            return None
+        mask = stretch(mask, *shape)
+    return AttentionOperands(q, by_rows, v, mask, None)
+
+
+def _is_fused_faster(emit: Emitter, heads: AttentionOperands) -> bool:
+    """Return whether the fused kernel takes less time than products and a softmax on the architecture's standard GPU.
+
+    The fused one saves two launches and the way of the scores through memory; its loop multiplies at half the rate of
+    products by tiles, and its blocks, which walk all keys, are few.
+    """
+    if heads.q.dtype.itemsize > 4:
+        return False
+    gpu = find_gpu(emit.target.architecture)
+    (batch, count, queries, depth), (_, of_keys, keys, values) = heads.q.shape, heads.v.shape
+    scores_nbytes = batch * count * queries * keys * heads.q.dtype.itemsize
+    is_split = has_chunks(count // max(of_keys, 1) * queries, keys)
+    fused = find_fused_seconds(gpu, heads) + (2 if is_split else 1) * _LAUNCH_SECONDS
+    bandwidth = gpu.find_bandwidth(2 * scores_nbytes)
+    apart = 3 * _LAUNCH_SECONDS + 2 * scores_nbytes / bandwidth
+    for rows, columns, inner in ((queries, keys, depth), (queries, values, keys)):
+        if rows > _FEW_QUERIES:
+            seconds = count_cycles(gpu, rows, columns, inner, batch * count) / gpu.clock_hertz
+            apart += max(seconds, scores_nbytes / bandwidth)
+        else:
+            nbytes = batch * of_keys * columns * inner * heads.q.dtype.itemsize
+            apart += nbytes / gpu.find_bandwidth(nbytes)
+    return fused < apart
