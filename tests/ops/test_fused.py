@@ -61,6 +61,10 @@ def inputs_of(name: str, dtype: Any) -> tuple[tuple[Array | None, ...], dict[str
         "Gemm": ((numbers(dtype, 70, 9), numbers(dtype, 6, 9), vector[0]), {"transB": 1}),
         "MatMul": ((numbers(dtype, 2, 6, 5, 9), numbers(dtype, 2, 6, 9, 4)), {}),
         "Einsum": ((numbers(dtype, 5, 9, 6), numbers(dtype, 2, 4, 9)), {"equation": "skh,bdk->bhsd"}),
+        "gpuexec.ScaledDotProductAttention": (
+            (numbers(dtype, 2, 6, 5, 3), numbers(dtype, 2, 6, 3, 7), numbers(dtype, 2, 6, 7, 4)),
+            {"scale": 0.5},
+        ),
         "BatchNormalization": ((x, *vector, variance), {}),
         "InstanceNormalization": ((x, *vector[:2]), {}),
         "GroupNormalization": ((x, *vector[:2]), {"num_groups": 3}),
@@ -175,6 +179,7 @@ CASES = [
     narrow_of("Gemm", FLOAT, INT8, (RELU,)),
     *NARROW_FORMS,
     case_of("Gemm", FLOAT, (("Mul", (), (VALUE, VALUE)),), "squared"),
+    case_of("gpuexec.ScaledDotProductAttention", FLOAT, (RELU,), "attention"),
     case_of("Conv", FLOAT, (CLIP,), "clip"),
     case_of("Conv", FLOAT, (("Clip", (), (VALUE, None, "0.25")),), "only_high"),
     case_of("Conv", FLOAT, (("PRelu", (), (VALUE, PER_CHANNEL)),), "per_channel"),
