@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -199,8 +200,8 @@ def test_present_is_kept_where_concat_put_it() -> None:
 class MeasuringEmitter(DirectEmitter):
     """Notes the elements of each scratch and the blocks of each launch."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, choices: Sequence[int] | None = None) -> None:
+        super().__init__(choices)
         self.scratch: list[int] = []
         self.blocks: list[int] = []
 
@@ -213,9 +214,9 @@ class MeasuringEmitter(DirectEmitter):
         return super().temp(shape, dtype)
 
 
-def lower(rows: int, keys: int) -> MeasuringEmitter:
+def lower(rows: int, keys: int, choices: Sequence[int] | None = None) -> MeasuringEmitter:
     op, inputs = build_operator(attention("", (1, 2, 1, rows, keys, 8, 8)))
-    emit = MeasuringEmitter()
+    emit = MeasuringEmitter(choices)
     assert op.lower is not None
     slots = tuple(None if x is None else emit.slot(x) for x in inputs)
     op.lower(emit, slots, (emit.fresh((1, 2, rows, 8), np.float32),))
@@ -223,11 +224,18 @@ def lower(rows: int, keys: int) -> MeasuringEmitter:
 
 
 def test_commands_are_the_same_for_all_extents_and_scratch_never_grows_as_they_shrink() -> None:
-    largest = lower(100, 700)
-    for rows, keys in ((1, 700), (32, 700), (33, 700), (100, 256), (1, 1)):
-        emit = lower(rows, keys)
-        assert [kernel for kernel, _ in emit.launches] == [kernel for kernel, _ in largest.launches]
-        assert all(small <= large for small, large in zip(emit.scratch, largest.scratch, strict=True)), (rows, keys)
+    """Whether keys are divided among blocks is decided at the upper end of a size class."""
+    for upper in ((100, 700), (32, 700)):
+        largest = lower(*upper)
+        assert len(largest.launches) == (1 if upper[0] > 32 else 2)
+        for rows, keys in ((1, 700), (32, 700), (100, 256), (1, 1)):
+            if rows <= upper[0]:
+                check_alike(lower(rows, keys, largest.choices), largest)
+
+
+def check_alike(emit: MeasuringEmitter, largest: MeasuringEmitter) -> None:
+    assert [kernel for kernel, _ in emit.launches] == [kernel for kernel, _ in largest.launches]
+    assert all(small <= large for small, large in zip(emit.scratch, largest.scratch, strict=True))
 
 
 @pytest.mark.parametrize("backend", [gx.BackendType.CPU, gx.BackendType.SIMULATOR], ids=str)
