@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from gpuexec.cli.feeds import make_random
+from gpuexec.cli.precision_arguments import add_precision_arguments
 from gpuexec.cli.sources import SUFFIX, check_output
 from gpuexec.errors import GpuexecError, InputError
 from gpuexec.ir.spec import DeclaredSpec
 from gpuexec.model.loading import load
-from gpuexec.model.model import Model
+from gpuexec.model.model import Model, choose_precisions
 from gpuexec.model.ports import ModelPort
 from gpuexec.program.building import build_contents
 from gpuexec.program.cases import Case, make_case
@@ -63,6 +64,7 @@ def add_parser(commands: Any) -> None:
         help="make no case of random inputs where none is given; else there is one wherever the model runs with them "
         f"and its Loops make at most {_MAX_TRIPS} trips",
     )
+    add_precision_arguments(parser)
     parser.set_defaults(main=main)
 
 
@@ -74,7 +76,7 @@ def main(options: argparse.Namespace) -> int:
     start = time.perf_counter()
     named = _name_models(options.models)
     check_output(options.output, named.values(), SUFFIX)
-    methods = {name: load(path) for name, path in named.items()}
+    methods = choose_precisions({name: load(path) for name, path in named.items()}, options.precision, options.keep)
     bounds = {name: parse_bound(text) for name, text in _split_items(options.dim, "--dim").items()}
     shapes = {
         name: tuple([parse_bound(part) for part in text.split(",") if part])
@@ -216,7 +218,7 @@ def _print_summary(console: Any, contents: Contents) -> None:
         ]
         console.print(
             f"{name}: {len(method.model.graph.nodes)} nodes, arenas for {', '.join(targets) or 'no target'}, "
-            f"{len(method.cases)} cases",
+            f"{len(method.cases)} cases, precision {method.model.precision}",
             markup=False,
         )
         for gap in method.gaps:

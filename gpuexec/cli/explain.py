@@ -17,6 +17,7 @@ from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.free_dims import array_of
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.memory_page import draw_memory
+from gpuexec.cli.precision_arguments import take_precision
 from gpuexec.cli.predictions import encode_prediction, print_prediction
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
 from gpuexec.devices.backend import Backend, BackendType
@@ -77,7 +78,7 @@ def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
     console = Console(highlight=False, soft_wrap=True)
     opened = open_model(options.model, options.method)
-    model, target = opened.model, _target(options)
+    model, target = take_precision(opened.model, options), _target(options)
     if options.json and not target.has_kernels:
         raise InputError(f"--json predicts plans for GPUs, got target {target.name!r}. Name one, like --target sm_90.")
     feeds, notes = read_inputs(opened, options)
@@ -106,6 +107,7 @@ def main(options: argparse.Namespace) -> int:
         counts = _count(model, feeds, target.name) if options.count else None
         _print_json(predictions, counts, is_whole=is_whole)
         return 0
+    console.print(f"precision {model.precision}", markup=False)
     for plan in plans:
         _print_plan(console, plan)
     for prediction in predictions:

@@ -13,6 +13,7 @@ import numpy as np
 from gpuexec.cli.array_arguments import load_array, split_key
 from gpuexec.cli.free_dims import check_named, choose, list_free
 from gpuexec.cli.leaves import read_json
+from gpuexec.cli.precision_arguments import add_precision_arguments
 from gpuexec.devices.backend import BackendType
 from gpuexec.errors import InputError
 from gpuexec.ir.containers import make_blank, pack, to_strings, unpack
@@ -26,7 +27,7 @@ _SEED = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments common to `run` and `explain`: model, backend, dims, inputs."""
+    """Add the arguments common to `run`, `explain` and `profile`: model, backend, precision, dims, inputs."""
     parser.add_argument("model", help="the ONNX file, or a program (.gxp)")
     parser.add_argument(
         "--backend",
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[each.value for each in BackendType],
         help="where to run (default: the GPU when one works, else the CPU)",
     )
+    add_precision_arguments(parser)
     add_input_arguments(parser)
 
 

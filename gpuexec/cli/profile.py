@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.host_rows import print_host_rows
+from gpuexec.cli.precision_arguments import take_precision
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
 from gpuexec.devices.backend import BackendType
 from gpuexec.errors import InputError
@@ -54,13 +55,14 @@ def main(options: argparse.Namespace) -> int:
     profiler = Profiler(keep_runs=options.runs + options.warmup, nvtx=options.nvtx)
     with profiler:
         opened = open_model(options.model, options.method)
+    model = take_precision(opened.model, options)
     feeds, notes = read_inputs(opened, options)
     for note in notes:
         console.print(note, style="dim", markup=False)
     if options.static:
-        _print_work(console, count_work(opened.model, feeds), options.by, limit)
+        _print_work(console, count_work(model, feeds), options.by, limit)
         return 0
-    with Worker(opened.model, backend=BackendType(options.backend), profiler=profiler) as worker:
+    with Worker(model, backend=BackendType(options.backend), profiler=profiler) as worker:
         for _ in range(options.warmup + options.runs):
             worker.run(feeds)
         console.print(f"backend  {worker.backend_type.name}: {worker.backend_reason}", markup=False)

@@ -14,6 +14,7 @@ import numpy as np
 from gpuexec.cli.feeds import add_arguments, parse_rows, read_array
 from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.leaves import describe_leaves, list_all_leaves, write_outputs
+from gpuexec.cli.precision_arguments import take_precision
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
 from gpuexec.devices.backend import BackendType
 from gpuexec.errors import InputError
@@ -62,7 +63,7 @@ def main(options: argparse.Namespace) -> int:
     start = time.perf_counter()
     with show_progress(console) as progress:
         opened = open_model(options.model, options.method, progress)
-    model = opened.model
+    model = take_precision(opened.model, options)
     load_ms = (time.perf_counter() - start) * 1e3
     feeds, notes = read_inputs(opened, options)
     if options.check and opened.method is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpuexec.execution.engine import Engine
 from gpuexec.execution.resources.memory_usage import MemoryUsageRow
 from gpuexec.execution.resources.syncs import CallRow, CopyRow, ReadRow
+from gpuexec.ir.precision import STRICT
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class Report:
     caller: (what, why) rows, the last thousand. ``plans_restored`` are plans whose layout came from a program;
     ``plans_refused`` says why others of its plans were made again. ``graphs`` are the plans launched as one graph now,
     ``graphs_refused`` how many the device had no memory for, which go on as launches. ``profiled`` runs had a profiler,
-    and were put on the stream as launches, layer by layer. ``device_copies`` are inputs and outputs of the caller's
+    and were put on the stream as launches, layer by layer. ``precision`` is what products and convolutions are computed
+    in, and the layers that are not. ``device_copies`` are inputs and outputs of the caller's
     that are copied on the device for where they start. Times in milliseconds.
     """
 
@@ -40,6 +42,7 @@ class Report:
     graphs_refused: int = 0
     profiled: int = 0
     device_copies: tuple[CopyRow, ...] = ()
+    precision: str = STRICT
 
 
 def make_report(engine: Engine, reason: str) -> Report:
@@ -63,6 +66,7 @@ def make_report(engine: Engine, reason: str) -> Report:
         graphs_refused=engine.planning.graphs.refused,
         profiled=engine.profiled,
         device_copies=syncs.copies,
+        precision=str(engine.model.precision),
     )
 
 
@@ -84,6 +88,7 @@ def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[Memo
     lines = [
         f"{model_name}: {nodes} nodes on {report.backend} ({report.reason})",
         f"  runs {report.runs}, plans {report.plans}, sizes {report.variants}",
+        *([f"  precision {report.precision}"] if report.precision != STRICT else []),
         f"  planning {report.plan_ms:.1f} ms, compiling {report.compile_ms:.1f} ms",
         *([f"  plans restored from the program {report.plans_restored}"] if report.plans_restored else []),
         *(f"  a plan of the program was made again: {why}" for why in report.plans_refused),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,10 @@ from gpuexec.execution.state.state import State
 from gpuexec.execution.weights.alike import take_weights
 from gpuexec.importer.read import Source
 from gpuexec.ir.plan import Plan
+from gpuexec.ir.precision import Precision
 from gpuexec.model.editing.weight_replacement import WeightSource
 from gpuexec.model.loading import load
-from gpuexec.model.model import Model, check_process
+from gpuexec.model.model import Model, check_process, choose_precision
 from gpuexec.model.outputs import Outputs
 from gpuexec.system.pickling import not_picklable
 from gpuexec.system.progress import ProgressCallback, check_progress_callback
@@ -81,6 +82,13 @@ class Worker:
             for it where that is known then, and the Worker goes on. What `copy_output` and `record` make is beside it.
         seed: What random operators draw from, from 0 to 2**64 - 1; a Worker with the same one draws the same, run by
             run, on any device. None: the next of the process; see `set_seed`.
+        precision: What products and convolutions of float are computed in. ``"strict"``: float. ``"reference"``: float,
+            and every sum in the order of its terms, whatever that costs. ``"tf32"``, ``"fp16"``, ``"bf16"``, ``"fp8"``:
+            what they multiply is rounded to that type, and added up in float; all else stays in float: norms, softmax,
+            sums, what the model gives. ``"int8"``: as its QuantizeLinear and DequantizeLinear say. Every backend rounds
+            at the same places. None: as the model is, which is ``"strict"`` unless a program says otherwise.
+        keep: Names of nodes that stay in float in a lower precision, or patterns of them such as ``"decoder/*"``;
+            `measure_gap` says which lose most.
         deterministic: ``"size"``: sums are taken in an order that depends on the size class alone, so that a row of a
             batch has the same bits however many rows there are within a class. None: it may depend on the sizes too,
             which keeps more of a device busy.
@@ -97,8 +105,8 @@ class Worker:
         DeviceNotFoundError: The backend asked for can't run here; the message says what to install.
         ModelError: The model given by its bytes is broken; see `load`.
         InputError: ``frames`` or ``max_bytes`` is below 1, ``device`` is no ordinal, ``stream`` is none of the
-            device's, ``compare_with`` is not the CPU, or ``model``, ``watch``, ``profiler`` or ``progress`` is
-            something else.
+            device's, ``compare_with`` is not the CPU, there is no such precision or node to keep, or ``model``,
+            ``watch``, ``profiler`` or ``progress`` is something else.
     """
 
     def __init__(
@@ -116,6 +124,8 @@ class Worker:
         seed: int | None = None,
         watch: str | None = None,
         deterministic: str | None = None,
+        precision: str | None = None,
+        keep: Collection[str] = (),
         profiler: Profiler | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:
@@ -131,8 +141,11 @@ class Worker:
             check_seed(seed)
         check_profiler(profiler)
         check_progress_callback(progress)
+        if precision is not None:
+            Precision.of(precision, keep)
         model = model if isinstance(model, Model) else load(model, progress=progress)
         check_process(model)
+        model = choose_precision(model, precision, keep)
         self.model = model
         self._backend, self._reason = find_backend(backend, device)
         limit = None if max_bytes is None else MemoryLimit(max_bytes, weights_of(model, self._backend), frames)

@@ -163,8 +163,9 @@ class Emitter(Protocol):
     def packed(self, slot: Slot, form: WeightForm) -> Slot | None:
         """Return a weight in another layout, dense; packed once, when it is put on a device, for all that ask alike.
 
-        None where the slot is not a whole weight of the model, dense or transposed: what is computed, is an input, or a
-        part of a weight is read as it lies. None too on a target without kernels, and on one with textures. The form
+        None where the slot is not a whole weight of the model, dense or transposed, as the model has it or packed
+        already: what is computed, is an input, or a part of a weight is read as it lies. None too on a target with
+        textures, and on one without kernels unless the form is for the host as well. The form
         may depend on extents of the weight and what else a class has in common, and is the same for all its sizes. A
         weight that is only asked for packed is not on the device in any other form; in each form that is asked for it
         takes its bytes once more, so lowerings ask for the same one at all sizes where they can.
@@ -223,6 +224,8 @@ class Operator:
     keeps_dtype: ClassVar[bool] = False
     # Whether every run gives another result.
     is_random: ClassVar[bool] = False
+    # Whether what it makes of constants may be computed beforehand, by passes and while planning.
+    is_foldable: ClassVar[bool] = True
     derivative: ClassVar[Derivative] = Derivative.REFUSED
     # Positions of inputs by which there is no derivative, where there is one by others.
     fixed_inputs: ClassVar[tuple[int, ...]] = ()
@@ -234,6 +237,12 @@ class Operator:
     # Positions of inputs that it multiplies with each other, and adds up what comes out: products and convolutions.
     multiplied: ClassVar[tuple[int, ...]] = ()
     format_use: ClassVar[FormatUse] = FormatUse.DENSE
+    # Inputs that a lower precision rounds as it does those (`gpuexec.passes.lower_precision`), of an operator that
+    # multiplies within: attention.
+    rounded: ClassVar[tuple[int, ...]] = ()
+    # Whether what it multiplies may be stored in half or bfloat16 where its attribute ``precision`` says so; its result
+    # is float then.
+    takes_narrow: ClassVar[bool] = False
 
     @property
     def has_slope(self) -> bool:

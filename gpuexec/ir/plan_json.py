@@ -26,7 +26,7 @@ _TYPES: dict[str, type[Any]] = {
     + (Slot, Kernel, Launch, Copy, Fill, HostCall, PackedForm)
 }
 # Fields that stand in the text only where they are set, by type.
-_OPTIONAL: dict[str, frozenset[str]] = {"Buffer": frozenset({"form"})}
+_OPTIONAL: dict[str, frozenset[str]] = {"Buffer": frozenset({"form"}), "PackedForm": frozenset({"after"})}
 
 
 def _hash_types(left_out: str = "", optional: dict[str, frozenset[str]] | None = None) -> str:
@@ -39,10 +39,14 @@ def _hash_types(left_out: str = "", optional: dict[str, frozenset[str]] | None =
     return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
 
-# Version of the form; it changes with the fields of a plan. Stored plans are read of this version, and of the one
-# without packed weights; those of others are not.
+# Version of the form; it changes with the fields of a plan. Stored plans are read of this version, of the one in which
+# packed weights were packed once, and of the one without them; those of others are not.
 FORM = _hash_types()
-FORMS_READ = (FORM, _hash_types(PackedForm.__name__, _OPTIONAL))
+FORMS_READ = (
+    FORM,
+    _hash_types(optional={"PackedForm": _OPTIONAL["PackedForm"]}),
+    _hash_types(PackedForm.__name__, _OPTIONAL),
+)
 
 
 def to_json(plan: Plan) -> str:

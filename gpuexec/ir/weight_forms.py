@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from gpuexec.errors import InputError, PlanError
-from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.system.mapped import find_source, read_content
 
 Array = np.ndarray[Any, Any]
@@ -33,6 +33,10 @@ class WeightForm:
 
     __slots__ = ()
     name: ClassVar[str] = ""
+    # Whether what computes on the host reads weights in it, too: it changes their numbers, and not where they lie.
+    is_for_host: ClassVar[bool] = False
+    # Whether it must see all of a weight at once.
+    is_whole: ClassVar[bool] = False
 
     def infer(self, source: TensorSpec) -> TensorSpec:
         """Return the spec of a packed weight; a pure function of fields, shape and dtype."""
@@ -77,19 +81,21 @@ class PackedForm:
     """The form of a packed weight, as data of a plan.
 
     The weight's elements, as a dense tensor ``source`` whose axes are permuted by ``axes``, are what the form packs: a
-    transposed view of a weight is packed as it looks.
+    transposed view of a weight is packed as it looks. Where there is a form ``after`` which it is packed, those are the
+    elements that this other form gave.
     """
 
     name: str
     parameters: tuple[int, ...]
     source: TensorSpec
     axes: tuple[int, ...]
+    after: PackedForm | None = None
 
     @staticmethod
-    def of(form: WeightForm, source: TensorSpec, axes: tuple[int, ...]) -> PackedForm:
+    def of(form: WeightForm, source: TensorSpec, axes: tuple[int, ...], after: PackedForm | None = None) -> PackedForm:
         """Return the data that says this form of such a weight."""
         values = [getattr(form, field.name) for field in dataclasses.fields(form)]  # type: ignore[arg-type]
-        return PackedForm(form.name, tuple(values), TensorSpec(source.shape, source.dtype), axes)
+        return PackedForm(form.name, tuple(values), TensorSpec(source.shape, source.dtype), axes, after)
 
     @property
     def spec(self) -> TensorSpec:
@@ -104,16 +110,20 @@ class PackedForm:
             PlanError: The form is not registered.
         """
         form, source, spec = self._build(), self.source, self.spec
+        if self.after is not None:
+            array = self.after.pack(array)
         if array.shape != source.shape or array.dtype != source.dtype:
             dense = array if array.flags.c_contiguous else np.ascontiguousarray(read_content(array))
             array = dense.reshape(-1).view(source.dtype).reshape(source.shape)
         packed = np.zeros(spec.shape, spec.dtype)
-        for at, block in _divide(array.transpose(self.axes)):
+        turned = array.transpose(self.axes)
+        for at, block in [((0,) * turned.ndim, turned)] if form.is_whole else _divide(turned):
             form.pack(read_content(block), at, packed)
         return packed
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(map(str, self.parameters))})"
+        own = f"{self.name}({', '.join(map(str, self.parameters))})"
+        return own if self.after is None else f"{self.after}, {own}"
 
     def _build(self) -> WeightForm:
         cls = _FORMS.get(self.name)
@@ -134,11 +144,31 @@ class ColumnsFirst(WeightForm):
 
     def pack(self, block: Array, at: tuple[int, ...], packed: Array) -> None:
         """Transpose a block, some rows at a time, so that what is read and written stays in the cache."""
-        window = tuple([slice(start, start + extent) for start, extent in zip(at, block.shape, strict=True)])
-        places = packed.swapaxes(-1, -2)[window]
+        places = packed.swapaxes(-1, -2)[find_window(block, at)]
         for first in range(0, block.shape[-2], _BLOCK_ROWS):
             rows = slice(first, first + _BLOCK_ROWS)
             places[..., rows, :] = block[..., rows, :]
+
+
+@weight_form("converted")
+@dataclass(frozen=True, slots=True)
+class Converted(WeightForm):
+    """Elements in another type, by its ONNX code, where they lie."""
+
+    code: int
+
+    def infer(self, source: TensorSpec) -> TensorSpec:
+        """Return the spec of the other type."""
+        return TensorSpec(source.shape, dtype_row(self.code).numpy)
+
+    def pack(self, block: Array, at: tuple[int, ...], packed: Array) -> None:
+        """Convert a block."""
+        packed[find_window(block, at)] = block
+
+
+def find_window(block: Array, at: tuple[int, ...]) -> tuple[slice, ...]:
+    """Return where a block lies in the whole that it begins at an index of."""
+    return tuple([slice(start, start + extent) for start, extent in zip(at, block.shape, strict=True)])
 
 
 def _divide(array: Array) -> Iterator[tuple[tuple[int, ...], Array]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from gpuexec.importer.load import ImportedModel
 from gpuexec.importer.save import save_graph
 from gpuexec.ir.graphs import Array, Graph, walk
 from gpuexec.ir.plan import Plan
+from gpuexec.ir.precision import DEFAULT_PRECISION, Precision
 from gpuexec.model.editing import choosing, concatenation, renaming
 from gpuexec.model.editing.editable_model import EditableModel, apply_load_passes, make_editable
 from gpuexec.model.editing.weight_replacement import WeightSource, read_weights, replace_weights
@@ -23,6 +24,7 @@ from gpuexec.model.state_spec import Memory, bind_pairs, make_memory
 from gpuexec.passes import AT_PLAN, Pass, compress, settle
 from gpuexec.passes.add_random_key import add_random_key, find_keys, without_keys
 from gpuexec.passes.compress_weights import Only
+from gpuexec.passes.lower_precision import list_known, lower_precision
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.system.pickling import pack, unpack
 from gpuexec.system.version import VERSION
@@ -46,6 +48,7 @@ class Model:
         disabled_passes: Names of passes to leave out, of those at load and those at plan.
         memories: State carried from run to run. Their inputs and outputs are values of the graph, and not among
             ``inputs`` and ``outputs``.
+        precision: What the graph's products and convolutions are computed in.
     """
 
     def __init__(
@@ -55,10 +58,14 @@ class Model:
         dims: DeclaredDims,
         disabled_passes: frozenset[str] = frozenset(),
         memories: Sequence[Memory] = (),
+        precision: Precision = DEFAULT_PRECISION,
     ) -> None:
         graph, key = add_random_key(graph)
         if key is not None:
             memories = (*memories, make_memory(*key, dims, is_implicit=True))
+        # Edits and other precisions begin with the graph as it is without this precision.
+        self._source_graph = graph
+        self.precision, graph = precision, lower_precision(graph, precision)
         self.info, self.graph, self.dims = info, graph, dict(dims)
         self.disabled_passes, self.memories = disabled_passes, tuple(memories)
         given, taken = {memory.input for memory in memories}, {memory.output for memory in memories}
@@ -95,7 +102,7 @@ class Model:
         Raises:
             InputError: A name is unknown or bound already, or two don't fit each other; names both.
         """
-        graph, memories = bind_pairs(self.graph, self.memories, pairs, capacity, self.dims)
+        graph, memories = bind_pairs(self._source_graph, self.memories, pairs, capacity, self.dims)
         return self._derive(self.info, graph, self.dims, self.disabled_passes, memories)
 
     def expose(self, *names: str) -> Model:
@@ -254,13 +261,13 @@ class Model:
 
     def _editable(self) -> EditableModel:
         # Keys of random operators are assigned again to the edited graph.
-        source, graph = without_keys(self.info.graph), without_keys(self.graph)
-        keys = {*find_keys(self.graph)} - {*find_keys(source)}
+        source, graph = without_keys(self.info.graph), without_keys(self._source_graph)
+        keys = {*find_keys(self._source_graph)} - {*find_keys(source)}
         return make_editable(source, graph, [each for each in self.memories if each.input not in keys], self.dims)
 
     def _edit(self, editable: EditableModel, disabled: frozenset[str] | None = None) -> Model:
         passes = self.disabled_passes if disabled is None else disabled
-        graph, memories = apply_load_passes(editable, passes, self.graph)
+        graph, memories = apply_load_passes(editable, passes, self._source_graph)
         counts = Counter(node.operator.name for each in walk(editable.graph) for node in each.nodes)
         info = replace(self.info, graph=editable.graph, operators=dict(counts.most_common()))
         return self._derive(info, graph, editable.dims, passes, memories)
@@ -272,14 +279,17 @@ class Model:
         dims: DeclaredDims,
         disabled: frozenset[str],
         memories: Sequence[Memory],
+        precision: Precision | None = None,
     ) -> Model:
         """Return a model that shares with this one the device copies of their common weights."""
-        derived = Model(info, graph, dims, disabled, memories)
+        chosen = self.precision if precision is None else precision
+        kept = Precision(chosen.name, frozenset(list_known(graph, chosen.keep))) if precision is None else chosen
+        derived = Model(info, graph, dims, disabled, memories, kept)
         derived._slabs, derived._lock, derived._code = self._slabs, self._lock, self._code
         return derived
 
     def __reduce__(self) -> tuple[object, ...]:
-        content = (self.info, self.graph, self.dims, self.disabled_passes, self.memories)
+        content = (self.info, self._source_graph, self.dims, self.disabled_passes, self.memories, self.precision)
         return _restore, (VERSION, *pack(content))
 
     def __copy__(self) -> Model:
@@ -293,6 +303,39 @@ class Model:
     def __repr__(self) -> str:
         inputs, outputs = "; ".join(map(str, self.inputs)), "; ".join(map(str, self.outputs))
         return f"Model({self.graph.name!r}, {len(self.graph.nodes)} nodes, {inputs} -> {outputs})"
+
+
+def choose_precision(model: Model, name: str | None, keep: Collection[str] = ()) -> Model:
+    """Return a model in a precision; the one given where that is its own, or where none is named.
+
+    Weights on devices are shared, in the forms that both need.
+
+    Args:
+        model: In any precision.
+        name: Of `gpuexec.ir.precision`; None: the model's own.
+        keep: Names of nodes that stay in float, or patterns of them.
+
+    Raises:
+        InputError: There is no such precision or node, or the model does not say how to compute in int8.
+    """
+    own = model.precision
+    wanted = Precision.of(own.name if name is None else name, keep or (own.keep if name is None else ()))
+    if wanted == own:
+        return model
+    graph, memories = model._source_graph, model.memories
+    return model._derive(model.info, graph, model.dims, model.disabled_passes, memories, wanted)
+
+
+def choose_precisions(models: Mapping[str, Model], name: str | None, keep: Collection[str] = ()) -> dict[str, Model]:
+    """Return several models in a precision; each keeps those nodes in float that it has.
+
+    Raises:
+        InputError: As of `choose_precision`; no model has a node to keep.
+    """
+    known = {each for model in models.values() for each in list_known(model._source_graph, keep)}
+    if models and (lost := sorted(set(keep) - known)):
+        raise InputError(f"keep names {', '.join(map(repr, lost))}, and no model has a node of such a name.")
+    return {key: choose_precision(model, name, list_known(model._source_graph, keep)) for key, model in models.items()}
 
 
 def check_process(model: Model) -> None:

@@ -1,8 +1,8 @@
 """Graph passes, one file each, in two lists: AT_LOAD and AT_PLAN.
 
-AT_LOAD needs no shapes and runs once per model; AT_PLAN knows the specs of the inputs. A pass keeps the graph's inputs
-and outputs, their names and order, and what is computed for them. Passes that want no specs run on the bodies of If,
-Loop and Scan as on any graph.
+AT_LOAD needs no shapes and runs once per model; AT_PLAN knows the specs of the inputs. Between them `lower_precision`
+makes the graph of a Model in another precision. A pass keeps the graph's inputs and outputs, their names and order, and
+what is computed for them. Passes that want no specs run on the bodies of If, Loop and Scan as on any graph.
 """
 
 from __future__ import annotations

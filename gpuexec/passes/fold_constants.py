@@ -60,10 +60,10 @@ def room_for(graph: Graph) -> int:
 def fold_node(node: Node, arrays: Sequence[Array | None], room: int) -> dict[Value, Array] | None:
     """Return the content of a node's outputs, dense and read-only, or None where it is random, too large or wrong.
 
-    Nodes with bodies stay: their running time is unknown. So do those that make sequences, optionals or maps, which
-    no file holds as constants.
+    Nodes with bodies stay: their running time is unknown. So do those whose class says so, and those that make
+    sequences, optionals or maps, which no file holds as constants.
     """
-    if node.operator.is_random or bodies(node.operator):
+    if node.operator.is_random or not node.operator.is_foldable or bodies(node.operator):
         return None
     limit = max(FREE_NBYTES, GROWTH * sum(0 if array is None else array.nbytes for array in arrays))
     try:

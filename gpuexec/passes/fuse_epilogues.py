@@ -12,6 +12,7 @@ from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.graphs import Array, Graph, Node, Value, take_free
 from gpuexec.ir.operator import build, describe
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
+from gpuexec.ops.elementwise.elementwise_cast import Cast
 from gpuexec.ops.elementwise.epilogue import (
     BINARY_OPERATORS,
     MADE,
@@ -27,7 +28,7 @@ from gpuexec.ops.elementwise.fused import PRODUCERS
 from gpuexec.passes.known_specs import infer_known
 
 _CLIP = "Clip"
-_LIGHT = UNARY_OPERATORS | BINARY_OPERATORS | {_CLIP}
+_LIGHT = UNARY_OPERATORS | BINARY_OPERATORS | {_CLIP, Cast.name}
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ class _Fusing:
     def _read(self, node: Node, chain: _Chain) -> tuple[Given, ...] | None:
         """Return the inputs of a step that a node would be, or None where it can't be one."""
         name, value = node.operator.name, chain.values[-1]
-        count = count_steps(name, node.inputs)
+        count = 0 if name == Cast.name else count_steps(name, node.inputs)
         is_first = value is chain.values[0]
         if chain.count + count > MAX_STEPS or (not is_first and len(self._readers[value]) > 1):
             return None
@@ -138,6 +139,8 @@ class _Fusing:
             return (VALUE, *bounds) if node.inputs[0] is value and is_known else None
         if name in UNARY_OPERATORS:
             return (VALUE,)
+        if name == Cast.name:
+            return (VALUE,) if self._narrows(node, value) else None
         if name not in BINARY_OPERATORS or sum(given is value for given in node.inputs) != 1:
             return None
         inputs = [self._read_beside(given, chain) if given is not value else VALUE for given in node.inputs]
@@ -159,6 +162,17 @@ class _Fusing:
         inputs = self._list_inputs(chain)
         return inputs.index(given, len(chain.nodes[0].inputs)) if given in chain.operands else len(inputs)
 
+    def _narrows(self, node: Node, value: Value) -> bool:
+        """Return whether a Cast makes a float half or bfloat16."""
+        known = self._infer().get(value)
+        is_float = known is not None and known.dtype == np.float32
+        return is_float and node.operator.find_dtype([]) in (np.float16, BFLOAT16)
+
+    def _infer(self) -> dict[Value, TensorSpec]:
+        if self._known is None:
+            self._known = _infer_known(self._graph, self._inputs)
+        return self._known
+
     def _read_number(self, given: Value | None, rank: int | None) -> str | None:
         """Return a constant of one float as text; with more than ``rank`` axes it could stretch the value."""
         array = None if given is None else self._graph.constants.get(given)
@@ -168,9 +182,8 @@ class _Fusing:
 
     def _fits(self, given: Value, chain: _Chain) -> bool:
         """Return whether an operand is known not to broadcast the result; constants hardly ever do."""
-        if self._known is None:
-            self._known = infer_known(self._graph, self._inputs)
-        made, beside = self._known.get(chain.values[0]), self._known.get(given)
+        known = self._infer()
+        made, beside = known.get(chain.values[0]), known.get(given)
         if made is None or beside is None:
             return given in self._graph.constants
         try:
@@ -203,10 +216,10 @@ class _Fusing:
         chain.values.append(result)
         chain.steps.append((name, attributes, inputs))
         chain.operands += operands
-        chain.count += count_steps(name, node.inputs)
+        chain.count += 0 if name == Cast.name else count_steps(name, node.inputs)
         if chain.reads_left == 0:
             chain.length = len(chain.steps)
-        if result not in self._outputs:
+        if result not in self._outputs and name != Cast.name:  # which is the last one: steps are of one type
             self._open[result] = chain
 
 

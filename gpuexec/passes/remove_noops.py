@@ -23,7 +23,7 @@ def remove_noops(graph: Graph) -> Graph:
     candidates = {node for node in graph.nodes if type(node.operator).is_noop is not Operator.is_noop}
     if not candidates:
         return graph
-    outputs, dtypes = set(graph.outputs), _find_dtypes(graph)
+    outputs, dtypes = set(graph.outputs), find_dtypes(graph)
     used: set[Value | None] = set(graph.outputs)
     for node in graph.nodes:
         used.update(node.inputs)
@@ -68,7 +68,7 @@ def _is_noop(node: Node, constants: Mapping[Value, Array], dtypes: DTypes) -> bo
     return node.operator.is_noop(known)
 
 
-def _find_dtypes(graph: Graph) -> DTypes:
+def find_dtypes(graph: Graph) -> DTypes:
     """Return the certain types: of inputs, constants, and results whose operators know them."""
     dtypes: dict[Value | None, np.dtype[Any]] = {}
     for value in graph.inputs:
@@ -77,9 +77,9 @@ def _find_dtypes(graph: Graph) -> DTypes:
     for value, array in graph.constants.items():
         dtypes[value] = array.dtype
     for node in graph.nodes:
-        result = node.outputs[0] if node.outputs else None
-        if result is not None:
-            dtype = node.operator.find_dtype(list(map(dtypes.get, node.inputs)))
-            if dtype is not None:
-                dtypes[result] = dtype
+        dtype = node.operator.find_dtype(list(map(dtypes.get, node.inputs)))
+        # Of several views, as Split gives, all are of one type.
+        results = node.outputs if node.operator.makes_views else node.outputs[:1]
+        if dtype is not None:
+            dtypes.update({result: dtype for result in results if result is not None})
     return dtypes

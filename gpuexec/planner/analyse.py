@@ -246,7 +246,7 @@ class ShapeInference:
 
     def _propagate(self, node: Node, inputs: Specs, outputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         """Add content to the outputs where all inputs' content follows from shapes and constants, and is small."""
-        if not inputs or all(spec.value is not None for spec in outputs):
+        if not inputs or not node.operator.is_foldable or all(spec.value is not None for spec in outputs):
             return outputs
         for spec in inputs:
             if spec is not None and (

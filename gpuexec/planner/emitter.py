@@ -148,14 +148,14 @@ class CommandEmitter:
 
     def packed(self, slot: Slot, form: WeightForm) -> Slot | None:
         """Return a weight in another layout, dense; None where the slot is not a whole weight."""
-        axes = self._find_weight_axes(slot)
+        axes = self._find_weight_axes(slot, form)
         chosen = bool(self._repeat(axes is not None))
         if chosen and axes is None:
             raise PlanError(f"{slot} is not a whole weight, as it is at the upper end.")
         if not chosen or axes is None:
             return None
         source = slot.spec.with_shape(tuple([slot.shape[axis] for axis in axes]))
-        data = PackedForm.of(form, source, tuple(np.argsort(axes).tolist()))
+        data = PackedForm.of(form, source, tuple(np.argsort(axes).tolist()), self._unpacked.buffers[slot.buffer].form)
         buffer = UnpackedBuffer(Role.CONSTANT, data.spec.nbytes, packed=(slot.buffer, data))
         return dense(self._new_buffer(buffer), data.spec)
 
@@ -197,12 +197,18 @@ class CommandEmitter:
             raise PlanError(f"{', '.join(map(str, slots))} are not dense, as they are at the upper end.")
         return chosen
 
-    def _find_weight_axes(self, slot: Slot) -> tuple[int, ...] | None:
+    def _find_weight_axes(self, slot: Slot, form: WeightForm) -> tuple[int, ...] | None:
         """Return the axes of a slot in the order in which it lies dense, where it is a whole weight; else None."""
-        if not self.target.has_kernels or self.target.has_textures or slot.buffer >= self.effects.first_buffer:
+        is_packed = self.target.has_kernels or form.is_for_host
+        if not is_packed or self.target.has_textures or slot.buffer >= self.effects.first_buffer:
             return None
         held = self._unpacked.buffers[slot.buffer]
-        if not held.is_weight or slot.offset_bytes or not slot.spec.size or held.nbytes != slot.spec.nbytes:
+        if (
+            not (held.is_weight or held.form)
+            or slot.offset_bytes
+            or not slot.spec.size
+            or held.nbytes != slot.spec.nbytes
+        ):
             return None
         axes = tuple(range(slot.spec.rank))
         if not slot.is_contiguous:

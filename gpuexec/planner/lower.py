@@ -223,7 +223,7 @@ class _Walk:
                 numbers.append(slot.buffer)
                 held = self._unpacked.buffers[slot.buffer]
                 is_placed = slot.buffer in self._unpacked.placed
-                rows.append((held.role, held.nbytes, held.content is None, is_placed, held.is_weight))
+                rows.append((held.role, held.nbytes, held.content is None, is_placed, held.is_weight, held.form))
             rows.append((numbers.index(slot.buffer), slot.offset_bytes, slot.strides))
         content = content_key([None if slot is None else slot.spec for slot in inputs])
         decided = None if choices is None else tuple(choices)

@@ -254,11 +254,11 @@ class Template:
             role, name = held.role, held.name
             if old in outputs and role is not Role.STATE:
                 role, name = Role.OUTPUT, outputs[old]
-            form = None
-            if held.packed is not None:
-                weight, form = held.packed
-                name = settlement.buffers[weight].name
-            buffers.append(Buffer(new, role, held.nbytes, name, held.data, form))
+            weight = held
+            while weight.packed is not None:
+                weight = settlement.buffers[weight.packed[0]]
+                name = weight.name
+            buffers.append(Buffer(new, role, held.nbytes, name, held.data, held.form))
         if stored is None:
             with phase("layout", self._graph.name):
                 layout = lay_out(buffers, commands)

@@ -35,8 +35,8 @@ BufferOffset = tuple[int, int]
 class UnpackedBuffer:
     """A buffer without a place. ``content`` is a host value to be stored; ``data`` a table made while planning.
 
-    ``is_zeroed``: its bytes are 0 when a run begins. ``packed`` are the buffer of a weight, and the form that this one
-    holds it in.
+    ``is_zeroed``: its bytes are 0 when a run begins. ``packed`` are the buffer of a weight, perhaps packed itself, and
+    the form that this one holds it in.
     """
 
     role: Role
@@ -51,6 +51,11 @@ class UnpackedBuffer:
     def is_weight(self) -> bool:
         """Whether it is a weight as the model has it."""
         return self.role is Role.CONSTANT and self.data is None and self.packed is None
+
+    @property
+    def form(self) -> PackedForm | None:
+        """The form that it holds a weight in; None: the model's, or it is none."""
+        return None if self.packed is None else self.packed[1]
 
 
 @dataclass(slots=True)

@@ -117,7 +117,7 @@ def share_weights(models: Mapping[str, Model]) -> dict[str, Model]:
     first: Model | None = None
     for name, model in models.items():
         same = shared[name] = copy.copy(model)
-        same.graph = _share(model.graph, known)
+        same.graph, same._source_graph = _share(model.graph, known), _share(model._source_graph, known)
         first = first or same
         same._slabs, same._lock = ({}, first._lock) if first is same else (first._slabs, first._lock)
     return shared

@@ -28,6 +28,7 @@ from gpuexec.ir.graph_json import decode_graph, encode_graph, is_dim
 from gpuexec.ir.graphs import Array, Graph, check
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.plan_json import FORM, FORMS_READ, decode_plan, encode_plan
+from gpuexec.ir.precision import DEFAULT_PRECISION, Precision
 from gpuexec.ir.spec import STRING, UNKNOWN, check_size, dtype_row, is_container, is_host_object
 from gpuexec.ir.validate import is_of_type
 from gpuexec.model.model import Model
@@ -170,10 +171,11 @@ def _encode_method(method: StoredMethod, keep: Callable[[Array, str], int]) -> d
     info["opsets"], info["metadata"] = dict(model.info.opsets), dict(model.info.metadata)
     info["operators"] = dict(model.info.operators)
     return {
-        "graph": encode_graph(model.graph, keep),
+        "graph": encode_graph(model._source_graph, keep),
         "info": info,
         "dims": {name: _encode_bound(bound) for name, bound in model.dims.items()},
         "disabled_passes": sorted(model.disabled_passes),
+        **_encode_precision(model.precision),
         "memories": [
             {**{key: getattr(memory, key) for key in _MEMORY}, "shape": list(memory.shape)} for memory in model.memories
         ],
@@ -200,7 +202,8 @@ def _decode_method(data: Any, arrays: Sequence[Array], is_full: bool, has_plans:
     for names in ([memory.input for memory in memories], [memory.output for memory in memories]):
         if len(set(names)) != len(names):
             raise ModelError(f"Two memories share an end: {', '.join(names)[:100]}.")
-    model = Model(ImportedModel(graph=graph, **info), graph, dims, frozenset(disabled), memories)
+    precision = _decode_precision(data)
+    model = Model(ImportedModel(graph=graph, **info), graph, dims, frozenset(disabled), memories, precision)
     plans = _take(data, "plans", dict, "It") if has_plans else {}
     model._plans = {
         target: tuple([_decode_plan(each, target, is_full) for each in _take(plans, target, list, "Its plans")])
@@ -211,6 +214,24 @@ def _decode_method(data: Any, arrays: Sequence[Array], is_full: bool, has_plans:
     if not all(isinstance(each, str) for each in gaps):
         raise ModelError(f"Its gaps are {str(gaps)[:60]}, expected sentences.")
     return StoredMethod(model, model._plans, cases, tuple(gaps))
+
+
+def _encode_precision(precision: Precision) -> dict[str, Any]:
+    """Return what says a precision, which is not in files of the default one."""
+    if precision == DEFAULT_PRECISION:
+        return {}
+    return {"precision": {"name": precision.name, "keep": sorted(precision.keep)}}
+
+
+def _decode_precision(data: Any) -> Precision:
+    if "precision" not in data:
+        return DEFAULT_PRECISION
+    row = _take(data, "precision", dict, "It")
+    name, keep = _take(row, "name", str, "Its precision"), _take(row, "keep", list, "Its precision")
+    try:
+        return Precision.of(name, keep)
+    except InputError as error:
+        raise ModelError(f"Its precision is none: {error}") from None
 
 
 def _decode_memory(row: Any, graph: Graph, dims: Mapping[str, Bound]) -> Memory:

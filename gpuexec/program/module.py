@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpuexec.devices.backend import BackendLike, check_backend
+from gpuexec.errors import InputError
 from gpuexec.execution.profiling.profiler import Profiler, check_profiler
 from gpuexec.execution.results.given import ArrayLike, Input, Inputs
 from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.runs.lists import split_inputs
+from gpuexec.ir.precision import Precision
 from gpuexec.model.outputs import Outputs
 from gpuexec.program.contents import Bound, Verification
 from gpuexec.program.method import Key, Method
@@ -43,6 +45,9 @@ class Module:
             the others stale.
         max_bytes: The most each method may hold on its device; see `Program.load_method`.
         profiler: Records the runs of all methods but those loaded with another.
+        precision: What products and convolutions of a model are computed in, as for `Worker`; a program was made in
+            one, and is refused where it is another.
+        keep: Names of nodes that stay in float, or patterns of them.
     """
 
     def __init__(
@@ -55,13 +60,20 @@ class Module:
         share_arenas: bool = False,
         max_bytes: int | None = None,
         profiler: Profiler | None = None,
+        precision: str | None = None,
+        keep: Collection[str] = (),
     ) -> None:
         check_profiler(profiler)
+        self._precision = None if precision is None else Precision.of(precision, keep)
+        if precision is None and keep:
+            raise InputError("keep goes with a precision: precision='fp16', say.")
         backend = None if backend is None else check_backend(backend)
         self._source, self._verification, self._shapes = source, verification, shapes
         self._backend, self._share_arenas, self._max_bytes = backend, share_arenas, max_bytes
         self._profiler = profiler
         self._program = source if isinstance(source, Program) else None
+        if self._program is not None:
+            self._check_precision(self._program)
         self._methods: dict[str, Method] = {}
         self._lock = threading.RLock()
 
@@ -193,8 +205,25 @@ class Module:
         source = self._source
         if isinstance(source, str | os.PathLike) and os.fspath(source).endswith(".onnx"):
             shapes = None if self._shapes is None else {FORWARD: self._shapes}
-            return Program.build({FORWARD: os.fspath(source)}, shapes=shapes)
-        return Program.load(source, self._verification)
+            name, keep = (None, ()) if self._precision is None else (self._precision.name, self._precision.keep)
+            return Program.build({FORWARD: os.fspath(source)}, shapes=shapes, precision=name, keep=keep)
+        program = Program.load(source, self._verification)
+        self._check_precision(program)
+        return program
+
+    def _check_precision(self, program: Program) -> None:
+        """Check that a program was made in the precision asked for.
+
+        Raises:
+            InputError: It was made in another.
+        """
+        for name, method in program.contents.methods.items():
+            own = method.model.precision
+            if self._precision is not None and own != self._precision:
+                raise InputError(
+                    f"Method {name!r} was made in precision {own}, not in {self._precision}: make the program with"
+                    f" Program.build(..., precision={self._precision.name!r})."
+                )
 
     @staticmethod
     def _set(method: Method, inputs: Inputs) -> None:

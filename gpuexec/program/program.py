@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -19,7 +19,7 @@ from gpuexec.execution.state.state import State
 from gpuexec.importer.read import Source
 from gpuexec.model.editing.weight_replacement import WeightSource, find_weights, read_weights
 from gpuexec.model.loading import load
-from gpuexec.model.model import Model, exchange_weights
+from gpuexec.model.model import Model, choose_precisions, exchange_weights
 from gpuexec.program.building import build_contents, check_named
 from gpuexec.program.cases import Case
 from gpuexec.program.container import read_contents, write_contents
@@ -73,6 +73,8 @@ class Program:
         architectures: Sequence[str] = (),
         cases: Mapping[str, Iterable[Case]] | None = None,
         backend: BackendLike = BackendType.AUTO,
+        precision: str | None = None,
+        keep: Collection[str] = (),
     ) -> Program:
         """Make a program of models.
 
@@ -83,14 +85,17 @@ class Program:
             architectures: GPUs to compile for, such as ``"sm_90"``, so that it starts there without a compiler.
             cases: Inputs, and what should come of them, to verify it by.
             backend: Where Methods run unless `load_method` says otherwise.
+            precision: What products and convolutions are computed in, as for `Worker`; the program keeps it.
+            keep: Names of nodes that stay in float, or patterns of them; of each method those that it has.
 
         Raises:
             ModelError: A model is broken.
-            InputError: A shape contradicts its model, or names what is not there.
+            InputError: A shape contradicts its model, or names what is not there; or there is no such precision.
         """
         check_named("models", models)
         check_backend(backend)
         loaded = {name: item if isinstance(item, Model) else load(item) for name, item in models.items()}
+        loaded = choose_precisions(loaded, precision, keep)
         contents = build_contents(loaded, shapes=shapes, architectures=architectures, cases=cases)
         return Program(contents, backend)
 

@@ -69,6 +69,16 @@ GPUEXEC_UNARY(HardSwish, x * clamp_to_unit(x * A(1.0 / 6.0) + A(0.5)))
 GPUEXEC_UNARY(Gelu, A(0.5) * x * (A(1) + math::erf(x * A(0.70710678118654752440))))
 GPUEXEC_UNARY(GeluTanh, A(0.5) * x * (A(1) + math::tanh(A(0.79788456080286535588) * (x + A(0.044715) * (x * x * x)))))
 
+// Rounds to 10 bits of mantissa, ties away from zero, as cvt.rna.tf32 does.
+__device__ inline float round_to_tf32(float x) {
+  const u32 bits = __float_as_uint(x);
+  return (bits & 0x7f800000u) == 0x7f800000u ? x : reinterpret<float>((bits + 0x1000u) & 0xffffe000u);
+}
+
+GPUEXEC_UNARY(RoundToHalf, A(widen(cast<half>(x))))
+GPUEXEC_UNARY(RoundToBfloat16, A(widen(cast<bf16>(x))))
+GPUEXEC_UNARY(RoundToTf32, A(round_to_tf32(float(x))))
+
 // Functors with attributes.
 struct LeakyRelu {
   template <class A>

@@ -6,7 +6,8 @@
 // `cast<T>(value)` is stored, for far fewer instructions: each step is decoded once for all groups, operands are found once
 // for a group and read as vectors. Without an epilogue sums stay as they are. With `const T*, const T*, Steps` (two operands
 // and the steps) each step is rounded to T, as a store and a load would: so the results are bit-identical to those of
-// separate kernels.
+// separate kernels. With `StepsTo<Y>` in place of `Steps` what is stored is a Y, rounded behind the last step: a kernel whose
+// output is of type `Stored<T, Epilogue...>` stores `cast` to that.
 #pragma once
 #include "elementwise_binary.cu"
 #include "elementwise_unary.cu"
@@ -22,7 +23,7 @@ GPUEXEC_BINARY(AtMost, A, min_keeping_nan(a, b))
 #define GPUEXEC_UNARY_STEPS_CALLED(each)                                                                              \
   each(Sign) each(Sqrt) each(Reciprocal) each(Floor) each(Ceil) each(Round) each(Exp) each(Log) each(Erf) each(Tanh)  \
   each(Sigmoid) each(Elu) each(Selu) each(Celu) each(HardSigmoid) each(HardSwish) each(Softsign) each(Softplus)       \
-  each(Mish) each(Swish) each(Gelu) each(GeluTanh)
+  each(Mish) each(Swish) each(Gelu) each(GeluTanh) each(RoundToHalf) each(RoundToBfloat16) each(RoundToTf32)
 #define GPUEXEC_BINARY_STEPS_INLINE(each) each(Add) each(Sub) each(Mul) each(PRelu) each(AtLeast) each(AtMost)
 #define GPUEXEC_BINARY_STEPS_CALLED(each) each(Div)
 
@@ -100,6 +101,21 @@ struct Steps {
   Step steps[kMaxSteps];
   OperandPlace places[2];
 };
+
+template <class Y>
+struct StepsTo : Steps {};
+
+// The type of what a kernel of this epilogue stores, whose sums are finished as T.
+template <class T, class... Epilogue>
+struct StoredType {
+  typedef T Type;
+};
+template <class T, class Y>
+struct StoredType<T, const T*, const T*, StepsTo<Y>> {
+  typedef Y Type;
+};
+template <class T, class... Epilogue>
+using Stored = typename StoredType<T, Epilogue...>::Type;
 
 constexpr int kLanes = 4;  // neighbours in a group
 

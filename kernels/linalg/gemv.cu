@@ -44,9 +44,9 @@ struct GemvPlace {
 
 // Adds the slices up and stores; `value` holds the sums of four neighbouring columns of a row of the block. All threads
 // come here, those that have none too.
-template <int Rows, class Finish>
+template <int Rows, class Y, class Finish>
 __device__ inline void finish_block(float (&value)[4], bool has_value, int row, int column, int block_columns,
-                                    const GemvPlace& place, const SimtGemm& gemm, const float* c, float* y,
+                                    const GemvPlace& place, const SimtGemm& gemm, const float* c, Y* y,
                                     float* scratch, unsigned* counters, const Finish& finish) {
   const int thread = threadIdx.x, slices = gridDim.y;
   if (slices > 1) {
@@ -187,8 +187,8 @@ struct WarpOperands {
 };
 
 // The work of a block of gemv_along_k and gemv_along_k_narrow. Waits before it reads any operand.
-template <int Rows, class W, class Wait, class Finish>
-__device__ inline void multiply_along_k(const float* a, const W* b, const float* c, float* y, const SimtGemm& gemm,
+template <int Rows, class W, class Y, class Wait, class Finish>
+__device__ inline void multiply_along_k(const float* a, const W* b, const float* c, Y* y, const SimtGemm& gemm,
                                         float* scratch, unsigned* counters, const Scales<float>& scales, i64 scale_step,
                                         const Wait& wait, const Finish& finish) {
   constexpr int kSums = Rows * kWarpColumns;
@@ -250,7 +250,7 @@ __device__ inline void multiply_along_k(const float* a, const W* b, const float*
 template <int Rows, class... Epilogue>
 __global__ void __launch_bounds__(kGemvThreads, 2)
     gemv_along_k(const float* __restrict__ a, const float* __restrict__ b, const float* __restrict__ c,
-                 float* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
+                 Stored<float, Epilogue...>* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
                  Epilogue... epilogue) {
   const auto wait = [] {
     wait_for_predecessors();
@@ -340,8 +340,8 @@ __device__ inline int add_every(const float* const (&rows)[Rows], const ThreadCo
 }
 
 // The work of a block of gemv_along_columns and gemv_along_columns_narrow. Waits before it reads any operand.
-template <int Rows, class W, class Wait, class Finish>
-__device__ inline void multiply_along_columns(const float* a, const W* b, const float* c, float* y, const SimtGemm& gemm,
+template <int Rows, class W, class Y, class Wait, class Finish>
+__device__ inline void multiply_along_columns(const float* a, const W* b, const float* c, Y* y, const SimtGemm& gemm,
                                               float* scratch, unsigned* counters, const Scales<float>& scales,
                                               i64 scale_step, const Wait& wait, const Finish& finish) {
   constexpr int kWidth = kColumnWidth<W, Rows>;
@@ -413,7 +413,7 @@ __device__ inline void multiply_along_columns(const float* a, const W* b, const 
 template <int Rows, class... Epilogue>
 __global__ void __launch_bounds__(kGemvThreads, 2)
     gemv_along_columns(const float* __restrict__ a, const float* __restrict__ b, const float* __restrict__ c,
-                       float* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
+                       Stored<float, Epilogue...>* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
                        Epilogue... epilogue) {
   const auto wait = [] {
     wait_for_predecessors();

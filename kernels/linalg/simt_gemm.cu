@@ -78,8 +78,9 @@ __device__ inline void multiply_narrow_block(const float* a, const W* b, const S
 
 // Joins the slices of a block's tile, and finishes and stores it. All threads of the block come here.
 template <class Tile, class... Epilogue>
-__device__ inline void finish_tile(float (&sums)[Tile::kRowSums][kColumnSums], float* ring, const float* c, float* y,
-                                   const SimtGemm& gemm, float* scratch, unsigned* counters,
+__device__ inline void finish_tile(float (&sums)[Tile::kRowSums][kColumnSums], float* ring, const float* c,
+                                   Stored<float, Epilogue...>* y, const SimtGemm& gemm, float* scratch,
+                                   unsigned* counters,
                                    const Epilogue&... epilogue) {
   const u32 tile = opaque(blockIdx.x);
   const int thread = opaque(threadIdx.x);
@@ -139,8 +140,8 @@ __device__ inline void finish_tile(float (&sums)[Tile::kRowSums][kColumnSums], f
 template <class Tile, class... Epilogue>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
     simt_gemm(const float* __restrict__ a, const float* __restrict__ b, const float* __restrict__ c,
-              float* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
-              Epilogue... epilogue) {
+              Stored<float, Epilogue...>* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch,
+              unsigned* counters, Epilogue... epilogue) {
   __shared__ alignas(16) float ring[Tile::kRingFloats];
   float sums[Tile::kRowSums][kColumnSums];
   multiply_block<Tile>(a, b, gemm, ring, sums, [] {

@@ -34,8 +34,8 @@ struct SimtGemm {
 };
 
 // Stores four sums of a row, of neighbouring columns: those that are inside. `start` is the offset of the batch in y.
-template <class Finish>
-__device__ inline void store_four(const SimtGemm& gemm, const float* c, float* y, i64 start, int row, int column,
+template <class Y, class Finish>
+__device__ inline void store_four(const SimtGemm& gemm, const float* c, Y* y, i64 start, int row, int column,
                                   const float (&sums)[4], const Finish& finish) {
   const i64 places[1] = {start + row * gemm.y_row + column * gemm.y_column};
   float values[1][4];
@@ -45,13 +45,15 @@ __device__ inline void store_four(const SimtGemm& gemm, const float* c, float* y
     if (c && column + j < gemm.columns) values[0][j] += c[row * gemm.c_row + (column + j) * gemm.c_column] * gemm.beta;
   }
   finish.many(values, places, gemm.y_column);
-  float* const target = y + places[0];
+  Y* const target = y + places[0];
   if (gemm.wide & kWideY) {
-    if (column < gemm.columns) store_vec(target, Vec<float, 4>{{values[0][0], values[0][1], values[0][2], values[0][3]}});
+    if (column < gemm.columns) {
+      store_vec(target, Vec<Y, 4>{{cast<Y>(values[0][0]), cast<Y>(values[0][1]), cast<Y>(values[0][2]), cast<Y>(values[0][3])}});
+    }
     return;
   }
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    if (column + j < gemm.columns) target[j * gemm.y_column] = values[0][j];
+    if (column + j < gemm.columns) target[j * gemm.y_column] = cast<Y>(values[0][j]);
   }
 }

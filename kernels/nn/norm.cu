@@ -128,9 +128,9 @@ struct Affine {
 };
 
 // Normalises a row into y; `report` is called with its mean and inverse deviation.
-template <class Row, class V, class A, class F, class Finish>
+template <class Row, class V, class Y, class A, class F, class Finish>
 __device__ inline void normalize_row(
-    const Row& row, const Team& team, A* shared, const V* scale, const V* bias, V* y, i64 columns, const Affine& affine,
+    const Row& row, const Team& team, A* shared, const V* scale, const V* bias, Y* y, i64 columns, const Affine& affine,
     A epsilon, bool is_centered, F report, const Finish& finish) {
   A center = A(0);
   if (is_centered) {
@@ -160,15 +160,15 @@ __device__ inline void normalize_row(
     finish.many(values, {first + column}, team.lanes);
 #pragma unroll
     for (int k = 0; k < kGroup; ++k) {
-      if (k < count) y[first + column + k * team.lanes] = cast<V>(values[0][k]);
+      if (k < count) y[first + column + k * team.lanes] = cast<Y>(values[0][k]);
     }
   });
 }
 
 // Normalises a row, held in registers if it fits. `keep` is called with the place and value of each element.
-template <class A, class Rows, class V, class F, class Keep, class Finish>
+template <class A, class Rows, class V, class Y, class F, class Keep, class Finish>
 __device__ inline void normalize(
-    const Rows& x, const V* scale, const V* bias, V* y, i64 rows, i64 columns, int lanes, const Affine& affine,
+    const Rows& x, const V* scale, const V* bias, Y* y, i64 rows, i64 columns, int lanes, const Affine& affine,
     double epsilon, bool is_centered, F report, Keep keep, const Finish& finish) {
   __shared__ A shared[kBlockThreads];
   const Team team(lanes, 1);
@@ -199,8 +199,8 @@ __device__ inline void normalize(
 //          (doubles 8 * lanes) are read once, longer ones three times.
 template <class T, class V, class... Epilogue>
 __global__ void __launch_bounds__(kBlockThreads, 1) normalize_rows(
-    const T* __restrict__ x, const V* __restrict__ scale, const V* __restrict__ bias, V* __restrict__ y, i64 rows,
-    i64 columns, int lanes, Affine affine, double epsilon, int is_centered,
+    const T* __restrict__ x, const V* __restrict__ scale, const V* __restrict__ bias,
+    Stored<V, Epilogue...>* __restrict__ y, i64 rows, i64 columns, int lanes, Affine affine, double epsilon, int is_centered,
     Epilogue... epilogue) {
   typedef typename Select<kIsSame<T, double> || kIsSame<V, double>, double, float>::type A;
   wait_for_predecessors();

@@ -32,8 +32,8 @@ FACE = {
     "ExternalData": "files tensors",
     "FileDataLoader": "close load load_into size",
     "FileLikeDataLoader": "close load load_into size",
-    "Gap": "is_close l1 max_abs max_rel max_ulp mse nonfinite share size snr_db",
-    "GapReport": "against backend is_close outputs rows table worst",
+    "Gap": "is_close l1 max_abs max_rel max_ulp mean_rel mse nonfinite share size snr_db",
+    "GapReport": "against backend is_close outputs precision rows table worst",
     "GapRow": "accumulated alone node operator value",
     "HierarchicalAllocator": "",
     "ImageConverter": "close to_image to_tensor",
@@ -53,14 +53,14 @@ FACE = {
     "MmapDataLoader": "close load load_into size",
     "Model": (
         "append bind bind_state compress_weights dims disabled_passes expose extract graph info inputs "
-        "keep_outputs memories outputs ports prepend rename save with_weights"
+        "keep_outputs memories outputs ports precision prepend rename save with_weights"
     ),
     "Module": (
         "close execute forward get_output get_outputs is_loaded is_method_loaded load load_method method_meta "
         "method_names set_input set_inputs set_output unload_method"
     ),
     "NamedDataMap": "get_tensor_layout load load_data_into merge",
-    "NonFinite": "count index inputs kind node operator output",
+    "NonFinite": "count cure index inputs kind node operator output",
     "Outputs": "items keys names",
     "Profiler": (
         "count_syncs events find_total memory rows runs save_chrome_trace save_tsv summarise table to_dataframe"

@@ -61,6 +61,15 @@ def test_a_whole_weight_is_a_dense_slot_of_its_form() -> None:
     assert buffer.packed == (0, PackedForm("test_padded_rows", (4,), SPEC, (0, 1)))
 
 
+def test_a_packed_weight_is_packed_again_behind_its_own_form() -> None:
+    emit = emitter()
+    slot = emit.packed(dense(4, SPEC), PaddedRows(4))
+    assert slot is not None and slot.shape == (4, 8)
+    (buffer,) = emit.effects.buffers
+    first = PackedForm.of(ColumnsFirst(), SPEC, (0, 1))
+    assert buffer.packed == (4, PackedForm("test_padded_rows", (4,), SPEC, (0, 1), first))
+
+
 @pytest.mark.parametrize(
     ("shape", "strides", "axes", "source"),
     [
@@ -88,7 +97,8 @@ def test_a_transposed_view_is_packed_as_it_looks(
 @pytest.mark.parametrize(
     "slot",
     [
-        *(dense(buffer, SPEC) for buffer in (1, 2, 3, 4)),
+        *(dense(buffer, SPEC) for buffer in (1, 2, 3)),
+        Slot(4, 24, TensorSpec((3, 6), FLOAT), (6, 1)),
         Slot(0, 0, TensorSpec((2, 6), FLOAT), (6, 1)),
         Slot(0, 24, TensorSpec((3, 6), FLOAT), (6, 1)),
         Slot(0, 0, TensorSpec((4, 6), FLOAT), (0, 1)),

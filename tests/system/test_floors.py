@@ -33,7 +33,7 @@ INNER = {
         ("pickling",),
     ),
     "ir": (
-        ("validate", "signatures", "geometry", "instances", "spec", "target"),
+        ("validate", "signatures", "geometry", "instances", "precision", "spec", "target"),
         ("command", "containers", "gpus", "host_values", "weight_forms"),
         ("operator", "plan", "work"),
         ("apply", "graphs", "plan_json"),

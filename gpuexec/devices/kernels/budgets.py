@@ -30,6 +30,8 @@ class Budget:
     reason: str = ""
 
 
+# Epilogues of floats that products have instances for, by what is stored.
+STEPS = ("Steps", "StepsTo<half>", "StepsTo<bf16>")
 # By file and kernel name, or by one instance of it.
 LARGER: Mapping[str, Budget] = {
     "attention.cu:attend": Budget(128, "4 x 4 scores beside 4 x 8 sums; two blocks of 256 threads fit"),
@@ -125,7 +127,7 @@ LARGER: Mapping[str, Budget] = {
             ("SmallTile", 128, "4 x 8 sums and fragments of two k; four blocks of 128 threads fit"),
         )
         for narrow, weight in (("", ""), ("_narrow", ", half"), ("_narrow", ", i8"))
-        for steps in ("", ", const float*, const float*, Steps")
+        for steps in ("", *(f", const float*, const float*, {steps}" for steps in (STEPS[:1] if narrow else STEPS)))
     },
     "roi.cu:max_roi_pool<double>": Budget(80, "bounds of a bin and a region in doubles"),
     "roi.cu:roi_align<double>": Budget(96, "samples along two axes and four weights in doubles"),

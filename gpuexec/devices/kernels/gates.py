@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuexec.devices.kernels.budgets import KernelUse
+from gpuexec.devices.kernels.budgets import STEPS, KernelUse
 from gpuexec.devices.kernels.kernel_source import WAITING_ARCHITECTURE
 from gpuexec.devices.kernels.machine_code import WAIT, CodeFigures, LoopFigures
 from gpuexec.devices.kernels.nvrtc import CompiledKernel
@@ -131,7 +131,7 @@ GATES: Mapping[str, Gate] = {
             fast_multiply_adds=fast, fast_load_bits=128, opcodes=("FFMA",), blocks=blocks,
         )
         for tile, slow, fast, blocks in (("LargeTile", 0.83, 0.86, 1), ("SmallTile", 0.77, 0.825, 2))
-        for steps in ("", ", const float*, const float*, Steps")
+        for steps in ("", *(f", const float*, const float*, {steps}" for steps in STEPS))
     },
     "gemv.cu:gemv_along_k": Gate(instructions=5500, store_bits=128, opcodes=("FFMA",), blocks=2),
     "gemv.cu:gemv_along_columns": Gate(instructions=5500, store_bits=128, opcodes=("FFMA",), blocks=2),

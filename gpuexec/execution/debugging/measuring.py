@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,16 +13,25 @@ import numpy as np
 from gpuexec.devices.backend import Backend, BackendLike, BackendType, find_backend, open_backend
 from gpuexec.errors import InputError
 from gpuexec.execution.debugging.observing import name_inputs, observe
-from gpuexec.execution.debugging.references import EngineReference, ModelReference, NumpyReference, Reference
+from gpuexec.execution.debugging.references import (
+    EngineReference,
+    FloatReference,
+    ModelReference,
+    NumpyReference,
+    Reference,
+)
 from gpuexec.execution.inspection.gaps import ATOL, RTOL, Gap, gap_of
 from gpuexec.execution.results.given import Inputs
 from gpuexec.ir.graphs import Node, Value
 from gpuexec.ir.spec import dtype_row, eps_of
-from gpuexec.model.model import Model
+from gpuexec.model.model import Model, choose_precision
 
 Array = np.ndarray[Any, Any]
 _ROUNDINGS = 16  # rounding of half and bfloat16, which may accumulate in a correct model
-_COLUMNS = ("layer", "operator", "value", "max abs", "max rel", "L1", "MSE", "SNR dB", "ulp", "share", "share alone")
+_COLUMNS = (
+    *("layer", "operator", "value", "max abs", "max rel", "mean rel", "L1", "MSE", "SNR dB", "ulp", "share"),
+    "share alone",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +54,29 @@ class GapRow:
 
 @dataclass(frozen=True, slots=True)
 class GapReport:
-    """The gaps of all layers, in the order they ran, and of the outputs.
+    """The gaps of all layers, in the order they ran, and of the outputs; those of a precision the worst first.
 
     Attributes:
         backend: The backend that was measured.
         against: The reference.
         rows: A layer's values; those of a loop's body once for each trip.
         outputs: The model's outputs, by name.
+        precision: The precision that was measured, where one was.
     """
 
     backend: str
     against: str
     rows: tuple[GapRow, ...]
     outputs: Mapping[str, Gap]
+    precision: str = ""
 
     def worst(self, count: int = 1) -> tuple[GapRow, ...]:
-        """Return the layers with the largest gaps of their own, relative to the tolerance, the worst first."""
+        """Return the layers with the largest gaps of their own, relative to the tolerance, the worst first.
+
+        Of a precision it is those that lose most by themselves: their names are what ``keep`` takes.
+        """
+        if self.precision:
+            return self.rows[:count]
         known = [row for row in self.rows if row.alone is not None]
         return tuple(sorted(known, key=lambda row: -row.alone.share if row.alone else 0.0)[:count])
 
@@ -77,7 +94,8 @@ class GapReport:
         widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines += [f"output {name}: {gap}" for name, gap in self.outputs.items()]
-        return "\n".join([f"{self.backend} against {self.against}", *lines])
+        measured = f" in {self.precision}" if self.precision else ""
+        return "\n".join([f"{self.backend}{measured} against {self.against}", *lines])
 
 
 def measure_gap(
@@ -86,10 +104,12 @@ def measure_gap(
     backend: BackendLike = BackendType.AUTO,
     against: BackendType | str | Model = BackendType.CPU,
     *,
+    precision: str | None = None,
+    keep: Collection[str] = (),
     rtol: float | None = None,
     atol: float | None = None,
 ) -> GapReport:
-    """Measure the gaps of a model's layers from a reference.
+    """Measure the gaps of a model's layers from a reference, or what a precision loses.
 
     The other side's values are all kept on the host meanwhile.
 
@@ -100,17 +120,31 @@ def measure_gap(
         against: ``BackendType.CPU``: NumPy. ``"onnxruntime"`` or ``"reference"`` (onnx's evaluator): that engine, given
             the model as it was read, before passes. A Model: values of the same name, on the same backend; what it
             makes of a layer's inputs is computed by NumPy.
+        precision: As for `Worker`: measures what it loses, against the same model in float on the same backend. Rows
+            are the layers, in the order of how much of their own results is noise, the worst first. Layers to keep in
+            float are mostly those of ``worst(3)``, say: ``keep={row.node for row in report.worst(3)}``.
+        keep: Names of nodes that stay in float in it, or patterns of them.
         rtol: The relative tolerance that gaps are a share of; None: RTOL, or, behind a layer that gave half or
             bfloat16, as many of their roundings as may add up.
         atol: The same, absolute; None: ATOL, or likewise, of the largest element.
 
     Raises:
-        InputError: ``against`` is none of these or not installed, or the model has memories.
+        InputError: ``against`` is none of these or not installed, or given beside a precision; there is no such
+            precision or node to keep; or the model has memories.
         ModelError: The engine does not run the model.
     """
     chosen, _ = find_backend(backend, None)
     feeds = name_inputs(model, inputs)
-    reference = _choose(model, chosen, against)
+    reference: Reference
+    if precision is None:
+        if keep:
+            raise InputError("keep goes with a precision: measure_gap(..., precision='fp16', keep=...).")
+        reference = _choose(model, chosen, against)
+    else:
+        if against is not BackendType.CPU:
+            raise InputError(f"A precision is measured against the same model in float; leave out against={against!r}.")
+        measured = choose_precision(model, precision, keep)
+        model, reference = measured, FloatReference(model, chosen)
     expected = reference.run(feeds)
     rows: list[GapRow] = []
     times: Counter[str] = Counter()
@@ -124,6 +158,8 @@ def measure_gap(
 
     def look(node: Node, arrays: Mapping[Value, Array]) -> None:
         nonlocal coarsest
+        if isinstance(reference, FloatReference) and not reference.is_layer(node):
+            return
         alone = reference.compute(node, arrays)
         made = [arrays[value].dtype for value in node.outputs if value is not None]
         coarsest = max([coarsest, *(eps_of(dtype) for dtype in made if dtype_row(dtype).kind == "float")])
@@ -138,9 +174,11 @@ def measure_gap(
 
     outputs = observe(model, feeds, chosen, look)
     gaps = {name: measure(expected[name][-1], array) for name, array in outputs.items() if name in expected}
-    return GapReport(
-        chosen.device.name, reference.name, tuple(rows), {name: gap for name, gap in gaps.items() if gap is not None}
-    )
+    kept = {name: gap for name, gap in gaps.items() if gap is not None}
+    if precision is None:
+        return GapReport(chosen.device.name, reference.name, tuple(rows), kept)
+    rows.sort(key=lambda row: math.inf if row.alone is None else row.alone.snr_db)
+    return GapReport(chosen.device.name, reference.name, tuple(rows), kept, str(model.precision))
 
 
 def _allow(expected: Array, eps: float) -> tuple[float, float]:
@@ -167,7 +205,7 @@ def _write(row: GapRow) -> tuple[str, ...]:
     alone = "" if row.alone is None else f"{row.alone.share:.3g}"
     gap = row.accumulated
     if gap is None:
-        return (row.node, row.operator, row.value, *[""] * 7, alone)
-    numbers: Sequence[float] = (gap.max_abs, gap.max_rel, gap.l1, gap.mse)
+        return (row.node, row.operator, row.value, *[""] * 8, alone)
+    numbers: Sequence[float] = (gap.max_abs, gap.max_rel, gap.mean_rel, gap.l1, gap.mse)
     cells = [*(f"{number:.3g}" for number in numbers), f"{gap.snr_db:.1f}", f"{gap.max_ulp:.3g}", f"{gap.share:.3g}"]
     return (row.node, row.operator, row.value, *cells, alone)

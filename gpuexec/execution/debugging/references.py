@@ -20,8 +20,9 @@ from gpuexec.importer.export import choose_opset, to_model
 from gpuexec.importer.oracle import run_oracle
 from gpuexec.ir.apply import compute_arrays
 from gpuexec.ir.graphs import Graph, Node, Value, walk
+from gpuexec.ir.precision import STRICT
 from gpuexec.ir.spec import DeclaredSpec
-from gpuexec.model.model import Model
+from gpuexec.model.model import Model, choose_precision
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[Value, Array]
@@ -134,6 +135,49 @@ class ModelReference:
         made = compute_arrays(other.operator, taken)
         places = {value.name: array for value, array in zip(other.outputs, made, strict=False) if value is not None}
         return [None if value is None else places.get(value.name) for value in node.outputs]
+
+
+class FloatReference(ModelReference):
+    """The same model with products and convolutions in float, of one in a lower precision.
+
+    A layer's inputs are those that the other side has before it rounds them: views, which it rounds in front of, are
+    shown again.
+    """
+
+    def __init__(self, model: Model, backend: Backend) -> None:
+        super().__init__(choose_precision(model, STRICT), backend)
+        self.name = f"{STRICT} precision"
+
+    def is_layer(self, node: Node) -> bool:
+        """Return whether the model has a node, and it computes: roundings it has not, and views only show."""
+        return not node.operator.makes_views and any(
+            value is not None and value.name in self._nodes for value in node.outputs
+        )
+
+    def compute(self, node: Node, arrays: Arrays) -> Sequence[Array | None] | None:
+        """Compute the node in float by NumPy; None where its inputs are not known."""
+        by_name = {value.name: array for value, array in arrays.items()}
+        found = next((self._nodes[value.name] for value in node.outputs if value is not None), None)
+        return None if found is None else self._compute(*found, by_name)
+
+    def _compute(self, node: Node, constants: Arrays, by_name: Mapping[str, Array]) -> Sequence[Array | None] | None:
+        taken: list[Array | None] = []
+        for value in node.inputs:
+            array = None if value is None else self._find(value, constants, by_name)
+            if value is not None and array is None:
+                return None
+            taken.append(array)
+        return compute_arrays(node.operator, taken)
+
+    def _find(self, value: Value, constants: Arrays, by_name: Mapping[str, Array]) -> Array | None:
+        """Return the content of a value, that of a view from what it shows."""
+        if value in constants:
+            return constants[value]
+        found = self._nodes.get(value.name)
+        if found is None or not found[0].operator.makes_views:
+            return by_name.get(value.name)
+        made = self._compute(*found, by_name)
+        return None if made is None else made[found[0].outputs.index(value)]
 
 
 def keep_all(model: Model, inputs: Mapping[str, Array], backend: Backend) -> History:

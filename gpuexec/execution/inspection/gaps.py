@@ -32,6 +32,7 @@ class Gap:
         max_ulp: Largest distance counted in floating-point numbers of the dtype; of integers, the largest difference.
         share: The largest error as a share of the tolerance there, ``ATOL + RTOL * |expected|``: close up to 1.
         nonfinite: Elements that differ where one of the two is no finite number.
+        mean_rel: Mean of ``|got - expected| / |expected|`` where expected is not 0.
     """
 
     size: int
@@ -43,6 +44,7 @@ class Gap:
     max_ulp: float
     share: float
     nonfinite: int
+    mean_rel: float = 0.0
 
     @property
     def is_close(self) -> bool:
@@ -90,6 +92,7 @@ def gap_of(expected: Array, got: Array, *, rtol: float = RTOL, atol: float = ATO
         max_ulp=_count_ulps(expected, got, error),
         share=float(share.max()),
         nonfinite=int(np.count_nonzero(~is_same & ~is_number)),
+        mean_rel=float(np.mean(relative[~np.isnan(relative)])) if not np.isnan(relative).all() else 0.0,
     )
 
 

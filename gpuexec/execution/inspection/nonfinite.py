@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpuexec.execution.inspection.exposing import Exposed
 from gpuexec.execution.inspection.statistics import Statistics, read_words
-from gpuexec.ir.graphs import Array, Node, Value
+from gpuexec.ir.graphs import Array, Graph, Node, Value
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.reduce.statistics import StatisticsOperator
 from gpuexec.system.mapped import read_content
+
+_OVERFLOWING, _LARGEST = "fp16", 65504
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,14 @@ class NonFinite:
         operator: Its operator; else ``"input"`` or ``"weight"``.
         output: Statistics of what it gave.
         inputs: Statistics of what it took, but for integers.
+        cure: What to do where it is an overflow of a lower precision; else empty.
     """
 
     node: str
     operator: str
     output: Statistics
     inputs: tuple[Statistics, ...] = ()
+    cure: str = ""
 
     @property
     def kind(self) -> str:
@@ -58,7 +62,8 @@ class NonFinite:
             return f"No node made it: {self.operator} {self.output.value!r} has {what}."
         of = "" if self.output.spec is None else f" of {self.output.spec}"
         took = "; ".join(map(str, self.inputs)) or "nothing of floating point"
-        return f"{self.operator} {self.node!r}: output {self.output.value!r}{of} has {what}, made of {took}."
+        made = f"{self.operator} {self.node!r}: output {self.output.value!r}{of} has {what}, made of {took}."
+        return f"{made} {self.cure}".rstrip()
 
 
 def find_nonfinite(
@@ -93,8 +98,32 @@ def find_nonfinite(
             if found is None and words[place, 0]:
                 found = _blame_source(row.node, given, exposed.graph.constants, read)
             if found is not None:
-                return found
+                return replace(found, cure=_find_cure(row.node, exposed.graph)) if found.node else found
     return None
+
+
+def _find_cure(node: Node, graph: Graph) -> str:
+    """Return what to do where a node rounds an operand to fp16, and that is what made infinities; else nothing."""
+    readers = graph.consumers()
+    reached, layers = [value for value in node.outputs if value is not None], list[Node]()
+    for value in reached:
+        for reader in readers.get(value, ()):
+            if reader.operator.makes_views:
+                reached += [made for made in reader.outputs if made is not None and made not in reached]
+            elif any(reader.inputs[each] is value for each in (*reader.operator.multiplied, *reader.operator.rounded)):
+                layers.append(reader)
+    own = getattr(node.operator, "to", None)
+    is_rounding = own == _OVERFLOWING or any(
+        node.operator.name == "Cast" and getattr(each.operator, "precision", "") == _OVERFLOWING for each in layers
+    )
+    if not is_rounding or not layers:
+        return ""
+    names = list(dict.fromkeys(layer.name for layer in layers))
+    told = ", ".join(f"{layer.operator.name} {layer.name!r}" for layer in dict.fromkeys(layers))
+    return (
+        f"It is rounded to {_OVERFLOWING}, whose largest number is {_LARGEST}, as an operand of {told}:"
+        f" keep={{{', '.join(map(repr, names))}}} leaves that in float, and precision='bf16' has the range of float."
+    )
 
 
 def judge_node(node: Node, output: Value, read: Callable[[Value], Statistics | None]) -> NonFinite | None:

@@ -30,6 +30,7 @@ from gpuexec.ir.operator import (
     Slots,
     Tolerance,
     operator,
+    qualified,
 )
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands, truncate, widen_narrow
@@ -76,6 +77,7 @@ class Row:
         example: See `Operator`; wanted where an attribute is required.
         derivative: See `Operator`.
         neutral: The second input that changes nothing, sign included.
+        domain: Of the operator, where it is none of ONNX.
     """
 
     name: str
@@ -94,6 +96,12 @@ class Row:
     example: str = ""
     derivative: Derivative = Derivative.RULE
     neutral: float | None = None
+    domain: str = ""
+
+    @property
+    def operator_name(self) -> str:
+        """Return the qualified name of the operator."""
+        return qualified(self.name, self.domain)
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -221,7 +229,7 @@ def add_table(rows: Sequence[Row], source: str, template: str, arity: int, modul
             for name, default in row.attributes
         ]
         namespace = {
-            "__doc__": f"ONNX {row.name}: one row of the table in `{module}`.",
+            "__doc__": f"{row.domain or 'ONNX'} {row.name}: one row of the table in `{module}`.",
             "__module__": module,
             "row": row,
             "source": source,
@@ -235,7 +243,7 @@ def add_table(rows: Sequence[Row], source: str, template: str, arity: int, modul
         cls = dataclasses.make_dataclass(
             row.name, fields, bases=(Elementwise,), namespace=namespace, frozen=True, slots=True
         )
-        classes[row.name] = operator(row.name)(cls)
+        classes[row.name] = operator(row.name, row.domain)(cls)
         instantiate(source, row.expressions(template))
     return classes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from gpuexec.ops.elementwise.elementwise import Form, Row, add_table, unsigned_s
 from gpuexec.ops.elementwise.elementwise_cast import truncate
 from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED
 from gpuexec.ops.elementwise.elementwise_erf import erf
+from gpuexec.ops.lib.rounding import round_to
 from gpuexec.ops.quant.narrow_types import FLOAT8
 
 EXACT, REDUCTION = Tolerance.EXACT, Tolerance.REDUCTION
@@ -140,6 +142,13 @@ def _erf_into(x: Array, out: Array) -> None:
     _put(out, erf(x))
 
 
+def _round_to(precision: str) -> Callable[..., None]:
+    def round_into(x: Array, out: Array) -> None:
+        _put(out, round_to(x, precision))
+
+    return round_into
+
+
 ROWS = (
     Row("Abs", NUMBERS, Form(np.abs, "Abs"), tolerance=EXACT),
     Row("Neg", SIGNED, Form(np.negative, "Neg"), storage=unsigned_storage, tolerance=EXACT),
@@ -228,6 +237,21 @@ ROWS = (
         (("bias", 0.0), ("lambd", 0.5)),
         tolerance=EXACT,
         derivative=Derivative.REFUSED,
+    ),
+    # Operands of products in a lower precision (`gpuexec.passes.lower_precision`); no file has it.
+    Row(
+        "RoundOperand",
+        (np.dtype(np.float32),),
+        {
+            "fp16": Form(_round_to("fp16"), "RoundToHalf"),
+            "bf16": Form(_round_to("bf16"), "RoundToBfloat16"),
+            "tf32": Form(_round_to("tf32"), "RoundToTf32"),
+        },
+        (("to", "fp16"),),
+        choice="to",
+        tolerance=EXACT,
+        derivative=Derivative.REFUSED,
+        domain="gpuexec",
     ),
 )
 

@@ -34,10 +34,11 @@ UNARY = (
     *("Abs", "Neg", "Relu", "LeakyRelu", "ThresholdedRelu"),
     *("Sign", "Sqrt", "Reciprocal", "Floor", "Ceil", "Round", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Elu", "Selu"),
     *("Celu", "HardSigmoid", "HardSwish", "Softsign", "Softplus", "Mish", "Swish", "Gelu", "GeluTanh"),
+    *("RoundToHalf", "RoundToBfloat16", "RoundToTf32"),
 )
 BINARY = ("Add", "Sub", "Mul", "PRelu", "AtLeast", "AtMost", "Div")
 # Operators that may be a step.
-UNARY_OPERATORS = frozenset(row.name for row in UNARY_ROWS if all(form.functor in UNARY for form in row.forms))
+UNARY_OPERATORS = frozenset(row.operator_name for row in UNARY_ROWS if all(form.functor in UNARY for form in row.forms))
 BINARY_OPERATORS = frozenset(row.name for row in BINARY_ROWS if all(form.functor in BINARY for form in row.forms))
 # Instructions of a thread for a step and an element: of an operator whose other input is an operand, in `gemm`.
 STEP_INSTRUCTIONS = 11
@@ -84,6 +85,16 @@ def _list_finished() -> dict[Kernel, Kernel]:
     return dict(_finish(dtype, kernel) for dtype, kernel in plain)
 
 
+# Types that floats are stored in, rounded behind the last step, by kernels that have an instance for it.
+_STORED = (np.dtype(np.float16), BFLOAT16)
+
+
+def _list_storing(kernel: Kernel, finished: Kernel) -> dict[tuple[Kernel, np.dtype[Any]], Kernel]:
+    """Return the instances of a kernel of floats that store another type, by the kernel and the type."""
+    head = finished.expression.removesuffix("Steps>")
+    return {(kernel, dtype): Kernel(finished.source, f"{head}StepsTo<{dtype_row(dtype).cuda}>>") for dtype in _STORED}
+
+
 def _finish(dtype: np.dtype[Any], kernel: Kernel) -> tuple[Kernel, Kernel]:
     """Return a kernel that makes numbers of a type, and its instance with an epilogue."""
     pointer = f"const {dtype_row(dtype).cuda}*"
@@ -91,15 +102,25 @@ def _finish(dtype: np.dtype[Any], kernel: Kernel) -> tuple[Kernel, Kernel]:
 
 
 FINISHED = _list_finished()
-for _kernel in FINISHED.values():
+_NORM = Kernel("norm.cu", "normalize_rows<float, float>")
+STORING = _list_storing(_NORM, FINISHED[_NORM])
+for _kernel in (*FINISHED.values(), *STORING.values()):
     instantiate(_kernel.source, [_kernel.expression])
 
 
-def instantiate_finished(dtype: np.dtype[Any], kernels: Iterable[Kernel]) -> None:
-    """Add kernels that make numbers of a type to the table of instances, without and with an epilogue."""
+def instantiate_finished(dtype: np.dtype[Any], kernels: Iterable[Kernel], *, is_storing: bool = False) -> None:
+    """Add kernels that make numbers of a type to the table of instances, without and with an epilogue.
+
+    Args:
+        dtype: The type.
+        kernels: The kernels.
+        is_storing: Whether there are instances, too, that store half or bfloat16 behind an epilogue of floats.
+    """
     for kernel, finished in [_finish(dtype, kernel) for kernel in kernels]:
-        instantiate(kernel.source, [kernel.expression, finished.expression])
+        storing = _list_storing(kernel, finished) if is_storing else {}
+        instantiate(kernel.source, [each.expression for each in (kernel, finished, *storing.values())])
         FINISHED[kernel] = finished
+        STORING.update(storing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +297,7 @@ def fused_name(name: str) -> str:
 def count_epilogue_steps(launch: Launch) -> int:
     """Return how many steps a launch applies to each of its results; 0 for a kernel without an epilogue."""
     packed = launch.arguments[-1]
-    if not launch.kernel.expression.endswith(", Steps>") or not isinstance(packed, bytes):
+    if ", Steps" not in launch.kernel.expression or not isinstance(packed, bytes):
         return 0
     return int(struct.unpack_from("<i", packed)[0])
 
@@ -285,14 +306,24 @@ class FinishingEmitter:
     """The emitter that a producer is lowered through: its launch of ``y`` gets the epilogue.
 
     What can't take it is ``unfinished`` then: ``y`` itself, or scratch memory in its place where steps can't work in
-    ``y``. In-place requests are ignored: a step may read bytes that would be overwritten.
+    ``y``. In-place requests are ignored: a step may read bytes that would be overwritten. Where a slot of another type
+    is ``stored``, a kernel that can writes that in place of ``y``, and ``is_stored`` is set.
     """
 
-    def __init__(self, emit: Emitter, y: Slot, epilogue: Epilogue | None, *, needs_scratch: bool = False) -> None:
+    def __init__(
+        self,
+        emit: Emitter,
+        y: Slot,
+        epilogue: Epilogue | None,
+        *,
+        needs_scratch: bool = False,
+        stored: Slot | None = None,
+    ) -> None:
         self.target = emit.target
         self.unfinished: Slot | None = None
-        self.is_finished = False
+        self.is_finished = self.is_stored = False
         self._emit, self._y, self._epilogue, self._needs_scratch = emit, y, epilogue, needs_scratch
+        self._stored = stored
 
     def launch(
         self,
@@ -307,6 +338,14 @@ class FinishingEmitter:
         """Launch, with the epilogue where ``y`` is written and the kernel has it."""
         if any(self._is_y(arguments[position]) for position in writes):
             finished = None if self._epilogue is None else FINISHED.get(kernel)
+            storing = None if self._stored is None else STORING.get((kernel, self._stored.dtype))
+            if storing is not None and self._epilogue is not None:
+                finished, self.is_stored = storing, True
+                arguments = [self._stored if self._is_y(argument) else argument for argument in arguments]
+            elif self._epilogue is not None and not self._epilogue.rows:
+                self._emit.launch(kernel, grid, block, arguments, writes, shared_bytes, cooperative)
+                self.is_finished = True
+                return
             if finished is None or self._epilogue is None:
                 scratch = self._divert(self._y)
                 arguments = [scratch if self._is_y(argument) else argument for argument in arguments]

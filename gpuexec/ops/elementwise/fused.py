@@ -22,6 +22,7 @@ from gpuexec.ir.command import Slot
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, count_elements, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
+from gpuexec.ops.elementwise.elementwise_cast import Cast, convert_commands
 from gpuexec.ops.elementwise.epilogue import (
     FUSED_DOMAIN,
     MADE,
@@ -107,6 +108,11 @@ class Fused(Operator):
             object.__setattr__(self, "_parts", Parts(producer, read_steps(self.steps)))
             return self._parts
 
+    def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
+        """Return the producer's type, or that of a Cast that is the last step."""
+        last = self.parts.steps[-1].operator if self.steps else None
+        return last.find_dtype([]) if isinstance(last, Cast) else self.parts.producer.find_dtype(self.split(dtypes))
+
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Infer one operator after the other.
 
@@ -134,8 +140,9 @@ class Fused(Operator):
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Compute one after the other, in the memory of one result where shapes stay."""
         parts, wanted = self.parts, out[0] if out else None
+        keeps_type = not isinstance(parts.steps[-1].operator, Cast)
         stays = parts.first_operand is None or self._keeps_shape(inputs)
-        target = (wanted,) if stays and wanted is not None else None
+        target = (wanted,) if stays and keeps_type and wanted is not None else None
         made = parts.producer.compute(*self.split(inputs), out=target)[0]
         assert made is not None
         value: Array = made
@@ -143,6 +150,8 @@ class Fused(Operator):
         for place, step in enumerate(parts.steps):
             if place == last and wanted is not None:
                 target = (wanted,)
+            elif place == last and not keeps_type:
+                target = None
             else:
                 target = (value,) if stays and (value is not made or place >= parts.last_use) else None
             result = step.operator.compute(*step.pick(value, made, inputs, np.asarray), out=target)[0]
@@ -157,19 +166,24 @@ class Fused(Operator):
             return
         producer, steps, taken = self.parts.producer, self.parts.steps, self.split(inputs)
         made = producer.infer(*(None if slot is None else slot.spec for slot in taken))[0]
-        is_same = made.shape == y.shape
-        epilogue = make_epilogue(steps, inputs, y) if is_same and not emit.target.has_textures else None
+        is_same, is_cast = made.shape == y.shape, made.dtype != y.dtype
+        result = y if is_same and not is_cast else emit.temp(made.shape, made.dtype)
+        epilogue = None
+        if is_same and not emit.target.has_textures:
+            epilogue = make_epilogue(steps[:-1] if is_cast else steps, inputs, result)
         if not emit.choose(epilogue is not None):
             epilogue = None
-        result = y if is_same else emit.temp(made.shape, made.dtype)
         needs_scratch = emit.target.has_textures or self.parts.last_use >= 0
-        finishing = FinishingEmitter(emit, result, epilogue, needs_scratch=needs_scratch)
+        stored = y if is_cast else None
+        finishing = FinishingEmitter(emit, result, epilogue, needs_scratch=needs_scratch, stored=stored)
         assert producer.lower is not None
         producer.lower(finishing, taken, (result,))
         if finishing.unfinished is not None:
             self._lower_apart(emit, finishing.unfinished, inputs, y)
         else:
-            assert finishing.is_finished, f"{producer} wrote its result unseen"
+            assert finishing.is_finished or finishing.is_stored, f"{producer} wrote its result unseen"
+            if is_cast and not finishing.is_stored:
+                convert_commands(emit, y, result)
 
     def split(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return the inputs of the producer: those before the first operand."""

@@ -80,6 +80,10 @@ class Slices:
         return [result] if self.scratch is None or not tiles else [result, scratch, scratch + 1]
 
 
+# Of sums that are taken in the order of their terms.
+ONE_SLICE = Slices(1, None, None)
+
+
 def choose_tile(emit: Emitter, rows: int, columns: int, inner: int, batch: int = 1) -> Tile:
     """Return the tile that a product takes at all sizes of a class: the faster one at the upper end."""
 
@@ -126,7 +130,7 @@ def slice_tiles(emit: Emitter, tiles: int, slabs: int, floats: int, blocks_at_on
     wave = find_gpu(emit.target.architecture).multiprocessors * blocks_at_once
     room = emit.choose(_find_room(tiles, slabs, wave))
     if not room:
-        return Slices(1, None, None)
+        return ONE_SLICE
     count = emit.divide(max(1, min(count_slices(tiles, slabs, wave), room // max(tiles, 1))))
     if count > 1 and count * tiles > room:
         raise PlanError(f"{tiles} tiles in {count} slices need more room than the {room} of the upper end.")

@@ -20,6 +20,7 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Shape, broadcast, ceil_div, coalesce
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, build, operator
+from gpuexec.ir.precision import REFERENCE
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, UNSIGNED_BY_SIZE
@@ -47,6 +48,7 @@ class Einsum(Operator):
     """Sum of products over the indices of ``equation`` that its output does not name."""
 
     equation: str
+    precision: str = ""  # of `ir.precision`; operands are of float, perhaps rounded to it
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True
     example = "float32[2,3] float32[3,4] equation='ij,jk'"
@@ -108,7 +110,7 @@ class Einsum(Operator):
             slots = [_cast(emit, slot, emit.temp(slot.shape, result.dtype)) for slot in slots]
         else:
             result = y
-        _Contracting(emit, equation, steps, result).lower(slots)
+        _Contracting(emit, equation, steps, result, keeps_order=self.precision == REFERENCE).lower(slots)
         if result is not y:
             _cast(emit, result, y)
 
@@ -150,6 +152,7 @@ class _Contracting:
     equation: Equation
     steps: tuple[Contraction, ...]
     result: Slot
+    keeps_order: bool
 
     def lower(self, slots: Sequence[Slot]) -> None:
         """Launch all of it."""
@@ -219,6 +222,7 @@ class _Contracting:
             (a_row, a_inner, b_inner, b_column, 0, 0, y_row),
             batch=(merged, strides),
             y_column=y_column,
+            keeps_order=self.keeps_order,
         )
 
     def _merge_inner(self, a: _Operand, b: _Operand, y: _Operand) -> tuple[_Operand, _Operand, tuple[int, int, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,11 +27,14 @@ from gpuexec.ir.operator import (
     operator,
     upgrade,
 )
+from gpuexec.ir.precision import REFERENCE, STORED
 from gpuexec.ir.spec import TensorSpec, accumulator
 from gpuexec.ops.elementwise.elementwise_cast import truncate
 from gpuexec.ops.linalg.exact_product import multiply_exactly
-from gpuexec.ops.linalg.matmul_launch import DTYPES, launch_gemm
+from gpuexec.ops.linalg.matmul_launch import DTYPES, launch_gemm, take_operands
 from gpuexec.ops.quant.narrow_weight import NarrowWeight
+
+_FLOAT: np.dtype[Any] = np.dtype(np.float32)
 
 
 @operator("MatMul")
@@ -46,6 +49,8 @@ class MatMul(Operator):
     has_blits = True
     epilogue_rank = 0
     multiplied = (0, 1)
+    takes_narrow = True
+    precision: str = ""  # of `ir.precision`: what operands come rounded to, "reference", or "": any order of sums
 
     def infer(self, a: TensorSpec, b: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
@@ -59,7 +64,12 @@ class MatMul(Operator):
         rows, columns = a.shape[-2:-1], b.shape[-1:] if b.rank > 1 else ()
         if a.shape[-1] != b.shape[max(b.rank - 2, 0)]:
             raise InputError(f"MatMul expects as many columns on the left as rows on the right, got {a} and {b}.")
-        return (TensorSpec((*broadcast(a.shape[:-2], b.shape[:-2]), *rows, *columns), a.dtype),)
+        shape = (*broadcast(a.shape[:-2], b.shape[:-2]), *rows, *columns)
+        return (TensorSpec(shape, find_result(a.dtype, self.precision)),)
+
+    def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
+        """Return the operands' type, or float where a precision says that they are narrow."""
+        return _FLOAT if self.precision in STORED else dtypes[0] if dtypes else None
 
     def channel_axis(self, factor: int, rank: int) -> int | None:
         """Return the rows of the left operand, the columns of the right one."""
@@ -72,6 +82,7 @@ class MatMul(Operator):
 
     def compute(self, a: Array, b: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Multiply; half and bfloat16 in float, rounded once."""
+        a, b = widen_operands(self.precision, a, b)
         return (multiply(a, b, out[0] if out else None),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
@@ -90,8 +101,9 @@ class MatMul(Operator):
 
         The result may be a window whose axes stand in another order, where both operands have two axes at least.
         """
-        a, b, y = inputs[0], inputs[1], outputs[0]
-        assert a is not None and b is not None and y is not None
+        y = outputs[0]
+        assert inputs[0] is not None and inputs[1] is not None and y is not None
+        a, b = take_operands(emit, y, inputs[0], inputs[1], is_narrow=narrow is not None)
         a_shape, a_strides = (a.shape, a.strides) if a.spec.rank > 1 else ((1, *a.shape), (0, *a.strides))
         b_shape, b_strides = (b.shape, b.strides) if b.spec.rank > 1 else ((*b.shape, 1), (*b.strides, 0))
         rows, columns, rank = a_shape[-2], b_shape[-1], b.spec.rank
@@ -120,6 +132,7 @@ class MatMul(Operator):
             y_column=y_strides[-1],
             narrow=narrow,
             scale_steps=(0, 0) if narrow is None else narrow.steps(*((rank - 2, rank - 1) if rank > 1 else (0, None))),
+            keeps_order=self.precision == REFERENCE,
         )
 
 
@@ -139,6 +152,8 @@ class Gemm(Operator):
     has_blits = True
     epilogue_rank = 2
     multiplied = (0, 1)
+    takes_narrow = True
+    precision: str = ""  # as of MatMul; C is of the result's type
 
     def infer(self, a: TensorSpec, b: TensorSpec, c: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
@@ -157,10 +172,14 @@ class Gemm(Operator):
                 f"and {inner_b} of {b} (transB={self.transB})."
             )
         if c is not None:
-            if c.dtype != a.dtype:
-                raise InputError(f"Gemm expects C of type {a.dtype.name}, got {c}.")
+            if c.dtype != find_result(a.dtype, self.precision):
+                raise InputError(f"Gemm expects C of type {find_result(a.dtype, self.precision).name}, got {c}.")
             broadcast_strides(c.shape, (0,) * c.rank, (rows, columns))
-        return (TensorSpec((rows, columns), a.dtype),)
+        return (TensorSpec((rows, columns), find_result(a.dtype, self.precision)),)
+
+    def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
+        """Return the operands' type, or float where a precision says that they are narrow."""
+        return _FLOAT if self.precision in STORED else dtypes[0] if dtypes else None
 
     def channel_axis(self, factor: int, rank: int) -> int | None:
         """Return the rows of A', the columns of B'."""
@@ -174,6 +193,7 @@ class Gemm(Operator):
 
     def compute(self, a: Array, b: Array, c: Array | None = None, *, out: Out = None) -> tuple[Array | None, ...]:
         """Multiply in the accumulator's type, scale, add, round once."""
+        a, b = widen_operands(self.precision, a, b)
         a, b = a.T if self.transA else a, b.T if self.transB else b
         target = out[0] if out else None
         reads_c = c is not None and self.beta != 0
@@ -202,6 +222,7 @@ class Gemm(Operator):
         a, b, c = (*inputs, None)[:3]
         (y,) = outputs
         assert a is not None and b is not None and y is not None
+        a, b = take_operands(emit, y, a, b, is_narrow=narrow is not None)
         (rows, inner), (a_row, a_k) = (a.shape[::-1], a.strides[::-1]) if self.transA else (a.shape, a.strides)
         b_k, b_column = b.strides[::-1] if self.transB else b.strides
         columns = y.shape[1]
@@ -215,7 +236,18 @@ class Gemm(Operator):
             scale=(self.alpha, self.beta),
             narrow=narrow,
             scale_steps=(0, 0) if narrow is None else narrow.steps(*((1, 0) if self.transB else (0, 1))),
+            keeps_order=self.precision == REFERENCE,
         )
+
+
+def find_result(dtype: np.dtype[Any], precision: str) -> np.dtype[Any]:
+    """Return the type of a product of operands of a type: float where a precision says that they are stored in it."""
+    return _FLOAT if precision in STORED else dtype
+
+
+def widen_operands(precision: str, *arrays: Array) -> tuple[Array, ...]:
+    """Return operands as floats where a precision says that they are stored in it."""
+    return tuple([each.astype(_FLOAT, copy=False) for each in arrays]) if precision in STORED else arrays
 
 
 def multiply(a: Array, b: Array, out: Array | None = None) -> Array:

@@ -21,8 +21,10 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import dtype_row, dtypes_of
+from gpuexec.ir.weight_forms import Converted
+from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import instantiate_finished
-from gpuexec.ops.lib.slices import SLAB_DEPTH, TILES, choose_tile, least_blocks, slice_tiles
+from gpuexec.ops.lib.slices import ONE_SLICE, SLAB_DEPTH, TILES, choose_tile, least_blocks, slice_tiles
 from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, STORED, NarrowWeight, name_stored, name_types
 
 DTYPES = (*dtypes_of("float"), *(np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)))
@@ -43,7 +45,7 @@ _TILED, _ALONG_K, _ALONG_COLUMNS, _LONG = range(4)
 
 instantiate("matmul.cu", [f"gemm<{dtype_row(dtype).cuda}>" for dtype in DTYPES])
 instantiate("matmul.cu", [f"gemm_narrow<{types}>" for types in NARROW_TYPES])
-instantiate_finished(_FLOAT, [Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}>") for tile in TILES])
+instantiate_finished(_FLOAT, [Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}>") for tile in TILES], is_storing=True)
 instantiate_finished(
     _FLOAT,
     [
@@ -53,7 +55,9 @@ instantiate_finished(
     ],
 )
 instantiate_finished(
-    _FLOAT, [Kernel("gemv.cu", f"gemv_along_{way}<{rows}>") for way in ("k", "columns") for rows in GEMV_ROWS]
+    _FLOAT,
+    [Kernel("gemv.cu", f"gemv_along_{way}<{rows}>") for way in ("k", "columns") for rows in GEMV_ROWS],
+    is_storing=True,
 )
 instantiate_finished(
     _FLOAT,
@@ -181,6 +185,7 @@ def launch_gemm(
     y_column: int = 1,
     narrow: NarrowWeight | None = None,
     scale_steps: tuple[int, int] = (0, 0),
+    keeps_order: bool = False,
 ) -> None:
     """Launch ``y = alpha * a @ b + beta * c`` over batches.
 
@@ -194,6 +199,7 @@ def launch_gemm(
         y_column: The stride of y by column.
         narrow: The scales of b, where it is narrow.
         scale_steps: Their strides along the inner extent and the columns.
+        keeps_order: Whether products of float are added in the order of the inner extent, by one thread each.
 
     Raises:
         InputError: More batch axes than the kernel's table holds.
@@ -208,19 +214,51 @@ def launch_gemm(
     )  # fmt: skip
     has_kernels = emit.target.has_kernels and not emit.target.has_textures
     if has_kernels and slots[3].dtype == _FLOAT and not scale_steps[0]:
-        _launch_simt(emit, product, narrow, scale_steps)
+        _launch_simt(emit, product, narrow, scale_steps, keeps_order=keeps_order)
     elif narrow is not None:
         _launch_any(emit, product, narrow, scale_steps)
     else:
         _launch_any(emit, _turn(product, FEW_ROWS))
 
 
-def _launch_simt(emit: Emitter, product: Product, narrow: NarrowWeight | None, scale_steps: tuple[int, int]) -> None:
-    """Launch a product of float, in the form that its size class has chosen.
+def take_operands(emit: Emitter, y: Slot, a: Slot, b: Slot, *, is_narrow: bool = False) -> tuple[Slot, Slot]:
+    """Return operands in a type that a kernel multiplies into ``y``: narrower ones are widened, a weight once for all.
 
-    Raises:
-        PlanError: Strides of this size are too large for that form.
+    Args:
+        emit: Emitter of the launches.
+        y: The product.
+        a: Left operand.
+        b: Right operand.
+        is_narrow: Whether b is widened while it is read.
     """
+    if not emit.target.has_kernels:
+        return a, b
+    return _widen(emit, a, y), b if is_narrow else _widen(emit, b, y)
+
+
+def _widen(emit: Emitter, slot: Slot, y: Slot) -> Slot:
+    if slot.dtype == y.dtype:
+        return slot
+    packed = emit.packed(slot, Converted(dtype_row(y.dtype).code))
+    if packed is not None:
+        return packed
+    wide = emit.temp(slot.shape, y.dtype)
+    convert_commands(emit, wide, slot)
+    return wide
+
+
+def _launch_simt(
+    emit: Emitter,
+    product: Product,
+    narrow: NarrowWeight | None,
+    scale_steps: tuple[int, int],
+    *,
+    keeps_order: bool,
+) -> None:
+    """Launch a product of float, in the form that its size class has chosen."""
+    if keeps_order and emit.choose(product.fits_tiles and _find_form(product) != _LONG):
+        _launch_tiles(emit, product, narrow, scale_steps[1], keeps_order=True)
+        return
     turned = _turn(product, GEMV_ROWS[-1]) if narrow is None else product
     form, is_turned = divmod(emit.choose(2 * _find_form(turned) + (turned is not product)), 2)
     product = product.transposed if is_turned else product
@@ -230,16 +268,23 @@ def _launch_simt(emit: Emitter, product: Product, narrow: NarrowWeight | None, s
     if form != _TILED:
         _launch_gemv(emit, product, narrow, scale_steps[1], is_along_k=form == _ALONG_K)
         return
-    if not product.fits_tiles:
-        raise PlanError("A product has strides too large for tiles, which the upper end has chosen.")
     _launch_tiles(emit, product, narrow, scale_steps[1])
 
 
-def _launch_tiles(emit: Emitter, product: Product, narrow: NarrowWeight | None, scale_step: int) -> None:
+def _launch_tiles(
+    emit: Emitter, product: Product, narrow: NarrowWeight | None, scale_step: int, *, keeps_order: bool = False
+) -> None:
+    """Launch a product of float by tiles, whose inner extent is cut into slices unless sums are to keep their order.
+
+    Raises:
+        PlanError: Strides of this size are too large for it.
+    """
+    if not product.fits_tiles:
+        raise PlanError("A product has strides too large for tiles, which the upper end has chosen.")
     rows, columns, inner = product.extents
     tile = choose_tile(emit, rows, columns, inner, product.count)
     tiles = product.count * tile.count(rows, columns)
-    slices = slice_tiles(emit, tiles, ceil_div(inner, SLAB_DEPTH), tile.size)
+    slices = ONE_SLICE if keeps_order else slice_tiles(emit, tiles, ceil_div(inner, SLAB_DEPTH), tile.size)
     arguments: list[Argument] = [*product.slots, product.pack_simt(), slices.scratch, slices.counters]
     kernel = Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}>")
     if narrow is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from gpuexec.ir.operator import (
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.linalg.matmul import Gemm, MatMul, multiply
+from gpuexec.ops.linalg.matmul import Gemm, MatMul, multiply, widen_operands
 from gpuexec.ops.microsoft.activation import ACTIVATIONS, DOMAIN, activate, check_activation
 from gpuexec.ops.microsoft.renamed import EVERY_VERSION
 from gpuexec.ops.tensor.layout import window
@@ -50,10 +50,12 @@ class FusedMatMul(Operator):
     transB: int = 0  # noqa: N815
     transBatchA: int = 0  # noqa: N815
     transBatchB: int = 0  # noqa: N815
+    precision: str = ""  # as of MatMul
     keeps_dtype = True
     has_blits = True
     epilogue_rank = 0
     multiplied = (0, 1)
+    takes_narrow = True
 
     def infer(self, a: TensorSpec, b: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the product's spec.
@@ -66,7 +68,11 @@ class FusedMatMul(Operator):
             spec.with_shape(tuple(spec.shape[axis] for axis in order))
             for spec, order in zip((a, b), self._orders(a.rank, b.rank), strict=True)
         ]
-        return MatMul().infer(*shown)
+        return MatMul(self.precision).infer(*shown)
+
+    def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
+        """Return the product's type, as MatMul does."""
+        return MatMul(self.precision).find_dtype(dtypes)
 
     def channel_axis(self, factor: int, rank: int) -> int | None:
         """Return the rows of A', the columns of B'."""
@@ -81,6 +87,7 @@ class FusedMatMul(Operator):
 
     def compute(self, a: Array, b: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Multiply and scale in the accumulator's type, round once."""
+        a, b = widen_operands(self.precision, a, b)
         a_order, b_order = self._orders(a.ndim, b.ndim)
         a, b = a.transpose(a_order), b.transpose(b_order)
         if self.alpha == 1:
@@ -95,7 +102,7 @@ class FusedMatMul(Operator):
         a, b = inputs
         assert a is not None and b is not None
         a_order, b_order = self._orders(a.spec.rank, b.spec.rank)
-        MatMul().lower_with(emit, (_show(a, a_order), _show(b, b_order)), outputs, alpha=self.alpha)
+        MatMul(self.precision).lower_with(emit, (_show(a, a_order), _show(b, b_order)), outputs, alpha=self.alpha)
 
     def _orders(self, a_rank: int, b_rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the order of the axes of A and B."""

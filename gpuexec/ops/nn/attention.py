@@ -52,6 +52,7 @@ class _Attention(Operator):
     softmax_precision: int | None = None
     keeps_dtype = True
     has_blits = False
+    rounded: ClassVar[tuple[int, ...]] = (0, 1, 2)
 
     def _infer(
         self, q: TensorSpec, k: TensorSpec, v: TensorSpec, mask: TensorSpec | None, lengths: TensorSpec | None
@@ -257,6 +258,10 @@ class AttentionOverCache(_Attention):
     the past; absent: there is none), lengths, and for each head of Q a sink: a score that weighs in the softmax beside
     those of keys, and stands for no value. Outputs: y and scores.
     """
+
+    rounded: ClassVar[tuple[int, ...]] = (
+        0,
+    )  # keys and values are mostly a memory's, which would be rounded anew in each run
 
     def infer(
         self,

@@ -31,6 +31,7 @@ from gpuexec.ir.operator import (
     count_elements,
     operator,
 )
+from gpuexec.ir.precision import REFERENCE
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
@@ -60,6 +61,7 @@ instantiate("conv.cu", [f"{name}_narrow<{types}>" for name in _KERNELS for types
 class Conv(Convolution):
     """Convolution: ``y[n, o] = b[o] + sum over c, t of w[o, c, t] * x[n, c, window + t]``, by groups of channels."""
 
+    precision: str = ""  # of `ir.precision`; operands are of float, perhaps rounded to it
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     keeps_dtype = True
     derivative = Derivative.RULE
@@ -105,7 +107,7 @@ class Conv(Convolution):
         sizes = ConvSizes(x.shape[0], self.group, w.shape[1], w.shape[0] // self.group, prod(windows.counts))
         check_index(self.name, "input channels * taps", w.shape[1] * windows.taps)
         check_index(self.name, "outputs of one channel", sizes.outputs)
-        slots = (x, w, bias, y)
+        slots, keeps_order = (x, w, bias, y), self.precision == REFERENCE
         if not y.is_contiguous:  # channels last
             made = emit.temp(y.shape, y.dtype)
             self.lower_with(emit, (x, w, bias), (made,), narrow)
@@ -115,7 +117,9 @@ class Conv(Convolution):
             is_depthwise = sizes.group_ins == 1 and narrow is None
             if is_depthwise and launch_depthwise(emit, slots, windows, sizes.group_outs):
                 return
-            if not sizes.has_single and launch_simt_conv(emit, slots, windows, self.group, narrow=narrow):
+            if not sizes.has_single and launch_simt_conv(
+                emit, slots, windows, self.group, narrow=narrow, keeps_order=keeps_order
+            ):
                 return
         name, blocks = "conv_gemm", sizes.tiles
         if sizes.has_single:
@@ -130,6 +134,7 @@ class ConvTranspose(Convolution):
 
     output_padding: tuple[int, ...] = ()
     output_shape: tuple[int, ...] = ()
+    precision: str = ""  # as of Conv
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     keeps_dtype = True
     derivative = Derivative.RULE
@@ -192,7 +197,10 @@ class ConvTranspose(Convolution):
         slots, windows = (x, w, bias, y), self.windows(x.shape, w.shape)
         # With fewer output channels most of a tile would be empty.
         is_tiled = w.shape[1] >= _TILED_OUTS and _has_own_kernels(emit)
-        if is_tiled and launch_simt_conv(emit, slots, windows, self.group, is_transposed=True, narrow=narrow):
+        keeps_order = self.precision == REFERENCE
+        if is_tiled and launch_simt_conv(
+            emit, slots, windows, self.group, is_transposed=True, narrow=narrow, keeps_order=keeps_order
+        ):
             return
         _launch(emit, "conv_transpose", ceil_div(y.spec.size, THREADS), slots, windows, sizes, narrow)
 

@@ -25,7 +25,7 @@ from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.weight_forms import WeightForm, weight_form
 from gpuexec.ops.elementwise.epilogue import instantiate_finished
-from gpuexec.ops.lib.slices import LARGE_TILE, SLAB_DEPTH, SMALL_TILE, TILES, Tile, choose_tile, slice_tiles
+from gpuexec.ops.lib.slices import LARGE_TILE, ONE_SLICE, SLAB_DEPTH, SMALL_TILE, TILES, Tile, choose_tile, slice_tiles
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import MAX_AXES, Windows
 from gpuexec.ops.quant.narrow_weight import STORED, NarrowWeight, name_stored
@@ -400,6 +400,7 @@ def launch_simt_conv(
     *,
     is_transposed: bool = False,
     narrow: NarrowWeight | None = None,
+    keeps_order: bool = False,
 ) -> bool:
     """Launch a convolution or its transpose as a product of float tiles; False where the kernels can't.
 
@@ -410,6 +411,7 @@ def launch_simt_conv(
         groups: Groups of channels.
         is_transposed: Whether it is.
         narrow: The scales of w, where it is narrow.
+        keeps_order: Whether sums are taken in the order of their terms, by one thread each.
     """
     x, w, bias, y = slots
     if y.dtype != FLOAT:
@@ -428,7 +430,7 @@ def launch_simt_conv(
     if not is_transposed and _has_tile(LARGE_TILE, block, w.dtype):
         tile = choose_tile(emit, outs, x.shape[0] * prod(windows.counts), inner, groups)
     tiles = sum(total.count_tiles(tile))
-    slices = slice_tiles(emit, tiles, ceil_div(inner, SLAB_DEPTH), tile.size)
+    slices = ONE_SLICE if keeps_order else slice_tiles(emit, tiles, ceil_div(inner, SLAB_DEPTH), tile.size)
     weights = _pack_weights(emit, w, windows, total, block)
     bias = None if bias is None else emit.contiguous(bias)
     sizes = total.pack(tile, block, has_positions=block == 1 and total.has_positions(x))

@@ -1,0 +1,49 @@
+"""Precision of a model's products and convolutions: its names, and what is left out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gpuexec.errors import InputError
+
+REFERENCE, STRICT, FP8, INT8 = "reference", "strict", "fp8", "int8"
+PRECISIONS = (REFERENCE, STRICT, "tf32", "fp16", "bf16", FP8, INT8)
+# Those whose operands are rounded, in what float holds of them.
+ROUNDED = ("tf32", "fp16", "bf16", FP8)
+# Those whose operands are stored in the type that they are rounded to, by the name of the type.
+STORED = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What products and convolutions of float are computed in.
+
+    Attributes:
+        name: ``"reference"``: float, and every sum in the order of its terms. ``"strict"``: float, in any order.
+            ``"tf32"``, ``"bf16"``, ``"fp16"``, ``"fp8"``: operands rounded to that type, sums in float. ``"int8"``: as
+            the model's QuantizeLinear and DequantizeLinear say.
+        keep: Names of nodes that stay in float, or patterns of them as in a shell (``"decoder/*"``).
+    """
+
+    name: str = STRICT
+    keep: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(name: str, keep: Collection[str] = ()) -> Precision:
+        """Return the precision of a name, with what is left out of it.
+
+        Raises:
+            InputError: There is no such precision, or ``keep`` is no collection of names.
+        """
+        if name not in PRECISIONS:
+            raise InputError(f"precision takes one of {', '.join(map(repr, PRECISIONS))}, got {name!r}.")
+        if isinstance(keep, str) or not all(isinstance(each, str) for each in keep):
+            raise InputError(f"keep takes names of nodes or patterns of them, as in {{'lm_head'}}, got {keep!r}.")
+        return Precision(name, frozenset(keep))
+
+    def __str__(self) -> str:
+        return self.name + (f", but for {', '.join(sorted(self.keep))}" if self.keep else "")
+
+
+DEFAULT_PRECISION = Precision()

@@ -1,0 +1,286 @@
+"""Lower precision of products and convolutions: operands rounded at the borders, sums in float.
+
+What an operator multiplies is a fact of its class (`multiplied` and `rounded` of `Operator`). An operand that is made
+is rounded right behind what makes it, in front of views, so that the rounding may join an epilogue. Where the reader
+takes operands of a narrow type (`Operator.takes_narrow`) it is a Cast, else a `RoundOperand`, from float to float. Other readers go on with
+the float: a residual would have to be widened again, by a launch as well. Where one tensor will do for all, for types
+of 16 bits in front of convolutions, they take what is rounded. A weight is rounded by `RoundWeight`, once. In fp8 it
+has a scale for each output channel, and what is made one for all of it, found in each run: nothing need be calibrated.
+
+Types decide here, and no shapes, so the pass runs before graphs are partitioned and before values are exposed to be
+looked at: numbers don't depend on who looks, and casts are looked at too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError
+from gpuexec.ir.graphs import Graph, Node, Value, bodies, take_free, walk, with_bodies
+from gpuexec.ir.operator import Operator, build, describe
+from gpuexec.ir.precision import FP8, INT8, REFERENCE, ROUNDED, STORED, Precision
+from gpuexec.ir.spec import dtype_row
+from gpuexec.ops.quant.rounded_weight import DOMAIN, FLOAT8, LARGEST_FP8, SMALLEST_SCALE, RoundWeight
+from gpuexec.passes.narrow_weights import add_constant
+from gpuexec.passes.remove_noops import find_dtypes
+
+_FLOAT = np.dtype(np.float32)
+_FIELD = "precision"
+_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinear", "QGemm", "Integer", "QAttention")
+
+
+def lower_precision(graph: Graph, precision: Precision) -> Graph:
+    """Round what products and convolutions of float multiply to a precision, or keep the order of their sums.
+
+    Args:
+        graph: The graph as loaded.
+        precision: Which, and the names of nodes that stay as they are.
+
+    Raises:
+        InputError: A name to keep is that of no node, or there is nothing that says how to compute in int8.
+    """
+    _check_kept(graph, precision)
+    if precision.name == INT8:
+        _check_quantized(graph)
+    if precision.name == REFERENCE:
+        return _keep_order(graph)
+    return _round(graph, precision) if precision.name in ROUNDED else graph
+
+
+def list_known(graph: Graph, keep: Collection[str]) -> list[str]:
+    """Return those of some names or patterns that there are nodes of."""
+    names = {node.name for each in walk(graph) for node in each.nodes}
+    return [each for each in keep if each in names or any(fnmatchcase(name, each) for name in names)]
+
+
+def _check_kept(graph: Graph, precision: Precision) -> None:
+    lost = sorted(precision.keep - {*list_known(graph, precision.keep)})
+    if lost:
+        raise InputError(f"keep names {', '.join(map(repr, lost))}, and the model has no node of such a name.")
+
+
+def _check_quantized(graph: Graph) -> None:
+    """Check that a graph says how to compute in int8.
+
+    Raises:
+        InputError: It does not.
+    """
+    names = {node.operator.name.rpartition(".")[2] for each in walk(graph) for node in each.nodes}
+    if not any(part in name for name in names for part in _QUANTIZED):
+        raise InputError(
+            "precision='int8' takes a model that says by QuantizeLinear and DequantizeLinear how its values are"
+            f" scaled; {graph.name!r} has none. gpuexec.calibrate(model, batches) makes one of it."
+        )
+
+
+def _keep_order(graph: Graph) -> Graph:
+    """Return a graph whose products and convolutions are told to keep the order of sums; those of bodies, too."""
+    nodes = []
+    for node in graph.nodes:
+        inner = [_keep_order(each) for each in bodies(node.operator)]
+        operator = with_bodies(node.operator, inner) if inner else _tell(node.operator, REFERENCE)
+        nodes.append(node if operator is node.operator else replace(node, operator=operator))
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _tell(operator: Operator, precision: str) -> Operator:
+    """Return an operator with its attribute for a precision set, where it has one."""
+    is_told = operator.multiplied and any(each.name == _FIELD for each in dataclasses.fields(operator))
+    if is_told:
+        name, attributes = describe(operator)
+        return build(name, {**dict(attributes), _FIELD: precision})
+    return operator
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounded:
+    """How a value is rounded: whether it is stored in a narrow type, and the axis of a weight that scales run along."""
+
+    is_stored: bool
+    axis: int | None = None
+
+
+@dataclass(slots=True)
+class _Demand:
+    """What is wanted of the values of a graph: forms that they are rounded to, and reads as they are."""
+
+    forms: dict[Value, set[_Rounded]] = field(default_factory=dict)
+    plain_reads: Counter[Value] = field(default_factory=Counter)
+    # Forms of operands by node and position: of what products multiply, and of what views show that is one.
+    reads: dict[tuple[Node, int], _Rounded] = field(default_factory=dict)
+    carriers: set[Node] = field(default_factory=set)
+
+
+def _round(graph: Graph, precision: Precision) -> Graph:
+    """Return a graph with rounded operands, and its bodies alike."""
+    dtypes = find_dtypes(graph)
+    chosen = {node for node in graph.nodes if _is_eligible(node, dtypes, precision)}
+    rounding = _Rounding(graph, precision, chosen, _find_demand(graph, precision, chosen))
+    for value in graph.inputs:
+        rounding.make(value)
+    for node in graph.nodes:
+        inner = [_round(each, precision) for each in bodies(node.operator)]
+        rounding.add(node, inner)
+    return rounding.finish()
+
+
+def _is_eligible(node: Node, dtypes: Mapping[Value | None, np.dtype[Any]], precision: Precision) -> bool:
+    """Return whether all that a node multiplies is float, and it is not kept."""
+    multiplied = _list_operands(node)
+    if not multiplied or len(node.inputs) <= max(multiplied):
+        return False
+    # They are of one type, so that of one of them will do.
+    known = [dtypes.get(node.inputs[each], _FLOAT) for each in multiplied if node.inputs[each] in dtypes]
+    is_float = bool(known) and all(each == _FLOAT for each in known)
+    is_whole = all(node.inputs[each] is not None for each in multiplied)
+    is_kept = node.name in precision.keep or any(fnmatchcase(node.name, each) for each in precision.keep)
+    return is_float and is_whole and not is_kept
+
+
+def _list_operands(node: Node) -> tuple[int, ...]:
+    """Return the positions of what a precision rounds."""
+    return node.operator.multiplied or node.operator.rounded
+
+
+def _find_demand(graph: Graph, precision: Precision, chosen: Collection[Node]) -> _Demand:
+    demand, outputs, readers = _Demand(), set(graph.outputs), graph.consumers()
+    for node in reversed(graph.nodes):
+        carried = _find_carried(node, demand, outputs, readers)
+        if carried is not None:
+            demand.carriers.add(node)
+        is_stored = node.operator.takes_narrow and precision.name in STORED
+        for position, value in enumerate(node.inputs):
+            if value is None:
+                continue
+            form = carried if position == 0 else None
+            if node in chosen and position in _list_operands(node):
+                form = _Rounded(is_stored)
+                if precision.name == FP8 and value in graph.constants and node.operator.multiplied:
+                    rank = graph.constants[value].ndim
+                    form = _Rounded(is_stored, node.operator.channel_axis(position, rank))
+            if form is None:
+                demand.plain_reads[value] += 1
+            else:
+                demand.reads[node, position] = form
+                demand.forms.setdefault(value, set()).add(form)
+    return demand
+
+
+def _find_carried(
+    node: Node, demand: _Demand, outputs: set[Value], readers: Mapping[Value, list[Node]]
+) -> _Rounded | None:
+    """Return the form in which all that read a view want what it shows; None where they differ."""
+    if not (node.operator.makes_views and node.operator.keeps_dtype):
+        return None
+    shown = [value for value in node.outputs if value is not None and (value in readers or value in outputs)]
+    if not shown or any(value in outputs or demand.plain_reads[value] for value in shown):
+        return None
+    wanted = {form for value in shown for form in demand.forms.get(value, ())}
+    return wanted.pop() if len(wanted) == 1 and all(value in demand.forms for value in shown) else None
+
+
+class _Rounding:
+    """Nodes of a graph under construction, with the values that stand for others."""
+
+    def __init__(self, graph: Graph, precision: Precision, chosen: Collection[Node], demand: _Demand) -> None:
+        self._has_changed = False
+        self._graph, self._precision, self._chosen, self._demand = graph, precision, chosen, demand
+        self._nodes: list[Node] = []
+        self._rounded: dict[tuple[Value, _Rounded], Value] = {}
+        self._shown: dict[Value, Value] = {}  # what views of rounded values give, of another type
+        self._outputs = set(graph.outputs)
+        self._given, self._constants = {*graph.inputs, *graph.constants}, dict(graph.constants)
+        self._value_names = {value.name for value in graph.values()}
+        self._node_names = {node.name for node in graph.nodes}
+
+    def add(self, node: Node, inner: Sequence[Graph]) -> None:
+        """Add a node, reading what is rounded, and the roundings of what it makes.
+
+        Args:
+            node: The node.
+            inner: Its bodies, rounded.
+        """
+        for value in node.inputs:
+            if value is not None and value in self._graph.constants:
+                self.make(value)
+        inputs = tuple([self._read(node, position, value) for position, value in enumerate(node.inputs)])
+        operator, outputs = node.operator, node.outputs
+        if any(new is not old for new, old in zip(inner, bodies(operator), strict=True)):
+            operator = with_bodies(operator, inner)
+        if node in self._chosen:
+            operator = _tell(operator, self._precision.name)
+        if node in self._demand.carriers:
+            self._shown.update({value: Value(value.name) for value in outputs if value is not None})
+            outputs = tuple([None if value is None else self._shown[value] for value in outputs])
+        if operator is not node.operator or inputs != node.inputs:
+            self._has_changed = True
+            node = replace(node, operator=operator, inputs=inputs, outputs=outputs)
+        self._nodes.append(node)
+        for value in outputs:
+            if value is not None:
+                self.make(value)
+
+    def make(self, value: Value) -> None:
+        """Add the roundings that are wanted of a value."""
+        for form in sorted(self._demand.forms.get(value, ()), key=lambda form: (form.is_stored, form.axis or 0)):
+            if (value, form) not in self._rounded:
+                self._rounded[value, form] = self._add_rounding(value, form)
+
+    def finish(self) -> Graph:
+        """Return the graph; the one that it was made of where nothing changed."""
+        if not self._has_changed:
+            return self._graph
+        return replace(self._graph, nodes=tuple(self._nodes), constants=self._constants)
+
+    def _read(self, node: Node, position: int, value: Value | None) -> Value | None:
+        """Return what a node reads in place of a value."""
+        if value is None or value in self._shown:
+            return value if value is None else self._shown[value]
+        form = self._demand.reads.get((node, position))
+        if form is not None:
+            return self._rounded[value, form]
+        is_kept = value in self._given or value in self._outputs or self._precision.name not in STORED
+        return value if is_kept else self._rounded.get((value, _Rounded(is_stored=False)), value)
+
+    def _add_rounding(self, value: Value, form: _Rounded) -> Value:
+        """Add what rounds a value, and return what that gives."""
+        name = self._precision.name
+        if value not in self._constants:
+            if name == FP8:
+                return self._scale(value)
+            operator = build(f"{DOMAIN}.RoundOperand", {"to": name})
+            if form.is_stored:
+                operator = build("Cast", {"to": dtype_row(STORED[name]).code})
+            return self._add(operator, value)
+        return self._add(RoundWeight(name, int(form.is_stored), form.axis), value)
+
+    def _add(self, operator: Operator, *inputs: Value) -> Value:
+        """Add a node that rounds a value, the first input, or works out how; return its output."""
+        name = self._precision.name
+        made = Value(take_free(f"{inputs[0].name}.{name}", self._value_names))
+        own = take_free(f"{inputs[0].name}.to_{name}", self._node_names)
+        self._nodes.append(Node(operator, inputs, (made,), own))
+        return made
+
+    def _scale(self, value: Value) -> Value:
+        """Round a value to fp8 by a scale of its own, which is found in each run."""
+
+        def number(content: np.float32) -> Value:
+            array = np.array(content)
+            array.flags.writeable = False
+            return add_constant(f"{value.name}.fp8_number", array, self._constants, self._value_names)
+
+        largest = self._add(build("ReduceMax", {"keepdims": 0}), self._add(build("Abs", {}), value))
+        scale = self._add(build("Div", {}), largest, number(LARGEST_FP8))
+        scale = self._add(build("Max", {}), scale, number(SMALLEST_SCALE))
+        scaled = self._add(build("Div", {}), value, scale)
+        narrow = self._add(build("Cast", {"to": dtype_row(FLOAT8).code}), scaled)
+        wide = self._add(build("Cast", {"to": dtype_row(_FLOAT).code}), narrow)
+        return self._add(build("Mul", {}), wide, scale)

@@ -1,0 +1,320 @@
+"""Precision of a run: numbers rounded where it is said, the same on every backend, kept in programs, and measured."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import helper
+
+import gpuexec as gx
+from gpuexec.ir.command import Launch
+from gpuexec.ir.plan_json import from_json, to_json
+from gpuexec.ops.lib.rounding import round_to
+from tests.model.small_models import make_model
+
+Array = np.ndarray[Any, Any]
+BACKENDS = ("cpu", "simulator")
+SINGLE = ("tf32", "fp16", "bf16")  # rounded number by number
+ROUNDED = (*SINGLE, "fp8")
+RNG = np.random.default_rng(0)
+FIRST, SECOND = (RNG.standard_normal(shape).astype(np.float32) for shape in ((48, 70), (70, 33)))
+KERNEL, POINTS = (RNG.standard_normal(shape).astype(np.float32) for shape in ((24, 16, 3, 3), (24, 24, 1, 1)))
+X = RNG.standard_normal((20, 48)).astype(np.float32)
+IMAGE = RNG.standard_normal((2, 16, 9, 9)).astype(np.float32)
+# A bit of what is summed may decide how the next operand is rounded.
+LOSS = {"tf32": 2**-11, "fp16": 2**-11, "bf16": 2**-8, "fp8": 2**-4}
+
+
+def layers() -> gx.Model:
+    """x -> MatMul -> Relu -> MatMul -> Add."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["a"], name="one"),
+        helper.make_node("Relu", ["a"], ["r"], name="relu"),
+        helper.make_node("MatMul", ["r", "second"], ["p"], name="two"),
+        helper.make_node("Add", ["p", "bias"], ["y"], name="add"),
+    ]
+    weights = {"first": FIRST, "second": SECOND, "bias": SECOND[0]}
+    return make_model(nodes, {"x": ["n", 48]}, {"y": ["n", 33]}, **weights)
+
+
+def round_by_hand(x: Array, precision: str, axis: int | None) -> Array:
+    """Return an operand rounded; in fp8 with a scale for all of it, or for all places along ``axis`` together."""
+    if precision != "fp8":
+        return round_to(x, precision)
+    scale = np.abs(x).max(axis, keepdims=True) / np.float32(448)
+    return np.asarray((x / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale)
+
+
+def expect_layers(x: Array, precision: str, keep: tuple[str, ...] = ()) -> Array:
+    """Return what the layers make of operands rounded by hand, in doubles."""
+
+    def multiply(a: Array, b: Array, name: str) -> Array:
+        rounded = (a, b) if name in keep else (round_by_hand(a, precision, None), round_by_hand(b, precision, 0))
+        product: Array = rounded[0].astype(np.float64) @ rounded[1].astype(np.float64)
+        return product.astype(np.float32)
+
+    return multiply(np.maximum(multiply(x, FIRST, "one"), 0), SECOND, "two") + SECOND[0]
+
+
+def convolutions() -> gx.Model:
+    """x -> Conv -> Relu -> Conv -> Add of what Relu gave -> MatMul over the last axis."""
+    nodes = [
+        helper.make_node("Conv", ["x", "kernel"], ["a"], name="conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["r"], name="relu"),
+        helper.make_node("Conv", ["r", "points"], ["p"], name="point"),
+        helper.make_node("Add", ["p", "r"], ["s"], name="add"),
+        helper.make_node("LayerNormalization", ["s", "scale"], ["n"], name="norm"),
+        helper.make_node("MatMul", ["n", "last"], ["y"], name="last"),
+    ]
+    weights = {"kernel": KERNEL, "points": POINTS, "scale": FIRST[0, :9], "last": FIRST[:9, :7]}
+    return make_model(nodes, {"x": [2, 16, 9, 9]}, {"y": [2, 24, 9, 7]}, **weights)
+
+
+def run(model: gx.Model, x: Array, backend: str, **options: Any) -> Array:
+    with gx.Worker(model, backend=backend, **options) as worker:
+        (y,) = worker.run(x)
+        return np.asarray(y)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("precision", ROUNDED)
+def test_operands_of_products_are_rounded_as_by_hand(precision: str, backend: str) -> None:
+    expected = expect_layers(X, precision)
+    got = run(layers(), X, backend, precision=precision)
+    # Sums in float round a few operands of the second product otherwise.
+    np.testing.assert_allclose(got, expected, rtol=0, atol=LOSS[precision] * float(np.abs(expected).max()) / 8)
+    other = expect_layers(X, "fp16" if precision == "bf16" else "bf16")
+    assert np.abs(other - got).max() > 3 * np.abs(expected - got).max()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("precision", SINGLE)
+def test_a_product_of_operands_that_lose_bits_is_that_of_the_rounded_to_the_bit(precision: str, backend: str) -> None:
+    """Integers that a sum holds exactly, but for the bits that rounding takes."""
+    a = RNG.integers(-8, 9, (5, 64)).astype(np.float32) * np.float32(1 + 2**-15)
+    b = RNG.integers(-8, 9, (64, 40)).astype(np.float32) * np.float32(1 + 2**-15)
+    model = make_model([helper.make_node("MatMul", ["x", "b"], ["y"])], {"x": [5, 64]}, {"y": [5, 40]}, b=b)
+    got = run(model, a, backend, precision=precision)
+    np.testing.assert_array_equal(got, np.rint(a) @ np.rint(b))
+    assert (run(model, a, backend) != got).any()
+
+
+@pytest.mark.parametrize("precision", ["strict", "reference", *ROUNDED])
+def test_answers_of_cpu_and_simulator_agree(precision: str) -> None:
+    for model, x in ((layers(), X), (convolutions(), IMAGE)):
+        answers = [run(model, x, backend, precision=precision) for backend in BACKENDS]
+        share = LOSS.get(precision, 2**-19)
+        np.testing.assert_allclose(*answers, rtol=0, atol=share * float(np.abs(answers[0]).max()))
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+def test_every_layer_is_what_numpy_makes_of_the_same_inputs(precision: str) -> None:
+    for model, x in ((layers(), X), (convolutions(), IMAGE)):
+        with gx.Worker(model, backend="simulator", precision=precision, compare_with="cpu") as worker:
+            worker.run(x)
+            assert worker.report().compared >= len(model.graph.nodes)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_looks_at_values_changes_none(backend: str) -> None:
+    answers = [
+        run(convolutions(), IMAGE, backend, precision="fp16", **options) for options in ({}, {"watch": "report"})
+    ]
+    np.testing.assert_array_equal(*answers)
+
+
+def test_weights_are_on_the_device_in_the_type_alone() -> None:
+    with gx.Worker(layers(), backend="cpu", precision="bf16") as worker:
+        worker.run(X)
+        assert worker.memory_stats()["weights"] < (FIRST.nbytes + SECOND.nbytes) * 0.6
+
+
+def test_a_device_without_tensor_cores_has_them_as_floats_rounded_once() -> None:
+    with gx.Worker(layers(), backend="simulator", precision="bf16") as worker:
+        worker.run(X)
+        (plan,) = worker.plans
+        launches = [each for each in plan.segment.commands if isinstance(each, Launch)]
+        converts = [each for each in launches if each.kernel.source == "elementwise_cast.cu"]
+        assert len(converts) == 3, "the input is cast, and what two products read of it is widened"
+
+
+def test_roundings_join_the_epilogue_of_what_is_in_front_of_them() -> None:
+    with gx.Worker(convolutions(), backend="simulator", precision="fp16") as worker:
+        worker.run(IMAGE)
+        (plan,) = worker.plans
+        assert "conv+relu+r.to_fp16" in plan.segment.origins and "norm+n.to_fp16" in plan.segment.origins
+        expressions = [c.kernel.expression for c in plan.segment.commands if isinstance(c, Launch)]
+        assert any(each.startswith("normalize_rows") and each.endswith("StepsTo<half>>") for each in expressions)
+
+
+def test_plans_name_both_forms_of_a_weight_that_is_rounded_and_packed() -> None:
+    with gx.Worker(convolutions(), backend="simulator", precision="bf16") as worker:
+        worker.run(IMAGE)
+        (plan,) = worker.plans
+        forms = [str(buffer.form) for buffer in plan.buffers if buffer.form is not None]
+        assert any("rounded" in form and "conv_taps" in form for form in forms)
+        assert from_json(to_json(plan)) == plan
+
+
+def test_reference_adds_in_one_order_however_few_tiles_there_are() -> None:
+    deep = RNG.standard_normal((4096, 8)).astype(np.float32)
+    model = make_model([helper.make_node("MatMul", ["x", "b"], ["y"])], {"x": ["n", 4096]}, {"y": ["n", 8]}, b=deep)
+    x = RNG.standard_normal((3, 4096)).astype(np.float32)
+    expected = np.zeros((3, 8), np.float32)
+    for k in range(4096):  # one fused multiply-add after the other
+        exact = x[:, k, None].astype(np.float64) * deep[None, k].astype(np.float64) + expected
+        expected = exact.astype(np.float32)
+    np.testing.assert_array_equal(run(model, x, "simulator", precision="reference"), expected)
+    assert (run(model, x, "simulator") != expected).any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_kept_layers_are_computed_in_float(backend: str) -> None:
+    got = run(layers(), X, backend, precision="bf16", keep={"tw*"})
+    expected = expect_layers(X, "bf16", ("two",))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2**-19 * float(np.abs(expected).max()))
+
+
+def test_sizes_of_a_class_are_rounded_alike() -> None:
+    with gx.Worker(layers(), backend="simulator", precision="fp16") as worker:
+        for rows in (20, 3, 20, 1):
+            (y,) = worker.run(X[:rows])
+            np.testing.assert_allclose(y, expect_layers(X, "fp16")[:rows], rtol=0, atol=2e-2)
+
+
+def test_errors_say_what_there_is() -> None:
+    with pytest.raises(gx.InputError, match=r"precision takes one of 'reference', 'strict', 'tf32', .* got 'half'"):
+        gx.Worker(layers(), precision="half")
+    with pytest.raises(gx.InputError, match="keep names 'three', and the model has no node of such a name"):
+        gx.Worker(layers(), precision="fp16", keep={"three"})
+    with pytest.raises(gx.InputError, match=r"keep takes names of nodes or patterns of them, .* got 'two'"):
+        gx.Worker(layers(), precision="fp16", keep="two")
+    with pytest.raises(gx.InputError, match=r"'small' has none\. gpuexec\.calibrate\(model, batches\) makes one"):
+        gx.Worker(layers(), precision="int8")
+
+
+def test_int8_runs_what_calibration_made() -> None:
+    quantized = gx.calibrate(layers(), [X])
+    expected = run(quantized, X, "cpu")
+    np.testing.assert_array_equal(run(quantized, X, "cpu", precision="int8"), expected)
+    assert np.abs(expected - run(layers(), X, "cpu")).max() < 0.05 * np.abs(expected).max()
+
+
+def test_the_report_names_the_precision() -> None:
+    with gx.Worker(layers(), backend="cpu", precision="fp16", keep={"two"}) as worker:
+        worker.run(X)
+        assert worker.report().precision == "fp16, but for two"
+        assert "precision fp16, but for two" in worker.summary()
+        assert worker.model.precision.name == "fp16"
+    with gx.Worker(layers(), backend="cpu") as worker:
+        assert worker.report().precision == "strict" and "precision" not in worker.summary()
+
+
+def test_models_of_another_precision_leave_the_one_they_are_made_of() -> None:
+    model = layers()
+    with gx.Worker(model, backend="cpu", precision="bf16") as worker:
+        worker.run(X)
+        other = run(worker.model, X, "cpu", precision="strict")
+    np.testing.assert_array_equal(other, run(model, X, "cpu"))
+    assert model.precision.name == "strict"
+
+
+def test_edits_and_pickles_keep_the_precision() -> None:
+    with gx.Worker(layers(), backend="cpu", precision="bf16") as worker:
+        model = worker.model
+    expected = run(model, X, "cpu")
+    np.testing.assert_array_equal(run(pickle.loads(pickle.dumps(model)), X, "cpu"), expected)
+    np.testing.assert_array_equal(run(model.rename({"x": "given"}), X, "cpu"), expected)
+    replaced = model.with_weights({"first": FIRST * 2})
+    np.testing.assert_array_equal(run(replaced, X / 2, "cpu"), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_program_keeps_its_precision(backend: str) -> None:
+    shapes = {"forward": {"x": ((1, 32), 48)}}
+    program = gx.Program.build({"forward": layers()}, shapes=shapes, precision="bf16", keep={"two"})
+    stored = io.BytesIO()
+    program.save(stored)
+    loaded = gx.Program.load(stored.getvalue())
+    with gx.Module(loaded, backend=backend) as module:
+        (y,) = module.forward(X)
+        model = loaded.contents.methods["forward"].model
+        assert str(model.precision) == "bf16, but for two"
+        np.testing.assert_allclose(y, run(layers(), X, backend, precision="bf16", keep={"two"}), rtol=1e-5, atol=1e-4)
+    with pytest.raises(gx.InputError, match=r"Method 'forward' was made in precision bf16, but for two, not in fp16"):
+        gx.Module(loaded, precision="fp16")
+
+
+def test_a_module_of_a_model_takes_a_precision(tmp_path: Path) -> None:
+    layers().save(tmp_path / "layers.onnx")
+    shapes = {"x": (20, 48)}
+    with gx.Module(tmp_path / "layers.onnx", backend="cpu", precision="tf32", keep={"one"}, shapes=shapes) as module:
+        (y,) = module.forward(X)
+    np.testing.assert_array_equal(y, run(layers(), X, "cpu", precision="tf32", keep={"one"}))
+    with pytest.raises(gx.InputError, match="keep goes with a precision"):
+        gx.Module(tmp_path / "layers.onnx", keep={"one"})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_overflow_of_fp16_is_found_with_its_cure(backend: str) -> None:
+    cure = r"rounded to fp16, whose largest number is 65504, as an operand of MatMul 'two': keep=\{'two'\} leaves that"
+    with (
+        gx.Worker(layers(), backend=backend, precision="fp16", watch="raise") as worker,
+        pytest.raises(gx.NonFiniteError, match=cure),
+    ):
+        worker.run(X * 6000)
+    for options in ({"precision": "bf16"}, {"precision": "fp16", "keep": {"two"}}):
+        assert np.isfinite(run(layers(), X * 6000, backend, watch="raise", **options)).all()
+
+
+def test_an_overflow_of_a_weight_is_found_too() -> None:
+    model = layers().with_weights({"second": SECOND * 1e5})
+    with (
+        gx.Worker(model, backend="cpu", precision="fp16", watch="raise") as worker,
+        pytest.raises(gx.NonFiniteError, match=r"RoundWeight .* operand of MatMul 'two': keep=\{'two'\}"),
+    ):
+        worker.run(X)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_gap_of_a_precision_names_the_layers_that_lose_most(backend: str) -> None:
+    spread = FIRST * np.geomspace(1, 1e4, 48, dtype=np.float32)[:, None] ** np.float32(0)
+    model = layers().with_weights({"first": spread})
+    report = gx.measure_gap(model, X, backend, precision="bf16")
+    assert report.precision == "bf16" and report.against == "strict precision"
+    losing = [row for row in report.rows if row.alone is not None and row.alone.max_abs > 0]
+    assert {row.node for row in losing} == {"one", "two"} == {row.node for row in report.rows[:2]}
+    assert report.worst(1) == report.rows[:1]
+    assert all(row.alone is not None and 0.001 < row.alone.mean_rel < 0.1 for row in losing)
+    assert {row.node for row in report.rows} == {"one", "relu", "two", "add"}
+    kept = gx.measure_gap(model, X, backend, precision="bf16", keep={"one", "two"})
+    assert kept.is_close and all(row.alone is not None and row.alone.max_rel < 1e-3 for row in kept.rows)
+    assert "in bf16, but for one, two against strict precision" in str(kept)
+
+
+def test_the_gap_of_a_precision_counts_an_operand_behind_a_view() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["a"], name="one"),
+        helper.make_node("Transpose", ["a"], ["t"], name="turn"),
+        helper.make_node("MatMul", ["a", "t"], ["y"], name="two"),
+    ]
+    model = make_model(nodes, {"x": [20, 48]}, {"y": [20, 20]}, first=FIRST)
+    rows = {row.node: row for row in gx.measure_gap(model, X, "cpu", precision="bf16").rows}
+    assert rows.keys() == {"one", "two"}
+    alone = rows["two"].alone
+    a = X @ FIRST
+    rounded = round_to(a, "bf16") @ round_to(a, "bf16").T
+    assert alone is not None and alone.max_abs > 0.3 * float(np.abs(rounded - a @ a.T).max())
+
+
+def test_a_gap_is_of_a_precision_or_against_something() -> None:
+    with pytest.raises(gx.InputError, match="A precision is measured against the same model in float"):
+        gx.measure_gap(layers(), X, "cpu", "onnxruntime", precision="fp16")
+    with pytest.raises(gx.InputError, match="keep goes with a precision"):
+        gx.measure_gap(layers(), X, "cpu", keep={"one"})
