@@ -2,10 +2,11 @@
 
 What an operator multiplies is a fact of its class (`multiplied` and `rounded` of `Operator`). An operand that is made
 is rounded right behind what makes it, in front of views, so that the rounding may join an epilogue. Where the reader
-takes operands of a narrow type (`Operator.takes_narrow`) it is a Cast, else a `RoundOperand`, from float to float. Other readers go on with
-the float: a residual would have to be widened again, by a launch as well. Where one tensor will do for all, for types
-of 16 bits in front of convolutions, they take what is rounded. A weight is rounded by `RoundWeight`, once. In fp8 it
-has a scale for each output channel, and what is made one for all of it, found in each run: nothing need be calibrated.
+takes operands of a narrow type (`Operator.takes_narrow`) it is a Cast, else a `RoundOperand`, from float to float.
+Other readers go on with the float: a residual would have to be widened again, by a launch as well. Where one tensor
+will do for all, for types of 16 bits in front of convolutions, they take what is rounded. A weight is rounded by
+`RoundWeight`, once. In fp8 it has a scale for each output channel, and what is made one for all of it, found in each
+run: nothing need be calibrated.
 
 Types decide here, and no shapes, so the pass runs before graphs are partitioned and before values are exposed to be
 looked at: numbers don't depend on who looks, and casts are looked at too.
@@ -13,7 +14,6 @@ looked at: numbers don't depend on who looks, and casts are looked at too.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,8 +92,7 @@ def _keep_order(graph: Graph) -> Graph:
 
 def _tell(operator: Operator, precision: str) -> Operator:
     """Return an operator with its attribute for a precision set, where it has one."""
-    is_told = operator.multiplied and any(each.name == _FIELD for each in dataclasses.fields(operator))
-    if is_told:
+    if operator.multiplied and hasattr(operator, _FIELD):
         name, attributes = describe(operator)
         return build(name, {**dict(attributes), _FIELD: precision})
     return operator
