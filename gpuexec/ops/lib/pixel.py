@@ -100,9 +100,9 @@ _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
 }
 # Floats below half, doubles and small signed integers are computed on the host, except for statistics, and
 # small integers that are quantised numbers. So are kernels with an epilogue: each operator is a blit of its own.
-_LEFT_OUT = re.compile(r"\b(bf16|double|i8|i16|Steps)\b")
+_LEFT_OUT = re.compile(r"\b(bf16|double|i8|i16|Steps|StepsTo)\b")
 _LEFT_OUT_IN = {
-    **dict.fromkeys(("conv.cu", "matmul.cu"), re.compile(r"\b(bf16|double|i16|Steps)\b")),
+    **dict.fromkeys(("conv.cu", "matmul.cu"), re.compile(r"\b(bf16|double|i16|Steps|StepsTo)\b")),
     "quantize.cu": re.compile(r"\bbf16\b"),
     "statistics.cu": re.compile(r"\bSteps\b"),
 }

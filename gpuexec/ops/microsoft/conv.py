@@ -10,6 +10,7 @@ from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN, activate, check_activation
 from gpuexec.ops.microsoft.channels import ChannelsFirst, ChannelsLast
 from gpuexec.ops.nn.conv import Conv
+from gpuexec.ops.nn.convolution import Convolution
 from gpuexec.ops.nn.pool import MaxPool
 
 
@@ -26,7 +27,7 @@ class _Convolution(Composite):
     strides: tuple[int, ...] = ()
 
     def _convolve(self, sketch: Sketch, x: Value | None, w: Value | None, bias: Value | None) -> Value:
-        attributes: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Conv)}
+        attributes: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(Convolution)}
         return sketch.add(Conv(**attributes), x, w, bias)
 
 
