@@ -63,9 +63,10 @@ class Model:
         graph, key = add_random_key(graph)
         if key is not None:
             memories = (*memories, make_memory(*key, dims, is_implicit=True))
-        # Edits and other precisions begin with the graph as it is without this precision.
-        self._source_graph = graph
-        self.precision, graph = precision, lower_precision(graph, precision)
+        lowered = lower_precision(graph, precision)
+        # The graph as it is without this precision, where that is another.
+        self._unlowered = None if lowered is graph else graph
+        self.precision, graph = precision, lowered
         self.info, self.graph, self.dims = info, graph, dict(dims)
         self.disabled_passes, self.memories = disabled_passes, tuple(memories)
         given, taken = {memory.input for memory in memories}, {memory.output for memory in memories}
@@ -87,6 +88,11 @@ class Model:
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ModelError(f"Constants share names: {', '.join(twice[:5])}.")
+
+    @property
+    def _source_graph(self) -> Graph:
+        """The graph that edits and other precisions begin with."""
+        return self.graph if self._unlowered is None else self._unlowered
 
     def bind_state(self, pairs: Mapping[str, str], *, capacity: int | Mapping[str, int] | None = None) -> Model:
         """Return this model with outputs bound to inputs as state: a run's output is the next run's input.

@@ -93,7 +93,8 @@ def declare_shapes(model: Model, shapes: Mapping[str, Sequence[Bound | None]] | 
     bound.dims = dims
     if renamed:
         bound.graph = _replace_values(model.graph, renamed)
-        bound._source_graph = _replace_values(model._source_graph, renamed)
+        if model._unlowered is not None:
+            bound._unlowered = _replace_values(model._unlowered, renamed)
         news = {value.name: value.declared for value in renamed.values()}
         bound.inputs = tuple(ModelPort(port.name, news.get(port.name) or port.spec) for port in model.inputs)
     return bound

@@ -117,7 +117,8 @@ def share_weights(models: Mapping[str, Model]) -> dict[str, Model]:
     first: Model | None = None
     for name, model in models.items():
         same = shared[name] = copy.copy(model)
-        same.graph, same._source_graph = _share(model.graph, known), _share(model._source_graph, known)
+        same.graph = _share(model.graph, known)
+        same._unlowered = None if model._unlowered is None else _share(model._unlowered, known)
         first = first or same
         same._slabs, same._lock = ({}, first._lock) if first is same else (first._slabs, first._lock)
     return shared
