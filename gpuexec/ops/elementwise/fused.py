@@ -167,6 +167,11 @@ class Fused(Operator):
         producer, steps, taken = self.parts.producer, self.parts.steps, self.split(inputs)
         made = producer.infer(*(None if slot is None else slot.spec for slot in taken))[0]
         is_same, is_cast = made.shape == y.shape, made.dtype != y.dtype
+        if is_cast and not y.is_contiguous:  # channels last
+            dense = emit.temp(y.shape, y.dtype)
+            self.lower(emit, inputs, (dense,))
+            emit.copy(y, dense)
+            return
         result = y if is_same and not is_cast else emit.temp(made.shape, made.dtype)
         epilogue = None
         if is_same and not emit.target.has_textures:
