@@ -39,9 +39,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text()
 SECTIONS = (
     "Sixty seconds", "Install", "Is my GPU used?", "What runs where, and why", "Results without waiting",
-    "Frames and budgets", "State", "Your stream, your memory", "Saved programs", "Programs in Python, models of models",
-    "Faults and times", "No GPU: the simulator", "Coming from", "What is there", "Your own operator",
-    "Numbers", "Limits",
+    "Frames and budgets", "Precision", "State", "Your stream, your memory", "Saved programs",
+    "Programs in Python, models of models", "Faults and times", "No GPU: the simulator", "Coming from",
+    "What is there", "Your own operator", "Numbers", "Limits",
 )  # fmt: skip
 STREAM = re.compile(r"^mine = None.*$", re.M)
 # What each section's blocks have to give, as expressions over the names they leave.
@@ -55,6 +55,7 @@ GIVES = {
         "np.array_equal(b.readback_and_clone(), logits)",
     ],
     "Frames and budgets": ["worker.schedule_progress == 1", "np.array_equal(worker.read_output(), logits)"],
+    "Precision": ["mixed.report().precision.startswith('bf16, but for ')", "losses.precision == 'bf16'"],
     "State": ["policy.memories", "decoding.backend_type is worker.backend_type", "before"],
     "Your stream, your memory": [
         "np.array_equal(a, logits)",

@@ -86,8 +86,10 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "IsInf/negative": {"detect_positive": 0},
     "IsInf/none": {"detect_positive": 0, "detect_negative": 0},
 }
-LABELS = sorted({row.name for row in ROWS} | set(ATTRIBUTES))
-ROW = {row.name: row for row in ROWS}
+# RoundOperand, which ONNX has not, is held to rounding by hand in `test_rounding`.
+STANDARD = tuple(row for row in ROWS if not row.domain)
+LABELS = sorted({row.name for row in STANDARD} | set(ATTRIBUTES))
+ROW = {row.name: row for row in STANDARD}
 
 
 def values(dtype: np.dtype[Any]) -> Array:
@@ -194,14 +196,14 @@ def test_strided_input_gives_the_bits_of_a_dense_one(name: str) -> None:
 def test_output_may_be_the_input(row: Any) -> None:
     for dtype in row.dtypes:
         x = np.resize(values(dtype), 20000)
-        op = build(row.name, {})
+        op = build(row.operator_name, {})
         first = op.compute(x.copy())[0]
         again = op.compute(x, out=(x,))[0]
         assert again is x and first is not None
         np.testing.assert_array_equal(x.view(f"u{dtype.itemsize}"), first.view(f"u{dtype.itemsize}"))
 
 
-@pytest.mark.parametrize("row", [*ROWS, *BINARY_ROWS], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*STANDARD, *BINARY_ROWS], ids=lambda row: row.name)
 def test_dtypes_and_attributes_are_those_of_the_standard(row: Any) -> None:
     schema = onnx.defs.get_schema(row.name)
     (constraint,) = [c for c in schema.type_constraints if c.type_param_str == schema.inputs[0].type_str]
