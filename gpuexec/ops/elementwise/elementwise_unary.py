@@ -241,7 +241,7 @@ ROWS = (
     # Operands of products in a lower precision (`gpuexec.passes.lower_precision`); no file has it.
     Row(
         "RoundOperand",
-        (np.dtype(np.float32),),
+        (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16),
         {
             "fp16": Form(_round_to("fp16"), "RoundToHalf"),
             "bf16": Form(_round_to("bf16"), "RoundToBfloat16"),
