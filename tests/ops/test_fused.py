@@ -432,7 +432,7 @@ def test_lists_are_those_of_the_kernels() -> None:
 def test_activations_of_one_float_are_steps() -> None:
     """Operators left out have tables or loops of their own on a device, or don't give a float."""
     trigonometric = {"Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh"}
-    floats = {row.name for row in ROWS if row.result is None and FLOAT in row.dtypes}
+    floats = {row.operator_name for row in ROWS if row.result is None and FLOAT in row.dtypes}
     assert floats - UNARY_OPERATORS == trigonometric | {"Shrink"}
 
 
