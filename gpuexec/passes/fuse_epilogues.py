@@ -170,7 +170,7 @@ class _Fusing:
 
     def _infer(self) -> dict[Value, TensorSpec]:
         if self._known is None:
-            self._known = _infer_known(self._graph, self._inputs)
+            self._known = infer_known(self._graph, self._inputs)
         return self._known
 
     def _read_number(self, given: Value | None, rank: int | None) -> str | None:
