@@ -158,8 +158,7 @@ class _AttentionSearch:
         node = self._producers.get(value)
         if node is None or depth > _MAX_STEPS:
             return None
-        name = node.operator.name
-        if name in _PRODUCTS:
+        if _is_product(node):
             return _Scores(node, [], [])
         for source, step, operands in self._list_steps(node):
             found = self._climb(source, depth + 1)
@@ -168,7 +167,8 @@ class _AttentionSearch:
                 if step:
                     found.steps.append((step, operands))
                 else:
-                    found.reason = found.reason or f"{name} {node.name!r} stands between the product and the softmax"
+                    label = f"{node.operator.name} {node.name!r}"
+                    found.reason = found.reason or f"{label} stands between the product and the softmax"
                 return found
         return None
 
@@ -194,7 +194,7 @@ class _AttentionSearch:
         value, reason, is_guarded = weights, "", False
         for _ in range(_MAX_STEPS):
             readers = self._consumers.get(value, [])
-            products = [node for node in readers if node.operator.name in _PRODUCTS]
+            products = [node for node in readers if _is_product(node)]
             if products:
                 product = products[0]
                 if product.operator.name == MatMul.name and product.inputs[0] is not value:
@@ -446,3 +446,9 @@ def _split_equation(node: Node) -> tuple[tuple[str, str], str] | None:
     if any(len(set(term)) != len(term) for term in (*terms, out)):
         return None
     return (terms[0], terms[1]), out
+
+
+def _is_product(node: Node) -> bool:
+    """Return whether a node is a product of matrices that may add in any order and round nothing."""
+    operator = node.operator
+    return operator.name in _PRODUCTS and not (isinstance(operator, MatMul) and operator.precision)

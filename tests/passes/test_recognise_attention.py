@@ -13,6 +13,7 @@ from onnx import parser
 import gpuexec as gx
 from gpuexec.ir.graphs import Array, Graph
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.linalg.matmul import MatMul
 from gpuexec.ops.nn.dot_product_attention import ScaledDotProductAttention
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
 from gpuexec.passes.recognise_attention import explain_softmaxes, recognise_attention
@@ -232,6 +233,19 @@ def test_attention_of_an_exporter_is_one_node(form: str) -> None:
     assert replace(found, scale=1.0) == ScaledDotProductAttention(**{**expected, "scale": 1.0})
     assert found.scale == pytest.approx(expected.get("scale", 1.0), rel=1e-6)
     check_computed(graph, after, rtol=1e-6, **feeds)
+
+
+@pytest.mark.parametrize("precision", ["reference", "fp16"])
+def test_products_of_a_precision_stay(precision: str) -> None:
+    """They keep the order of their sums, or round their operands."""
+    graph, feeds, _ = of_form(next(iter(FORMS)))
+    nodes = [
+        replace(node, operator=replace(node.operator, precision=precision))
+        if isinstance(node.operator, MatMul)
+        else node
+        for node in graph.nodes
+    ]
+    assert "Softmax" in operators(recognise(replace(graph, nodes=tuple(nodes)), feeds))
 
 
 @pytest.mark.parametrize("form", FORMS)
