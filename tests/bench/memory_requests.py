@@ -69,10 +69,13 @@ CASES: tuple[CountedCase, ...] = (
 )
 
 
+NUMBERS: Sequence[int] = range(len(CASES))  # of the cases to run
+
+
 def measure_requests() -> list[Figures]:
     """Run each case in each mode, in a process of its own, so that its memory is its own."""
     figures = Figures("What kernels ask of memory, and what counting it takes", _COLUMNS)
-    for number in range(len(CASES)):
+    for number in NUMBERS:
         runs = {mode: _run_apart(number, mode) for mode in MODES}
         counted = runs["count"]
         figures.add(

@@ -82,6 +82,7 @@ def test_tables_are_printed_and_written(
     monkeypatch.setattr(overlap, "COMMAND_MS", 1.0)
     monkeypatch.setattr(arenas, "SEEDS", range(1, 2))
     monkeypatch.setattr(weights, "SIDE", 64)
+    monkeypatch.setattr(memory_requests, "NUMBERS", (12,))
     monkeypatch.delenv("GPUEXEC_MODELS", raising=False)
     file = tmp_path / "figures.json"
     assert run.main(["--model", "chain", "lstm", "--repeat", "2", "--json", str(file)]) == 0
@@ -89,7 +90,8 @@ def test_tables_are_printed_and_written(
     written = json.loads(file.read_text())
     assert {row["model"] for row in written["figures"][0]["rows"]} == {"chain", "lstm"}
     benches = [each["bench"] for each in written["figures"]]
-    assert benches == ["models", "overlap", "schedule", "schedule", "budget", "decode", "arenas", "arenas", "weights"]
+    expected = ["models", "overlap", "schedule", "schedule", "budget", "decode", "arenas", "arenas", "weights"]
+    assert benches == [*expected, "requests"]
     assert "Not measured: GPUEXEC_MODELS" in printed
     assert "load average" in printed
 

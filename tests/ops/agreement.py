@@ -35,8 +35,13 @@ FREE = {
     "STFT": "a fast transform and a sum differ in the products with 0 that they leave out",
     "Det": "elimination divides by whatever pivot comes first",
 }
-# Operators whose weights, input 1, some kernels multiply by the zeros of the padding: so where one is infinite or NaN.
-PADDED = ("Conv", "ConvTranspose", "gpuexec.FusedConv", "gpuexec.FusedConvTranspose")
+# Operators whose weights, at these inputs, some kernels multiply by the zeros of the padding: so where one is infinite
+# or NaN.
+PADDED = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "gpuexec.FusedConv", "gpuexec.FusedConvTranspose"), (1,)),
+    **dict.fromkeys(("gpuexec.NarrowConv", "gpuexec.NarrowConvTranspose"), (1, 3)),  # weights and scales
+    **dict.fromkeys(("gpuexec.FusedNarrowConv", "gpuexec.FusedNarrowConvTranspose"), (1, 3)),
+}
 
 
 def check_agreement(op: Operator, inputs: Inputs, devices: Sequence[str]) -> None:
@@ -124,7 +129,7 @@ def check_devices(
             if device == "cpu":
                 np.testing.assert_array_equal(to_bits(got), to_bits(y), err_msg=label)
                 continue
-            if op.name in FREE or (op.name in PADDED and not _is_finite(inputs[1])):
+            if op.name in FREE or not all(map(_is_finite, _list_weights(op, inputs))):
                 assert np.isfinite(y[np.isfinite(got)]).all(), f"{label} is finite where {op.name} is not"
                 got, y = (np.where(np.isfinite(got), each, each.dtype.type(0)) for each in (got, y))
             with np.errstate(all="ignore"):
@@ -171,6 +176,11 @@ def _run(device: str, case: Case, op: Operator, inputs: Inputs, known: set[int])
             if error.index in known:
                 raise
             known = known | {error.index}
+
+
+def _list_weights(op: Operator, inputs: Inputs) -> list[Array | None]:
+    """Return what padding is multiplied by."""
+    return [inputs[index] for index in PADDED.get(op.name, ()) if index < len(inputs)]
 
 
 def _is_finite(x: Array | None) -> bool:

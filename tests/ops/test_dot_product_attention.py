@@ -153,11 +153,11 @@ def test_groups_are_read_where_they_are() -> None:
 @pytest.mark.parametrize(
     ("attributes", "operands", "message"),
     [
-        ({"steps": ("Add",)}, (), "expects steps"),
-        ({"steps": ("Exp",)}, (), "expects steps"),
+        ({"score_steps": ("Add",)}, (), "expects steps"),
+        ({"score_steps": ("Exp",)}, (), "expects steps"),
         ({}, (draw(7),), "expects steps"),
-        ({"steps": ("Where",)}, (draw(7), number(0)), "a mask"),
-        ({"steps": ("Add",)}, (draw(7).astype(np.float64),), "the operand of Add"),
+        ({"score_steps": ("Where",)}, (draw(7), number(0)), "a mask"),
+        ({"score_steps": ("Add",)}, (draw(7).astype(np.float64),), "the operand of Add"),
     ],
 )
 def test_operands_that_do_not_fit_are_refused(attributes: Any, operands: Sequence[Array], message: str) -> None:

@@ -162,6 +162,25 @@ NARROW_FORMS = [
 ]
 NARROW_FORMS.append(narrow_form("along_inner", "MatMul", INT8, (70, 9), (9, 6), 0))
 
+# Results that are stored narrower than they are made, by each kernel that can.
+CASTS = [
+    fused(
+        f"{name}_{label}_to_{stored.name}",
+        name,
+        tuple(numbers(FLOAT, *shape) for shape in shapes),
+        (("Cast", (("to", dtype_row(stored).code),), (VALUE,)),),
+        **attributes,
+    )
+    for stored in (HALF, BFLOAT16)
+    for label, name, shapes, attributes in (
+        *((f"{rows}_rows", "Gemm", ((rows, 64), (64, 44)), {}) for rows in (1, 2, 3, 8)),
+        *((f"{rows}_rows_along_k", "Gemm", ((rows, 64), (44, 64)), {"transB": 1}) for rows in (1, 2, 3, 8)),
+        ("small_tiles", "MatMul", ((70, 9), (9, 66)), {}),
+        ("large_tiles", "MatMul", ((1280, 1), (1, 1024)), {}),
+        ("rows", "LayerNormalization", ((6, 9), (9,), (9,)), {}),
+    )
+]
+
 PLAIN = ("Conv", "Depthwise", "ConvTranspose", "Gemm", "MatMul", "Einsum", "BatchNormalization")
 PLAIN += ("InstanceNormalization", "GroupNormalization", "LayerNormalization", "RMSNormalization")
 SAME = {dtype: numbers(dtype, 2, 6, 5, 4) for dtype in DTYPES}
@@ -178,6 +197,7 @@ CASES = [
     *(narrow_of(name, *pair, (RELU,)) for name in ("Conv", "Depthwise", "ConvTranspose", "MatMul") for pair in PAIRS),
     narrow_of("Gemm", FLOAT, INT8, (RELU,)),
     *NARROW_FORMS,
+    *CASTS,
     case_of("Gemm", FLOAT, (("Mul", (), (VALUE, VALUE)),), "squared"),
     case_of("gpuexec.ScaledDotProductAttention", FLOAT, (RELU,), "attention"),
     case_of("Conv", FLOAT, (CLIP,), "clip"),

@@ -32,6 +32,15 @@ _GRID = re.compile(r"grid .* is outside 1 to")
 NARROW = {
     "gpuexec.NarrowConvTranspose": "channels of the input, or strides over those of the weight",
 }
+_BYTES = "rows, columns or the inner extent of a product of bytes, or of what is packed for it"
+NARROW |= dict.fromkeys(
+    (
+        *("ConvInteger", "MatMulInteger", "QLinearConv", "com.microsoft.DynamicQuantizeLSTM"),
+        *("com.microsoft.DynamicQuantizeMatMul", "com.microsoft.MatMulIntegerToFloat", "com.microsoft.QAttention"),
+        *("com.microsoft.QGemm", "com.microsoft.QOrderedAttention", "com.microsoft.QOrderedMatMul"),
+    ),
+    _BYTES,
+)
 Shapes = dict[int, tuple[int, ...]]
 
 

@@ -47,6 +47,14 @@ def cases() -> list[Case]:
     x = np.concatenate([ODD, np.random.default_rng(0).standard_normal(501).astype(np.float32)])
     w = np.random.default_rng(1).standard_normal((33, 50)).astype(np.float32)
     made = [Case(f"operand-{to}", "RoundOperand", (x,), {"to": to}, expected=(round_to(x, to),)) for to in SINGLE]
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        narrow = x.astype(dtype)
+        with np.errstate(over="ignore"):
+            expected = {to: round_to(narrow.astype(np.float32), to).astype(dtype) for to in SINGLE}
+        made += [
+            Case(f"operand-{to}-{np.dtype(dtype)}", "RoundOperand", (narrow,), {"to": to}, expected=(expected[to],))
+            for to in SINGLE
+        ]
     for to in SINGLE:
         for stored in {0, int(to in STORED)}:
             dtype = dtype_row(STORED[to]).numpy if stored else np.dtype(np.float32)

@@ -97,7 +97,7 @@ FORMS: dict[str, Form] = {
         FLAT + BIAS,
         FLAT_OUT,
         lambda: rows(m=PADDED),
-        {"scale": 0.5, "steps": ("Add",), "perm": (0, 2, 1, 3)},
+        {"scale": 0.5, "score_steps": ("Add",), "perm": (0, 2, 1, 3)},
     ),
     "scaled_dot_product_attention by TorchScript": (
         f"unit = Constant <value_float = 1.0> () {split('q')} {split('k', '0, 2, 3, 1')} {split('v')} {scale_of('q')} "
@@ -106,7 +106,7 @@ FORMS: dict[str, Form] = {
         FLAT + BIAS,
         FLAT_OUT,
         lambda: rows(m=PADDED),
-        {"steps": ("Mul", "Mul", "Add"), "perm": (0, 2, 1, 3)},
+        {"score_steps": ("Mul", "Mul", "Add"), "perm": (0, 2, 1, 3)},
     ),
     "scaled_dot_product_attention by dynamo, guarded": (
         f"infinite = Constant <value_float = -inf> () b = Where (m, zero, infinite) a = Mul (q, root) {KT} "
@@ -114,7 +114,7 @@ FORMS: dict[str, Form] = {
         HEADED + CHOICE,
         "",
         lambda: heads(m=SEEN & (np.arange(ROWS) != 1)[:, None]),
-        {"scale": 0.5, "steps": ("Add",), "is_guarded": 1},
+        {"scale": 0.5, "score_steps": ("Add",), "is_guarded": 1},
     ),
     "factor of K before its transposition": (
         f"a = Mul (half, k) t = Transpose <perm = [0, 1, 3, 2]> (a) s = MatMul (q, t) {MIX % 's'}",
@@ -128,21 +128,21 @@ FORMS: dict[str, Form] = {
         f"{HEADED}{CHOICE}, float[b, 1, 1, k] n",
         "",
         lambda: heads(m=SEEN, n=PADDED),
-        {"scale": 0.5, "steps": ("Where", "Add")},
+        {"scale": 0.5, "score_steps": ("Where", "Add")},
     ),
     "masked_fill": (
         f"{KT} s = MatMul (q, t) d = Mul (s, half) n = Not (m) c = Where (n, big, d) {MIX % 'c'}",
         HEADED + CHOICE,
         "",
         lambda: heads(m=SEEN),
-        {"scale": 0.5, "steps": ("Fill",)},
+        {"scale": 0.5, "score_steps": ("Fill",)},
     ),
     "masked rows that give NaN": (
         f"infinite = Constant <value_float = -inf> () {KT} s = MatMul (q, t) c = Where (m, s, infinite) {MIX % 'c'}",
         HEADED + CHOICE,
         "",
         lambda: heads(m=SEEN & (np.arange(ROWS) != 1)[:, None]),
-        {"steps": ("Where",)},
+        {"score_steps": ("Where",)},
     ),
     "causal by Trilu of ones": (
         "shape = Shape (q) r = Slice (shape, two_i, three_i) shape_k = Shape (k) c = Slice (shape_k, two_i, three_i) "
@@ -156,7 +156,7 @@ FORMS: dict[str, Form] = {
         HEADED,
         "",
         heads,
-        {"scale": 0.5, "steps": ("Add",)},
+        {"scale": 0.5, "score_steps": ("Add",)},
     ),
     "bmm, of nn.MultiheadAttention": (
         "d = Mul (half, q) t = Transpose <perm = [0, 2, 1]> (k) s = MatMul (d, t) p = Softmax <axis = -1> (s) "
@@ -186,35 +186,35 @@ FORMS: dict[str, Form] = {
         HEADED + BIAS,
         "",
         lambda: heads(m=PADDED),
-        {"scale": 1 / 3, "steps": ("Tanh", "Mul", "Add")},
+        {"scale": 1 / 3, "score_steps": ("Tanh", "Mul", "Add")},
     ),
     "biases, of T5": (
         f"{KT} s = MatMul (q, t) a = Add (m, s) {MIX % 'a'}",
         f"{HEADED}, float[1, {HEADS}, q, k] m",
         "",
         lambda: heads(m=draw(1, HEADS, ROWS, KEYS)),
-        {"steps": ("Add",)},
+        {"score_steps": ("Add",)},
     ),
     "two biases, of Swin": (
         f"{KT} s = MatMul (q, t) a = Add (s, m) c = Add (a, n) {MIX % 'c'}",
         f"{HEADED}, float[1, {HEADS}, q, k] m, float[b, 1, q, k] n",
         "",
         lambda: heads(m=draw(1, HEADS, ROWS, KEYS), n=draw(BATCH, 1, ROWS, KEYS)),
-        {"steps": ("Add", "Add")},
+        {"score_steps": ("Add", "Add")},
     ),
     "scaled behind a bias": (
         f"{KT} s = MatMul (q, t) a = Add (s, m) d = Mul (a, half) {MIX % 'd'}",
         HEADED + BIAS,
         "",
         lambda: heads(m=np.where(PADDED < 0, -50, PADDED).astype(np.float32)),
-        {"steps": ("Add", "Mul")},
+        {"score_steps": ("Add", "Mul")},
     ),
     "a mask that stretches the batch": (
         f"{KT} s = MatMul (q, t) a = Add (s, m) {MIX % 'a'}",
         f"float[1, {HEADS}, q, {DEPTH}] q, float[1, {HEADS}, k, {DEPTH}] k, float[1, {HEADS}, k, {COLUMNS}] v{BIAS}",
         "",
         lambda: {name: array[:1] for name, array in heads().items()} | {"m": draw(BATCH, 1, 1, KEYS)},
-        {"steps": ("Add",)},
+        {"score_steps": ("Add",)},
     ),
 }
 

@@ -366,7 +366,8 @@ def _is_fused_faster(emit: Emitter, heads: AttentionOperands) -> bool:
     The fused one saves two launches and the way of the scores through memory; its loop multiplies at half the rate of
     products by tiles, and its blocks, which walk all keys, are few.
     """
-    if heads.q.dtype.itemsize > 4:
+    # The keys of one query are those of a cache, which grow: the same kernels are to serve every length.
+    if heads.q.dtype.itemsize > 4 or heads.q.shape[2] == 1:
         return False
     gpu = find_gpu(emit.target.architecture)
     (batch, count, queries, depth), (_, of_keys, keys, values) = heads.q.shape, heads.v.shape

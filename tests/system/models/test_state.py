@@ -151,8 +151,8 @@ def test_greedy_decoding_equals_the_cache_passed_by_hand(device: str, steps: int
             np.testing.assert_array_equal(next_tokens, expected, f"step {step}")
             length, tokens = length + tokens.shape[1], expected
         report = worker.report()
-        # One for the prompt, one for all lengths that follow.
-        assert report.plans == 2
+        # One for the prompt, one for all lengths that follow; or one for both.
+        assert report.plans <= 2
         assert (report.host_calls, report.host_reads, report.host_syncs) == ((), (), ())
         assert list_cache_writes(worker.plans[0]) == [(1, decoder.heads, 1, decoder.width)] * len(PAIRS)
         if not decoder.scales_keys:
