@@ -109,7 +109,7 @@ def test_what_has_an_epilogue_says_so() -> None:
     for name in stated:
         found = find_operator(fused_name(name))
         assert found is not None and issubclass(found, Fused)
-        assert found.keeps_dtype == CLASSES[name].keeps_dtype
+        assert not found.keeps_dtype, "a Cast may be its last step"
     launching = {name for name, cls in CLASSES.items() if is_finishable(name, cls)}
     assert launching == stated
 

@@ -42,6 +42,7 @@ LARGE = 128 * 340  # windows of as many large tiles as are two on each multiproc
 
 RELU = ("Relu", (), (VALUE,))
 CLIP = ("Clip", (), (VALUE, "-0.5", "0.75"))
+TO_HALF = ("Cast", (("to", dtype_row(HALF).code),), (VALUE,))
 HALVED = ("Mul", (), ("0.5", VALUE))
 Steps = tuple[Any, ...]
 
@@ -200,6 +201,9 @@ CASES = [
     *CASTS,
     case_of("Gemm", FLOAT, (("Mul", (), (VALUE, VALUE)),), "squared"),
     case_of("gpuexec.ScaledDotProductAttention", FLOAT, (RELU,), "attention"),
+    *(case_of(name, FLOAT, (TO_HALF,), "to_half") for name in (*PLAIN, "gpuexec.ScaledDotProductAttention")),
+    *(narrow_of(name, FLOAT, INT8, (TO_HALF,)) for name in ("Conv", "ConvTranspose", "MatMul", "Gemm")),
+    fused("shared_to_half", "com.microsoft.FusedMatMul", (numbers(FLOAT, 5, 9), numbers(FLOAT, 9, 6)), (TO_HALF,)),
     case_of("Conv", FLOAT, (CLIP,), "clip"),
     case_of("Conv", FLOAT, (("Clip", (), (VALUE, None, "0.25")),), "only_high"),
     case_of("Conv", FLOAT, (("PRelu", (), (VALUE, PER_CHANNEL)),), "per_channel"),

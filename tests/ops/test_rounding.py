@@ -48,8 +48,8 @@ def cases() -> list[Case]:
     w = np.random.default_rng(1).standard_normal((33, 50)).astype(np.float32)
     made = [Case(f"operand-{to}", "RoundOperand", (x,), {"to": to}, expected=(round_to(x, to),)) for to in SINGLE]
     for dtype in (np.float16, ml_dtypes.bfloat16):
-        narrow = x.astype(dtype)
         with np.errstate(over="ignore"):
+            narrow = x.astype(dtype)
             expected = {to: round_to(narrow.astype(np.float32), to).astype(dtype) for to in SINGLE}
         made += [
             Case(f"operand-{to}-{np.dtype(dtype)}", "RoundOperand", (narrow,), {"to": to}, expected=(expected[to],))

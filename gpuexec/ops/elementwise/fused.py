@@ -242,7 +242,7 @@ def _make(producer: type[Operator]) -> None:
         "of": producer,
         "tolerance": producer.tolerance,
         "uses_all_cores": producer.uses_all_cores,
-        "keeps_dtype": producer.keeps_dtype,
+        "keeps_dtype": False,  # a Cast may be the last step
         "has_blits": producer.has_blits,
         "format_use": producer.format_use,
     }
