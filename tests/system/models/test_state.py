@@ -151,10 +151,11 @@ def test_greedy_decoding_equals_the_cache_passed_by_hand(device: str, steps: int
             np.testing.assert_array_equal(next_tokens, expected, f"step {step}")
             length, tokens = length + tokens.shape[1], expected
         report = worker.report()
-        # One for the prompt, one for all lengths that follow; or one for both.
-        assert report.plans <= 2
+        # One for the prompt, one for all lengths that follow; of GPT-2 on the CPU, which has no kernels to choose, one.
+        is_shared = device == "cpu" and decoder.model.startswith("gpt2")
+        assert report.plans == (1 if is_shared else 2)
         assert (report.host_calls, report.host_reads, report.host_syncs) == ((), (), ())
-        rows = 1 if report.plans == 2 else 7  # of a step, or of the prompt where its plan serves all
+        rows = 7 if is_shared else 1  # of the prompt, or of a step
         assert list_cache_writes(worker.plans[0]) == [(1, decoder.heads, rows, decoder.width)] * len(PAIRS)
         if not decoder.scales_keys:
             # Attention reads the caches where they are: nothing writes as much as one holds.
