@@ -204,6 +204,8 @@ CASES = [
     *(case_of(name, FLOAT, (TO_HALF,), "to_half") for name in (*PLAIN, "gpuexec.ScaledDotProductAttention")),
     *(narrow_of(name, FLOAT, INT8, (TO_HALF,)) for name in ("Conv", "ConvTranspose", "MatMul", "Gemm")),
     fused("shared_to_half", "com.microsoft.FusedMatMul", (numbers(FLOAT, 5, 9), numbers(FLOAT, 9, 6)), (TO_HALF,)),
+    case_of("MatMul", HALF, (TO_HALF,), "to_its_own"),
+    case_of("Conv", HALF, (RELU, TO_HALF), "to_its_own"),
     case_of("Conv", FLOAT, (CLIP,), "clip"),
     case_of("Conv", FLOAT, (("Clip", (), (VALUE, None, "0.25")),), "only_high"),
     case_of("Conv", FLOAT, (("PRelu", (), (VALUE, PER_CHANNEL)),), "per_channel"),
@@ -469,6 +471,7 @@ def test_every_producer_has_its_operator() -> None:
     ("steps", "message"),
     [
         ((), "expects steps"),
+        ((TO_HALF, RELU), "expects a Cast as its last step alone"),
         ((("Add", (), (VALUE, 2)),), "broadcast"),
         ((("Celu", (("beta", 1.0),), (VALUE,)),), "beta"),
     ],

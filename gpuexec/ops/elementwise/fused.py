@@ -121,6 +121,8 @@ class Fused(Operator):
         """
         if not self.steps:
             raise InputError(f"{self.name} expects steps, got none.")
+        if any(isinstance(step.operator, Cast) for step in self.parts.steps[:-1]):
+            raise InputError(f"{self.name} expects a Cast as its last step alone, got one before others.")
         made = value = self.parts.producer.infer(*self.split(inputs))[0]
         for step in self.parts.steps:
             (value,) = step.operator.infer(*step.pick(value, made, inputs, TensorSpec.of))
@@ -167,6 +169,8 @@ class Fused(Operator):
         producer, steps, taken = self.parts.producer, self.parts.steps, self.split(inputs)
         made = producer.infer(*(None if slot is None else slot.spec for slot in taken))[0]
         is_same, is_cast = made.shape == y.shape, made.dtype != y.dtype
+        if isinstance(steps[-1].operator, Cast):  # what is stored as, or nothing where types are one
+            steps = steps[:-1]
         if is_cast and not y.is_contiguous:  # channels last
             dense = emit.temp(y.shape, y.dtype)
             self.lower(emit, inputs, (dense,))
@@ -175,7 +179,7 @@ class Fused(Operator):
         result = y if is_same and not is_cast else emit.temp(made.shape, made.dtype)
         epilogue = None
         if is_same and not emit.target.has_textures:
-            epilogue = make_epilogue(steps[:-1] if is_cast else steps, inputs, result)
+            epilogue = make_epilogue(steps, inputs, result)
         if not emit.choose(epilogue is not None):
             epilogue = None
         needs_scratch = emit.target.has_textures or self.parts.last_use >= 0
