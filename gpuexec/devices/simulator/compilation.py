@@ -86,7 +86,7 @@ def build_file(
     """
     compiler = find_compiler()
     folder = kernels_dir() / "simulator"
-    flags = compiler.flags(KERNEL_FLAGS)
+    flags = compiler.flags((*KERNEL_FLAGS, *compiler.mode_flags(mode)))
     includes = (f"-I{folder / 'include'}", "-include", str(folder / "cuda.h"))
     names = tuple(dict.fromkeys(expressions))
     stripped = strip_comments(flatten(path))
@@ -100,12 +100,12 @@ def build_file(
             return
         # The sanitizers are flags of the compile alone: linked with them, the object would ask for their libraries.
         compiled = output.with_suffix(".o")
-        compiler.build(path.name, [source], compiled, (*flags, *compiler.mode_flags(mode), *includes, "-c"))
+        compiler.build(path.name, [source], compiled, (*flags, *includes, "-c"))
         wrapped = [f"-Wl,--wrap={name}" for name in list_wrapped()] if mode == "count" else []
         hooks = [folder / name for name in _HOOKS[mode] if name.endswith(".cpp")]
-        compiler.build(path.name, hooks, output, (*flags, *wrapped), [compiled])
+        compiler.build(path.name, hooks, output, (*compiler.flags(KERNEL_FLAGS), *wrapped), [compiled])
 
-    key = make_key(text, _hash_headers(mode), (*flags, *compiler.mode_flags(mode)), compiler.version)
+    key = make_key(text, _hash_headers(mode), flags, compiler.version)
     found = (cache or default_cache()).get(key, build)
     return BuiltObject(path.name, found, names, find_launch_bounds(stripped), mode, find_waiting_kernels(path))
 

@@ -22,11 +22,15 @@ _COMMON = (
 # Guards of static variables would cost an atomic read at each use of a __shared__ variable.
 KERNEL_FLAGS = ("-O1", "-fno-threadsafe-statics")
 RUNTIME_FLAGS = ("-O2",)
-# Check mode: a call before each access, checks of alignment and of constant extents, and line numbers (in the form of
-# DWARF that addr2line of binutils 2.40 reads right).
+# Loops over a thread's own elements become vectors, each lane with the same operations in the same order. Kernels run
+# twice as fast for a tenth more of the compiler's time. In the other modes every access is a call of its own.
+PLAIN_FLAGS = ("-ftree-vectorize", "-fpeel-loops", "-funroll-loops")
+# Line numbers, in the form of DWARF that addr2line of binutils 2.40 reads right, without the places of variables, which
+# nobody asks for.
+_LINE_FLAGS = ("-g1", "-gdwarf-4", "-fno-var-tracking")
+# Check mode: a call before each access, and checks of alignment and of constant extents.
 CHECK_FLAGS = (
-    "-g1",
-    "-gdwarf-4",
+    *_LINE_FLAGS,
     "-fsanitize=thread,alignment,bounds",
     "-fsanitize-recover=alignment,bounds",
     "-DGPUEXEC_CHECK=1",
@@ -34,12 +38,12 @@ CHECK_FLAGS = (
 # Count mode: the same calls, and copies of vectors stay one access (of g++; clang++ takes them apart all the same).
 # Functions of libm that are counted are called, not made an instruction of the host's.
 COUNT_FLAGS = (
-    *("-g1", "-gdwarf-4", "-fsanitize=thread", "-fno-tree-sra", "-DGPUEXEC_CHECK=1", "-DGPUEXEC_COUNT=1"),
+    *(*_LINE_FLAGS, "-fsanitize=thread", "-fno-tree-sra", "-DGPUEXEC_CHECK=1", "-DGPUEXEC_COUNT=1"),
     *("-fno-builtin-fmaf", "-fno-builtin-fma", "-fno-builtin-sqrtf", "-fno-optimize-sibling-calls"),
 )
 Mode = Literal["plain", "check", "count"]
-_MODE_FLAGS: dict[Mode, tuple[str, ...]] = {"plain": (), "check": CHECK_FLAGS, "count": COUNT_FLAGS}
-_GNU_FLAGS = ("-fno-tree-sra",)
+_MODE_FLAGS: dict[Mode, tuple[str, ...]] = {"plain": PLAIN_FLAGS, "check": CHECK_FLAGS, "count": COUNT_FLAGS}
+_GNU_FLAGS = ("-fno-tree-sra", "-fno-var-tracking", "-fpeel-loops")
 # Instructions in place of library calls: conversions of half, and fmaf. Both ways give the same bits.
 _EXTENSIONS = {"f16c": "-mf16c", "fma": "-mfma"}
 _WITHOUT = {"-mfma": "-mno-fma"}  # in count mode
