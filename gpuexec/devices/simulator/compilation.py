@@ -102,8 +102,8 @@ def build_file(
         compiled = output.with_suffix(".o")
         compiler.build(path.name, [source], compiled, (*flags, *includes, "-c"))
         wrapped = [f"-Wl,--wrap={name}" for name in list_wrapped()] if mode == "count" else []
-        hooks = [folder / name for name in _HOOKS[mode] if name.endswith(".cpp")]
-        compiler.build(path.name, hooks, output, (*compiler.flags(KERNEL_FLAGS), *wrapped), [compiled])
+        linked = [compiled, *_build_hooks(mode, cache or default_cache())]
+        compiler.build(path.name, [], output, (*compiler.flags(KERNEL_FLAGS), *wrapped), linked)
 
     key = make_key(text, _hash_headers(mode), flags, compiler.version)
     found = (cache or default_cache()).get(key, build)
@@ -123,6 +123,18 @@ def build_files(
     finally:
         # On an interrupt, running compilers are not waited for, and no more are started.
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _build_hooks(mode: Mode, cache: ObjectCache) -> list[Path]:
+    """Build what every kernel file of a mode is linked with, as objects that the linker takes by their content."""
+    compiler, folder = find_compiler(), kernels_dir() / "simulator"
+    flags = (*compiler.flags(KERNEL_FLAGS), "-c")
+
+    def build(name: str) -> Path:
+        key = make_key("hooks", name, _hash(sorted(folder.glob("*.*"))), flags, compiler.version)
+        return cache.get(key, lambda output: compiler.build(name, [folder / name], output, flags))
+
+    return [build(name) for name in _HOOKS[mode] if name.endswith(".cpp")]
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import pytest
 from cuda.bindings import driver as bindings
 
 from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.simulator import compilation
 from gpuexec.errors import DeviceLostError, GpuexecError, OutOfMemoryError
 from gpuexec.ir.command import LaunchConfig
 from tests.devices.cupy_standin.graphs import GraphCalls
@@ -264,6 +265,11 @@ class Standin:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, standin: Standin) -> None:
-    """Let ``import cupy`` and ``from cuda.bindings import driver`` give the stand-in."""
+    """Let ``import cupy`` and ``from cuda.bindings import driver`` give the stand-in.
+
+    A test may have a cache of its own for what NVRTC would compile; the simulator below keeps the one it has now.
+    """
+    cache = compilation.default_cache()
+    monkeypatch.setattr(compilation, "default_cache", lambda: cache)
     monkeypatch.setitem(sys.modules, "cupy", standin.cupy)
     monkeypatch.setattr(cuda.bindings, "driver", standin.driver)
