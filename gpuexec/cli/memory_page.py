@@ -183,7 +183,8 @@ svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColo
 .peak { fill: #c222; } svg .label { fill: #000; pointer-events: none; }
 .roof { fill: none; stroke: currentColor; stroke-width: 2; }
 .command { fill: #888a; stroke: #0006; } .command:hover { stroke: currentColor; stroke-width: 2; }
-.issue { fill: #26ca; } .shared { fill: #a2ca; } .l2 { fill: #2a8a; } .dram { fill: #c22a; } .latency { fill: #c82a; }
+.issue { fill: #26ca; } .tensor { fill: #62ca; }
+.shared { fill: #a2ca; } .l2 { fill: #2a8a; } .dram { fill: #c22a; } .latency { fill: #c82a; }
 .about { font-family: ui-monospace, monospace; min-height: 1.3em; }
 """
 # Free of XML markup.

@@ -89,7 +89,8 @@ def draw_roofline(prediction: PlanPrediction) -> str:
     """
     drawn = [row for row in prediction.commands if row.flops and row.nbytes and row.predicted_us]
     gpu = prediction.gpu
-    roof = 2 * gpu.multiprocessors * gpu.fp32_lanes * gpu.clock_hertz
+    is_on_matrices = any(row.bounds.tensor for row in drawn)
+    roof, units = (gpu.matrix_rate, "halves on tensor cores") if is_on_matrices else (gpu.float_rate, "float32")
     scale = _RooflineScale(roof)
     whole = sum(row.predicted_us for row in prediction.commands) or 1.0
     ridge = roof / gpu.dram_bytes_per_second
@@ -100,7 +101,7 @@ def draw_roofline(prediction: PlanPrediction) -> str:
         f'<path class="roof" d="M{scale.x(_MIN_INTENSITY):.1f} {scale.y(corner):.1f}L{scale.x(ridge):.1f}'
         f' {scale.y(roof):.1f}H{WIDTH - _RIGHT:g}"/>',
         f'<text x="{WIDTH - _RIGHT:g}" y="{scale.y(roof) - 6:.1f}" text-anchor="end">{escape_markup(gpu.name)}:'
-        f" {roof / 1e12:.1f} TFLOP/s of float32, {gpu.dram_bytes_per_second / 1e12:.2f} TB/s</text>",
+        f" {roof / 1e12:.1f} TFLOP/s of {units}, {gpu.dram_bytes_per_second / 1e12:.2f} TB/s</text>",
         *(_draw_command(row, row.predicted_us / whole, scale) for row in drawn),
         "</svg>",
     ]

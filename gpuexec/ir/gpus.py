@@ -37,6 +37,8 @@ class Gpu:
         blocks: The same of blocks.
         registers: Of a multiprocessor, 32 bits each.
         shared_nbytes: Shared memory of a multiprocessor.
+        matrix_products: Multiply-adds of halves into floats that tensor cores begin in a clock of a multiprocessor by
+            mma.sync.
         shared_nbytes_per_block: What the driver takes of it for each block.
     """
 
@@ -53,8 +55,19 @@ class Gpu:
     threads: int
     blocks: int
     shared_nbytes: int
+    matrix_products: int
     shared_nbytes_per_block: int = _KIB
     registers: int = 65536
+
+    @property
+    def float_rate(self) -> float:
+        """Operations on floats in a second; a multiply-add is two."""
+        return 2 * self.multiprocessors * self.fp32_lanes * self.clock_hertz
+
+    @property
+    def matrix_rate(self) -> float:
+        """The same of halves on tensor cores."""
+        return 2 * self.multiprocessors * self.matrix_products * self.clock_hertz
 
     def find_bandwidth(self, nbytes: int) -> float:
         """Return the bytes a second at which a working set of so many is read and written: that of L2 where it fits."""
@@ -78,26 +91,34 @@ class Gpu:
 # NVIDIA. Lanes, threads, blocks and shared memory: CUDA C++ programming guide 13, technical specifications and
 # arithmetic throughput per compute capability. Bandwidths and latencies of L2 and latencies of device memory were
 # measured by others where a source stands; where none does they are estimates from the nearest relative.
+#
+# Tensor cores: the dense rates of the data sheets, for sums in float, by multiprocessors and boost clock: 65, 312, 125
+# and 42.5 TFLOPS of T4, A100, A10 and Orin, 165 and 210 of the GeForce 4090 and 5090; of the GB10 an eighth of its
+# 1 PFLOPS of sparse fp4. On an A100 mma.sync reaches that rate (Sun et al., arXiv 2206.02874), on an H100 62.9 % of
+# 2048 on average (Luo et al., arXiv 2402.13499). For sm_100, 103 and 110 no measurement of mma.sync is known here: they
+# are taken to be an H100.
 _GPUS = {
     # T4: Jia, Maggioni, Smith, Scarpazza, arXiv 1903.07486 (L2 of 1.27 TB/s, 188 cycles).
-    75: Gpu("T4", 40, 1.59e9, 64, 2, 320e9, 1.27e12, 4 * _MIB, 188, 500, 1024, 16, 64 * _KIB, 0),
+    75: Gpu("T4", 40, 1.59e9, 64, 2, 320e9, 1.27e12, 4 * _MIB, 188, 500, 1024, 16, 64 * _KIB, 512, 0),
     # A100 SXM of 80 GB: latencies by Luo et al., arXiv 2402.13499. L2 gives 5120 bytes a clock by the whitepaper, of
     # which about 4 TB/s are reached.
-    80: Gpu("A100 SXM", 108, 1.41e9, 64, 32, 2.039e12, 4.0e12, 40 * _MIB, 262, 466, 2048, 32, 164 * _KIB),
-    86: Gpu("A10", 72, 1.695e9, 128, 2, 600e9, 2.0e12, 6 * _MIB, 250, 500, 1536, 16, 100 * _KIB),
-    87: Gpu("Jetson AGX Orin", 16, 1.3e9, 128, 2, 204.8e9, 0.6e12, 4 * _MIB, 250, 600, 1536, 16, 164 * _KIB),
+    80: Gpu("A100 SXM", 108, 1.41e9, 64, 32, 2.039e12, 4.0e12, 40 * _MIB, 262, 466, 2048, 32, 164 * _KIB, 1024),
+    86: Gpu("A10", 72, 1.695e9, 128, 2, 600e9, 2.0e12, 6 * _MIB, 250, 500, 1536, 16, 100 * _KIB, 512),
+    87: Gpu("Jetson AGX Orin", 16, 1.3e9, 128, 2, 204.8e9, 0.6e12, 4 * _MIB, 250, 600, 1536, 16, 164 * _KIB, 1024),
     # RTX 4090: latencies by Luo et al. (as above).
-    89: Gpu("RTX 4090", 128, 2.52e9, 128, 2, 1.008e12, 5.0e12, 72 * _MIB, 273, 542, 1536, 24, 100 * _KIB),
+    89: Gpu("RTX 4090", 128, 2.52e9, 128, 2, 1.008e12, 5.0e12, 72 * _MIB, 273, 542, 1536, 24, 100 * _KIB, 256),
     # H100 SXM: 1.98 GHz by its data sheet, of which arithmetic leaves less. Latencies by Luo et al. (as above); L2 of
-    # 5.5 to 7 TB/s by chipsandcheese.com, "Nvidia's H100: Funny L2, and Tons of Bandwidth" (2023), on the PCIe card.
-    90: Gpu("H100 SXM", 132, 1.755e9, 128, 64, 3.35e12, 5.5e12, 50 * _MIB, 263, 479, 2048, 32, 228 * _KIB),
+    # 5.5 to 7 TB/s by chipsandcheese.com, "Nvidia's H100: Funny L2, and Tons of Bandwidth" (2023), on the PCIe card. A
+    # product by wgmma in tiles of 128 x 256 draws 7.1 TB/s at the 610 TFLOPS that it reaches (Shankhdhar,
+    # "Outperforming cuBLAS on H100: a Worklog", 2024).
+    90: Gpu("H100 SXM", 132, 1.755e9, 128, 64, 3.35e12, 7.1e12, 50 * _MIB, 263, 479, 2048, 32, 228 * _KIB, 1288),
     # B200: L2 answers within 150 ns in its own partition by chipsandcheese.com, "Nvidia's B200: Keeping the CUDA
     # Juggernaut Rolling" (2025).
-    100: Gpu("B200", 148, 1.965e9, 128, 64, 8.0e12, 10.0e12, 126 * _MIB, 300, 700, 2048, 32, 228 * _KIB),
-    103: Gpu("B300", 148, 1.92e9, 128, 2, 8.0e12, 10.0e12, 126 * _MIB, 300, 700, 2048, 32, 228 * _KIB),
-    110: Gpu("Jetson T5000", 20, 1.57e9, 128, 2, 273e9, 0.8e12, 32 * _MIB, 300, 700, 1536, 24, 228 * _KIB),
-    120: Gpu("RTX 5090", 170, 2.41e9, 128, 2, 1.792e12, 6.0e12, 96 * _MIB, 300, 600, 1536, 24, 100 * _KIB),
-    121: Gpu("GB10", 48, 2.4e9, 128, 2, 273e9, 1.5e12, 24 * _MIB, 300, 700, 1536, 24, 100 * _KIB),
+    100: Gpu("B200", 148, 1.965e9, 128, 64, 8.0e12, 10.0e12, 126 * _MIB, 300, 700, 2048, 32, 228 * _KIB, 1288),
+    103: Gpu("B300", 148, 1.92e9, 128, 2, 8.0e12, 10.0e12, 126 * _MIB, 300, 700, 2048, 32, 228 * _KIB, 1288),
+    110: Gpu("Jetson T5000", 20, 1.57e9, 128, 2, 273e9, 0.8e12, 32 * _MIB, 300, 700, 1536, 24, 228 * _KIB, 1288),
+    120: Gpu("RTX 5090", 170, 2.41e9, 128, 2, 1.792e12, 6.0e12, 96 * _MIB, 300, 600, 1536, 24, 100 * _KIB, 256),
+    121: Gpu("GB10", 48, 2.4e9, 128, 2, 273e9, 1.5e12, 24 * _MIB, 300, 700, 1536, 24, 100 * _KIB, 512),
 }
 
 

@@ -42,8 +42,8 @@ class CommandPrediction:
         nbytes: Bytes of its operands that it reads and writes, each once.
         dram_nbytes: Bytes between L2 and device memory.
         flops: Operations.
-        bound_by: What decides its time: ``issue``, ``shared``, ``l2``, ``dram``, ``latency``, or ``launch`` where that
-            is less than what it takes to begin.
+        bound_by: What decides its time: ``issue``, ``tensor``, ``shared``, ``l2``, ``dram``, ``latency``, or ``launch``
+            where that is less than what it takes to begin.
         predicted_us: With the device for itself, from the end of what it waits for.
         bounds: Of its time.
         begin_us: From the end of what it waits for to its begin.
@@ -77,8 +77,8 @@ class PlanPrediction:
         minimum_nbytes: The fewest that fused groups could do with (`gpuexec.planner.fused_groups`).
         flops: Operations.
         predicted_us: Of a run among others.
-        floor_us: Of the minimum of bytes from device memory, or of the operations as multiply-adds of floats at full
-            rate, whichever is more.
+        floor_us: Of the minimum of bytes from device memory, or of the operations as multiply-adds at full rate, on
+            tensor cores where a command uses them, else of floats; whichever is more.
         commands: Each command.
     """
 
@@ -130,7 +130,7 @@ def predict_plan(
         rows.append(_predict_command(command, origin, work, touched, missed, dram, gpu, model, is_early=is_early))
     minimum = find_fused_groups(plan, commands, operands).minimum_nbytes
     flops = sum(row.flops for row in rows)
-    rate = 2 * gpu.multiprocessors * gpu.fp32_lanes * gpu.clock_hertz
+    seconds = sum(row.flops / (gpu.matrix_rate if row.bounds.tensor else gpu.float_rate) for row in rows)
     return PlanPrediction(
         plan.target,
         gpu,
@@ -140,7 +140,7 @@ def predict_plan(
         minimum,
         flops,
         _find_end(rows, edges, programmatic, gpu, model),
-        max(minimum / gpu.dram_bytes_per_second, flops / rate) * 1e6,
+        max(minimum / gpu.dram_bytes_per_second, seconds) * 1e6,
         tuple(rows),
     )
 

@@ -1,9 +1,10 @@
-"""Time model of a launch: the longest of five bounds, and its constants, which measurements correct.
+"""Time model of a launch: the longest of six bounds, and its constants, which measurements correct.
 
 A launch takes as long as the slowest of these needs for it, and what filling and draining the device adds:
 
 - *issue*: the instructions of its warps, each of whose schedulers issues one a clock; multiply-adds and doubles take
   longer where a multiprocessor has few lanes for them;
+- *tensor*: multiply-adds of tensor cores;
 - *shared*: wavefronts of shared memory, one a clock;
 - *l2*: bytes between multiprocessors and L2, by the bandwidth of L2 and of each multiprocessor;
 - *dram*: bytes between L2 and device memory;
@@ -25,7 +26,7 @@ from gpuexec.ir.gpus import Gpu
 from gpuexec.ir.work import WARP, Work
 from gpuexec.planner.launch_work import CommandGrid
 
-BOUNDS = ("issue", "shared", "l2", "dram", "latency")
+BOUNDS = ("issue", "tensor", "shared", "l2", "dram", "latency")
 _SCHEDULERS = 4  # of a multiprocessor
 _SCHEDULER_LANES = 128  # of a multiprocessor that issues a warp's multiply-adds at full rate
 _BARRIER_CYCLES = 40
@@ -46,6 +47,7 @@ class LaunchBounds:
     """
 
     issue: float = 0.0
+    tensor: float = 0.0
     shared: float = 0.0
     l2: float = 0.0
     dram: float = 0.0
@@ -63,6 +65,7 @@ class TimeModel:
         early_us: The same of a launch that begins early: its blocks are there, and wait for that end themselves.
         fill_us: Of a launch, for its blocks to begin and to drain.
         issue: Factor of the bound of that name, as are those that follow.
+        tensor: See `issue`.
         shared: See `issue`.
         l2: See `issue`.
         dram: See `issue`; 1.25 is four fifths of the bandwidth of a data sheet.
@@ -73,6 +76,7 @@ class TimeModel:
     early_us: float = 1.0
     fill_us: float = 1.0
     issue: float = 1.0
+    tensor: float = 1.0
     shared: float = 1.0
     l2: float = 1.0
     dram: float = 1.25
@@ -125,10 +129,13 @@ def bound_launch(work: Work, grid: CommandGrid, dram_nbytes: float, missed: floa
     barriers = waves * work.barriers * _BARRIER_CYCLES
     answer = gpu.l2_latency_cycles + missed * (gpu.dram_latency_cycles - gpu.l2_latency_cycles)
     clocks_us = 1e6 / gpu.clock_hertz
-    issue = cycles * (full * at_once * _find_slack(at_once * warps) + last * _find_slack(last * warps))
+    # Of blocks in a row, each as long as it takes beside others.
+    in_a_row = full * at_once * _find_slack(at_once * warps) + last * _find_slack(last * warps)
+    tensor = work.matrix_products / (grid.blocks * gpu.matrix_products)
     own_l2 = most * work.l2_nbytes / grid.blocks / _L2_BYTES_PER_CLOCK
     return LaunchBounds(
-        issue=(issue + barriers) * clocks_us,
+        issue=(cycles * in_a_row + barriers) * clocks_us,
+        tensor=(tensor * in_a_row + barriers) * clocks_us if tensor else 0.0,
         shared=(most * work.wavefronts / grid.blocks + barriers) * clocks_us,
         l2=max(work.l2_nbytes / gpu.l2_bytes_per_second * 1e6, (own_l2 + barriers) * clocks_us),
         dram=dram_nbytes / gpu.dram_bytes_per_second * 1e6,

@@ -24,6 +24,7 @@ def bound(work: Work, blocks: int, *, dram_nbytes: float = 0.0, missed: float = 
     ("name", "work", "dram_nbytes"),
     [
         ("issue", Work(instructions=1e8), 0),
+        ("tensor", Work(matrix_products=1e11), 0),
         ("shared", Work(wavefronts=1e8), 0),
         ("l2", Work(l2_nbytes=1e9), 0),
         ("dram", Work(), 1e9),
