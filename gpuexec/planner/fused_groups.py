@@ -25,7 +25,7 @@ _JOINING = (
     *("elementwise_", "copy.cu", "pad.cu", "gather.cu", "generate.cu", "one_hot.cu", "reverse_sequence.cu", "trilu.cu"),
     *("quantize.cu", "resize.cu", "rotary.cu", "swiglu.cu", "batch_norm.cu:normalize_channels", "affine_grid.cu"),
 )
-_PRODUCTS = ("matmul.cu", "simt_gemm.cu", "gemv.cu")
+_PRODUCTS = ("matmul.cu", "simt_gemm.cu", "gemv.cu", "mma_gemm.cu")
 _SOFTMAX = "softmax.cu"
 
 _LASTING = frozenset(

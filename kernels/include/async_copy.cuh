@@ -32,6 +32,39 @@ __device__ inline void copy_async(void* destination, const void* source, bool is
 #endif
 }
 
+// An address within the block's shared memory: 32 bits on the device, to which offsets in bytes are added.
+#ifdef GPUEXEC_SIM
+typedef u8* SharedAddress;
+#else
+typedef u32 SharedAddress;
+#endif
+
+__device__ inline SharedAddress find_shared_address(void* pointer) {
+#ifdef GPUEXEC_SIM
+  return static_cast<u8*>(pointer);
+#else
+  return u32(__cvta_generic_to_shared(pointer));
+#endif
+}
+
+// Copies 16 bytes past L1, both ends aligned to 16. Needs sm_80.
+__device__ inline void copy_async_vector(SharedAddress destination, const void* source) {
+#ifdef GPUEXEC_SIM
+  gpuexec_copy_async(destination, source, 16, 16);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source) : "memory");
+#endif
+}
+
+// Copies the first `nbytes` of 16, and zeros behind them; reads nothing where nbytes is 0. Needs sm_80.
+__device__ inline void copy_async_vector(SharedAddress destination, const void* source, int nbytes) {
+#ifdef GPUEXEC_SIM
+  gpuexec_copy_async(destination, source, 16, nbytes);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(nbytes) : "memory");
+#endif
+}
+
 // Closes a group of the thread's copies. Groups may be empty.
 __device__ inline void commit_copies() {
 #if defined(GPUEXEC_SIM)

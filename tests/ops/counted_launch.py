@@ -36,6 +36,7 @@ class CountedCase:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     dtype: type = F32
     opset: int = 23
+    target: str = "sm_90"
 
     def __str__(self) -> str:
         shapes = [*self.inputs.values(), *(np.shape(each) for each in self.weights.values())]
@@ -72,7 +73,7 @@ def compare(case: CountedCase) -> Compared:
     """Run the plan of a case on a device in count mode."""
     arrays = {name: floats(*shape, dtype=case.dtype) for name, shape in case.inputs.items()}
     model = make_model(case)
-    template = plan_graph(model.graph, specs_of(arrays), Target.named("sm_90"))
+    template = plan_graph(model.graph, specs_of(arrays), Target.named(case.target))
     launches = [each for each in template.plan.segment.commands if isinstance(each, Launch)]
     device = SimulatorDevice(
         lambda source: [k.expression for k in template.plan.kernels() if k.source == source], count_kernels=True

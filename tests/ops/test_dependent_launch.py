@@ -29,6 +29,7 @@ RNG = np.random.default_rng(9)
 X = RNG.normal(0.5, 1.5, SHAPE).astype(np.float32)
 ROW = np.linspace(0.5, 2, SHAPE[-1], dtype=np.float32)
 FLOAT8, FLOAT, UINT8, INT8, INT32, INT64, BOOL, DOUBLE, INT4 = 17, 1, 2, 3, 6, 7, 9, 11, 22
+FLOAT16 = 10
 SCALAR = np.array(0.25, np.float32)
 PREDECESSOR = "unary"
 ROWS, IMAGE = (12, 130), (1, 8, 15, 13)
@@ -140,6 +141,8 @@ CASES: dict[str, Build] = {
     "simt_gemm": multiply("MatMul", numbers(130, 9), shape=ROWS),
     "simt_gemm vectors": multiply("MatMul", numbers(40, 64), shape=(39, 40)),
     "simt_gemm left": multiply("MatMul", numbers(20, 39), at=1, shape=(39, 40)),
+    "mma_gemm": multiply("MatMul", numbers(40, 64, dtype=np.float16), shape=(39, 40), cast=FLOAT16),
+    "mma_gemm elements": multiply("MatMul", numbers(130, 9, dtype=np.float16), shape=ROWS, cast=FLOAT16),
     "gemv_along_k": multiply("Gemm", numbers(9, 260), shape=(6, 260), transB=1),
     "gemv_along_k elements": multiply("Gemm", numbers(9, 195), shape=(8, 195), transB=1),
     "gemv_along_columns": multiply("MatMul", numbers(260, 16), shape=(6, 260)),
@@ -258,7 +261,7 @@ def make_graph(case: str) -> Graph:
 
 
 def name_kernel(row: tuple[Any, ...]) -> str:
-    return str(row[1]).rpartition(":")[2].partition("<")[0]
+    return str(row[1]).partition("<")[0].rpartition(":")[2]
 
 
 def list_launches(graph: Graph) -> list[tuple[str, bool]]:

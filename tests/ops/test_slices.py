@@ -12,7 +12,16 @@ from gpuexec.ir.gpus import find_gpu
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
-from gpuexec.ops.lib.slices import MAX_SLICES, MIN_SLABS, TILES, count_slices, slice_tiles
+from gpuexec.ops.lib.slices import (
+    MAX_SLICES,
+    MIN_SLABS,
+    MMA_TILES,
+    TILES,
+    choose_mma_tile,
+    count_slices,
+    slice_mma_tiles,
+    slice_tiles,
+)
 from gpuexec.planner.template import Template, plan_graph
 from tests.devices.execute import run_template
 from tests.devices.opening import open_device
@@ -115,3 +124,30 @@ def test_a_plan_runs_again_and_again_by_the_same_counters() -> None:
         x = rng.integers(-3, 4, (rows, 1024)).astype(np.float32)
         (y,) = run_template(template, graph, {"x": x}, device)
         np.testing.assert_array_equal(y, x @ np.asarray(weight))
+
+
+@pytest.mark.parametrize("architecture", [each for each in ARCHITECTURES if each >= 80])
+def test_every_tile_of_tensor_cores_fits_an_architecture(architecture: int) -> None:
+    for tile in MMA_TILES:
+        assert tile.ring_nbytes <= Target.named(f"sm_{architecture}").shared_bytes_per_block
+        assert find_gpu(architecture).count_blocks(tile.threads, tile.registers, tile.ring_nbytes) >= 1
+
+
+@pytest.mark.parametrize(
+    ("architecture", "extents", "name", "slices"),
+    [
+        (90, (1, 4096, 4096), "FlatMma", 2),  # weights of a token
+        (80, (16, 4096, 4096), "FlatMma", 3),
+        (90, (128, 768, 768), "SmallMma", 5),  # a layer of BERT, which has 24 tiles
+        (80, (1024, 1024, 1024), "MediumMma", 3),
+        (90, (4096, 4096, 4096), "LargeMma", 1),
+        (80, (4096, 4096, 4096), "LargeMma", 1),
+    ],
+)
+def test_tile_of_tensor_cores_follows_from_extents_and_architecture(
+    architecture: int, extents: tuple[int, int, int], name: str, slices: int
+) -> None:
+    emit: Any = Emitter(f"sm_{architecture}")
+    tile = choose_mma_tile(emit, *extents)
+    assert tile.name == name
+    assert slice_mma_tiles(emit, tile, tile.count(*extents[:2]), extents[2]).count == slices

@@ -28,8 +28,9 @@ F16, F64, U8 = np.float16, np.float64, np.uint8
 
 
 def gemm(rows: int, inner: int, columns: int, *, turned: int = 0) -> CountedCase:
+    """Return a product of halves where there are no tensor cores for it."""
     weight = floats(*((columns, inner) if turned else (inner, columns)), dtype=F16)
-    return CountedCase("Gemm", "gemm", {"x": (rows, inner)}, {"w": weight}, {"transB": turned}, F16)
+    return CountedCase("Gemm", "gemm", {"x": (rows, inner)}, {"w": weight}, {"transB": turned}, F16, target="sm_75")
 
 
 def conv(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import gpuexec as gx
 from gpuexec.ir.command import Command, Copy, Kernel, Launch, Slot
@@ -20,7 +21,7 @@ from gpuexec.planner.template import plan_graph
 from gpuexec.planner.time_model import TimeModel
 from tests.model.small_models import make_model
 
-F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
+F16, F32, I32 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.int32)
 MODEL = TimeModel()
 BEGIN_US = MODEL.node_us + MODEL.fill_us
 MIB = 1 << 20
@@ -81,23 +82,30 @@ def test_a_command_shorter_than_its_begin_is_bound_by_it() -> None:
     assert (row.kernel, row.origin, row.blocks, row.nbytes) == ("unknown.cu:mix", "n0", 1, 128)
 
 
-def plan_product(rows: int, inner: int, columns: int, target: str = "sm_90") -> Plan:
-    """Return the plan of a product of halves."""
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, None) for name in "xy")
-    w = numpy_helper.from_array(np.zeros((inner, columns), np.float16), "w")
+def plan_product(rows: int, inner: int, columns: int, target: str = "sm_90", dtype: np.dtype[Any] = I32) -> Plan:
+    """Return the plan of a product; those of integers have tiles of 64 x 64 and one slice."""
+    x, y = (helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), None) for name in "xy")
+    w = numpy_helper.from_array(np.zeros((inner, columns), dtype), "w")
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [w])
     model = gx.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
-    return plan_graph(model.graph, {"x": TensorSpec((rows, inner), F16)}, Target.named(target)).plan
+    return plan_graph(model.graph, {"x": TensorSpec((rows, inner), dtype)}, Target.named(target)).plan
 
 
 def test_totals_of_a_product() -> None:
     found = predict_plan(plan_product(128, 768, 768))
-    nbytes = 2 * (128 * 768 + 768 * 768 + 128 * 768)
+    nbytes = 4 * (128 * 768 + 768 * 768 + 128 * 768)
     assert (found.launches, found.flops) == (1, 2 * 128 * 768 * 768)
     assert found.moved_nbytes == found.minimum_nbytes == nbytes
     assert found.gpu == find_gpu(90)
     assert found.floor_us == pytest.approx(max(nbytes / 3.35e12, found.flops / 59.3e12) * 1e6, rel=1e-3)
     assert found.predicted_us > found.floor_us
+
+
+def test_floor_of_a_product_of_halves_is_that_of_tensor_cores() -> None:
+    found = predict_plan(plan_product(4096, 4096, 4096, dtype=F16))
+    assert found.floor_us == pytest.approx(2 * 4096**3 / 596.8e12 * 1e6, rel=1e-3)
+    assert found.floor_us < found.predicted_us < 1.5 * found.floor_us
+    assert found.commands[-1].bound_by == "tensor"
 
 
 def test_few_tiles_with_a_long_sum_leave_a_gpu_idle() -> None:

@@ -32,6 +32,16 @@ class Budget:
 
 # Epilogues of floats that products have instances for, by what is stored.
 STEPS = ("Steps", "StepsTo<half>", "StepsTo<bf16>")
+_LIES = ("Lie::kAlongK", "Lie::kAcross")
+# Types of operands and results of products on tensor cores, with what their instances have behind the lies.
+MMA_FORMS = tuple(
+    (operands, result, steps and f", const {result}*, const {result}*, {steps}")
+    for operands in ("half", "bf16")
+    for result in (operands, "float")
+    for steps in ("", "Steps", f"StepsTo<{operands}>")
+    if result == "float" or not steps.startswith("StepsTo")
+)
+
 # By file and kernel name, or by one instance of it.
 LARGER: Mapping[str, Budget] = {
     "attention.cu:attend": Budget(128, "4 x 4 scores beside 4 x 8 sums; two blocks of 256 threads fit"),
@@ -128,6 +138,18 @@ LARGER: Mapping[str, Budget] = {
         )
         for narrow, weight in (("", ""), ("_narrow", ", half"), ("_narrow", ", i8"))
         for steps in ("", *(f", const float*, const float*, {steps}" for steps in (STEPS[:1] if narrow else STEPS)))
+    },
+    **{
+        f"mma_gemm.cu:mma_gemm<{operands}, {result}, {tile}, {left}, {right}{steps}>": Budget(registers, reason)
+        for tile, lefts, registers, reason in (
+            ("LargeMma", _LIES[:1], 255, "128 sums beside fragments of two steps; one block of 256 threads fits"),
+            ("MediumMma", _LIES[:1], 255, "128 sums beside fragments of two steps; two blocks of 128 threads fit"),
+            ("SmallMma", _LIES, 168, "32 sums beside fragments of two steps; three blocks of 128 threads fit"),
+            ("FlatMma", _LIES[:1], 208, "20 copies of a slab in flight; shared memory holds two blocks of 64 threads"),
+        )
+        for left in lefts
+        for right in _LIES
+        for operands, result, steps in MMA_FORMS
     },
     "roi.cu:max_roi_pool<double>": Budget(80, "bounds of a bin and a region in doubles"),
     "roi.cu:roi_align<double>": Budget(96, "samples along two axes and four weights in doubles"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gpuexec.devices.kernels.budgets import STEPS, KernelUse
+from gpuexec.devices.kernels.budgets import MMA_FORMS, STEPS, KernelUse
 from gpuexec.devices.kernels.kernel_source import WAITING_ARCHITECTURE
 from gpuexec.devices.kernels.machine_code import WAIT, CodeFigures, LoopFigures
 from gpuexec.devices.kernels.nvrtc import CompiledKernel
@@ -95,6 +95,7 @@ def _products(
 
 _FLOATS = ("float", "half", "bf16")
 _HALVES = _FLOATS[1:]
+_LIES = ("Lie::kAlongK", "Lie::kAcross")  # of mma_tile.cuh
 _GEMM_AIM = "85 % multiply-adds, loads of 128 bits, no division before the loop"
 _CONV_AIM = (
     "80 % multiply-adds: base offsets and masks of taps in place of divisions; loads of 128 bits where strides allow"
@@ -155,6 +156,22 @@ GATES: Mapping[str, Gate] = {
         for t in ("u8", "i32", "float", "half")
     },
     "integer_matmul.cu:integer_gemv": Gate(instructions=7000, opcodes=("IDP",), blocks=2),
+    # Of whole slabs of operands that are copied by 16 bytes. The loop is unrolled by the stages; copies of an operand
+    # that lies across the inner extent take an address each.
+    **{
+        f"mma_gemm.cu:mma_gemm<{operands}, {result}, {tile}, {_LIES[left]}, {_LIES[right]}{steps}>": Gate(
+            instructions=9000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
+            opcodes=("HMMA", "LDSM", "LDGSTS"),
+        )
+        for tile, left, right, share, integers in (
+            ("LargeMma", 0, 0, 0.62, 18), ("LargeMma", 0, 1, 0.56, 58),
+            ("MediumMma", 0, 0, 0.61, 23), ("MediumMma", 0, 1, 0.545, 79),
+            ("SmallMma", 0, 0, 0.44, 23), ("SmallMma", 0, 1, 0.375, 80),
+            ("SmallMma", 1, 0, 0.375, 80), ("SmallMma", 1, 1, 0.325, 136),
+            ("FlatMma", 0, 0, 0.29, 66), ("FlatMma", 0, 1, 0.195, 290),
+        )
+        for operands, result, steps in MMA_FORMS
+    },
     # Convolutions.
     **_products("conv.cu:conv_gemm<{t}>", _FLOATS, share=0.40, integers=245, instructions=2600, aim=_CONV_AIM),
     **_products(

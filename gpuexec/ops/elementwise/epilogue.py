@@ -86,13 +86,15 @@ def _list_finished() -> dict[Kernel, Kernel]:
 
 
 # Types that floats are stored in, rounded behind the last step, by kernels that have an instance for it.
-_STORED = (np.dtype(np.float16), BFLOAT16)
+STORED = (np.dtype(np.float16), BFLOAT16)
 
 
-def _list_storing(kernel: Kernel, finished: Kernel) -> dict[tuple[Kernel, np.dtype[Any]], Kernel]:
+def _list_storing(
+    kernel: Kernel, finished: Kernel, stored: Iterable[np.dtype[Any]] = STORED
+) -> dict[tuple[Kernel, np.dtype[Any]], Kernel]:
     """Return the instances of a kernel of floats that store another type, by the kernel and the type."""
     head = finished.expression.removesuffix("Steps>")
-    return {(kernel, dtype): Kernel(finished.source, f"{head}StepsTo<{dtype_row(dtype).cuda}>>") for dtype in _STORED}
+    return {(kernel, dtype): Kernel(finished.source, f"{head}StepsTo<{dtype_row(dtype).cuda}>>") for dtype in stored}
 
 
 def _finish(dtype: np.dtype[Any], kernel: Kernel) -> tuple[Kernel, Kernel]:
@@ -108,16 +110,18 @@ for _kernel in (*FINISHED.values(), *STORING.values()):
     instantiate(_kernel.source, [_kernel.expression])
 
 
-def instantiate_finished(dtype: np.dtype[Any], kernels: Iterable[Kernel], *, is_storing: bool = False) -> None:
+def instantiate_finished(
+    dtype: np.dtype[Any], kernels: Iterable[Kernel], *, stored: Iterable[np.dtype[Any]] = ()
+) -> None:
     """Add kernels that make numbers of a type to the table of instances, without and with an epilogue.
 
     Args:
         dtype: The type.
         kernels: The kernels.
-        is_storing: Whether there are instances, too, that store half or bfloat16 behind an epilogue of floats.
+        stored: Types that there are instances for, too, which store them behind an epilogue of floats.
     """
     for kernel, finished in [_finish(dtype, kernel) for kernel in kernels]:
-        storing = _list_storing(kernel, finished) if is_storing else {}
+        storing = _list_storing(kernel, finished, stored)
         instantiate(kernel.source, [each.expression for each in (kernel, finished, *storing.values())])
         FINISHED[kernel] = finished
         STORING.update(storing)

@@ -1,8 +1,10 @@
-"""Tiles of products and convolutions on the FP32 units, and slices of their inner extent where tiles are few (split-K).
+"""Tiles of products and convolutions, and slices of their inner extent where tiles are few (split-K).
 
 Which tile a launch takes, and into how many slices its inner extent is cut, follows from extents and from the standard
 device of the target's architecture (`gpuexec.ir.gpus`) alone, so that all devices of an architecture add in the same
 order. The tile is a kernel's and so the same for all sizes of a class; the number of slices is a number of the launch.
+
+`TILES` are those of the FP32 units, `MMA_TILES` those of tensor cores.
 """
 
 from __future__ import annotations
@@ -21,12 +23,19 @@ from gpuexec.ir.target import Target
 
 SLAB_DEPTH = 16  # kSlabDepth of simt_tile.cuh
 MAX_SLICES = 16
-MIN_SLABS = 4  # of a slice: adding one up takes the time of about three
+MIN_SLABS = 4  # of a slice on the FP32 units: adding one up takes the time of about three
 # Blocks of all slices, in tenths of a wave: as many as the least, but no more than the most.
 _LEAST_TENTHS, _MOST_TENTHS = 9, 39
 # A block's time beside that of its slabs, in slabs: for itself, and for each slice that it adds up; and how much longer
 # blocks take that are few on their multiprocessor, since nothing else is issued while their warps wait: one, two, more.
 _FIXED_SLABS, _SLABS_PER_SLICE, _SLACK = 2.0, 0.5, (1.30, 1.15, 1.08)
+# Of tensor cores: cycles of a block beside those of its slabs, for its first fetch and its stores; and the least of the
+# inner extent that a slice has.
+_MMA_FIXED_CYCLES, _MMA_LEAST_DEPTH = 2500, 128
+_MMA_SLACK = {2: 1.30, 4: 1.30, 8: 1.15}  # by the warps that are on a multiprocessor together
+_L2_BYTES_PER_CLOCK = 64  # of a multiprocessor
+_MATRIX_BYTES, _MMA_BYTES, _MMA_PRODUCTS = 512, 32, 2048  # of an ldmatrix; along the inner extent; of an mma of 16 bits
+_WAVEFRONT_BYTES, _WARP = 128, 32
 
 _BEGUN_SLABS = 1.5  # the same for itself, where several products and other launches are weighed against each other
 
@@ -59,9 +68,121 @@ class Tile:
         return ceil_div(rows, self.rows) * ceil_div(columns, self.columns)
 
 
+@dataclass(frozen=True, slots=True)
+class SliceCosts:
+    """Times of a block in slabs, and the fewest slabs of a slice.
+
+    Attributes:
+        fixed: Of a block beside its slabs.
+        each_slice: Of adding up a slice.
+        min_slabs: Of a slice.
+        slack: How much longer blocks take, by how many a multiprocessor has; the last of them for more.
+    """
+
+    fixed: float = _FIXED_SLABS
+    each_slice: float = _SLABS_PER_SLICE
+    min_slabs: int = MIN_SLABS
+    slack: tuple[float, ...] = _SLACK
+
+
+_FP32_COSTS = SliceCosts()
+
+
+@dataclass(frozen=True, slots=True)
+class MmaTile:
+    """A tile of ``mma_tile.cuh``, for elements of two bytes.
+
+    Attributes:
+        name: Its C++ name.
+        rows: Of a block's sums.
+        columns: The same.
+        slab_nbytes: Bytes of the inner extent of a slab.
+        warps_down: Warps along the rows.
+        warps_across: Warps along the columns.
+        stages: Slabs in the ring.
+        registers: Of a thread.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    slab_nbytes: int
+    warps_down: int
+    warps_across: int
+    stages: int
+    registers: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return _WARP * self.warps_down * self.warps_across
+
+    @property
+    def size(self) -> int:
+        """Elements of the tile, which are the floats of its scratch memory for each slice."""
+        return self.rows * self.columns
+
+    @property
+    def depth(self) -> int:
+        """Elements of the inner extent of a slab."""
+        return self.slab_nbytes // 2
+
+    @property
+    def fetched_nbytes(self) -> int:
+        """Bytes of a slab of both operands."""
+        return (self.rows + self.columns) * self.slab_nbytes
+
+    @property
+    def ring_nbytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return self.stages * self.fetched_nbytes
+
+    @property
+    def products(self) -> int:
+        """Instructions mma of a block for a slab."""
+        return self.rows // 16 * (self.columns // 8) * (self.slab_nbytes // _MMA_BYTES)
+
+    @property
+    def matrices(self) -> int:
+        """Instructions ldmatrix of a block for a slab: each fetches 16 rows of the left operand, or 16 columns."""
+        of_warp = self.rows // self.warps_down // 16 + self.columns // self.warps_across // 16
+        return self.warps_down * self.warps_across * self.slab_nbytes // _MMA_BYTES * of_warp
+
+    @property
+    def slab_wavefronts(self) -> int:
+        """Wavefronts of shared memory of a block for a slab: of what is stored, and of fragments."""
+        return (self.fetched_nbytes + self.matrices * _MATRIX_BYTES) // _WAVEFRONT_BYTES
+
+    def count(self, rows: int, columns: int) -> int:
+        """Return the number of tiles of a matrix."""
+        return ceil_div(rows, self.rows) * ceil_div(columns, self.columns)
+
+    def count_cycles(self, gpu: Gpu) -> float:
+        """Return the cycles of a multiprocessor for a slab of one block: of the slowest of its pipes."""
+        tensor = self.products * _MMA_PRODUCTS / gpu.matrix_products
+        l2_bytes = gpu.l2_bytes_per_second / gpu.multiprocessors / gpu.clock_hertz
+        return max(tensor, self.slab_wavefronts, self.fetched_nbytes / min(l2_bytes, _L2_BYTES_PER_CLOCK))
+
+    def find_costs(self, gpu: Gpu) -> SliceCosts:
+        """Return a block's other times on a GPU, in slabs."""
+        cycles = self.count_cycles(gpu)
+        each_slice = self.size * 4 / _L2_BYTES_PER_CLOCK / cycles
+        together = gpu.count_blocks(self.threads, self.registers, self.ring_nbytes)
+        slack = [_MMA_SLACK.get(self.threads // _WARP * min(blocks, together), 1.08) for blocks in (1, 2, 3)]
+        least = max(1, _MMA_LEAST_DEPTH // self.depth)
+        return SliceCosts(_MMA_FIXED_CYCLES / cycles, each_slice, least, tuple(slack))
+
+
 LARGE_TILE = Tile("LargeTile", 128, 128, 256, 0.88)
 SMALL_TILE = Tile("SmallTile", 64, 64, 128, 0.78)
 TILES = (LARGE_TILE, SMALL_TILE)
+SMALL_MMA = MmaTile("SmallMma", 64, 64, 128, 2, 2, 4, 168)
+MMA_TILES = (
+    MmaTile("LargeMma", 128, 256, 64, 2, 4, 3, 255),
+    MmaTile("MediumMma", 128, 128, 64, 2, 2, 4, 255),
+    SMALL_MMA,
+    MmaTile("FlatMma", 16, 64, 256, 1, 2, 4, 192),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +231,27 @@ def count_cycles(gpu: Gpu, rows: int, columns: int, inner: int, batch: int) -> f
     return min(count(tile) for tile in TILES)
 
 
-def slice_tiles(emit: Emitter, tiles: int, slabs: int, floats: int, blocks_at_once: int = 1) -> Slices:
+def choose_mma_tile(emit: Emitter, rows: int, columns: int, inner: int, batch: int = 1) -> MmaTile:
+    """Return the tile of tensor cores that a product takes at all sizes of a class: the fastest at the upper end."""
+
+    def find_time(tile: MmaTile) -> float:
+        tiles, slabs, costs = batch * tile.count(rows, columns), ceil_div(inner, tile.depth), tile.find_costs(gpu)
+        slices = count_slices(tiles, slabs, gpu.multiprocessors, costs)
+        return _find_time(tiles, slabs, slices, gpu.multiprocessors, costs) * tile.count_cycles(gpu)
+
+    gpu = find_gpu(emit.target.architecture)
+    return MMA_TILES[emit.choose(min(range(len(MMA_TILES)), key=lambda index: find_time(MMA_TILES[index])))]
+
+
+def slice_mma_tiles(emit: Emitter, tile: MmaTile, tiles: int, inner: int) -> Slices:
+    """Return the slices of a launch by a tile of tensor cores; see `slice_tiles`."""
+    costs = tile.find_costs(find_gpu(emit.target.architecture))
+    return slice_tiles(emit, tiles, ceil_div(inner, tile.depth), tile.size, costs=costs)
+
+
+def slice_tiles(
+    emit: Emitter, tiles: int, slabs: int, floats: int, blocks_at_once: int = 1, costs: SliceCosts = _FP32_COSTS
+) -> Slices:
     """Return the slices of a launch with scratch memory for their sums.
 
     Buffers are laid out at the upper end of a class. So there is room for what any size needs that has a quarter of the
@@ -123,15 +264,16 @@ def slice_tiles(emit: Emitter, tiles: int, slabs: int, floats: int, blocks_at_on
         slabs: The steps of the inner extent that slices are made of.
         floats: Of a tile's sums.
         blocks_at_once: How many blocks fill a multiprocessor.
+        costs: Times of a block.
 
     Raises:
         PlanError: Slices were fixed at the upper end, and this size has more tiles.
     """
     wave = find_gpu(emit.target.architecture).multiprocessors * blocks_at_once
-    room = emit.choose(_find_room(tiles, slabs, wave))
+    room = emit.choose(_find_room(tiles, slabs, wave, costs))
     if not room:
         return ONE_SLICE
-    count = emit.divide(max(1, min(count_slices(tiles, slabs, wave), room // max(tiles, 1))))
+    count = emit.divide(max(1, min(count_slices(tiles, slabs, wave, costs), room // max(tiles, 1))))
     if count > 1 and count * tiles > room:
         raise PlanError(f"{tiles} tiles in {count} slices need more room than the {room} of the upper end.")
     # A tile that is in slices has two at least.
@@ -144,7 +286,7 @@ def least_blocks(target: Target, blocks_at_once: int = 1) -> int:
 
 
 @functools.lru_cache(4096)
-def count_slices(tiles: int, slabs: int, wave: int) -> int:
+def count_slices(tiles: int, slabs: int, wave: int, costs: SliceCosts = _FP32_COSTS) -> int:
     """Return the number of slices: the fastest of those that leave 0.9 to 3.9 waves of blocks.
 
     Where none fills 0.9 waves, it is the most that there may be.
@@ -153,25 +295,26 @@ def count_slices(tiles: int, slabs: int, wave: int) -> int:
         tiles: Blocks of one slice.
         slabs: Steps of the inner extent.
         wave: The blocks of a wave.
+        costs: Times of a block.
     """
     if not tiles:
         return 1
-    most = max(1, min(MAX_SLICES, slabs // MIN_SLABS, _MOST_TENTHS * wave // (10 * tiles)))
+    most = max(1, min(MAX_SLICES, slabs // costs.min_slabs, _MOST_TENTHS * wave // (10 * tiles)))
     least = min(most, ceil_div(_LEAST_TENTHS * wave, 10 * tiles))
-    return min(range(least, most + 1), key=lambda slices: _find_time(tiles, slabs, slices, wave))
+    return min(range(least, most + 1), key=lambda slices: _find_time(tiles, slabs, slices, wave, costs))
 
 
-def _find_time(tiles: int, slabs: int, slices: int, wave: int) -> float:
+def _find_time(tiles: int, slabs: int, slices: int, wave: int, costs: SliceCosts = _FP32_COSTS) -> float:
     """Return the time of a launch in slabs: that of the multiprocessor with most blocks."""
-    block = _FIXED_SLABS + ceil_div(slabs, slices) + (slices * _SLABS_PER_SLICE if slices > 1 else 0.0)
+    block = costs.fixed + ceil_div(slabs, slices) + (slices * costs.each_slice if slices > 1 else 0.0)
     at_once = ceil_div(tiles * slices, wave)
-    return block * at_once * _SLACK[min(at_once, len(_SLACK)) - 1]
+    return block * at_once * costs.slack[min(at_once, len(costs.slack)) - 1]
 
 
 @functools.lru_cache(4096)
-def _find_room(tiles: int, slabs: int, wave: int) -> int:
+def _find_room(tiles: int, slabs: int, wave: int, costs: SliceCosts) -> int:
     """Return the most tiles times slices of any number of tiles down to a quarter, rounded up; 0 where none has any."""
     most = min(tiles, _MOST_TENTHS * wave // 20)  # with more tiles there are no two slices
-    sizes = {each: count_slices(each, slabs, wave) for each in range(max(ceil_div(tiles, 4), 1), most + 1)}
+    sizes = {each: count_slices(each, slabs, wave, costs) for each in range(max(ceil_div(tiles, 4), 1), most + 1)}
     room = max((each * slices for each, slices in sizes.items() if slices > 1), default=0)
     return 1 << (room - 1).bit_length() if room else 0

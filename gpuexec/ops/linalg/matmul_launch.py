@@ -1,10 +1,11 @@
 """Launches of matrix products: strided and batched operands, alpha, beta and an addend.
 
 A product of float takes tiles of ``simt_gemm.cu``, or up to eight rows at once of ``gemv.cu``; which, is decided for a
-size class (`gpuexec.ops.lib.slices`); so does one of float with narrow weights. Other types, extents that 32 bits don't
-hold, and narrow weights with scales along the inner extent take ``matmul.cu``, where a block makes a tile of 64 x 64,
-or of 4 x 8 where there are few rows. A product with few columns is made as that of the transposed, but for narrow
-weights, which are always the right operand.
+size class (`gpuexec.ops.lib.slices`); so does one of float with narrow weights. One of half or bf16 takes tiles of
+``mma_gemm.cu``, on tensor cores, from sm_80 on, be its result of that type or float. Other types, older architectures,
+extents that 32 bits don't hold, and narrow weights with scales along the inner extent take ``matmul.cu``, where a block
+makes a tile of 64 x 64, or of 4 x 8 where there are few rows. A product with few columns is made as that of the
+transposed, but for narrow weights, which are always the right operand.
 """
 
 from __future__ import annotations
@@ -12,20 +13,34 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Argument, Kernel, Slot
-from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Emitter
-from gpuexec.ir.spec import dtype_row, dtypes_of
-from gpuexec.ir.weight_forms import Converted
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row, dtypes_of
+from gpuexec.ir.weight_forms import Array, Converted, WeightForm, weight_form
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
-from gpuexec.ops.elementwise.epilogue import instantiate_finished
-from gpuexec.ops.lib.slices import ONE_SLICE, SLAB_DEPTH, TILES, choose_tile, least_blocks, slice_tiles
-from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, STORED, NarrowWeight, name_stored, name_types
+from gpuexec.ops.elementwise.epilogue import STORED, instantiate_finished
+from gpuexec.ops.lib.slices import (
+    MMA_TILES,
+    ONE_SLICE,
+    SLAB_DEPTH,
+    SMALL_MMA,
+    TILES,
+    MmaTile,
+    choose_mma_tile,
+    choose_tile,
+    least_blocks,
+    slice_mma_tiles,
+    slice_tiles,
+)
+from gpuexec.ops.quant import narrow_weight
+from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_stored, name_types
 
 DTYPES = (*dtypes_of("float"), *(np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)))
 TILE = 64  # rows and columns of a block; kTile of tile.cuh
@@ -33,31 +48,36 @@ FEW_ROWS, FEW_COLUMNS = 4, 8  # kFewRows and kFewColumns of matmul.cu
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu and simt_product.cuh
 GEMV_ROWS = (1, 2, 4, 8)  # of the instances of gemv.cu
 _FLOAT = np.dtype(np.float32)
-_VECTOR = 4  # elements of 16 bytes
+_VECTOR_NBYTES, _EIGHT = 16, 8  # of an operand; elements of a result on tensor cores, kEight of mma_tile.cuh
 # Strides in elements that the loaders of simt_tile.cuh step by.
 _MAX_OUTER_STRIDE, _MAX_INNER_STRIDE = 2**23, 2**27
 # Extents of SimtGemm, 32-bit numbers that a block adds its own places to.
 _MAX_EXTENT = 2**31 - 2**16
 _MAX_ROW_BLOCKS = 65535  # of a grid, along its z axis
+# Types of products on tensor cores, the first architecture that has them, and up to how many columns the transposed is
+# made.
+_MMA_DTYPES, MMA_ARCHITECTURE, _MMA_FEW = (np.dtype(np.float16), BFLOAT16), 80, 16
+# How an operand of such a product lies: dense along the inner extent, or across it. C++ names of Lie in mma_tile.cuh.
+_LIES = ALONG_K, ACROSS = "Lie::kAlongK", "Lie::kAcross"
 _GEMV_THREADS, _GEMV_BLOCKS = 256, 2  # of a block of gemv.cu, and blocks of a multiprocessor
 # Forms of a product of float, as a size class chooses one.
 _TILED, _ALONG_K, _ALONG_COLUMNS, _LONG = range(4)
 
 instantiate("matmul.cu", [f"gemm<{dtype_row(dtype).cuda}>" for dtype in DTYPES])
 instantiate("matmul.cu", [f"gemm_narrow<{types}>" for types in NARROW_TYPES])
-instantiate_finished(_FLOAT, [Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}>") for tile in TILES], is_storing=True)
+instantiate_finished(_FLOAT, [Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}>") for tile in TILES], stored=STORED)
 instantiate_finished(
     _FLOAT,
     [
         Kernel("simt_gemm.cu", f"simt_gemm_narrow<{tile.name}, {name_stored(stored)}>")
         for tile in TILES
-        for stored in STORED
+        for stored in narrow_weight.STORED
     ],
 )
 instantiate_finished(
     _FLOAT,
     [Kernel("gemv.cu", f"gemv_along_{way}<{rows}>") for way in ("k", "columns") for rows in GEMV_ROWS],
-    is_storing=True,
+    stored=STORED,
 )
 instantiate_finished(
     _FLOAT,
@@ -65,9 +85,45 @@ instantiate_finished(
         Kernel("gemv.cu", f"gemv_along_{way}_narrow<{rows}, {name_stored(stored)}>")
         for way in ("k", "columns")
         for rows in GEMV_ROWS
-        for stored in STORED
+        for stored in narrow_weight.STORED
     ],
 )
+
+
+def name_mma(dtypes: tuple[np.dtype[Any], np.dtype[Any]], tile: MmaTile, lies: tuple[str, str]) -> Kernel:
+    """Return the kernel of a product on tensor cores.
+
+    Args:
+        dtypes: Of operands and result.
+        tile: What a block makes.
+        lies: How operands lie.
+    """
+    types = ", ".join([dtype_row(dtype).cuda for dtype in dtypes])
+    return Kernel("mma_gemm.cu", f"mma_gemm<{types}, {tile.name}, {', '.join(lies)}>")
+
+
+_MMA_FORMS = [(tile, (ALONG_K, right)) for tile in MMA_TILES for right in _LIES]
+_MMA_FORMS += [(SMALL_MMA, (ACROSS, right)) for right in _LIES]
+for _dtype in _MMA_DTYPES:
+    instantiate_finished(_dtype, [name_mma((_dtype, _dtype), *form) for form in _MMA_FORMS])
+    instantiate_finished(_FLOAT, [name_mma((_dtype, _FLOAT), *form) for form in _MMA_FORMS], stored=[_dtype])
+
+
+@weight_form("padded_rows")
+@dataclass(frozen=True, slots=True)
+class PaddedRows(WeightForm):
+    """A matrix ``[rows, columns]``, dense, its columns padded by zeros to a multiple of ``step``."""
+
+    step: int
+
+    def infer(self, source: TensorSpec) -> TensorSpec:
+        """Return the spec with more columns."""
+        rows, columns = source.shape
+        return source.with_shape((rows, round_up(columns, self.step)))
+
+    def pack(self, block: Array, at: tuple[int, ...], packed: Array) -> None:
+        """Copy a block to its place."""
+        packed[tuple([slice(start, start + extent) for start, extent in zip(at, block.shape, strict=True)])] = block
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +182,27 @@ class Product:
     def fits_simt(self) -> bool:
         """Whether the numbers of ``SimtGemm`` hold its extents, and a grid the rows of kernels for few."""
         has_row_blocks = ceil_div(self.extents[0], GEMV_ROWS[-1]) <= _MAX_ROW_BLOCKS or self.fits_tiles
-        return has_row_blocks and max(*self.extents, *self.batch) < _MAX_EXTENT
+        return has_row_blocks and self.fits_mma
+
+    @property
+    def fits_mma(self) -> bool:
+        """Whether the numbers of ``SimtGemm`` hold its extents."""
+        return max(*self.extents, *self.batch) < _MAX_EXTENT
 
     def is_wide(
-        self, slot: Slot, unit: int, extent: int, pitch: int, walk: tuple[int, ...], width: int = _VECTOR
+        self, slot: Slot, unit: int, pitch: int, walk: tuple[int, ...], extent: int = 0, width: int = 0
     ) -> bool:
         """Return whether an operand is read by vectors: dense along one axis, and all else aligned.
 
         Args:
             slot: The operand.
             unit: Its stride along that axis.
-            extent: Its extent along that axis.
             pitch: Its stride along the other one.
             walk: Its strides along the batch axes.
-            width: Elements of a vector.
+            extent: Its extent along that axis; 0 where the kernel takes those that are no multiple, too.
+            width: Elements of a vector; 0: those of 16 bytes.
         """
+        width = width or _VECTOR_NBYTES // slot.dtype.itemsize
         is_aligned = slot.offset_bytes % (width * slot.dtype.itemsize) == 0
         return is_aligned and unit == 1 and all(each % width == 0 for each in (extent, pitch, *walk))
 
@@ -148,29 +210,47 @@ class Product:
         """Return the bytes of ``Gemm`` of ``matmul.cu``."""
         return pack_gemm(self.extents, (*self.a, *self.b, *self.c, *self.y), self.scale, (self.batch, self.walks))
 
-    def pack_simt(self, *, is_b_along_k: bool = False, lanes: int = 0, width: int = _VECTOR) -> bytes:
+    def pack_simt(self, *, is_b_along_k: bool = False, lanes: int = 0, width: int = 0) -> bytes:
         """Return the bytes of ``SimtGemm`` of ``simt_product.cuh``.
 
         Args:
             is_b_along_k: Whether the kernel reads b along the inner extent.
             lanes: Of ``gemv.cu``.
-            width: Elements of a vector of b.
+            width: Elements of a vector of b; 0: those of 16 bytes.
         """
-        (a, b, _, y), (rows, columns, inner) = self.slots, self.extents
-        has_rows = self.is_wide(b, self.b[1], columns, self.b[0], self.walks[1], width)
-        has_lines = self.is_wide(b, self.b[0], inner, self.b[1], self.walks[1], width)
+        (a, b, _, y), (_, columns, inner) = self.slots, self.extents
+        has_rows = self.is_wide(b, self.b[1], self.b[0], self.walks[1], columns, width)
+        has_lines = self.is_wide(b, self.b[0], self.b[1], self.walks[1], inner, width)
         is_narrow = b.dtype != _FLOAT and not lanes
         wide = (
-            self.is_wide(a, self.a[1], inner, self.a[0], self.walks[0])
+            self.is_wide(a, self.a[1], self.a[0], self.walks[0], inner)
             + 2 * ((has_rows or has_lines) if is_narrow else has_lines if is_b_along_k else has_rows)
-            + 4 * self.is_wide(y, self.y[1], columns, self.y[0], self.walks[2])
+            + 4 * self.is_wide(y, self.y[1], self.y[0], self.walks[2], columns)
             + 8 * (is_narrow and has_lines and not has_rows)
         )
+        return self._pack_tables(wide, lanes)
+
+    def pack_mma(self, left: str, right: str) -> bytes:
+        """Return the bytes of ``SimtGemm`` for ``mma_gemm.cu``.
+
+        Args:
+            left: How a lies.
+            right: How b lies.
+        """
+        a, b, _, y = self.slots
+        wide = (
+            self.is_wide(a, *_sort(self.a[::-1], left), self.walks[0])
+            + 2 * self.is_wide(b, *_sort(self.b, right), self.walks[1])
+            + 4 * self.is_wide(y, self.y[1], self.y[0], self.walks[2], width=_EIGHT)
+        )
+        return self._pack_tables(wide, 0)
+
+    def _pack_tables(self, wide: int, lanes: int) -> bytes:
         tables = [entry for row in self.walks for entry in _pad(row, 0)]
         with np.errstate(over="ignore"):
             factors = np.array(self.scale, np.float32).tobytes()
         strides = (*self.a, *self.b, *self.c, *self.y)
-        head = struct.pack("<4i8q", rows, columns, inner, len(self.batch), *strides)
+        head = struct.pack("<4i8q", *self.extents, len(self.batch), *strides)
         return head + factors + struct.pack(f"<2i8i{len(tables)}q", wide, lanes, *_pad(self.batch, 1), *tables)
 
 
@@ -217,12 +297,16 @@ def launch_gemm(
         _launch_simt(emit, product, narrow, scale_steps, keeps_order=keeps_order)
     elif narrow is not None:
         _launch_any(emit, product, narrow, scale_steps)
+    elif has_kernels and _has_tensor_cores(emit, product):
+        _launch_mma(emit, product)
     else:
         _launch_any(emit, _turn(product, FEW_ROWS))
 
 
 def take_operands(emit: Emitter, y: Slot, a: Slot, b: Slot, *, is_narrow: bool = False) -> tuple[Slot, Slot]:
     """Return operands in a type that a kernel multiplies into ``y``: narrower ones are widened, a weight once for all.
+
+    Tensor cores multiply what is narrow as it is.
 
     Args:
         emit: Emitter of the launches.
@@ -231,9 +315,22 @@ def take_operands(emit: Emitter, y: Slot, a: Slot, b: Slot, *, is_narrow: bool =
         b: Right operand.
         is_narrow: Whether b is widened while it is read.
     """
-    if not emit.target.has_kernels:
+    if not emit.target.has_kernels or _can_multiply(emit, y, a, b):
         return a, b
     return _widen(emit, a, y), b if is_narrow else _widen(emit, b, y)
+
+
+def _has_tensor_cores(emit: Emitter, product: Product) -> bool:
+    """Return whether a product runs on tensor cores, whose kernel counts extents in 32 bits."""
+    a, b, _, y = product.slots
+    return _can_multiply(emit, y, a, b) and bool(emit.choose(product.fits_mma))
+
+
+def _can_multiply(emit: Emitter, y: Slot, a: Slot, b: Slot) -> bool:
+    """Return whether tensor cores multiply operands of these types into a result of that type."""
+    is_matrix = a.dtype == b.dtype and a.dtype in _MMA_DTYPES and y.dtype in (a.dtype, _FLOAT)
+    has_kernels = emit.target.has_kernels and not emit.target.has_textures
+    return is_matrix and has_kernels and emit.target.architecture >= MMA_ARCHITECTURE
 
 
 def _widen(emit: Emitter, slot: Slot, y: Slot) -> Slot:
@@ -293,6 +390,56 @@ def _launch_tiles(
     emit.launch(kernel, (tiles, slices.count, 1), (tile.threads, 1, 1), arguments, slices.writes(3, 5, tiles))
 
 
+def _launch_mma(emit: Emitter, product: Product) -> None:
+    """Launch a product on tensor cores, in a form that is right for all operands, and fast for those that lie so."""
+    turned = _turn(product, _MMA_FEW)
+    product = product.transposed if emit.choose(turned is not product) else product
+    product = _pack_operand(emit, _pack_operand(emit, product, 0), 1)
+    # Few rows have one tile, which reads them along the inner extent.
+    left = _LIES[emit.choose(product.a[0] == 1 != product.a[1] and product.extents[0] > _MMA_FEW)]
+    right = _LIES[emit.choose(product.b[1] == 1 != product.b[0])]
+    rows, columns, inner = product.extents
+    tile = SMALL_MMA if left == ACROSS else choose_mma_tile(emit, rows, columns, inner, product.count)
+    tiles = product.count * tile.count(rows, columns)
+    slices = slice_mma_tiles(emit, tile, tiles, inner)
+    arguments = [*product.slots, product.pack_mma(left, right), slices.scratch, slices.counters]
+    a, _, _, y = product.slots
+    emit.launch(
+        name_mma((a.dtype, y.dtype), tile, (left, right)),
+        (tiles, slices.count, 1),
+        (tile.threads, 1, 1),
+        arguments,
+        slices.writes(3, 5, tiles),
+        shared_bytes=tile.ring_nbytes,
+    )
+
+
+def _pack_operand(emit: Emitter, product: Product, index: int) -> Product:
+    """Return the product with operand 0 or 1, where it is a weight that is not aligned as it lies, packed along k."""
+    slot, walk = product.slots[index], product.walks[index]
+    assert slot is not None
+    strides, shape = (product.a if index == 0 else product.b[::-1]), (product.extents[index], product.extents[2])
+    if slot.strides == strides[::-1] != strides:
+        slot = Slot(slot.buffer, slot.offset_bytes, slot.spec.with_shape(slot.shape[::-1]), slot.strides[::-1])
+    is_whole = (slot.shape, slot.strides) == (shape, strides) and not any(walk)
+    # Asked for at all sizes alike: a row alone has other strides, and no weight is one at some sizes only.
+    if not emit.choose(is_whole and not any(product.is_wide(slot, *each, ()) for each in (strides, strides[::-1]))):
+        return product
+    packed = emit.packed(slot, PaddedRows(_VECTOR_NBYTES // slot.dtype.itemsize))
+    if packed is None:
+        return product
+    a, b, c, y = product.slots
+    pitch = packed.shape[1]
+    if index == 0:
+        return replace(product, slots=(packed, b, c, y), a=(pitch, 1))
+    return replace(product, slots=(a, packed, c, y), b=(1, pitch))
+
+
+def _sort(strides: tuple[int, int], lie: str) -> tuple[int, int]:
+    """Return the stride that is 1 where an operand lies so, and the other one; given are those along k and across."""
+    return strides if lie == ALONG_K else strides[::-1]
+
+
 def _launch_gemv(
     emit: Emitter, product: Product, narrow: NarrowWeight | None, scale_step: int, *, is_along_k: bool
 ) -> None:
@@ -328,7 +475,7 @@ def find_gemv_width(itemsize: int, together: int, *, is_along_k: bool) -> int:
     """
     if is_along_k:
         return 8 if itemsize == 1 and together == GEMV_ROWS[-1] else 16 // itemsize
-    return _VECTOR if itemsize == _FLOAT.itemsize or together == GEMV_ROWS[-1] else 2 * _VECTOR
+    return 4 if itemsize == _FLOAT.itemsize or together == GEMV_ROWS[-1] else 8
 
 
 @dataclass(frozen=True, slots=True)

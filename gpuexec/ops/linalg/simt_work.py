@@ -18,11 +18,11 @@ from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_s
 from gpuexec.ops.linalg.matmul_launch import find_gemv_width
 
 _DEPTH = 16  # kSlabDepth of simt_tile.cuh
-_WIDE_A, _WIDE_B, _WIDE_Y = 1, 2, 4  # Wide of simt_gemm.cuh
+WIDE_A, WIDE_B, WIDE_Y = 1, 2, 4  # Wide of simt_product.cuh
 _HEAD = "<4i8q2f2i8i"  # of SimtGemm, in front of the strides of batches
 _AROUND, _EACH_SUM = 400, 4  # instructions of a thread apart from slabs: in all, and to scale and store a sum
 _EACH_SLICE = 1.5  # instructions of a thread to add up a sum of a slice
-_JOIN_ROUNDS = 3  # waits of the last block of a tile beside those for slices: its counter, and what it wrote
+JOIN_ROUNDS = 3  # waits of the last block of a tile beside those for slices: its counter, and what it wrote
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,13 @@ class SlicedTiles:
         """
         code, y, steps = self.code, launch.arguments[3], count_epilogue_steps(launch)
         assert isinstance(y, Slot)
-        blocks, is_joined, scratch = self.tiles * self.slices, self.slices > 1, _find_scratch(launch)
+        blocks, is_joined, scratch = self.tiles * self.slices, self.slices > 1, find_scratch(launch)
         partial_nbytes = 4 * blocks * code.rows * code.columns if is_joined else 0
         own_slabs = ceil_div(self.longest, self.slices)
         of_sum = _EACH_SUM + steps * STEP_INSTRUCTIONS + (self.slices * _EACH_SLICE if is_joined else 0)
         of_blocks = blocks * (_AROUND + (code.sums / 4 if is_joined else 0)) + self.tiles * code.sums * of_sum
         stored = self.slabs * _DEPTH * (code.rows + code.columns) // WARP
-        beside = sum(count_slot_bytes(each) for each in _list_beside(launch, scratch))
+        beside = sum(count_slot_bytes(each) for each in list_beside(launch, scratch))
         return Work(
             flops=2 * terms + y.spec.size * steps,
             instructions=code.warps * (self.slabs * (code.instructions + more) + of_blocks),
@@ -120,7 +120,7 @@ class SlicedTiles:
             needed_multiply_adds=terms,
             wavefronts=self.slabs * code.read_wavefronts + blocks * code.first_wavefronts + stored,
             l2_nbytes=operand_nbytes + y.spec.nbytes * (1 if is_wide else 4) + 2 * partial_nbytes + beside,
-            rounds=ceil_div(own_slabs, code.ahead) + 1 + (self.slices / 2 + _JOIN_ROUNDS if is_joined else 0),
+            rounds=ceil_div(own_slabs, code.ahead) + 1 + (self.slices / 2 + JOIN_ROUNDS if is_joined else 0),
             barriers=own_slabs + 1,
             registers=_REGISTERS,
             shared_nbytes=code.shared_nbytes,
@@ -130,19 +130,19 @@ class SlicedTiles:
 
 @work_of("simt_gemm.cu", "simt_gemm", "simt_gemm_narrow")
 def _count_simt_gemm(launch: Launch) -> Work:
-    rows, columns, inner, batch, wide, _ = _read(launch)
-    itemsize = find_weight_bytes(launch, 1)
+    rows, columns, inner, batch, wide, _ = read_gemm(launch)
+    itemsize = find_itemsize(launch, 1)
     code, tiles, slabs = find_tile_code(launch), launch.grid[0], ceil_div(inner, _DEPTH)
     left = rows * _count_asked(launch, 0) * ceil_div(columns, code.columns)
     right = columns * _count_asked(launch, 1) * ceil_div(rows, code.rows)
     if itemsize == 4:
-        more = code.elements * ((not wide & _WIDE_A) + (not wide & _WIDE_B))
+        more = code.elements * ((not wide & WIDE_A) + (not wide & WIDE_B))
     else:  # both by vectors, or both by elements
-        has_vectors = wide & (_WIDE_A | _WIDE_B) == _WIDE_A | _WIDE_B
+        has_vectors = wide & (WIDE_A | WIDE_B) == WIDE_A | WIDE_B
         more = WIDENING[itemsize] + (0 if has_vectors else code.elements + _NARROW_ELEMENTS)
     sliced = SlicedTiles(code, tiles, launch.grid[1], tiles * slabs, slabs)
     terms = batch * rows * columns * inner
-    return sliced.describe(launch, terms, batch * inner * (left + right), more=more, is_wide=bool(wide & _WIDE_Y))
+    return sliced.describe(launch, terms, batch * inner * (left + right), more=more, is_wide=bool(wide & WIDE_Y))
 
 
 _GEMV_WARPS, _GEMV_COLUMNS = 8, 4  # of a block; of a warp or thread
@@ -152,16 +152,16 @@ _EACH_WEIGHT, _EACH_ROW, _EACH_SINGLE = {4: 2.4, 2: 2.9, 1: 4.9}, 1.45, 4.0
 
 @work_of("gemv.cu", "gemv_along_k", "gemv_along_columns", "gemv_along_k_narrow", "gemv_along_columns_narrow")
 def _count_gemv(launch: Launch) -> Work:
-    rows, columns, inner, batch, wide, lanes = _read(launch)
+    rows, columns, inner, batch, wide, lanes = read_gemm(launch)
     match = re.search(r"<(\d)", launch.kernel.expression)
     assert match is not None
     together, slices = int(match[1]), launch.grid[1]
     row_blocks, blocks = launch.grid[2], prod(launch.grid)
     is_along_k = launch.kernel.expression.startswith("gemv_along_k")
-    itemsize = find_weight_bytes(launch, 1)
+    itemsize = find_itemsize(launch, 1)
     own = find_gemv_width(itemsize, together, is_along_k=is_along_k)  # k or columns of a lane
     block_columns = _GEMV_WARPS // lanes * _GEMV_COLUMNS if is_along_k else own * lanes
-    is_wide = wide & (_WIDE_A | _WIDE_B) == _WIDE_A | _WIDE_B if is_along_k else bool(wide & _WIDE_B)
+    is_wide = wide & (WIDE_A | WIDE_B) == WIDE_A | WIDE_B if is_along_k else bool(wide & WIDE_B)
     width = own if is_wide else 1
     if is_along_k:  # terms of a warp, and those that are under way together
         terms, ahead = inner / (slices * lanes), WARP * width * (2 if together <= 4 else 1)
@@ -169,10 +169,10 @@ def _count_gemv(launch: Launch) -> Work:
         terms, ahead = inner / slices / (_GEMV_WARPS * WARP // lanes), (8 if together <= 4 else 4) if is_wide else 1
     weights = batch * columns * inner * row_blocks
     each = _EACH_WEIGHT[itemsize] + _EACH_ROW * (together - 1) + (0 if is_wide else _EACH_SINGLE)
-    results, steps, scratch = batch * rows * columns, count_epilogue_steps(launch), _find_scratch(launch)
+    results, steps, scratch = batch * rows * columns, count_epilogue_steps(launch), find_scratch(launch)
     joined = 4 * blocks * together * block_columns if slices > 1 else 0
     read = ceil_div(blocks, slices) * together * inner * 4 + weights * itemsize
-    beside = sum(count_slot_bytes(a) for a in _list_beside(launch, scratch))
+    beside = sum(count_slot_bytes(a) for a in list_beside(launch, scratch))
     return Work(
         flops=2 * results * inner + results * steps,
         instructions=weights / WARP * each
@@ -180,7 +180,7 @@ def _count_gemv(launch: Launch) -> Work:
         multiply_adds=weights / WARP * together,
         needed_multiply_adds=results * inner,
         l2_nbytes=read + results * 4 + 2 * joined + beside,
-        rounds=ceil_div(int(terms), ahead) + 1 + (slices / 4 + _JOIN_ROUNDS if joined else 0),
+        rounds=ceil_div(int(terms), ahead) + 1 + (slices / 4 + JOIN_ROUNDS if joined else 0),
         barriers=1,
         registers=72 if together <= 2 else 128,
         shared_nbytes=_GEMV_WARPS * together * 4 * (_GEMV_COLUMNS if is_along_k else WARP * own),
@@ -188,7 +188,7 @@ def _count_gemv(launch: Launch) -> Work:
     )
 
 
-def _read(launch: Launch) -> tuple[int, int, int, int, int, int]:
+def read_gemm(launch: Launch) -> tuple[int, int, int, int, int, int]:
     """Return rows, columns, inner extent, batch, operands that are wide, and lanes of the struct ``SimtGemm``."""
     packed = launch.arguments[4]
     assert isinstance(packed, bytes)
@@ -202,22 +202,22 @@ def _count_asked(launch: Launch, operand: int) -> int:
     packed = launch.arguments[4]
     assert isinstance(packed, bytes)
     strides = struct.unpack_from("<4q", packed, 16)[2 * operand : 2 * operand + 2]
-    return find_weight_bytes(launch, operand) if 1 in strides or 0 in strides else SECTOR_BYTES
+    return find_itemsize(launch, operand) if 1 in strides or 0 in strides else SECTOR_BYTES
 
 
-def find_weight_bytes(launch: Launch, position: int) -> int:
-    """Return the bytes of an element of an operand: fewer than four of narrow weights."""
+def find_itemsize(launch: Launch, position: int) -> int:
+    """Return the bytes of an element of an argument."""
     slot = launch.arguments[position]
     assert isinstance(slot, Slot)
     return slot.dtype.itemsize
 
 
-def _find_scratch(launch: Launch) -> int:
+def find_scratch(launch: Launch) -> int:
     """Return the position of scratch memory, in front of the counters."""
     return next(index for index, each in enumerate(launch.arguments) if isinstance(each, bytes)) + 1
 
 
-def _list_beside(launch: Launch, scratch: int) -> list[Slot]:
+def list_beside(launch: Launch, scratch: int) -> list[Slot]:
     """Return the operands beside the first two that are read: an addend, and those of an epilogue."""
     arguments = enumerate(launch.arguments)
     return [a for i, a in arguments if isinstance(a, Slot) and i not in (0, 1, 3, scratch, scratch + 1)]

@@ -16,7 +16,7 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
 from gpuexec.ops.lib.windows import Windows
-from gpuexec.ops.linalg.simt_work import WIDENING, SlicedTiles, find_tile_code, find_weight_bytes
+from gpuexec.ops.linalg.simt_work import WIDENING, SlicedTiles, find_tile_code, find_itemsize
 
 _HEAD, _COUNT, _PHASES, _PHASE = (
     "<16i",
@@ -37,7 +37,7 @@ def _count_simt_conv(launch: Launch) -> Work:
     batch, groups, channels, outs, *axes = struct.unpack_from(_HEAD, packed)
     extents, steps, dilations = (tuple(axes[first : first + 3]) for first in (0, 3, 6))
     count, _, has_positions = struct.unpack_from("<3i", packed, _COUNT)
-    code, block, weight_nbytes = find_tile_code(launch), _find_block(launch), find_weight_bytes(launch, 1)
+    code, block, weight_nbytes = find_tile_code(launch), _find_block(launch), find_itemsize(launch, 1)
     terms = slabs = longest = 0
     is_ragged = False
     asked = 0.0

@@ -93,6 +93,68 @@ def _multiply_bytes(a: Words, b: Words, sums: Words) -> Words:
 _T = np.arange(THREADS)
 _ONES, _LOW = (np.full(THREADS, each, np.uint32) for each in (2**32 - 1, 2**32 - 256))
 
+
+def _cut_vectors(x: Words) -> Words:
+    """Return x with vector i of the second half cut to ``i % 17`` bytes."""
+    y = x.copy()
+    octets = y.view(np.uint8).reshape(2 * THREADS, 16)[THREADS:]
+    octets[np.arange(16) >= (_T % 17)[:, None]] = 0
+    return y
+
+
+def _read_matrices(x: Words) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    """Return four 8 x 8 matrices: row i % 8 of matrix i / 8 is the half of line ``5 * i % 32`` that lane i names."""
+    return x.view(np.uint16).reshape(THREADS, 2, 8)[_T * 5 % 32, _T // 16].reshape(4, 8, 8)
+
+
+# Row and column (or column and row) of each number of a fragment, by PTX's tables: lane i has word i % 4 and that + 4.
+_PRODUCT = """
+const auto pick = [&](int from, int row, int k) {{ return int(x[(from + row * {depth} + k) % 256] >> 9 & 7) {lower}; }};
+const auto encode_small = [](int number, int mantissa, int bias) {{
+  const int size = number < 0 ? -number : number;
+  int exponent = 0;
+  while (size >> exponent > 1) ++exponent;
+  const int bits = size ? (exponent + bias) << mantissa | ((size << mantissa >> exponent) & ((1 << mantissa) - 1)) : 0;
+  return u32(bits | (number < 0 ? 128 : 0));
+}};
+(void)encode_small;
+const auto fill = [&](int from, int row, int word) {{
+  u32 bits = 0;
+  for (int i = 0; i < {count}; ++i) {{
+    const int number = pick(from, row, word * {count} + i);
+    bits |= (u32({encoding}) & {mask}u) << {bits} * i;
+  }}
+  return bits;
+}};
+u32 a[4];
+for (int i = 0; i < 4; ++i) a[i] = fill(0, t / 4 + i % 2 * 8, t % 4 + i / 2 * 4);
+const u32 b[2] = {{fill(101, t / 4, t % 4), fill(101, t / 4, t % 4 + 4)}};
+{sums} sums[4] = {{1, 2, 3, 4}};
+{name}(sums, a, b);
+for (int i = 0; i < 4; ++i) y[(t / 4 + i / 2 * 8) * 8 + t % 4 * 2 + i % 2] = reinterpret<u32>(sums[i]);
+"""
+
+
+def _product(name: str, bits: int, sums: str, encoding: str, since: int) -> Case:
+    """Return the case of a product of a 16 x k matrix and a k x 8 one, both of small integers."""
+    depth, lower = 256 // bits, 0 if name == "mma_u8" else 3
+
+    def multiply(x: Words) -> Words:
+        numbers = (x >> np.uint32(9) & np.uint32(7)).astype(np.int64) - lower
+        left = numbers[np.arange(16 * depth) % WORDS].reshape(16, depth)
+        right = numbers[(101 + np.arange(8 * depth)) % WORDS].reshape(8, depth)
+        start = np.tile([[1, 2]], (16, 4)) + np.repeat([0, 2], 8)[:, None]
+        product = left @ right.T + start
+        return _place((0, product.astype(np.float32 if sums == "float" else np.int32).reshape(-1).view(np.uint32)))
+
+    mask = hex((1 << bits) - 1)
+    text = _PRODUCT.format(
+        name=name, depth=depth, count=32 // bits, bits=bits, mask=mask, sums=sums, encoding=encoding,
+        lower=f"- {lower}",
+    )  # fmt: skip
+    return Case(f"product_by_{name}", "mma.cuh", (name,), text, multiply, since)
+
+
 CASES = (
     Case(
         "copy_four_bytes",
@@ -150,6 +212,71 @@ __syncthreads();
 y[64 + t] = held[95 - t];
 """,
         lambda x: _place((0, x[31::-1]), (32, x[63:31:-1]), (64, x[95:63:-1])),
+    ),
+    Case(
+        "copy_vectors_by_shared_addresses",
+        "async_copy.cuh",
+        ("copy_async_vector",),
+        """
+__shared__ alignas(16) u32 held[256];
+const SharedAddress target = find_shared_address(held);
+copy_async_vector(target + 16 * t, x + 4 * t);
+copy_async_vector(target + 512 + 16 * t, x + 128 + 4 * t, t % 17);
+commit_copies();
+wait_copies<0>();
+__syncthreads();
+for (int i = t; i < 256; i += 32) y[i] = held[i];
+""",
+        lambda x: _cut_vectors(x),
+        since=80,
+    ),
+    Case(
+        "matrices_as_they_lie",
+        "mma.cuh",
+        ("load_matrices",),
+        """
+__shared__ alignas(16) u32 held[256];
+for (int i = t; i < 256; i += 32) held[i] = x[i];
+__syncthreads();
+u32 words[4];
+load_matrices(words, find_shared_address(held) + t * 5 % 32 * 32 + t / 16 * 16);
+for (int m = 0; m < 4; ++m) y[m * 32 + t] = words[m];
+""",
+        lambda x: _place((0, _read_matrices(x).reshape(-1).view(np.uint32))),
+    ),
+    Case(
+        "matrices_transposed",
+        "mma.cuh",
+        ("load_matrices_transposed",),
+        """
+__shared__ alignas(16) u32 held[256];
+for (int i = t; i < 256; i += 32) held[i] = x[i];
+__syncthreads();
+u32 words[4];
+load_matrices_transposed(words, find_shared_address(held) + t * 5 % 32 * 32 + t / 16 * 16);
+for (int m = 0; m < 4; ++m) y[m * 32 + t] = words[m];
+""",
+        lambda x: _place((0, np.ascontiguousarray(_read_matrices(x).swapaxes(1, 2)).reshape(-1).view(np.uint32))),
+    ),
+    *(
+        _product(name, bits, sums, encoding, since)
+        for name, bits, sums, encoding, since in (
+            ("mma_half", 16, "float", "__half_as_ushort(cast<half>(float(number)))", 80),
+            ("mma_bf16", 16, "float", "__bfloat16_as_ushort(cast<bf16>(float(number)))", 80),
+            ("mma_tf32", 32, "float", "__float_as_uint(float(number))", 80),
+            ("mma_i8", 8, "i32", "u32(number)", 80),
+            ("mma_u8", 8, "i32", "u32(number)", 80),
+            ("mma_e4m3", 8, "float", "encode_small(number, 3, 7)", 89),
+            ("mma_e5m2", 8, "float", "encode_small(number, 2, 15)", 89),
+        )
+    ),
+    Case(
+        "rounding_to_tf32",
+        "mma.cuh",
+        ("round_to_tf32",),
+        "for (int i = t; i < 256; i += 32) y[i] = round_to_tf32(__uint_as_float(x[i])) & 0xffffe000u;",
+        lambda x: (x + np.uint32(0x1000)) & np.uint32(0xFFFFE000),
+        since=80,
     ),
     Case(
         "address_behind",

@@ -56,14 +56,14 @@ HANDFUL = (
     ("pixel/texture.cuh", "guard removed", "", 0),
     ("pixel/trilu.cu", "bound moved", "distance > diagonal", 0),
     ("trilu.cu", "guard removed", "", 0),
-    *(("simt_tile.cuh", "wait removed", "", index) for index in range(4)),  # before the loop and in it
+    *((tile, "wait removed", "", index) for tile in ("simt_tile.cuh", "mma_tile.cuh") for index in range(4)),
 )
 COPY = {"copy.cu": ("copy_strided",)}  # for windows with gaps
 LONG = "tests/ops/test_lp_norm.py::test_lp_normalization[plan-long-columns]"
 TRILU = "tests/ops/test_trilu.py::test_trilu[plan-float32]"
 BLITS = Trial((TRILU,), {"pixel/trilu.cu": ("draw_trilu<u32>",)})
 TRIALS = {
-    "tile.cuh": Trial(("tests/ops/test_matmul.py::test_case[plan-gemm_float16]",), {"matmul.cu": ("gemm<half>",)}),
+    "tile.cuh": Trial(("tests/ops/test_matmul.py::test_case[plan-gemm_float64]",), {"matmul.cu": ("gemm<double>",)}),
     "lp_norm.cu": Trial((LONG,), {"lp_norm.cu": ("normalize_lp<float>",), **COPY}),
     "pad.cu": Trial(
         tuple(f"tests/ops/test_pad.py::test_pad[plan-{case}]" for case in ("constant_two_axes", "reflect_inner")),
@@ -75,6 +75,14 @@ TRIALS = {
     "trilu.cu": Trial((TRILU,), {"trilu.cu": ("trilu<u32>",)}),
     "simt_tile.cuh": Trial(
         ("tests/ops/test_matmul.py::test_case[plan-matmul_slices]",), {"simt_gemm.cu": ("simt_gemm<SmallTile>",)}
+    ),
+    "mma_tile.cuh": Trial(
+        ("tests/ops/test_matmul.py::test_case[plan-matmul_slices_half]",),
+        {
+            "mma_gemm.cu": tuple(
+                f"mma_gemm<half, half, FlatMma, Lie::kAlongK, Lie::k{lie}>" for lie in ("AlongK", "Across")
+            )
+        },
     ),
 }
 

@@ -1,0 +1,81 @@
+"""Work of products on tensor cores: closed forms of tiles and slices.
+
+`gpuexec.ops.linalg.matmul_launch` packs what is read here. Figures of machine code are those of sm_90; other
+architectures differ by little.
+"""
+
+from __future__ import annotations
+
+from gpuexec.ir.command import Launch, Slot
+from gpuexec.ir.geometry import ceil_div, round_up
+from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, count_slot_bytes, work_of
+from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
+from gpuexec.ops.lib.slices import MMA_TILES, MmaTile
+from gpuexec.ops.linalg.simt_work import (
+    JOIN_ROUNDS,
+    WIDE_A,
+    WIDE_B,
+    WIDE_Y,
+    find_itemsize,
+    find_scratch,
+    list_beside,
+    read_gemm,
+)
+
+# Instructions of a warp for a slab beside mma and ldmatrix where operands are dense along the inner extent, and more
+# for each that lies across it.
+_LOOP_INSTRUCTIONS = {"LargeMma": (21, 8), "MediumMma": (23, 8), "SmallMma": (23, 12), "FlatMma": (47, 48)}
+_EACH_CHUNK = 70  # instructions for eight elements that are copied one by one
+_AROUND, _EACH_SUM = 500, 4  # instructions of a thread apart from slabs: in all, and to scale and store a sum
+_EACH_SLICE = 1.5  # instructions of a thread to add up a sum of a slice
+_PARK_WAVEFRONTS = 2  # of 128 bytes of sums that wait in shared memory for an epilogue
+_MMA_PRODUCTS, _STEP_NBYTES, _MATRIX_WAVEFRONTS = 2048, 32, 4
+_CHUNK_NBYTES, _WAVEFRONT_NBYTES = 16, 128
+
+
+def _find_tile(launch: Launch) -> MmaTile:
+    return next(tile for tile in MMA_TILES if f", {tile.name}," in launch.kernel.expression)
+
+
+@work_of("mma_gemm.cu", "mma_gemm")
+def _count_mma_gemm(launch: Launch) -> Work:
+    rows, columns, inner, batch, wide, _ = read_gemm(launch)
+    tile, tiles, slices, y = _find_tile(launch), launch.grid[0], launch.grid[1], launch.arguments[3]
+    assert isinstance(y, Slot)
+    left, right = (each.strip(" >") for each in launch.kernel.expression.split(",")[3:5])
+    slabs, warps, blocks = ceil_div(inner, tile.depth), tile.threads // WARP, tiles * slices
+    steps, scratch, results = count_epilogue_steps(launch), find_scratch(launch), batch * rows * columns
+    own, across = _LOOP_INSTRUCTIONS[tile.name]
+    loop = (tile.products + tile.matrices) / warps + own
+    asked = 0
+    for lie, flag, extent, lines, times in (
+        (left, WIDE_A, rows, tile.rows, ceil_div(columns, tile.columns)),
+        (right, WIDE_B, columns, tile.columns, ceil_div(rows, tile.rows)),
+    ):
+        is_across = lie.endswith("kAcross")
+        loop += across * is_across
+        if not wide & flag:
+            loop += lines * tile.slab_nbytes // _CHUNK_NBYTES / tile.threads * _EACH_CHUNK
+        # Lines beyond the last one repeat it, or are not read.
+        asked += times * inner * (extent if is_across else round_up(extent, lines)) * find_itemsize(launch, 0)
+    sums, own_slabs = tile.size // tile.threads, ceil_div(slabs, slices)
+    of_sum = _EACH_SUM + steps * STEP_INSTRUCTIONS + (slices * _EACH_SLICE if slices > 1 else 0)
+    partial_nbytes = 4 * blocks * tile.size if slices > 1 else 0
+    counted = 2 * SECTOR_BYTES * blocks if slices > 1 else 0
+    parked = tiles * tile.size * 4 // _WAVEFRONT_NBYTES * _PARK_WAVEFRONTS if steps else 0
+    # A block reads fragments of one step more than it has.
+    first = blocks * tile.matrices // (tile.slab_nbytes // _STEP_NBYTES) * _MATRIX_WAVEFRONTS
+    beside = sum(count_slot_bytes(each) for each in list_beside(launch, scratch))
+    return Work(
+        flops=2 * results * inner + results * steps,
+        instructions=warps
+        * (tiles * slabs * loop + blocks * (_AROUND + sums / 4 * (slices > 1)) + tiles * sums * of_sum),
+        needed_multiply_adds=results * inner,
+        matrix_products=tiles * slabs * tile.products * _MMA_PRODUCTS,
+        wavefronts=tiles * slabs * tile.slab_wavefronts + first + parked,
+        l2_nbytes=batch * asked + y.spec.nbytes * (1 if wide & WIDE_Y else 4) + 2 * partial_nbytes + counted + beside,
+        rounds=ceil_div(own_slabs, tile.stages - 1) + 1 + (slices / 2 + JOIN_ROUNDS if slices > 1 else 0),
+        barriers=own_slabs + 1,
+        registers=tile.registers,
+        operand_nbytes={scratch: 0, scratch + 1: 0},  # no other command has anything of it
+    )

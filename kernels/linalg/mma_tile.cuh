@@ -1,0 +1,495 @@
+// One tile of a product of matrices on tensor cores (sm_80 and up): a ring of slabs, fragments by ldmatrix, float sums.
+//
+// A slab is so many bytes of the inner extent of a block's lines: rows of the left operand, columns of the right one. An mma
+// takes 32 bytes of it, a step, whatever the elements are. An operand is read as it lies: dense along k or along the lines,
+// 16 bytes at a time by asynchronous copies past registers; of any other strides and alignment element by element.
+//
+// Lines beyond the last one repeat it or are zeros: their sums are never stored, so ragged extents cost nothing.
+#pragma once
+#include "grid.cuh"
+#include "mma.cuh"
+#include "vec.cuh"
+
+constexpr int kChunkBytes = 16;
+constexpr int kEight = 8;  // columns of a row that a thread has side by side once a product is done
+
+// A tile of Rows x Columns sums by WarpsDown x WarpsAcross warps, over a ring of Stages slabs of SlabBytes. BlocksAtOnce
+// blocks are to be on a multiprocessor at a time.
+template <int Rows, int Columns, int SlabBytes, int WarpsDown, int WarpsAcross, int Stages, int BlocksAtOnce>
+struct MmaTile {
+  static constexpr int kRows = Rows, kColumns = Columns, kSlabBytes = SlabBytes, kStages = Stages;
+  static constexpr int kBlocksAtOnce = BlocksAtOnce, kWarpsAcross = WarpsAcross;
+  static constexpr int kThreads = 32 * WarpsDown * WarpsAcross;
+  static constexpr int kWarpRows = Rows / WarpsDown, kWarpColumns = Columns / WarpsAcross;
+  static constexpr int kDown = kWarpRows / 16, kAcross = kWarpColumns / 8;  // mma of a warp and step
+  static constexpr int kSteps = SlabBytes / 32;
+  static constexpr int kLeftBytes = Rows * SlabBytes, kStageBytes = (Rows + Columns) * SlabBytes;
+  static constexpr int kRingBytes = Stages * kStageBytes;
+  static_assert(kWarpRows % 16 == 0 && kWarpColumns % 32 == 0, "a warp has whole mma and whole eights of columns");
+  static_assert(kSteps % 2 == 0 && Stages >= 2, "two steps of fragments; one stage is filled while another is read");
+};
+
+// Of MMA_TILES in gpuexec/ops/lib/slices.py. All rings fit twice in the 164 KB of sm_80 and once in the 100 KB of sm_86.
+typedef MmaTile<128, 256, 64, 2, 4, 3, 1> LargeMma;   // 73,728 bytes: rows and columns in plenty
+typedef MmaTile<128, 128, 64, 2, 2, 4, 2> MediumMma;  // 65,536 bytes
+typedef MmaTile<64, 64, 128, 2, 2, 4, 2> SmallMma;    // 65,536 bytes: blocks are few
+typedef MmaTile<16, 64, 256, 1, 2, 4, 2> FlatMma;     // 81,920 bytes: up to 16 rows, where fetching the columns is all
+
+// How a slab lies in shared memory, and its operand in global memory where it is copied 16 bytes at a time.
+enum class Lie { kAlongK, kAcross };
+
+// Where the 16-byte chunks of a slab's rows stand: chunk c of row r where chunk c ^ phase(r) would. So the eight rows that
+// ldmatrix reads at a time lie in different banks, and so do the eight chunks that a quarter of a warp stores. Such rows
+// differ in bit 0 and in the two bits from Shift on:
+//   Shift 1   eight rows in succession;
+//   Shift 3   rows 0, 1, 8, 9, 16, 17, 24, 25 and those 2, 4 or 6 further on: see `right_place` below.
+template <int RowBytes, int Shift>
+struct SlabOrder {
+  static_assert(RowBytes == 64 || RowBytes % 128 == 0, "a row is half a line of the banks or whole ones");
+  static constexpr int kChunks = RowBytes / kChunkBytes;
+  static constexpr int kPeriod = 4 << Shift;  // rows that far apart have the same phase
+
+  static __device__ int phase(int row) {
+    // Two rows of 64 bytes share a line: which half is theirs is bit 0 already.
+    return RowBytes == 64 ? row >> Shift & 3 : (row & 1) | (row >> Shift & 3) << 1;
+  }
+  static __device__ int place(int row, int chunk) { return row * RowBytes + (chunk ^ phase(row)) * kChunkBytes; }
+  // The place `step` * 32 bytes along a row from `place`, which is in the row's first 32 bytes.
+  static __device__ int advance(int place, int step) {
+    constexpr int kTurn = RowBytes == 64 ? 2 : 4;  // steps that differ in bits a phase reaches
+    return (place ^ step % kTurn * 32) + step / kTurn * 128;
+  }
+};
+
+// The same number, of which the compiler knows nothing: what is made of it behind a loop is not kept through the loop.
+__device__ inline u32 forget(u32 number) {
+#ifndef GPUEXEC_SIM
+  asm volatile("" : "+r"(number));
+#endif
+  return number;
+}
+
+// An operand as a block sees it.
+template <class T>
+struct MmaOperand {
+  const T* matrix;
+  i64 line_stride, k_stride;  // elements
+  int lines, inner, first_line, first_k;
+  bool is_wide;  // dense along the one axis, 16-byte aligned along the other: copied by vectors
+
+  // Returns the place of a line of the block at k = 0; the last one's for those beyond it.
+  __device__ const T* find_line(int line) const {
+    const int wanted = first_line + line;
+    return matrix + (wanted < lines ? wanted : lines - 1) * line_stride;
+  }
+};
+
+// A thread's 16-byte chunks of a slab, in kPasses passes of all threads: in pass i, chunk `chunk` of row `row` + i * kPassRows
+// of shared memory. Rows are lines (kAlongK), or k, of all lines of the block (kAcross).
+template <class T, class Tile, int Lines, Lie kLie, int Shift>
+struct SlabPart {
+  static constexpr int kRowBytes = kLie == Lie::kAlongK ? Tile::kSlabBytes : Lines * int(sizeof(T));
+  static constexpr int kRows = kLie == Lie::kAlongK ? Lines : Tile::kSlabBytes / int(sizeof(T));
+  typedef SlabOrder<kRowBytes, Shift> Order;
+  static constexpr int kPassRows = Tile::kThreads / Order::kChunks;
+  static constexpr int kPasses = kRows / kPassRows;
+  static_assert(kRows % kPassRows == 0 && kPassRows * Order::kChunks == Tile::kThreads, "passes are whole");
+
+  int row, chunk;
+
+  __device__ explicit SlabPart(int thread) : row(thread / Order::kChunks), chunk(thread % Order::kChunks) {}
+
+  __device__ int place(int pass) const {
+    if constexpr (kPassRows % Order::kPeriod == 0) return Order::place(row, chunk) + pass * kPassRows * kRowBytes;
+    else return Order::place(row + pass * kPassRows, chunk);
+  }
+};
+
+// The bytes of a chunk that has `count` elements, of which there may be none or more than fit.
+template <class T>
+__device__ inline int count_chunk_bytes(int count) {
+  return count <= 0 ? 0 : count < kEight ? count * int(sizeof(T)) : kChunkBytes;
+}
+
+// Copies slabs of a wide operand, one after the other from the block's first one on.
+template <class T, class Tile, int Lines, Lie kLie, int Shift>
+struct VectorLoader;
+
+template <class T, class Tile, int Lines, int Shift>
+struct VectorLoader<T, Tile, Lines, Lie::kAlongK, Shift> {
+  typedef SlabPart<T, Tile, Lines, Lie::kAlongK, Shift> Part;
+  Part part;
+  const u8* source[Part::kPasses];
+
+  __device__ explicit VectorLoader(const MmaOperand<T>& operand) : part(threadIdx.x) {
+#pragma unroll
+    for (int i = 0; i < Part::kPasses; ++i) {
+      const T* line = operand.find_line(part.row + i * Part::kPassRows);
+      source[i] = reinterpret_cast<const u8*>(line + operand.first_k + part.chunk * kEight);
+    }
+  }
+
+  // Copies a slab all of whose k are inside.
+  __device__ void load_whole(SharedAddress slab) {
+#pragma unroll
+    for (int i = 0; i < Part::kPasses; ++i) {
+      copy_async_vector(slab + part.place(i), source[i]);
+      source[i] += Tile::kSlabBytes;
+    }
+  }
+
+  // Copies a slab that has `depth` k inside, or more than fit.
+  __device__ void load(SharedAddress slab, int depth) {
+    const int nbytes = count_chunk_bytes<T>(depth - part.chunk * kEight);
+#pragma unroll
+    for (int i = 0; i < Part::kPasses; ++i) {
+      copy_async_vector(slab + part.place(i), source[i], nbytes);
+      source[i] += Tile::kSlabBytes;
+    }
+  }
+};
+
+template <class T, class Tile, int Lines, int Shift>
+struct VectorLoader<T, Tile, Lines, Lie::kAcross, Shift> {
+  typedef SlabPart<T, Tile, Lines, Lie::kAcross, Shift> Part;
+  Part part;
+  const u8* source;
+  i64 step;    // bytes from a pass to the next
+  int nbytes;  // of the thread's chunks inside
+
+  __device__ explicit VectorLoader(const MmaOperand<T>& operand)
+      : part(threadIdx.x), step(operand.k_stride * (Part::kPassRows * int(sizeof(T)))) {
+    const int first = operand.first_line + part.chunk * kEight;
+    nbytes = count_chunk_bytes<T>(operand.lines - first);
+    source = reinterpret_cast<const u8*>(operand.matrix + (operand.first_k + part.row) * operand.k_stride + first);
+  }
+
+  __device__ void load_whole(SharedAddress slab) {
+#pragma unroll
+    for (int i = 0; i < Part::kPasses; ++i) {
+      copy_async_vector(slab + part.place(i), source, nbytes);
+      source += step;
+    }
+  }
+
+  __device__ void load(SharedAddress slab, int depth) {
+#pragma unroll
+    for (int i = 0; i < Part::kPasses; ++i) {
+      copy_async_vector(slab + part.place(i), source, part.row + i * Part::kPassRows < depth ? nbytes : 0);
+      source += step;
+    }
+  }
+};
+
+// Copies eight elements one by one to a chunk of shared memory: `count` of them, `stride` elements apart, then zeros.
+template <class T>
+__device__ inline void copy_elements(u8* destination, const T* source, i64 stride, int count) {
+  Vec<T, kEight> chunk;
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) chunk.lanes[i] = i < count ? source[i * stride] : cast<T>(0.0f);
+  store_vec(reinterpret_cast<T*>(destination), chunk);
+}
+
+// Copies the slab of any operand that begins at `k`. It keeps nothing from slab to slab.
+template <class T, class Tile, int Lines, Lie kLie, int Shift>
+__device__ inline void copy_slab(const MmaOperand<T>& operand, SharedAddress slab, u8* bytes, int k) {
+  typedef SlabPart<T, Tile, Lines, kLie, Shift> Part;
+  const Part part(forget(threadIdx.x));
+#pragma unroll 1
+  for (int i = 0; i < Part::kPasses; ++i) {
+    const int row = part.row + i * Part::kPassRows, place = Part::Order::place(row, part.chunk);
+    const T* source;
+    i64 stride;
+    int count;
+    if constexpr (kLie == Lie::kAlongK) {
+      const int first = k + part.chunk * kEight;
+      source = operand.find_line(row) + first * operand.k_stride;
+      stride = operand.k_stride;
+      count = operand.inner - first;
+    } else {
+      const int first = operand.first_line + part.chunk * kEight;
+      source = operand.matrix + (k + row) * operand.k_stride + first * operand.line_stride;
+      stride = operand.line_stride;
+      count = k + row < operand.inner ? operand.lines - first : 0;
+    }
+    if (operand.is_wide) copy_async_vector(slab + place, source, count_chunk_bytes<T>(count));
+    else copy_elements(bytes + place, source, stride, count);
+  }
+}
+
+// Exchanges among the four threads of a quad: v[i] of thread t becomes what v[t] of thread i was.
+__device__ void transpose_quad(float (&v)[4]) {
+  const int own = threadIdx.x % 4;
+#pragma unroll
+  for (int bit = 1; bit < 4; bit *= 2) {
+#pragma unroll
+    for (int low = 0; low < 4; ++low) {
+      if (low & bit) continue;
+      const bool is_upper = own & bit;
+      const float got = __shfl_xor_sync(~0u, is_upper ? v[low] : v[low | bit], bit);
+      (is_upper ? v[low] : v[low | bit]) = got;
+    }
+  }
+}
+
+// A warp's part of a tile: sums, and the fragments of two steps. While one step is multiplied, the next one is loaded.
+template <class T, class Tile, Lie kLeft, Lie kRight>
+struct WarpTile {
+  typedef SlabOrder<kLeft == Lie::kAlongK ? Tile::kSlabBytes : Tile::kRows * int(sizeof(T)), 1> LeftOrder;
+  typedef SlabOrder<kRight == Lie::kAlongK ? Tile::kSlabBytes : Tile::kColumns * int(sizeof(T)),
+                    kRight == Lie::kAlongK ? 3 : 1>
+      RightOrder;
+  static constexpr int kPairs = Tile::kAcross / 2;           // ldmatrix has the fragments of two mma
+  static constexpr int kLeftSets = Tile::kDown < 4 ? 2 : 1;  // of four rows, each is loaded anew as soon as it is used
+  static constexpr int kEights = Tile::kDown * 2 * (Tile::kAcross / 4);
+
+  float sums[Tile::kDown][Tile::kAcross][4];
+  u32 left[kLeftSets][Tile::kDown][4], right[2][kPairs][4];
+  int left_place, right_place;  // in a slab, of what this lane names to ldmatrix
+
+  // Where the warp's part begins in the tile.
+  static __device__ int find_row(int thread) { return thread / 32 / Tile::kWarpsAcross * Tile::kWarpRows; }
+  static __device__ int find_column(int thread) { return thread / 32 % Tile::kWarpsAcross * Tile::kWarpColumns; }
+
+  __device__ WarpTile() {
+    const int thread = threadIdx.x, lane = thread % 32;
+    // Fragments of the left operand are matrices of rows 0 and 8 and k 0 and 8, in this order, the row counting first.
+    if constexpr (kLeft == Lie::kAlongK) {
+      left_place = LeftOrder::place(find_row(thread) + lane % 16, lane / 16);
+    } else {
+      left_place = LeftOrder::place(lane % 8 + lane / 16 * 8, find_row(thread) / kEight + lane / 8 % 2);
+    }
+    if constexpr (kRight == Lie::kAlongK) {
+      // Of two neighbouring mma, column c of the first is 8 * (c / 2) + c % 2 and of the second 2 further on. So a thread's
+      // two columns of four mma are eight side by side, and rows leave registers by 16-byte stores without an exchange.
+      right_place = RightOrder::place(find_column(thread) + lane % 8 / 2 * 8 + lane / 16 * 2 + lane % 2, lane / 8 % 2);
+    } else {
+      right_place = RightOrder::place(lane % 16, find_column(thread) / kEight + lane / 16);
+    }
+#pragma unroll
+    for (int i = 0; i < Tile::kDown; ++i) {
+#pragma unroll
+      for (int j = 0; j < Tile::kAcross; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[i][j][e] = 0.0f;
+      }
+    }
+  }
+
+  // Loads the fragments of row `i` of mma of a step of a slab.
+  __device__ void load_left(SharedAddress slab, int step, int i) {
+    u32(&words)[4] = left[step % kLeftSets][i];
+    if constexpr (kLeft == Lie::kAlongK) {
+      load_matrices(words, slab + (LeftOrder::advance(left_place, step) + i * 16 * Tile::kSlabBytes));
+    } else {
+      // Warps begin at multiples of 32 rows, so two chunks further on is another bit.
+      static_assert(Tile::kWarpRows % 32 == 0 && Tile::kDown <= 4, "rows of mma are bits of a chunk's number");
+      load_matrices_transposed(words, slab + ((left_place ^ i * 32) + step * 16 * Tile::kRows * int(sizeof(T))));
+    }
+  }
+
+  // Loads those of columns 2 * p and 2 * p + 1 of mma, from the slab behind the left one.
+  __device__ void load_right(SharedAddress slab, int step, int p) {
+    u32(&words)[4] = right[step % 2][p];
+    if constexpr (kRight == Lie::kAlongK) {
+      const int row = p / 2 * 32 + p % 2 * 4;
+      load_matrices(words, slab + (Tile::kLeftBytes + RightOrder::advance(right_place, step) + row * Tile::kSlabBytes));
+    } else {
+      // As for the left operand; with more than four pairs the higher bits are beyond a phase's reach.
+      const int place = (right_place ^ p % 4 * 32) + p / 4 * 128;
+      load_matrices_transposed(words, slab + (Tile::kLeftBytes + place + step * 16 * Tile::kColumns * int(sizeof(T))));
+    }
+  }
+
+  // Loads all fragments of the first step of a stage.
+  __device__ void begin(SharedAddress stage) {
+#pragma unroll
+    for (int i = 0; i < Tile::kDown; ++i) load_left(stage, 0, i);
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) load_right(stage, 0, p);
+  }
+
+  // Adds the products of a step, and loads the fragments of step `next`, which lie in `stage`, as registers come free. Every
+  // other row goes backwards, so that the operands used last are met again at once.
+  __device__ void multiply(int step, SharedAddress stage, int next) {
+#pragma unroll
+    for (int i = 0; i < Tile::kDown; ++i) {
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        if (p * Tile::kDown / kPairs == i) load_right(stage, next, p);
+      }
+      if (kLeftSets == 2) load_left(stage, next, i);
+#pragma unroll
+      for (int n = 0; n < Tile::kAcross; ++n) {
+        const int j = i % 2 == 0 ? n : Tile::kAcross - 1 - n;
+        const u32 pair[2] = {right[step % 2][j / 2][j % 2 * 2], right[step % 2][j / 2][j % 2 * 2 + 1]};
+        multiply_matrices<T>(sums[i][j], left[step % kLeftSets][i], pair);
+      }
+      if (kLeftSets == 1) load_left(stage, next, i);
+    }
+  }
+
+  // Places of an eight in the tile, those of a thread counted along the rows first.
+  static __device__ int find_eight_row(int thread, int eight) {
+    return find_row(thread) + thread % 32 / 4 + eight / (Tile::kAcross / 4) * 8;
+  }
+  static __device__ int find_eight_column(int thread, int eight) {
+    return find_column(thread) + thread % 4 * kEight + eight % (Tile::kAcross / 4) * 32;
+  }
+
+  // Returns the sums of an eight. All lanes come here.
+  __device__ void take_eight(int eight, float (&to)[kEight]) const {
+    const int i = eight / (Tile::kAcross / 4) / 2, half = eight / (Tile::kAcross / 4) % 2;
+    const int j = eight % (Tile::kAcross / 4) * 4;
+    if constexpr (kRight == Lie::kAlongK) {
+#pragma unroll
+      for (int e = 0; e < kEight; ++e) to[e] = sums[i][j + e / 2][half * 2 + e % 2];
+    } else {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float four[4];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) four[n] = sums[i][j + n][half * 2 + e];
+        transpose_quad(four);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) to[n * 2 + e] = four[n];
+      }
+    }
+  }
+};
+
+// The slabs of the inner extent that a block sums.
+struct MmaSlabs {
+  int first, count, depth;
+
+  // Slice `slice` of `slices`.
+  __device__ MmaSlabs(int inner, int depth, int slice, int slices) : depth(depth) {
+    const i64 slabs = (i64(inner) + depth - 1) / depth;
+    first = int(slabs * slice / slices);
+    count = int(slabs * (slice + 1) / slices) - first;
+  }
+};
+
+// Sums left(row, k) * right(k, column) over slabs. All threads of the block come here. `ring` is shared memory of
+// Tile::kRingBytes, aligned to 1024.
+//
+// Of wide operands, whole slabs run in a loop that is unrolled by the stages, so that their places are immediates; the rest,
+// and all slabs of other operands, run in a loop with tests.
+template <class T, class Tile, Lie kLeft, Lie kRight>
+__device__ void sum_slabs(WarpTile<T, Tile, kLeft, kRight>& warp, const MmaOperand<T>& a, const MmaOperand<T>& b,
+                                 const MmaSlabs& slabs, u8* ring) {
+  constexpr int kStages = Tile::kStages, kSteps = Tile::kSteps, kRightShift = kRight == Lie::kAlongK ? 3 : 1;
+  const SharedAddress stages = find_shared_address(ring);
+  const int end = slabs.first + slabs.count;
+  int to_come = slabs.count;  // slabs that are not multiplied yet
+
+  // Multiplies the slab in `stage`, whose fragments of step 0 are in registers already. Before its last step the next slab is
+  // waited for. Behind that barrier nobody reads this stage any more: all fragments of it are in registers.
+  const auto run_slab = [&](int stage, int next, const auto& refill) {
+#pragma unroll
+    for (int step = 0; step < kSteps - 1; ++step) warp.multiply(step, stages + stage * Tile::kStageBytes, step + 1);
+    wait_copies<kStages - 2>();
+    __syncthreads();
+    refill(stage);
+    commit_copies();
+    warp.multiply(kSteps - 1, stages + next * Tile::kStageBytes, 0);
+  };
+  // Begins the first slabs. A load has the slab's first k, and where in the ring it goes.
+  const auto begin = [&](const auto& load) {
+#pragma unroll 1
+    for (int stage = 0; stage < kStages; ++stage) {
+      if (stage < slabs.count) load((slabs.first + stage) * slabs.depth, stage * Tile::kStageBytes);
+      commit_copies();  // a group for each slab, even where there is none, so that waits count slabs
+    }
+    wait_copies<kStages - 1>();
+    __syncthreads();
+    if (slabs.count > 0) warp.begin(stages);
+  };
+  const auto run_rest = [&](const auto& load) {
+    int stage = 0;
+#pragma unroll 1
+    for (; to_come > 0; --to_come) {
+      const int next = stage + 1 == kStages ? 0 : stage + 1;
+      // Behind the last slab there is none: what is read in its place is used nowhere.
+      run_slab(stage, to_come > 1 ? next : stage, [&](int free) {
+        if (to_come > kStages) load((end - to_come + kStages) * slabs.depth, free * Tile::kStageBytes);
+      });
+      stage = next;
+    }
+  };
+
+  if (!a.is_wide || !b.is_wide) {
+    const auto load = [&](int k, int at) {
+      copy_slab<T, Tile, Tile::kRows, kLeft, 1>(a, stages + at, ring + at, k);
+      at += Tile::kLeftBytes;
+      copy_slab<T, Tile, Tile::kColumns, kRight, kRightShift>(b, stages + at, ring + at, k);
+    };
+    begin(load);
+    run_rest(load);
+    return;
+  }
+  VectorLoader<T, Tile, Tile::kRows, kLeft, 1> left(a);
+  VectorLoader<T, Tile, Tile::kColumns, kRight, kRightShift> right(b);
+  const auto load = [&](int k, int at) {
+    left.load(stages + at, a.inner - k);
+    right.load(stages + (at + Tile::kLeftBytes), b.inner - k);
+  };
+  begin(load);
+#pragma unroll 1
+  for (; to_come > 2 * kStages; to_come -= kStages) {  // what is loaded here is whole
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      run_slab(stage, (stage + 1) % kStages, [&](int free) {
+        left.load_whole(stages + free * Tile::kStageBytes);
+        right.load_whole(stages + (free * Tile::kStageBytes + Tile::kLeftBytes));
+      });
+    }
+  }
+  run_rest(load);
+}
+
+// Adds the sums of a tile's slices: leaves the block's own in `scratch` and answers false, but in the block that comes
+// last, which adds up the slices in their order. Needs Tile::kRows * Tile::kColumns floats for each slice of each tile,
+// and a counter a tile that is 0 and is left 0. All threads of the block come here.
+template <class T, class Tile, Lie kLeft, Lie kRight>
+__device__ inline bool join_slices(WarpTile<T, Tile, kLeft, kRight>& warp, float* scratch, unsigned* counters, u32 tile,
+                                   int slice, int slices) {
+  if (slices == 1) return true;
+  constexpr i64 kFloats = i64(Tile::kRows) * Tile::kColumns;
+  float* const own = scratch + (tile * i64(slices) + slice) * kFloats + 4 * threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < Tile::kDown; ++i) {
+#pragma unroll
+    for (int j = 0; j < Tile::kAcross; ++j) {
+      const float(&sums)[4] = warp.sums[i][j];
+      store_vec(own + (i * Tile::kAcross + j) * (4 * Tile::kThreads),
+                Vec<float, 4>{{sums[0], sums[1], sums[2], sums[3]}});
+    }
+  }
+  if (!last_block(counters + tile, unsigned(slices))) return false;
+#pragma unroll
+  for (int i = 0; i < Tile::kDown; ++i) {
+#pragma unroll
+    for (int j = 0; j < Tile::kAcross; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) warp.sums[i][j][e] = 0.0f;
+    }
+  }
+  const float* source = scratch + tile * (slices * kFloats) + 4 * forget(threadIdx.x);
+#pragma unroll 1
+  for (; slices > 0; --slices, source += kFloats) {
+#pragma unroll
+    for (int i = 0; i < Tile::kDown; ++i) {
+#pragma unroll
+      for (int j = 0; j < Tile::kAcross; ++j) {
+        const float* four_sums = source + (i * Tile::kAcross + j) * (4 * Tile::kThreads);
+        const float4 four = __ldcg(reinterpret_cast<const float4*>(four_sums));  // of other blocks: not through L1
+        warp.sums[i][j][0] += four.x;
+        warp.sums[i][j][1] += four.y;
+        warp.sums[i][j][2] += four.z;
+        warp.sums[i][j][3] += four.w;
+      }
+    }
+  }
+  return true;
+}

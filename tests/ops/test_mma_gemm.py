@@ -1,0 +1,285 @@
+"""Products of half and bf16 on tensor cores: the kernel alone over random extents, strides, batches and slices, to the
+bit."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from gpuexec.devices.simulator.counts import LaunchCounts
+from gpuexec.devices.simulator.library import Schedule
+from gpuexec.devices.simulator.module import SimulatorFunction, load_file
+from gpuexec.devices.simulator.toolchain import Mode
+from gpuexec.ir.command import Launch, Slot
+from gpuexec.ir.spec import BFLOAT16, TensorSpec
+from gpuexec.ir.target import Target
+from gpuexec.ops.lib.slices import MMA_TILES, SMALL_MMA, MmaTile
+from gpuexec.ops.linalg import matmul_launch
+from gpuexec.ops.linalg.matmul_launch import ACROSS, ALONG_K, Product, name_mma
+from gpuexec.planner.template import plan_graph
+from tests.devices.execute import run_template
+from tests.devices.opening import open_device
+from tests.model.small_models import make_model
+from tests.ops.harness import Case, run_case
+
+Array = np.ndarray[Any, Any]
+HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
+FLOAT16 = helper.np_dtype_to_tensor_dtype(HALF)
+INNER = [0, 1, 7, 8, 31, 32, 33, 61, 64, 100, 131, 272, 520]
+ALIGNMENT = 256
+STEPS = (("Add", (), (-1, 2)), ("Relu", (), (-1,)), ("Mul", (), (-1, "0.5")))
+CAST = {dtype: ("Cast", (("to", helper.np_dtype_to_tensor_dtype(dtype)),), (-1,)) for dtype in (HALF, BFLOAT16)}
+# Tiles with the ways in which their left operand may lie.
+LEFT = [*((tile, ALONG_K) for tile in MMA_TILES), (SMALL_MMA, ACROSS)]
+LEFT_NAMES = [f"{tile.name}{left[5:]}" for tile, left in LEFT]
+
+
+def list_types(tile: MmaTile, mode: Mode) -> list[tuple[np.dtype[Any], np.dtype[Any]]]:
+    """Return the types of operands and result that a tile is tried with."""
+    if tile != SMALL_MMA or mode != "plain":
+        return [(HALF, HALF)]
+    return [(dtype, result) for dtype in (HALF, BFLOAT16) for result in (dtype, FLOAT)]
+
+
+@functools.cache
+def load(mode: Mode) -> Mapping[str, SimulatorFunction]:
+    expressions = [
+        name_mma(types, tile, (left, right)).expression
+        for tile, left in LEFT
+        for right in (ALONG_K, ACROSS)
+        for types in list_types(tile, mode)
+    ]
+    return load_file("mma_gemm.cu", expressions, mode=mode)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Integer-valued operands of a product, whose sums are exact in any order, and what it makes of them."""
+
+    product: Product
+    a: Array
+    b: Array
+    c: Array | None
+    y: Array
+    expected: Array
+
+    def check(self, what: str) -> None:
+        columns = self.expected.shape[-1]
+        np.testing.assert_array_equal(self.y[..., :columns], self.expected, err_msg=what)
+        assert np.isnan(self.y[..., columns:].astype(np.float32)).all(), f"{what}: wrote beyond the columns"
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an array of NaN that starts where memory of a device does."""
+    count = int(np.prod(shape))
+    memory = np.full(count + ALIGNMENT // dtype.itemsize, np.nan, dtype)
+    first = -memory.ctypes.data % ALIGNMENT // dtype.itemsize
+    return memory[first : first + count].reshape(shape)
+
+
+def lay(array: Array, lie: str, is_left: bool, spare: int) -> tuple[Array, tuple[int, int]]:
+    """Lay the last two axes out as `lie` says, lines ``spare`` elements apart: memory, and both strides."""
+    is_turned = (lie == ALONG_K) != is_left
+    turned = array.swapaxes(-1, -2) if is_turned else array
+    wide = aligned((*turned.shape[:-1], turned.shape[-1] + spare), array.dtype)
+    wide[..., : turned.shape[-1]] = turned
+    pitch = wide.shape[-1]
+    return wide, (1, pitch) if is_turned else (pitch, 1)
+
+
+def slot(number: int, array: Array) -> Slot:
+    return Slot(number, 0, TensorSpec(array.shape, array.dtype), (0,) * array.ndim)
+
+
+def make(
+    pick: random.Random,
+    extents: tuple[int, int, int],
+    lies: tuple[str, str],
+    batch: tuple[int, ...] = (),
+    types: tuple[np.dtype[Any], np.dtype[Any]] = (HALF, HALF),
+    spare: int | None = None,
+) -> Operands:
+    rng = np.random.default_rng(pick.getrandbits(32))
+    (rows, columns, inner), (dtype, result) = extents, types
+
+    def numbers(*shape: int) -> Array:
+        return rng.integers(-4, 5, shape).astype(dtype)
+
+    a, b, c = numbers(*batch, rows, inner), numbers(*batch, inner, columns), numbers(rows, columns).astype(result)
+    gaps = [pick.choice([0, 0, 8, 1]) if spare is None else spare for _ in range(3)]
+    a_memory, a_strides = lay(a, lies[0], True, gaps[0])
+    b_memory, b_strides = lay(b, lies[1], False, gaps[1])
+    y = aligned((*batch, rows, columns + gaps[2]), result)
+    walks = tuple(
+        tuple(each.strides[axis] // each.itemsize for axis in range(len(batch))) for each in (a_memory, b_memory, y)
+    )
+    alpha, beta, has_c = pick.choice([1.0, 2.0, -0.5]), pick.choice([1.0, 3.0]), pick.random() < 0.5
+    product = Product(
+        (slot(0, a), slot(1, b), slot(2, c) if has_c else None, slot(3, y)), (rows, columns, inner), a_strides,
+        b_strides, (columns, 1), (y.shape[-1], 1), (alpha, beta), batch, walks,
+    )  # fmt: skip
+    exact = alpha * np.matmul(a.astype(np.float64), b.astype(np.float64)) + (beta * c.astype(np.float64) * has_c)
+    return Operands(product, a_memory, b_memory, c if has_c else None, y, exact.astype(result))
+
+
+def multiply(
+    mode: Mode,
+    tile: MmaTile,
+    lies: tuple[str, str],
+    operands: Operands,
+    slices: int = 1,
+    seed: int = 0,
+    counts: list[LaunchCounts] | None = None,
+) -> None:
+    """Launch with scratch memory and counters, which must be 0 again afterwards."""
+    rows, columns, _ = operands.product.extents
+    blocks = operands.product.count * tile.count(rows, columns)
+    scratch = aligned((blocks * slices * tile.size,), np.dtype(np.float32)) if slices > 1 else None
+    counters = np.zeros(blocks, np.uint32) if slices > 1 else None
+    load(mode)[name_mma((operands.a.dtype, operands.y.dtype), tile, lies).expression].launch_arrays(
+        (blocks, slices, 1), tile.threads, operands.a, operands.b, operands.c, operands.y,
+        operands.product.pack_mma(*lies), scratch, counters, shared_bytes=tile.ring_nbytes,
+        schedule=Schedule("random", seed), counts=counts,
+    )  # fmt: skip
+    assert counters is None or not counters.any()
+
+
+def pick_extents(pick: random.Random, tile: MmaTile) -> tuple[int, int, int]:
+    rows, columns = (
+        pick.choice([1, 2, 7, each // 2, each - 1, each, each, each + 1, each + 13])
+        for each in (tile.rows, tile.columns)
+    )
+    inner = pick.choice(INNER)
+    if pick.random() < 0.5:  # copies of 16 bytes
+        columns, inner = (columns + 7) // 8 * 8, (inner + 7) // 8 * 8
+    return rows, columns, inner
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("mode", ["plain", "check"])
+@pytest.mark.parametrize("right", [ALONG_K, ACROSS], ids=["along_k", "across"])
+@pytest.mark.parametrize(("tile", "left"), LEFT, ids=LEFT_NAMES)
+def test_random_products(mode: Mode, tile: MmaTile, left: str, right: str, seed: int) -> None:
+    pick = random.Random(f"{tile.name} {left} {right} {seed}")
+    is_small = tile.size <= SMALL_MMA.size
+    for _ in range((12 if is_small else 4) if mode == "plain" else 2 if is_small else 1):
+        batch = pick.choice([(), (), (2,), (2, 2)] if is_small else [()])
+        types = pick.choice(list_types(tile, mode))
+        operands = make(pick, pick_extents(pick, tile), (left, right), batch, types)
+        slices = pick.choice([1, 1, 2, 3, 5, 16] if is_small else [1, 1, 3])
+        multiply(mode, tile, (left, right), operands, slices, seed)
+        operands.check(f"{operands.product} in {slices} slices")
+
+
+@pytest.mark.parametrize("right", [ALONG_K, ACROSS], ids=["along_k", "across"])
+@pytest.mark.parametrize(("tile", "left"), LEFT, ids=LEFT_NAMES)
+def test_loop_of_whole_slabs(tile: MmaTile, left: str, right: str) -> None:
+    pick = random.Random(5)
+    depth = (2 * tile.stages + 2) * tile.depth + 8
+    operands = make(pick, (min(tile.rows, 40), 40, depth), (left, right), spare=0)
+    multiply("plain", tile, (left, right), operands)
+    operands.check(f"{operands.product}")
+
+
+@pytest.mark.parametrize("right", [ALONG_K, ACROSS], ids=["along_k", "across"])
+@pytest.mark.parametrize(
+    ("tile", "left", "slices"),
+    [*((tile, left, 1) for tile, left in LEFT), (SMALL_MMA, ALONG_K, 3)],
+    ids=[*LEFT_NAMES, "slices"],
+)
+def test_aligned_operands_take_the_least_sectors_and_wavefronts(
+    tile: MmaTile, left: str, slices: int, right: str
+) -> None:
+    counts: list[LaunchCounts] = []
+    operands = make(
+        random.Random(0), (tile.rows, tile.columns, (2 * tile.stages + 2) * tile.depth), (left, right), spare=0
+    )
+    multiply("count", tile, (left, right), operands, slices, counts=counts)
+    kinds = set()
+    for line in counts[0].lines:
+        if not line.counts.nbytes or (line.width < 16 and line.space == "global"):  # the addend and the counters
+            continue
+        kinds.add((line.space, line.access, line.width))
+        assert line.counts.ratio == 1.0, line
+    assert kinds >= {("global", "read", 16), ("global", "write", 16), ("shared", "write", 16), ("shared", "read", 4)}
+
+
+@pytest.mark.parametrize(
+    ("types", "steps"),
+    [
+        *(((dtype, dtype), steps) for dtype in (HALF, BFLOAT16) for steps in ((), STEPS)),
+        *(((dtype, FLOAT), steps) for dtype in (HALF, BFLOAT16) for steps in ((), STEPS, (*STEPS, CAST[dtype]))),
+    ],
+    ids=[
+        *(f"{dtype}{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps")),
+        *(f"{dtype}-to-float{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps", "-steps-cast")),
+    ],
+)
+@pytest.mark.parametrize("right", [ALONG_K, ACROSS], ids=["along_k", "across"])
+@pytest.mark.parametrize(("tile", "left"), LEFT, ids=LEFT_NAMES)
+def test_operators_by_tile(
+    checks: str,
+    tile: MmaTile,
+    left: str,
+    right: str,
+    types: tuple[np.dtype[Any], np.dtype[Any]],
+    steps: tuple[Any, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a size class takes it whose upper end is larger."""
+    monkeypatch.setattr(matmul_launch, "choose_mma_tile", lambda *_: tile)
+    rng, (dtype, result) = np.random.default_rng(2), types
+    a, b, bias = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((21, 40), (40, 24), (24,)))
+    expected = a.astype(np.float64) @ b.astype(np.float64)
+    given = [a if left == ALONG_K else a.T.copy(), b if right == ACROSS else b.T.copy()]
+    attributes: dict[str, Any] = {"transA": int(left == ACROSS), "transB": int(right == ALONG_K)}
+    if result != dtype:
+        attributes["precision"] = "fp16" if dtype == HALF else "bf16"
+    if steps:
+        attributes["steps"] = steps
+        given.append(bias.astype(result))
+        expected = np.maximum(expected.astype(result).astype(np.float64) + bias.astype(np.float64), 0)
+        expected = expected.astype(result).astype(np.float64) * 0.5
+    stored = dtype if steps and steps[-1] == CAST[dtype] else result
+    name = "gpuexec.FusedGemm" if steps else "Gemm"
+    run_case(Case("forms", name, tuple(given), attributes, expected=(expected.astype(stored),), terms=40), checks)
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize(("rows", "columns"), [(21, 45), (40, 5)])  # the second is the product of the transposed
+def test_unaligned_weights_are_packed_with_aligned_rows(rows: int, columns: int, turned: int) -> None:
+    rng = np.random.default_rng(3)
+    x, w = rng.integers(-4, 5, (rows, 37)).astype(HALF), rng.integers(-4, 5, (37, columns)).astype(HALF)
+    node = helper.make_node("Gemm", ["x", "w"], ["y"], transB=turned)
+    model = make_model([node], {"x": x.shape}, {"y": [rows, columns]}, FLOAT16, w=w.T.copy() if turned else w)
+    template = plan_graph(model.graph, {"x": TensorSpec(x.shape, HALF)}, Target.named("sm_90"))
+    (launch,) = (each for each in template.plan.segment.commands if isinstance(each, Launch))
+    (packed,) = (buffer for buffer in template.plan.buffers if buffer.form is not None)
+    assert str(packed.form) == "padded_rows(8)"
+    assert packed.nbytes == columns * 40 * HALF.itemsize
+    index = 1 if columns > 16 else 0
+    operand = launch.arguments[index]
+    assert isinstance(operand, Slot) and operand.buffer == packed.id
+    (y,) = run_template(template, model.graph, {"x": x}, open_device("simulator"))
+    np.testing.assert_array_equal(y, (x.astype(np.float64) @ w.astype(np.float64)).astype(HALF))
+
+
+def test_all_sizes_of_a_class_take_its_kernel() -> None:
+    """Aligned ones and others, fewer rows than the transposed would need, in as many slices as there is room for."""
+    rng = np.random.default_rng(4)
+    w = rng.integers(-4, 5, (520, 40)).astype(HALF)
+    model = make_model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": ["rows", 520]}, {"y": ["rows", 40]}, FLOAT16, w=w
+    )
+    template = plan_graph(model.graph, {"x": TensorSpec((70, 520), HALF)}, Target.named("sm_90"), model.dims)
+    for rows in (70, 64, 33, 17, 16, 5, 1):
+        x = rng.integers(-4, 5, (rows, 520)).astype(HALF)
+        (y,) = run_template(template, model.graph, {"x": x}, open_device("simulator"))
+        np.testing.assert_array_equal(y, (x.astype(np.float64) @ w.astype(np.float64)).astype(HALF))
