@@ -149,7 +149,7 @@ __device__ __forceinline__ void mma_e5m2(float (&sums)[4], const u32 (&a)[4], co
 }
 
 // A float rounded to the 19 bits of tf32, ties away from zero.
-__device__ inline u32 round_to_tf32(float x) {
+__device__ inline u32 convert_to_tf32(float x) {
   const u32 bits = gpuexec::bit_cast<u32>(x);
   return x - x == 0 ? (bits + 0x1000u) & 0xffffe000u : bits;
 }
@@ -202,7 +202,7 @@ __device__ __forceinline__ void mma_e5m2(float (&sums)[4], const u32 (&a)[4], co
 }
 #undef GPUEXEC_MMA_OPERANDS
 
-__device__ __forceinline__ u32 round_to_tf32(float x) {
+__device__ __forceinline__ u32 convert_to_tf32(float x) {
   u32 bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
   return bits;

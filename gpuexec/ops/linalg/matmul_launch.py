@@ -293,12 +293,12 @@ def launch_gemm(
         batch_extents, walks,
     )  # fmt: skip
     has_kernels = emit.target.has_kernels and not emit.target.has_textures
-    if has_kernels and slots[3].dtype == _FLOAT and not scale_steps[0]:
+    if narrow is None and _has_tensor_cores(emit, product):
+        _launch_mma(emit, product)
+    elif has_kernels and slots[3].dtype == _FLOAT and not scale_steps[0]:
         _launch_simt(emit, product, narrow, scale_steps, keeps_order=keeps_order)
     elif narrow is not None:
         _launch_any(emit, product, narrow, scale_steps)
-    elif has_kernels and _has_tensor_cores(emit, product):
-        _launch_mma(emit, product)
     else:
         _launch_any(emit, _turn(product, FEW_ROWS))
 
@@ -315,7 +315,9 @@ def take_operands(emit: Emitter, y: Slot, a: Slot, b: Slot, *, is_narrow: bool =
         b: Right operand.
         is_narrow: Whether b is widened while it is read.
     """
-    if not emit.target.has_kernels or _can_multiply(emit, y, a, b):
+    if not emit.target.has_kernels:
+        return a, b
+    if _can_multiply(emit, y, a, b) and emit.choose(max(each.spec.size for each in (a, b, y)) < _MAX_EXTENT):
         return a, b
     return _widen(emit, a, y), b if is_narrow else _widen(emit, b, y)
 

@@ -16,7 +16,7 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
 from gpuexec.ops.lib.windows import Windows
-from gpuexec.ops.linalg.simt_work import WIDENING, SlicedTiles, find_tile_code, find_itemsize
+from gpuexec.ops.linalg.simt_work import WIDENING, SlicedTiles, find_itemsize, find_tile_code
 
 _HEAD, _COUNT, _PHASES, _PHASE = (
     "<16i",

@@ -273,8 +273,8 @@ for (int m = 0; m < 4; ++m) y[m * 32 + t] = words[m];
     Case(
         "rounding_to_tf32",
         "mma.cuh",
-        ("round_to_tf32",),
-        "for (int i = t; i < 256; i += 32) y[i] = round_to_tf32(__uint_as_float(x[i])) & 0xffffe000u;",
+        ("convert_to_tf32",),
+        "for (int i = t; i < 256; i += 32) y[i] = convert_to_tf32(__uint_as_float(x[i])) & 0xffffe000u;",
         lambda x: (x + np.uint32(0x1000)) & np.uint32(0xFFFFE000),
         since=80,
     ),
