@@ -1,7 +1,6 @@
-// MatMul and Gemm of half and bf16 on tensor cores (sm_80 and up), by tiles of 16 x 64 to 128 x 256; results of the same type
-// or float.
+// MatMul and Gemm of half and bf16 on tensor cores (sm_80 and up), by tiles of 16 x 64 to 128 x 256.
 //
-// The inner extent is cut into slices where tiles are few.
+// Results are of the operands' type or float. The inner extent is cut into slices where tiles are few.
 #include "dependent_launch.cuh"
 #include "mma_tile.cuh"
 #include "simt_product.cuh"
