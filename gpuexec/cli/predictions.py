@@ -31,6 +31,7 @@ def print_prediction(console: Console, prediction: PlanPrediction) -> None:
     console.print(
         f"predicted for {prediction.target} ({prediction.gpu.name}): {prediction.predicted_us:,.1f} us,"
         f" at least {prediction.floor_us:,.1f} us; {prediction.launches} launches, {prediction.early} of them early,"
+        f" {prediction.transposes} transposes of images with {prediction.transposed_nbytes:,} bytes;"
         f" {prediction.flops:,} operations,"
         f" {prediction.moved_nbytes:,} bytes moved, {ratio:.2f} of the least {prediction.minimum_nbytes:,}",
         markup=False,
@@ -58,6 +59,8 @@ def encode_prediction(prediction: PlanPrediction) -> dict[str, Any]:
         "gpu": prediction.gpu.name,
         "launches": prediction.launches,
         "early_launches": prediction.early,
+        "transposes": prediction.transposes,
+        "transposed_bytes": prediction.transposed_nbytes,
         "moved_bytes": prediction.moved_nbytes,
         "minimum_bytes": prediction.minimum_nbytes,
         "flops": prediction.flops,

@@ -22,6 +22,7 @@ from gpuexec.ir.work import Work
 from gpuexec.planner.edges import Edge
 from gpuexec.planner.fused_groups import find_fused_groups
 from gpuexec.planner.launch_work import describe_work, find_grid, list_operands
+from gpuexec.planner.memory_format import count_transposes
 from gpuexec.planner.time_model import TIME_MODEL, LaunchBounds, TimeModel, bound_launch
 
 _LINE_BYTES = 1 << 16  # what the model of L2 keeps or evicts at once
@@ -73,6 +74,8 @@ class PlanPrediction:
         gpu: The GPU that stands for it.
         launches: Commands that a device runs.
         early: How many of them begin early.
+        transposes: How many of them do nothing but change the memory format of an image.
+        transposed_nbytes: Bytes that those read and write.
         moved_nbytes: Bytes that commands read and write, each operand once.
         minimum_nbytes: The fewest that fused groups could do with (`gpuexec.planner.fused_groups`).
         flops: Operations.
@@ -86,6 +89,8 @@ class PlanPrediction:
     gpu: Gpu
     launches: int
     early: int
+    transposes: int
+    transposed_nbytes: int
     moved_nbytes: int
     minimum_nbytes: int
     flops: int
@@ -136,6 +141,7 @@ def predict_plan(
         gpu,
         sum(not isinstance(command, HostCall) for command in commands),
         len(early),
+        *count_transposes(commands),
         sum(row.nbytes for row in rows),
         minimum,
         flops,

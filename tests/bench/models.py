@@ -14,8 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 import gpuexec as gx
 from gpuexec.importer.origin import ExternalData
 from gpuexec.ir.plan import Plan
+from gpuexec.ir.precision import STRICT
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
+from gpuexec.model.model import choose_precision
 from gpuexec.passes import run_passes
 from gpuexec.planner.partitioner import find_partition
 from gpuexec.planner.template import Template, plan_graph
@@ -35,6 +37,7 @@ class BenchModel:
         state: Inputs by the output that is their next value, where a model is run with its cache as state.
         capacity: Rows there is room for in the cache.
         config: What the weights don't tell another engine: ``heads``, ``stages``.
+        precision: What products and convolutions are computed in.
     """
 
     name: str
@@ -44,10 +47,12 @@ class BenchModel:
     state: dict[str, str] = field(default_factory=dict)
     capacity: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
+    precision: str = STRICT
 
     def load(self) -> gx.Model:
         """Load the model with all its weights, and bind its state."""
         model = gx.load(self.data, external=ExternalData(tensors=self.weights) if self.weights else None)
+        model = choose_precision(model, self.precision)
         return model.bind_state(self.state, capacity=self.capacity) if self.state else model
 
     def plan(self, target: Target) -> Plan:

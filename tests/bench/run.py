@@ -24,6 +24,7 @@ from tests.bench.measure import QUIET, Bystanders, describe_machine, describe_nu
 from tests.bench.memory_requests import measure_requests
 from tests.bench.models import MODELS
 from tests.bench.overlap import measure_overlap
+from tests.bench.predictions import measure_predictions
 from tests.bench.tables import Figures, show_rows
 from tests.bench.weights import measure_weights
 
@@ -37,6 +38,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
     "arenas": lambda options: measure_arenas(knobs.models_dir()),
     "weights": lambda options: measure_weights(),
     "requests": lambda options: measure_requests(),
+    "predictions": lambda options: measure_predictions(),
 }
 
 

@@ -18,6 +18,7 @@ from gpuexec.ir.target import Target
 from gpuexec.ops.nn.conv import Conv
 from gpuexec.passes.fuse_epilogues import fuse_epilogues
 from gpuexec.planner.memory_format import assign_formats, count_transposes, is_image
+from gpuexec.planner.prediction import predict_plan
 from gpuexec.planner.template import plan_graph
 from tests.devices.execute import LoadedPlan
 from tests.devices.opening import make_simulator
@@ -119,10 +120,14 @@ def run(graph: Graph, fused: bool) -> tuple[list[np.ndarray], list[np.ndarray], 
     x = RNG.integers(-3, 4, SHAPE).astype(np.float32)
     device = make_simulator(target="sm_90", check_kernels=True)
     plan = plan_graph(graph, specs, device.target).plan
+    transposes, nbytes = count_transposes(plan.segment.commands)
+    prediction = predict_plan(plan)
+    assert (prediction.transposes, prediction.transposed_nbytes) == (transposes, nbytes)
+    assert (transposes == 0) == (nbytes == 0)
     with LoadedPlan(plan, {value.name: array for value, array in graph.constants.items()}, device) as loaded:
         got = loaded.run({"x": x})
     device.close()
-    return list(got), list(compute_graph(graph, {"x": x})), count_transposes(plan.segment.commands)[0]
+    return list(got), list(compute_graph(graph, {"x": x})), transposes
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -171,6 +171,7 @@ def test_explain_prints_predictions_as_json_alone(capsys: pytest.CaptureFixture[
     found = json.loads(capsys.readouterr().out)
     assert (found["target"], found["gpu"], found["is_whole"]) == ("sm_80", "A100 SXM", True)
     assert found["launches"] == len(found["commands"]) >= 7
+    assert (found["transposes"], found["transposed_bytes"]) == (0, 0)
     assert found["moved_bytes"] >= found["minimum_bytes"] > 0
     assert found["moved_bytes"] == sum(row["bytes"] for row in found["commands"])
     assert found["flops"] == sum(row["flops"] for row in found["commands"])

@@ -42,6 +42,8 @@ def set_int(draft: Draft) -> None:
     attribute = draft.attribute(*_INTS)
     if attribute.type == AttributeProto.INT:
         attribute.i = draft.pick(ABSURD_INTS)
+    elif not attribute.ints:  # another mutation left none
+        attribute.ints.append(draft.pick(ABSURD_INTS))
     else:
         attribute.ints[draft.rng.randrange(len(attribute.ints))] = draft.pick(ABSURD_INTS)
 
