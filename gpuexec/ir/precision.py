@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from gpuexec.errors import InputError
 
-REFERENCE, STRICT, FP8, INT8 = "reference", "strict", "fp8", "int8"
-PRECISIONS = (REFERENCE, STRICT, "tf32", "fp16", "bf16", FP8, INT8)
+REFERENCE, STRICT, TF32, FP8, INT8 = "reference", "strict", "tf32", "fp8", "int8"
+PRECISIONS = (REFERENCE, STRICT, TF32, "fp16", "bf16", FP8, INT8)
 # Those whose operands are rounded, in what float holds of them.
-ROUNDED = ("tf32", "fp16", "bf16", FP8)
+ROUNDED = (TF32, "fp16", "bf16", FP8)
 # Those whose operands are stored in the type that they are rounded to, by the name of the type.
 STORED = {"fp16": "float16", "bf16": "bfloat16"}
 

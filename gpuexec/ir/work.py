@@ -36,7 +36,8 @@ class Work:
         multiply_adds: Fused multiply-adds among them, which take longer where a multiprocessor has few lanes.
         needed_multiply_adds: Multiply-adds of numbers that the results need, which are among the operations.
         doubles: Arithmetic on doubles among them.
-        matrix_products: Multiply-adds of tensor cores, those of absent rows and columns too.
+        matrix_products: Multiply-adds of tensor cores, those of absent rows and columns too. One of tf32 is two, as it
+            takes twice the time.
         wavefronts: Of shared memory, as machine code accesses it: a word that several lanes read is served once.
         l2_nbytes: Whole sectors that multiprocessors ask L2 for and write to it; what L1 answers is left out.
         rounds: Times in a row that a thread waits for global memory, in one block.

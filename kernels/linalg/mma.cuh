@@ -209,13 +209,15 @@ __device__ __forceinline__ u32 convert_to_tf32(float x) {
 }
 #endif
 
-// The product of numbers of type T.
+// The product of numbers of type T, floats as tf32.
 template <class T>
 __device__ __forceinline__ void multiply_matrices(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   if constexpr (kIsSame<T, half>) {
     mma_half(sums, a, b);
-  } else {
-    static_assert(kIsSame<T, bf16>, "products of half or bf16");
+  } else if constexpr (kIsSame<T, bf16>) {
     mma_bf16(sums, a, b);
+  } else {
+    static_assert(kIsSame<T, float>, "products of half, bf16 or tf32");
+    mma_tf32(sums, a, b);
   }
 }

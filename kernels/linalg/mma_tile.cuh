@@ -12,6 +12,8 @@
 
 constexpr int kChunkBytes = 16;
 constexpr int kEight = 8;  // columns of a row that a thread has side by side once a product is done
+template <class T>
+constexpr int kChunkElements = kChunkBytes / int(sizeof(T));
 
 // A tile of Rows x Columns sums by WarpsDown x WarpsAcross warps, over a ring of Stages slabs of SlabBytes. BlocksAtOnce
 // blocks are to be on a multiprocessor at a time.
@@ -108,7 +110,7 @@ struct SlabPart {
 // The bytes of a chunk that has `count` elements, of which there may be none or more than fit.
 template <class T>
 __device__ inline int count_chunk_bytes(int count) {
-  return count <= 0 ? 0 : count < kEight ? count * int(sizeof(T)) : kChunkBytes;
+  return count <= 0 ? 0 : count < kChunkElements<T> ? count * int(sizeof(T)) : kChunkBytes;
 }
 
 // Copies slabs of a wide operand, one after the other from the block's first one on.
@@ -125,7 +127,7 @@ struct VectorLoader<T, Tile, Lines, Lie::kAlongK, Shift> {
 #pragma unroll
     for (int i = 0; i < Part::kPasses; ++i) {
       const T* line = operand.find_line(part.row + i * Part::kPassRows);
-      source[i] = reinterpret_cast<const u8*>(line + operand.first_k + part.chunk * kEight);
+      source[i] = reinterpret_cast<const u8*>(line + operand.first_k + part.chunk * kChunkElements<T>);
     }
   }
 
@@ -140,7 +142,7 @@ struct VectorLoader<T, Tile, Lines, Lie::kAlongK, Shift> {
 
   // Copies a slab that has `depth` k inside, or more than fit.
   __device__ void load(SharedAddress slab, int depth) {
-    const int nbytes = count_chunk_bytes<T>(depth - part.chunk * kEight);
+    const int nbytes = count_chunk_bytes<T>(depth - part.chunk * kChunkElements<T>);
 #pragma unroll
     for (int i = 0; i < Part::kPasses; ++i) {
       copy_async_vector(slab + part.place(i), source[i], nbytes);
@@ -159,7 +161,7 @@ struct VectorLoader<T, Tile, Lines, Lie::kAcross, Shift> {
 
   __device__ explicit VectorLoader(const MmaOperand<T>& operand)
       : part(threadIdx.x), step(operand.k_stride * (Part::kPassRows * int(sizeof(T)))) {
-    const int first = operand.first_line + part.chunk * kEight;
+    const int first = operand.first_line + part.chunk * kChunkElements<T>;
     nbytes = count_chunk_bytes<T>(operand.lines - first);
     source = reinterpret_cast<const u8*>(operand.matrix + (operand.first_k + part.row) * operand.k_stride + first);
   }
@@ -181,12 +183,12 @@ struct VectorLoader<T, Tile, Lines, Lie::kAcross, Shift> {
   }
 };
 
-// Copies eight elements one by one to a chunk of shared memory: `count` of them, `stride` elements apart, then zeros.
+// Copies elements one by one to a chunk of shared memory: `count` of them, `stride` elements apart, then zeros.
 template <class T>
 __device__ inline void copy_elements(u8* destination, const T* source, i64 stride, int count) {
-  Vec<T, kEight> chunk;
+  Vec<T, kChunkElements<T>> chunk;
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) chunk.lanes[i] = i < count ? source[i * stride] : cast<T>(0.0f);
+  for (int i = 0; i < kChunkElements<T>; ++i) chunk.lanes[i] = i < count ? source[i * stride] : cast<T>(0.0f);
   store_vec(reinterpret_cast<T*>(destination), chunk);
 }
 
@@ -202,12 +204,12 @@ __device__ inline void copy_slab(const MmaOperand<T>& operand, SharedAddress sla
     i64 stride;
     int count;
     if constexpr (kLie == Lie::kAlongK) {
-      const int first = k + part.chunk * kEight;
+      const int first = k + part.chunk * kChunkElements<T>;
       source = operand.find_line(row) + first * operand.k_stride;
       stride = operand.k_stride;
       count = operand.inner - first;
     } else {
-      const int first = operand.first_line + part.chunk * kEight;
+      const int first = operand.first_line + part.chunk * kChunkElements<T>;
       source = operand.matrix + (k + row) * operand.k_stride + first * operand.line_stride;
       stride = operand.line_stride;
       count = k + row < operand.inner ? operand.lines - first : 0;

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from gpuexec.devices.dependent_launch import find_waiting
-from gpuexec.ir.precision import STRICT
+from gpuexec.ir.precision import STRICT, TF32
 from gpuexec.ir.spec import BFLOAT16
 from gpuexec.ir.target import Target
 from gpuexec.planner.prediction import PlanPrediction, predict_plan
@@ -20,7 +20,7 @@ from tests.bench.models import BenchModel
 from tests.bench.tables import Figures
 
 TARGETS = ("sm_90", "sm_89", "sm_80")
-PRECISIONS = (STRICT, "fp16")
+PRECISIONS = (STRICT, TF32, "fp16")
 _SHOWN = 4  # kernels of a row
 _COLUMNS = (
     "model",

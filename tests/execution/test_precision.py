@@ -13,9 +13,11 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
+from gpuexec.devices.backend import Backend
 from gpuexec.ir.command import Launch
 from gpuexec.ir.plan_json import from_json, to_json
 from gpuexec.ops.lib.rounding import round_to
+from tests.devices.opening import make_simulator
 from tests.model.small_models import make_model
 
 Array = np.ndarray[Any, Any]
@@ -135,13 +137,34 @@ def test_weights_are_on_the_device_in_the_type_alone() -> None:
         assert worker.memory_stats()["weights"] < (FIRST.nbytes + SECOND.nbytes) * 0.6
 
 
-def test_a_device_without_tensor_cores_has_them_as_floats_rounded_once() -> None:
-    with gx.Worker(layers(), backend="simulator", precision="bf16") as worker:
-        worker.run(X)
+@pytest.mark.parametrize(("target", "count"), [("sm_75", 3), ("sm_80", 1)])
+def test_products_of_narrow_operands_run_on_tensor_cores_or_as_floats_widened_once(target: str, count: int) -> None:
+    device = make_simulator(target=target)
+    with gx.Worker(layers(), backend=Backend(device, gx.BackendType.SIMULATOR, "tested"), precision="bf16") as worker:
+        (found,) = worker.run(X)
         (plan,) = worker.plans
-        launches = [each for each in plan.segment.commands if isinstance(each, Launch)]
-        converts = [each for each in launches if each.kernel.source == "elementwise_cast.cu"]
-        assert len(converts) == 3, "the input is cast, and what two products read of it is widened"
+        launches = [each.kernel for each in plan.segment.commands if isinstance(each, Launch)]
+    device.close()
+    np.testing.assert_allclose(found, expect_layers(X, "bf16"), rtol=LOSS["bf16"], atol=LOSS["bf16"])
+    converts = [each for each in launches if each.source == "elementwise_cast.cu"]
+    assert len(converts) == count, "the input is cast, and what two products read of it is widened for lack of others"
+    assert sum(each.source == "mma_gemm.cu" for each in launches) == (0 if target == "sm_75" else 2)
+
+
+@pytest.mark.parametrize(("target", "on_tensor_cores"), [("sm_75", 0), ("sm_80", 2)])
+def test_products_of_tf32_run_on_tensor_cores_with_weights_that_lie_along_the_inner_extent(
+    target: str, on_tensor_cores: int
+) -> None:
+    device = make_simulator(target=target)
+    with gx.Worker(layers(), backend=Backend(device, gx.BackendType.SIMULATOR, "tested"), precision="tf32") as worker:
+        (found,) = worker.run(X)
+        (plan,) = worker.plans
+        kernels = [each.kernel for each in plan.segment.commands if isinstance(each, Launch)]
+    device.close()
+    np.testing.assert_allclose(found, expect_layers(X, "tf32"), rtol=LOSS["tf32"], atol=LOSS["tf32"])
+    assert sum(each.source == "mma_gemm.cu" for each in kernels) == on_tensor_cores
+    forms = [str(buffer.form) for buffer in plan.buffers if buffer.form is not None]
+    assert sum("padded_rows" in form for form in forms) == on_tensor_cores
 
 
 def test_roundings_join_the_epilogue_of_what_is_in_front_of_them() -> None:

@@ -1,5 +1,5 @@
-"""Products of half and bf16 on tensor cores: the kernel alone over random extents, strides, batches and slices, to the
-bit."""
+"""Products of half, bf16 and tf32 on tensor cores: the kernel alone over random extents, strides, batches and slices,
+to the bit."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ INNER = [0, 1, 7, 8, 31, 32, 33, 61, 64, 100, 131, 272, 520]
 ALIGNMENT = 256
 # Types of operands and result.
 TYPES = [(dtype, result) for dtype in (HALF, BFLOAT16) for result in (dtype, FLOAT)]
+TF32 = (FLOAT, FLOAT)
 STEPS = (("Add", (), (-1, 2)), ("Relu", (), (-1,)), ("Mul", (), (-1, "0.5")))
 CAST = {dtype: ("Cast", (("to", helper.np_dtype_to_tensor_dtype(dtype)),), (-1,)) for dtype in (HALF, BFLOAT16)}
 # Tiles with the ways in which their left operand may lie.
@@ -164,7 +165,7 @@ def test_random_products(mode: Mode, tile: MmaTile, left: str, right: str, seed:
     is_small = tile.size <= SMALL_MMA.size
     for _ in range((12 if is_small else 4) if mode == "plain" else 2 if is_small else 1):
         batch = pick.choice([(), (), (2,), (2, 2)] if is_small else [()])
-        types = pick.choice(TYPES)
+        types = pick.choice([*TYPES, TF32] if left == right == ALONG_K else TYPES)
         operands = make(pick, pick_extents(pick, tile), (left, right), batch, types)
         slices = pick.choice([1, 1, 2, 3, 5, 16] if is_small else [1, 1, 3])
         multiply(mode, tile, (left, right), operands, slices, seed)
@@ -175,7 +176,7 @@ def test_random_products(mode: Mode, tile: MmaTile, left: str, right: str, seed:
 @pytest.mark.parametrize(("tile", "left"), LEFT, ids=LEFT_NAMES)
 def test_loop_of_whole_slabs(tile: MmaTile, left: str, right: str) -> None:
     pick = random.Random(5)
-    depth = (2 * tile.stages + 2) * tile.depth + 8
+    depth = (2 * tile.stages + 2) * tile.slab_nbytes // 2 + 8
     operands = make(pick, (min(tile.rows, 40), 40, depth), (left, right), spare=0)
     multiply("plain", tile, (left, right), operands)
     operands.check(f"{operands.product}")
@@ -192,7 +193,10 @@ def test_aligned_operands_take_the_least_sectors_and_wavefronts(
 ) -> None:
     counts: list[LaunchCounts] = []
     operands = make(
-        random.Random(0), (tile.rows, tile.columns, (2 * tile.stages + 2) * tile.depth), (left, right), spare=0
+        random.Random(0),
+        (tile.rows, tile.columns, (2 * tile.stages + 2) * tile.slab_nbytes // 2),
+        (left, right),
+        spare=0,
     )
     multiply("count", tile, (left, right), operands, slices, counts=counts)
     kinds = set()
@@ -209,10 +213,12 @@ def test_aligned_operands_take_the_least_sectors_and_wavefronts(
     [
         *(((dtype, dtype), steps) for dtype in (HALF, BFLOAT16) for steps in ((), STEPS)),
         *(((dtype, FLOAT), steps) for dtype in (HALF, BFLOAT16) for steps in ((), STEPS, (*STEPS, CAST[dtype]))),
+        *((TF32, steps) for steps in ((), STEPS)),
     ],
     ids=[
         *(f"{dtype}{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps")),
         *(f"{dtype}-to-float{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps", "-steps-cast")),
+        *(f"tf32{kind}" for kind in ("", "-steps")),
     ],
 )
 @pytest.mark.parametrize("right", [ALONG_K, ACROSS], ids=["along_k", "across"])
@@ -233,14 +239,14 @@ def test_operators_by_tile(
     expected = a.astype(np.float64) @ b.astype(np.float64)
     given = [a if left == ALONG_K else a.T.copy(), b if right == ACROSS else b.T.copy()]
     attributes: dict[str, Any] = {"transA": int(left == ACROSS), "transB": int(right == ALONG_K)}
-    if result != dtype:
-        attributes["precision"] = "fp16" if dtype == HALF else "bf16"
+    if result == FLOAT:
+        attributes["precision"] = {HALF: "fp16", BFLOAT16: "bf16", FLOAT: "tf32"}[dtype]
     if steps:
         attributes["steps"] = steps
         given.append(bias.astype(result))
         expected = np.maximum(expected.astype(result).astype(np.float64) + bias.astype(np.float64), 0)
         expected = expected.astype(result).astype(np.float64) * 0.5
-    stored = dtype if steps and steps[-1] == CAST[dtype] else result
+    stored = dtype if steps and steps[-1] == CAST.get(dtype) else result
     name = "gpuexec.FusedGemm" if steps else "Gemm"
     run_case(Case("forms", name, tuple(given), attributes, expected=(expected.astype(stored),), terms=40), checks)
 

@@ -7,6 +7,7 @@ import pytest
 
 from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.gpus import find_gpu
+from gpuexec.ir.precision import TF32
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.work import find_form
 from gpuexec.ops.lib.slices import MMA_TILES
@@ -28,13 +29,14 @@ def gemm(rows: int, inner: int, columns: int, *, turned: int = 0) -> CountedCase
         gemm(128, 256, 128, turned=1),
         gemm(64, 512, 64),  # in slices
         gemm(16, 256, 128, turned=1),
+        CountedCase("Gemm", "mma_gemm", {"x": (64, 128)}, {"w": floats(128, 64)}, precision=TF32),
     ],
     ids=str,
 )
 def test_products_are_as_counted(case: CountedCase) -> None:
     found = compare(case)
     assert found.work.flops == found.flops
-    assert found.work.matrix_products == found.counts.multiply_adds.issued
+    assert found.work.matrix_products == found.counts.multiply_adds.issued * (2 if case.precision == TF32 else 1)
     assert found.work.needed_multiply_adds == found.counts.needed_multiply_adds
     assert found.counts.issue_ratio == 1.0
     assert found.work.wavefronts == count_wavefronts(found.counts, 1)

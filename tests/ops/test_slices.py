@@ -148,6 +148,7 @@ def test_tile_of_tensor_cores_follows_from_extents_and_architecture(
     architecture: int, extents: tuple[int, int, int], name: str, slices: int
 ) -> None:
     emit: Any = Emitter(f"sm_{architecture}")
-    tile = choose_mma_tile(emit, *extents)
+    rows, columns, inner = extents
+    tile = choose_mma_tile(emit, rows, columns, 2 * inner)
     assert tile.name == name
-    assert slice_mma_tiles(emit, tile, tile.count(*extents[:2]), extents[2]).count == slices
+    assert slice_mma_tiles(emit, tile, tile.count(rows, columns), 2 * inner).count == slices

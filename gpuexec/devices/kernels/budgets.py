@@ -36,10 +36,10 @@ _LIES = ("Lie::kAlongK", "Lie::kAcross")
 # Types of operands and results of products on tensor cores, with what their instances have behind the lies.
 MMA_FORMS = tuple(
     (operands, result, steps and f", const {result}*, const {result}*, {steps}")
-    for operands in ("half", "bf16")
-    for result in (operands, "float")
+    for operands in ("half", "bf16", "float")
+    for result in dict.fromkeys((operands, "float"))
     for steps in ("", "Steps", f"StepsTo<{operands}>")
-    if result == "float" or not steps.startswith("StepsTo")
+    if operands != result == "float" or not steps.startswith("StepsTo")
 )
 
 # By file and kernel name, or by one instance of it.
@@ -150,6 +150,7 @@ LARGER: Mapping[str, Budget] = {
         for left in lefts
         for right in _LIES
         for operands, result, steps in MMA_FORMS
+        if operands != "float" or left == right == _LIES[0]
     },
     "roi.cu:max_roi_pool<double>": Budget(80, "bounds of a bin and a region in doubles"),
     "roi.cu:roi_align<double>": Budget(96, "samples along two axes and four weights in doubles"),

@@ -171,6 +171,7 @@ GATES: Mapping[str, Gate] = {
             ("FlatMma", 0, 0, 0.29, 66), ("FlatMma", 0, 1, 0.195, 290),
         )
         for operands, result, steps in MMA_FORMS
+        if operands != "float" or left == right == 0
     },
     # Convolutions.
     **_products("conv.cu:conv_gemm<{t}>", _FLOATS, share=0.40, integers=245, instructions=2600, aim=_CONV_AIM),

@@ -29,9 +29,9 @@ _LEAST_TENTHS, _MOST_TENTHS = 9, 39
 # A block's time beside that of its slabs, in slabs: for itself, and for each slice that it adds up; and how much longer
 # blocks take that are few on their multiprocessor, since nothing else is issued while their warps wait: one, two, more.
 _FIXED_SLABS, _SLABS_PER_SLICE, _SLACK = 2.0, 0.5, (1.30, 1.15, 1.08)
-# Of tensor cores: cycles of a block beside those of its slabs, for its first fetch and its stores; and the least of the
-# inner extent that a slice has.
-_MMA_FIXED_CYCLES, _MMA_LEAST_DEPTH = 2500, 128
+# Of tensor cores: cycles of a block beside those of its slabs, for its first fetch and its stores; and the least bytes
+# of the inner extent that a slice has.
+_MMA_FIXED_CYCLES, _MMA_LEAST_NBYTES = 2500, 256
 _MMA_SLACK = {2: 1.30, 4: 1.30, 8: 1.15}  # by the warps that are on a multiprocessor together
 _L2_BYTES_PER_CLOCK = 64  # of a multiprocessor
 _MATRIX_BYTES, _MMA_BYTES, _MMA_PRODUCTS = 512, 32, 2048  # of an ldmatrix; along the inner extent; of an mma of 16 bits
@@ -90,7 +90,7 @@ _FP32_COSTS = SliceCosts()
 
 @dataclass(frozen=True, slots=True)
 class MmaTile:
-    """A tile of ``mma_tile.cuh``, for elements of two bytes.
+    """A tile of ``mma_tile.cuh``.
 
     Attributes:
         name: Its C++ name.
@@ -121,11 +121,6 @@ class MmaTile:
     def size(self) -> int:
         """Elements of the tile, which are the floats of its scratch memory for each slice."""
         return self.rows * self.columns
-
-    @property
-    def depth(self) -> int:
-        """Elements of the inner extent of a slab."""
-        return self.slab_nbytes // 2
 
     @property
     def fetched_nbytes(self) -> int:
@@ -169,7 +164,7 @@ class MmaTile:
         each_slice = self.size * 4 / _L2_BYTES_PER_CLOCK / cycles
         together = gpu.count_blocks(self.threads, self.registers, self.ring_nbytes)
         slack = [_MMA_SLACK.get(self.threads // _WARP * min(blocks, together), 1.08) for blocks in (1, 2, 3)]
-        least = max(1, _MMA_LEAST_DEPTH // self.depth)
+        least = max(1, _MMA_LEAST_NBYTES // self.slab_nbytes)
         return SliceCosts(_MMA_FIXED_CYCLES / cycles, each_slice, least, tuple(slack))
 
 
@@ -231,11 +226,20 @@ def count_cycles(gpu: Gpu, rows: int, columns: int, inner: int, batch: int) -> f
     return min(count(tile) for tile in TILES)
 
 
-def choose_mma_tile(emit: Emitter, rows: int, columns: int, inner: int, batch: int = 1) -> MmaTile:
-    """Return the tile of tensor cores that a product takes at all sizes of a class: the fastest at the upper end."""
+def choose_mma_tile(emit: Emitter, rows: int, columns: int, inner_nbytes: int, batch: int = 1) -> MmaTile:
+    """Return the tile of tensor cores that a product takes at all sizes of a class: the fastest at the upper end.
+
+    Args:
+        emit: Emitter of the launch.
+        rows: Of a product.
+        columns: The same.
+        inner_nbytes: Bytes of a row of the left operand: an mma takes 32 of them, whatever the elements are.
+        batch: How many products there are.
+    """
 
     def find_time(tile: MmaTile) -> float:
-        tiles, slabs, costs = batch * tile.count(rows, columns), ceil_div(inner, tile.depth), tile.find_costs(gpu)
+        tiles, slabs = batch * tile.count(rows, columns), ceil_div(inner_nbytes, tile.slab_nbytes)
+        costs = tile.find_costs(gpu)
         slices = count_slices(tiles, slabs, gpu.multiprocessors, costs)
         return _find_time(tiles, slabs, slices, gpu.multiprocessors, costs) * tile.count_cycles(gpu)
 
@@ -243,10 +247,10 @@ def choose_mma_tile(emit: Emitter, rows: int, columns: int, inner: int, batch: i
     return MMA_TILES[emit.choose(min(range(len(MMA_TILES)), key=lambda index: find_time(MMA_TILES[index])))]
 
 
-def slice_mma_tiles(emit: Emitter, tile: MmaTile, tiles: int, inner: int) -> Slices:
+def slice_mma_tiles(emit: Emitter, tile: MmaTile, tiles: int, inner_nbytes: int) -> Slices:
     """Return the slices of a launch by a tile of tensor cores; see `slice_tiles`."""
     costs = tile.find_costs(find_gpu(emit.target.architecture))
-    return slice_tiles(emit, tiles, ceil_div(inner, tile.depth), tile.size, costs=costs)
+    return slice_tiles(emit, tiles, ceil_div(inner_nbytes, tile.slab_nbytes), tile.size, costs=costs)
 
 
 def slice_tiles(

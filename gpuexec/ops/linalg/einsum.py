@@ -20,7 +20,6 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Shape, broadcast, ceil_div, coalesce
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, build, operator
-from gpuexec.ir.precision import REFERENCE
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, UNSIGNED_BY_SIZE
@@ -110,7 +109,7 @@ class Einsum(Operator):
             slots = [_cast(emit, slot, emit.temp(slot.shape, result.dtype)) for slot in slots]
         else:
             result = y
-        _Contracting(emit, equation, steps, result, keeps_order=self.precision == REFERENCE).lower(slots)
+        _Contracting(emit, equation, steps, result, precision=self.precision).lower(slots)
         if result is not y:
             _cast(emit, result, y)
 
@@ -152,7 +151,7 @@ class _Contracting:
     equation: Equation
     steps: tuple[Contraction, ...]
     result: Slot
-    keeps_order: bool
+    precision: str
 
     def lower(self, slots: Sequence[Slot]) -> None:
         """Launch all of it."""
@@ -222,7 +221,7 @@ class _Contracting:
             (a_row, a_inner, b_inner, b_column, 0, 0, y_row),
             batch=(merged, strides),
             y_column=y_column,
-            keeps_order=self.keeps_order,
+            precision=self.precision,
         )
 
     def _merge_inner(self, a: _Operand, b: _Operand, y: _Operand) -> tuple[_Operand, _Operand, tuple[int, int, int]]:

@@ -27,7 +27,7 @@ from gpuexec.ir.operator import (
     operator,
     upgrade,
 )
-from gpuexec.ir.precision import REFERENCE, STORED
+from gpuexec.ir.precision import STORED
 from gpuexec.ir.spec import TensorSpec, accumulator
 from gpuexec.ops.elementwise.elementwise_cast import truncate
 from gpuexec.ops.linalg.exact_product import multiply_exactly
@@ -132,7 +132,7 @@ class MatMul(Operator):
             y_column=y_strides[-1],
             narrow=narrow,
             scale_steps=(0, 0) if narrow is None else narrow.steps(*((rank - 2, rank - 1) if rank > 1 else (0, None))),
-            keeps_order=self.precision == REFERENCE,
+            precision=self.precision,
         )
 
 
@@ -236,7 +236,7 @@ class Gemm(Operator):
             scale=(self.alpha, self.beta),
             narrow=narrow,
             scale_steps=(0, 0) if narrow is None else narrow.steps(*((1, 0) if self.transB else (0, 1))),
-            keeps_order=self.precision == REFERENCE,
+            precision=self.precision,
         )
 
 

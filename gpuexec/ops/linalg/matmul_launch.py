@@ -2,10 +2,11 @@
 
 A product of float takes tiles of ``simt_gemm.cu``, or up to eight rows at once of ``gemv.cu``; which, is decided for a
 size class (`gpuexec.ops.lib.slices`); so does one of float with narrow weights. One of half or bf16 takes tiles of
-``mma_gemm.cu``, on tensor cores, from sm_80 on, be its result of that type or float. Other types, older architectures,
-extents that 32 bits don't hold, and narrow weights with scales along the inner extent take ``matmul.cu``, where a block
-makes a tile of 64 x 64, or of 4 x 8 where there are few rows. A product with few columns is made as that of the
-transposed, but for narrow weights, which are always the right operand.
+``mma_gemm.cu``, on tensor cores, from sm_80 on, be its result of that type or float; so does one of float whose
+operands are rounded to tf32, where they lie along the inner extent or can be packed so. Other types, older
+architectures, extents that 32 bits don't hold, and narrow weights with scales along the inner extent take
+``matmul.cu``, where a block makes a tile of 64 x 64, or of 4 x 8 where there are few rows. A product with few columns
+is made as that of the transposed, but for narrow weights, which are always the right operand.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Emitter
+from gpuexec.ir.precision import REFERENCE, TF32
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row, dtypes_of
 from gpuexec.ir.weight_forms import Array, Converted, WeightForm, weight_form
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
@@ -107,6 +109,7 @@ _MMA_FORMS += [(SMALL_MMA, (ACROSS, right)) for right in _LIES]
 for _dtype in _MMA_DTYPES:
     instantiate_finished(_dtype, [name_mma((_dtype, _dtype), *form) for form in _MMA_FORMS])
     instantiate_finished(_FLOAT, [name_mma((_dtype, _FLOAT), *form) for form in _MMA_FORMS], stored=[_dtype])
+instantiate_finished(_FLOAT, [name_mma((_FLOAT, _FLOAT), tile, (ALONG_K, ALONG_K)) for tile in MMA_TILES])
 
 
 @weight_form("padded_rows")
@@ -265,7 +268,7 @@ def launch_gemm(
     y_column: int = 1,
     narrow: NarrowWeight | None = None,
     scale_steps: tuple[int, int] = (0, 0),
-    keeps_order: bool = False,
+    precision: str = "",
 ) -> None:
     """Launch ``y = alpha * a @ b + beta * c`` over batches.
 
@@ -279,7 +282,8 @@ def launch_gemm(
         y_column: The stride of y by column.
         narrow: The scales of b, where it is narrow.
         scale_steps: Their strides along the inner extent and the columns.
-        keeps_order: Whether products of float are added in the order of the inner extent, by one thread each.
+        precision: Of products of float: ``"reference"``, added in the order of the inner extent, by one thread each;
+            ``"tf32"``, whose operands are rounded to that; any other.
 
     Raises:
         InputError: More batch axes than the kernel's table holds.
@@ -295,8 +299,10 @@ def launch_gemm(
     has_kernels = emit.target.has_kernels and not emit.target.has_textures
     if narrow is None and _has_tensor_cores(emit, product):
         _launch_mma(emit, product)
+    elif narrow is None and precision == TF32 and (along_k := _take_tf32(emit, product)) is not None:
+        _launch_mma(emit, along_k)
     elif has_kernels and slots[3].dtype == _FLOAT and not scale_steps[0]:
-        _launch_simt(emit, product, narrow, scale_steps, keeps_order=keeps_order)
+        _launch_simt(emit, product, narrow, scale_steps, keeps_order=precision == REFERENCE)
     elif narrow is not None:
         _launch_any(emit, product, narrow, scale_steps)
     else:
@@ -328,11 +334,29 @@ def _has_tensor_cores(emit: Emitter, product: Product) -> bool:
     return _can_multiply(emit, y, a, b) and bool(emit.choose(product.fits_mma))
 
 
+def _take_tf32(emit: Emitter, product: Product) -> Product | None:
+    """Return a product of floats with operands that lie along the inner extent, as tensor cores take tf32.
+
+    None where one does not and is no weight that could be packed so, and where few rows or columns take other kernels.
+    """
+    rows, columns, _ = product.extents
+    is_able = _has_architecture(emit) and product.slots[3].dtype == _FLOAT and product.fits_mma
+    if not emit.choose(is_able and min(rows, columns) > GEMV_ROWS[-1]):
+        return None
+    packed = _pack_operand(emit, product, 1, only_along_k=True)
+    packed = packed if packed.b[0] != 1 else _pack_operand(emit, packed, 0, only_along_k=True)
+    return packed if emit.choose(packed.a[1] == packed.b[0] == 1) else None
+
+
+def _has_architecture(emit: Emitter) -> bool:
+    has_kernels = emit.target.has_kernels and not emit.target.has_textures
+    return has_kernels and emit.target.architecture >= MMA_ARCHITECTURE
+
+
 def _can_multiply(emit: Emitter, y: Slot, a: Slot, b: Slot) -> bool:
     """Return whether tensor cores multiply operands of these types into a result of that type."""
     is_matrix = a.dtype == b.dtype and a.dtype in _MMA_DTYPES and y.dtype in (a.dtype, _FLOAT)
-    has_kernels = emit.target.has_kernels and not emit.target.has_textures
-    return is_matrix and has_kernels and emit.target.architecture >= MMA_ARCHITECTURE
+    return is_matrix and _has_architecture(emit)
 
 
 def _widen(emit: Emitter, slot: Slot, y: Slot) -> Slot:
@@ -401,11 +425,12 @@ def _launch_mma(emit: Emitter, product: Product) -> None:
     left = _LIES[emit.choose(product.a[0] == 1 != product.a[1] and product.extents[0] > _MMA_FEW)]
     right = _LIES[emit.choose(product.b[1] == 1 != product.b[0])]
     rows, columns, inner = product.extents
-    tile = SMALL_MMA if left == ACROSS else choose_mma_tile(emit, rows, columns, inner, product.count)
-    tiles = product.count * tile.count(rows, columns)
-    slices = slice_mma_tiles(emit, tile, tiles, inner)
-    arguments = [*product.slots, product.pack_mma(left, right), slices.scratch, slices.counters]
     a, _, _, y = product.slots
+    nbytes = inner * a.dtype.itemsize
+    tile = SMALL_MMA if left == ACROSS else choose_mma_tile(emit, rows, columns, nbytes, product.count)
+    tiles = product.count * tile.count(rows, columns)
+    slices = slice_mma_tiles(emit, tile, tiles, nbytes)
+    arguments = [*product.slots, product.pack_mma(left, right), slices.scratch, slices.counters]
     emit.launch(
         name_mma((a.dtype, y.dtype), tile, (left, right)),
         (tiles, slices.count, 1),
@@ -416,8 +441,11 @@ def _launch_mma(emit: Emitter, product: Product) -> None:
     )
 
 
-def _pack_operand(emit: Emitter, product: Product, index: int) -> Product:
-    """Return the product with operand 0 or 1, where it is a weight that is not aligned as it lies, packed along k."""
+def _pack_operand(emit: Emitter, product: Product, index: int, *, only_along_k: bool = False) -> Product:
+    """Return the product with operand 0 or 1, where it is a weight that is not aligned as it lies, packed along k.
+
+    So is one that lies across k where ``only_along_k`` is wanted.
+    """
     slot, walk = product.slots[index], product.walks[index]
     assert slot is not None
     strides, shape = (product.a if index == 0 else product.b[::-1]), (product.extents[index], product.extents[2])
@@ -425,7 +453,8 @@ def _pack_operand(emit: Emitter, product: Product, index: int) -> Product:
         slot = Slot(slot.buffer, slot.offset_bytes, slot.spec.with_shape(slot.shape[::-1]), slot.strides[::-1])
     is_whole = (slot.shape, slot.strides) == (shape, strides) and not any(walk)
     # Asked for at all sizes alike: a row alone has other strides, and no weight is one at some sizes only.
-    if not emit.choose(is_whole and not any(product.is_wide(slot, *each, ()) for each in (strides, strides[::-1]))):
+    known = (strides[::-1],) if only_along_k else (strides, strides[::-1])
+    if not emit.choose(is_whole and not any(product.is_wide(slot, *each, ()) for each in known)):
         return product
     packed = emit.packed(slot, PaddedRows(_VECTOR_NBYTES // slot.dtype.itemsize))
     if packed is None:

@@ -43,7 +43,8 @@ def _count_mma_gemm(launch: Launch) -> Work:
     tile, tiles, slices, y = _find_tile(launch), launch.grid[0], launch.grid[1], launch.arguments[3]
     assert isinstance(y, Slot)
     left, right = (each.strip(" >") for each in launch.kernel.expression.split(",")[3:5])
-    slabs, warps, blocks = ceil_div(inner, tile.depth), tile.threads // WARP, tiles * slices
+    itemsize, warps, blocks = find_itemsize(launch, 0), tile.threads // WARP, tiles * slices
+    slabs = ceil_div(inner * itemsize, tile.slab_nbytes)
     steps, scratch, results = count_epilogue_steps(launch), find_scratch(launch), batch * rows * columns
     own, across = _LOOP_INSTRUCTIONS[tile.name]
     loop = (tile.products + tile.matrices) / warps + own
@@ -57,7 +58,7 @@ def _count_mma_gemm(launch: Launch) -> Work:
         if not wide & flag:
             loop += lines * tile.slab_nbytes // _CHUNK_NBYTES / tile.threads * _EACH_CHUNK
         # Lines beyond the last one repeat it, or are not read.
-        asked += times * inner * (extent if is_across else round_up(extent, lines)) * find_itemsize(launch, 0)
+        asked += times * inner * (extent if is_across else round_up(extent, lines)) * itemsize
     sums, own_slabs = tile.size // tile.threads, ceil_div(slabs, slices)
     of_sum = _EACH_SUM + steps * STEP_INSTRUCTIONS + (slices * _EACH_SLICE if slices > 1 else 0)
     partial_nbytes = 4 * blocks * tile.size if slices > 1 else 0
@@ -65,6 +66,8 @@ def _count_mma_gemm(launch: Launch) -> Work:
     parked = tiles * tile.size * 4 // _WAVEFRONT_NBYTES * _PARK_WAVEFRONTS if steps else 0
     # A block reads fragments of one step more than it has.
     first = blocks * tile.matrices // (tile.slab_nbytes // _STEP_NBYTES) * _MATRIX_WAVEFRONTS
+    # Eight floats of a lane are stored as two vectors, each of which touches half of its sectors.
+    written = y.dtype.itemsize // 2 if wide & WIDE_Y else 4
     beside = sum(count_slot_bytes(each) for each in list_beside(launch, scratch))
     return Work(
         flops=2 * results * inner + results * steps,
@@ -73,7 +76,7 @@ def _count_mma_gemm(launch: Launch) -> Work:
         needed_multiply_adds=results * inner,
         matrix_products=tiles * slabs * tile.products * _MMA_PRODUCTS,
         wavefronts=tiles * slabs * tile.slab_wavefronts + first + parked,
-        l2_nbytes=batch * asked + y.spec.nbytes * (1 if wide & WIDE_Y else 4) + 2 * partial_nbytes + counted + beside,
+        l2_nbytes=batch * asked + y.spec.nbytes * written + 2 * partial_nbytes + counted + beside,
         rounds=ceil_div(own_slabs, tile.stages - 1) + 1 + (slices / 2 + JOIN_ROUNDS if slices > 1 else 0),
         barriers=own_slabs + 1,
         registers=tile.registers,
