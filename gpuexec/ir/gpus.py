@@ -28,6 +28,7 @@ class Gpu:
         clock_hertz: Of its multiprocessors: the boost clock of its data sheet, or what is kept of it under load.
         fp32_lanes: Fused multiply-adds of floats that a multiprocessor begins in a clock.
         fp64_lanes: The same of doubles.
+        integer_lanes: The same of integers: of 32 bits, or the products of four bytes added up at once (dp4a).
         dram_bytes_per_second: Of device memory, by its data sheet; reached are nine tenths at best.
         l2_bytes_per_second: Between L2 and all multiprocessors, as measured by reading.
         l2_nbytes: The size of L2.
@@ -47,6 +48,7 @@ class Gpu:
     clock_hertz: float
     fp32_lanes: int
     fp64_lanes: int
+    integer_lanes: int
     dram_bytes_per_second: float
     l2_bytes_per_second: float
     l2_nbytes: int
@@ -92,6 +94,11 @@ class Gpu:
 # arithmetic throughput per compute capability. Bandwidths and latencies of L2 and latencies of device memory were
 # measured by others where a source stands; where none does they are estimates from the nearest relative.
 #
+# Integers: multiply-adds and dp4a take the pipe of half of the FP32 lanes from sm_86 on, and all 64 of sm_75 and 80
+# (the guide's throughput of 32-bit integer multiply-adds; pipes by forums.developer.nvidia.com, topic 302018). For
+# sm_100 and later no figure of dp4a is known here: it is taken to be the same, though the whitepaper of the GeForce
+# 5090 doubles other arithmetic of integers.
+#
 # Tensor cores: the dense rates of the data sheets, for sums in float, by multiprocessors and boost clock: 65, 312, 125
 # and 42.5 TFLOPS of T4, A100, A10 and Orin, 165 and 210 of the GeForce 4090 and 5090; of the GB10 an eighth of its
 # 1 PFLOPS of sparse fp4. On an A100 mma.sync reaches that rate (Sun et al., arXiv 2206.02874), on an H100 62.9 % of
@@ -99,26 +106,26 @@ class Gpu:
 # are taken to be an H100.
 _GPUS = {
     # T4: Jia, Maggioni, Smith, Scarpazza, arXiv 1903.07486 (L2 of 1.27 TB/s, 188 cycles).
-    75: Gpu("T4", 40, 1.59e9, 64, 2, 320e9, 1.27e12, 4 * _MIB, 188, 500, 1024, 16, 64 * _KIB, 512, 0),
+    75: Gpu("T4", 40, 1.59e9, 64, 2, 64, 320e9, 1.27e12, 4 * _MIB, 188, 500, 1024, 16, 64 * _KIB, 512, 0),
     # A100 SXM of 80 GB: latencies by Luo et al., arXiv 2402.13499. L2 gives 5120 bytes a clock by the whitepaper, of
     # which about 4 TB/s are reached.
-    80: Gpu("A100 SXM", 108, 1.41e9, 64, 32, 2.039e12, 4.0e12, 40 * _MIB, 262, 466, 2048, 32, 164 * _KIB, 1024),
-    86: Gpu("A10", 72, 1.695e9, 128, 2, 600e9, 2.0e12, 6 * _MIB, 250, 500, 1536, 16, 100 * _KIB, 512),
-    87: Gpu("Jetson AGX Orin", 16, 1.3e9, 128, 2, 204.8e9, 0.6e12, 4 * _MIB, 250, 600, 1536, 16, 164 * _KIB, 1024),
+    80: Gpu("A100 SXM", 108, 1.41e9, 64, 32, 64, 2.039e12, 4.0e12, 40 * _MIB, 262, 466, 2048, 32, 164 * _KIB, 1024),
+    86: Gpu("A10", 72, 1.695e9, 128, 2, 64, 600e9, 2.0e12, 6 * _MIB, 250, 500, 1536, 16, 100 * _KIB, 512),
+    87: Gpu("Jetson AGX Orin", 16, 1.3e9, 128, 2, 64, 204.8e9, 0.6e12, 4 * _MIB, 250, 600, 1536, 16, 164 * _KIB, 1024),
     # RTX 4090: latencies by Luo et al. (as above).
-    89: Gpu("RTX 4090", 128, 2.52e9, 128, 2, 1.008e12, 5.0e12, 72 * _MIB, 273, 542, 1536, 24, 100 * _KIB, 256),
+    89: Gpu("RTX 4090", 128, 2.52e9, 128, 2, 64, 1.008e12, 5.0e12, 72 * _MIB, 273, 542, 1536, 24, 100 * _KIB, 256),
     # H100 SXM: 1.98 GHz by its data sheet, of which arithmetic leaves less. Latencies by Luo et al. (as above); L2 of
     # 5.5 to 7 TB/s by chipsandcheese.com, "Nvidia's H100: Funny L2, and Tons of Bandwidth" (2023), on the PCIe card. A
     # product by wgmma in tiles of 128 x 256 draws 7.1 TB/s at the 610 TFLOPS that it reaches (Shankhdhar,
     # "Outperforming cuBLAS on H100: a Worklog", 2024).
-    90: Gpu("H100 SXM", 132, 1.755e9, 128, 64, 3.35e12, 7.1e12, 50 * _MIB, 263, 479, 2048, 32, 228 * _KIB, 1288),
+    90: Gpu("H100 SXM", 132, 1.755e9, 128, 64, 64, 3.35e12, 7.1e12, 50 * _MIB, 263, 479, 2048, 32, 228 * _KIB, 1288),
     # B200: L2 answers within 150 ns in its own partition by chipsandcheese.com, "Nvidia's B200: Keeping the CUDA
     # Juggernaut Rolling" (2025).
-    100: Gpu("B200", 148, 1.965e9, 128, 64, 8.0e12, 10.0e12, 126 * _MIB, 300, 700, 2048, 32, 228 * _KIB, 1288),
-    103: Gpu("B300", 148, 1.92e9, 128, 2, 8.0e12, 10.0e12, 126 * _MIB, 300, 700, 2048, 32, 228 * _KIB, 1288),
-    110: Gpu("Jetson T5000", 20, 1.57e9, 128, 2, 273e9, 0.8e12, 32 * _MIB, 300, 700, 1536, 24, 228 * _KIB, 1288),
-    120: Gpu("RTX 5090", 170, 2.41e9, 128, 2, 1.792e12, 6.0e12, 96 * _MIB, 300, 600, 1536, 24, 100 * _KIB, 256),
-    121: Gpu("GB10", 48, 2.4e9, 128, 2, 273e9, 1.5e12, 24 * _MIB, 300, 700, 1536, 24, 100 * _KIB, 512),
+    100: Gpu("B200", 148, 1.965e9, 128, 64, 64, 8.0e12, 10.0e12, 126 * _MIB, 300, 700, 2048, 32, 228 * _KIB, 1288),
+    103: Gpu("B300", 148, 1.92e9, 128, 2, 64, 8.0e12, 10.0e12, 126 * _MIB, 300, 700, 2048, 32, 228 * _KIB, 1288),
+    110: Gpu("Jetson T5000", 20, 1.57e9, 128, 2, 64, 273e9, 0.8e12, 32 * _MIB, 300, 700, 1536, 24, 228 * _KIB, 1288),
+    120: Gpu("RTX 5090", 170, 2.41e9, 128, 2, 64, 1.792e12, 6.0e12, 96 * _MIB, 300, 600, 1536, 24, 100 * _KIB, 256),
+    121: Gpu("GB10", 48, 2.4e9, 128, 2, 64, 273e9, 1.5e12, 24 * _MIB, 300, 700, 1536, 24, 100 * _KIB, 512),
 }
 
 

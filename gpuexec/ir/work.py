@@ -36,6 +36,8 @@ class Work:
         multiply_adds: Fused multiply-adds among them, which take longer where a multiprocessor has few lanes.
         needed_multiply_adds: Multiply-adds of numbers that the results need, which are among the operations.
         doubles: Arithmetic on doubles among them.
+        integer_multiply_adds: Those of integers among the multiply-adds, which fewer lanes take; one of words of four
+            bytes adds up the products of all.
         matrix_products: Multiply-adds of tensor cores, those of absent rows and columns too. One of tf32 is two, as it
             takes twice the time.
         wavefronts: Of shared memory, as machine code accesses it: a word that several lanes read is served once.
@@ -52,6 +54,7 @@ class Work:
     multiply_adds: float = 0.0
     needed_multiply_adds: int = 0
     doubles: float = 0.0
+    integer_multiply_adds: float = 0.0
     matrix_products: float = 0.0
     wavefronts: float = 0.0
     l2_nbytes: float = 0.0

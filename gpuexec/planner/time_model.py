@@ -2,8 +2,8 @@
 
 A launch takes as long as the slowest of these needs for it, and what filling and draining the device adds:
 
-- *issue*: the instructions of its warps, each of whose schedulers issues one a clock; multiply-adds and doubles take
-  longer where a multiprocessor has few lanes for them;
+- *issue*: the instructions of its warps, each of whose schedulers issues one a clock; multiply-adds, those of integers
+  and doubles take longer where a multiprocessor has few lanes for them;
 - *tensor*: multiply-adds of tensor cores;
 - *shared*: wavefronts of shared memory, one a clock;
 - *l2*: bytes between multiprocessors and L2, by the bandwidth of L2 and of each multiprocessor;
@@ -124,6 +124,7 @@ def bound_launch(work: Work, grid: CommandGrid, dram_nbytes: float, missed: floa
         work.instructions,
         work.multiply_adds * _SCHEDULER_LANES / gpu.fp32_lanes,
         work.doubles * _SCHEDULER_LANES / gpu.fp64_lanes,
+        work.integer_multiply_adds * _SCHEDULER_LANES / gpu.integer_lanes,
     ) / (grid.blocks * _SCHEDULERS)
     warps = ceil_div(grid.threads, WARP)
     barriers = waves * work.barriers * _BARRIER_CYCLES

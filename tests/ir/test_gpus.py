@@ -24,6 +24,12 @@ def test_a_multiprocessor_holds_the_largest_block_of_its_target(architecture: in
     assert gpu.multiprocessors >= target.multiprocessors
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_integers_take_lanes_that_floats_have_too(architecture: int) -> None:
+    gpu = find_gpu(architecture)
+    assert 0 < gpu.integer_lanes <= gpu.fp32_lanes
+
+
 @pytest.mark.parametrize(
     ("threads", "registers", "shared_nbytes", "blocks"),
     [

@@ -68,6 +68,14 @@ def test_a_gpu_of_half_the_lanes_takes_twice_as_long_for_multiply_adds() -> None
     assert cycles["A100 SXM"] == pytest.approx(2 * cycles["H100 SXM"])
 
 
+def test_multiply_adds_of_integers_take_the_lanes_that_there_are_for_them() -> None:
+    work = Work(instructions=1e6, multiply_adds=1e6)
+    integers = replace(work, integer_multiply_adds=1e6)
+    for gpu in (H100, A100):
+        issue, slower = (bound_launch(each, CommandGrid(1, 256), 0, 0, gpu).issue for each in (work, integers))
+        assert slower / issue == pytest.approx(gpu.fp32_lanes / gpu.integer_lanes)
+
+
 def test_what_l2_lacks_is_waited_for_longer() -> None:
     near, far = (bound(Work(rounds=100), 132, missed=missed).latency for missed in (0.0, 1.0))
     assert far / near == pytest.approx(H100.dram_latency_cycles / H100.l2_latency_cycles)

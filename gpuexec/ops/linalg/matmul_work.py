@@ -7,7 +7,7 @@ architectures differ by little.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -147,7 +147,11 @@ def _count_gemm(launch: Launch) -> Work:
     loop = _LOOPS.get(y.dtype.itemsize, _LOOPS[4])
     if launch.kernel.expression.startswith("gemm_narrow"):
         loop = TileLoop(loop.instructions + _NARROW_INSTRUCTIONS, registers=128)
-    return count_product(launch, loop, _FEW_ROWS_INSTRUCTIONS.get(b.dtype.itemsize, 27))
+    work = count_product(launch, loop, _FEW_ROWS_INSTRUCTIONS.get(b.dtype.itemsize, 27))
+    parts = (
+        0 if y.dtype.kind not in "iu" else 3 if y.dtype.itemsize == 8 else 1
+    )  # 64 bits are multiplied in three parts
+    return replace(work, integer_multiply_adds=parts * work.multiply_adds)
 
 
 def count_product(launch: Launch, loop: TileLoop, each_weight: int, *, is_packed: bool = False) -> Work:

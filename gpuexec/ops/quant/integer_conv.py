@@ -434,6 +434,8 @@ def _count_integer_conv_direct(launch: Launch) -> Work:
         flops=2 * y.spec.size * inner,
         needed_multiply_adds=y.spec.size * inner,
         instructions=count_warps(launch) * (_AROUND + inner * _EACH_TAP),
+        multiply_adds=count_warps(launch) * inner,
+        integer_multiply_adds=count_warps(launch) * inner,
         l2_nbytes=sum(map(count_slot_bytes, slots)),
         rounds=1 + inner / _TAPS_TOGETHER,
     )
@@ -460,4 +462,4 @@ def _count_integer_conv(launch: Launch) -> Work:
         more=_EACH_SLAB + (_EACH_ROW_SLAB if sums_rows else 0),
     )  # fmt: skip
     staged = tiles * code.rows * code.columns // WARP  # sums go through shared memory
-    return replace(work, wavefronts=work.wavefronts + 2 * staged)
+    return replace(work, wavefronts=work.wavefronts + 2 * staged, integer_multiply_adds=work.multiply_adds)

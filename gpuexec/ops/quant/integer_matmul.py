@@ -379,7 +379,7 @@ def _count_integer_gemm(launch: Launch) -> Work:
         more=_EACH_ROW_SLAB if sums_rows else 0, is_wide=has_fours,
     )  # fmt: skip
     parked = launch.grid[0] * code.rows * code.columns // WARP  # sums wait in shared memory
-    return replace(work, wavefronts=work.wavefronts + 2 * parked)
+    return replace(work, wavefronts=work.wavefronts + 2 * parked, integer_multiply_adds=work.multiply_adds)
 
 
 @work_of(_SOURCE, "integer_gemv")
@@ -398,6 +398,7 @@ def _count_integer_gemv(launch: Launch) -> Work:
         needed_multiply_adds=batch * rows * columns * depth,
         instructions=words / WARP * (_EACH_WORD + _EACH_ROW * (together - 1)) + count_warps(launch) * _GEMV_AROUND,
         multiply_adds=words / WARP * together,
+        integer_multiply_adds=words / WARP * together,
         l2_nbytes=words * WORD_BYTES + rows_nbytes + y.spec.nbytes + 2 * joined + sum(map(count_slot_bytes, slots)),
         rounds=ceil_div(inner * lanes, _GEMV_THREADS * slices * (8 if together == 1 else 4))
         + 1
