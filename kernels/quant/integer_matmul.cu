@@ -2,9 +2,12 @@
 //
 // Operands are words of four bytes along the inner extent (integer_product.cuh), so products are those of simt_tile.cuh
 // with another multiplication. Left operands are read as they lie where rows are made of whole words, else packed first;
-// right ones are always packed, a weight once. The inner extent is cut into slices where tiles are few.
+// right ones are always packed, a weight once. The inner extent is cut into slices where tiles are few. Products that are
+// beyond 32 bits are summed by a kernel that counts in 64.
 #include "dependent_launch.cuh"
+#include "index.cuh"
 #include "integer_tile.cuh"
+#include "reduce.cuh"
 
 // The rows of a matrix of words, dense along the inner extent.
 struct MatrixRows {
@@ -230,6 +233,59 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const u32* const column_sums = b + gemm.inner * gemm.b_inner;
   FourColumns<Y> finished(gemm, results, column_sums, batch, first_column + 4 * group);
   finished.store(first_row + row, value);
+}
+
+// The terms of a sum of bytes as they lie. Packed by _launch_long of gpuexec/ops/quant/integer_matmul.py.
+struct ByteTerms {
+  i64 depth, a_step, b_step;  // steps from a term to the next
+  i32 a_offset, b_offset;     // 128 for unsigned bytes
+  Finish finish;
+};
+
+// Operands of integer_contract that are walked with its outputs; a scale lies where its zero point does.
+enum Walked { kA, kB, kAQuant, kBQuant, kYQuant, kAddend, kBias, kY, kWalked };
+
+// Computes  what integer_gemm computes, of bytes as they lie: products whose extents or steps 32 bits don't hold
+// Shapes    a [..., rows, depth], b [..., depth, columns]; y, scales, zero points, addend and bias by what `walk` says of
+//           each, over y's axes
+// Grid      256 / lanes outputs per block
+// Needs     any of zero points, scales, addend and bias may be null
+// Numerics  as integer_gemm, to the bit
+template <class Y>
+__global__ void __launch_bounds__(kBlockThreads)
+    integer_contract(const u8* __restrict__ a, const u8* __restrict__ b, const i32* __restrict__ addend, Y* __restrict__ y,
+                     const __grid_constant__ Strided<kMaxRank, kWalked> walk, const __grid_constant__ ByteTerms terms,
+                     const u8* __restrict__ a_zero, const u8* __restrict__ b_zero, const u8* __restrict__ a_scale,
+                     const u8* __restrict__ b_scale, const u8* __restrict__ y_scale, const u8* __restrict__ y_zero,
+                     const Y* __restrict__ bias, int lanes, int lane_stride) {
+  __shared__ u32 shared[kBlockThreads];
+  const Team team(lanes, lane_stride);
+  const bool is_live = team.row < walk.count;
+  i64 places[kWalked] = {};
+  if (is_live) walk.locate(team.row, places);
+  const i32 left_zero = load_zero(a_zero, places[kAQuant], terms.a_offset);
+  const i32 right_zero = load_zero(b_zero, places[kBQuant], terms.b_offset);
+  a += places[kA];
+  b += places[kB];
+  u32 sum = 0;
+#pragma unroll 4
+  for (i64 k = team.lane; k < (is_live ? terms.depth : 0); k += lanes) {
+    const i32 left = centre(a[k * terms.a_step], terms.a_offset) - left_zero;
+    sum += u32(left * (centre(b[k * terms.b_step], terms.b_offset) - right_zero));
+  }
+  sum = team.fold(sum, shared, wrapping_add<u32>);
+  if (!is_live || team.lane > 0) return;
+  const Finish& finish = terms.finish;
+  const float scale = finish.alpha * load_scale(a_scale, places[kAQuant], finish.scale_kind);
+  const float factor = find_factor<Y>(scale * load_scale(b_scale, places[kBQuant], finish.scale_kind),
+                                      load_scale(y_scale, places[kYQuant], finish.scale_kind));
+  float added = -0.0f;  // the identity of addition, also for -0
+  if constexpr (kIsFloat<Y>) {
+    if (bias) added = widen(bias[places[kBias]]);
+  }
+  const i32 total = addend ? wrapping_add(i32(sum), addend[places[kAddend]]) : i32(sum);
+  const i32 zero = load_zero(y_zero, places[kYQuant], finish.y_offset);
+  y[places[kY]] = finish_sum<Y>(total, factor, zero, added, finish.y_offset);
 }
 
 // How bytes are packed into words. Packed by gpuexec/ops/quant/integer_words.py.

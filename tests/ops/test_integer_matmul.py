@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from gpuexec.errors import InputError
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.quant.integer_matmul import MatMulInteger, QLinearMatMul
+from gpuexec.ops.quant import integer_matmul
+from gpuexec.ops.quant.integer import Quantized
+from gpuexec.ops.quant.integer_matmul import MatMulInteger, QLinearMatMul, launch_integer_gemm
+from gpuexec.planner.template import plan_graph
+from tests.devices.opening import open_device
+from tests.ir.graph_builder import GraphBuilder
+from tests.ops.direct import DirectEmitter
 from tests.ops.harness import Array, Case, run_case
 
 RNG = np.random.default_rng(11)
@@ -253,6 +259,47 @@ WEIGHTED = [
 @pytest.mark.parametrize("case", WEIGHTED, ids=lambda case: case.id)
 def test_products_with_a_weight(checks: str, case: Case) -> None:
     run_case(dataclasses.replace(case, const=(1,)), checks)
+
+
+LONG = [case for case in (*PRODUCTS, *QUANTISED) if not case.const and case.inputs[0].dtype in (U8, I8)]
+
+
+@pytest.mark.parametrize("case", LONG, ids=lambda case: f"{case.op}_{case.id}")
+def test_products_beyond_32_bits(monkeypatch: pytest.MonkeyPatch, checks: str, case: Case) -> None:
+    """Bytes are summed as they lie, by a kernel that counts in 64."""
+    monkeypatch.setattr(integer_matmul, "_MAX_ROWS", 1)  # as if 32 bits held so much
+    run_case(case, checks)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=str)
+def test_scaled_products_beyond_32_bits(monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
+    """To the bit what tiles give, of many terms too, and of views."""
+    a, b = integers(U8, 3, 1, 1500)[:, :, ::-1], integers(I8, 2, 13, 1500).swapaxes(1, 2)
+    quants = scales(1, dtype=dtype), integers(U8, 1), scales(2, 1, 13, dtype=dtype), integers(I8, 2, 1, 13)
+    bias = scales(13, dtype=dtype)
+    made = []
+    for rows in (2**31, 1):
+        monkeypatch.setattr(integer_matmul, "_MAX_ROWS", rows)
+        emit = DirectEmitter()
+        a_scale, a_zero, b_scale, b_zero, added = (emit.slot(each) for each in (*quants, bias))
+        left = Quantized(emit.slot(a[:, np.newaxis]), a_scale, a_zero)
+        right, y = Quantized(emit.slot(b), b_scale, b_zero), emit.fresh((3, 2, 1, 13), dtype)
+        launch_integer_gemm(emit, left, right, Quantized(y), alpha=0.5, bias=added)
+        made.append((emit.launches[-1][0].expression.partition("<")[0], emit.read(y).copy()))
+    (one, first), (other, second) = made
+    assert (one, other) == ("integer_gemv", "integer_contract")
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((2**31, 3), (3, 2)), ((2**16, 2**15, 3), (3, 2)), ((2, 3), (3, 2**29)), ((2, 2**31), (2**31, 1))]
+)
+def test_extents_that_words_do_not_hold(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    operator, target = MatMulInteger(), open_device("tracer").target
+    build, specs = GraphBuilder(), {"a": TensorSpec(a, np.dtype(U8)), "b": TensorSpec(b, np.dtype(I8))}
+    values = [build.input(name, *spec.shape, dtype=spec.dtype) for name, spec in specs.items()]
+    plan = plan_graph(build.graph(build.node(operator, *values)), specs, target).plan
+    assert [kernel.expression for kernel in plan.kernels()] == ["integer_contract<i32>"]
 
 
 @pytest.mark.parametrize("cls", [MatMulInteger, QLinearMatMul])

@@ -107,6 +107,7 @@ class Conv(Convolution):
         sizes = ConvSizes(x.shape[0], self.group, w.shape[1], w.shape[0] // self.group, prod(windows.counts))
         check_index(self.name, "input channels * taps", w.shape[1] * windows.taps)
         check_index(self.name, "outputs of one channel", sizes.outputs)
+        check_index(self.name, "output channels of a group", sizes.group_outs)
         slots, keeps_order = (x, w, bias, y), self.precision == REFERENCE
         if not y.is_contiguous:  # channels last
             made = emit.temp(y.shape, y.dtype)
@@ -194,6 +195,8 @@ class ConvTranspose(Convolution):
         assert x is not None and w is not None and y is not None
         sizes = ConvSizes(x.shape[0], self.group, w.shape[0] // self.group, w.shape[1], prod(y.shape[2:]))
         check_index(self.name, "outputs of one channel", sizes.outputs)
+        check_index(self.name, "input channels of a group", sizes.group_ins)
+        check_index(self.name, "output channels of a group", sizes.group_outs)
         slots, windows = (x, w, bias, y), self.windows(x.shape, w.shape)
         # With fewer output channels most of a tile would be empty.
         is_tiled = w.shape[1] >= _TILED_OUTS and _has_own_kernels(emit)

@@ -44,7 +44,7 @@ from gpuexec.ops.quant.integer import (
     to_int32,
 )
 from gpuexec.ops.quant.integer_quants import align_quant
-from gpuexec.ops.quant.integer_words import VECTOR_BYTES, WORD, WORD_BYTES
+from gpuexec.ops.quant.integer_words import MAX_STRIDE, VECTOR_BYTES, WORD, WORD_BYTES
 from gpuexec.ops.tensor.layout import window
 
 _SOURCE, _PACK_COLUMNS = "integer_conv.cu", 32
@@ -181,6 +181,7 @@ def _launch(op: Convolution, emit: Emitter, x: Quantized, w: Quantized, y: Quant
     outs, ins = w.values.shape[:2]
     check_index(op.name, "input channels * taps", ins * windows.taps)
     check_index(op.name, "outputs of one channel", prod(windows.counts))
+    check_index(op.name, "output channels of a group", outs // op.group)
     w = align_quant(emit, w)
     bias = None if bias is None else emit.contiguous(bias)
     sizes = ConvSizes(x.values.shape[0], op.group, ins, outs // op.group, prod(windows.counts))
@@ -338,6 +339,7 @@ class WindowProduct:
         return (
             self.sizes.group_ins > 0
             and max(self.rows + max(tile.rows for tile in TILES), VECTOR_BYTES * self.words, self.count) < _LIMIT // 4
+            and self.sizes.group_outs < MAX_STRIDE - VECTOR_BYTES
         )
 
     def pack(self, x: Slot, w: Quantized, y: Quantized) -> bytes:

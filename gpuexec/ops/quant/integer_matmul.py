@@ -2,7 +2,8 @@
 
 The same kernels serve both, signed and unsigned bytes alike, and what is built on them in other domains: tiles of
 ``simt_tile.cuh`` over words of four bytes (`gpuexec.ops.quant.integer_words`), or up to eight rows at once; which, is
-decided for a size class (`gpuexec.ops.lib.slices`). Scales and zero points are of a whole operand, or of each row of
+decided for a size class (`gpuexec.ops.lib.slices`). Those of extents that 32 bits don't hold are summed by teams of
+threads, from bytes as they lie. Scales and zero points are of a whole operand, or of each row of
 the left and each column of the right one.
 """
 
@@ -22,9 +23,11 @@ from gpuexec.ir.geometry import broadcast, broadcast_strides, ceil_div, coalesce
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
+from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.slices import SLAB_DEPTH, TILES, Slices, choose_tile, least_blocks, slice_tiles
+from gpuexec.ops.lib.strided import join
+from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
 from gpuexec.ops.linalg.exact_product import drop_axes, multiply_exactly
 from gpuexec.ops.linalg.float8_matmul import has_float8, infer_float8, launch_float8, multiply_float8
 from gpuexec.ops.linalg.simt_work import SlicedTiles, find_tile_code
@@ -40,12 +43,15 @@ from gpuexec.ops.quant.integer import (
     requantize,
 )
 from gpuexec.ops.quant.integer_quants import add_axes, align_quant, check_quant, quant_strides, view_quant
-from gpuexec.ops.quant.integer_words import WORD_BYTES, lay_columns, lay_rows
+from gpuexec.ops.quant.integer_words import MAX_STRIDE, WORD_BYTES, lay_columns, lay_rows
 from gpuexec.ops.tensor.layout import window
 
 ROWS = (1, 8)  # that instances of integer_gemv make at once; a product of more takes tiles
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of integer_product.cuh
 _SOURCE = "integer_matmul.cu"
+# Rows of all products, in 32-bit numbers that a block adds its own places to; and columns, and words of a row, whose
+# bytes tiles step over in 32 bits.
+_MAX_ROWS, _MAX_WORDS = 2**31 - 2**16, MAX_STRIDE - 2**16
 _GEMV_THREADS, _GEMV_BLOCKS = 256, 2  # of a block of integer_gemv, and blocks of a multiprocessor
 _LANES = (32, 16, 8)  # threads of such a block along the columns, four columns each
 HALF: np.dtype[Any] = np.dtype(np.float16)
@@ -55,6 +61,7 @@ _RESULTS = tuple(dict.fromkeys(_STORED.values()))
 
 instantiate(_SOURCE, [f"integer_gemm<{tile.name}, {cuda}>" for tile in TILES for cuda in _RESULTS])
 instantiate(_SOURCE, [f"integer_gemv<{rows}, {cuda}>" for rows in ROWS for cuda in _RESULTS])
+instantiate(_SOURCE, [f"integer_contract<{cuda}>" for cuda in _RESULTS])
 
 
 @operator("MatMulInteger")
@@ -172,19 +179,60 @@ def launch_integer_gemm(
         InputError: More batch axes than the kernel's table holds.
     """
     a, b, y = (align_quant(emit, given) for given in (a, b, y))
+    a = replace(a, values=_as_matrix(a.values, is_row=True))
+    b = replace(b, values=_as_matrix(b.values, is_row=False))
+    quants: list[Argument] = [a.zero, b.zero, a.scale, b.scale, y.scale, y.zero, bias]
+    scale = next((slot.dtype for slot in (a.scale, b.scale) if slot is not None), None)
+    finish = struct.pack("<2i", offset_of(a.values.dtype), offset_of(b.values.dtype))
+    finish += pack_finish(alpha, y.values.dtype, scale)
+    if not emit.choose(int(_fits_words(a.values, b.values))):
+        _launch_long(emit, a, b, y, addend, quants, finish)
+        return
     product = _IntegerProduct.of(emit, a, b, y)
     arguments: list[Argument] = [product.left, product.right, addend, y.values]
-    quants: list[Argument] = [a.zero, b.zero, a.scale, b.scale, y.scale, y.zero, bias]
     added = (0, 0) if addend is None else broadcast_strides(addend.shape, addend.strides, product.extents[:2])
-    steps = (*added, 0 if bias is None else bias.strides[-1])
-    scale = next((slot.dtype for slot in (a.scale, b.scale) if slot is not None), None)
-    tail = struct.pack("<3q2i", *steps, offset_of(a.values.dtype), offset_of(b.values.dtype))
-    tail += pack_finish(alpha, y.values.dtype, scale)
+    tail = struct.pack("<3q", *added, 0 if bias is None else bias.strides[-1]) + finish
     form = product.choose_form(emit)
     arguments += [product.pack(form.lanes, tail), form.slices.scratch, form.slices.counters, *quants]
     kernel = Kernel(_SOURCE, f"{form.name}, {_STORED[y.values.dtype]}>")
     writes = form.slices.writes(3, 5, form.grid[0] * form.grid[2])
     emit.launch(kernel, form.grid, (form.threads, 1, 1), arguments, writes)
+
+
+def _fits_words(a: Slot, b: Slot) -> bool:
+    """Return whether 32-bit numbers hold what kernels over words count: else bytes are summed as they lie."""
+    *outer, rows, depth = a.shape
+    count = prod(broadcast(tuple(outer), b.shape[:-2]))
+    return max(count, count * rows) < _MAX_ROWS and max(b.shape[-1], ceil_div(depth, WORD_BYTES)) < _MAX_WORDS
+
+
+def _launch_long(
+    emit: Emitter, a: Quantized, b: Quantized, y: Quantized, addend: Slot | None, quants: list[Argument], finish: bytes
+) -> None:
+    """Launch a product whose extents or strides 32 bits don't hold, from the bytes as they lie."""
+    *a_outer, rows, depth = a.values.shape
+    *b_outer, _, columns = b.values.shape
+    batch = broadcast(tuple(a_outer), tuple(b_outer))
+    shape, bias = (*batch, rows, columns), quants[-1]
+    *a_batch, a_row, a_step = a.values.strides
+    *b_batch, b_step, b_column = b.values.strides
+    a_quant, y_quant = (quant_strides(each, (*batch, rows, 1), is_row=True) for each in (a, y))
+    b_quant = quant_strides(b, (*batch, 1, columns), is_row=False)
+    walks = (
+        (*broadcast_strides(a_outer, a_batch, batch), a_row, 0),
+        (*broadcast_strides(b_outer, b_batch, batch), 0, b_column),
+        (*a_quant[:-1], 0),
+        (*b_quant[:-2], 0, b_quant[-1]),
+        (*y_quant[:-1], 0),
+        (0,) * len(shape) if addend is None else broadcast_strides(addend.shape, addend.strides, shape),
+        (*(0,) * (len(shape) - 1), bias.strides[-1] if isinstance(bias, Slot) else 0),
+        contiguous_strides(shape),
+    )
+    team = choose_team(depth, prod(shape))
+    arguments: list[Argument] = [a.values, b.values, addend, y.values, join(shape, walks).pack()]
+    arguments += [struct.pack("<3q", depth, a_step, b_step) + finish, *quants, *team.arguments()]
+    kernel = Kernel(_SOURCE, f"integer_contract<{_STORED[y.values.dtype]}>")
+    emit.launch(kernel, team.grid(prod(shape)), (BLOCK_THREADS, 1, 1), arguments, writes=[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +277,7 @@ class _IntegerProduct:
         Raises:
             InputError: More batch axes than the kernel's table holds.
         """
-        a_values, b_values = _as_matrix(a.values, is_row=True), _as_matrix(b.values, is_row=False)
+        a_values, b_values = a.values, b.values
         batch = broadcast(a_values.shape[:-2], b_values.shape[:-2])
         rows, columns, depth = a_values.shape[-2], b_values.shape[-1], a_values.shape[-1]
         right, is_weight = lay_columns(emit, b_values)
@@ -407,4 +455,27 @@ def _count_integer_gemv(launch: Launch) -> Work:
         registers=72 if together == 1 else 128,
         shared_nbytes=_GEMV_THREADS // WARP * together * 128 * 4,
         operand_nbytes={5: 0, 6: 0},  # no other command has anything of scratch memory and counters
+    )
+
+
+# Of integer_contract: instructions of a thread in all and for a term, and terms whose loads are under way together.
+_LONG_AROUND, _EACH_TERM, _TERMS_TOGETHER = 250, 14, 4
+
+
+@work_of(_SOURCE, "integer_contract")
+def _count_integer_contract(launch: Launch) -> Work:
+    y, packed = launch.arguments[3], launch.arguments[5]
+    assert isinstance(y, Slot) and isinstance(packed, bytes)
+    (depth,), lanes = struct.unpack_from("<q", packed), read_int(launch.arguments[-2])
+    own, warps = ceil_div(depth, lanes), count_warps(launch)
+    return Work(
+        flops=2 * y.spec.size * depth,
+        needed_multiply_adds=y.spec.size * depth,
+        instructions=warps * (_LONG_AROUND + own * _EACH_TERM),
+        multiply_adds=warps * own,
+        integer_multiply_adds=warps * own,
+        l2_nbytes=sum(count_slot_bytes(each) for each in launch.arguments if isinstance(each, Slot)),
+        rounds=1 + ceil_div(own, _TERMS_TOGETHER),
+        barriers=2 if lanes > WARP else 0,
+        shared_nbytes=4 * BLOCK_THREADS,
     )

@@ -25,7 +25,7 @@ from gpuexec.ops.quant.integer import offset_of
 WORD: np.dtype[Any] = np.dtype(np.uint32)
 WORD_BYTES = 4
 VECTOR_BYTES = 16
-_MAX_STRIDE = 2**29  # of rows, in words: LeftVectors of simt_tile.cuh counts their bytes in 32 bits
+MAX_STRIDE = 2**29  # of rows, in words: LeftVectors of simt_tile.cuh counts their bytes in 32 bits
 _SOURCE, _THREADS, _PACK_COLUMNS = "integer_matmul.cu", 256, 32
 
 instantiate(_SOURCE, ["pack_byte_rows", "pack_byte_columns"])
@@ -93,11 +93,12 @@ def lay_rows(emit: Emitter, slot: Slot, *, has_weight: bool) -> tuple[Slot, tupl
     *outer, depth = slot.shape
     # No stride along an extent of 1 is ever used.
     steps = [step if extent > 1 else 0 for extent, step in zip(outer, slot.strides, strict=False)]
+    row = next((step for step in reversed(steps) if step), 0)  # batches of single rows are rows of one product
     lies = (
         has_weight
         and slot.strides[-1] == 1
         and not any(each % VECTOR_BYTES for each in (slot.offset_bytes, depth, *steps))
-        and abs(steps[-1]) < _MAX_STRIDE * WORD_BYTES
+        and abs(row) < MAX_STRIDE * WORD_BYTES
     )
     if emit.choose(int(lies)):
         if not lies:

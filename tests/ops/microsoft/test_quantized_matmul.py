@@ -10,6 +10,7 @@ import pytest
 from gpuexec.errors import InputError
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.quant import integer_matmul
 from tests.ops.decomposed import check_parts
 from tests.ops.harness import Array, Case, run_case
 
@@ -161,6 +162,15 @@ GEMM = [
 
 @pytest.mark.parametrize("case", [*TO_FLOAT, *GEMM], ids=lambda case: f"{case.op}_{case.id}")
 def test_quantized_products(checks: str, case: Case) -> None:
+    run_case(case, checks)
+
+
+@pytest.mark.parametrize(
+    "case", [each for each in (*TO_FLOAT, *GEMM) if "large" not in each.id], ids=lambda case: f"{case.op}_{case.id}"
+)
+def test_quantized_products_beyond_32_bits(monkeypatch: pytest.MonkeyPatch, checks: str, case: Case) -> None:
+    """They take the kernel that counts in 64."""
+    monkeypatch.setattr(integer_matmul, "_MAX_ROWS", 1)  # as if 32 bits held so much
     run_case(case, checks)
 
 
