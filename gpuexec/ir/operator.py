@@ -236,6 +236,9 @@ class Operator:
     epilogue_rank: ClassVar[int | None] = None
     # Positions of inputs that it multiplies with each other, and adds up what comes out: products and convolutions.
     multiplied: ClassVar[tuple[int, ...]] = ()
+    # Positions of inputs that some of its kernels multiply by the zeros of padding too: where one is infinite or NaN,
+    # results are NaN that others make of what is inside alone.
+    padded_factors: ClassVar[tuple[int, ...]] = ()
     format_use: ClassVar[FormatUse] = FormatUse.DENSE
     # Inputs that a lower precision rounds as it does those (`gpuexec.passes.lower_precision`), of an operator that
     # multiplies within: attention.

@@ -29,18 +29,12 @@ from tests.ops.tolerance import assert_close, to_bits
 
 SAYS = re.compile(r"\bgot\b|expect|must|out of range|does not broadcast to")
 # Operators whose outputs are sums that kernels add up in another order than NumPy, by products with 0 or without: where
-# an infinity enters, what is infinite, NaN or what it would be without it is free. ONNX says nothing of either.
+# an infinity enters, what is infinite, NaN or what it would be without it is free. ONNX says nothing of either. So it
+# is where one stands in what kernels multiply by the zeros of padding (`Operator.padded_factors`).
 FREE = {
     "DFT": "a fast transform and a sum differ in the products with 0 that they leave out",
     "STFT": "a fast transform and a sum differ in the products with 0 that they leave out",
     "Det": "elimination divides by whatever pivot comes first",
-}
-# Operators whose weights, at these inputs, some kernels multiply by the zeros of the padding: so where one is infinite
-# or NaN.
-PADDED = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "gpuexec.FusedConv", "gpuexec.FusedConvTranspose"), (1,)),
-    **dict.fromkeys(("gpuexec.NarrowConv", "gpuexec.NarrowConvTranspose"), (1, 3)),  # weights and scales
-    **dict.fromkeys(("gpuexec.FusedNarrowConv", "gpuexec.FusedNarrowConvTranspose"), (1, 3)),
 }
 
 
@@ -129,7 +123,7 @@ def check_devices(
             if device == "cpu":
                 np.testing.assert_array_equal(to_bits(got), to_bits(y), err_msg=label)
                 continue
-            if op.name in FREE or not all(map(_is_finite, _list_weights(op, inputs))):
+            if op.name in FREE or not all(_is_finite(x) for i, x in enumerate(inputs) if i in op.padded_factors):
                 assert np.isfinite(y[np.isfinite(got)]).all(), f"{label} is finite where {op.name} is not"
                 got, y = (np.where(np.isfinite(got), each, each.dtype.type(0)) for each in (got, y))
             with np.errstate(all="ignore"):
@@ -176,11 +170,6 @@ def _run(device: str, case: Case, op: Operator, inputs: Inputs, known: set[int])
             if error.index in known:
                 raise
             known = known | {error.index}
-
-
-def _list_weights(op: Operator, inputs: Inputs) -> list[Array | None]:
-    """Return what padding is multiplied by."""
-    return [inputs[index] for index in PADDED.get(op.name, ()) if index < len(inputs)]
 
 
 def _is_finite(x: Array | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -110,8 +111,17 @@ def test_what_has_an_epilogue_says_so() -> None:
         found = find_operator(fused_name(name))
         assert found is not None and issubclass(found, Fused)
         assert not found.keeps_dtype, "a Cast may be its last step"
-    launching = {name for name, cls in CLASSES.items() if is_finishable(name, cls)}
+    launching = {name for name in CLASSES if any(launch.kernel in FINISHED for launch in list_producing(name))}
     assert launching == stated
+
+
+def test_what_is_multiplied_by_padding_is_said() -> None:
+    """Tiles of convolutions have zeros for taps and channels that only pad; with an epilogue and without."""
+    stated = {name for name, cls in CLASSES.items() if cls.padded_factors and not issubclass(cls, Fused)}
+    assert {name for name in CLASSES if any(map(is_padded, list_producing(name)))} == stated
+    for name in stated:
+        finished = find_operator(fused_name(name))
+        assert finished is not None and finished.padded_factors == CLASSES[name].padded_factors
 
 
 @pytest.mark.parametrize("name", [name for name, cls in CLASSES.items() if len(cls.multiplied) > 1])
@@ -232,10 +242,16 @@ def is_drawn(call: Call) -> bool:
     return False
 
 
-def is_finishable(name: str, cls: type[Operator]) -> bool:
-    """Return whether some call launches a kernel that has an epilogue for what it gives first."""
+def is_padded(launch: Launch) -> bool:
+    return launch.kernel.source == "conv_simt.cu"
+
+
+@functools.lru_cache(None)
+def list_producing(name: str) -> tuple[Launch, ...]:
+    """Return the launches that give the first outputs of an operator's calls, but of what has an epilogue."""
+    cls, found = CLASSES[name], list[Launch]()
     if cls.lower is None or decomposition_for(name) is not None or issubclass(cls, Fused):
-        return False
+        return ()
     for call in list_calls()[name]:
         graph = make_graph(call, 1)
         specs = find_specs(graph, call)
@@ -246,10 +262,9 @@ def is_finishable(name: str, cls: type[Operator]) -> bool:
             continue
         plan = plan_graph(graph, {value.name: spec for value, spec in specs.items()}, COMPUTE, {}).plan
         results = {port.buffer for port in plan.outputs}
-        launches = [each for each in plan.segment.commands if isinstance(each, Launch) and each.kernel in FINISHED]
-        if any(slot.buffer in results for launch in launches for slot in launch.writes_to()):
-            return True
-    return False
+        launches = [each for each in plan.segment.commands if isinstance(each, Launch)]
+        found += [each for each in launches if any(slot.buffer in results for slot in each.writes_to())]
+    return tuple(found)
 
 
 def find_specs(graph: Graph, call: Call) -> dict[Value, TensorSpec]:

@@ -249,6 +249,7 @@ def _make(producer: type[Operator]) -> None:
         "keeps_dtype": False,  # a Cast may be the last step
         "has_blits": producer.has_blits,
         "format_use": producer.format_use,
+        "padded_factors": producer.padded_factors,
     }
     name = fused_name(producer.name).rpartition(".")[2]
     made = dataclasses.make_dataclass(name, fields, bases=(Fused,), namespace=namespace, frozen=True, slots=True)

@@ -68,6 +68,7 @@ class Conv(Convolution):
     has_blits = True
     epilogue_rank = 3
     multiplied = (0, 1)
+    padded_factors = (1,)
     format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec, w: TensorSpec, bias: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
@@ -142,6 +143,7 @@ class ConvTranspose(Convolution):
     has_blits = True
     epilogue_rank = 3
     multiplied = (0, 1)
+    padded_factors = (1,)
 
     def infer(self, x: TensorSpec, w: TensorSpec, bias: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, extents...]``.

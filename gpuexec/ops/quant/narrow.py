@@ -223,6 +223,7 @@ def _make(form: WeightOperand) -> None:
         "keeps_dtype": consumer.keeps_dtype and form.weight > 0,
         "has_blits": form.has_blits,
         "epilogue_rank": consumer.epilogue_rank,
+        "padded_factors": (form.weight, form.inputs) if form.weight in consumer.padded_factors else (),  # and scales
     }
     made = dataclasses.make_dataclass(
         f"Narrow{consumer.__name__}", fields, bases=(Narrowed,), namespace=namespace, frozen=True, slots=True
