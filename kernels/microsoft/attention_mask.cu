@@ -1,4 +1,5 @@
 // Attention masks of several forms as additive biases of the scores.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 
 constexpr int kThreads = 256;
@@ -24,9 +25,11 @@ __global__ void __launch_bounds__(kThreads) mask_bias(
     const i32* __restrict__ mask, const T* __restrict__ bias, T* __restrict__ y, Strided<kMaxRank, 5> walk,
     MaskRule rule) {
   const i64 index = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= walk.count) return;
   i64 offsets[5];
   walk.locate(index, offsets);
+  wait_for_predecessors();
+  launch_dependents();
+  if (index >= walk.count) return;
   const i64 key = offsets[2], batch = offsets[3];
   bool is_in = true;
   if (rule.form == kFlags) {

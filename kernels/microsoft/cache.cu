@@ -1,4 +1,5 @@
 // KV caches in preallocated buffers: positions of new rows, and writing them.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 
 constexpr int kThreads = 256;
@@ -21,8 +22,10 @@ __global__ void __launch_bounds__(kThreads) cache_places(
     i64* __restrict__ positions, Places places) {
   const i64 index = i64(blockIdx.x) * kThreads + threadIdx.x;
   const i64 rows = places.rows, each = rows > 0 ? rows : 1;
-  if (index >= places.batches * each) return;
   const i64 batch = index / each, row = index % each, at = batch * places.count_step;
+  wait_for_predecessors();
+  launch_dependents();
+  if (index >= places.batches * each) return;
   const i64 count = places.is_wide ? reinterpret_cast<const i64*>(counts)[at] : reinterpret_cast<const i32*>(counts)[at];
   const bool is_first = total != nullptr && *total == rows;
   i64 length = places.are_last ? count + 1 : count + rows;
@@ -52,9 +55,11 @@ __global__ void __launch_bounds__(kThreads) place_rows(
     const Bits* old, const Bits* __restrict__ fresh, const i64* __restrict__ starts, Bits* y,
     Strided<kMaxRank, 5> walk, NewRows added) {
   const i64 index = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= walk.count) return;
   i64 offsets[5];
   walk.locate(index, offsets);
+  wait_for_predecessors();
+  launch_dependents();
+  if (index >= walk.count) return;
   const i64 row = offsets[2], from = row - starts[offsets[3]];
   Bits value = Bits(0);
   if (from >= 0 && from < added.rows) {

@@ -1,4 +1,5 @@
 // Causal depthwise convolution along the last axis, whose first columns come from the state of the call before.
+#include "dependent_launch.cuh"
 #include "elementwise.cuh"
 #include "gemm_simt.cuh"
 
@@ -24,7 +25,6 @@ __global__ void __launch_bounds__(kThreads) causal_conv(
     T* __restrict__ y, T* __restrict__ state, CausalConv shape) {
   typedef Acc<T> A;
   const i64 index = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (index >= shape.count) return;
   u64 column, channel;
   const i64 row = i64(shape.row.divide(index, column)), batch = i64(shape.channel.divide(row, channel));
   const i64 carried = shape.taps - 1;
@@ -34,6 +34,9 @@ __global__ void __launch_bounds__(kThreads) causal_conv(
     if (place >= carried) return widen(x[(place - carried) * shape.x_strides[2]]);
     return past == nullptr ? A(0) : widen(past[place * shape.past_strides[2]]);
   };
+  wait_for_predecessors();
+  launch_dependents();
+  if (index >= shape.count) return;
   const i64 first = i64(column);
   if (first >= shape.length) {
     if (state != nullptr) state[row * carried + first - shape.length] = cast<T>(at(first));

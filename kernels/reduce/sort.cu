@@ -1,4 +1,5 @@
 // Merge sort of rows by many blocks: keys, sorted tiles, merges. gpuexec/ops/reduce/sort.py launches them in this order.
+#include "dependent_launch.cuh"
 #include "safe.cuh"
 #include "sort.cuh"
 
@@ -28,6 +29,8 @@ struct RowBefore {
 template <class T>
 __global__ void __launch_bounds__(kThreads) make_keys(const T* __restrict__ x, Bits<T>* __restrict__ keys, i64 count) {
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
+  wait_for_predecessors();
+  launch_dependents();
   if (i < count) keys[i] = sortable_key(x[i]);
 }
 
@@ -41,6 +44,8 @@ __global__ void __launch_bounds__(kThreads) sort_tiles(
     const K* __restrict__ keys, i64* __restrict__ order, i64 rows, i64 columns) {
   __shared__ i64 tile[kSortTile];
   const i64 start = i64(blockIdx.x) * kSortTile;
+  wait_for_predecessors();
+  launch_dependents();
   if (start >= rows) return;
   const int count = int(rows - start < kSortTile ? rows - start : kSortTile);
   for (int i = threadIdx.x; i < count; i += kThreads) tile[i] = start + i;
@@ -57,6 +62,8 @@ template <class K>
 __global__ void __launch_bounds__(kThreads) merge_runs(
     const K* __restrict__ keys, const i64* __restrict__ order, i64* __restrict__ merged, i64 rows, i64 columns, i64 run) {
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
+  wait_for_predecessors();
+  launch_dependents();
   if (i >= rows) return;
   merged[merge_place(order, rows, run, kWays, i, RowBefore<K>{keys, columns})] = order[i];
 }

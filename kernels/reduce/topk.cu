@@ -1,4 +1,5 @@
 // TopK: radix selection of the k-th key of a line by one block, then a sort of the selected elements.
+#include "dependent_launch.cuh"
 #include "safe.cuh"
 #include "scan.cuh"
 #include "sort.cuh"
@@ -84,6 +85,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) topk(
   __shared__ Search search;
   const Line<T> line{x + row_start(blockIdx.x, length, inner), inner, Bits<T>(is_largest ? ~Bits<T>(0) : Bits<T>(0))};
   const i64* chosen = tile;
+  wait_for_predecessors();
+  launch_dependents();
   if (length <= kSortTile) {
     for (int i = threadIdx.x; i < length; i += blockDim.x) tile[i] = i;
     sort_tile(tile, int(length), line);

@@ -1,4 +1,5 @@
 // Unique: outputs from sorted rows and the marked runs of equal ones.
+#include "dependent_launch.cuh"
 #include "types.cuh"
 
 constexpr int kThreads = 256;
@@ -14,6 +15,8 @@ __global__ void __launch_bounds__(kThreads) mark_heads(
     const K* __restrict__ keys, const i64* __restrict__ order, u8* __restrict__ is_head, u8* __restrict__ is_first,
     i64 rows, i64 columns, u64 largest) {
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
+  wait_for_predecessors();
+  launch_dependents();
   if (i >= rows) return;
   bool is_same = i > 0;
   for (i64 column = 0; column < columns && is_same; ++column) {
@@ -35,6 +38,8 @@ __global__ void __launch_bounds__(kThreads) write_runs(
     const i64* __restrict__ heads, const i64* __restrict__ first_ranks, const i64* __restrict__ total,
     i64* __restrict__ firsts, i64* __restrict__ inverse, i64* __restrict__ lengths, i64 rows) {
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
+  wait_for_predecessors();
+  launch_dependents();
   if (i >= rows) return;
   const i64 run = head_ranks[i] + is_head[i] - 1, first = order[heads[run]];
   const i64 number = first_ranks ? first_ranks[first] : run;
@@ -59,7 +64,9 @@ __global__ void __launch_bounds__(kThreads) take_firsts(
     const T* __restrict__ x, const i64* __restrict__ firsts, const i64* __restrict__ total, T* __restrict__ y, i64 rows,
     i64 inner, i64 count) {
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= count) return;
   const i64 slice = i / inner, run = slice % rows;
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= count) return;
   y[i] = run < *total ? x[(slice - run + firsts[run]) * inner + i % inner] : T(0);
 }

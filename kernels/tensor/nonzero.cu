@@ -1,4 +1,5 @@
 // Stream compaction: positions of nonzero elements in order, by counts per tile and their prefix sums.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 #include "scan.cuh"
 
@@ -26,6 +27,8 @@ __global__ void __launch_bounds__(kBlockThreads) count_nonzero(
     const T* __restrict__ x, i64* __restrict__ tile_counts, i64 count, u64 mask) {
   __shared__ u32 shared[kMaxWarps];
   const i64 first = i64(blockIdx.x) * kTile + threadIdx.x * kItems;
+  wait_for_predecessors();
+  launch_dependents();
   u32 total;
   sum_before(u32(__popc(find_nonzero(x, first, count, T(mask)))), shared, total);
   if (threadIdx.x == 0) tile_counts[blockIdx.x] = total;
@@ -39,6 +42,8 @@ __global__ void __launch_bounds__(kBlockThreads) count_nonzero(
 __global__ void __launch_bounds__(kBlockThreads) add_up_counts(
     const i64* __restrict__ counts, i64* __restrict__ offsets, i64* __restrict__ total, i64 length) {
   __shared__ i64 shared[kMaxWarps];
+  wait_for_predecessors();
+  launch_dependents();
   i64 carry = 0;
   for (i64 base = 0; base < length; base += kBlockThreads) {
     const i64 i = base + threadIdx.x;
@@ -62,6 +67,8 @@ __global__ void __launch_bounds__(kBlockThreads) write_positions(
     i64* __restrict__ ranks, i64 count, u64 mask) {
   __shared__ u32 shared[kMaxWarps];
   const i64 first = i64(blockIdx.x) * kTile + threadIdx.x * kItems;
+  wait_for_predecessors();
+  launch_dependents();
   const u32 found = find_nonzero(x, first, count, T(mask));
   u32 sum;
   i64 rank = offsets[blockIdx.x] + sum_before(u32(__popc(found)), shared, sum);
@@ -88,6 +95,8 @@ __global__ void __launch_bounds__(kBlockThreads) unravel(
     const i64* __restrict__ positions, i64* __restrict__ coordinates, i64 count, i64 stride,
     const __grid_constant__ Axes axes) {
   const i64 i = i64(blockIdx.x) * kBlockThreads + threadIdx.x;
+  wait_for_predecessors();
+  launch_dependents();
   if (i >= count) return;
   u64 rest = positions[i * stride];
   for (int axis = 0; axis < axes.rank; ++axis) {

@@ -1,5 +1,6 @@
 // Scatter by index, deterministic where several updates meet in one place.
 // Updates apply in their order, whichever thread runs first: the last one stays, or they are folded one after the other.
+#include "dependent_launch.cuh"
 #include "index.cuh"
 #include "reduce.cuh"
 
@@ -29,9 +30,11 @@ __global__ void __launch_bounds__(kThreads) locate_elements(
     const Index* __restrict__ indices, i64* __restrict__ targets, u64* latest,
     const __grid_constant__ Strided<kMaxRank, 2> walk, i64 extent, i64 stride) {
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= walk.count) return;
   i64 offsets[2];
   walk.locate(i, offsets);
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= walk.count) return;
   i64 index = indices[offsets[1]];
   const bool is_within = resolve_index(index, extent);
   note_target(offsets[1], is_within ? offsets[0] + index * stride : -1, targets, latest);
@@ -54,6 +57,8 @@ template <class Index>
 __global__ void __launch_bounds__(kThreads) locate_slices(
     const Index* __restrict__ indices, i64* __restrict__ targets, u64* latest, const __grid_constant__ PickedAxes axes) {
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
+  wait_for_predecessors();
+  launch_dependents();
   if (i >= axes.count) return;
   i64 target = 0;
   bool is_within = true;
@@ -75,9 +80,11 @@ __global__ void __launch_bounds__(kThreads) write_latest(
     const T* __restrict__ updates, const i64* __restrict__ targets, const u64* __restrict__ latest, T* __restrict__ y,
     i64 count, const FastDiv64 inner) {
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= count) return;
   u64 column;
   const u64 update = inner.divide(i, column);
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= count) return;
   const i64 target = targets[update];
   if (target >= 0 && latest[target] == update + 1) y[target * inner.divisor + column] = updates[i];
 }
@@ -101,9 +108,11 @@ __global__ void __launch_bounds__(kThreads) fold_updates(
     const T* __restrict__ updates, const i64* __restrict__ targets, const i64* __restrict__ order, T* __restrict__ y,
     i64 count, const FastDiv64 inner, int reduction) {
   const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= count) return;
   u64 column;
   i64 place = inner.divide(i, column);
+  wait_for_predecessors();
+  launch_dependents();
+  if (i >= count) return;
   const i64 target = targets[order[place]], places = inner.divide(count);
   if (target < 0 || (place > 0 && targets[order[place - 1]] == target)) return;
   T& result = y[target * inner.divisor + column];

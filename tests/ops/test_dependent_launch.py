@@ -108,6 +108,24 @@ def make_beside(name: str, *constants: Any) -> Build:
     return add
 
 
+def scatter_into_transposed(name: str, indices: np.ndarray, updates: np.ndarray) -> Build:
+    """Return what adds updates to the transposed value: a launch copies it before they are located."""
+
+    def add(graph: GraphBuilder, before: Value) -> Sequence[Value]:
+        rows = graph.node(build("Reshape", {}), before, graph.constant(ints(*ROWS)))
+        data = graph.node(build("Transpose", {"perm": (1, 0)}), rows)
+        scatter = build(name, {"reduction": "add"})
+        return [graph.node(scatter, data, graph.constant(indices), graph.constant(updates))]
+
+    return add
+
+
+def find_coordinates(graph: GraphBuilder, before: Value) -> Sequence[Value]:
+    flat = graph.node(build("Reshape", {}), before, graph.constant(ints(-1)))
+    positions, count = graph.nodes(build("gpuexec.Compact", {}), flat, count=2)
+    return [graph.node(build("gpuexec.Unravel", {}), positions, graph.constant(ints(*SHAPE))), count]
+
+
 # By the kernel, and where one has several ways to read its operands, by a word behind it.
 CASES: dict[str, Build] = {
     "unary": then("Relu"),
@@ -244,6 +262,26 @@ CASES: dict[str, Build] = {
     "tensor_scatter": then("TensorScatter", numbers(6, 1, 130), ints(0, 1, 1, 0, 0, 1)),
     "range": make_beside("Range", np.array(0.5, np.float32), np.array(3000.0, np.float32), np.array(1.5, np.float32)),
     "store": make_beside("Shape", X),
+    "locate_elements": scatter_into_transposed("ScatterElements", numbers(9, 12, dtype=np.int64), numbers(9, 12)),
+    "locate_slices": scatter_into_transposed("ScatterND", numbers(9, 1, dtype=np.int64), numbers(9, 12)),
+    "write_latest": then("ScatterElements", numbers(5, 130, dtype=np.int64), numbers(5, 130), shape=ROWS),
+    "fold_updates": then(
+        "ScatterElements", numbers(5, 130, dtype=np.int64), numbers(5, 130), shape=ROWS, reduction="add"
+    ),
+    "cache_places": then("gpuexec.CachePlaces", numbers(1560, 3), shape=(1560,), cast=INT64, count=3),
+    "place_rows": then("gpuexec.PlaceRows", numbers(2, 2, 9, 130), ints(4, 6), at=1, shape=(2, 2, 3, 130)),
+    "mask_bias": then(
+        "gpuexec.MaskBias", numbers(12, 2, 8), numbers(12, 1, 130, 4), at=2, shape=ROWS, cast=INT32, filter=-10.0
+    ),
+    "causal_conv": multiply("CausalConvWithState", numbers(6, 1, 4), shape=(2, 6, 130), count=2),
+    # Order, and what is not zero.
+    "topk": then("TopK", ints(4), count=2),
+    "topk long": then("TopK", ints(4), shape=(1560,), count=2),
+    **dict.fromkeys(
+        ("make_keys", "sort_tiles", "merge_runs", "mark_heads", "write_runs", "take_firsts"),
+        then("gpuexec.FindUnique", count=5),
+    ),
+    **dict.fromkeys(("count_nonzero", "add_up_counts", "write_positions", "unravel"), find_coordinates),
     # Numbers of eight and four bits.
     "quantize": then("QuantizeLinear", SCALAR, np.array(3, np.int8)),
     "dequantize": then("DequantizeLinear", SCALAR, cast=INT8),
