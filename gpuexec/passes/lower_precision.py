@@ -8,6 +8,10 @@ will do for all, for types of 16 bits in front of convolutions, they take what i
 `RoundWeight`, once. In fp8 it has a scale for each output channel, and what is made one for all of it, found in each
 run: nothing need be calibrated.
 
+Attention over keys and values that are made in the run takes all three in a narrow type (`RoundedAttention`); keys and
+values that are given are mostly a memory's, which would be rounded anew in each run, and stay float. Attention that is
+spelled out is rounded here as two products, and recognised later with its roundings.
+
 Types decide here, and no shapes, so the pass runs before graphs are partitioned and before values are exposed to be
 looked at: numbers don't depend on who looks, and casts are looked at too.
 """
@@ -16,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -27,6 +31,7 @@ from gpuexec.ir.graphs import Graph, Node, Value, bodies, take_free, walk, with_
 from gpuexec.ir.operator import Operator, build, describe
 from gpuexec.ir.precision import FP8, INT8, REFERENCE, ROUNDED, STORED, Precision
 from gpuexec.ir.spec import dtype_row
+from gpuexec.ops.nn.attention import Attention, AttentionOverCache, RoundedAttention
 from gpuexec.ops.quant.rounded_weight import DOMAIN, FLOAT8, LARGEST_FP8, SMALLEST_SCALE, RoundWeight
 from gpuexec.passes.narrow_weights import add_constant
 from gpuexec.passes.remove_noops import find_dtypes
@@ -92,7 +97,7 @@ def _keep_order(graph: Graph) -> Graph:
 
 def _tell(operator: Operator, precision: str) -> Operator:
     """Return an operator with its attribute for a precision set, where it has one."""
-    if operator.multiplied and hasattr(operator, _FIELD):
+    if (operator.multiplied or operator.takes_narrow) and hasattr(operator, _FIELD):
         name, attributes = describe(operator)
         return build(name, {**dict(attributes), _FIELD: precision})
     return operator
@@ -119,6 +124,8 @@ class _Demand:
 
 def _round(graph: Graph, precision: Precision) -> Graph:
     """Return a graph with rounded operands, and its bodies alike."""
+    if precision.name in STORED:
+        graph = _separate_attention(graph)
     dtypes = find_dtypes(graph)
     chosen = {node for node in graph.nodes if _is_eligible(node, dtypes, precision)}
     rounding = _Rounding(graph, precision, chosen, _find_demand(graph, precision, chosen))
@@ -128,6 +135,36 @@ def _round(graph: Graph, precision: Precision) -> Graph:
         inner = [_round(each, precision) for each in bodies(node.operator)]
         rounding.add(node, inner)
     return rounding.finish()
+
+
+def _separate_attention(graph: Graph) -> Graph:
+    """Return a graph whose attention without a cache is such by its operator, which takes keys and values rounded."""
+    given = {*graph.inputs, *graph.constants}
+    nodes = [_find_whole(node, given) or node for node in graph.nodes]
+    is_same = all(new is old for new, old in zip(nodes, graph.nodes, strict=True))
+    return graph if is_same else replace(graph, nodes=tuple(nodes))
+
+
+def _find_whole(node: Node, given: Collection[Value]) -> Node | None:
+    """Return a node of attention over keys and values that nodes make in the run; None where it is none.
+
+    What is given is mostly a memory, which would be rounded anew in each run.
+    """
+    op = node.operator
+    inputs, outputs = (*node.inputs, *(None,) * 7)[:7], (*node.outputs, *(None,) * 4)[:4]
+    q, k, v, mask, *rest = inputs
+    if isinstance(op, Attention):
+        lengths, sinks, scores = rest[2], None, outputs[3]
+        cached = (*rest[:2], *outputs[1:3])
+    elif isinstance(op, AttentionOverCache):
+        lengths, sinks, scores = rest[1], rest[2], outputs[1]
+        cached = (rest[0], lengths)
+    else:
+        return None
+    if any(each is not None for each in cached) or k in given or v in given:
+        return None
+    whole = RoundedAttention(**{each.name: getattr(op, each.name) for each in fields(op)})
+    return replace(node, operator=whole, inputs=(q, k, v, mask, lengths, sinks), outputs=(outputs[0], scores))
 
 
 def _is_eligible(node: Node, dtypes: Mapping[Value | None, np.dtype[Any]], precision: Precision) -> bool:

@@ -9,9 +9,11 @@ import numpy as np
 
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.graphs import Graph, Node, Value, take_free
-from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.precision import STORED
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.elementwise.elementwise_cast import Cast
 from gpuexec.ops.linalg.einsum import Einsum
-from gpuexec.ops.linalg.matmul import MatMul
+from gpuexec.ops.linalg.matmul import MatMul, find_narrow
 from gpuexec.ops.nn.dot_product_attention import FLOATS, ScaledDotProductAttention
 from gpuexec.ops.nn.heads import GroupHeads, join_groups
 from gpuexec.ops.nn.softmax import Softmax
@@ -29,6 +31,9 @@ Operands = tuple[Value, ...]
 
 def recognise_attention(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
     """Replace two products around a softmax over the last axis by one attention, scale and masks included.
+
+    Products that a precision has given operands of 16 bits are taken with it: the roundings of weights and of the
+    result become the attention's own.
 
     Scores and weights must have no other reader. Also taken are factors of Q and K, the guard that makes weights 0 that
     are NaN, and the order that heads are joined in. Heads of K and V that an Expand repeats are not copied. Results
@@ -64,6 +69,8 @@ class _FoundAttention:
         steps: Steps of `ScaledDotProductAttention` with their operands.
         is_guarded: Whether weights that are NaN become 0.
         perm: Order of the result's axes.
+        precision: Of its products.
+        is_narrow: Whether the result is rounded to the type of Q.
         result: The value that is made.
         last: The node in whose place it is made.
         gone: The nodes that nothing needs then.
@@ -75,6 +82,8 @@ class _FoundAttention:
     steps: list[tuple[str, Operands]]
     is_guarded: bool
     perm: tuple[int, ...] | None
+    precision: str
+    is_narrow: bool
     result: Value
     last: Node
     gone: list[Node]
@@ -118,9 +127,14 @@ class _AttentionSearch:
             return None
         nodes, product, is_guarded, reason = mixing
         reason = scores.reason or reason
+        precision = _find_precision(product)
+        if _find_precision(scores.product) != precision:
+            reason = reason or "its two products have different precisions"
+        if precision and not any(map(self._is_rounding, nodes)):
+            reason = reason or f"its weights come to a product of {precision} as they are"
         inner = [softmax, *scores.nodes, scores.product, *nodes]
         if not reason:
-            reason = self._find_reason(softmax, scores, inner, nodes)
+            reason = self._find_reason(softmax, scores, inner, is_guarded=is_guarded)
         if reason:
             return reason
         made = [node.outputs[0] for node in (softmax, *nodes)]
@@ -139,6 +153,8 @@ class _AttentionSearch:
                     tuple(step for step, _ in attention.steps),
                     int(attention.is_guarded),
                     attention.perm,
+                    attention.precision,
+                    int(attention.is_narrow),
                 )
                 operands = [operand for _, given in attention.steps for operand in given]
                 nodes += attention.before
@@ -209,10 +225,20 @@ class _AttentionSearch:
             if len(foreign) != 1:
                 return None
             node = foreign[0]
+            if self._is_rounding(node):
+                nodes.append(node)
+                value = _first(node)
+                continue
             reason = reason or f"{node.operator.name} {node.name!r} stands between the softmax and the product"
             nodes.append(node)
             value = _first(node)
         return None
+
+    def _is_rounding(self, node: Node) -> bool:
+        """Return whether a node rounds to the type of a precision for the one product that reads it."""
+        readers = self._consumers.get(_first(node), [])
+        narrow = find_narrow(_find_precision(readers[0])) if len(readers) == 1 and _is_product(readers[0]) else None
+        return narrow is not None and isinstance(node.operator, Cast) and dtype_row(node.operator.to).numpy == narrow
 
     def _find_guard(self, value: Value, readers: Sequence[Node]) -> list[Node] | None:
         """Return IsNaN and Where, which makes 0 of what is NaN."""
@@ -225,7 +251,7 @@ class _AttentionSearch:
             return None
         return [test, choice] if self._read_number(zero) == 0 else None
 
-    def _find_reason(self, softmax: Node, scores: _Scores, inner: Sequence[Node], guard: Sequence[Node]) -> str:
+    def _find_reason(self, softmax: Node, scores: _Scores, inner: Sequence[Node], *, is_guarded: bool) -> str:
         """Return why what stands around a softmax can't become one node; empty where it can."""
         spec = self._spec(softmax.inputs[0])
         if spec is None:
@@ -241,7 +267,7 @@ class _AttentionSearch:
             readers = self._consumers.get(value, [])
             if value in self._outputs:
                 return f"{value} is an output"
-            if len(set(map(id, readers))) > 1 and not (guard and node is softmax):
+            if len(set(map(id, readers))) > 1 and not (is_guarded and node is softmax):
                 return f"{value} has other readers"
         if any(self._spec(operand) is None for _, given in scores.steps for operand in given):
             return "a shape of its masks is not known before the model runs"
@@ -276,6 +302,10 @@ class _AttentionSearch:
         if not used.isdisjoint(_first(node) for node in gone):
             return "its scores are read twice"
         result = _first(product)
+        precision, rounding = _find_precision(product), self._find_rounding(result, _find_precision(product))
+        if rounding is not None:
+            gone.append(rounding)
+            result = _first(rounding)
         if perm is None:
             perm, transpose = self._find_order(result)
             if transpose is not None:
@@ -283,7 +313,10 @@ class _AttentionSearch:
                 result = _first(transpose)
         elif perm == tuple(range(len(perm))):
             perm = None
-        return _FoundAttention([query, keys, values], scale, steps, is_guarded, perm, result, product, gone, before)
+        is_narrow = rounding is not None
+        return _FoundAttention(
+            [query, keys, values], scale, steps, is_guarded, perm, precision, is_narrow, result, product, gone, before
+        )
 
     def _read_scores(
         self, product: Node, factors: list[tuple[str, Operands]], before: list[Node]
@@ -421,6 +454,13 @@ class _AttentionSearch:
         perm = readers[0].operator.perm
         return (perm, readers[0]) if perm is not None and perm[-1] == len(perm) - 1 else (None, None)
 
+    def _find_rounding(self, value: Value, precision: str) -> Node | None:
+        """Return the only reader of the result where that rounds it to the type of a precision."""
+        readers, narrow = self._consumers.get(value, []), find_narrow(precision)
+        if narrow is None or value in self._outputs or len(readers) != 1 or not isinstance(readers[0].operator, Cast):
+            return None
+        return readers[0] if dtype_row(readers[0].operator.to).numpy == narrow else None
+
     def _read_number(self, value: Value | None) -> float | None:
         """Return a constant of one element that stretches nothing."""
         array = None if value is None else self._graph.constants.get(value)
@@ -448,7 +488,11 @@ def _split_equation(node: Node) -> tuple[tuple[str, str], str] | None:
     return (terms[0], terms[1]), out
 
 
+def _find_precision(node: Node) -> str:
+    """Return the precision of a product's operands; empty: they are as they come."""
+    return node.operator.precision if isinstance(node.operator, MatMul) else ""
+
+
 def _is_product(node: Node) -> bool:
-    """Return whether a node is a product of matrices that may add in any order and round nothing."""
-    operator = node.operator
-    return operator.name in _PRODUCTS and not (isinstance(operator, MatMul) and operator.precision)
+    """Return whether a node is a product of matrices that may add in any order, of operands that attention takes."""
+    return node.operator.name in _PRODUCTS and _find_precision(node) in ("", *STORED)

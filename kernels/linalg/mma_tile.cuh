@@ -63,14 +63,6 @@ struct SlabOrder {
   }
 };
 
-// The same number, of which the compiler knows nothing: what is made of it behind a loop is not kept through the loop.
-__device__ inline u32 forget(u32 number) {
-#ifndef GPUEXEC_SIM
-  asm volatile("" : "+r"(number));
-#endif
-  return number;
-}
-
 // An operand as a block sees it.
 template <class T>
 struct MmaOperand {

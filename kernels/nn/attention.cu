@@ -4,6 +4,7 @@
 // values once for all. Rows are few when one token is decoded; then the keys are divided among several blocks, whose
 // sums `attend_merge` merges. Keys are taken in tiles in order, with a running maximum and sum, so the order of every
 // sum follows from extents alone.
+#include "attention_kinds.cuh"
 #include "dependent_launch.cuh"
 #include "gemm_simt.cuh"
 #include "softmax_state.cuh"
@@ -21,13 +22,6 @@ struct Tile {
   static constexpr int kSlab = kIsWide ? 16 : 32;             // in shared memory, of depth or of the keys of v
   static constexpr int kSlabs = kSlab * 2 * (kManyRows + 4);  // room for slabs of q and k, or one of v
 };
-
-// Which of the element types a mask has; a bool says which keys take part, all others are added to the scores.
-enum MaskKind { kNoMask, kBool, kHalf, kBf16, kFloat, kDouble, kI8, kI16, kI32, kI64, kU8, kU16, kU32, kU64 };
-
-// What a row gives whose scores are all -inf: zeros, as ONNX's Attention has it; NaN, as a softmax has it; or zeros, as
-// does any row whose weights are NaN.
-enum EmptyRows { kZero, kNan, kGuarded };
 
 constexpr i64 kFar = 1ll << 34;  // beyond any key, window and query, and far from the end of i64
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from gpuexec.ir.spec import BFLOAT16
-from gpuexec.ops.nn.attention_launch import FLOATS, MASK_TYPES
+from gpuexec.ops.nn.attention_operands import FLOATS, MASK_TYPES
 from tests.ops.attention_oracle import INF, attention, by_rows, in_double, sample
 from tests.ops.harness import Case
 

@@ -48,6 +48,7 @@ CALLS = (
     ours("RandomNormal", domain="", shape=(2, 3)),
     ours("RandomUniform", domain="", shape=(2, 3)),
     ours("RemovePadding", ramp(2, 3, 4), np.array([1, 3], np.int32), domain=DOMAIN),
+    ours("RoundedAttention", ramp(1, 2, 3, 4) / 24, ramp(1, 2, 5, 4) / 40, ramp(1, 2, 5, 4)),
     ours("SplitHeads", ramp(2, 3, 8), heads=2),
     ours("StridedView", ramp(12), shape=(2, 3), strides=(6, -1), start=4),
     ours("TensorToImage", ramp(1, 3, 4, 5), size=(2, 3)),

@@ -21,7 +21,7 @@ from gpuexec.ir.graphs import Graph, Node, Value, check
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.nn.attention import Attention
-from gpuexec.ops.nn.attention_launch import FLOATS
+from gpuexec.ops.nn.attention_operands import FLOATS
 from gpuexec.passes.decompose import decompose
 from tests.ops.attention_cases import attribute_cases, cache_cases, mask_cases, sizes_cases, special_cases
 from tests.ops.attention_oracle import attention, by_rows, in_double, sample

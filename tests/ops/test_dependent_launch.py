@@ -234,6 +234,13 @@ CASES: dict[str, Build] = {
     # Attention.
     "attend": then("Attention", numbers(1, 2, 5, 130), numbers(1, 2, 5, 130), shape=(1, 2, 6, 130)),
     "attend_merge": then("Attention", numbers(1, 1, 300, 130), numbers(1, 1, 300, 7), shape=(1, 12, 1, 130)),
+    "attend_mma": then(  # keys alike weigh alike, so that sums are exact
+        "Attention",
+        np.ones((1, 1, 64, 24), np.float16),
+        numbers(1, 1, 64, 8, dtype=np.float16),
+        shape=(1, 1, 65, 24),
+        cast=FLOAT16,
+    ),
     "attention_scores": then(
         "Attention", numbers(1, 2, 5, 130), numbers(1, 2, 5, 130), shape=(1, 2, 6, 130), count=4, absent=(1, 2)
     ),

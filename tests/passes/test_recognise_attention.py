@@ -12,11 +12,14 @@ from onnx import parser
 
 import gpuexec as gx
 from gpuexec.ir.graphs import Array, Graph
+from gpuexec.ir.precision import Precision
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.linalg.matmul import MatMul
 from gpuexec.ops.nn.dot_product_attention import ScaledDotProductAttention
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
+from gpuexec.passes.lower_precision import lower_precision
 from gpuexec.passes.recognise_attention import explain_softmaxes, recognise_attention
+from tests.ir.graph_builder import compute_graph
 from tests.model.small_models import CPU
 from tests.passes.harness import check_computed, load, operators
 
@@ -246,6 +249,43 @@ def test_products_of_a_precision_stay(precision: str) -> None:
         for node in graph.nodes
     ]
     assert "Softmax" in operators(recognise(replace(graph, nodes=tuple(nodes)), feeds))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_attention_of_a_precision_takes_its_roundings(form: str) -> None:
+    """Those of weights, and of a result that goes to a product only; K stored narrow, scores and their masks float."""
+    graph, feeds, expected = of_form(form)
+    lowered = lower_precision(graph, Precision.of("bf16"))
+    before = recognise(lowered, feeds)
+    if "Einsum" in operators(graph):
+        assert "Softmax" in operators(before)
+        return
+    found = find(before)
+    # Factors of Q and K stay in front of the rounding.
+    steps, expected_steps = (
+        [step for step in each if step not in ("Mul", "Div")]
+        for each in (found.score_steps, expected.get("score_steps", ()))
+    )
+    assert (found.precision, found.is_narrow, steps) == ("bf16", 0, expected_steps)
+    check_alike(lowered, before, feeds)
+
+
+def check_alike(before: Graph, after: Graph, feeds: dict[str, Array]) -> None:
+    """Check what both compute of the same roundings, of which a bit of a sum may decide one."""
+    made = [compute_graph(graph, feeds) for graph in (before, after)]
+    for got, expected in zip(*made, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=2**-8 * float(np.nanmax(np.abs(expected))))
+
+
+def test_attention_of_a_precision_is_rounded_for_the_product_behind_it() -> None:
+    nodes = f"{KT} s = MatMul (q, t) {MIX % 's'} z = Transpose <perm = [0, 2, 1, 3]> (y) w = MatMul (z, k)"
+    graph = lower_precision(make(nodes, HEADED.replace("q, 4", "k, 4"), "float[a, b, c, d] w"), Precision.of("fp16"))
+    feeds = {name: draw(2, 3, 3, 4) for name in "qkv"} | {"v": draw(2, 3, 3, 3)}
+    after = recognise(graph, feeds)
+    found = find(after)
+    assert (found.is_narrow, found.perm) == (1, (0, 2, 1, 3))
+    assert operators(after).count("Cast") == 3
+    check_alike(graph, after, feeds)
 
 
 @pytest.mark.parametrize("form", FORMS)

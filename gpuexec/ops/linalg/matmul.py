@@ -28,7 +28,7 @@ from gpuexec.ir.operator import (
     upgrade,
 )
 from gpuexec.ir.precision import STORED
-from gpuexec.ir.spec import TensorSpec, accumulator
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import truncate
 from gpuexec.ops.linalg.exact_product import multiply_exactly
 from gpuexec.ops.linalg.matmul_launch import DTYPES, launch_gemm, take_operands
@@ -243,6 +243,11 @@ class Gemm(Operator):
 def find_result(dtype: np.dtype[Any], precision: str) -> np.dtype[Any]:
     """Return the type of a product of operands of a type: float where a precision says that they are stored in it."""
     return _FLOAT if precision in STORED else dtype
+
+
+def find_narrow(precision: str) -> np.dtype[Any] | None:
+    """Return the type of 16 bits that operands of products have in a precision; None where they are as they come."""
+    return dtype_row(STORED[precision]).numpy if precision in STORED else None
 
 
 def widen_operands(precision: str, *arrays: Array) -> tuple[Array, ...]:

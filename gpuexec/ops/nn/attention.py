@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,8 +20,10 @@ from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import Cast
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.linalg.matmul import MatMul, find_narrow, find_result, widen_operands
 from gpuexec.ops.nn.attention_host import AttentionRule, attend
-from gpuexec.ops.nn.attention_launch import FLOATS, MASK_TYPES, AttentionOperands, launch_attention
+from gpuexec.ops.nn.attention_launch import launch_attention
+from gpuexec.ops.nn.attention_operands import FLOATS, MASK_TYPES, AttentionOperands
 from gpuexec.ops.nn.heads import join_groups, join_heads, share_heads, split_array, split_shape, split_slot
 from gpuexec.ops.nn.softmax import SOFTMAX_FLOPS
 from gpuexec.ops.tensor.layout import window
@@ -136,7 +138,14 @@ class _Attention(Operator):
         return (y if q.ndim == 4 else join_heads(y)), scores
 
     def _lower(
-        self, emit: Emitter, operands: AttentionOperands, past: int, y: Slot | None, scores: Slot | None
+        self,
+        emit: Emitter,
+        operands: AttentionOperands,
+        past: int,
+        y: Slot | None,
+        scores: Slot | None,
+        *,
+        rounds_mask: bool = True,
     ) -> None:
         depth = operands.q.shape[3]
         if operands.v.dtype != operands.q.dtype:
@@ -144,7 +153,8 @@ class _Attention(Operator):
             Cast(dtype_row(values.dtype).code).lower(emit, (operands.v,), (values,))
             operands = replace(operands, v=values)
         y = None if y is None else split_slot(y, self.q_num_heads)
-        launch_attention(emit, operands, self._rule(depth, past), y, scores, self.qk_matmul_output_mode)
+        rule, mode = self._rule(depth, past), self.qk_matmul_output_mode
+        launch_attention(emit, operands, rule, y, scores, mode, rounds_mask=rounds_mask)
 
 
 @operator("Attention")
@@ -317,3 +327,81 @@ class AttentionOverCache(_Attention):
         past = 0 if new is None else k.shape[_ROWS] - new.shape[_ROWS]
         operands = AttentionOperands(split_slot(q, self.q_num_heads), k, v, mask, lengths, sinks)
         self._lower(emit, operands, past, y, scores)
+
+
+@operator("RoundedAttention", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class RoundedAttention(_Attention):
+    """Attention over keys and values that are made in the run, which a precision rounds to 16 bits together with Q.
+
+    Inputs: Q, keys, values, mask, lengths and sinks, as `AttentionOverCache` takes them. Outputs: y and scores. The
+    pass `gpuexec.passes.lower_precision` makes it.
+
+    Attributes:
+        precision: As of MatMul: where it says that Q, K and V are of 16 bits, all else is float. On tensor cores
+            weights are rounded to that type, too.
+    """
+
+    rounded: ClassVar[tuple[int, ...]] = (0, 1, 2)
+    takes_narrow = True
+    precision: str = ""
+
+    def infer(
+        self,
+        q: TensorSpec,
+        k: TensorSpec,
+        v: TensorSpec,
+        mask: TensorSpec | None = None,
+        lengths: TensorSpec | None = None,
+        sinks: TensorSpec | None = None,
+    ) -> tuple[TensorSpec, ...]:
+        """Return the specs of y and scores.
+
+        Raises:
+            InputError: Types differ, or shapes don't fit.
+        """
+        narrow = find_narrow(self.precision)
+        q = check_dtype(self.name, q, FLOATS if narrow is None else (narrow,), "Q")
+        k, v = check_dtype(self.name, k, (q.dtype,), "K"), check_dtype(self.name, v, (q.dtype,), "V")
+        k, v = self._split("K", k), self._split("V", v)
+        dtype = find_result(q.dtype, self.precision)
+        y, scores = (TensorSpec(each.shape, dtype) for each in self._infer(q, k, v, mask, lengths))
+        if sinks is not None and check_dtype(self.name, sinks, (dtype,), "sinks").shape != scores.shape[1:2]:
+            raise InputError(f"{self.name} expects a sink for each of {scores.shape[1]} heads, got {sinks}.")
+        return y, scores
+
+    def _split(self, role: str, spec: TensorSpec) -> TensorSpec:
+        """Return keys or values with four axes."""
+        if spec.rank == 5:
+            return spec.with_shape(join_groups(spec.shape))
+        return spec.with_shape(split_shape(self.name, role, spec.shape, self.kv_num_heads))
+
+    def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
+        """Return the operands' type, or float where a precision says that they are narrow."""
+        return MatMul(self.precision).find_dtype(dtypes)
+
+    def compute(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None = None,
+        lengths: Array | None = None,
+        sinks: Array | None = None,
+        *,
+        out: Out = None,
+    ) -> tuple[Array | None, ...]:
+        """Work out with NumPy, in float where operands are narrow."""
+        q, k, v = widen_operands(self.precision, q, k, v)
+        k, v = (each if each.ndim == 5 else split_array(each, self.kv_num_heads) for each in (k, v))
+        return self._compute((q, k, v, mask, lengths, sinks), 0, out, 1)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch attention."""
+        q, k, v, mask, lengths, sinks = (*inputs, *(None,) * 6)[:6]
+        y, scores = (*outputs, None)[:2]
+        assert q is not None and k is not None and v is not None
+        k, v = (each if each.spec.rank == 5 else split_slot(each, self.kv_num_heads) for each in (k, v))
+        k, v = share_heads(emit, k, v)
+        operands = AttentionOperands(split_slot(q, self.q_num_heads), k, v, mask, lengths, sinks)
+        self._lower(emit, operands, 0, y, scores, rounds_mask=find_narrow(self.precision) is None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -14,18 +13,14 @@ from gpuexec.ir.geometry import Strides, broadcast_strides, ceil_div
 from gpuexec.ir.gpus import Gpu
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Emitter
-from gpuexec.ir.spec import BFLOAT16, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.spec import accumulator, dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
+from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.lib.team import BLOCK_THREADS
 from gpuexec.ops.nn.attention_host import AttentionRule
+from gpuexec.ops.nn.attention_mma import launch_on_tensor_cores
+from gpuexec.ops.nn.attention_operands import FLOATS, MASK_TYPES, AttentionOperands, EmptyRows
 
-FLOATS = dtypes_of("float")
-# MaskKind of attention.cu, in its order, after that for no mask.
-MASK_TYPES: tuple[np.dtype[Any], ...] = tuple(
-    np.dtype(t)
-    for t in (np.bool_, np.float16, BFLOAT16, np.float32, np.float64)
-    + (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
-)
 _SOURCE = "attention.cu"
 _STRUCT = "<37q3d"  # Attention of attention.cu
 _BLOCK = (BLOCK_THREADS, 1, 1)
@@ -39,29 +34,6 @@ _SLACK, _ROUND_CYCLES = 1.2, 1350
 _FARTHEST = 1 << 31  # bound on windows: no tensor has as many keys
 _KERNELS = ("attend", "attend_merge", "attention_scores")
 instantiate(_SOURCE, [f"{kernel}<{dtype_row(t).cuda}>" for kernel in _KERNELS for t in FLOATS])
-
-
-class EmptyRows(IntEnum):
-    """What a row of scores gives that are all -inf; EmptyRows of attention.cu."""
-
-    ZERO = 0  # as ONNX's Attention has it
-    NAN = 1  # as a softmax has it
-    GUARDED = 2  # zero, and so does any row whose weights are NaN
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionOperands:
-    """The slots of attention, each with four axes: batch, head, row, column. A mask may have fewer keys than k.
-
-    Lengths are there for each batch, and sinks for each head of queries.
-    """
-
-    q: Slot
-    k: Slot
-    v: Slot
-    mask: Slot | None
-    lengths: Slot | None
-    sinks: Slot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +79,31 @@ def launch_attention(
     *,
     fill: float = -np.inf,
     empty: EmptyRows = EmptyRows.ZERO,
+    rounds_mask: bool = True,
 ) -> None:
-    """Launch attention into ``y``, and the scores of a mode into ``scores``.
+    """Launch attention into ``y``, and the scores of a mode into ``scores``: on tensor cores where it runs there.
 
     Args:
         emit: Emitter of the launches.
         operands: Strided inputs.
         rule: Scaling, capping and masking of scores.
-        y: ``[batch, heads, queries, values]``, dense along its columns.
-        scores: ``[batch, heads, queries, keys]``, dense.
+        y: ``[batch, heads, queries, values]``, dense along its columns, of the operands' type; or of float, where those
+            are narrower.
+        scores: ``[batch, heads, queries, keys]``, dense, of the same type.
         mode: The kind of scores (see `Attention`).
         fill: The score of a key that a mask of bools takes out.
         empty: What a row of scores gives that are all -inf.
+        rounds_mask: Whether a mask that is added is rounded to the operands' type first.
     """
+    if y is not None and launch_on_tensor_cores(
+        emit, operands, rule, y, fill=fill, empty=empty, rounds_mask=rounds_mask
+    ):
+        y = None
+        if scores is None:
+            return
+    result = scores if y is None else y
+    assert result is not None
+    operands = replace(operands, **{name: _widen(emit, getattr(operands, name), result.dtype) for name in "qkv"})
     q, k, v = operands.q, operands.k, operands.v
     batch, heads, queries, _ = q.shape
     _, of_keys, keys, values = v.shape
@@ -150,6 +134,14 @@ def launch_attention(
         arguments: list[Argument] = [q, k, operands.mask, lengths, sinks, scores, packed, np.int32(mode)]
         grid = (max(1, ceil_div(batch * heads * queries, _WARPS)), 1, 1)
         emit.launch(Kernel(_SOURCE, f"attention_scores<{cuda}>"), grid, _BLOCK, arguments, writes=[5])
+
+
+def _widen(emit: Emitter, slot: Slot, dtype: np.dtype[Any]) -> Slot:
+    if slot.dtype == dtype:
+        return slot
+    wide = emit.temp(slot.shape, dtype)
+    convert_commands(emit, wide, slot)
+    return wide
 
 
 def _pack(

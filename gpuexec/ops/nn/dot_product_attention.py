@@ -20,22 +20,19 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import Shape, Strides, broadcast, broadcast_strides, permute
-from gpuexec.ir.gpus import find_gpu
+from gpuexec.ir.gpus import Gpu, find_gpu
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, build, operator
 from gpuexec.ir.spec import TensorSpec, dtypes_of
+from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import VALUE, fused_name
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.slices import count_cycles
-from gpuexec.ops.linalg.matmul import MatMul
+from gpuexec.ops.linalg.matmul import MatMul, find_narrow, find_result
 from gpuexec.ops.microsoft.matmul import FusedMatMul
 from gpuexec.ops.nn.attention_host import AttentionRule
-from gpuexec.ops.nn.attention_launch import (
-    AttentionOperands,
-    EmptyRows,
-    find_fused_seconds,
-    has_chunks,
-    launch_attention,
-)
+from gpuexec.ops.nn.attention_launch import find_fused_seconds, has_chunks, launch_attention
+from gpuexec.ops.nn.attention_mma import can_multiply, find_mma_seconds
+from gpuexec.ops.nn.attention_operands import AttentionOperands, EmptyRows
 from gpuexec.ops.nn.heads import join_groups
 from gpuexec.ops.nn.softmax import SOFTMAX_FLOPS, Softmax, launch_guarded
 from gpuexec.ops.tensor.layout import reshaped, window
@@ -43,6 +40,7 @@ from gpuexec.ops.tensor.layout import reshaped, window
 FLOATS = tuple(dtype for dtype in dtypes_of("float") if dtype.itemsize >= 4)
 # How many operands a step has, beside the scores.
 STEPS = {"Add": 1, "Sub": 1, "Mul": 1, "Div": 1, "Where": 2, "Fill": 2, "Tanh": 0}
+_FLOAT: np.dtype[Any] = np.dtype(np.float32)
 # Seconds from one launch to the next, little as they do; queries that a product takes by other kernels than tiles.
 _LAUNCH_SECONDS, _FEW_QUERIES = 3e-6, 8
 _FUSIBLE = ("Add", "Sub", "Mul", "Div", "Tanh")  # steps that the kernel of a product takes
@@ -65,12 +63,17 @@ class ScaledDotProductAttention(Operator):
             ``Where`` (a mask that says which scores stay, and what the others are), ``Fill`` (which do not).
         is_guarded: Whether weights that are NaN become 0.
         perm: Order of the result's axes; None: as they come.
+        precision: That of the products (`gpuexec.ir.precision`): where it says that they take operands of 16 bits, Q, K
+            and V are of its type, and weights are rounded to it; scores, their operands and the result are float.
+        is_narrow: Whether the result is rounded to that type, too.
     """
 
     scale: float = 1.0
     score_steps: tuple[str, ...] = ()
     is_guarded: int = 0
     perm: tuple[int, ...] | None = None
+    precision: str = ""
+    is_narrow: int = 0
     tolerance = Tolerance.REDUCTION
     uses_all_cores = True
     keeps_dtype = True
@@ -86,17 +89,25 @@ class ScaledDotProductAttention(Operator):
         Raises:
             InputError: Types differ, shapes don't fit, or operands lack.
         """
-        check_dtype(self.name, q, FLOATS, "Q")
+        narrow = find_narrow(self.precision)
+        check_dtype(self.name, q, FLOATS if narrow is None else (narrow,), "Q")
         k, v = (each.with_shape(join_groups(each.shape)) if each.rank == 5 > q.rank else each for each in (k, v))
-        (scores,) = MatMul().infer(q, k)
+        product = MatMul(self.precision)
+        (scores,) = product.infer(q, k)
         for step, given in self._list_steps(operands):
             for operand in given if step in _FUSIBLE else given[1:]:
-                check_dtype(self.name, operand, (q.dtype,), f"the operand of {step}")
+                check_dtype(self.name, operand, (scores.dtype,), f"the operand of {step}")
             if step not in _FUSIBLE:
                 check_dtype(self.name, given[0], (np.dtype(np.bool_),), "a mask")
             scores = scores.with_shape(broadcast(scores.shape, *(operand.shape for operand in given)))
-        (y,) = MatMul().infer(scores, v)
-        return (y if self.perm is None else y.with_shape(permute(y.shape, self.perm)),)
+        (y,) = product.infer(TensorSpec(scores.shape, q.dtype), v)
+        shape = y.shape if self.perm is None else permute(y.shape, self.perm)
+        return (TensorSpec(shape, q.dtype if self.is_narrow else y.dtype),)
+
+    def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
+        """Return the operands' type, or float where a precision says that they are narrow and the result is not."""
+        first = dtypes[0] if dtypes else None
+        return first if self.is_narrow or first is None else find_result(first, self.precision)
 
     def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int | None:
         """Count both products, the softmax, and an operation for each step and score."""
@@ -110,7 +121,8 @@ class ScaledDotProductAttention(Operator):
     def compute(self, q: Array, k: Array, v: Array, *operands: Array, out: Out = None) -> tuple[Array | None, ...]:
         """Work out one after the other with NumPy, in the memory of the scores."""
         q, k, v, aligned, shape = _align_arrays(q, k, v, operands)
-        (scores,) = MatMul().compute(q, k)
+        product = MatMul(self.precision)
+        (scores,) = product.compute(q, k)
         assert scores is not None
         with np.errstate(all="ignore"):
             if self.scale != 1:
@@ -121,8 +133,9 @@ class ScaledDotProductAttention(Operator):
             assert scores is not None
             if self.is_guarded:
                 scores[np.isnan(scores).all(axis=-1)] = 0
-        (y,) = MatMul().compute(scores, v)
-        assert y is not None
+            (y,) = product.compute(scores.astype(q.dtype, copy=False), v)
+            assert y is not None
+            y = y.astype(q.dtype, copy=False) if self.is_narrow else y
         y = y.reshape(shape) if shape is not None else y
         return (y if self.perm is None else y.transpose(self.perm),)
 
@@ -141,7 +154,8 @@ class ScaledDotProductAttention(Operator):
             given, rule, fill = fused
             empty = EmptyRows.GUARDED if self.is_guarded else EmptyRows.NAN
             shape, strides = _pad_axes(y.shape, y.strides)
-            launch_attention(emit, given, rule, window(y, shape, strides), None, 0, fill=fill, empty=empty)
+            result = window(y, shape, strides)
+            launch_attention(emit, given, rule, result, None, 0, fill=fill, empty=empty, rounds_mask=False)
         else:
             self._lower_apart(emit, _align_slots(emit, (q, k, v, y), steps), scale)
 
@@ -176,7 +190,7 @@ class ScaledDotProductAttention(Operator):
                 break
             added += len(steps[taken][1])
             taken += 1
-        scores = _multiply(emit, q, k, scale, steps[:taken])
+        scores = _multiply(emit, q, k, scale, steps[:taken], self.precision)
         for step, given in steps[taken:]:
             scores = _lower_step(emit, step, scores, given)
         weights = emit.temp(scores.shape, scores.dtype)
@@ -184,12 +198,15 @@ class ScaledDotProductAttention(Operator):
             launch_guarded(emit, scores, weights)
         else:
             Softmax().lower(emit, (scores,), (weights,))
-        if emit.target.has_textures and not y.is_contiguous:
-            made = emit.temp(y.shape, y.dtype)
-            MatMul().lower(emit, (weights, v), (made,))
-            emit.copy(y, made)
+        product = MatMul(self.precision)
+        weights = _convert(emit, weights, v.dtype)
+        dtype = find_result(v.dtype, self.precision)
+        if y.dtype != dtype or (emit.target.has_textures and not y.is_contiguous):
+            made = emit.temp(y.shape, dtype)
+            product.lower(emit, (weights, v), (made,))
+            emit.copy(y, _convert(emit, made, y.dtype))
         else:
-            MatMul().lower(emit, (weights, v), (y,))
+            product.lower(emit, (weights, v), (y,))
 
 
 def _find_fused(
@@ -215,7 +232,15 @@ def _find_fused(
     return heads, AttentionRule(scale, 0.0, -1, -1, 0), fill
 
 
-def _multiply(emit: Emitter, q: Slot, k: Slot, scale: float, steps: Sequence[Step]) -> Slot:
+def _convert(emit: Emitter, slot: Slot, dtype: np.dtype[Any]) -> Slot:
+    if slot.dtype == dtype:
+        return slot
+    converted = emit.temp(slot.shape, dtype)
+    convert_commands(emit, converted, slot)
+    return converted
+
+
+def _multiply(emit: Emitter, q: Slot, k: Slot, scale: float, steps: Sequence[Step], precision: str) -> Slot:
     """Launch a product with steps in its kernel; return the scores."""
     rows: list[Any] = []
     operands: list[Slot] = []
@@ -224,9 +249,11 @@ def _multiply(emit: Emitter, q: Slot, k: Slot, scale: float, steps: Sequence[Ste
         rows.append((step, (), (VALUE, *places)))
         operands += given
     name = FusedMatMul.name
-    product = build(fused_name(name) if rows else name, {"alpha": scale, **({"steps": tuple(rows)} if rows else {})})
+    attributes = {"alpha": scale, "precision": precision, **({"steps": tuple(rows)} if rows else {})}
+    product = build(fused_name(name) if rows else name, attributes)
     inputs = (q, k, *operands)
-    scores = emit.temp(product.infer(*(slot.spec for slot in inputs))[0].shape, q.dtype)
+    (spec,) = product.infer(*(slot.spec for slot in inputs))
+    scores = emit.temp(spec.shape, spec.dtype)
     _lower_part(emit, product, inputs, scores)
     return scores
 
@@ -363,11 +390,13 @@ def _split_heads(q: Slot, k: Slot, v: Slot, mask: Slot | None, y: Slot) -> Atten
 def _is_fused_faster(emit: Emitter, heads: AttentionOperands) -> bool:
     """Return whether the fused kernel takes less time than products and a softmax on the architecture's standard GPU.
 
-    The fused one saves two launches and the way of the scores through memory; its loop multiplies at half the rate of
-    products by tiles, and its blocks, which walk all keys, are few.
+    The fused one saves two launches and the way of the scores through memory; its blocks, which walk all keys, are few,
+    and that of floats multiplies at half the rate of products by tiles.
     """
+    if can_multiply(emit, heads.q.dtype):
+        return _is_mma_faster(find_gpu(emit.target.architecture), heads)
     # The keys of one query are those of a cache, which grow: the same kernels are to serve every length.
-    if heads.q.dtype.itemsize > 4 or heads.q.shape[2] == 1:
+    if heads.q.dtype.itemsize != 4 or heads.q.shape[2] == 1:
         return False
     gpu = find_gpu(emit.target.architecture)
     (batch, count, queries, depth), (_, of_keys, keys, values) = heads.q.shape, heads.v.shape
@@ -384,3 +413,18 @@ def _is_fused_faster(emit: Emitter, heads: AttentionOperands) -> bool:
             nbytes = batch * of_keys * columns * inner * heads.q.dtype.itemsize
             apart += nbytes / gpu.find_bandwidth(nbytes)
     return fused < apart
+
+
+def _is_mma_faster(gpu: Gpu, heads: AttentionOperands) -> bool:
+    """Return whether the fused kernel takes less time on tensor cores than products there and a softmax.
+
+    Those write scores as floats, read and write them, round them in a launch of its own, and read them again.
+    """
+    fused = find_mma_seconds(gpu, heads)
+    if fused is None:
+        return False
+    (batch, count, queries, depth), (_, _, keys, values) = heads.q.shape, heads.v.shape
+    scores = batch * count * queries * keys
+    multiplied = 2 * scores * (depth + values) / gpu.matrix_rate
+    moved = scores * (4 * _FLOAT.itemsize + 2 * heads.q.dtype.itemsize)
+    return fused < 3 * _LAUNCH_SECONDS + multiplied + moved / gpu.find_bandwidth(scores * _FLOAT.itemsize)

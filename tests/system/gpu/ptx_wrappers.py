@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from gpuexec.devices.arguments import PackedArguments
@@ -100,6 +101,19 @@ def _cut_vectors(x: Words) -> Words:
     octets = y.view(np.uint8).reshape(2 * THREADS, 16)[THREADS:]
     octets[np.arange(16) >= (_T % 17)[:, None]] = 0
     return y
+
+
+def _pack(x: Words, dtype: Any) -> Words:
+    """Return the first two runs of floats rounded to 16 bits, the second in the upper halves of words."""
+    low, high = (x[32 * i : 32 * i + 32].view(np.float32).astype(dtype).view(np.uint16) for i in range(2))
+    return np.asarray(low | high.astype(np.uint32) << np.uint32(16))
+
+
+def _raise_two(powers: np.ndarray[Any, np.dtype[np.int64]]) -> Words:
+    """Return powers of two as floats, without subnormal ones."""
+    with np.errstate(all="ignore"):
+        exact = np.where(powers < -126, 0.0, 2.0**powers).astype(np.float32)
+    return exact.view(np.uint32)
 
 
 def _read_matrices(x: Words) -> np.ndarray[Any, np.dtype[np.uint16]]:
@@ -277,6 +291,25 @@ for (int m = 0; m < 4; ++m) y[m * 32 + t] = words[m];
         "for (int i = t; i < 256; i += 32) y[i] = convert_to_tf32(__uint_as_float(x[i])) & 0xffffe000u;",
         lambda x: (x + np.uint32(0x1000)) & np.uint32(0xFFFFE000),
         since=80,
+    ),
+    Case(
+        "rounding_to_pairs",
+        "mma.cuh",
+        ("pack_halves", "pack_bf16s"),
+        """
+y[t] = pack_halves(__uint_as_float(x[t]), __uint_as_float(x[32 + t]));
+y[32 + t] = pack_bf16s(__uint_as_float(x[t]), __uint_as_float(x[32 + t]));
+""",
+        lambda x: _place((0, _pack(x, np.float16)), (32, _pack(x, ml_dtypes.bfloat16))),
+        since=80,
+    ),
+    # Of whole numbers it is exact; beyond what a float holds it is 0 or infinite.
+    Case(
+        "powers_of_two",
+        "exp2.cuh",
+        ("exp2_fast",),
+        "for (int i = t; i < 256; i += 32) y[i] = __float_as_uint(exp2_fast(float(int(x[i] >> 8 & 511) - 256)));",
+        lambda x: _raise_two((x >> np.uint32(8) & np.uint32(511)).astype(np.int64) - 256),
     ),
     Case(
         "address_behind",

@@ -209,6 +209,44 @@ __device__ __forceinline__ u32 convert_to_tf32(float x) {
 }
 #endif
 
+// The same number, of which the compiler knows nothing: what is made of it behind a loop is not kept through the loop.
+__device__ inline u32 forget(u32 number) {
+#ifndef GPUEXEC_SIM
+  asm volatile("" : "+r"(number));
+#endif
+  return number;
+}
+
+// Two floats rounded to half or bf16, in the halves of a word. Needs sm_80.
+#ifdef GPUEXEC_SIM
+__device__ inline u32 pack_halves(float low, float high) {
+  return __half_as_ushort(cast<half>(low)) | u32(__half_as_ushort(cast<half>(high))) << 16;
+}
+__device__ inline u32 pack_bf16s(float low, float high) {
+  return __bfloat16_as_ushort(cast<bf16>(low)) | u32(__bfloat16_as_ushort(cast<bf16>(high))) << 16;
+}
+#else
+__device__ __forceinline__ u32 pack_halves(float low, float high) {
+  u32 word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+
+__device__ __forceinline__ u32 pack_bf16s(float low, float high) {
+  u32 word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+#endif
+
+// The same in type T.
+template <class T>
+__device__ __forceinline__ u32 pack_pair(float low, float high) {
+  static_assert(kIsSmallFloat<T>, "two numbers of 16 bits are a word");
+  if constexpr (kIsSame<T, half>) return pack_halves(low, high);
+  else return pack_bf16s(low, high);
+}
+
 // The product of numbers of type T, floats as tf32.
 template <class T>
 __device__ __forceinline__ void multiply_matrices(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[2]) {
