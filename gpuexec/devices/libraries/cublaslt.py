@@ -224,8 +224,8 @@ class CublasLtPlan:
             lt.matmul_preference_destroy(preference)
         if not count[0]:
             raise UnsupportedError(
-                f"{CUBLASLT} has no algorithm for a {self._problem}. Leave it out of providers, or measure with `gpuexec"
-                " tune`, whose file says so."
+                f"{CUBLASLT} has no algorithm for a {self._problem}. Leave it out of providers, or measure with"
+                " `gpuexec tune`, whose file says so."
             )
 
 
