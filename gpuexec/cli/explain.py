@@ -19,7 +19,7 @@ from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.precision_arguments import take_precision
 from gpuexec.cli.predictions import encode_prediction, print_prediction
-from gpuexec.cli.provider_tables import encode_offers, print_offers
+from gpuexec.cli.provider_arguments import encode_offers, print_offers
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
 from gpuexec.devices.backend import Backend, BackendType
 from gpuexec.devices.dependent_launch import find_waiting
@@ -28,7 +28,7 @@ from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.errors import InputError
 from gpuexec.execution.profiling.lifetimes import name_values
 from gpuexec.execution.profiling.terminal import make_table, open_console, print_table
-from gpuexec.execution.resources.providers import open_providers, read_providers
+from gpuexec.execution.resources.opened_providers import open_providers, read_providers
 from gpuexec.execution.worker import Worker
 from gpuexec.ir.instances import instantiations
 from gpuexec.ir.plan import Plan

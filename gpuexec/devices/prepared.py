@@ -14,7 +14,7 @@ import numpy as np
 from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.device import Device, Function, Region, Stream
 from gpuexec.devices.launch_costs import LaunchCosts
-from gpuexec.devices.libraries.library import LibraryPlan
+from gpuexec.devices.libraries.device_library import LibraryPlan
 from gpuexec.errors import KernelError, PlanError
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Command, Copy, Fill, HostCall, Launch, LibraryCall, Slot
 

@@ -19,7 +19,7 @@ from gpuexec.execution.report import Report, count_memory, describe_memory, make
 from gpuexec.execution.resources.caller_stream import CallerStream, open_stream
 from gpuexec.execution.resources.exclusive_caller import is_interrupt
 from gpuexec.execution.resources.memory_usage import MemoryUsageRow
-from gpuexec.execution.resources.providers import open_providers, read_providers
+from gpuexec.execution.resources.opened_providers import open_providers, read_providers
 from gpuexec.execution.resources.unclosed import warn_unless_closed
 from gpuexec.execution.resources.weights import weights_of
 from gpuexec.execution.results.copying import copy_tensor

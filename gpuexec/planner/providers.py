@@ -41,7 +41,7 @@ from gpuexec.ir.provider import (
 from gpuexec.ir.target import Target
 from gpuexec.planner.launch_work import describe_work, find_grid, list_operands
 from gpuexec.planner.time_model import TIME_MODEL, bound_launch
-from gpuexec.planner.tuning import Tuning
+from gpuexec.planner.tune_file import Tuning
 
 _MIB = 1 << 20
 # Scratch memory that a call may take: what the documentation of cuBLAS recommends for sm_90, and for all else; cuDNN
@@ -183,8 +183,11 @@ def weigh(own: OwnKernels, posed: Posed, target: Target, providers: Providers, l
     sources: list[Provider] = [own, *(_LIBRARIES[name] for name in providers.names)]
     for provider in sources:
         why = provider.refuse(problem, target)
+        said = {} if providers.tuning is None else providers.tuning.refused.get(str(problem), {})
         for each in provider.candidates(problem, target):
-            if each.bits > limit:
+            if each.provider in said:
+                why = said[each.provider]
+            elif each.bits > limit:
                 why = f"bits may follow from {_NAMES[limit]} alone"
             else:
                 found.append(each)

@@ -69,7 +69,7 @@ INNER = {
         ("engine",),
         ("replay", "report"),
         ("worker",),
-        ("calibration", "debugging", "images"),
+        ("calibration", "debugging", "images", "tuning"),
     ),
 }
 HEIGHT = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

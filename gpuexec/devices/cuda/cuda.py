@@ -20,8 +20,7 @@ from gpuexec.devices.device import MemoryBlock, Recording, Region, Stream
 from gpuexec.devices.kernels.kernel_library import KernelLibrary
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.devices.launch_costs import PACKED_COSTS, RAW_KERNEL_COSTS
-from gpuexec.devices.libraries.library import Library, LibraryPlan
-from gpuexec.devices.libraries.opening import load_library
+from gpuexec.devices.libraries.device_library import DeviceLibrary, LibraryPlan, load_library
 from gpuexec.devices.memory_pool import MemoryPool, PooledMemory, PooledPinned, round_to_class
 from gpuexec.devices.prepared import PreparedCommand
 from gpuexec.devices.recording import record_launches
@@ -102,7 +101,8 @@ class CudaDevice:
             raise DeviceNotFoundError(f"CUDA can't be used: {error}. {probing.probe().reason}".rstrip()) from error
         if not 0 <= ordinal < count:
             raise DeviceNotFoundError(f"There is no GPU {ordinal}; CUDA shows {count}, counted from 0.")
-        self._has_edge_data = runtime.driverGetVersion() >= _EDGE_DATA
+        self.driver_version: int = runtime.driverGetVersion()
+        self._has_edge_data = self.driver_version >= _EDGE_DATA
         properties = runtime.getDeviceProperties(ordinal)
         self.name: str = properties["name"].decode()
         self.ordinal = ordinal
@@ -117,7 +117,7 @@ class CudaDevice:
         self.calling = self.context.calling  # recordings make the GPU current by it, once for each submission
         self._library = KernelLibrary(self.target.name)
         self._functions: dict[Kernel, CudaFunction] = {}
-        self._libraries: dict[str, Library] = {}
+        self._libraries: dict[str, DeviceLibrary] = {}
         self._library_plans: dict[tuple[str, Problem, int], LibraryPlan] = {}
         kept = knobs.pool_bytes()
         self._memory = MemoryPool(CudaDeviceSource(self.context), self.create_event, kept)
@@ -185,7 +185,7 @@ class CudaDevice:
         """Return a kernel loaded before."""
         return self._functions[kernel]
 
-    def open_library(self, name: str) -> Library:
+    def open_library(self, name: str) -> DeviceLibrary:
         """Return a library by the name of its provider, opened once.
 
         Raises:

@@ -19,7 +19,7 @@ from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.cuda.cuda_context import CudaContext
 from gpuexec.devices.cuda.cuda_event import CudaEvent
 from gpuexec.devices.device import ByteArray, Event, Function
-from gpuexec.devices.libraries.library import LibraryPlan
+from gpuexec.devices.libraries.device_library import LibraryPlan
 from gpuexec.devices.residency import check_residency
 from gpuexec.ir.command import Kernel, LaunchConfig
 from gpuexec.ir.target import Target
@@ -144,7 +144,7 @@ class CudaStream:
         return launch
 
     def call_library(self, plan: LibraryPlan, addresses: Sequence[int]) -> None:
-        """Have a library solve a problem; see `gpuexec.devices.libraries.library`."""
+        """Have a library solve a problem; see `gpuexec.devices.libraries.device_library`."""
         with self.context.calling(plan.calling):
             plan.run(addresses, self.handle)
         self._command = plan.calling

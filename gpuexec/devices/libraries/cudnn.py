@@ -90,7 +90,7 @@ class CudnnPlan:
             with library.lock:
                 library.cudnn.set_stream(handle=library.handle, stream=stream)
                 self._graph.execute(tensors, workspace, handle=library.handle)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, library.cudnn.cudnnGraphNotSupportedError) as error:
             raise DeviceError(f"{CUDNN} failed for a {self._problem}: {error}") from error
 
     def _build(self, workspace_nbytes: int) -> Any:

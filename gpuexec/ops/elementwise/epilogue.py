@@ -27,7 +27,7 @@ from gpuexec.ops.elementwise.elementwise import Elementwise
 from gpuexec.ops.elementwise.elementwise_binary import ROWS as BINARY_ROWS
 from gpuexec.ops.elementwise.elementwise_select import Clip
 from gpuexec.ops.elementwise.elementwise_unary import ROWS as UNARY_ROWS
-from gpuexec.ops.lib.problems import finish_posed
+from gpuexec.ops.lib.posing import finish_posed
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.quant.narrow_weight import PAIRS, name_types
 

@@ -29,7 +29,7 @@ from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row, dtypes_of
 from gpuexec.ir.weight_forms import Array, Converted, WeightForm, weight_form
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import STORED, instantiate_finished
-from gpuexec.ops.lib.problems import pose_product
+from gpuexec.ops.lib.posing import pose_product
 from gpuexec.ops.lib.slices import (
     MMA_TILES,
     ONE_SLICE,

@@ -36,7 +36,7 @@ from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
-from gpuexec.ops.lib.problems import pose_conv
+from gpuexec.ops.lib.posing import pose_conv
 from gpuexec.ops.lib.window_extents import conv_transpose_output
 from gpuexec.ops.lib.windows import Windows, pack_strides
 from gpuexec.ops.linalg.matmul_launch import TILE

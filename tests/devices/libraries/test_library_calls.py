@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,13 +101,20 @@ def test_convolution_with_bias_and_activation_is_one_call(gpu: SimpleNamespace, 
     assert {"NONDETERMINISTIC", "TENSOR_CORE", "WINOGRAD"} <= notes and graph.workspace_limit == 32 << 20
 
 
-def test_call_is_a_child_node_of_a_graph_that_takes_other_addresses(gpu: SimpleNamespace) -> None:
-    """The output is in another frame with each run, so the node is captured anew."""
-    with open_worker(product(), gpu, LT) as worker:
-        for number in range(8):
-            x = ramp(5, 6) + number
-            np.testing.assert_array_equal(worker.run(x)[0], expect_product(x))
-        assert worker.report().graphs == (1 if gpu.cuda.graphs.captures else 0)
+def test_calls_are_child_nodes_of_a_graph_and_captured_anew_where_they_are_bound_elsewhere(
+    gpu: SimpleNamespace,
+) -> None:
+    """The input and the output are in another frame with each run, what lies between in the arena."""
+    count = 24
+    names = ["x", *(f"v{number}" for number in range(1, count)), "y"]
+    nodes = [helper.make_node("MatMul", [a, "w"], [b]) for a, b in pairwise(names)]
+    model = make_model(nodes, (3, 4), {"w": np.eye(4, dtype=np.float32)[::-1].copy()})
+    with open_worker(model, gpu, LT) as worker:
+        for number in range(7):
+            x = ramp(3, 4) + number
+            np.testing.assert_array_equal(worker.run(x)[0], x)
+        assert worker.report().graphs == 1
+        assert gpu.cuda.graphs.captures == count + 2 * 3  # made for the fourth run
 
 
 def test_prepared_graph_of_a_call_runs_and_is_updated(gpu: SimpleNamespace) -> None:
@@ -152,7 +160,10 @@ def test_sizes_of_a_class_are_calls_of_their_own(gpu: SimpleNamespace) -> None:
 
 def test_library_that_fails_names_itself_and_the_problem(gpu: SimpleNamespace) -> None:
     gpu.lt.status = 15
-    with open_worker(product(), gpu, LT) as worker, pytest.raises(gx.DeviceError, match=r"cublaslt failed for a product"):
+    with (
+        open_worker(product(), gpu, LT) as worker,
+        pytest.raises(gx.DeviceError, match=r"cublaslt failed for a product"),
+    ):
         worker.run(ramp(5, 6))
     gpu.lt.status = 0
 

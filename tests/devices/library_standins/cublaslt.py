@@ -55,7 +55,7 @@ class CublasLtStandin:
     """
 
     CudaDataType = CudaDataType
-    MatmulHeuristicResult, cuBLASLtError = MatmulHeuristicResult, cuBLASLtError
+    MatmulHeuristicResult, cuBLASLtError = MatmulHeuristicResult, cuBLASLtError  # noqa: N815 (its names)
     MatmulDescAttribute = IntEnum(
         "MatmulDescAttribute",
         {"TRANSA": 3, "TRANSB": 4, "EPILOGUE": 7, "BIAS_POINTER": 8, "BIAS_DATA_TYPE": 26},
@@ -73,9 +73,7 @@ class CublasLtStandin:
         },
     )
     ReductionScheme = IntEnum("ReductionScheme", {"NONE": 0, "INPLACE": 1, "COMPUTE_TYPE": 2, "OUTPUT_TYPE": 4})
-    Epilogue = IntEnum(
-        "Epilogue", {"DEFAULT": 1, "RELU": 2, "BIAS": 4, "RELU_BIAS": 6, "GELU": 32, "GELU_BIAS": 36}
-    )
+    Epilogue = IntEnum("Epilogue", {"DEFAULT": 1, "RELU": 2, "BIAS": 4, "RELU_BIAS": 6, "GELU": 32, "GELU_BIAS": 36})
 
     def __init__(self, standin: Standin) -> None:
         self._standin = standin

@@ -23,7 +23,7 @@ numerical_note = Enum(
 _DTYPES = {"FLOAT": np.dtype(np.float32), "HALF": np.dtype(np.float16), "BFLOAT16": BFLOAT16}
 
 
-class cudnnGraphNotSupportedError(RuntimeError):
+class cudnnGraphNotSupportedError(Exception):
     pass
 
 
@@ -73,7 +73,7 @@ class CudnnStandin:
     """
 
     data_type, heur_mode, numerical_note = data_type, heur_mode, numerical_note
-    cudnnGraphNotSupportedError, Handle = cudnnGraphNotSupportedError, Handle
+    cudnnGraphNotSupportedError, Handle = cudnnGraphNotSupportedError, Handle  # noqa: N815 (its names)
 
     def __init__(self, standin: Standin) -> None:
         self._standin = standin

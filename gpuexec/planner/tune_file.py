@@ -78,6 +78,27 @@ def write_tuning(path: str | os.PathLike[str], tuning: Tuning) -> None:
     write_file(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
+def merge_tunings(before: Tuning, added: Tuning) -> Tuning:
+    """Return both; problems that were measured again have the new times.
+
+    Raises:
+        InputError: They were measured on other GPUs, or with other versions.
+    """
+    before.check_gpu(added.gpu)
+    changed = [
+        name for name in before.versions if name in added.versions and before.versions[name] != added.versions[name]
+    ]
+    if changed:
+        raise InputError(f"{before.source} was measured with another version of {', '.join(changed)}: name a new file.")
+    return Tuning(
+        added.gpu,
+        {**before.versions, **added.versions},
+        {**before.times_us, **added.times_us},
+        {**before.refused, **added.refused},
+        before.source,
+    )
+
+
 def read_tuning(path: str | os.PathLike[str]) -> Tuning:
     """Read a tune file; ``fastest`` in it is for readers, and ``median_us`` decides.
 

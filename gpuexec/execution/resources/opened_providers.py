@@ -9,7 +9,7 @@ from gpuexec.devices.device import Device
 from gpuexec.errors import InputError
 from gpuexec.ir.provider import check_providers
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
-from gpuexec.planner.tuning import read_tuning
+from gpuexec.planner.tune_file import read_tuning
 
 
 def read_providers(names: Collection[str], tuning: str | os.PathLike[str] | None) -> Providers:
