@@ -1,4 +1,4 @@
-"""The command line: gpuexec run | info | explain | profile | calibrate | compile | verify | ops | doctor | sanitize."""
+"""The command line: gpuexec run, info, explain, profile, tune, calibrate, compile, verify, ops, doctor, sanitize."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(
         dest="command",
         required=True,
-        metavar="run | info | explain | profile | calibrate | compile | verify | ops | doctor | sanitize",
+        metavar="run | info | explain | profile | tune | calibrate | compile | verify | ops | doctor | sanitize",
     )
-    from gpuexec.cli import calibrate, compile, doctor, explain, info, ops, profile, run, sanitize, verify
+    from gpuexec.cli import calibrate, compile, doctor, explain, info, ops, profile, run, sanitize, tune, verify
 
-    for module in (run, info, explain, profile, calibrate, compile, verify, ops, doctor, sanitize):
+    for module in (run, info, explain, profile, tune, calibrate, compile, verify, ops, doctor, sanitize):
         module.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

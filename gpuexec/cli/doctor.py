@@ -23,6 +23,8 @@ _PACKAGES = (
     "nvidia-cuda-nvrtc",
     "cupy-cuda13x",
     "cupy-cuda12x",
+    "nvmath-python",
+    "nvidia-cudnn-frontend",
     "onnxruntime",
 )
 

@@ -1,4 +1,4 @@
-"""gpuexec explain: the plans of a model, their arena beside the lower bound, predicted times, and host reads."""
+"""gpuexec explain: the plans of a model, their arena beside the lower bound, providers, times, and host reads."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from gpuexec.cli.host_rows import print_host_rows
 from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.precision_arguments import take_precision
 from gpuexec.cli.predictions import encode_prediction, print_prediction
+from gpuexec.cli.provider_arguments import encode_offers, print_offers
 from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
 from gpuexec.devices.backend import Backend, BackendType
 from gpuexec.devices.dependent_launch import find_waiting
@@ -27,9 +28,11 @@ from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.errors import InputError
 from gpuexec.execution.profiling.lifetimes import name_values
 from gpuexec.execution.profiling.terminal import make_table, open_console, print_table
+from gpuexec.execution.resources.opened_providers import open_providers, read_providers
 from gpuexec.execution.worker import Worker
 from gpuexec.ir.instances import instantiations
 from gpuexec.ir.plan import Plan
+from gpuexec.ir.provider import Offer
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.model.initial_state import find_initial_specs
@@ -39,6 +42,7 @@ from gpuexec.passes.recognise_attention import explain_softmaxes
 from gpuexec.planner.partition import Partition
 from gpuexec.planner.partitioner import find_partition
 from gpuexec.planner.prediction import PlanPrediction, predict_plan
+from gpuexec.planner.providers import Providers
 from gpuexec.planner.template import plan_graph
 from gpuexec.system.atomic_file import write_file
 
@@ -78,7 +82,8 @@ def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
     console = Console(highlight=False, soft_wrap=True)
     opened = open_model(options.model, options.method)
-    model, target = take_precision(opened.model, options), _target(options)
+    model = take_precision(opened.model, options)
+    target, providers = _open_target(options)
     if options.json and not target.has_kernels:
         raise InputError(f"--json predicts plans for GPUs, got target {target.name!r}. Name one, like --target sm_90.")
     feeds, notes = read_inputs(opened, options)
@@ -92,24 +97,27 @@ def main(options: argparse.Namespace) -> int:
     plans: list[Plan] = []
     predictions: list[PlanPrediction] = []
     reasons: dict[str, str] = {}
+    offers: Sequence[tuple[str, Offer]] = ()
     if partition.ready is not None:
         given = {value.name: specs[value] for value in partition.ready.inputs}
         ready = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given)
         if "recognise_attention" not in model.disabled_passes:
             reasons = explain_softmaxes(partition.ready, given)
-        template = plan_graph(ready, given, target, model.dims)
-        plans = [template.plan]
+        template = plan_graph(ready, given, target, model.dims, providers=providers)
+        plans, offers = [template.plan], template.offers
         if target.has_kernels:
             commands = template.specialise(given).commands
             predictions = [predict_plan(template.plan, commands, waits=find_waiting(target))]
     is_whole = not (partition.reads or partition.host_nodes or partition.repeat or partition.rest)
     if options.json:
         counts = _count(model, feeds, target.name) if options.count else None
-        _print_json(predictions, counts, is_whole=is_whole)
+        _print_json(predictions, counts, offers, is_whole=is_whole)
         return 0
     console.print(f"precision {model.precision}", markup=False)
     for plan in plans:
         _print_plan(console, plan)
+    if offers:
+        print_offers(console, offers)
     for prediction in predictions:
         print_prediction(open_console(), prediction)
     if reasons:
@@ -130,7 +138,11 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _print_json(
-    predictions: Sequence[PlanPrediction], counts: Sequence[LaunchCounts] | None, *, is_whole: bool
+    predictions: Sequence[PlanPrediction],
+    counts: Sequence[LaunchCounts] | None,
+    offers: Sequence[tuple[str, Offer]],
+    *,
+    is_whole: bool,
 ) -> None:
     """Print the prediction of what can be planned without a run, and what was counted in one.
 
@@ -140,7 +152,8 @@ def _print_json(
     if not predictions:
         raise InputError("--json predicts a plan, and nothing of this model can be planned before the host takes part.")
     counted = {} if counts is None else {"counts": [encode_counts(each) for each in counts]}
-    print(json.dumps({"is_whole": is_whole, **encode_prediction(predictions[0]), **counted}, indent=1))
+    provided = {"providers": encode_offers(offers)} if offers else {}
+    print(json.dumps({"is_whole": is_whole, **encode_prediction(predictions[0]), **provided, **counted}, indent=1))
 
 
 def _print_softmaxes(console: Console, reasons: Mapping[str, str]) -> None:
@@ -181,7 +194,9 @@ def _print_partition(console: Console, partition: Partition) -> None:
 
 def _print_run(console: Console, model: Model, feeds: dict[str, Array], options: argparse.Namespace) -> list[Plan]:
     """Run once, and print the plans made and their host time; return all plans in order."""
-    with Worker(model, backend=BackendType(options.backend)) as worker:
+    with Worker(
+        model, backend=BackendType(options.backend), providers=options.providers, tuning=options.tuning
+    ) as worker:
         worker.run(feeds)
         for plan in worker.plans[-2::-1]:
             _print_plan(console, plan)
@@ -206,9 +221,12 @@ def _count(model: Model, feeds: dict[str, Array], target: str) -> Sequence[Launc
         device.close()
 
 
-def _target(options: argparse.Namespace) -> Target:
+def _open_target(options: argparse.Namespace) -> tuple[Target, Providers]:
+    """Return what to plan for, and the providers there: those asked for where no device is opened."""
+    providers = read_providers(options.providers, options.tuning)
     if options.target is not None:
-        return Target.named(options.target)
+        return Target.named(options.target), providers
     from gpuexec.devices.backend import open_backend
 
-    return open_backend(BackendType(options.backend)).device.target
+    device = open_backend(BackendType(options.backend)).device
+    return device.target, open_providers(providers, device)

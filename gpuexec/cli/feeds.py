@@ -14,6 +14,7 @@ from gpuexec.cli.array_arguments import load_array, split_key
 from gpuexec.cli.free_dims import check_named, choose, list_free
 from gpuexec.cli.leaves import read_json
 from gpuexec.cli.precision_arguments import add_precision_arguments
+from gpuexec.cli.provider_arguments import add_provider_arguments
 from gpuexec.devices.backend import BackendType
 from gpuexec.errors import InputError
 from gpuexec.ir.containers import make_blank, pack, to_strings, unpack
@@ -27,7 +28,7 @@ _SEED = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments common to `run`, `explain` and `profile`: model, backend, precision, dims, inputs."""
+    """Add the arguments common to `run`, `explain` and `profile`: model, backend, precision, providers, inputs."""
     parser.add_argument("model", help="the ONNX file, or a program (.gxp)")
     parser.add_argument(
         "--backend",
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to run (default: the GPU when one works, else the CPU)",
     )
     add_precision_arguments(parser)
+    add_provider_arguments(parser)
     add_input_arguments(parser)
 
 

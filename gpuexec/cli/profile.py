@@ -62,7 +62,13 @@ def main(options: argparse.Namespace) -> int:
     if options.static:
         _print_work(console, count_work(model, feeds), options.by, limit)
         return 0
-    with Worker(model, backend=BackendType(options.backend), profiler=profiler) as worker:
+    with Worker(
+        model,
+        backend=BackendType(options.backend),
+        providers=options.providers,
+        tuning=options.tuning,
+        profiler=profiler,
+    ) as worker:
         for _ in range(options.warmup + options.runs):
             worker.run(feeds)
         console.print(f"backend  {worker.backend_type.name}: {worker.backend_reason}", markup=False)

@@ -71,7 +71,13 @@ def main(options: argparse.Namespace) -> int:
     labels = None if options.labels is None else read_array(options.labels, rows)
     with (
         show_progress(console) as progress,
-        Worker(model, backend=BackendType(options.backend), progress=progress) as worker,
+        Worker(
+            model,
+            backend=BackendType(options.backend),
+            providers=options.providers,
+            tuning=options.tuning,
+            progress=progress,
+        ) as worker,
     ):
         console.print(f"[bold]{escape(options.model)}[/bold]: {len(model.graph.nodes)} nodes")
         for port in model.inputs:

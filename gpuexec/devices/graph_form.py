@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from gpuexec.devices.dependent_launch import find_programmatic
 from gpuexec.devices.device import Stream
 from gpuexec.devices.graph_cache import GraphCache
-from gpuexec.devices.prepared import CommandGraph, GraphDevice, PreparedCommand, PreparedFill
+from gpuexec.devices.prepared import CommandGraph, GraphDevice, PreparedCommand, PreparedFill, PreparedLibraryCall
 from gpuexec.errors import OutOfMemoryError
 
 # Whole submissions as a stream of launches before a graph is made.
@@ -69,7 +69,9 @@ class GraphForm:
             if self._graph is not None:
                 self._stale.update(changed)
                 # An update leaves edges as they are, and another kernel may wait where this one did not, or not wait.
-                if self._find_programmatic() != self._programmatic:
+                # A library may take other kernels for another size, and a child node is updated to the same alone.
+                is_called = any(isinstance(self._commands[position], PreparedLibraryCall) for position in changed)
+                if is_called or self._find_programmatic() != self._programmatic:
                     self.close()
 
     def launch(self, stream: Stream, touched: AbstractSet[int]) -> bool:

@@ -14,8 +14,9 @@ import numpy as np
 from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.device import Device, Function, Region, Stream
 from gpuexec.devices.launch_costs import LaunchCosts
+from gpuexec.devices.libraries.device_library import LibraryPlan
 from gpuexec.errors import KernelError, PlanError
-from gpuexec.ir.command import BUFFER_ALIGNMENT, Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.ir.command import BUFFER_ALIGNMENT, Command, Copy, Fill, HostCall, Launch, LibraryCall, Slot
 
 _NOTHING: frozenset[int] = frozenset()
 
@@ -162,6 +163,28 @@ class PreparedFill:
         stream.fill(self.addresses[0], self.pattern, self.count)
 
 
+class PreparedLibraryCall:
+    """A call of a library: positions are those of its arguments, of which those that are absent have address 0."""
+
+    __slots__ = ("addresses", "origin", "plan")
+
+    def __init__(self, plan: LibraryPlan, command: LibraryCall, origin: str = "") -> None:
+        self.plan, self.origin = plan, origin
+        self.addresses = [0] * len(command.arguments)
+
+    def find_place(self, position: int) -> tuple[Any, int]:
+        """Return where an argument is stored."""
+        return self.addresses, position
+
+    def set_address(self, position: int, address: int) -> None:
+        """Set an argument."""
+        self.addresses[position] = address
+
+    def issue(self, stream: Stream) -> None:
+        """Call the library."""
+        stream.call_library(self.plan, self.addresses)  # type: ignore[attr-defined]
+
+
 class PreparedSegment:
     """All commands of a segment, and the places of the addresses of bound buffers.
 
@@ -244,6 +267,10 @@ class PreparedSegment:
                 return PreparedCopy(command, origin)
             case Fill():
                 return PreparedFill(command, origin)
+            case LibraryCall():
+                if not hasattr(self._device, "plan_library_call"):
+                    raise PlanError(f"{self._device.name} has no {command.library}: plan without providers.")
+                return PreparedLibraryCall(self._device.plan_library_call(command), command, origin)
             case HostCall():
                 raise PlanError(f"{command.operator}: a host call can't be part of a recording of {self._device.name}.")
 
@@ -305,5 +332,7 @@ def _positions(command: Command) -> list[tuple[int, Slot]]:
             return [(0, command.destination), (1, command.source)]
         case Fill():
             return [(0, command.destination)]
+        case LibraryCall():
+            return [(i, a) for i, a in enumerate(command.arguments) if a is not None]
         case HostCall():
             return []

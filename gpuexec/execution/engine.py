@@ -44,6 +44,7 @@ from gpuexec.execution.runs.submitter import CancelOnError, Stepping, Submitter
 from gpuexec.execution.state.binding import StateBinder
 from gpuexec.ir.plan import Plan
 from gpuexec.model.model import Model
+from gpuexec.planner.providers import NO_PROVIDERS, Providers
 from gpuexec.system import knobs
 
 
@@ -62,6 +63,7 @@ class Engine:
         inspector: What is looked at in its runs; its values are all kept where nodes are compared or observed.
         open_storage: Opens the memory it runs in; None: its own, in so many frames.
         fixes_division: Divide work at all sizes of a class as at its upper end.
+        providers: What products and convolutions may be emitted by.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Engine:
         inspector: Inspector | None = None,
         open_storage: OpenStorage | None = None,
         fixes_division: bool = False,
+        providers: Providers = NO_PROVIDERS,
     ) -> None:
         self.model, self.backend = model, backend
         self.stream = stream if stream is not None else backend.device.create_stream()
@@ -97,6 +100,7 @@ class Engine:
             limit=storage.limit,
             is_exact=storage.is_exact,
             fixes_division=fixes_division,
+            providers=providers,
         )
         self.is_synchronous = is_synchronous or is_comparing
         self.comparer: Comparer | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,8 @@ class Report:
     ``graphs_refused`` how many the device had no memory for, which go on as launches. ``profiled`` runs had a profiler,
     and were put on the stream as launches, layer by layer. ``precision`` is what products and convolutions are computed
     in, and the layers that are not. ``device_copies`` are inputs and outputs of the caller's
-    that are copied on the device for where they start. Times in milliseconds.
+    that are copied on the device for where they start. ``providers`` are rows (node, provider, why) of the products and
+    convolutions for which a library was asked. Times in milliseconds.
     """
 
     backend: str
@@ -43,6 +45,7 @@ class Report:
     profiled: int = 0
     device_copies: tuple[CopyRow, ...] = ()
     precision: str = STRICT
+    providers: tuple[tuple[str, str, str], ...] = ()
 
 
 def make_report(engine: Engine, reason: str) -> Report:
@@ -67,6 +70,7 @@ def make_report(engine: Engine, reason: str) -> Report:
         profiled=engine.profiled,
         device_copies=syncs.copies,
         precision=str(engine.model.precision),
+        providers=tuple((node, offer.chosen, offer.reason) for node, offer in dict(engine.planning.offers).items()),
     )
 
 
@@ -89,6 +93,7 @@ def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[Memo
         f"{model_name}: {nodes} nodes on {report.backend} ({report.reason})",
         f"  runs {report.runs}, plans {report.plans}, sizes {report.variants}",
         *([f"  precision {report.precision}"] if report.precision != STRICT else []),
+        *([f"  providers {_count_providers(report)}"] if report.providers else []),
         f"  planning {report.plan_ms:.1f} ms, compiling {report.compile_ms:.1f} ms",
         *([f"  plans restored from the program {report.plans_restored}"] if report.plans_restored else []),
         *(f"  a plan of the program was made again: {why}" for why in report.plans_refused),
@@ -113,3 +118,8 @@ def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[Memo
         lines.append(f"  compared {report.compared} layers with NumPy: all within their operators' tolerances")
     lines += [f"  host wait for {what}: {why}" for what, why in report.host_syncs]
     return "\n".join(lines)
+
+
+def _count_providers(report: Report) -> str:
+    counts = Counter(provider for _, provider, _ in report.providers)
+    return ", ".join(f"{provider} {count}" for provider, count in sorted(counts.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from gpuexec.execution.report import Report, count_memory, describe_memory, make
 from gpuexec.execution.resources.caller_stream import CallerStream, open_stream
 from gpuexec.execution.resources.exclusive_caller import is_interrupt
 from gpuexec.execution.resources.memory_usage import MemoryUsageRow
+from gpuexec.execution.resources.opened_providers import open_providers, read_providers
 from gpuexec.execution.resources.unclosed import warn_unless_closed
 from gpuexec.execution.resources.weights import weights_of
 from gpuexec.execution.results.copying import copy_tensor
@@ -92,6 +94,11 @@ class Worker:
         deterministic: ``"size"``: sums are taken in an order that depends on the size class alone, so that a row of a
             batch has the same bits however many rows there are within a class. None: it may depend on the sizes too,
             which keeps more of a device busy.
+        providers: Libraries that products and convolutions may be computed by, beside our kernels, on ``GPU_COMPUTE``:
+            ``"cublaslt"`` and ``"cudnn"``. The cheapest is taken where a plan is made, by predictions or what was
+            measured (``tuning``); nothing is measured for it. Their bits follow from the library and the GPU, so none
+            is taken with ``precision="reference"`` or ``deterministic="size"``. Other backends have no libraries.
+        tuning: A file that `gpuexec tune` wrote on a GPU of the same name.
         profiler: Records all its runs, whatever profiler the context has; see `Profiler`.
         watch: Look in every run for NaN and infinities that a node makes, by statistics that the device takes of all
             floating-point values. ``"raise"``: the run ends with NonFiniteError, which names the first such node, and
@@ -102,11 +109,12 @@ class Worker:
             behind.
 
     Raises:
-        DeviceNotFoundError: The backend asked for can't run here; the message says what to install.
+        DeviceNotFoundError: The backend or provider asked for can't run here; the message says what to install.
         ModelError: The model given by its bytes is broken; see `load`.
         InputError: ``frames`` or ``max_bytes`` is below 1, ``device`` is no ordinal, ``stream`` is none of the
             device's, ``compare_with`` is not the CPU, there is no such precision or node to keep, or ``model``,
-            ``watch``, ``profiler`` or ``progress`` is something else.
+            ``watch``, ``profiler`` or ``progress`` is something else; there is no such provider, or ``tuning`` goes
+            without one, is no tune file, or was measured on another GPU.
     """
 
     def __init__(
@@ -126,6 +134,8 @@ class Worker:
         deterministic: str | None = None,
         precision: str | None = None,
         keep: Collection[str] = (),
+        providers: Collection[str] = (),
+        tuning: str | os.PathLike[str] | None = None,
         profiler: Profiler | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:
@@ -143,6 +153,7 @@ class Worker:
         check_progress_callback(progress)
         if precision is not None:
             Precision.of(precision, keep)
+        chosen = read_providers(providers, tuning)
         model = model if isinstance(model, Model) else load(model, progress=progress)
         check_process(model)
         model = choose_precision(model, precision, keep)
@@ -160,6 +171,7 @@ class Worker:
             inspector=inspector,
             open_storage=own_storage(frames, limit),
             fixes_division=deterministic == "size",
+            providers=open_providers(chosen, self._backend.device),
         )
         self._engine.planning.listener.report = progress
         self._engine.profiler = profiler

@@ -1,6 +1,6 @@
-"""Commands of a device: Launch, Copy, Fill and HostCall over slots, as plain data without pointers or callables.
+"""Commands of a device: Launch, Copy, Fill, LibraryCall and HostCall over slots, as plain data without pointers.
 
-command  = Launch | Copy | Fill | HostCall
+command  = Launch | Copy | Fill | LibraryCall | HostCall
 argument = Slot | None | NumPy scalar | bytes      (a pointer; a null pointer; a scalar by value; a struct by value)
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.ir.library_problem import Problem
 from gpuexec.ir.spec import TensorSpec
 
 # The address that every buffer starts at a multiple of, wherever it is bound, in bytes: the longest word that a kernel
@@ -185,6 +186,28 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """Have a library solve a problem on the device.
+
+    ``arguments`` are the slots of `gpuexec.ir.provider.ProblemSlots` in order, then the workspace; None: there is none.
+    The last two are written. A device without the library refuses the command, and no file holds it
+    (`gpuexec.ir.plan_json`).
+    """
+
+    library: str
+    problem: Problem
+    arguments: tuple[Slot | None, ...]
+
+    def reads_from(self) -> list[Slot]:
+        """Return the slots read."""
+        return [slot for slot in self.arguments[:-2] if slot is not None]
+
+    def writes_to(self) -> list[Slot]:
+        """Return the slots written."""
+        return [slot for slot in self.arguments[-2:] if slot is not None]
+
+
+@dataclass(frozen=True, slots=True)
 class HostCall:
     """Run an operator's ``compute`` on the host. The operator is given by name, its attributes as JSON values."""
 
@@ -202,4 +225,4 @@ class HostCall:
         return [slot for slot in self.outputs if slot is not None]
 
 
-Command = Launch | Copy | Fill | HostCall
+Command = Launch | Copy | Fill | LibraryCall | HostCall

@@ -37,6 +37,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import WeightForm
@@ -195,6 +196,18 @@ class Emitter(Protocol):
 
     def index_type(self, *slots: Slot) -> str:
         """Return the C++ type for offsets into these slots: ``"int"``, or ``"long long"`` beyond 2**31 - 1 elements."""
+
+    def provide(self, pose: Callable[[], Posed], launch: Callable[[], None], *, keeps_order: bool = False) -> bool:
+        """Emit a product or convolution by the cheapest of its providers; return whether that is a library.
+
+        The same one at all sizes of a size class. Where no library may be taken, this is ``launch()``. Both may be
+        called more than once, and what they emit be dropped.
+
+        Args:
+            pose: Returns the problem, with its slots; only called where a library may be taken.
+            launch: Emits our kernels.
+            keeps_order: Whether sums are to be in the order of their terms, as no library promises.
+        """
 
 
 class Operator:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch, LibraryCall
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.weight_forms import PackedForm
 
@@ -189,6 +189,9 @@ def format_command(command: Command) -> str:
             return f"copy {command.destination} <- {command.source}"
         case Fill():
             return f"fill {command.destination} with {command.pattern.hex()}"
+        case LibraryCall():
+            arguments = ", ".join(map(str, command.arguments))
+            return f"call {command.library} {command.problem} ({arguments})"
         case HostCall():
             outputs = ", ".join(str(s) for s in command.outputs)
             return f"{outputs} = {command.operator}({', '.join(str(s) for s in command.inputs)})"

@@ -1,6 +1,8 @@
 """JSON form of a plan: serialization and parsing.
 
-Plans are stored and sent in it, and it proves that they are data alone.
+Plans are stored and sent in it, and it proves that they are data alone. Calls of libraries are not stored: a file is
+read by later releases on other machines, where a library of that version need not be, and its bits are not ours to
+keep.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import GpuexecError, PlanError
-from gpuexec.ir.command import Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.ir.command import Copy, Fill, HostCall, Kernel, Launch, LibraryCall, Slot
 from gpuexec.ir.plan import ArenaLayout, Buffer, KeptOnHost, Plan, Port, Read, Role, Segment, Variant
 from gpuexec.ir.spec import MAX_BYTES, TensorSpec, check_size, dtype_row
 from gpuexec.ir.validate import find_invalid_field
@@ -116,6 +118,8 @@ def encode(item: Any) -> Any:
         case tuple() | list():
             return [encode(part) for part in item]
     name = type(item).__name__
+    if isinstance(item, LibraryCall):
+        raise PlanError(f"A plan that calls {item.library} is not stored: make it without providers.")
     if name not in _TYPES:
         raise PlanError(f"A plan holds a {name}, which is not data.")
     optional = _OPTIONAL.get(name, frozenset())

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import KernelError, PlanError
-from gpuexec.ir.command import BUFFER_ALIGNMENT, Argument, Command, Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.ir.command import (
+    BUFFER_ALIGNMENT,
+    Argument,
+    Command,
+    Copy,
+    Fill,
+    HostCall,
+    Kernel,
+    Launch,
+    LibraryCall,
+    Slot,
+)
 from gpuexec.ir.geometry import channels_last_strides, is_contiguous, max_offset
 from gpuexec.ir.graphs import Node
+from gpuexec.ir.library_problem import Problem
 from gpuexec.ir.operator import describe
 from gpuexec.ir.plan import Role
+from gpuexec.ir.provider import OURS, BitsClass, Offer, Posed, ProblemSlots
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import PackedForm, WeightForm
@@ -20,6 +33,7 @@ from gpuexec.ops.lib.pixel import TEXEL_BYTES, draw, draw_copy, draw_fill
 from gpuexec.ops.tensor.copy import copy_commands
 from gpuexec.ops.tensor.shape import store_commands, to_literal
 from gpuexec.planner.memory_format import is_image
+from gpuexec.planner.providers import NO_PROVIDERS, OwnKernels, Providers, emit_library, weigh
 from gpuexec.planner.unpacked_plan import Array, Effects, UnpackedBuffer, UnpackedPlan, dense
 from gpuexec.system.mapped import read_content
 
@@ -32,6 +46,7 @@ class CommandEmitter:
     Args:
         choices: Decisions made at the upper end of the size class, to be made again; None: decide now.
         fixes_division: Whether work is divided at all sizes of the class as at its upper end.
+        providers: What products and convolutions may be emitted by.
     """
 
     def __init__(
@@ -41,12 +56,14 @@ class CommandEmitter:
         choices: Sequence[int] | None = None,
         *,
         fixes_division: bool = False,
+        providers: Providers = NO_PROVIDERS,
     ) -> None:
         self.target = target
         self.effects = Effects(len(unpacked.buffers))
         self._unpacked = unpacked
         self._given = None if choices is None else iter(choices)
         self._fixes_division = fixes_division
+        self._providers = providers
         self._launched = False
 
     def launch(
@@ -178,6 +195,47 @@ class CommandEmitter:
     def divide(self, now: int) -> int:
         """Return ``now``; where divisions are fixed, that of the upper end of the size class."""
         return self.choose(now) if self._fixes_division else now
+
+    def provide(self, pose: Callable[[], Posed], launch: Callable[[], None], *, keeps_order: bool = False) -> bool:
+        """Emit a product or convolution by the cheapest of its providers; return whether that is a library."""
+        names = (OURS, *self._providers.names)
+        if len(names) == 1 or self.target.kind != "cuda":
+            launch()
+            return False
+        posed, now = pose(), 0
+        if self._given is None:
+            offer = self._weigh(posed, launch, keeps_order=keeps_order)
+            self.effects.offers.append(offer)
+            now = names.index(offer.chosen)
+        chosen = names[self.choose(now)]
+        if chosen == OURS:
+            launch()
+            return False
+        why = emit_library(chosen, posed, self.target, self)
+        if why:
+            raise PlanError(f"{chosen} was chosen at the upper end, and not for this size: {why}.")
+        return True
+
+    def call(self, library: str, problem: Problem, slots: ProblemSlots, workspace_nbytes: int) -> None:
+        """Add a call of a library, with scratch memory of so many bytes."""
+        workspace = self.temp((workspace_nbytes,), np.uint8) if workspace_nbytes else None
+        arguments = (slots.a, slots.b, slots.c, slots.bias, slots.y, workspace)
+        if slots.y.spec.size:
+            self.effects.commands.append(LibraryCall(library, problem, arguments))
+
+    def _weigh(self, posed: Posed, launch: Callable[[], None], *, keeps_order: bool) -> Offer:
+        """Return the offer for a problem: our kernels are emitted for their cost, and dropped."""
+        kept, self.effects = self.effects, self.effects.copy()
+        try:
+            launch()
+            commands = self.effects.commands[len(kept.commands) :]
+        finally:
+            self.effects = kept
+        limit = BitsClass.SIZE_CLASS if self._fixes_division else BitsClass.LIBRARY
+        bits = BitsClass.SIZE_CLASS if self._fixes_division else BitsClass.EXTENTS
+        if keeps_order:
+            limit = bits = BitsClass.ORDERED
+        return weigh(OwnKernels(launch, commands, bits), posed, self.target, self._providers, limit)
 
     def _repeat(self, now: int) -> int:
         """Return what was decided at the upper end; that does not tell size classes apart."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, LibraryCall, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, find_form
 
@@ -59,18 +59,21 @@ class CommandGrid:
 
 
 def find_grid(command: Command) -> CommandGrid:
-    """Return the grid of a command; of a copy or fill, about that of the driver's kernel; of a host call, none."""
+    """Return the grid of a command; of a copy or fill, about that of the driver's kernel; of other calls, none."""
     match command:
         case Launch():
             return CommandGrid(prod(command.grid), prod(command.block), command.shared_bytes)
         case Copy() | Fill():
             return CommandGrid(max(1, ceil_div(command.destination.spec.nbytes, _COPY_BLOCK_BYTES)), _COPY_THREADS)
-        case HostCall():
+        case LibraryCall() | HostCall():
             return CommandGrid(0, 0)
 
 
 def describe_work(command: Command) -> Work:
-    """Return what a command does. What a host call does is unknown, and counts as nothing."""
+    """Return what a command does. What a host call does is unknown, and counts as nothing.
+
+    Of a call of a library, operations and bytes are known, and no instructions.
+    """
     match command:
         case Launch():
             form = find_form(command.kernel)
@@ -79,12 +82,17 @@ def describe_work(command: Command) -> Work:
             nbytes = command.destination.spec.nbytes
             moved = nbytes * (2 if isinstance(command, Copy) else 1)
             return Work(instructions=8 * ceil_div(nbytes, _VECTOR_BYTES * WARP), l2_nbytes=moved)
+        case LibraryCall():
+            return Work(flops=command.problem.flops)
         case HostCall():
             return Work()
 
 
 def list_operands(command: Command, work: Work) -> list[tuple[Slot, bool, int]]:
     """Return each slot of a command with whether it is written, and the bytes that are touched of it."""
+    if isinstance(command, LibraryCall):  # how much of its workspace is used is not known
+        used = [*((slot, False) for slot in command.reads_from()), (command.arguments[-2], True)]
+        return [(slot, is_written, count_slot_bytes(slot)) for slot, is_written in used if slot is not None]
     if not isinstance(command, Launch):
         slots = [*((slot, False) for slot in command.reads_from()), *((slot, True) for slot in command.writes_to())]
         return [(slot, is_written, count_slot_bytes(slot)) for slot, is_written in slots]

@@ -19,6 +19,7 @@ from gpuexec.ir.geometry import channels_last_strides, round_up
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.operator import FormatUse
 from gpuexec.ir.plan import Role
+from gpuexec.ir.provider import Offer
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.analyse import Analysis
@@ -27,6 +28,7 @@ from gpuexec.planner.content_key import content_key, is_same_spec
 from gpuexec.planner.emitter import NodeEmitter, emit_copy
 from gpuexec.planner.host_fallback import lacks_kernel
 from gpuexec.planner.memory_format import assign_formats, is_image, list_images
+from gpuexec.planner.providers import NO_PROVIDERS, Providers
 from gpuexec.planner.unpacked_plan import Effects, Group, UnpackedBuffer, UnpackedPlan, dense, move_effects
 
 
@@ -63,16 +65,25 @@ class Lowering:
     Args:
         caches: Inputs that are memories with room for more rows.
         fixes_division: As of `gpuexec.planner.emitter.CommandEmitter`.
+        providers: As of that.
 
     Raises:
         UnsupportedError: Operators without a lowering for this target; lists all of them.
     """
 
     def __init__(
-        self, graph: Graph, target: Target, caches: Caches | None = None, *, fixes_division: bool = False
+        self,
+        graph: Graph,
+        target: Target,
+        caches: Caches | None = None,
+        *,
+        fixes_division: bool = False,
+        providers: Providers = NO_PROVIDERS,
     ) -> None:
         self._graph, self._target, self._caches = graph, target, caches or {}
-        self._fixes_division = fixes_division
+        self._fixes_division, self._providers = fixes_division, providers
+        # The providers that nodes could choose from at the upper end, by the node's name.
+        self.offers: list[tuple[str, Offer]] = []
         self._cached: list[CachedLowering | None] = [None] * len(graph.nodes)
         self._given: dict[Value, tuple[UnpackedBuffer, Slot]] = {}
         self._needed: list[int] | None = None
@@ -101,7 +112,7 @@ class Lowering:
             self._channels_last = assign_formats(self._graph, self._needed, analysis.specs, self._target)
         walk = _Walk(
             self._graph, self._target, analysis, self._given, self._caches, self._fixes_division, self._channels_last,
-            self._transposes,
+            self._transposes, self._providers,
         )  # fmt: skip
         for number, position in enumerate(self._needed):
             node = self._graph.nodes[position]
@@ -111,6 +122,7 @@ class Lowering:
             if is_first:
                 self._choices.append(effects.choices)
                 self._chosen.append(tuple(effects.chosen))
+                self.offers += [(node.name, offer) for offer in effects.offers]
         return walk.finish()
 
 
@@ -133,10 +145,11 @@ class _Walk:
         fixes_division: bool,
         channels_last: frozenset[int],
         transposes: dict[tuple[Value, bool], list[int]],
+        providers: Providers,
     ) -> None:
         self._graph, self._target, self._analysis, self._given = graph, target, analysis, given
         self._caches, self._fixes_division = caches, fixes_division
-        self._channels_last, self._transposes = channels_last, transposes
+        self._channels_last, self._transposes, self._providers = channels_last, transposes, providers
         self._transposed: dict[tuple[Value, bool], Slot] = {}
         self._laid_last: set[Value] = set()  # images that their nodes made so
         self._unpacked = UnpackedPlan()
@@ -188,7 +201,9 @@ class _Walk:
         if seen is not None:
             like, effects = seen
             return move_effects(effects, dict(zip(like, numbers, strict=True)), len(self._unpacked.buffers))
-        emitter = NodeEmitter(self._target, self._unpacked, choices, fixes_division=self._fixes_division)
+        emitter = NodeEmitter(
+            self._target, self._unpacked, choices, fixes_division=self._fixes_division, providers=self._providers
+        )
         try:
             effects = emitter.lower(node, inputs, wanted, is_channels_last=is_channels_last)
         except GpuexecError as error:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch, LibraryCall, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.gpus import Gpu, find_gpu
 from gpuexec.ir.plan import Plan, Role
@@ -23,6 +23,7 @@ from gpuexec.planner.edges import Edge
 from gpuexec.planner.fused_groups import find_fused_groups
 from gpuexec.planner.launch_work import describe_work, find_grid, list_operands
 from gpuexec.planner.memory_format import count_transposes
+from gpuexec.planner.providers import predict_library_us
 from gpuexec.planner.time_model import TIME_MODEL, LaunchBounds, TimeModel, bound_launch
 
 _LINE_BYTES = 1 << 16  # what the model of L2 keeps or evicts at once
@@ -36,7 +37,7 @@ class CommandPrediction:
     """What is predicted of a command.
 
     Attributes:
-        kernel: Its kernel, or ``copy``, ``fill``, ``host``.
+        kernel: Its kernel, or ``copy``, ``fill``, ``host``, or the library that it calls.
         origin: The node it stems from.
         blocks: Of its grid.
         waves: How often its blocks fill the GPU.
@@ -44,7 +45,7 @@ class CommandPrediction:
         dram_nbytes: Bytes between L2 and device memory.
         flops: Operations.
         bound_by: What decides its time: ``issue``, ``tensor``, ``shared``, ``l2``, ``dram``, ``latency``, or ``launch``
-            where that is less than what it takes to begin.
+            where that is less than what it takes to begin. Of a call of a library it is ``library``.
         predicted_us: With the device for itself, from the end of what it waits for.
         bounds: Of its time.
         begin_us: From the end of what it waits for to its begin.
@@ -120,7 +121,8 @@ def predict_plan(
         waits: Whether a kernel waits for other launches itself, so that its launch begins early; None: no kernel does.
     """
     commands = plan.segment.commands if commands is None else commands
-    gpu = find_gpu(Target.named(plan.target).architecture) if gpu is None else gpu
+    architecture = Target.named(plan.target).architecture
+    gpu = find_gpu(architecture) if gpu is None else gpu
     works = [describe_work(command) for command in commands]
     operands = [list_operands(command, work) for command, work in zip(commands, works, strict=True)]
     traffic = _find_traffic(plan, operands, gpu)
@@ -132,6 +134,9 @@ def predict_plan(
         zip(commands, plan.segment.origins, works, operands, traffic, strict=True)
     ):
         is_early = position in early
+        if isinstance(command, LibraryCall):
+            rows.append(_predict_call(command, origin, work, touched, dram, architecture, gpu, model))
+            continue
         rows.append(_predict_command(command, origin, work, touched, missed, dram, gpu, model, is_early=is_early))
     minimum = find_fused_groups(plan, commands, operands).minimum_nbytes
     flops = sum(row.flops for row in rows)
@@ -193,6 +198,26 @@ def _predict_command(
     )  # fmt: skip
 
 
+def _predict_call(
+    call: LibraryCall,
+    origin: str,
+    work: Work,
+    operands: Operands,
+    dram: int,
+    architecture: int,
+    gpu: Gpu,
+    model: TimeModel,
+) -> CommandPrediction:
+    """Return what is predicted of a call of a library: its time in closed form, over the whole device."""
+    alone = predict_library_us(call.problem, architecture, gpu)
+    tensor = 0.0 if call.problem.is_on_floats else alone
+    bounds = LaunchBounds(tensor=tensor, dram=dram / gpu.dram_bytes_per_second * 1e6, waves=1.0)
+    return CommandPrediction(
+        call.library, origin, 0, bounds.waves, sum(nbytes for _, _, nbytes in operands), dram, work.flops, "library",
+        alone, bounds, model.node_us, False,
+    )  # fmt: skip
+
+
 def _name(command: Command) -> str:
     match command:
         case Launch():
@@ -201,6 +226,8 @@ def _name(command: Command) -> str:
             return "copy"
         case Fill():
             return "fill"
+        case LibraryCall():
+            return command.library
         case HostCall():
             return "host"
 

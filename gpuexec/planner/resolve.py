@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuexec.errors import PlanError
-from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, LibraryCall, Slot
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.settle import Pick, Settlement, make_stores
@@ -155,6 +155,8 @@ def _describe(command: Command) -> tuple[object, ...]:
             return (Copy, command.destination.buffer, command.source.buffer)
         case Fill():
             return (Fill, command.destination.buffer, len(command.pattern))
+        case LibraryCall():
+            return (command.library, *(None if a is None else a.buffer for a in command.arguments))
         case HostCall():
             slots = [None if s is None else s.buffer for s in (*command.inputs, *command.outputs)]
             return (command.operator, len(command.inputs), *slots)

@@ -29,6 +29,7 @@ from gpuexec.planner.classes import DeclaredDims, upper_ends
 from gpuexec.planner.edges import find_edges
 from gpuexec.planner.layout import check_room, lay_out
 from gpuexec.planner.lower import Lowered, Lowering
+from gpuexec.planner.providers import NO_PROVIDERS, Providers
 from gpuexec.planner.resolve import Resolver
 from gpuexec.planner.settle import OutputCopies, Settlement, settle
 from gpuexec.planner.verify import Verifier
@@ -46,6 +47,7 @@ def plan_graph(
     grows: bool = False,
     admit: Callable[[Plan], None] | None = None,
     fixes_division: bool = False,
+    providers: Providers = NO_PROVIDERS,
 ) -> Template:
     """Plan a graph for the size class these inputs fall in, or for the whole range where dimensions are bounded.
 
@@ -59,6 +61,7 @@ def plan_graph(
         grows: Whether memories lie in bytes of their whole capacity, to be appended to.
         admit: Raises OutOfMemoryError where a plan takes too much; a smaller upper end is tried then.
         fixes_division: Whether work is divided at all sizes of a class as at its upper end.
+        providers: What products and convolutions may be emitted by, beside our kernels.
 
     Raises:
         InputError: The inputs don't fit the graph; names the node.
@@ -67,9 +70,13 @@ def plan_graph(
     """
     caches = find_caches(graph) if grows else {}
     *larger, exact = list_ends(graph, inputs, declared or {}, free, caches, is_whole=True)
+
+    def make(ends: Mapping[str, TensorSpec]) -> Template:
+        return Template(graph, ends, target, slack, caches=caches, fixes_division=fixes_division, providers=providers)
+
     for ends in larger:
         try:
-            template = Template(graph, ends, target, slack, caches=caches, fixes_division=fixes_division)
+            template = make(ends)
             template.specialise(inputs)
             if admit is not None:
                 admit(template.plan)
@@ -78,7 +85,7 @@ def plan_graph(
             # below.
             continue
         return template
-    template = Template(graph, exact, target, slack, caches=caches, fixes_division=fixes_division)
+    template = make(exact)
     if admit is not None:
         admit(template.plan)
     return template
@@ -122,6 +129,7 @@ class Template:
         plan: The plan, laid out at the upper end of the class.
         ends: The shapes at the upper end, by input.
         chosen: What lowerings decided by extents at the upper end; empty where none did.
+        offers: The providers that nodes could choose from there, by the node's name; empty where there were none.
     """
 
     def __init__(
@@ -134,9 +142,10 @@ class Template:
         caches: Caches | None = None,
         *,
         fixes_division: bool = False,
+        providers: Providers = NO_PROVIDERS,
     ) -> None:
         self._graph, self._target, self._caches = graph, target, caches or {}
-        self._fixes_division = fixes_division
+        self._fixes_division, self._providers = fixes_division, providers
         self._specs = {value.name: _bare(inputs[value.name]) for value in graph.inputs}
         self.ends = {name: spec.shape for name, spec in self._specs.items()}
         self._lock = threading.Lock()
@@ -145,7 +154,7 @@ class Template:
             analysis = self._analyser.run(inputs)
         with phase("lower", graph.name):
             lowered = self._lowering.run(analysis)
-        self.chosen = self._lowering.chosen
+        self.chosen, self.offers = self._lowering.chosen, tuple(self._lowering.offers)
         self._copies = OutputCopies(graph, target)
         settlement = self._settlement = settle(lowered, graph, target, self._copies).enlarge(slack)
         self._resolver = Resolver(settlement, target)
@@ -229,7 +238,12 @@ class Template:
                 if lowering.chosen == self.chosen:
                     return self
                 template = Template(
-                    self._graph, ends, self._target, caches=self._caches, fixes_division=self._fixes_division
+                    self._graph,
+                    ends,
+                    self._target,
+                    caches=self._caches,
+                    fixes_division=self._fixes_division,
+                    providers=self._providers,
                 )
                 template.specialise(inputs)
             except (GpuexecError, ValueError):
@@ -239,7 +253,13 @@ class Template:
         return self
 
     def _make_lowering(self) -> Lowering:
-        return Lowering(self._graph, self._target, self._caches, fixes_division=self._fixes_division)
+        return Lowering(
+            self._graph,
+            self._target,
+            self._caches,
+            fixes_division=self._fixes_division,
+            providers=self._providers,
+        )
 
     def _make_plan(self, analysis: Analysis, lowered: Lowered, settlement: Settlement, stored: Plan | None) -> Plan:
         commands = self._resolver.resolve(lowered.unpacked)

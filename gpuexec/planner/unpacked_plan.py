@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, LibraryCall, Slot
 from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.plan import Role
+from gpuexec.ir.provider import Offer
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.weight_forms import PackedForm
 
@@ -64,7 +65,7 @@ class Effects:
 
     ``outputs`` are where the node's outputs lie; ``placed`` and ``in_place`` the requests granted or noted for its
     buffers; ``choices`` the decisions that hold for the whole size class, in the order they were asked for, and
-    ``chosen`` those of them that lowerings make by extents.
+    ``chosen`` those of them that lowerings make by extents; ``offers`` the providers there were to choose from.
     """
 
     first_buffer: int
@@ -75,6 +76,21 @@ class Effects:
     in_place: list[tuple[int, int]] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
+    offers: list[Offer] = field(default_factory=list)
+
+    def copy(self) -> Effects:
+        """Return the same effects, to which others are added apart."""
+        return Effects(
+            self.first_buffer,
+            self.buffers.copy(),
+            self.commands.copy(),
+            self.outputs.copy(),
+            self.placed.copy(),
+            self.in_place.copy(),
+            self.choices.copy(),
+            self.chosen.copy(),
+            self.offers.copy(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +147,7 @@ def move_effects(effects: Effects, buffers: Mapping[int, int], first_buffer: int
         in_place=[(move(output), move(source)) for output, source in effects.in_place],
         choices=effects.choices,
         chosen=effects.chosen,
+        offers=effects.offers,
     )
 
 
@@ -158,6 +175,8 @@ def map_slots(command: Command, change: Callable[[Slot], Slot]) -> Command:
             return Copy(change(destination), change(source))
         case Fill(destination, pattern):
             return Fill(change(destination), pattern)
+        case LibraryCall(library, problem, arguments):
+            return LibraryCall(library, problem, tuple([None if a is None else change(a) for a in arguments]))
         case HostCall(operator, attributes, inputs, outputs):
             read = tuple([None if s is None else change(s) for s in inputs])
             return HostCall(operator, attributes, read, tuple([None if s is None else change(s) for s in outputs]))

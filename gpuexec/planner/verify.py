@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from gpuexec.errors import PlanError
-from gpuexec.ir.command import Command, Copy, HostCall, Launch, Slot
+from gpuexec.ir.command import Command, Copy, HostCall, Launch, LibraryCall, Slot
 from gpuexec.ir.plan import Plan, Role, Segment, Variant, format_command
 
 _ALIGNMENT = 256
@@ -243,6 +243,9 @@ def _slots(command: Command) -> list[tuple[Slot, bool]]:
             return sorted(slots, key=itemgetter(1))
         case Copy():
             return [(command.source, False), (command.destination, True)]
+        case LibraryCall():
+            last = len(command.arguments) - 2
+            return [(slot, i >= last) for i, slot in enumerate(command.arguments) if slot is not None]
         case HostCall():
             rows = [(slot, False) for slot in command.inputs] + [(slot, True) for slot in command.outputs]
             return [(slot, written) for slot, written in rows if slot is not None]

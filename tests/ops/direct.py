@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.instances import kernel_table
 from gpuexec.ir.operator import Array, Operator
+from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import PackedForm, WeightForm
@@ -81,6 +82,11 @@ class DirectEmitter:
         _LOADED[kernel.source][kernel.expression].launch_arrays(
             grid, block, *values, shared_bytes=shared_bytes, is_cooperative=cooperative
         )
+
+    def provide(self, pose: Callable[[], Posed], launch: Callable[[], None], *, keeps_order: bool = False) -> bool:
+        """Launch our kernels: there is no library."""
+        launch()
+        return False
 
     def alias(self, output: Slot, view: Slot) -> None:
         """Remember the view."""

@@ -33,14 +33,15 @@ INNER = {
         ("pickling",),
     ),
     "ir": (
-        ("validate", "signatures", "geometry", "instances", "precision", "spec", "target"),
+        ("validate", "signatures", "geometry", "instances", "library_problem", "precision", "spec", "target"),
         ("command", "containers", "gpus", "host_values", "weight_forms"),
+        ("provider",),
         ("operator", "plan", "work"),
         ("apply", "graphs", "plan_json"),
         ("graph_json",),
     ),
     "devices": (
-        ("arguments", "dlpack", "host", "kernels", "latch", "residency", "revision", "working_here"),
+        ("arguments", "dlpack", "host", "kernels", "latch", "libraries", "residency", "revision", "working_here"),
         ("device", "work_thread"),
         ("pixel",),
         ("launch_costs", "completion", "deferred_free"),
@@ -68,7 +69,7 @@ INNER = {
         ("engine",),
         ("replay", "report"),
         ("worker",),
-        ("calibration", "debugging", "images"),
+        ("calibration", "debugging", "images", "tuning"),
     ),
 }
 HEIGHT = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

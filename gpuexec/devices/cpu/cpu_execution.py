@@ -20,7 +20,7 @@ from gpuexec.devices.latch import Latch
 from gpuexec.devices.work_thread import WorkPool
 from gpuexec.errors import GpuexecError, OutOfMemoryError, PlanError, locate
 from gpuexec.ir.apply import host_failure
-from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, LibraryCall, Slot
 from gpuexec.ir.operator import Operator, build
 from gpuexec.ir.plan import Segment
 
@@ -42,6 +42,8 @@ class Call:
     def __init__(self, command: Command, memory: Mapping[int, Region], like: Call | None = None) -> None:
         if isinstance(command, Launch):
             raise PlanError(f"{command.kernel}: the CPU device runs host calls, not kernels.")
+        if isinstance(command, LibraryCall):
+            raise PlanError(f"{command.library}: the CPU device runs host calls, not libraries of a GPU.")
         self.command, self._memory = command, memory
         self._views: dict[int, Any] = {}
         self._operator = _find_operator(command, like) if isinstance(command, HostCall) else None

@@ -6,6 +6,7 @@ as they were.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -19,11 +20,13 @@ from gpuexec.devices.device import MemoryBlock, Recording, Region, Stream
 from gpuexec.devices.kernels.kernel_library import KernelLibrary
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.devices.launch_costs import PACKED_COSTS, RAW_KERNEL_COSTS
+from gpuexec.devices.libraries.device_library import DeviceLibrary, LibraryPlan, load_library
 from gpuexec.devices.memory_pool import MemoryPool, PooledMemory, PooledPinned, round_to_class
 from gpuexec.devices.prepared import PreparedCommand
 from gpuexec.devices.recording import record_launches
-from gpuexec.errors import DeviceNotFoundError
-from gpuexec.ir.command import Kernel
+from gpuexec.errors import DeviceLostError, DeviceNotFoundError
+from gpuexec.ir.command import Kernel, LibraryCall
+from gpuexec.ir.library_problem import Problem
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.target import OLDEST_ARCHITECTURE, Target
 from gpuexec.system import knobs
@@ -98,7 +101,8 @@ class CudaDevice:
             raise DeviceNotFoundError(f"CUDA can't be used: {error}. {probing.probe().reason}".rstrip()) from error
         if not 0 <= ordinal < count:
             raise DeviceNotFoundError(f"There is no GPU {ordinal}; CUDA shows {count}, counted from 0.")
-        self._has_edge_data = runtime.driverGetVersion() >= _EDGE_DATA
+        self.driver_version: int = runtime.driverGetVersion()
+        self._has_edge_data = self.driver_version >= _EDGE_DATA
         properties = runtime.getDeviceProperties(ordinal)
         self.name: str = properties["name"].decode()
         self.ordinal = ordinal
@@ -113,6 +117,8 @@ class CudaDevice:
         self.calling = self.context.calling  # recordings make the GPU current by it, once for each submission
         self._library = KernelLibrary(self.target.name)
         self._functions: dict[Kernel, CudaFunction] = {}
+        self._libraries: dict[str, DeviceLibrary] = {}
+        self._library_plans: dict[tuple[str, Problem, int], LibraryPlan] = {}
         kept = knobs.pool_bytes()
         self._memory = MemoryPool(CudaDeviceSource(self.context), self.create_event, kept)
         self._pinned = MemoryPool(CudaPinnedSource(self.context), self.create_event, kept)
@@ -179,6 +185,31 @@ class CudaDevice:
         """Return a kernel loaded before."""
         return self._functions[kernel]
 
+    def open_library(self, name: str) -> DeviceLibrary:
+        """Return a library by the name of its provider, opened once.
+
+        Raises:
+            DeviceNotFoundError: It is not installed; names the extra.
+        """
+        if name not in self._libraries:
+            with self.context.calling(f"opening {name}"):
+                self._libraries[name] = load_library(name)
+        return self._libraries[name]
+
+    def plan_library_call(self, command: LibraryCall) -> LibraryPlan:
+        """Return how a library solves a problem, found once by its heuristics; nothing is measured.
+
+        Raises:
+            UnsupportedError: It does not solve it.
+        """
+        workspace = command.arguments[-1]
+        key = (command.library, command.problem, 0 if workspace is None else workspace.spec.nbytes)
+        if key not in self._library_plans:
+            library = self.open_library(command.library)
+            with self.context.calling(f"asking {command.library} for its kernels"):
+                self._library_plans[key] = library.plan(command.problem, key[2])
+        return self._library_plans[key]
+
     def record(self, segment: Segment, memory: Mapping[int, Region]) -> Recording:
         """Return the recording of a segment as a stream of launches."""
         return record_launches(self, segment, memory)
@@ -197,6 +228,11 @@ class CudaDevice:
         """Drop the kernels and freed memory. Other memory, streams and events are freed with their owners."""
         self.trim()
         self._functions.clear()
+        for library in self._libraries.values():
+            with contextlib.suppress(DeviceLostError), self.context.calling(f"closing {library.name}"):
+                library.close()
+        self._library_plans.clear()
+        self._libraries.clear()
         self._library.close()
 
 

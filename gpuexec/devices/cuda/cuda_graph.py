@@ -1,18 +1,19 @@
 """CUDA graphs built node by node from prepared commands and edges, through ``cuda.bindings``.
 
-CuPy can only capture.
+CuPy can only capture. What a library does is captured, too: its work on a stream of the graph's own becomes a child
+node, which has the edges of its command, and is captured anew where addresses change.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from gpuexec.devices.cuda.cuda_context import CudaContext
 from gpuexec.devices.cuda.cuda_stream import CudaStream
-from gpuexec.devices.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
+from gpuexec.devices.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch, PreparedLibraryCall
 from gpuexec.errors import DeviceLostError
 
 
@@ -40,6 +41,7 @@ class CudaGraph:
             f", {origins[0]!r} to {origins[-1]!r}" if origins else ""
         )
         self._nodes: list[list[Any]] = []
+        self._captor: CudaStream | None = None  # what libraries are captured on
         # The parameters of each launch node's last update, reused by the next: pointers and scalars lie in the block
         # they name, which stays where it is.
         self._given: dict[int, tuple[tuple[object, ...], Any]] = {}
@@ -72,6 +74,11 @@ class CudaGraph:
         with self._context.calling(self._updating):
             for position in positions:
                 command = commands[position]
+                if isinstance(command, PreparedLibraryCall):
+                    with self._capture(command) as child:
+                        (node,) = self._nodes[position]
+                        check(driver.cuGraphExecChildGraphNodeSetParams(executable, node, child))
+                    continue
                 for node, parameters in zip(self._nodes[position], self._describe(position, command), strict=True):
                     match command:
                         case PreparedLaunch():
@@ -105,6 +112,9 @@ class CudaGraph:
 
     def _add(self, position: int, command: PreparedCommand, before: list[Any]) -> list[Any]:
         driver, check, graph, count = self._driver, self._context.check, self._graph, len(before)
+        if isinstance(command, PreparedLibraryCall):
+            with self._capture(command) as child:
+                return [check(driver.cuGraphAddChildGraphNode(graph, before, count, child))]
         parameters = self._describe(position, command)
         match command:
             case PreparedLaunch():
@@ -123,6 +133,26 @@ class CudaGraph:
                     check(driver.cuGraphAddMemsetNode(graph, before, count, row, self._context_handle))
                     for row in parameters
                 ]
+
+    @contextlib.contextmanager
+    def _capture(self, command: PreparedLibraryCall) -> Iterator[Any]:
+        """Yield the graph of what a library does, to be copied into a node; other threads' calls are not captured."""
+        driver, check = self._driver, self._context.check
+        if self._captor is None:
+            self._captor = CudaStream(self._context)
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        check(driver.cuStreamBeginCapture(self._captor.handle, mode))
+        try:
+            command.issue(self._captor)
+        except BaseException:
+            with contextlib.suppress(*self._context.errors):  # the stream takes work again, whatever was captured
+                check(driver.cuGraphDestroy(check(driver.cuStreamEndCapture(self._captor.handle))))
+            raise
+        child = check(driver.cuStreamEndCapture(self._captor.handle))
+        try:
+            yield child
+        finally:
+            check(driver.cuGraphDestroy(child))
 
     def _add_programmatic(self, before: list[Any], position: int) -> None:
         """Let a launch begin once all blocks of those before it have let it, or ended; it waits for them itself."""

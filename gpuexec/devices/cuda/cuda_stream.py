@@ -10,6 +10,7 @@ through ``cuda.bindings``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.cuda.cuda_context import CudaContext
 from gpuexec.devices.cuda.cuda_event import CudaEvent
 from gpuexec.devices.device import ByteArray, Event, Function
+from gpuexec.devices.libraries.device_library import LibraryPlan
 from gpuexec.devices.residency import check_residency
 from gpuexec.ir.command import Kernel, LaunchConfig
 from gpuexec.ir.target import Target
@@ -140,6 +142,12 @@ class CudaStream:
         launch.hStream, launch.attrs, launch.numAttrs = self.handle, [attribute], 1
         self._dependent_config = launch
         return launch
+
+    def call_library(self, plan: LibraryPlan, addresses: Sequence[int]) -> None:
+        """Have a library solve a problem; see `gpuexec.devices.libraries.device_library`."""
+        with self.context.calling(plan.calling):
+            plan.run(addresses, self.handle)
+        self._command = plan.calling
 
     def copy_to_device(self, address: int, source: ByteArray) -> None:
         """Copy host bytes to the device; CUDA stages pageable ones before it returns, and reads pinned ones later."""

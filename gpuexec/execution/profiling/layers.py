@@ -7,13 +7,19 @@ from dataclasses import dataclass
 
 from gpuexec.execution.profiling.lifetimes import BufferLifetime, list_lifetimes, name_values
 from gpuexec.execution.profiling.rows import CommandRow
-from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, Slot
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, LibraryCall, Slot
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.spec import TensorSpec
 
 _NO_GRID = (0, 0, 0)
-_KINDS: dict[type[Command], str] = {Launch: "launch", Copy: "copy", Fill: "fill", HostCall: "host call"}
+_KINDS: dict[type[Command], str] = {
+    Launch: "launch",
+    Copy: "copy",
+    Fill: "fill",
+    LibraryCall: "library call",
+    HostCall: "host call",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,8 @@ def describe_command(command: Command) -> CommandRow:
     grid, block, kernel = _NO_GRID, _NO_GRID, ""
     if isinstance(command, Launch):
         grid, block, kernel = command.grid, command.block, str(command.kernel)
+    elif isinstance(command, LibraryCall):
+        kernel = command.library
     read, written = count_bytes(command.reads_from()), count_bytes(command.writes_to())
     return CommandRow(_KINDS[type(command)], kernel, grid, block, read, written)
 

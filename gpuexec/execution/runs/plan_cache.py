@@ -28,6 +28,7 @@ from gpuexec.model.model import Model
 from gpuexec.passes import run_passes
 from gpuexec.planner.caches import find_caches
 from gpuexec.planner.classes import find_ends, free_axes, range_ends, with_extents
+from gpuexec.planner.providers import NO_PROVIDERS, Providers
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.system.phases import phase
 
@@ -287,6 +288,7 @@ class PlanCache:
                 grows=self._grows,
                 admit=lambda plan: self._admit(plan, graph.constants),
                 fixes_division=planning.fixes_division,
+                providers=planning.providers,
             )
         variant = template.specialise(specs)
         compiled = self._compile(template, {value.name: array for value, array in graph.constants.items()})
@@ -302,6 +304,7 @@ class PlanCache:
         compiled = CompiledPlan(template, constants)
         self._compiled.insert(0, compiled)
         planning.plans.insert(0, template.plan)
+        planning.offers += template.offers
         planning.counters.plans += 1
         return compiled
 
@@ -351,6 +354,7 @@ class PlanCache:
             planning.backend.device.target,
             self._unfit,
             fixes_division=planning.fixes_division,
+            providers=planning.providers,
         )
         for plan, why in refused:
             self._unfit.append(plan)
@@ -411,6 +415,7 @@ def restore(
     tried: Collection[Plan] = (),
     *,
     fixes_division: bool = False,
+    providers: Providers = NO_PROVIDERS,
 ) -> tuple[_Restored | None, list[tuple[Plan, str]]]:
     """Return a template for inputs of these specs from one of the model's stored plans, and those that don't fit.
 
@@ -423,6 +428,7 @@ def restore(
         target: What to plan for.
         tried: Plans to leave out.
         fixes_division: Whether sizes of a class divide work as its upper end.
+        providers: What products and convolutions may be emitted by; stored plans hold our kernels alone.
     """
     refused = []
     plans = [plan for plan in model._plans.get(target.name, ()) if all(plan is not each for each in tried)]
@@ -433,7 +439,7 @@ def restore(
             continue
         try:
             planned = run_passes(graph, model._plan_passes, model.disabled_passes, ends)
-            template = Template(planned, ends, target, stored=plan, fixes_division=fixes_division)
+            template = Template(planned, ends, target, stored=plan, fixes_division=fixes_division, providers=providers)
             template.specialise(specs)
         except PlanError as error:
             refused.append((plan, str(error)))

@@ -13,8 +13,10 @@ from gpuexec.execution.resources.weights import Share
 from gpuexec.execution.runs.memory_limit import MemoryLimit
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.plan import Plan
+from gpuexec.ir.provider import Offer
 from gpuexec.model.model import Model
 from gpuexec.planner.analyse import HOST_WORK_LIMIT
+from gpuexec.planner.providers import NO_PROVIDERS, Providers
 from gpuexec.system.progress import Listener
 
 
@@ -60,6 +62,9 @@ class PlanningContext:
     is_exact: bool = False
     # Whether work is divided at all sizes of a class as at its upper end.
     fixes_division: bool = False
+    # What products and convolutions may be emitted by, and what each node of the plans could choose from, newest last.
+    providers: Providers = NO_PROVIDERS
+    offers: list[tuple[str, Offer]] = field(default_factory=list)
     # Bytes that a node may touch to be light work, for the host to do.
     host_work: int = HOST_WORK_LIMIT
     # Notified of weights that are uploaded.

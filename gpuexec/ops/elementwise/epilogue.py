@@ -20,12 +20,14 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import memory_axes, permute
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Slots, build
+from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import BFLOAT16, dtype_row
 from gpuexec.ir.weight_forms import WeightForm
 from gpuexec.ops.elementwise.elementwise import Elementwise
 from gpuexec.ops.elementwise.elementwise_binary import ROWS as BINARY_ROWS
 from gpuexec.ops.elementwise.elementwise_select import Clip
 from gpuexec.ops.elementwise.elementwise_unary import ROWS as UNARY_ROWS
+from gpuexec.ops.lib.posing import finish_posed
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.quant.narrow_weight import PAIRS, name_types
 
@@ -243,6 +245,25 @@ def make_epilogue(steps: Sequence[EpilogueStep], inputs: Slots, y: Slot) -> Epil
     return Epilogue(tuple(operands), tuple(places), tuple(rows))
 
 
+def name_functors(steps: Sequence[EpilogueStep], inputs: Slots) -> list[tuple[str, Slot | None]]:
+    """Return the functor of each step, with the operand that it adds to the value; None: it is no such sum.
+
+    Args:
+        steps: The steps.
+        inputs: Of the fused operator.
+    """
+    rows: list[tuple[str, Slot | None]] = []
+    for step in steps:
+        if not isinstance(step.operator, Elementwise):
+            rows.append((step.operator.name, None))
+            continue
+        functor = step.operator.pick_form().functor
+        beside = [given for given in step.inputs if isinstance(given, int) and given >= 0]
+        is_sum = functor == "Add" and VALUE in step.inputs and len(beside) == 1
+        rows.append((functor, inputs[beside[0]] if is_sum else None))
+    return rows
+
+
 def _find_order(y: Slot) -> tuple[int, ...]:
     """Return the axes of a dense result in the order in which they lie in memory."""
     return tuple(range(y.spec.rank)) if y.is_contiguous else memory_axes(y.shape, y.strides)
@@ -311,7 +332,8 @@ class FinishingEmitter:
 
     What can't take it is ``unfinished`` then: ``y`` itself, or scratch memory in its place where steps can't work in
     ``y``. In-place requests are ignored: a step may read bytes that would be overwritten. Where a slot of another type
-    is ``stored``, a kernel that can writes that in place of ``y``, and ``is_stored`` is set.
+    is ``stored``, a kernel that can writes that in place of ``y``, and ``is_stored`` is set. A library that takes the
+    producer takes the steps too, by their ``functors``, or neither.
     """
 
     def __init__(
@@ -322,12 +344,13 @@ class FinishingEmitter:
         *,
         needs_scratch: bool = False,
         stored: Slot | None = None,
+        functors: Sequence[tuple[str, Slot | None]] = (),
     ) -> None:
         self.target = emit.target
         self.unfinished: Slot | None = None
         self.is_finished = self.is_stored = False
         self._emit, self._y, self._epilogue, self._needs_scratch = emit, y, epilogue, needs_scratch
-        self._stored = stored
+        self._stored, self._functors = stored, functors
 
     def launch(
         self,
@@ -412,6 +435,25 @@ class FinishingEmitter:
     def index_type(self, *slots: Slot) -> str:
         """Return the C++ type for offsets into these slots."""
         return self._emit.index_type(*slots)
+
+    def provide(self, pose: Callable[[], Posed], launch: Callable[[], None], *, keeps_order: bool = False) -> bool:
+        """Emit a product or convolution with the steps by the cheapest of its providers."""
+        before = self.unfinished, self.is_finished, self.is_stored
+
+        def pose_finished() -> Posed:
+            posed = pose()
+            if self._epilogue is None:
+                return Posed("its epilogue is launched behind it", posed.slots)
+            return finish_posed(posed, self._functors, self._stored)
+
+        def launch_anew() -> None:
+            self.unfinished, self.is_finished, self.is_stored = before
+            launch()
+
+        is_library = self._emit.provide(pose_finished, launch_anew, keeps_order=keeps_order)
+        if is_library:
+            self.unfinished, self.is_finished, self.is_stored = None, True, self._stored is not None
+        return is_library
 
     def _divert(self, slot: Slot) -> Slot:
         """Return the scratch slot for ``y``, to which steps are applied; other slots as they are."""

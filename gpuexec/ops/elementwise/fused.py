@@ -30,6 +30,7 @@ from gpuexec.ops.elementwise.epilogue import (
     FinishingEmitter,
     fused_name,
     make_epilogue,
+    name_functors,
     read_steps,
 )
 from gpuexec.ops.linalg.einsum import Einsum
@@ -184,7 +185,14 @@ class Fused(Operator):
             epilogue = None
         needs_scratch = emit.target.has_textures or self.parts.last_use >= 0
         stored = y if is_cast else None
-        finishing = FinishingEmitter(emit, result, epilogue, needs_scratch=needs_scratch, stored=stored)
+        finishing = FinishingEmitter(
+            emit,
+            result,
+            epilogue,
+            needs_scratch=needs_scratch,
+            stored=stored,
+            functors=name_functors(steps, inputs),
+        )
         assert producer.lower is not None
         producer.lower(finishing, taken, (result,))
         if finishing.unfinished is not None:

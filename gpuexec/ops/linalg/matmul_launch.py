@@ -24,10 +24,12 @@ from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.precision import REFERENCE, TF32
+from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row, dtypes_of
 from gpuexec.ir.weight_forms import Array, Converted, WeightForm, weight_form
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import STORED, instantiate_finished
+from gpuexec.ops.lib.posing import pose_product
 from gpuexec.ops.lib.slices import (
     MMA_TILES,
     ONE_SLICE,
@@ -296,12 +298,35 @@ def launch_gemm(
         slots, extents, (a_row, a_inner), (b_inner, b_column), (c_row, c_column), (y_row, y_column), scale,
         batch_extents, walks,
     )  # fmt: skip
+    if narrow is not None:
+        _launch_kernels(emit, product, narrow, scale_steps, precision)
+        return
+    emit.provide(
+        lambda: _pose(emit, product, precision),
+        lambda: _launch_kernels(emit, product, None, scale_steps, precision),
+        keeps_order=precision == REFERENCE,
+    )
+
+
+def _pose(emit: Emitter, product: Product, precision: str) -> Posed:
+    """Return the problem that a product is to a library."""
+    is_bias = bool(emit.choose(product.slots[2] is not None and product.c[0] == 0))
+    strides = (product.a, product.b, product.c, product.y)
+    return pose_product(
+        product.slots, product.extents, strides, product.scale, product.batch, product.walks, precision, is_bias=is_bias
+    )
+
+
+def _launch_kernels(
+    emit: Emitter, product: Product, narrow: NarrowWeight | None, scale_steps: tuple[int, int], precision: str
+) -> None:
+    """Launch a product by our kernels."""
     has_kernels = emit.target.has_kernels and not emit.target.has_textures
     if narrow is None and _has_tensor_cores(emit, product):
         _launch_mma(emit, product)
     elif narrow is None and precision == TF32 and (along_k := _take_tf32(emit, product)) is not None:
         _launch_mma(emit, along_k)
-    elif has_kernels and slots[3].dtype == _FLOAT and not scale_steps[0]:
+    elif has_kernels and product.slots[3].dtype == _FLOAT and not scale_steps[0]:
         _launch_simt(emit, product, narrow, scale_steps, keeps_order=precision == REFERENCE)
     elif narrow is not None:
         _launch_any(emit, product, narrow, scale_steps)

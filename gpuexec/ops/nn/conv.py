@@ -32,9 +32,11 @@ from gpuexec.ir.operator import (
     operator,
 )
 from gpuexec.ir.precision import REFERENCE
+from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
+from gpuexec.ops.lib.posing import pose_conv
 from gpuexec.ops.lib.window_extents import conv_transpose_output
 from gpuexec.ops.lib.windows import Windows, pack_strides
 from gpuexec.ops.linalg.matmul_launch import TILE
@@ -101,6 +103,26 @@ class Conv(Convolution):
 
     def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
         """Lower, the weight perhaps narrow."""
+        if narrow is not None:
+            self._launch_kernels(emit, inputs, outputs, narrow)
+            return
+        emit.provide(
+            lambda: self._pose(inputs, outputs),
+            lambda: self._launch_kernels(emit, inputs, outputs, None),
+            keeps_order=self.precision == REFERENCE,
+        )
+
+    def _pose(self, inputs: Slots, outputs: Slots) -> Posed:
+        """Return the problem that it is to a library."""
+        x, w, bias = (*inputs, None)[:3]
+        y = outputs[0]
+        assert x is not None and w is not None and y is not None
+        windows = self.windows(x.shape, w.shape)
+        axes = (windows.strides, windows.dilations, windows.begins, windows.ends)
+        return pose_conv((x, w, bias, y), *axes, self.precision)
+
+    def _launch_kernels(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None) -> None:
+        """Launch kernels of ours."""
         x, w, bias = (*inputs, None)[:3]
         y = outputs[0]
         assert x is not None and w is not None and y is not None
@@ -112,7 +134,7 @@ class Conv(Convolution):
         slots, keeps_order = (x, w, bias, y), self.precision == REFERENCE
         if not y.is_contiguous:  # channels last
             made = emit.temp(y.shape, y.dtype)
-            self.lower_with(emit, (x, w, bias), (made,), narrow)
+            self._launch_kernels(emit, (x, w, bias), (made,), narrow)
             emit.copy(y, made)
             return
         if _has_own_kernels(emit):

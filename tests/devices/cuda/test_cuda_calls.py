@@ -24,8 +24,9 @@ from gpuexec.devices.cuda.cuda_context import CudaContext
 from gpuexec.devices.cuda.cuda_graph import CudaGraph
 from gpuexec.devices.cuda.cuda_stream import CudaFunction, CudaStream
 from gpuexec.devices.cuda.driver import probe
-from gpuexec.devices.prepared import PreparedCopy, PreparedFill, PreparedLaunch
-from gpuexec.ir.command import Copy, Fill, Kernel, Launch, LaunchConfig, Slot
+from gpuexec.devices.prepared import PreparedCopy, PreparedFill, PreparedLaunch, PreparedLibraryCall
+from gpuexec.ir.command import Copy, Fill, Kernel, Launch, LaunchConfig, LibraryCall, Slot
+from gpuexec.ir.library_problem import ProductProblem
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from tests.devices import cuda_wheels
@@ -191,7 +192,12 @@ def test_driver_takes_the_types_of_every_argument() -> None:
     context: Any = CudaContext.__new__(CudaContext)
     context.driver, context.device, context.name, context.errors = Checking(), current, "GPU", ()
     context.lost = context.done = None
-    context.cupy = SimpleNamespace(cuda=SimpleNamespace(driver=SimpleNamespace(ctxGetCurrent=lambda: 1)))
+    context.cupy = SimpleNamespace(
+        cuda=SimpleNamespace(
+            driver=SimpleNamespace(ctxGetCurrent=lambda: 1, launchKernel=None),
+            Stream=lambda non_blocking: SimpleNamespace(ptr=1),
+        )
+    )
     stream: Any = CudaStream.__new__(CudaStream)
     stream.context, stream.stream, stream.handle = context, SimpleNamespace(ptr=1), 1
     stream._dependent_config = None
@@ -200,8 +206,12 @@ def test_driver_takes_the_types_of_every_argument() -> None:
     function = CudaFunction(context, LAUNCH.kernel, SimpleNamespace(kernel=SimpleNamespace(ptr=1)))
     launch, together = PreparedLaunch(function, LAUNCH), PreparedLaunch(function, replace(LAUNCH, cooperative=True))
     copy, fill = PreparedCopy(Copy(slot, slot)), PreparedFill(Fill(slot, bytes(8)))
-    graph = CudaGraph(context, [launch, copy, fill, together, launch], [(0, 1), (1, 2), (0, 4)], (), {(0, 4)})
-    graph.update(range(4), [launch, copy, fill, together])
+    plan: Any = SimpleNamespace(calling="calling a library", run=lambda addresses, stream: None)
+    problem = ProductProblem("float32", "float32", "float32", (4, 4, 4), (4, 1), (4, 1), None, 4)
+    call = PreparedLibraryCall(plan, LibraryCall("cublaslt", problem, (slot, slot, None, None, slot, None)))
+    commands = [launch, copy, fill, together, launch, call]
+    graph = CudaGraph(context, commands, [(0, 1), (1, 2), (0, 4), (4, 5)], (), {(0, 4)})
+    graph.update([0, 1, 2, 3, 5], commands)
     graph.launch(stream)
     graph.close()
     for width in (1, 2, 4, 8):
@@ -213,7 +223,7 @@ def test_driver_takes_the_types_of_every_argument() -> None:
         _find(name).read_text() for name in ("cuda.py", "cuda_context.py", "cuda_stream.py", "cuda_graph.py")
     )
     used = re.findall(r"driver\.(cu\w+)", sources)
-    assert called == set(used) and len(called) == 20
+    assert called == set(used) and len(called) == 24
 
 
 def test_raw_kernel_takes_the_stream_by_keyword() -> None:

@@ -39,11 +39,13 @@ class GraphCalls:
         self._nodes = itertools.count(1)
         self.programmatic: list[tuple[int, int]] = []  # edges of all graphs
         self._made: dict[int, GraphNode] = {}  # nodes of graphs, which executable ones have copies of
+        self.captures = 0
+        self._captured: dict[int, list[Any]] = {}  # by stream, what was put on it since its capture began
 
     def as_dict(self) -> dict[str, Any]:
         names = ("CUDA_KERNEL_NODE_PARAMS", "CUDA_MEMSET_NODE_PARAMS", "CUDA_MEMCPY3D", "CUmemorytype")
         names += ("CUkernelNodeAttrID", "CUkernelNodeAttrValue", "CUgraphEdgeData", "CUgraphDependencyType")
-        names += ("CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC",)
+        names += ("CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC", "CUstreamCaptureMode")
         return {
             **{name: getattr(bindings, name) for name in names},
             "cuGraphCreate": lambda flags: (0, self._standin.handles.add({})),
@@ -56,6 +58,10 @@ class GraphCalls:
             "cuGraphExecKernelNodeSetParams": self._set(self._read_launch),
             "cuGraphExecMemcpyNodeSetParams": self._set(self._read_copy),
             "cuGraphExecMemsetNodeSetParams": self._set(self._read_fill),
+            "cuStreamBeginCapture": self._begin_capture,
+            "cuStreamEndCapture": self._end_capture,
+            "cuGraphAddChildGraphNode": self._add(self._read_child),
+            "cuGraphExecChildGraphNodeSetParams": self._set(self._read_child),
             "cuGraphLaunch": self._launch,
             "cuGraphExecDestroy": self._destroy,
             "cuGraphDestroy": self._destroy,
@@ -131,6 +137,36 @@ class GraphCalls:
     def _destroy(self, handle: int) -> tuple[int]:
         self._standin.handles.remove(handle)
         return (0,)
+
+    def put(self, stream: int, work: Any) -> None:
+        """Do what a library puts on a stream, of its handle; where that is being captured, later, in the graph."""
+        if stream in self._captured:
+            self._captured[stream].append(work)
+        else:
+            work(stream)
+
+    def _begin_capture(self, stream: int, mode: Any) -> tuple[int]:
+        assert mode == bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._standin._require_current()
+        assert stream not in self._captured
+        self._captured[stream] = []
+        return (0,)
+
+    def _end_capture(self, stream: int) -> tuple[int, int]:
+        self._standin._require_current()
+        captured = self._captured.pop(stream)
+        self.captures += 1
+        return 0, self._standin.handles.add({number: GraphNode(work, []) for number, work in enumerate(captured)})
+
+    def _read_child(self, child: int) -> Any:
+        """Return a copy of a captured graph, which the caller may destroy; its nodes follow each other."""
+        works = [node.run for node in self._standin.handles[child].values()]
+
+        def run(stream: int, *_: bool) -> None:
+            for work in works:
+                work(stream)
+
+        return run
 
     def _read_launch(self, parameters: Any) -> Any:
         raw = self._standin.handles[int(parameters.func)]
