@@ -28,8 +28,8 @@ from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ops.lib.slices import MMA_TILES, SMALL_MMA, MmaTile
 from gpuexec.ops.lib.windows import Windows, resolve_windows
-from gpuexec.ops.linalg.matmul_launch import Product, multiplies
-from gpuexec.ops.nn import conv, conv_mma
+from gpuexec.ops.linalg.matmul_launch import Product
+from gpuexec.ops.nn import conv_mma
 from gpuexec.ops.nn.conv import Conv
 from gpuexec.ops.nn.conv_host import convolve
 from gpuexec.ops.nn.conv_mma import ConvLines, name_conv, pack_conv
@@ -195,18 +195,6 @@ def test_images_take_the_least_sectors_and_wavefronts(tile: MmaTile, channels: i
     assert kinds >= {("global", "read", 16), ("global", "write", 16), ("shared", "write", 16), ("shared", "read", 4)}
 
 
-@pytest.fixture
-def saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let convolutions run on tensor cores wherever they can, however small they are."""
-
-    def can(specs: tuple[TensorSpec, TensorSpec, TensorSpec], windows: Windows, target: Target) -> bool:
-        x, w, y = specs
-        return multiplies(target, y.dtype, x.dtype, w.dtype) and conv_mma.has_tables(windows.kernel)
-
-    for module in (conv_mma, conv):
-        monkeypatch.setattr(module, "saves_time", can)
-
-
 @pytest.mark.parametrize(
     ("types", "steps"),
     [
@@ -221,7 +209,6 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tile", MMA_TILES, ids=NAMES)
 def test_operators_by_tile(
     checks: str,
-    saved: None,
     tile: MmaTile,
     types: tuple[np.dtype[Any], np.dtype[Any]],
     steps: tuple[Any, ...],
@@ -264,7 +251,7 @@ def integers(*shape: int) -> Array:
     return np.random.default_rng(sum(shape)).integers(-2, 3, shape).astype(HALF)
 
 
-def test_images_of_half_models_are_turned_at_the_ends_alone(saved: None) -> None:
+def test_images_of_half_models_are_turned_at_the_ends_alone() -> None:
     graph, x = GraphBuilder(), integers(2, 16, 9, 8)
     value = graph.input("x", *x.shape, dtype=HALF)
     weights = [graph.constant(integers(*shape)) for shape in ((24, 16, 3, 3), (16, 24, 1, 1), (8, 16, 3, 3))]
@@ -278,7 +265,7 @@ def test_images_of_half_models_are_turned_at_the_ends_alone(saved: None) -> None
 
 
 @pytest.mark.parametrize("channels", [3, 12])
-def test_channels_are_padded_to_eights(saved: None, channels: int) -> None:
+def test_channels_are_padded_to_eights(channels: int) -> None:
     graph, x = GraphBuilder(), integers(2, channels, 9, 8)
     weight = graph.constant(integers(8, channels, 3, 3))
     made = graph.graph(graph.node(build("Conv", {"pads": (1,) * 4}), graph.input("x", *x.shape, dtype=HALF), weight))
@@ -288,7 +275,7 @@ def test_channels_are_padded_to_eights(saved: None, channels: int) -> None:
 
 
 @pytest.mark.parametrize("channels", [8, 12])
-def test_weights_that_are_computed_are_packed_by_a_copy(saved: None, channels: int) -> None:
+def test_weights_that_are_computed_are_packed_by_a_copy(channels: int) -> None:
     graph, x = GraphBuilder(), integers(8, channels, 3, 3)
     image = graph.node(build("Relu", {}), graph.constant(integers(1, channels, 9, 8)))
     weight = graph.node(build("Neg", {}), graph.input("x", *x.shape, dtype=HALF))
@@ -308,7 +295,7 @@ def test_weights_that_are_computed_are_packed_by_a_copy(saved: None, channels: i
     ids=["sm_75", "groups", "taps"],
 )
 def test_other_convolutions_keep_their_kernels(
-    saved: None, target: str, attributes: dict[str, Any], weight: tuple[int, ...]
+    target: str, attributes: dict[str, Any], weight: tuple[int, ...]
 ) -> None:
     graph, x = GraphBuilder(), integers(2, 16, 9, 8)
     value = graph.input("x", *x.shape, dtype=HALF)
@@ -318,7 +305,7 @@ def test_other_convolutions_keep_their_kernels(
     assert "conv_mma" not in names
 
 
-def test_results_do_not_depend_on_how_images_lie(saved: None) -> None:
+def test_results_do_not_depend_on_how_images_lie() -> None:
     """A value that is looked at, and so row-major, is what it is where nobody looks."""
     x = np.random.default_rng(1).standard_normal((2, 16, 9, 8)).astype(HALF)
     first, second = (np.random.default_rng(2).standard_normal(shape).astype(HALF) for shape in ((24, 16, 3, 3),) * 2)
@@ -353,19 +340,19 @@ def test_weights_that_are_rounded_are_packed_as_they_lie() -> None:
     )
 
 
-def test_convolutions_run_on_tensor_cores_where_that_saves_more_than_transposes() -> None:
-    def gain(channels: int, taps: int, target: str = "sm_90", groups: int = 1) -> int:
-        image = TensorSpec((1, channels, 56, 56), HALF)
-        weight = TensorSpec((channels, channels // groups, taps, taps), HALF)
-        conv = Conv(pads=(taps // 2,) * 4, group=groups)
+def test_convolutions_on_tensor_cores_gain_what_their_transposes_move() -> None:
+    def gain(target: str = "sm_90", groups: int = 1, dtype: np.dtype[Any] = HALF) -> int:
+        image = TensorSpec((1, 16, 56, 56), dtype)
+        weight = TensorSpec((16, 16 // groups, 3, 3), dtype)
+        conv = Conv(pads=(1, 1, 1, 1), group=groups)
         return conv.count_format_gain((image, weight), (image,), Target.named(target))
 
-    assert gain(64, 3) == gain(64, 1) == 8 * 64 * 56 * 56
-    assert gain(64, 3, "sm_75") == gain(64, 3, groups=2) == gain(4, 1) == 0
+    assert gain() == 8 * 16 * 56 * 56
+    assert gain("sm_75") == gain(groups=2) == gain(dtype=FLOAT) == 0
 
 
 def test_all_sizes_of_a_class_take_its_kernel() -> None:
-    """Fewer images and smaller ones, in as many slices as there is room for; and one that would gain nothing."""
+    """Fewer images and smaller ones, in as many slices as there is room for."""
     w = np.random.default_rng(4).integers(-2, 3, (24, 16, 3, 3)).astype(HALF)
     dims: list[str | int] = ["n", 16, "height", "width"]
     node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])

@@ -43,7 +43,7 @@ from gpuexec.ops.linalg.matmul_launch import TILE, widen_operand
 from gpuexec.ops.linalg.matmul_work import TiledProduct, TileLoop, count_slab_bytes
 from gpuexec.ops.nn.conv_depthwise import launch_depthwise
 from gpuexec.ops.nn.conv_host import convolve, convolve_transposed
-from gpuexec.ops.nn.conv_mma import count_transposed, launch_mma_conv, saves_time
+from gpuexec.ops.nn.conv_mma import count_transposed, launch_mma_conv, runs_on_tensor_cores
 from gpuexec.ops.nn.conv_simt import launch_simt_conv
 from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
 from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
@@ -117,9 +117,8 @@ class Conv(Convolution):
         x, w, y = inputs[0], inputs[1], outputs[0]
         if x is None or w is None or y is None or self.group != 1:
             return 0
-        made = TensorSpec(y.shape, self._find_result(x.dtype))
-        is_faster = saves_time((x, w, made), self.windows(x.shape, w.shape), target)
-        return count_transposed(x, y) if is_faster else 0
+        dtypes = (x.dtype, w.dtype, self._find_result(x.dtype))
+        return count_transposed(x, y) if runs_on_tensor_cores(dtypes, w.shape[2:], target) else 0
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the product over patches, or a kernel for groups of one channel."""

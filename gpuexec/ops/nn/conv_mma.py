@@ -17,13 +17,12 @@ import numpy as np
 
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import contiguous_strides, round_up
-from gpuexec.ir.gpus import find_gpu
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import WeightForm, weight_form
 from gpuexec.ops.elementwise.epilogue import instantiate_finished
-from gpuexec.ops.lib.slices import MMA_TILES, SMALL_MMA, MmaTile, choose_mma_tile, slice_mma_tiles
+from gpuexec.ops.lib.slices import MMA_TILES, MmaTile, choose_mma_tile, slice_mma_tiles
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import MAX_AXES, Windows
 from gpuexec.ops.linalg.matmul_launch import ALONG_K, Product, launch_gemm, multiplies
@@ -34,8 +33,6 @@ _MAX_TAPS, _TAPS_BEHIND, _MAX_TAP_BITS = 64, 16, 31  # of conv_mma.cu
 _BEHIND = 1 << 31  # bits of a tap behind the last one
 EIGHT = 8  # channels that are copied at once, kEight of mma_tile.cuh
 _ALIGNMENT, _LIMIT, _ROWS_BEHIND = 16, 2**31, 128  # rows: that a tile may reach beyond the last one
-# Of their rates that convolutions reach where nothing else holds them up: on the FP32 units and on tensor cores.
-_FP32_SHARE, _MMA_SHARE = 0.6, 0.4
 
 
 def name_conv(dtypes: tuple[np.dtype[Any], np.dtype[Any]], tile: MmaTile) -> Kernel:
@@ -78,32 +75,22 @@ def has_channels_last(slot: Slot) -> bool:
     return all(slot.shape[axis] == 1 or slot.strides[axis] == step for axis, step in zip(order, dense, strict=True))
 
 
-def has_tables(kernel: tuple[int, ...]) -> bool:
-    """Return whether the kernel's table and masks hold the taps of a convolution."""
-    return prod(kernel) <= _MAX_TAPS and sum(kernel) + MAX_AXES - len(kernel) <= _MAX_TAP_BITS
-
-
-def saves_time(specs: tuple[TensorSpec, TensorSpec, TensorSpec], windows: Windows, target: Target) -> bool:
+def runs_on_tensor_cores(
+    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]], kernel: tuple[int, ...], target: Target
+) -> bool:
     """Return whether a convolution of one group runs on tensor cores.
 
-    It does where that saves more time than its images take to be transposed. Which kernel runs is so a matter of
-    shapes, and results don't depend on how images lie, and thereby on what else reads them.
+    It is a matter of types and taps, so that results don't depend on how images lie, and thereby on what else reads
+    them.
 
     Args:
-        specs: x, w, y.
-        windows: Those over x.
+        dtypes: Of x, w and y.
+        kernel: Its taps along each axis.
         target: What it runs on.
     """
-    x, w, y = specs
-    if not multiplies(target, y.dtype, x.dtype, w.dtype) or not has_tables(windows.kernel):
-        return False
-    gpu, outs, channels = find_gpu(target.architecture), w.shape[0], w.shape[1]
-    products = y.size * channels * windows.taps
-    tiled = round_up(y.size // max(1, outs), SMALL_MMA.rows) * round_up(outs, SMALL_MMA.columns)
-    on_tensor_cores = tiled * round_up(channels, EIGHT) * windows.taps / (_MMA_SHARE * gpu.matrix_products)
-    cycles = products / (_FP32_SHARE * gpu.fp32_lanes) - on_tensor_cores
-    moved = count_transposed(x, y)
-    return cycles / (gpu.multiprocessors * gpu.clock_hertz) > moved / gpu.find_bandwidth(moved)
+    x, w, y = dtypes
+    has_tables = prod(kernel) <= _MAX_TAPS and sum(kernel) + MAX_AXES - len(kernel) <= _MAX_TAP_BITS
+    return has_tables and multiplies(target, y, x, w)
 
 
 def count_transposed(x: TensorSpec, y: TensorSpec) -> int:
@@ -112,7 +99,7 @@ def count_transposed(x: TensorSpec, y: TensorSpec) -> int:
 
 
 def launch_mma_conv(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows: Windows, groups: int) -> bool:
-    """Launch a convolution on tensor cores; False where there are none, or they would save no time.
+    """Launch a convolution on tensor cores; False where there are none for it.
 
     Args:
         emit: Emitter of the launch.
@@ -121,10 +108,10 @@ def launch_mma_conv(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], 
         groups: Groups of channels; more than one is what the kernel can't.
     """
     x, w, bias, y = slots
-    if groups != 1 or not multiplies(emit.target, y.dtype, x.dtype, w.dtype):
+    if groups != 1 or not runs_on_tensor_cores((x.dtype, w.dtype, y.dtype), windows.kernel, emit.target):
         return False
     able = _fits(x, windows, y)
-    if not (emit.choose(able and saves_time((x.spec, w.spec, y.spec), windows, emit.target)) and able):
+    if not (emit.choose(able) and able):
         return False
     if not emit.choose(has_channels_last(y)):
         made = emit.temp((y.shape[0], *y.shape[2:], y.shape[1]), y.dtype)
