@@ -305,6 +305,17 @@ def test_other_convolutions_keep_their_kernels(
     assert "conv_mma" not in names
 
 
+def test_an_image_of_half_of_the_places_that_are_counted_runs_on_tensor_cores() -> None:
+    """A last tile may reach behind the last position: into another image, if not into many."""
+    graph, shape = GraphBuilder(), (1, 512, 1024, 1024)
+    weight = graph.constant(np.zeros((8, 512, 3, 3), HALF))
+    attributes = {"pads": (1,) * 4, "strides": (2, 2)}
+    made = graph.graph(graph.node(build("Conv", attributes), graph.input("x", *shape, dtype=HALF), weight))
+    commands = plan_graph(made, {"x": TensorSpec(shape, HALF)}, Target.named("sm_90")).plan.segment.commands
+    names = [command.kernel.expression for command in commands if isinstance(command, Launch)]
+    assert any(name.startswith("conv_mma") for name in names)
+
+
 def test_results_do_not_depend_on_how_images_lie() -> None:
     """A value that is looked at, and so row-major, is what it is where nobody looks."""
     x = np.random.default_rng(1).standard_normal((2, 16, 9, 8)).astype(HALF)

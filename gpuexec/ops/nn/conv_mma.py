@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.ir.command import Argument, Kernel, Slot
-from gpuexec.ir.geometry import contiguous_strides, round_up
+from gpuexec.ir.geometry import ceil_div, contiguous_strides, round_up
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.target import Target
@@ -195,10 +195,8 @@ def _fits(x: Slot, windows: Windows, y: Slot) -> bool:
             windows.extents, windows.begins, windows.ends, windows.dilations, windows.kernel, strict=True
         )
     ]
-    return (
-        max((x.shape[0] + _ROWS_BEHIND) * channels * prod(padded), y.spec.size, y.shape[1] * windows.taps * channels)
-        < _LIMIT
-    )
+    images = x.shape[0] + ceil_div(_ROWS_BEHIND, max(1, prod(y.shape[2:])))
+    return max(images * channels * prod(padded), y.spec.size, y.shape[1] * windows.taps * channels) < _LIMIT
 
 
 def _sees_positions(windows: Windows) -> bool:
