@@ -253,12 +253,19 @@ class Operator:
     # results are NaN that others make of what is inside alone.
     padded_factors: ClassVar[tuple[int, ...]] = ()
     format_use: ClassVar[FormatUse] = FormatUse.DENSE
+    # Positions of inputs that are no images, though they may have the rank of one: weights, which are read as they lie.
+    not_images: ClassVar[tuple[int, ...]] = ()
     # Inputs that a lower precision rounds as it does those (`gpuexec.passes.lower_precision`), of an operator that
     # multiplies within: attention.
     rounded: ClassVar[tuple[int, ...]] = ()
-    # Whether what it multiplies may be stored in half or bfloat16 where its attribute ``precision`` says so; its result
-    # is float then.
-    takes_narrow: ClassVar[bool] = False
+
+    @property
+    def takes_narrow(self) -> bool:
+        """Whether what it multiplies may be stored in half or bfloat16 where its attribute ``precision`` says so.
+
+        Its result is float then.
+        """
+        return False
 
     @property
     def has_slope(self) -> bool:

@@ -77,8 +77,9 @@ def assign_formats(
 
 
 def list_images(node: Node, specs: Mapping[Value, TensorSpec], constants: Mapping[Value, object]) -> list[Value]:
-    """Return the inputs of a node that are images and no constants, which lie as they are given."""
-    return [value for value in node.inputs if value is not None and value not in constants and is_image(specs[value])]
+    """Return the inputs of a node that are images, and neither weights nor constants, which lie as they are given."""
+    inputs = [value for position, value in enumerate(node.inputs) if position not in node.operator.not_images]
+    return [value for value in inputs if value is not None and value not in constants and is_image(specs[value])]
 
 
 def count_transposes(commands: Iterable[Command]) -> tuple[int, int]:

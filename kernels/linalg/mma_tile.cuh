@@ -63,9 +63,16 @@ struct SlabOrder {
   }
 };
 
+template <class T, class Tile, int Lines, Lie kLie, int Shift>
+struct VectorLoader;
+
 // An operand as a block sees it.
 template <class T>
 struct MmaOperand {
+  template <class Tile, int Lines, Lie kLie, int Shift>
+  using Loader = VectorLoader<T, Tile, Lines, kLie, Shift>;
+  static constexpr bool kIsAlwaysWide = false;
+
   const T* matrix;
   i64 line_stride, k_stride;  // elements
   int lines, inner, first_line, first_k;
@@ -106,9 +113,6 @@ __device__ inline int count_chunk_bytes(int count) {
 }
 
 // Copies slabs of a wide operand, one after the other from the block's first one on.
-template <class T, class Tile, int Lines, Lie kLie, int Shift>
-struct VectorLoader;
-
 template <class T, class Tile, int Lines, int Shift>
 struct VectorLoader<T, Tile, Lines, Lie::kAlongK, Shift> {
   typedef SlabPart<T, Tile, Lines, Lie::kAlongK, Shift> Part;
@@ -367,11 +371,13 @@ struct MmaSlabs {
 // Sums left(row, k) * right(k, column) over slabs. All threads of the block come here. `ring` is shared memory of
 // Tile::kRingBytes, aligned to 1024.
 //
+// The left operand may be another than MmaOperand: one that is always wide, and names what copies its slabs.
+//
 // Of wide operands, whole slabs run in a loop that is unrolled by the stages, so that their places are immediates; the rest,
 // and all slabs of other operands, run in a loop with tests.
-template <class T, class Tile, Lie kLeft, Lie kRight>
-__device__ void sum_slabs(WarpTile<T, Tile, kLeft, kRight>& warp, const MmaOperand<T>& a, const MmaOperand<T>& b,
-                                 const MmaSlabs& slabs, u8* ring) {
+template <class T, class Tile, Lie kLeft, Lie kRight, class Left>
+__device__ void sum_slabs(WarpTile<T, Tile, kLeft, kRight>& warp, const Left& a, const MmaOperand<T>& b,
+                          const MmaSlabs& slabs, u8* ring) {
   constexpr int kStages = Tile::kStages, kSteps = Tile::kSteps, kRightShift = kRight == Lie::kAlongK ? 3 : 1;
   const SharedAddress stages = find_shared_address(ring);
   const int end = slabs.first + slabs.count;
@@ -412,17 +418,19 @@ __device__ void sum_slabs(WarpTile<T, Tile, kLeft, kRight>& warp, const MmaOpera
     }
   };
 
-  if (!a.is_wide || !b.is_wide) {
-    const auto load = [&](int k, int at) {
-      copy_slab<T, Tile, Tile::kRows, kLeft, 1>(a, stages + at, ring + at, k);
-      at += Tile::kLeftBytes;
-      copy_slab<T, Tile, Tile::kColumns, kRight, kRightShift>(b, stages + at, ring + at, k);
-    };
-    begin(load);
-    run_rest(load);
-    return;
+  if constexpr (!Left::kIsAlwaysWide) {
+    if (!a.is_wide || !b.is_wide) {
+      const auto load = [&](int k, int at) {
+        copy_slab<T, Tile, Tile::kRows, kLeft, 1>(a, stages + at, ring + at, k);
+        at += Tile::kLeftBytes;
+        copy_slab<T, Tile, Tile::kColumns, kRight, kRightShift>(b, stages + at, ring + at, k);
+      };
+      begin(load);
+      run_rest(load);
+      return;
+    }
   }
-  VectorLoader<T, Tile, Tile::kRows, kLeft, 1> left(a);
+  typename Left::template Loader<Tile, Tile::kRows, kLeft, 1> left(a);
   VectorLoader<T, Tile, Tile::kColumns, kRight, kRightShift> right(b);
   const auto load = [&](int k, int at) {
     left.load(stages + at, a.inner - k);

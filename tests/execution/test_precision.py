@@ -64,12 +64,17 @@ def expect_layers(x: Array, precision: str, keep: tuple[str, ...] = ()) -> Array
     return multiply(np.maximum(multiply(x, FIRST, "one"), 0), SECOND, "two") + SECOND[0]
 
 
+CONVOLUTIONS = (
+    helper.make_node("Conv", ["x", "kernel"], ["a"], name="conv", pads=[1, 1, 1, 1]),
+    helper.make_node("Relu", ["a"], ["r"], name="relu"),
+    helper.make_node("Conv", ["r", "points"], ["p"], name="point"),
+)
+
+
 def convolutions() -> gx.Model:
     """x -> Conv -> Relu -> Conv -> Add of what Relu gave -> MatMul over the last axis."""
     nodes = [
-        helper.make_node("Conv", ["x", "kernel"], ["a"], name="conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["a"], ["r"], name="relu"),
-        helper.make_node("Conv", ["r", "points"], ["p"], name="point"),
+        *CONVOLUTIONS,
         helper.make_node("Add", ["p", "r"], ["s"], name="add"),
         helper.make_node("LayerNormalization", ["s", "scale"], ["n"], name="norm"),
         helper.make_node("MatMul", ["n", "last"], ["y"], name="last"),
@@ -168,12 +173,17 @@ def test_products_of_tf32_run_on_tensor_cores_with_weights_that_lie_along_the_in
 
 
 def test_roundings_join_the_epilogue_of_what_is_in_front_of_them() -> None:
-    with gx.Worker(convolutions(), backend="simulator", precision="fp16") as worker:
-        worker.run(IMAGE)
-        (plan,) = worker.plans
-        assert "conv+relu+r.to_fp16" in plan.segment.origins and "norm+n.to_fp16" in plan.segment.origins
-        expressions = [c.kernel.expression for c in plan.segment.commands if isinstance(c, Launch)]
-        assert any(each.startswith("normalize_rows") and each.endswith("StepsTo<half>>") for each in expressions)
+    plain = make_model([*CONVOLUTIONS], {"x": [2, 16, 9, 9]}, {"p": [2, 24, 9, 9]}, kernel=KERNEL, points=POINTS)
+    for each, origin, kernel in (
+        (convolutions(), "norm+n.to_fp16", "normalize_rows"),
+        (plain, "conv+relu+r.to_fp16", "conv_mma"),  # whose result nothing else reads as float
+    ):
+        with gx.Worker(each, backend="simulator", precision="fp16") as worker:
+            worker.run(IMAGE)
+            (plan,) = worker.plans
+            assert origin in plan.segment.origins
+            expressions = [c.kernel.expression for c in plan.segment.commands if isinstance(c, Launch)]
+            assert any(each.startswith(kernel) and each.endswith("StepsTo<half>>") for each in expressions)
 
 
 def test_plans_name_both_forms_of_a_weight_that_is_rounded_and_packed() -> None:
@@ -181,7 +191,7 @@ def test_plans_name_both_forms_of_a_weight_that_is_rounded_and_packed() -> None:
         worker.run(IMAGE)
         (plan,) = worker.plans
         forms = [str(buffer.form) for buffer in plan.buffers if buffer.form is not None]
-        assert any("rounded" in form and "conv_taps" in form for form in forms)
+        assert any("rounded" in form and "conv_lines" in form for form in forms)
         assert from_json(to_json(plan)) == plan
 
 

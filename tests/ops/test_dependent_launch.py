@@ -193,6 +193,7 @@ CASES: dict[str, Build] = {
     "pack_byte_columns": multiply("MatMulInteger", numbers(20, 39, dtype=np.int8), at=1, shape=(39, 40), cast=INT8),
     # Convolutions.
     "simt_conv": multiply("Conv", numbers(5, 8, 3, 3), numbers(5), shape=IMAGE),
+    "conv_mma": multiply("Conv", numbers(64, 8, 3, 3, dtype=np.float16), shape=IMAGE, cast=FLOAT16),
     "simt_conv taps": multiply("Conv", numbers(5, 2, 3, 3), shape=(1, 2, 26, 30)),
     "simt_conv points": multiply("Conv", numbers(5, 8, 1, 1), shape=IMAGE, strides=(2, 2)),
     "simt_conv positions": multiply("Conv", numbers(5, 4, 1, 1), shape=(1, 4, 15, 26)),

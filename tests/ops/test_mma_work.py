@@ -10,8 +10,9 @@ from gpuexec.ir.gpus import find_gpu
 from gpuexec.ir.precision import TF32
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.work import find_form
-from gpuexec.ops.lib.slices import MMA_TILES
+from gpuexec.ops.lib.slices import MMA_TILES, MmaTile
 from gpuexec.ops.linalg.matmul_launch import ALONG_K, Product, name_mma
+from gpuexec.ops.nn import conv_mma
 from gpuexec.planner.launch_work import CommandGrid
 from gpuexec.planner.time_model import TIME_MODEL, bound_launch
 from tests.ops.counted_launch import CountedCase, compare, count_wavefronts, floats
@@ -20,6 +21,13 @@ from tests.ops.counted_launch import CountedCase, compare, count_wavefronts, flo
 def gemm(rows: int, inner: int, columns: int, *, turned: int = 0) -> CountedCase:
     weight = floats(*((columns, inner) if turned else (inner, columns)), dtype=np.float16)
     return CountedCase("Gemm", "mma_gemm", {"x": (rows, inner)}, {"w": weight}, {"transB": turned}, dtype=np.float16)
+
+
+def conv(channels: int, outs: int, extent: int, taps: int = 3, **attributes: object) -> CountedCase:
+    """Return a convolution, whose images are transposed at its ends alone."""
+    weight, pads = floats(outs, channels, taps, taps, dtype=np.float16), (taps // 2,) * 4
+    inputs, named = {"x": (2, channels, extent, extent)}, {"pads": pads, **attributes}
+    return CountedCase("Conv", "conv_mma", inputs, {"w": weight}, named, dtype=np.float16)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +50,32 @@ def test_products_are_as_counted(case: CountedCase) -> None:
     assert found.work.wavefronts == count_wavefronts(found.counts, 1)
     # Slices count their tiles too.
     assert found.work.l2_nbytes == pytest.approx(found.counts.l2_read_nbytes + found.counts.l2_written_nbytes, rel=2e-3)
+
+
+@pytest.mark.parametrize("tile", MMA_TILES, ids=[tile.name for tile in MMA_TILES])
+@pytest.mark.parametrize(
+    "case",
+    [
+        conv(32, 64, 16),
+        conv(16, 64, 16, taps=5, strides=(2, 2)),
+        conv(64, 64, 8, dilations=(2, 2)),
+        conv(256, 64, 8),
+    ],
+    ids=str,
+)
+def test_convolutions_are_as_counted(case: CountedCase, tile: MmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In slices; their last slabs are not full."""
+    monkeypatch.setattr(conv_mma, "choose_mma_tile", lambda *_: tile)
+    found = compare(case)
+    assert found.work.flops == found.flops
+    assert found.work.matrix_products == found.counts.multiply_adds.issued
+    assert found.work.needed_multiply_adds == found.counts.needed_multiply_adds
+    assert found.work.wavefronts == count_wavefronts(found.counts, 1)
+    counted = found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
+    if 2 * case.inputs["x"][1] >= tile.slab_nbytes:
+        assert found.work.l2_nbytes == pytest.approx(counted, rel=2e-3)
+    else:  # a place that a warp asks for through several taps at once is one sector
+        assert counted <= found.work.l2_nbytes <= 1.7 * counted
 
 
 def predict_us(tile_name: str, architecture: int, extent: int) -> float:

@@ -36,11 +36,13 @@ def gemm(rows: int, inner: int, columns: int, *, turned: int = 0) -> CountedCase
 def conv(
     batch: int, ins: int, outs: int, extent: int, taps: int, stride: int = 1, group: int = 1, dtype: type = F16
 ) -> CountedCase:
-    """Return a convolution padded so that its middle tap is inside."""
+    """Return a convolution padded so that its middle tap is inside; one by tiles where there are no tensor cores."""
     attributes = {"strides": [stride] * 2, "pads": [taps // 2] * 4, "group": group}
     kernel = "conv_direct" if group in (ins, outs) else "conv_gemm"
     weight = floats(outs, ins // group, taps, taps, dtype=dtype)
-    return CountedCase("Conv", kernel, {"x": (batch, ins, extent, extent)}, {"w": weight}, attributes, dtype)
+    target = "sm_75" if kernel == "conv_gemm" else "sm_90"
+    inputs = {"x": (batch, ins, extent, extent)}
+    return CountedCase("Conv", kernel, inputs, {"w": weight}, attributes, dtype, target=target)
 
 
 TRANSPOSED = CountedCase(

@@ -66,14 +66,36 @@ def test_residuals_around_a_product_stay_float() -> None:
     assert reads(graph, "Add") == [["p", "a"]]
 
 
-@pytest.mark.parametrize(("precision", "residual"), [("fp16", "a.fp16"), ("bf16", "a.bf16"), ("tf32", "a")])
+@pytest.mark.parametrize(
+    ("operator", "precision", "residual"),
+    [
+        ("ConvTranspose", "fp16", "a.fp16"),
+        ("ConvTranspose", "bf16", "a.bf16"),
+        ("ConvTranspose", "tf32", "a"),
+        ("Conv", "tf32", "a"),
+    ],
+)
 def test_residuals_in_front_of_a_convolution_are_rounded_where_one_tensor_does_for_both(
-    precision: str, residual: str
+    operator: str, precision: str, residual: str
 ) -> None:
-    graph = lower(image("a = Relu (x) p = Conv (a, k) y = Add (p, a)"), precision)
-    assert operators(graph) == ["Relu", "gpuexec.RoundOperand", "gpuexec.RoundWeight", "Conv", "Add"]
-    assert reads(graph, "Conv") == [[f"a.{precision}", f"k.{precision}"]]
+    graph = lower(image(f"a = Relu (x) p = {operator} (a, k) y = Add (p, a)"), precision)
+    assert operators(graph) == ["Relu", "gpuexec.RoundOperand", "gpuexec.RoundWeight", operator, "Add"]
+    assert reads(graph, operator) == [[f"a.{precision}", f"k.{precision}"]]
     assert reads(graph, "Add") == [["p", residual]]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_operands_of_a_convolution_of_one_group_are_cast_and_its_residuals_stay_float(precision: str) -> None:
+    graph = lower(image("a = Relu (x) p = Conv (a, k) y = Add (p, a)"), precision)
+    assert operators(graph) == ["Relu", "Cast", "gpuexec.RoundWeight", "Conv", "Add"]
+    assert reads(graph, "Conv") == [[f"a.{precision}", f"k.{precision}"]]
+    assert reads(graph, "Add") == [["p", "a"]]
+
+
+def test_operands_of_a_convolution_of_groups_are_rounded_as_floats() -> None:
+    text = image("a = Relu (x) p = Conv <group = 2> (a, g) y = Relu (p)")
+    graph = lower(text.replace("float[2] b", "float[2, 1, 1, 1] g = {1, 2.0001}, float[2] b"))
+    assert operators(graph) == ["Relu", "gpuexec.RoundOperand", "gpuexec.RoundWeight", "Conv", "Relu"]
 
 
 def test_outputs_and_inputs_of_the_model_stay_float() -> None:
@@ -129,7 +151,7 @@ def test_bodies_are_rounded_too() -> None:
 
 def test_weights_of_both_forms_are_rounded_for_each() -> None:
     graph = lower(f"""agraph (float[1, 2, 2, 2] x) => (float[1, 2, 2, 2] y) <{WEIGHTS}> {{
-        c = Conv (x, k) p = MatMul (c, k) q = MatMul (p, w) y = MatMul (q, w) }}""")
+        c = ConvTranspose (x, k) p = MatMul (c, k) q = MatMul (p, w) y = MatMul (q, w) }}""")
     assert [describe(node.operator)[1] for node in find(graph, "gpuexec.RoundWeight")] == [
         (("to", "fp16"),),
         (("to", "fp16"), ("is_stored", 1)),

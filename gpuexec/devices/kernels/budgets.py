@@ -168,6 +168,12 @@ LARGER: Mapping[str, Budget] = {
         for operands, result, steps in MMA_FORMS
         if operands != "float" or left == right == _LIES[0]
     },
+    **{
+        f"conv_mma.cu:conv_mma<{operands}, {result}, {tile}{steps}>": Budget(registers, "as mma_gemm, over patches")
+        for tile, registers in (("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168), ("FlatMma", 208))
+        for operands, result, steps in MMA_FORMS
+        if operands != "float"
+    },
     "roi.cu:max_roi_pool<double>": Budget(80, "bounds of a bin and a region in doubles"),
     "roi.cu:roi_align<double>": Budget(96, "samples along two axes and four weights in doubles"),
     "statistics.cu:merge_all_samples": Budget(72, "a thread holds the sample made and the one read"),

@@ -174,6 +174,19 @@ GATES: Mapping[str, Gate] = {
         if operands != "float" or left == right == 0
     },
     # Convolutions.
+    # As mma_gemm along the inner extent, as the weights lie. Eight channels of a patch take five integer instructions;
+    # seven in the large tile, where a thread has two lines of a slab.
+    **{
+        f"conv_mma.cu:conv_mma<{operands}, {result}, {tile}{steps}>": Gate(
+            instructions=9000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
+            opcodes=("HMMA", "LDSM", "LDGSTS"),
+        )
+        for tile, share, integers in (
+            ("LargeMma", 0.545, 57), ("MediumMma", 0.515, 95), ("SmallMma", 0.35, 95), ("FlatMma", 0.25, 124)
+        )
+        for operands, result, steps in MMA_FORMS
+        if operands != "float"
+    },
     **_products("conv.cu:conv_gemm<{t}>", _FLOATS, share=0.40, integers=245, instructions=2600, aim=_CONV_AIM),
     **_products(
         "conv.cu:conv_gemm<{t}, const {t}*, const {t}*, Steps>", _FLOATS,

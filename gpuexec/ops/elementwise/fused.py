@@ -172,12 +172,11 @@ class Fused(Operator):
         is_same, is_cast = made.shape == y.shape, made.dtype != y.dtype
         if isinstance(steps[-1].operator, Cast):  # what is stored as, or nothing where types are one
             steps = steps[:-1]
-        if is_cast and not y.is_contiguous:  # channels last
-            dense = emit.temp(y.shape, y.dtype)
-            self.lower(emit, inputs, (dense,))
-            emit.copy(y, dense)
-            return
-        result = y if is_same and not is_cast else emit.temp(made.shape, made.dtype)
+        result = y
+        if is_cast or not is_same:
+            result = emit.temp(made.shape, made.dtype)
+            if is_same and not y.is_contiguous:  # channels last
+                result = Slot(result.buffer, result.offset_bytes, result.spec, y.strides)
         epilogue = None
         if is_same and not emit.target.has_textures:
             epilogue = make_epilogue(steps, inputs, result)
@@ -258,6 +257,7 @@ def _make(producer: type[Operator]) -> None:
         "has_blits": producer.has_blits,
         "format_use": producer.format_use,
         "padded_factors": producer.padded_factors,
+        "not_images": producer.not_images,
     }
     name = fused_name(producer.name).rpartition(".")[2]
     made = dataclasses.make_dataclass(name, fields, bases=(Fused,), namespace=namespace, frozen=True, slots=True)

@@ -26,6 +26,7 @@ from gpuexec.ir.operator import Emitter
 from gpuexec.ir.precision import REFERENCE, TF32
 from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row, dtypes_of
+from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import Array, Converted, WeightForm, weight_form
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import STORED, instantiate_finished
@@ -348,15 +349,17 @@ def take_operands(emit: Emitter, y: Slot, a: Slot, b: Slot, *, is_narrow: bool =
     """
     if not emit.target.has_kernels:
         return a, b
-    if _can_multiply(emit, y, a, b) and emit.choose(max(each.spec.size for each in (a, b, y)) < _MAX_EXTENT):
+    if multiplies(emit.target, y.dtype, a.dtype, b.dtype) and emit.choose(
+        max(each.spec.size for each in (a, b, y)) < _MAX_EXTENT
+    ):
         return a, b
-    return _widen(emit, a, y), b if is_narrow else _widen(emit, b, y)
+    return widen_operand(emit, a, y), b if is_narrow else widen_operand(emit, b, y)
 
 
 def _has_tensor_cores(emit: Emitter, product: Product) -> bool:
     """Return whether a product runs on tensor cores, whose kernel counts extents in 32 bits."""
     a, b, _, y = product.slots
-    return _can_multiply(emit, y, a, b) and bool(emit.choose(product.fits_mma))
+    return multiplies(emit.target, y.dtype, a.dtype, b.dtype) and bool(emit.choose(product.fits_mma))
 
 
 def _take_tf32(emit: Emitter, product: Product) -> Product | None:
@@ -365,7 +368,7 @@ def _take_tf32(emit: Emitter, product: Product) -> Product | None:
     None where one does not and is no weight that could be packed so, and where few rows or columns take other kernels.
     """
     rows, columns, _ = product.extents
-    is_able = _has_architecture(emit) and product.slots[3].dtype == _FLOAT and product.fits_mma
+    is_able = _has_architecture(emit.target) and product.slots[3].dtype == _FLOAT and product.fits_mma
     if not emit.choose(is_able and min(rows, columns) > GEMV_ROWS[-1]):
         return None
     packed = _pack_operand(emit, product, 1, only_along_k=True)
@@ -373,18 +376,19 @@ def _take_tf32(emit: Emitter, product: Product) -> Product | None:
     return packed if emit.choose(packed.a[1] == packed.b[0] == 1) else None
 
 
-def _has_architecture(emit: Emitter) -> bool:
-    has_kernels = emit.target.has_kernels and not emit.target.has_textures
-    return has_kernels and emit.target.architecture >= MMA_ARCHITECTURE
+def _has_architecture(target: Target) -> bool:
+    return target.has_kernels and not target.has_textures and target.architecture >= MMA_ARCHITECTURE
 
 
-def _can_multiply(emit: Emitter, y: Slot, a: Slot, b: Slot) -> bool:
-    """Return whether tensor cores multiply operands of these types into a result of that type."""
-    is_matrix = a.dtype == b.dtype and a.dtype in _MMA_DTYPES and y.dtype in (a.dtype, _FLOAT)
-    return is_matrix and _has_architecture(emit)
+def multiplies(target: Target, result: np.dtype[Any], *operands: np.dtype[Any]) -> bool:
+    """Return whether tensor cores of a target multiply operands of these types into a result of that type."""
+    dtype = operands[0]
+    is_matrix = dtype in _MMA_DTYPES and all(each == dtype for each in operands) and result in (dtype, _FLOAT)
+    return is_matrix and _has_architecture(target)
 
 
-def _widen(emit: Emitter, slot: Slot, y: Slot) -> Slot:
+def widen_operand(emit: Emitter, slot: Slot, y: Slot) -> Slot:
+    """Return an operand in the type of ``y``: a weight is converted once for all, others by a launch."""
     if slot.dtype == y.dtype:
         return slot
     packed = emit.packed(slot, Converted(dtype_row(y.dtype).code))

@@ -6,6 +6,8 @@ architectures differ by little.
 
 from __future__ import annotations
 
+import re
+
 from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, count_slot_bytes, work_of
@@ -33,22 +35,18 @@ _MMA_PRODUCTS, _STEP_NBYTES, _MATRIX_WAVEFRONTS = 2048, 32, 4
 _CHUNK_NBYTES, _WAVEFRONT_NBYTES = 16, 128
 
 
-def _find_tile(launch: Launch) -> MmaTile:
-    return next(tile for tile in MMA_TILES if f", {tile.name}," in launch.kernel.expression)
+def find_mma_tile(launch: Launch) -> MmaTile:
+    """Return the tile that a launch names in its expression."""
+    return next(tile for tile in MMA_TILES if re.search(rf"\b{tile.name}\b", launch.kernel.expression))
 
 
 @work_of("mma_gemm.cu", "mma_gemm")
 def _count_mma_gemm(launch: Launch) -> Work:
     rows, columns, inner, batch, wide, _ = read_gemm(launch)
-    tile, tiles, slices, y = _find_tile(launch), launch.grid[0], launch.grid[1], launch.arguments[3]
-    assert isinstance(y, Slot)
+    tile = find_mma_tile(launch)
     left, right = (each.strip(" >") for each in launch.kernel.expression.split(",")[3:5])
-    itemsize, warps, blocks = find_itemsize(launch, 0), tile.threads // WARP, tiles * slices
-    slabs = ceil_div(inner * itemsize, tile.slab_nbytes)
-    steps, scratch, results = count_epilogue_steps(launch), find_scratch(launch), batch * rows * columns
     own, across = _LOOP_INSTRUCTIONS[tile.name]
-    loop = (tile.products + tile.matrices) / warps + own
-    asked = 0
+    loop, asked = float(own), 0
     for lie, flag, extent, lines, times in (
         (left, WIDE_A, rows, tile.rows, ceil_div(columns, tile.columns)),
         (right, WIDE_B, columns, tile.columns, ceil_div(rows, tile.rows)),
@@ -58,7 +56,26 @@ def _count_mma_gemm(launch: Launch) -> Work:
         if not wide & flag:
             loop += lines * tile.slab_nbytes // _CHUNK_NBYTES / tile.threads * _EACH_CHUNK
         # Lines beyond the last one repeat it, or are not read.
-        asked += times * inner * (extent if is_across else round_up(extent, lines)) * itemsize
+        asked += times * inner * (extent if is_across else round_up(extent, lines)) * find_itemsize(launch, 0)
+    return describe_mma(launch, loop, batch * asked, _AROUND)
+
+
+def describe_mma(launch: Launch, loop: float, asked: float, around: float) -> Work:
+    """Return the work of a launch of tiles of tensor cores, whose struct begins with ``SimtGemm``.
+
+    Args:
+        launch: The launch.
+        loop: Instructions of a warp for a slab beside mma and ldmatrix.
+        asked: Bytes of sectors that all blocks ask for, of both operands.
+        around: Instructions of a thread apart from slabs and sums.
+    """
+    rows, columns, inner, batch, wide, _ = read_gemm(launch)
+    tile, tiles, slices, y = find_mma_tile(launch), launch.grid[0], launch.grid[1], launch.arguments[3]
+    assert isinstance(y, Slot)
+    slabs = ceil_div(inner * find_itemsize(launch, 0), tile.slab_nbytes)
+    warps, blocks = tile.threads // WARP, tiles * slices
+    steps, scratch, results = count_epilogue_steps(launch), find_scratch(launch), batch * rows * columns
+    loop += (tile.products + tile.matrices) / warps
     sums, own_slabs = tile.size // tile.threads, ceil_div(slabs, slices)
     of_sum = _EACH_SUM + steps * STEP_INSTRUCTIONS + (slices * _EACH_SLICE if slices > 1 else 0)
     partial_nbytes = 4 * blocks * tile.size if slices > 1 else 0
@@ -72,11 +89,11 @@ def _count_mma_gemm(launch: Launch) -> Work:
     return Work(
         flops=2 * results * inner + results * steps,
         instructions=warps
-        * (tiles * slabs * loop + blocks * (_AROUND + sums / 4 * (slices > 1)) + tiles * sums * of_sum),
+        * (tiles * slabs * loop + blocks * (around + sums / 4 * (slices > 1)) + tiles * sums * of_sum),
         needed_multiply_adds=results * inner,
         matrix_products=tiles * slabs * tile.products * _MMA_PRODUCTS,
         wavefronts=tiles * slabs * tile.slab_wavefronts + first + parked,
-        l2_nbytes=batch * asked + y.spec.nbytes * written + 2 * partial_nbytes + counted + beside,
+        l2_nbytes=asked + y.spec.nbytes * written + 2 * partial_nbytes + counted + beside,
         rounds=ceil_div(own_slabs, tile.stages - 1) + 1 + (slices / 2 + JOIN_ROUNDS if slices > 1 else 0),
         barriers=own_slabs + 1,
         registers=tile.registers,

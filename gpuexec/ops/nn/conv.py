@@ -1,10 +1,10 @@
 """Convolution and its transpose over one to three spatial axes: Conv, ConvTranspose.
 
-On a device a convolution is one matrix product whose right operand is gathered while it is loaded: of floats by
-`conv_simt`, of other types and kernels of many taps by ``conv.cu``. Depthwise convolutions are those of
-`conv_depthwise`; where its tiles are too small, or a group has several input channels and one output channel, each
-thread makes one output. On the host patches are laid out as columns, a few images or rows at a time, for a product of
-matrices.
+On a device a convolution is one matrix product of which one operand is gathered while it is loaded: of half and bf16
+images that lie channels last by `conv_mma`, on tensor cores; of floats by `conv_simt`; of other types and kernels of
+many taps by ``conv.cu``. Depthwise convolutions are those of `conv_depthwise`; where its tiles are too small, or a
+group has several input channels and one output channel, each thread makes one output. On the host patches are laid out
+as columns, a few images or rows at a time, for a product of matrices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,15 +34,18 @@ from gpuexec.ir.operator import (
 from gpuexec.ir.precision import REFERENCE
 from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
+from gpuexec.ir.target import Target
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
 from gpuexec.ops.lib.posing import pose_conv
 from gpuexec.ops.lib.window_extents import conv_transpose_output
 from gpuexec.ops.lib.windows import Windows, pack_strides
-from gpuexec.ops.linalg.matmul_launch import TILE
+from gpuexec.ops.linalg.matmul import find_result, widen_operands
+from gpuexec.ops.linalg.matmul_launch import TILE, widen_operand
 from gpuexec.ops.linalg.matmul_work import TiledProduct, TileLoop, count_slab_bytes
 from gpuexec.ops.nn.conv_depthwise import launch_depthwise
 from gpuexec.ops.nn.conv_host import convolve, convolve_transposed
+from gpuexec.ops.nn.conv_mma import count_transposed, launch_mma_conv, runs_on_tensor_cores
 from gpuexec.ops.nn.conv_simt import launch_simt_conv
 from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
 from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
@@ -63,7 +66,8 @@ instantiate("conv.cu", [f"{name}_narrow<{types}>" for name in _KERNELS for types
 class Conv(Convolution):
     """Convolution: ``y[n, o] = b[o] + sum over c, t of w[o, c, t] * x[n, c, window + t]``, by groups of channels."""
 
-    precision: str = ""  # of `ir.precision`; operands are of float, perhaps rounded to it
+    # Of `ir.precision`: operands are of float, perhaps rounded to it, or stored in it: bias and result are float then.
+    precision: str = ""
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     keeps_dtype = True
     derivative = Derivative.RULE
@@ -72,6 +76,12 @@ class Conv(Convolution):
     multiplied = (0, 1)
     padded_factors = (1,)
     format_use = FormatUse.FOLLOWS
+    not_images = (1,)
+
+    @property
+    def takes_narrow(self) -> bool:
+        """Whether what it multiplies may be stored narrow: of one group, which tensor cores multiply."""
+        return self.group == 1
 
     def infer(self, x: TensorSpec, w: TensorSpec, bias: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, windows...]``.
@@ -81,7 +91,12 @@ class Conv(Convolution):
         """
         x, w = _check_inputs(self, x, w, bias, out_axis=0)
         check_channels(self.name, x, x.shape[1], w, self.group)
-        return (TensorSpec((x.shape[0], w.shape[0], *self.windows(x.shape, w.shape).counts), x.dtype),)
+        shape = (x.shape[0], w.shape[0], *self.windows(x.shape, w.shape).counts)
+        return (TensorSpec(shape, self._find_result(x.dtype)),)
+
+    def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
+        """Return the operands' type; float where they are stored as a precision says."""
+        return dtypes[0] if not dtypes or dtypes[0] is None else self._find_result(dtypes[0])
 
     def channel_axis(self, factor: int, rank: int) -> int | None:
         """Return the output channels of the weight."""
@@ -95,7 +110,18 @@ class Conv(Convolution):
 
     def compute(self, x: Array, w: Array, bias: Array | None = None, *, out: Out = None) -> tuple[Array | None, ...]:
         """Convolve; half and bfloat16 in float, rounded once."""
+        x, w = widen_operands(self.precision, x, w)
         return (convolve(x, w, bias, self.windows(x.shape, w.shape), self.group, out[0] if out else None),)
+
+    def count_format_gain(
+        self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
+    ) -> int:
+        """Return what its transposes would move on tensor cores, which take images that lie channels last."""
+        x, w, y = inputs[0], inputs[1], outputs[0]
+        if x is None or w is None or y is None or self.group != 1:
+            return 0
+        dtypes = (x.dtype, w.dtype, self._find_result(x.dtype))
+        return count_transposed(x, y) if runs_on_tensor_cores(dtypes, w.shape[2:], target) else 0
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the product over patches, or a kernel for groups of one channel."""
@@ -132,6 +158,11 @@ class Conv(Convolution):
         check_index(self.name, "outputs of one channel", sizes.outputs)
         check_index(self.name, "output channels of a group", sizes.group_outs)
         slots, keeps_order = (x, w, bias, y), self.precision == REFERENCE
+        if narrow is None and launch_mma_conv(emit, slots, windows, self.group):
+            return
+        if x.dtype != y.dtype:
+            x, w = widen_operand(emit, x, y), widen_operand(emit, w, y)
+            slots = (x, w, bias, y)
         if not y.is_contiguous:  # channels last
             made = emit.temp(y.shape, y.dtype)
             self._launch_kernels(emit, (x, w, bias), (made,), narrow)
@@ -149,6 +180,10 @@ class Conv(Convolution):
         if sizes.has_single:
             name, blocks = "conv_direct", ceil_div(y.spec.size, THREADS)
         _launch(emit, name, blocks, slots, windows, sizes, narrow)
+
+    def _find_result(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the type of the result for operands of a type, which a precision may have stored so."""
+        return find_result(dtype, self.precision)
 
 
 @operator("ConvTranspose")
@@ -258,13 +293,14 @@ def _launch(
 
 
 def _check_inputs(
-    op: Convolution, x: TensorSpec | None, w: TensorSpec | None, bias: TensorSpec | None, *, out_axis: int
+    op: Conv | ConvTranspose, x: TensorSpec | None, w: TensorSpec | None, bias: TensorSpec | None, *, out_axis: int
 ) -> tuple[TensorSpec, TensorSpec]:
     name = op.name
     if x is None or w is None:
         raise InputError(f"{name} expects an input and a weight.")
     check_kernel(name, x, w, op.kernel_shape, op.group)
-    if x.dtype not in DTYPES or w.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
+    wanted = x.dtype if out_axis else find_result(x.dtype, op.precision)
+    if x.dtype not in DTYPES or w.dtype != x.dtype or (bias is not None and bias.dtype != wanted):
         got = ", ".join(str(spec) for spec in (x, w, bias) if spec is not None)
         raise InputError(f"{name} expects inputs of one type among {', '.join(t.name for t in DTYPES)}, got {got}.")
     outs = w.shape[out_axis] * (op.group if out_axis else 1)

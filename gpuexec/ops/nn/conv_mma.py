@@ -1,0 +1,240 @@
+"""Convolutions of half and bf16 images, channels last, on tensor cores: tables of taps, packed weights, tiles, slices.
+
+``conv_mma.cu`` multiplies patches of the input, which are copied as they lie, by weights packed as ``[out channels,
+taps, channels]``. A kernel of one tap that sees each position once is a product of matrices, and so `launch_gemm`'s.
+An input whose channels are no multiple of eight, or that is not aligned, is copied first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.geometry import ceil_div, contiguous_strides, round_up
+from gpuexec.ir.operator import Array, Emitter
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ir.target import Target
+from gpuexec.ir.weight_forms import WeightForm, weight_form
+from gpuexec.ops.elementwise.epilogue import instantiate_finished
+from gpuexec.ops.lib.slices import MMA_TILES, MmaTile, choose_mma_tile, slice_mma_tiles
+from gpuexec.ops.lib.strided import pack_fast_div32
+from gpuexec.ops.lib.windows import MAX_AXES, Windows
+from gpuexec.ops.linalg.matmul_launch import ALONG_K, Product, launch_gemm, multiplies
+from gpuexec.ops.nn.conv_simt import ConvSum
+
+_SOURCE, _FLOAT = "conv_mma.cu", np.dtype(np.float32)
+_MAX_TAPS, _TAPS_BEHIND, _MAX_TAP_BITS = 64, 16, 31  # of conv_mma.cu
+_BEHIND = 1 << 31  # bits of a tap behind the last one
+EIGHT = 8  # channels that are copied at once, kEight of mma_tile.cuh
+_ALIGNMENT, _LIMIT, _ROWS_BEHIND = 16, 2**31, 128  # rows: that a tile may reach beyond the last one
+
+
+def name_conv(dtypes: tuple[np.dtype[Any], np.dtype[Any]], tile: MmaTile) -> Kernel:
+    """Return the kernel of a convolution on tensor cores.
+
+    Args:
+        dtypes: Of operands and result.
+        tile: What a block makes.
+    """
+    return Kernel(_SOURCE, f"conv_mma<{', '.join([dtype_row(dtype).cuda for dtype in dtypes])}, {tile.name}>")
+
+
+for _dtype in (np.dtype(np.float16), BFLOAT16):
+    instantiate_finished(_dtype, [name_conv((_dtype, _dtype), tile) for tile in MMA_TILES])
+    instantiate_finished(_FLOAT, [name_conv((_dtype, _FLOAT), tile) for tile in MMA_TILES], stored=[_dtype])
+
+
+@weight_form("conv_lines")
+@dataclass(frozen=True, slots=True)
+class ConvLines(WeightForm):
+    """Weights ``[outs, channels, taps...]`` as ``[outs, taps * channels]``, channels padded by zeros to eights."""
+
+    def infer(self, source: TensorSpec) -> TensorSpec:
+        """Return the spec, with the channels that only pad."""
+        outs, channels, *kernel = source.shape
+        return source.with_shape((outs, prod(kernel) * round_up(channels, EIGHT)))
+
+    def pack(self, block: Array, at: tuple[int, ...], packed: Array) -> None:
+        """Write a part of the weights, whose taps are all there: they are fewer than any part has rows."""
+        outs, channels, *kernel = block.shape
+        lines = packed.reshape(packed.shape[0], prod(kernel), -1)
+        part = block.reshape(outs, channels, -1).swapaxes(1, 2)
+        lines[at[0] : at[0] + outs, :, at[1] : at[1] + channels] = part
+
+
+def has_channels_last(slot: Slot) -> bool:
+    """Return whether the elements of an image lie dense with its channels last; axes of extent 1 don't count."""
+    order = (0, *range(2, slot.spec.rank), 1)
+    dense = contiguous_strides([slot.shape[axis] for axis in order])
+    return all(slot.shape[axis] == 1 or slot.strides[axis] == step for axis, step in zip(order, dense, strict=True))
+
+
+def runs_on_tensor_cores(
+    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]], kernel: tuple[int, ...], target: Target
+) -> bool:
+    """Return whether a convolution of one group runs on tensor cores.
+
+    It is a matter of types and taps, so that results don't depend on how images lie, and thereby on what else reads
+    them.
+
+    Args:
+        dtypes: Of x, w and y.
+        kernel: Its taps along each axis.
+        target: What it runs on.
+    """
+    x, w, y = dtypes
+    has_tables = prod(kernel) <= _MAX_TAPS and sum(kernel) + MAX_AXES - len(kernel) <= _MAX_TAP_BITS
+    return has_tables and multiplies(target, y, x, w)
+
+
+def count_transposed(x: TensorSpec, y: TensorSpec) -> int:
+    """Return the bytes that are read and written where both images of a convolution are transposed for it."""
+    return 2 * (x.nbytes + y.nbytes)
+
+
+def launch_mma_conv(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows: Windows, groups: int) -> bool:
+    """Launch a convolution on tensor cores; False where there are none for it.
+
+    Args:
+        emit: Emitter of the launch.
+        slots: x, w, bias (or None), y.
+        windows: Those over x.
+        groups: Groups of channels; more than one is what the kernel can't.
+    """
+    x, w, bias, y = slots
+    if groups != 1 or not runs_on_tensor_cores((x.dtype, w.dtype, y.dtype), windows.kernel, emit.target):
+        return False
+    able = _fits(x, windows, y)
+    if not (emit.choose(able) and able):
+        return False
+    if not emit.choose(has_channels_last(y)):
+        made = emit.temp((y.shape[0], *y.shape[2:], y.shape[1]), y.dtype)
+        turned = _turn(made)
+        _launch(emit, (x, w, bias, turned), windows)
+        emit.copy(y, turned)
+        return True
+    _launch(emit, slots, windows)
+    return True
+
+
+def _launch(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows: Windows) -> None:
+    """Launch a convolution whose result lies channels last."""
+    x, w, bias, y = slots
+    bias = None if bias is None else emit.contiguous(bias)
+    channels, outs, rows = round_up(x.shape[1], EIGHT), w.shape[0], x.shape[0] * prod(windows.counts)
+    x = _align(emit, x, channels)
+    weights = _pack_weights(emit, w, channels)
+    inner = windows.taps * channels
+    if _sees_positions(windows):
+        strides = (channels, 1, 1, channels, 0, 1, outs)
+        launch_gemm(emit, (x, weights, bias, y), (rows, outs, inner), strides)
+        return
+    nbytes = inner * x.dtype.itemsize
+    tile = choose_mma_tile(emit, rows, outs, nbytes)
+    tiles = tile.count(rows, outs)
+    slices = slice_mma_tiles(emit, tile, tiles, nbytes)
+    product = Product(
+        (x, weights, bias, y), (rows, outs, inner), (inner, 1), (1, inner), (0, 1), (outs, 1), (1.0, 1.0), (),
+        ((), (), ()),
+    )  # fmt: skip
+    arguments: list[Argument] = [
+        x, weights, bias, y, pack_conv(product, x, windows, channels, tile), slices.scratch, slices.counters,
+    ]  # fmt: skip
+    emit.launch(
+        name_conv((x.dtype, y.dtype), tile),
+        (tiles, slices.count, 1),
+        (tile.threads, 1, 1),
+        arguments,
+        slices.writes(3, 5, tiles),
+        shared_bytes=tile.ring_nbytes,
+    )
+
+
+def pack_conv(product: Product, x: Slot, windows: Windows, channels: int, tile: MmaTile) -> bytes:
+    """Return the bytes of ``MmaConv``.
+
+    Args:
+        product: Output positions by output channels.
+        x: The input, by its strides.
+        windows: Those over x.
+        channels: Of a tap, a multiple of eight.
+        tile: What a block makes.
+    """
+    total = ConvSum.of(x, windows, 1, channels, product.extents[1], is_transposed=False)
+    batch, _, *axes = total.x_strides
+    starts = [axis.start for axis in total.phases[0].axes]
+    first_bits = (0, total.kernel[0], total.kernel[0] + total.kernel[1])
+    taps = []
+    for places in itertools.product(*map(range, total.kernel)):
+        offset = sum(t * d * step for t, d, step in zip(places, total.dilations, axes, strict=True))
+        taps.append((offset, sum(1 << first + t for first, t in zip(first_bits, places, strict=True))))
+    taps += [(0, _BEHIND)] * (_MAX_TAPS + _TAPS_BEHIND - len(taps))
+    rows = (total.extents, total.steps, total.dilations, starts, total.kernel, first_bits)
+    divisors = (prod(total.outputs), *total.outputs, channels)
+    return b"".join((
+        product.pack_mma(ALONG_K, ALONG_K),
+        struct.pack("<18i", *itertools.chain(*rows)),
+        *[pack_fast_div32(max(1, divisor)) for divisor in divisors],
+        struct.pack("<7i", batch, *axes, *divmod(tile.slab_nbytes // x.dtype.itemsize, channels), 0),
+        *[struct.pack("<iI", *tap) for tap in taps],
+    ))  # fmt: skip
+
+
+def _fits(x: Slot, windows: Windows, y: Slot) -> bool:
+    """Return whether the kernel's numbers of 32 bits hold places in x, also those of taps outside, and rows of y."""
+    channels = round_up(x.shape[1], EIGHT)
+    padded = [
+        extent + begin + end + dilation * taps
+        for extent, begin, end, dilation, taps in zip(
+            windows.extents, windows.begins, windows.ends, windows.dilations, windows.kernel, strict=True
+        )
+    ]
+    images = x.shape[0] + ceil_div(_ROWS_BEHIND, max(1, prod(y.shape[2:])))
+    return max(images * channels * prod(padded), y.spec.size, y.shape[1] * windows.taps * channels) < _LIMIT
+
+
+def _sees_positions(windows: Windows) -> bool:
+    """Return whether each window is one position of the input, in order."""
+    return windows.taps == 1 and windows.counts == windows.extents and not any(windows.begins)
+
+
+def _align(emit: Emitter, x: Slot, channels: int) -> Slot:
+    """Return an image, channels last, whose positions are 16 bytes apart or a multiple of that; zeros only pad."""
+    is_aligned = x.shape[1] == channels and x.offset_bytes % _ALIGNMENT == 0
+    if emit.choose(is_aligned and has_channels_last(x)):
+        return x
+    batch, own, *extents = x.shape
+    made = emit.temp((batch, *extents, channels), x.dtype)
+    if own != channels:
+        emit.fill(made, 0)
+    turned = _turn(made)
+    emit.copy(Slot(made.buffer, made.offset_bytes, x.spec.with_shape(x.shape), turned.strides), x)
+    return turned
+
+
+def _turn(slot: Slot) -> Slot:
+    """Return memory of ``[batch, axes..., channels]`` as an image ``[batch, channels, axes...]``."""
+    order = (0, slot.spec.rank - 1, *range(1, slot.spec.rank - 1))
+    shape, strides = (tuple([row[axis] for axis in order]) for row in (slot.shape, slot.strides))
+    return Slot(slot.buffer, slot.offset_bytes, slot.spec.with_shape(shape), strides)
+
+
+def _pack_weights(emit: Emitter, w: Slot, channels: int) -> Slot:
+    """Return the weights as the kernel reads them: packed once where they are a weight of the model, else now."""
+    packed = emit.packed(w, ConvLines())
+    if packed is not None:
+        return packed
+    outs, own, *kernel = w.shape
+    made = emit.temp((outs, prod(kernel) * channels), w.dtype)
+    if own != channels:
+        emit.fill(made, 0)
+    taps = [step * channels for step in contiguous_strides(kernel)]
+    window = Slot(made.buffer, made.offset_bytes, w.spec.with_shape(w.shape), (made.shape[1], 1, *taps))
+    emit.copy(window, w)
+    return made

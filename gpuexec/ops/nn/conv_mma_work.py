@@ -1,0 +1,55 @@
+"""Work of convolutions on tensor cores: closed form of their launches.
+
+`gpuexec.ops.nn.conv_mma` packs what is read here. Figures of machine code are those of sm_90.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from math import prod
+
+from gpuexec.ir.command import Launch, Slot
+from gpuexec.ir.geometry import ceil_div, round_up
+from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, work_of
+from gpuexec.ops.lib.slices import MmaTile
+from gpuexec.ops.lib.windows import Windows
+from gpuexec.ops.linalg.mma_work import describe_mma, find_mma_tile
+from gpuexec.ops.linalg.simt_work import find_itemsize, read_gemm
+
+_GEMM_NBYTES, _AXES = 320, "<18i"  # sizeof(SimtGemm), and what stands behind it in MmaConv
+_DIVISORS = "<15I"  # of the positions of an image, along each axis, and of channels
+# Instructions of a warp for a slab beside mma and ldmatrix, and of a thread apart from slabs and sums: it finds which
+# taps of its lines are inside.
+_LOOP_INSTRUCTIONS = {"LargeMma": 35, "MediumMma": 41, "SmallMma": 41, "FlatMma": 66}
+_AROUND = 900
+_CHUNK_NBYTES = 16
+
+
+@work_of("conv_mma.cu", "conv_mma")
+def _count_conv_mma(launch: Launch) -> Work:
+    rows, columns, inner, *_ = read_gemm(launch)
+    packed, y = launch.arguments[4], launch.arguments[3]
+    assert isinstance(packed, bytes) and isinstance(y, Slot)
+    fields = struct.unpack_from(_AXES, packed, _GEMM_NBYTES)
+    extents, steps, dilations, starts, kernel, _ = (fields[first : first + 3] for first in range(0, 18, 3))
+    divisors = struct.unpack_from(_DIVISORS, packed, _GEMM_NBYTES + struct.calcsize(_AXES))[::3]
+    positions, counts, channels = divisors[0], divisors[1:4], divisors[4]
+    begins = tuple(-start for start in starts)
+    windows = Windows(extents, kernel, steps, dilations, begins, begins, counts)
+    tile, itemsize = find_mma_tile(launch), find_itemsize(launch, 0)
+    seen = rows // max(1, positions) * windows.count_taps_inside() if prod(counts) else 0
+    # Where a slab has several taps, positions side by side ask for the same places, some of them at once.
+    patches = seen * round_up(channels * itemsize, SECTOR_BYTES) * ceil_div(columns, tile.columns)
+    weights = _count_lines(columns, tile) * inner * itemsize * ceil_div(rows, tile.rows)
+    work = describe_mma(launch, _LOOP_INSTRUCTIONS[tile.name], patches + weights, _AROUND)
+    return replace(work, flops=work.flops + (y.spec.size if launch.arguments[2] is not None else 0))
+
+
+def _count_lines(columns: int, tile: MmaTile) -> int:
+    """Return the lines of weights that all blocks of a row of tiles ask for.
+
+    Those beyond the last one repeat it, and a warp that copies nothing else asks for it once.
+    """
+    together = WARP * _CHUNK_NBYTES // tile.slab_nbytes
+    return columns + (round_up(columns, tile.columns) - columns) // together

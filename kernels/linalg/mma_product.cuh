@@ -1,0 +1,118 @@
+// Places and stores of products by tiles of tensor cores.
+//
+// What such kernels share beside their slabs: which tile a block makes, and how its sums are scaled, finished and stored.
+#pragma once
+#include "mma_tile.cuh"
+#include "simt_product.cuh"
+
+constexpr u32 kGroup = 8;  // rows of tiles that blocks of neighbouring numbers share, so that operands stay in L2
+
+// The place of a tile: within a batch, tiles are numbered down groups of rows of tiles, then across.
+template <class Tile>
+struct MmaPlace {
+  int first_row, first_column;
+  u32 batch;
+
+  __device__ MmaPlace(const SimtGemm& gemm, u32 tile) {
+    const u32 down = (u32(gemm.rows) + Tile::kRows - 1) / Tile::kRows;
+    const u32 across = (u32(gemm.columns) + Tile::kColumns - 1) / Tile::kColumns;
+    batch = tile / (down * across);
+    tile -= batch * (down * across);
+    const u32 first = tile / (kGroup * across) * kGroup;
+    const u32 height = down - first < kGroup ? down - first : kGroup;
+    tile -= first * across;
+    const u32 column = tile / height;
+    first_row = int(first + tile - column * height) * Tile::kRows;
+    first_column = int(column) * Tile::kColumns;
+  }
+};
+
+// Stores eight sums of a row, of neighbouring columns: those that are inside. `start` is the offset of the batch in y.
+template <class R, class Y, class Finish>
+__device__ inline void store_eight(const SimtGemm& gemm, const R* c, Y* y, i64 start, int row, int column,
+                                   const float (&sums)[kEight], const Finish& finish) {
+  if (row >= gemm.rows || column >= gemm.columns) return;
+  const i64 place = start + row * gemm.y_row + column * gemm.y_column;
+  const i64 places[2] = {place, place + 4 * gemm.y_column};
+  float values[2][4];
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) {
+    float& value = values[i / 4][i % 4];
+    value = sums[i] * gemm.alpha;
+    if (c && column + i < gemm.columns) {
+      value += widen(c[row * gemm.c_row + (column + i) * gemm.c_column]) * gemm.beta;
+    }
+  }
+  finish.many(values, places, gemm.y_column);
+  if ((gemm.wide & kWideY) && column + kEight <= gemm.columns) {
+    constexpr int kPiece = kChunkBytes / int(sizeof(Y));
+#pragma unroll
+    for (int first = 0; first < kEight; first += kPiece) {
+      Vec<Y, kPiece> stored;
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) stored.lanes[i] = cast<Y>(values[(first + i) / 4][(first + i) % 4]);
+      store_vec(y + place + first, stored);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) {
+    if (column + i < gemm.columns) y[place + i * gemm.y_column] = cast<Y>(values[i / 4][i % 4]);
+  }
+}
+
+// Adds up the slices of the block's tile, and stores its sums: alpha * sum + beta * c, with the epilogue. The ring is free
+// behind the sums of all threads. All threads of the block come here.
+template <class R, class T, class Tile, Lie kLeft, Lie kRight, class Y, class... Epilogue>
+__device__ inline void store_product(WarpTile<T, Tile, kLeft, kRight>& warp, const SimtGemm& gemm, const R* c, Y* y,
+                                     float* scratch, unsigned* counters, u8* ring, const Epilogue&... epilogue) {
+  const u32 tile = forget(blockIdx.x);
+  if (!join_slices(warp, scratch, counters, tile, blockIdx.y, gridDim.y)) return;
+
+  const MmaPlace<Tile> place(gemm, tile);
+  const int thread = int(forget(threadIdx.x));
+  const i64 start = gemm.find_offset(place.batch, gemm.y_batch);
+  const auto finish = finish_by<R>(epilogue...);
+  const auto store = [&](int eight, const float (&sums)[kEight]) {
+    store_eight(gemm, c, y, start, place.first_row + warp.find_eight_row(thread, eight),
+                place.first_column + warp.find_eight_column(thread, eight), sums, finish);
+  };
+  constexpr int kEights = WarpTile<T, Tile, kLeft, kRight>::kEights;
+  if constexpr (sizeof...(Epilogue) == 0) {
+#pragma unroll
+    for (int i = 0; i < kEights; ++i) {
+      float sums[kEight];
+      warp.take_eight(i, sums);
+      store(i, sums);
+    }
+  } else {
+    // Its code stands there once, and calls: sums wait in shared memory, as many at a time as fit, which nobody reads any
+    // more behind this barrier.
+    constexpr int kFit = Tile::kRingBytes / (Tile::kThreads * kEight * int(sizeof(float)));
+    constexpr int kParked = kFit < kEights ? kEights / 2 : kEights;
+    static_assert(kParked <= kFit, "half of the sums fit in the ring");
+    float* const parked = reinterpret_cast<float*>(ring) + 4 * threadIdx.x;
+    __syncthreads();
+#pragma unroll
+    for (int first = 0; first < kEights; first += kParked) {
+#pragma unroll
+      for (int i = 0; i < kParked; ++i) {
+        float sums[kEight];
+        warp.take_eight(first + i, sums);
+        store_vec(parked + (2 * i) * 4 * Tile::kThreads, Vec<float, 4>{{sums[0], sums[1], sums[2], sums[3]}});
+        store_vec(parked + (2 * i + 1) * 4 * Tile::kThreads, Vec<float, 4>{{sums[4], sums[5], sums[6], sums[7]}});
+      }
+#pragma unroll 1
+      for (int i = 0; i < kParked; ++i) {
+        float sums[kEight];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const Vec<float, 4> four = load_vec<4>(parked + (2 * i + half) * 4 * Tile::kThreads);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sums[4 * half + j] = four.lanes[j];
+        }
+        store(first + i, sums);
+      }
+    }
+  }
+}

@@ -1,0 +1,377 @@
+"""Convolutions of half and bf16 on tensor cores: the kernel alone over random extents, windows and slices, to the bit;
+and the plans that launch it."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from gpuexec.devices.simulator.counts import LaunchCounts
+from gpuexec.devices.simulator.library import Schedule
+from gpuexec.devices.simulator.module import SimulatorFunction, load_file
+from gpuexec.devices.simulator.toolchain import Mode
+from gpuexec.ir.command import Launch, Slot
+from gpuexec.ir.geometry import channels_last_strides, round_up
+from gpuexec.ir.graphs import Graph, Value
+from gpuexec.ir.instances import instantiations
+from gpuexec.ir.operator import build
+from gpuexec.ir.precision import Precision
+from gpuexec.ir.spec import BFLOAT16, TensorSpec
+from gpuexec.ir.target import Target
+from gpuexec.ops.lib.slices import MMA_TILES, SMALL_MMA, MmaTile
+from gpuexec.ops.lib.windows import Windows, resolve_windows
+from gpuexec.ops.linalg.matmul_launch import Product
+from gpuexec.ops.nn import conv_mma
+from gpuexec.ops.nn.conv import Conv
+from gpuexec.ops.nn.conv_host import convolve
+from gpuexec.ops.nn.conv_mma import ConvLines, name_conv, pack_conv
+from gpuexec.passes.lower_precision import lower_precision
+from gpuexec.planner.memory_format import count_transposes
+from gpuexec.planner.template import plan_graph
+from tests.devices.execute import LoadedPlan, run_template
+from tests.devices.opening import make_simulator, open_device
+from tests.ir.graph_builder import GraphBuilder, compute_graph
+from tests.model.small_models import make_model
+from tests.ops.harness import Case, run_case
+
+Array = np.ndarray[Any, Any]
+HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
+ALIGNMENT = 256
+# Types of operands and result.
+TYPES = [(dtype, result) for dtype in (HALF, BFLOAT16) for result in (dtype, FLOAT)]
+STEPS = (("Mul", (), (-1, 3)), ("Relu", (), (-1,)))
+CAST = {dtype: ("Cast", (("to", helper.np_dtype_to_tensor_dtype(dtype)),), (-1,)) for dtype in (HALF, BFLOAT16)}
+NAMES = [tile.name for tile in MMA_TILES]
+
+
+@functools.cache
+def load(mode: Mode) -> Mapping[str, SimulatorFunction]:
+    # The whole file, as other tests have it compiled, but for counting.
+    counted = [name_conv((HALF, HALF), tile).expression for tile in MMA_TILES]
+    return load_file("conv_mma.cu", counted if mode == "count" else instantiations("conv_mma.cu"), mode=mode)
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an array of NaN that starts where memory of a device does."""
+    memory = np.full(prod(shape) + ALIGNMENT // dtype.itemsize, np.nan, dtype)
+    first = -memory.ctypes.data % ALIGNMENT // dtype.itemsize
+    return memory[first : first + prod(shape)].reshape(shape)
+
+
+def turn(array: Array) -> Array:
+    """Return a copy with channels last, aligned."""
+    turned = np.moveaxis(array, 1, -1)
+    made = aligned(turned.shape, array.dtype)
+    made[...] = turned
+    return made
+
+
+def slot(number: int, array: Array, strides: tuple[int, ...] = ()) -> Slot:
+    return Slot(number, 0, TensorSpec(array.shape, array.dtype), strides or (0,) * array.ndim)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Integer-valued operands of a convolution, whose sums are exact in any order, and what it makes of them."""
+
+    windows: Windows
+    x: Array  # channels first
+    w: Array
+    bias: Array | None
+    result: np.dtype[Any]
+
+    @property
+    def rows(self) -> int:
+        return self.x.shape[0] * prod(self.windows.counts)
+
+    def compute(self) -> Array:
+        x, w = (each.astype(np.float64) for each in (self.x, self.w))
+        bias = None if self.bias is None else self.bias.astype(np.float64)
+        return convolve(x, w, bias, self.windows, 1, None).astype(self.result)
+
+
+def make(
+    pick: random.Random,
+    rank: int,
+    images: int,
+    channels: int,
+    outs: int,
+    types: tuple[np.dtype[Any], np.dtype[Any]] = (HALF, HALF),
+) -> Operands:
+    rng, (dtype, result) = np.random.default_rng(pick.getrandbits(32)), types
+    kernel = [pick.choice([1, 2, 3, 5] if rank < 3 else [1, 2, 3]) for _ in range(rank)]
+    strides, dilations = ([pick.choice([1, 1, 2, 3]) for _ in range(rank)] for _ in range(2))
+    pads = [pick.choice([0, 0, 1, 2]) for _ in range(2 * rank)]
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    extents = [each + pick.randrange(9 if rank == 1 else 5) for each in reach]
+    windows = resolve_windows(extents, kernel, strides, dilations, pads, "NOTSET")
+    x, w = (
+        rng.integers(-3, 4, shape).astype(dtype) for shape in ((images, channels, *extents), (outs, channels, *kernel))
+    )
+    bias = rng.integers(-9, 10, outs).astype(result) if pick.random() < 0.5 else None
+    return Operands(windows, x, w, bias, result)
+
+
+def convolve_by(
+    mode: Mode,
+    tile: MmaTile,
+    operands: Operands,
+    slices: int = 1,
+    seed: int = 0,
+    counts: list[LaunchCounts] | None = None,
+) -> Array:
+    """Launch with scratch memory and counters, which must be 0 again afterwards; return the result, channels first."""
+    x, w, windows = operands.x, operands.w, operands.windows
+    outs, channels, rows = w.shape[0], x.shape[1], operands.rows
+    lines = np.zeros((outs, windows.taps * channels), w.dtype)
+    ConvLines().pack(w, (0,) * w.ndim, lines)
+    weights = aligned(lines.shape, w.dtype)
+    weights[...] = lines
+    y = aligned((x.shape[0], *windows.counts, outs), operands.result)
+    placed = slot(0, x, channels_last_strides(x.shape))
+    product = Product(
+        (placed, slot(1, w), None, slot(3, y)), (rows, outs, lines.shape[1]), (lines.shape[1], 1), (1, lines.shape[1]),
+        (0, 1), (outs, 1), (1.0, 1.0), (), ((), (), ()),
+    )  # fmt: skip
+    tiles = tile.count(rows, outs)
+    scratch = aligned((tiles * slices * tile.size,), FLOAT) if slices > 1 else None
+    counters = np.zeros(tiles, np.uint32) if slices > 1 else None
+    load(mode)[name_conv((x.dtype, y.dtype), tile).expression].launch_arrays(
+        (tiles, slices, 1), tile.threads, turn(x), weights, operands.bias, y,
+        pack_conv(product, placed, windows, channels, tile), scratch, counters, shared_bytes=tile.ring_nbytes,
+        schedule=Schedule("random", seed), counts=counts,
+    )  # fmt: skip
+    assert counters is None or not counters.any()
+    return np.moveaxis(y, -1, 1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("mode", ["plain", "check"])
+@pytest.mark.parametrize("tile", MMA_TILES, ids=NAMES)
+def test_random_convolutions(mode: Mode, tile: MmaTile, seed: int) -> None:
+    pick = random.Random(f"{tile.name} {seed}")
+    is_small = tile.size <= SMALL_MMA.size
+    for number in range((12 if is_small else 5) if mode == "plain" else 2):
+        channels = pick.choice([8, 8, 16, 24, 32, 40, 64, 72])
+        outs = pick.choice([1, 7, 8, 16, tile.columns, tile.columns + 5]) if is_small else pick.choice([5, 16, 72])
+        operands = make(pick, number % 3 + 1, pick.choice([1, 2, 3]), channels, outs, pick.choice(TYPES))
+        slices = pick.choice([1, 1, 2, 3, 5] if is_small else [1, 1, 3])
+        got = convolve_by(mode, tile, operands, slices, seed)
+        np.testing.assert_array_equal(got, operands.compute(), err_msg=f"{operands.windows} in {slices} slices")
+
+
+@pytest.mark.parametrize("tile", MMA_TILES, ids=NAMES)
+def test_loop_of_whole_slabs(tile: MmaTile) -> None:
+    rng, channels = np.random.default_rng(5), round_up((2 * tile.stages + 2) * tile.slab_nbytes // 18, 8) + 8
+    windows = resolve_windows((6, 5), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "NOTSET")
+    x, w = (rng.integers(-3, 4, shape).astype(HALF) for shape in ((1, channels, 6, 5), (40, channels, 3, 3)))
+    operands = Operands(windows, x, w, None, HALF)
+    np.testing.assert_array_equal(convolve_by("plain", tile, operands), operands.compute())
+
+
+@pytest.mark.parametrize(("channels", "slices"), [(16, 1), (64, 1), (64, 3)])
+@pytest.mark.parametrize("tile", MMA_TILES, ids=NAMES)
+def test_images_take_the_least_sectors_and_wavefronts(tile: MmaTile, channels: int, slices: int) -> None:
+    rng, counts = np.random.default_rng(0), list[LaunchCounts]()
+    extents = (tile.rows // 8, 8)
+    windows = resolve_windows(extents, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "NOTSET")
+    shapes = (1, channels, *extents), (tile.columns, channels, 3, 3)
+    x, w = (rng.integers(-3, 4, shape).astype(HALF) for shape in shapes)
+    convolve_by("count", tile, Operands(windows, x, w, None, HALF), slices, counts=counts)
+    kinds = set()
+    for line in counts[0].lines:
+        if not line.counts.nbytes or (line.width < 16 and line.space == "global"):  # the counters
+            continue
+        kinds.add((line.space, line.access, line.width))
+        assert line.counts.ratio == 1.0, line
+    assert kinds >= {("global", "read", 16), ("global", "write", 16), ("shared", "write", 16), ("shared", "read", 4)}
+
+
+@pytest.mark.parametrize(
+    ("types", "steps"),
+    [
+        *(((dtype, dtype), steps) for dtype in (HALF, BFLOAT16) for steps in ((), STEPS)),
+        *(((dtype, FLOAT), steps) for dtype in (HALF, BFLOAT16) for steps in ((), STEPS, (*STEPS, CAST[dtype]))),
+    ],
+    ids=[
+        *(f"{dtype}{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps")),
+        *(f"{dtype}-to-float{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps", "-steps-cast")),
+    ],
+)
+@pytest.mark.parametrize("tile", MMA_TILES, ids=NAMES)
+def test_operators_by_tile(
+    checks: str,
+    tile: MmaTile,
+    types: tuple[np.dtype[Any], np.dtype[Any]],
+    steps: tuple[Any, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a size class takes it whose upper end is larger."""
+    monkeypatch.setattr(conv_mma, "choose_mma_tile", lambda *_: tile)
+    rng, (dtype, result) = np.random.default_rng(2), types
+    x, w = (rng.integers(-3, 4, shape).astype(dtype) for shape in ((2, 16, 5, 6), (24, 16, 3, 2)))
+    bias, scale = rng.integers(-9, 10, 24).astype(result), rng.integers(-2, 3, (24, 1, 1)).astype(result)
+    attributes: dict[str, Any] = {"pads": (1, 0, 1, 1), "strides": (1, 2)}
+    windows = resolve_windows((5, 6), (3, 2), (1, 2), (1, 1), (1, 0, 1, 1), "NOTSET")
+    expected = Operands(windows, x, w, bias, result).compute()
+    given = [x, w, bias]
+    if result != dtype:
+        attributes["precision"] = "fp16" if dtype == HALF else "bf16"
+    if steps:
+        attributes["steps"] = steps
+        given.append(scale)
+        expected = np.maximum(expected * scale, np.zeros((), result))
+    stored = dtype if steps and steps[-1] == CAST[dtype] else result
+    name = "gpuexec.FusedConv" if steps else "Conv"
+    case = Case("forms", name, tuple(given), attributes, expected=(expected.astype(stored),), terms=96)
+    run_case(case, checks)
+
+
+def plan(graph: Graph, x: Array, target: str = "sm_90") -> tuple[list[Array], list[str], int]:
+    """Return the results on the simulator, the kernels launched, and how many transposes there are."""
+    device = make_simulator(target=target, check_kernels=True)
+    plan = plan_graph(graph, {"x": TensorSpec(x.shape, x.dtype)}, device.target).plan
+    with LoadedPlan(plan, {value.name: array for value, array in graph.constants.items()}, device) as loaded:
+        results = loaded.run({"x": x})
+    device.close()
+    commands = plan.segment.commands
+    names = [each.kernel.expression.partition("<")[0] for each in commands if isinstance(each, Launch)]
+    return list(results), names, count_transposes(commands)[0]
+
+
+def integers(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).integers(-2, 3, shape).astype(HALF)
+
+
+def test_images_of_half_models_are_turned_at_the_ends_alone() -> None:
+    graph, x = GraphBuilder(), integers(2, 16, 9, 8)
+    value = graph.input("x", *x.shape, dtype=HALF)
+    weights = [graph.constant(integers(*shape)) for shape in ((24, 16, 3, 3), (16, 24, 1, 1), (8, 16, 3, 3))]
+    first = graph.node(build("Relu", {}), graph.node(build("Conv", {"pads": (1,) * 4}), value, weights[0]))
+    second = graph.node(build("Conv", {}), first, weights[1])
+    total = graph.node(build("Add", {}), second, value)
+    made = graph.graph(graph.node(build("Conv", {"strides": (2, 2)}), total, weights[2]))
+    got, names, transposes = plan(made, x)
+    np.testing.assert_array_equal(got[0], compute_graph(made, {"x": x})[0])
+    assert names.count("conv_mma") == 2 and names.count("mma_gemm") == 1 and transposes == 2
+
+
+@pytest.mark.parametrize("channels", [3, 12])
+def test_channels_are_padded_to_eights(channels: int) -> None:
+    graph, x = GraphBuilder(), integers(2, channels, 9, 8)
+    weight = graph.constant(integers(8, channels, 3, 3))
+    made = graph.graph(graph.node(build("Conv", {"pads": (1,) * 4}), graph.input("x", *x.shape, dtype=HALF), weight))
+    got, names, _ = plan(made, x)
+    np.testing.assert_array_equal(got[0], compute_graph(made, {"x": x})[0])
+    assert "conv_mma" in names
+
+
+@pytest.mark.parametrize("channels", [8, 12])
+def test_weights_that_are_computed_are_packed_by_a_copy(channels: int) -> None:
+    graph, x = GraphBuilder(), integers(8, channels, 3, 3)
+    image = graph.node(build("Relu", {}), graph.constant(integers(1, channels, 9, 8)))
+    weight = graph.node(build("Neg", {}), graph.input("x", *x.shape, dtype=HALF))
+    made = graph.graph(graph.node(build("Conv", {}), image, weight))
+    got, names, _ = plan(made, x)
+    np.testing.assert_array_equal(got[0], compute_graph(made, {"x": x})[0])
+    assert "conv_mma" in names
+
+
+@pytest.mark.parametrize(
+    ("target", "attributes", "weight"),
+    [
+        ("sm_75", {}, (8, 16, 3, 3)),
+        ("sm_90", {"group": 2}, (8, 8, 3, 3)),
+        ("sm_90", {}, (8, 16, 9, 8)),  # more taps than the table has
+    ],
+    ids=["sm_75", "groups", "taps"],
+)
+def test_other_convolutions_keep_their_kernels(
+    target: str, attributes: dict[str, Any], weight: tuple[int, ...]
+) -> None:
+    graph, x = GraphBuilder(), integers(2, 16, 9, 8)
+    value = graph.input("x", *x.shape, dtype=HALF)
+    made = graph.graph(graph.node(build("Conv", attributes), value, graph.constant(integers(*weight))))
+    got, names, _ = plan(made, x, target)
+    np.testing.assert_array_equal(got[0], compute_graph(made, {"x": x})[0])
+    assert "conv_mma" not in names
+
+
+def test_an_image_of_half_of_the_places_that_are_counted_runs_on_tensor_cores() -> None:
+    """A last tile may reach behind the last position: into another image, if not into many."""
+    graph, shape = GraphBuilder(), (1, 512, 1024, 1024)
+    weight = graph.constant(np.zeros((8, 512, 3, 3), HALF))
+    attributes = {"pads": (1,) * 4, "strides": (2, 2)}
+    made = graph.graph(graph.node(build("Conv", attributes), graph.input("x", *shape, dtype=HALF), weight))
+    commands = plan_graph(made, {"x": TensorSpec(shape, HALF)}, Target.named("sm_90")).plan.segment.commands
+    names = [command.kernel.expression for command in commands if isinstance(command, Launch)]
+    assert any(name.startswith("conv_mma") for name in names)
+
+
+def test_results_do_not_depend_on_how_images_lie() -> None:
+    """A value that is looked at, and so row-major, is what it is where nobody looks."""
+    x = np.random.default_rng(1).standard_normal((2, 16, 9, 8)).astype(HALF)
+    first, second = (np.random.default_rng(2).standard_normal(shape).astype(HALF) for shape in ((24, 16, 3, 3),) * 2)
+    answers = []
+    for is_looked_at in (False, True):
+        graph = GraphBuilder()
+        value = graph.input("x", *x.shape, dtype=HALF)
+        made = graph.node(build("Relu", {}), graph.node(build("Conv", {}), value, graph.constant(first)))
+        last = graph.node(build("Conv", {}), graph.node(build("Slice", {}), made, *cut(graph)), graph.constant(second))
+        got, names, _ = plan(graph.graph(last, *([made] if is_looked_at else [])), x)
+        assert names.count("conv_mma") == 2
+        answers.append(got[0])
+    np.testing.assert_array_equal(*answers)
+
+
+def cut(graph: GraphBuilder) -> list[Value]:
+    """Return what a Slice reads to take the first 16 channels."""
+    return [graph.constant(np.array([number])) for number in (0, 16, 1)]
+
+
+def test_weights_that_are_rounded_are_packed_as_they_lie() -> None:
+    """A node makes them of a constant, and they have the rank of an image."""
+    x, w = (np.random.default_rng(3).standard_normal(shape).astype(FLOAT) for shape in ((2, 16, 9, 8), (24, 16, 3, 3)))
+    graph = GraphBuilder()
+    made = graph.graph(graph.node(build("Conv", {}), graph.input("x", *x.shape), graph.constant(w)))
+    lowered = lower_precision(made, Precision.of("fp16"))
+    planned = plan_graph(lowered, {"x": TensorSpec(x.shape, FLOAT)}, Target.named("sm_90")).plan
+    assert [str(buffer.form) for buffer in planned.buffers if buffer.form][-1].endswith("conv_lines()")
+    assert count_transposes(planned.segment.commands)[0] == 2
+    assert not any(
+        isinstance(each, Launch) and each.kernel.source == "conv_simt.cu" for each in planned.segment.commands
+    )
+
+
+def test_convolutions_on_tensor_cores_gain_what_their_transposes_move() -> None:
+    def gain(target: str = "sm_90", groups: int = 1, dtype: np.dtype[Any] = HALF) -> int:
+        image = TensorSpec((1, 16, 56, 56), dtype)
+        weight = TensorSpec((16, 16 // groups, 3, 3), dtype)
+        conv = Conv(pads=(1, 1, 1, 1), group=groups)
+        return conv.count_format_gain((image, weight), (image,), Target.named(target))
+
+    assert gain() == 8 * 16 * 56 * 56
+    assert gain("sm_75") == gain(groups=2) == gain(dtype=FLOAT) == 0
+
+
+def test_all_sizes_of_a_class_take_its_kernel() -> None:
+    """Fewer images and smaller ones, in as many slices as there is room for."""
+    w = np.random.default_rng(4).integers(-2, 3, (24, 16, 3, 3)).astype(HALF)
+    dims: list[str | int] = ["n", 16, "height", "width"]
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
+    code = helper.np_dtype_to_tensor_dtype(HALF)
+    model = make_model([node], {"x": dims}, {"y": ["n", 24, "height", "width"]}, code, w=w)
+    template = plan_graph(model.graph, {"x": TensorSpec((4, 16, 20, 20), HALF)}, Target.named("sm_90"), model.dims)
+    for n, height, width in ((4, 20, 20), (3, 20, 17), (1, 5, 20), (1, 2, 2), (1, 1, 3)):
+        x = integers(n, 16, height, width)
+        (y,) = run_template(template, model.graph, {"x": x}, open_device("simulator"))
+        windows = resolve_windows((height, width), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "NOTSET")
+        np.testing.assert_array_equal(y, Operands(windows, x, w, None, HALF).compute())
