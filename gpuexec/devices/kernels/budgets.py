@@ -78,6 +78,9 @@ LARGER: Mapping[str, Budget] = {
     "conv_depthwise.cu:conv_depthwise": Budget(
         80, "the taps of a kernel and four sums; three blocks of 256 threads fit"
     ),
+    "conv_depthwise_last.cu:conv_depthwise_last": Budget(
+        112, "16 sums, a row of taps and the loads under way; four blocks of 128 threads fit"
+    ),
     **{
         f"conv_simt.cu:{name}<{tile}, {block}{steps}>": Budget(registers, reason)
         for name, tile, blocks, registers, reason in (
@@ -136,6 +139,8 @@ LARGER: Mapping[str, Budget] = {
     },
     "integer_matmul.cu:integer_gemv": Budget(128, "as gemv_along_columns, and the sums of up to 8 rows"),
     "matmul_nbits.cu:matmul_nbits": Budget(128, "as gemm, which it is with another right operand"),
+    "norm_channels.cu:measure_large_channels": Budget(80, "sums of a vector of channels and the loads under way"),
+    "norm_channels.cu:normalize_large_channels": Budget(80, "16 elements and the steps of an epilogue"),
     "norm.cu:normalize_summed_rows": Budget(72, "16 sums are held beside the pointers of three terms"),
     "quantized_lstm.cu:quantized_lstm": Budget(112, "four gates, each with a sum, a zero point and a scale"),
     "matmul.cu:gemm": Budget(128, "4 x 4 sums and two slabs of operands in flight; two blocks of 256 threads fit"),

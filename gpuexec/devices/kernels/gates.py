@@ -228,6 +228,17 @@ GATES: Mapping[str, Gate] = {
         for steps in ("", ", const float*, const float*, Steps")
     },
     "conv_depthwise.cu:conv_depthwise": Gate(instructions=3600, opcodes=("FFMA",), blocks=2),
+    # A row of taps for 16 outputs; bf16 are widened by integer instructions, half by as many of another kind.
+    **{
+        f"conv_depthwise_last.cu:conv_depthwise_last<{types}, {form}{steps}>": Gate(
+            instructions=3600, store_bits=128, multiply_adds=shares[types.partition(",")[0]][form == "0, 1"],
+            loop_integers=130, load_bits=128, opcodes=("FFMA",), blocks=4,
+        )
+        for shares in [{"float": (0.33, 0.25), "half": (0.27, 0.22), "bf16": (0.23, 0.19)}]
+        for types in ("float, float", "half, half", "half, float", "bf16, bf16", "bf16, float")
+        for form in ("0, 1", "3, 1", "3, 2")
+        for steps in ("", f", const {types.rpartition(' ')[2]}*, const {types.rpartition(' ')[2]}*, Steps")
+    },
     "conv.cu:conv_gemm_narrow": Gate(instructions=5400, blocks=2),
     # The table of vectors is read in the loop, 32 bits at a time.
     **{

@@ -1,10 +1,11 @@
 """Convolution and its transpose over one to three spatial axes: Conv, ConvTranspose.
 
 On a device a convolution is one matrix product of which one operand is gathered while it is loaded: of half and bf16
-images that lie channels last by `conv_mma`, on tensor cores; of floats by `conv_simt`; of other types and kernels of
-many taps by ``conv.cu``. Depthwise convolutions are those of `conv_depthwise`; where its tiles are too small, or a
-group has several input channels and one output channel, each thread makes one output. On the host patches are laid out
-as columns, a few images or rows at a time, for a product of matrices.
+images that lie channels last by `conv_mma`, on tensor cores, as are transposes whose taps do not overlap by
+`conv_transpose_mma`; of floats by `conv_simt`; of other types and kernels of many taps by ``conv.cu``. Depthwise
+convolutions are those of `conv_depthwise`, or of `conv_depthwise_last` where images lie channels last; where their
+tiles are too small, or a group has several input channels and one output channel, each thread makes one output. On the
+host patches are laid out as columns, a few images or rows at a time, for a product of matrices.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ from gpuexec.ops.linalg.matmul import find_result, widen_operands
 from gpuexec.ops.linalg.matmul_launch import TILE, widen_operand
 from gpuexec.ops.linalg.matmul_work import TiledProduct, TileLoop, count_slab_bytes
 from gpuexec.ops.nn.conv_depthwise import launch_depthwise
+from gpuexec.ops.nn.conv_depthwise_last import count_widened, launch_depthwise_last, takes_depthwise_last
 from gpuexec.ops.nn.conv_host import convolve, convolve_transposed
 from gpuexec.ops.nn.conv_mma import count_transposed, launch_mma_conv, runs_on_tensor_cores
 from gpuexec.ops.nn.conv_simt import launch_simt_conv
+from gpuexec.ops.nn.conv_transpose_mma import launch_mma_transpose, runs_as_products
 from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
 from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
 
@@ -80,8 +83,8 @@ class Conv(Convolution):
 
     @property
     def takes_narrow(self) -> bool:
-        """Whether what it multiplies may be stored narrow: of one group, which tensor cores multiply."""
-        return self.group == 1
+        """Whether what it multiplies may be stored narrow: always, though some kernels widen it first."""
+        return True
 
     def infer(self, x: TensorSpec, w: TensorSpec, bias: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, windows...]``.
@@ -116,12 +119,18 @@ class Conv(Convolution):
     def count_format_gain(
         self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
     ) -> int:
-        """Return what its transposes would move on tensor cores, which take images that lie channels last."""
+        """Return what its transposes would move on tensor cores, which take images that lie channels last.
+
+        Of a depthwise one that takes narrow images as they are: what widening them would move.
+        """
         x, w, y = inputs[0], inputs[1], outputs[0]
-        if x is None or w is None or y is None or self.group != 1:
+        if x is None or w is None or y is None:
             return 0
         dtypes = (x.dtype, w.dtype, self._find_result(x.dtype))
-        return count_transposed(x, y) if runs_on_tensor_cores(dtypes, w.shape[2:], target) else 0
+        if self.group == 1:
+            return count_transposed(x, y) if runs_on_tensor_cores(dtypes, w.shape[2:], target) else 0
+        is_depthwise = w.shape[0] == self.group == x.shape[1] and takes_depthwise_last(dtypes, self.group, w.shape[2:])
+        return count_widened(x) if is_depthwise and x.dtype != dtypes[2] else 0
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the product over patches, or a kernel for groups of one channel."""
@@ -159,6 +168,8 @@ class Conv(Convolution):
         check_index(self.name, "output channels of a group", sizes.group_outs)
         slots, keeps_order = (x, w, bias, y), self.precision == REFERENCE
         if narrow is None and launch_mma_conv(emit, slots, windows, self.group):
+            return
+        if narrow is None and _has_own_kernels(emit) and launch_depthwise_last(emit, slots, windows, self.group):
             return
         if x.dtype != y.dtype:
             x, w = widen_operand(emit, x, y), widen_operand(emit, w, y)
@@ -201,6 +212,14 @@ class ConvTranspose(Convolution):
     epilogue_rank = 3
     multiplied = (0, 1)
     padded_factors = (1,)
+    format_use = FormatUse.FOLLOWS
+    not_images = (1,)
+
+    @property
+    def takes_narrow(self) -> bool:
+        """Whether what it multiplies may be stored narrow: where its attributes say that its taps don't overlap."""
+        is_plain = self.group == 1 and not any(self.pads) and not any(self.output_padding) and not self.output_shape
+        return is_plain and self.auto_pad == "NOTSET" and bool(self.strides) and self.strides == self.kernel_shape
 
     def infer(self, x: TensorSpec, w: TensorSpec, bias: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
         """Return ``[batch, out channels, extents...]``.
@@ -214,7 +233,12 @@ class ConvTranspose(Convolution):
                 f"ConvTranspose expects {w.shape[0]} input channels (shape[0] of the weight {w}), "
                 f"a multiple of group={self.group}, got {x}."
             )
-        return (TensorSpec((x.shape[0], w.shape[1] * self.group, *self.windows(x.shape, w.shape).extents), x.dtype),)
+        shape = (x.shape[0], w.shape[1] * self.group, *self.windows(x.shape, w.shape).extents)
+        return (TensorSpec(shape, find_result(x.dtype, self.precision)),)
+
+    def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
+        """Return the operands' type; float where they are stored as a precision says."""
+        return dtypes[0] if not dtypes or dtypes[0] is None else find_result(dtypes[0], self.precision)
 
     def channel_axis(self, factor: int, rank: int) -> int | None:
         """Return the output channels of the weight."""
@@ -241,10 +265,22 @@ class ConvTranspose(Convolution):
 
     def compute(self, x: Array, w: Array, bias: Array | None = None, *, out: Out = None) -> tuple[Array | None, ...]:
         """Multiply, then add each tap's products where they belong; half and bfloat16 in float, rounded once."""
+        x, w = widen_operands(self.precision, x, w)
         return (convolve_transposed(x, w, bias, self.windows(x.shape, w.shape), self.group),)
 
+    def count_format_gain(
+        self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
+    ) -> int:
+        """Return what its transposes would move on tensor cores, which take images that lie channels last."""
+        x, w, y = inputs[0], inputs[1], outputs[0]
+        if x is None or w is None or y is None:
+            return 0
+        dtypes = (x.dtype, w.dtype, find_result(x.dtype, self.precision))
+        is_gained = runs_as_products(dtypes, self.windows(x.shape, w.shape), self.group, target)
+        return count_transposed(x, y) if is_gained else 0
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch the products of its phases, or one thread per output, which gathers its terms."""
+        """Launch the products of its taps or phases, or one thread per output, which gathers its terms."""
         self.lower_with(emit, inputs, outputs)
 
     def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
@@ -257,6 +293,16 @@ class ConvTranspose(Convolution):
         check_index(self.name, "input channels of a group", sizes.group_ins)
         check_index(self.name, "output channels of a group", sizes.group_outs)
         slots, windows = (x, w, bias, y), self.windows(x.shape, w.shape)
+        if narrow is None and launch_mma_transpose(emit, slots, windows, self.group):
+            return
+        if x.dtype != y.dtype:
+            x, w = widen_operand(emit, x, y), widen_operand(emit, w, y)
+            slots = (x, w, bias, y)
+        if not y.is_contiguous:  # channels last
+            made = emit.temp(y.shape, y.dtype)
+            self.lower_with(emit, (x, w, bias), (made,), narrow)
+            emit.copy(y, made)
+            return
         # With fewer output channels most of a tile would be empty.
         is_tiled = w.shape[1] >= _TILED_OUTS and _has_own_kernels(emit)
         keeps_order = self.precision == REFERENCE
@@ -299,7 +345,7 @@ def _check_inputs(
     if x is None or w is None:
         raise InputError(f"{name} expects an input and a weight.")
     check_kernel(name, x, w, op.kernel_shape, op.group)
-    wanted = x.dtype if out_axis else find_result(x.dtype, op.precision)
+    wanted = find_result(x.dtype, op.precision)
     if x.dtype not in DTYPES or w.dtype != x.dtype or (bias is not None and bias.dtype != wanted):
         got = ", ".join(str(spec) for spec in (x, w, bias) if spec is not None)
         raise InputError(f"{name} expects inputs of one type among {', '.join(t.name for t in DTYPES)}, got {got}.")

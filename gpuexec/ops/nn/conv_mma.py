@@ -114,8 +114,7 @@ def launch_mma_conv(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], 
     if not (emit.choose(able) and able):
         return False
     if not emit.choose(has_channels_last(y)):
-        made = emit.temp((y.shape[0], *y.shape[2:], y.shape[1]), y.dtype)
-        turned = _turn(made)
+        turned = make_channels_last(emit, y)
         _launch(emit, (x, w, bias, turned), windows)
         emit.copy(y, turned)
         return True
@@ -128,7 +127,7 @@ def _launch(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows:
     x, w, bias, y = slots
     bias = None if bias is None else emit.contiguous(bias)
     channels, outs, rows = round_up(x.shape[1], EIGHT), w.shape[0], x.shape[0] * prod(windows.counts)
-    x = _align(emit, x, channels)
+    x = align_channels(emit, x, channels)
     weights = _pack_weights(emit, w, channels)
     inner = windows.taps * channels
     if _sees_positions(windows):
@@ -154,6 +153,25 @@ def _launch(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows:
         slices.writes(3, 5, tiles),
         shared_bytes=tile.ring_nbytes,
     )
+
+
+def make_channels_last(emit: Emitter, y: Slot) -> Slot:
+    """Return scratch memory like a row-major image whose channels lie last."""
+    return _turn(emit.temp((y.shape[0], *y.shape[2:], y.shape[1]), y.dtype))
+
+
+def align_channels(emit: Emitter, x: Slot, channels: int) -> Slot:
+    """Return an image, channels last, whose positions are 16 bytes apart or a multiple of that; zeros only pad."""
+    is_aligned = x.shape[1] == channels and x.offset_bytes % _ALIGNMENT == 0
+    if emit.choose(is_aligned and has_channels_last(x)):
+        return x
+    batch, own, *extents = x.shape
+    made = emit.temp((batch, *extents, channels), x.dtype)
+    if own != channels:
+        emit.fill(made, 0)
+    turned = _turn(made)
+    emit.copy(Slot(made.buffer, made.offset_bytes, x.spec.with_shape(x.shape), turned.strides), x)
+    return turned
 
 
 def pack_conv(product: Product, x: Slot, windows: Windows, channels: int, tile: MmaTile) -> bytes:
@@ -195,27 +213,13 @@ def _fits(x: Slot, windows: Windows, y: Slot) -> bool:
             windows.extents, windows.begins, windows.ends, windows.dilations, windows.kernel, strict=True
         )
     ]
-    images = x.shape[0] + ceil_div(_ROWS_BEHIND, max(1, prod(y.shape[2:])))
+    images = x.shape[0] + ceil_div(_ROWS_BEHIND, max(1, prod(windows.counts)))
     return max(images * channels * prod(padded), y.spec.size, y.shape[1] * windows.taps * channels) < _LIMIT
 
 
 def _sees_positions(windows: Windows) -> bool:
     """Return whether each window is one position of the input, in order."""
     return windows.taps == 1 and windows.counts == windows.extents and not any(windows.begins)
-
-
-def _align(emit: Emitter, x: Slot, channels: int) -> Slot:
-    """Return an image, channels last, whose positions are 16 bytes apart or a multiple of that; zeros only pad."""
-    is_aligned = x.shape[1] == channels and x.offset_bytes % _ALIGNMENT == 0
-    if emit.choose(is_aligned and has_channels_last(x)):
-        return x
-    batch, own, *extents = x.shape
-    made = emit.temp((batch, *extents, channels), x.dtype)
-    if own != channels:
-        emit.fill(made, 0)
-    turned = _turn(made)
-    emit.copy(Slot(made.buffer, made.offset_bytes, x.spec.with_shape(x.shape), turned.strides), x)
-    return turned
 
 
 def _turn(slot: Slot) -> Slot:
