@@ -312,6 +312,8 @@ GATES: Mapping[str, Gate] = {
         )
         for t in _FLOATS
     },
+    "norm_channels.cu:measure_large_channels": Gate(instructions=2000, blocks=3),
+    "norm_channels.cu:normalize_large_channels": Gate(instructions=3500, store_bits=64, blocks=3),
     # Arrays that are indexed at run time, and the slow path of a sine, stand in local memory.
     **{
         f"elementwise_unary.cu:unary<{name}, double, double>": Gate(

@@ -1,7 +1,7 @@
 """Depthwise convolution of images that lie channels last: its tiles, packed weights, launch and work.
 
-A thread of ``conv_depthwise_last`` makes 16 outputs: 16 bytes of channels by two or four columns. It adds in the order of
-`conv_depthwise`, so results don't depend on how images lie. Types that a precision stores go in as they are.
+A thread of ``conv_depthwise_last`` makes 16 outputs: 16 bytes of channels by two or four columns. It adds in the order
+of `conv_depthwise`, so results don't depend on how images lie. Types that a precision stores go in as they are.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _count_depthwise_last(launch: Launch) -> Work:
     x, y, packed = launch.arguments[0], launch.arguments[3], launch.arguments[4]
     assert isinstance(x, Slot) and isinstance(y, Slot) and isinstance(packed, bytes)
     _, *numbers, rows = struct.unpack_from("<i12ii", packed)
-    extents, counts, kernel, strides, dilations, _ = (numbers[first : first + 2] for first in range(0, 12, 2))
+    extents, _, kernel, strides, dilations, _ = (numbers[first : first + 2] for first in range(0, 12, 2))
     vectors, groups = struct.unpack_from("<I8xI", packed, 56)
     taps, lanes, steps = prod(kernel), _VECTOR_NBYTES // x.dtype.itemsize, count_epilogue_steps(launch)
     outputs, own_columns = y.spec.size, _OWN // lanes

@@ -1,4 +1,7 @@
-"""Normalisation of channels: InstanceNormalization and GroupNormalization, on the kernels of ``norm.cu``."""
+"""Normalisation of channels: InstanceNormalization and GroupNormalization, on the kernels of ``norm.cu``.
+
+Large channels are normalised by `norm_large`, images row-major or channels last.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,22 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import Shape
 from gpuexec.ir.graphs import RawNode
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    FormatUse,
+    Operator,
+    Out,
+    Slots,
+    Tolerance,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.nn.norm import Affine, NormalizedRows, inverse_deviation, mean_over
+from gpuexec.ops.nn.norm_large import launch_large_channels
 
 _FLOATS = dtypes_of("float")
 
@@ -66,6 +81,7 @@ class InstanceNormalization(_ChannelNormalization):
     """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the space of each channel of each image."""
 
     epsilon: float = 1e-5
+    format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec, scale: TensorSpec, bias: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the input's spec.
@@ -81,13 +97,20 @@ class InstanceNormalization(_ChannelNormalization):
         return self._compute(x, scale, bias, (x.shape[1], prod(x.shape[2:])), self.epsilon, 1)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch a team of threads per channel."""
-        x, scale, bias = inputs
-        assert x is not None and scale is not None and bias is not None
+        """Launch a team of threads per channel; for large ones, blocks for their parts, and a map."""
+        (x, scale, bias), y = inputs, outputs[0]
+        assert x is not None and scale is not None and bias is not None and y is not None
+        if launch_large_channels(emit, x, scale, bias, y, self.epsilon):
+            return
+        if not y.is_contiguous:  # channels last
+            made = emit.temp(y.shape, y.dtype)
+            self.lower(emit, inputs, (made,))
+            emit.copy(y, made)
+            return
         count, columns = prod(x.shape[:2]), prod(x.shape[2:])
         affine = Affine(x.shape[1], 1, 1, columns)
         parameters = emit.contiguous(scale), emit.contiguous(bias)
-        NormalizedRows(count, columns, affine, self.epsilon).launch(emit, x, *parameters, (outputs[0], None, None))
+        NormalizedRows(count, columns, affine, self.epsilon).launch(emit, x, *parameters, (y, None, None))
 
 
 @operator("GroupNormalization")
