@@ -1,6 +1,6 @@
-// Normalisation of large channels, row-major or channels last: statistics by parts of a channel, then the affine map.
+// Normalisation of channels: of large ones, row-major or channels last, by parts; of small ones that lie last, by a block.
 //
-// A channel of an image is cut into parts of kPartPositions, each measured by 32 lanes, and the parts of a channel are
+// A large channel of an image is cut into parts of kPartPositions, each measured by 32 lanes, and the parts of a channel are
 // merged in a fixed order. So sums are the same however the image lies: row-major a warp has a channel and neighbouring
 // lanes read neighbouring positions; channels last neighbouring threads read neighbouring channels, by vectors.
 #include "dependent_launch.cuh"
@@ -16,7 +16,7 @@ constexpr int kSideBySide = kBlockThreads / kPartLanes;  // channels, or vectors
 constexpr int kMergers = 8;                              // chains that parts are merged in
 constexpr int kMapped = 4;                               // groups of four elements that a thread maps
 
-// Where the elements of the images lie, in elements. Packed by gpuexec/ops/nn/norm_large.py.
+// Where the elements of the images lie, in elements. Packed by gpuexec/ops/nn/norm_channels_launch.py.
 struct LargeChannels {
   i32 channels, positions, parts;
   FastDiv32 by_tiles;  // tiles of channels: of a block
@@ -203,5 +203,91 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
 #pragma unroll
     for (int j = 0; j < 4; ++j) finished.lanes[j] = cast<Y>(values[i][j]);
     store_vec(y + places[i], finished);
+  }
+}
+
+constexpr int kSmallChannels = 8, kSmallWidth = 4;  // of a block, and of a thread: 32 bytes of floats are a sector
+constexpr int kSmallLanes = kBlockThreads / (kSmallChannels / kSmallWidth);
+
+// Computes  y = (x - mean) / sqrt(variance + epsilon) * scale + bias over each channel of each image
+// Shapes    x, y [n, positions, channels] dense; scale, bias [channels]
+// Grid      one block per image and eight channels: x = image * (channels / 8) + eight
+// Needs     channels a multiple of 8; x, y, scale and bias aligned to 4 elements; lanes a power of two of up to 256
+// Numerics  those of normalize_rows for as many lanes: in float, lane l adds positions l, l + lanes, ...; lanes as a tree
+//           within 32, then these in order; the mean, then squares of distances; rounded once; then the epilogue
+template <class T, class... Epilogue>
+__global__ void __launch_bounds__(kBlockThreads, 3)
+    normalize_small_channels(const T* __restrict__ x, const T* __restrict__ scale, const T* __restrict__ bias,
+                             Stored<T, Epilogue...>* __restrict__ y, i32 positions, i32 channels, i32 lanes,
+                             FastDiv32 by_eights, float epsilon, Epilogue... epilogue) {
+  typedef Stored<T, Epilogue...> Y;
+  constexpr int kRounds = kBlockThreads / kSmallLanes;
+  __shared__ float shared[kBlockThreads][kSmallChannels];
+  const int thread = threadIdx.x, own = thread % kRounds * kSmallWidth, first_lane = thread / kRounds;
+  u32 eight;
+  const u32 image = by_eights.divide(blockIdx.x, eight);
+  const int channel = int(eight) * kSmallChannels + own;
+  const i64 start = i64(image) * positions * channels + channel;
+  wait_for_predecessors();
+  launch_dependents();
+
+  // Adds up add(sum, value) of each of the thread's lanes, then the lanes, and gives all threads the sums.
+  const auto sum_over = [&](auto term, float (&total)[kSmallWidth]) {
+    for (int lane = first_lane; lane < lanes; lane += kSmallLanes) {
+      float sums[kSmallWidth] = {};
+#pragma unroll 4
+      for (int position = lane; position < positions; position += lanes) {
+        const Vec<T, kSmallWidth> vector = load_vec<kSmallWidth>(x + start + i64(position) * channels);
+#pragma unroll
+        for (int i = 0; i < kSmallWidth; ++i) sums[i] += term(i, widen(vector.lanes[i]));
+      }
+#pragma unroll
+      for (int i = 0; i < kSmallWidth; ++i) shared[lane][own + i] = sums[i];
+    }
+    __syncthreads();
+    const int width = lanes < kWarpThreads ? lanes : kWarpThreads;
+#pragma unroll 1
+    for (int half = width / 2; half > 0; half /= 2) {
+      for (int lane = first_lane; lane < lanes; lane += kSmallLanes) {
+        if (lane % width < half) {
+#pragma unroll
+          for (int i = 0; i < kSmallWidth; ++i) shared[lane][own + i] += shared[lane + half][own + i];
+        }
+      }
+      __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < kSmallWidth; ++i) total[i] = shared[0][own + i];
+    for (int lane = width; lane < lanes; lane += width) {
+#pragma unroll
+      for (int i = 0; i < kSmallWidth; ++i) total[i] += shared[lane][own + i];
+    }
+    __syncthreads();
+  };
+  float center[kSmallWidth], inverse[kSmallWidth];
+  sum_over([](int, float value) { return value; }, center);
+#pragma unroll
+  for (int i = 0; i < kSmallWidth; ++i) center[i] /= float(positions);
+  sum_over([&](int i, float value) { return (value - center[i]) * (value - center[i]); }, inverse);
+#pragma unroll
+  for (int i = 0; i < kSmallWidth; ++i) inverse[i] = 1.0f / root_of(inverse[i] / float(positions) + epsilon);
+
+  const Vec<T, kSmallWidth> scales = load_vec<kSmallWidth>(scale + channel);
+  const Vec<T, kSmallWidth> biases = load_vec<kSmallWidth>(bias + channel);
+  const auto finish = finish_by<T>(epilogue...);
+  for (int position = first_lane; position < positions; position += kSmallLanes) {
+    const i64 place = start + i64(position) * channels;
+    const Vec<T, kSmallWidth> vector = load_vec<kSmallWidth>(x + place);
+    float values[1][kSmallWidth];
+#pragma unroll
+    for (int i = 0; i < kSmallWidth; ++i) {
+      values[0][i] = (widen(vector.lanes[i]) - center[i]) * inverse[i] * widen(scales.lanes[i]);
+      values[0][i] += widen(biases.lanes[i]);
+    }
+    finish.many(values, {place});
+    Vec<Y, kSmallWidth> finished;
+#pragma unroll
+    for (int i = 0; i < kSmallWidth; ++i) finished.lanes[i] = cast<Y>(values[0][i]);
+    store_vec(y + place, finished);
   }
 }

@@ -92,10 +92,21 @@ def test_operands_of_a_convolution_of_one_group_are_cast_and_its_residuals_stay_
     assert reads(graph, "Add") == [["p", "a"]]
 
 
-def test_operands_of_a_convolution_of_groups_are_rounded_as_floats() -> None:
+def test_operands_of_a_convolution_of_groups_are_cast_too() -> None:
     text = image("a = Relu (x) p = Conv <group = 2> (a, g) y = Relu (p)")
     graph = lower(text.replace("float[2] b", "float[2, 1, 1, 1] g = {1, 2.0001}, float[2] b"))
-    assert operators(graph) == ["Relu", "gpuexec.RoundOperand", "gpuexec.RoundWeight", "Conv", "Relu"]
+    assert operators(graph) == ["Relu", "Cast", "gpuexec.RoundWeight", "Conv", "Relu"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "rounding"),
+    [("kernel_shape = [1, 1], strides = [1, 1]", "Cast"), ("strides = [1, 1]", "gpuexec.RoundOperand")],
+)
+def test_operands_of_a_transposed_convolution_are_cast_where_attributes_say_that_taps_are_apart(
+    attributes: str, rounding: str
+) -> None:
+    graph = lower(image(f"a = Relu (x) p = ConvTranspose <{attributes}> (a, k) y = Relu (p)"))
+    assert operators(graph) == ["Relu", rounding, "gpuexec.RoundWeight", "ConvTranspose", "Relu"]
 
 
 def test_outputs_and_inputs_of_the_model_stay_float() -> None:

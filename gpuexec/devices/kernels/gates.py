@@ -314,6 +314,7 @@ GATES: Mapping[str, Gate] = {
     },
     "norm_channels.cu:measure_large_channels": Gate(instructions=2000, blocks=3),
     "norm_channels.cu:normalize_large_channels": Gate(instructions=3500, store_bits=64, blocks=3),
+    "norm_channels.cu:normalize_small_channels": Gate(instructions=3300, store_bits=64, blocks=3),
     # Arrays that are indexed at run time, and the slow path of a sine, stand in local memory.
     **{
         f"elementwise_unary.cu:unary<{name}, double, double>": Gate(

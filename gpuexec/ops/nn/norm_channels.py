@@ -1,6 +1,6 @@
 """Normalisation of channels: InstanceNormalization and GroupNormalization, on the kernels of ``norm.cu``.
 
-Large channels are normalised by `norm_large`, images row-major or channels last.
+Large channels, and those that lie last, are normalised by `norm_channels_launch`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpuexec.ir.operator import (
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.nn.norm import Affine, NormalizedRows, inverse_deviation, mean_over
-from gpuexec.ops.nn.norm_large import launch_large_channels
+from gpuexec.ops.nn.norm_channels_launch import launch_large_channels, launch_small_channels
 
 _FLOATS = dtypes_of("float")
 
@@ -97,10 +97,12 @@ class InstanceNormalization(_ChannelNormalization):
         return self._compute(x, scale, bias, (x.shape[1], prod(x.shape[2:])), self.epsilon, 1)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch a team of threads per channel; for large ones, blocks for their parts, and a map."""
+        """Launch a team of threads per channel, blocks for parts of a channel and a map, or a block for eight."""
         (x, scale, bias), y = inputs, outputs[0]
         assert x is not None and scale is not None and bias is not None and y is not None
         if launch_large_channels(emit, x, scale, bias, y, self.epsilon):
+            return
+        if launch_small_channels(emit, x, scale, bias, y, self.epsilon):
             return
         if not y.is_contiguous:  # channels last
             made = emit.temp(y.shape, y.dtype)

@@ -1,7 +1,8 @@
-"""Normalisation of large channels of images: the launches of ``norm_channels.cu``, and their work.
+"""Normalisation of channels of images that may lie channels last: the launches of ``norm_channels.cu``, and their work.
 
-Each channel is cut into parts, which are measured by blocks of their own and merged in a fixed order; another launch
-maps. Numbers are the same for row-major images and for those that lie channels last.
+A large channel is cut into parts, which are measured by blocks of their own and merged in a fixed order; another launch
+maps. Small channels that lie last are those of a block, in the order that `norm` adds row-major ones in. So numbers are
+the same however an image lies.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpuexec.ops.elementwise.epilogue import (
     instantiate_finished,
 )
 from gpuexec.ops.lib.strided import pack_fast_div32
-from gpuexec.ops.lib.team import BLOCK_THREADS
+from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
 from gpuexec.ops.nn.conv_mma import has_channels_last
 from gpuexec.ops.tensor.layout import in_order_of
 
@@ -51,9 +52,14 @@ def _name_map(dtype: np.dtype[np.generic], *, is_last: bool) -> Kernel:
     return Kernel(_SOURCE, f"normalize_large_channels<{dtype_row(dtype).cuda}, {'true' if is_last else 'false'}>")
 
 
+def _name_small(dtype: np.dtype[np.generic]) -> Kernel:
+    return Kernel(_SOURCE, f"normalize_small_channels<{dtype_row(dtype).cuda}>")
+
+
 for _dtype in _DTYPES:
     instantiate(_SOURCE, [_name_measure(_dtype, is_last=is_last).expression for is_last in (False, True)])
     _maps = [_name_map(_dtype, is_last=is_last) for is_last in (False, True)]
+    _maps.append(_name_small(_dtype))
     instantiate_finished(_dtype, _maps, stored=STORED if _dtype == _FLOAT else ())
 
 
@@ -104,6 +110,38 @@ def launch_large_channels(emit: Emitter, x: Slot, scale: Slot, bias: Slot, y: Sl
     return True
 
 
+def launch_small_channels(emit: Emitter, x: Slot, scale: Slot, bias: Slot, y: Slot, epsilon: float) -> bool:
+    """Launch the normalisation of small channels that lie last; False where they are large, odd or row-major.
+
+    Args:
+        emit: Emitter of the launch.
+        x: The images ``[n, channels, ...]``.
+        scale: Of each channel.
+        bias: The same.
+        y: The result.
+        epsilon: What is added to the variance.
+    """
+    n, channels, positions = x.shape[0], x.shape[1], prod(x.shape[2:])
+    able = (
+        x.dtype in _DTYPES
+        and not y.is_contiguous
+        and has_channels_last(y)
+        and 0 < positions <= _LEAST_POSITIONS
+        and channels % _CHANNELS == 0
+        and not any(slot.offset_bytes % (_FOUR * slot.dtype.itemsize) for slot in (x, scale, bias, y))
+        and emit.target.has_kernels
+        and not emit.target.has_textures
+    )
+    if not (emit.choose(able) and able):
+        return False
+    x, eights = in_order_of(emit, x, y), channels // _CHANNELS
+    lanes = np.int32(choose_team(positions, n * channels).lanes)
+    arguments: list[Argument] = [x, emit.contiguous(scale), emit.contiguous(bias), y]
+    arguments += [np.int32(positions), np.int32(channels), lanes, pack_fast_div32(eights), np.float32(epsilon)]
+    emit.launch(_name_small(x.dtype), (max(n * eights, 1), 1, 1), _BLOCK, arguments, writes=[3])
+    return True
+
+
 # Instructions of a thread around, for a load, and for an element; of a map, for an element.
 _AROUND, _EACH_LOAD, _EACH, _EACH_MAPPED = 400, 6, 4, 14
 
@@ -143,4 +181,23 @@ def _count_mapping(launch: Launch) -> Work:
         l2_nbytes=sum(count_slot_bytes(slot) for slot in (*launch.reads_from(), *launch.writes_to())),
         rounds=2,
         registers=80,
+    )
+
+
+@work_of(_SOURCE, "normalize_small_channels")
+def _count_small(launch: Launch) -> Work:
+    x, steps = launch.arguments[0], count_epilogue_steps(launch)
+    assert isinstance(x, Slot)
+    positions, *_ = (int(argument) for argument in launch.arguments if isinstance(argument, np.integer))
+    own = ceil_div(positions, BLOCK_THREADS // 2)
+    each = 2 * (_EACH_LOAD / _FOUR + _EACH) + _EACH_MAPPED + steps * STEP_INSTRUCTIONS
+    return Work(
+        flops=x.spec.size * (7 + steps),
+        instructions=count_warps(launch) * (_AROUND + own * _FOUR * each),
+        wavefronts=count_warps(launch) * 16 * _FOUR,
+        l2_nbytes=sum(count_slot_bytes(slot) for slot in (*launch.reads_from(), *launch.writes_to())),
+        rounds=1 + 3 * ceil_div(own, _FOUR),
+        barriers=14,
+        registers=80,
+        shared_nbytes=4 * BLOCK_THREADS * _CHANNELS,
     )

@@ -1,4 +1,4 @@
-"""Normalisation of large channels: the same bits row-major and channels last, requests of memory, and plans."""
+"""Normalisation of channels: the same bits row-major and channels last, requests of memory, and plans."""
 
 from __future__ import annotations
 
@@ -86,6 +86,26 @@ def test_epilogues(dtype: Any) -> None:
     expected = op.compute(*given)[0]
     assert expected is not None and last.dtype == HALF
     assert_close("the result", op, given, 0, last, expected, 4352)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF, BFLOAT16], ids=str)
+@pytest.mark.parametrize("positions", [1, 3, 5, 31, 64, 130, 500, 1023, 1500, 4096])
+def test_small_channels_that_lie_last_are_added_as_rows_are(positions: int, dtype: Any) -> None:
+    op, given = build("InstanceNormalization", {}), make(dtype, 2, 24, positions, 2)
+    if positions == 4096:
+        op, given = build("InstanceNormalization", {}), make(dtype, 2, 8, 64, 64)
+    row_major, last = CheckingEmitter(3, mode="plain"), CheckingEmitter(4, mode="check" if positions < 200 else "plain")
+    expected = row_major.run(op, given)
+    np.testing.assert_array_equal(convolve(last, op, *given), expected)
+    assert row_major.names == ["normalize_rows"] and last.names == ["normalize_small_channels"]
+
+
+def test_epilogue_of_small_channels() -> None:
+    steps = (("LeakyRelu", (("alpha", 0.1),), (-1,)), ("Cast", (("to", dtype_row(HALF).code),), (-1,)))
+    op, given = build("gpuexec.FusedInstanceNormalization", {"steps": steps}), make(FLOAT, 2, 16, 9, 7)
+    row_major, last = CheckingEmitter(mode="plain"), CheckingEmitter(mode="check")
+    np.testing.assert_array_equal(convolve(last, op, *given), row_major.run(op, given))
+    assert last.names == ["normalize_small_channels"]
 
 
 @pytest.mark.parametrize(
