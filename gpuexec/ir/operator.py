@@ -313,6 +313,15 @@ class Operator:
         """
         return self.lower is not None
 
+    def reads_any_format(self, position: int, inputs: Sequence[TensorSpec | None]) -> bool:
+        """Return whether it reads an image as it lies, be it row-major or channels last, whatever others do.
+
+        Args:
+            position: Of the input.
+            inputs: Specs; None: absent.
+        """
+        return False
+
     def count_format_gain(
         self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
     ) -> int:

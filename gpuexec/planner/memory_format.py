@@ -77,8 +77,16 @@ def assign_formats(
 
 
 def list_images(node: Node, specs: Mapping[Value, TensorSpec], constants: Mapping[Value, object]) -> list[Value]:
-    """Return the inputs of a node that are images, and neither weights nor constants, which lie as they are given."""
-    inputs = [value for position, value in enumerate(node.inputs) if position not in node.operator.not_images]
+    """Return the inputs of a node that are images which it wants in a format.
+
+    They are neither weights nor constants, which lie as they are given, nor what it reads as it lies.
+    """
+    given = [None if value is None else specs[value] for value in node.inputs]
+    inputs = [
+        value
+        for position, value in enumerate(node.inputs)
+        if position not in node.operator.not_images and not node.operator.reads_any_format(position, given)
+    ]
     return [value for value in inputs if value is not None and value not in constants and is_image(specs[value])]
 
 

@@ -134,6 +134,11 @@ class Fused(Operator):
         made = self.parts.producer.count_flops(self.split(inputs), outputs)
         return None if made is None else made + len(self.steps) * count_elements(outputs, 0)
 
+    def reads_any_format(self, position: int, inputs: Sequence[TensorSpec | None]) -> bool:
+        """Return whether the producer does; the steps don't."""
+        own = self.split(inputs)
+        return position < len(own) and self.parts.producer.reads_any_format(position, own)
+
     def count_format_gain(
         self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
     ) -> int:

@@ -47,7 +47,7 @@ from gpuexec.ops.linalg.matmul_work import TiledProduct, TileLoop, count_slab_by
 from gpuexec.ops.nn.conv_depthwise import launch_depthwise
 from gpuexec.ops.nn.conv_depthwise_last import count_widened, launch_depthwise_last, takes_depthwise_last
 from gpuexec.ops.nn.conv_host import convolve, convolve_transposed
-from gpuexec.ops.nn.conv_mma import count_transposed, launch_mma_conv, runs_on_tensor_cores
+from gpuexec.ops.nn.conv_mma import EIGHT, count_transposed, launch_mma_conv, runs_on_tensor_cores
 from gpuexec.ops.nn.conv_simt import launch_simt_conv
 from gpuexec.ops.nn.conv_transpose_mma import launch_mma_transpose, runs_as_products
 from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
@@ -115,6 +115,11 @@ class Conv(Convolution):
         """Convolve; half and bfloat16 in float, rounded once."""
         x, w = widen_operands(self.precision, x, w)
         return (convolve(x, w, bias, self.windows(x.shape, w.shape), self.group, out[0] if out else None),)
+
+    def reads_any_format(self, position: int, inputs: Sequence[TensorSpec | None]) -> bool:
+        """Return whether it is the image, whose channels are padded on the way."""
+        x = inputs[0]
+        return position == 0 and self.group == 1 and x is not None and x.shape[1] % EIGHT != 0
 
     def count_format_gain(
         self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target

@@ -27,6 +27,7 @@ from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import MAX_AXES, Windows
 from gpuexec.ops.linalg.matmul_launch import ALONG_K, Product, launch_gemm, multiplies
 from gpuexec.ops.nn.conv_simt import ConvSum
+from gpuexec.ops.nn.pad_channels import pad_channels
 
 _SOURCE, _FLOAT = "conv_mma.cu", np.dtype(np.float32)
 _MAX_TAPS, _TAPS_BEHIND, _MAX_TAP_BITS = 64, 16, 31  # of conv_mma.cu
@@ -167,10 +168,11 @@ def align_channels(emit: Emitter, x: Slot, channels: int) -> Slot:
         return x
     batch, own, *extents = x.shape
     made = emit.temp((batch, *extents, channels), x.dtype)
-    if own != channels:
-        emit.fill(made, 0)
     turned = _turn(made)
-    emit.copy(Slot(made.buffer, made.offset_bytes, x.spec.with_shape(x.shape), turned.strides), x)
+    if emit.choose(own != channels):
+        pad_channels(emit, made, x)
+    else:
+        emit.copy(turned, x)
     return turned
 
 
