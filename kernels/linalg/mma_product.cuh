@@ -27,8 +27,9 @@ struct MmaPlace {
   }
 };
 
-// Stores eight sums of a row, of neighbouring columns: those that are inside. `start` is the offset of the batch in y.
-template <class R, class Y, class Finish>
+// Stores eight sums of a row, of neighbouring columns: those that are inside. `start` is the offset of the batch in y, and
+// in c where that has batches, too.
+template <bool HasBatches, class R, class Y, class Finish>
 __device__ inline void store_eight(const SimtGemm& gemm, const R* c, Y* y, i64 start, int row, int column,
                                    const float (&sums)[kEight], const Finish& finish) {
   if (row >= gemm.rows || column >= gemm.columns) return;
@@ -40,7 +41,7 @@ __device__ inline void store_eight(const SimtGemm& gemm, const R* c, Y* y, i64 s
     float& value = values[i / 4][i % 4];
     value = sums[i] * gemm.alpha;
     if (c && column + i < gemm.columns) {
-      value += widen(c[row * gemm.c_row + (column + i) * gemm.c_column]) * gemm.beta;
+      value += widen(c[(HasBatches ? start : 0) + row * gemm.c_row + (column + i) * gemm.c_column]) * gemm.beta;
     }
   }
   finish.many(values, places, gemm.y_column);
@@ -61,9 +62,10 @@ __device__ inline void store_eight(const SimtGemm& gemm, const R* c, Y* y, i64 s
   }
 }
 
-// Adds up the slices of the block's tile, and stores its sums: alpha * sum + beta * c, with the epilogue. The ring is free
+// Adds up the slices of the block's tile, and stores its sums: alpha * sum + beta * c, with the epilogue. HasBatches: a batch
+// of c begins where that of y does. The ring is free
 // behind the sums of all threads. All threads of the block come here.
-template <class R, class T, class Tile, Lie kLeft, Lie kRight, class Y, class... Epilogue>
+template <class R, bool HasBatches = false, class T, class Tile, Lie kLeft, Lie kRight, class Y, class... Epilogue>
 __device__ inline void store_product(WarpTile<T, Tile, kLeft, kRight>& warp, const SimtGemm& gemm, const R* c, Y* y,
                                      float* scratch, unsigned* counters, u8* ring, const Epilogue&... epilogue) {
   const u32 tile = forget(blockIdx.x);
@@ -74,7 +76,7 @@ __device__ inline void store_product(WarpTile<T, Tile, kLeft, kRight>& warp, con
   const i64 start = gemm.find_offset(place.batch, gemm.y_batch);
   const auto finish = finish_by<R>(epilogue...);
   const auto store = [&](int eight, const float (&sums)[kEight]) {
-    store_eight(gemm, c, y, start, place.first_row + warp.find_eight_row(thread, eight),
+    store_eight<HasBatches>(gemm, c, y, start, place.first_row + warp.find_eight_row(thread, eight),
                 place.first_column + warp.find_eight_column(thread, eight), sums, finish);
   };
   constexpr int kEights = WarpTile<T, Tile, kLeft, kRight>::kEights;

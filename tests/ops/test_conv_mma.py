@@ -274,6 +274,21 @@ def test_channels_are_padded_to_eights(channels: int) -> None:
     assert "conv_mma" in names
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize(("groups", "channels", "outs"), [(2, 8, 8), (3, 16, 5), (5, 24, 72)])
+def test_groups_are_batches(groups: int, channels: int, outs: int, kernel: int) -> None:
+    graph, x = GraphBuilder(), integers(2, groups * channels, 7, 6)
+    value = graph.node(build("Relu", {}), graph.input("x", *x.shape, dtype=HALF))
+    weight, bias = integers(groups * outs, channels, kernel, kernel), integers(groups * outs)
+    scale = graph.constant(integers(groups * outs, 1, 1))
+    given = value, graph.constant(weight), graph.constant(bias), scale
+    steps = (("Mul", (), (-1, 3)),)
+    made = graph.graph(graph.node(build("gpuexec.FusedConv", {"group": groups, "steps": steps}), *given))
+    got, names, _ = plan(made, x)
+    np.testing.assert_array_equal(got[0], compute_graph(made, {"x": x})[0])
+    assert "conv_mma" in names and "mma_gemm" not in names
+
+
 @pytest.mark.parametrize("channels", [8, 12])
 def test_weights_that_are_computed_are_packed_by_a_copy(channels: int) -> None:
     graph, x = GraphBuilder(), integers(8, channels, 3, 3)
@@ -289,7 +304,7 @@ def test_weights_that_are_computed_are_packed_by_a_copy(channels: int) -> None:
     ("target", "attributes", "weight"),
     [
         ("sm_75", {}, (8, 16, 3, 3)),
-        ("sm_90", {"group": 2}, (8, 8, 3, 3)),
+        ("sm_90", {"group": 4}, (8, 4, 3, 3)),
         ("sm_90", {}, (8, 16, 9, 8)),  # more taps than the table has
     ],
     ids=["sm_75", "groups", "taps"],
@@ -358,8 +373,8 @@ def test_convolutions_on_tensor_cores_gain_what_their_transposes_move() -> None:
         conv = Conv(pads=(1, 1, 1, 1), group=groups)
         return conv.count_format_gain((image, weight), (image,), Target.named(target))
 
-    assert gain() == 8 * 16 * 56 * 56
-    assert gain("sm_75") == gain(groups=2) == gain(dtype=FLOAT) == 0
+    assert gain() == gain(groups=2) == 8 * 16 * 56 * 56
+    assert gain("sm_75") == gain(groups=4) == gain(dtype=FLOAT) == 0
 
 
 def test_all_sizes_of_a_class_take_its_kernel() -> None:

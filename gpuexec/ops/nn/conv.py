@@ -132,8 +132,8 @@ class Conv(Convolution):
         if x is None or w is None or y is None:
             return 0
         dtypes = (x.dtype, w.dtype, self._find_result(x.dtype))
-        if self.group == 1:
-            return count_transposed(x, y) if runs_on_tensor_cores(dtypes, w.shape[2:], target) else 0
+        if runs_on_tensor_cores(dtypes, w.shape[2:], target, self.group, w.shape[1]):
+            return count_transposed(x, y)
         is_depthwise = w.shape[0] == self.group == x.shape[1] and takes_depthwise_last(dtypes, self.group, w.shape[2:])
         return count_widened(x) if is_depthwise and x.dtype != dtypes[2] else 0
 

@@ -1,8 +1,9 @@
 """Convolutions of half and bf16 images, channels last, on tensor cores: tables of taps, packed weights, tiles, slices.
 
 ``conv_mma.cu`` multiplies patches of the input, which are copied as they lie, by weights packed as ``[out channels,
-taps, channels]``. A kernel of one tap that sees each position once is a product of matrices, and so `launch_gemm`'s.
-An input whose channels are no multiple of eight, or that is not aligned, is copied first.
+taps, channels]``; groups are batches. A kernel of one tap that sees each position once is a product of matrices, and so
+`launch_gemm`'s. An input whose channels are no multiple of eight is padded first (`pad_channels`), and one that is not
+aligned is copied.
 """
 
 from __future__ import annotations
@@ -77,9 +78,13 @@ def has_channels_last(slot: Slot) -> bool:
 
 
 def runs_on_tensor_cores(
-    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]], kernel: tuple[int, ...], target: Target
+    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]],
+    kernel: tuple[int, ...],
+    target: Target,
+    groups: int = 1,
+    channels: int = 0,
 ) -> bool:
-    """Return whether a convolution of one group runs on tensor cores.
+    """Return whether a convolution runs on tensor cores: of one group, or of groups that have eights of channels.
 
     It is a matter of types and taps, so that results don't depend on how images lie, and thereby on what else reads
     them.
@@ -88,8 +93,12 @@ def runs_on_tensor_cores(
         dtypes: Of x, w and y.
         kernel: Its taps along each axis.
         target: What it runs on.
+        groups: Groups of channels.
+        channels: Of the input, in a group; they count where there are several.
     """
     x, w, y = dtypes
+    if groups > 1 and (channels % EIGHT or not channels):
+        return False
     has_tables = prod(kernel) <= _MAX_TAPS and sum(kernel) + MAX_AXES - len(kernel) <= _MAX_TAP_BITS
     return has_tables and multiplies(target, y, x, w)
 
@@ -106,42 +115,48 @@ def launch_mma_conv(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], 
         emit: Emitter of the launch.
         slots: x, w, bias (or None), y.
         windows: Those over x.
-        groups: Groups of channels; more than one is what the kernel can't.
+        groups: Groups of channels.
     """
     x, w, bias, y = slots
-    if groups != 1 or not runs_on_tensor_cores((x.dtype, w.dtype, y.dtype), windows.kernel, emit.target):
+    dtypes = (x.dtype, w.dtype, y.dtype)
+    if not runs_on_tensor_cores(dtypes, windows.kernel, emit.target, groups, w.shape[1]):
         return False
     able = _fits(x, windows, y)
     if not (emit.choose(able) and able):
         return False
     if not emit.choose(has_channels_last(y)):
         turned = make_channels_last(emit, y)
-        _launch(emit, (x, w, bias, turned), windows)
+        _launch(emit, (x, w, bias, turned), windows, groups)
         emit.copy(y, turned)
         return True
-    _launch(emit, slots, windows)
+    _launch(emit, slots, windows, groups)
     return True
 
 
-def _launch(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows: Windows) -> None:
+def _launch(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows: Windows, groups: int) -> None:
     """Launch a convolution whose result lies channels last."""
     x, w, bias, y = slots
     bias = None if bias is None else emit.contiguous(bias)
-    channels, outs, rows = round_up(x.shape[1], EIGHT), w.shape[0], x.shape[0] * prod(windows.counts)
-    x = align_channels(emit, x, channels)
+    outs, rows = w.shape[0] // groups, x.shape[0] * prod(windows.counts)
+    channels = round_up(w.shape[1], EIGHT)  # of a group
+    x = align_channels(emit, x, groups * channels)
     weights = _pack_weights(emit, w, channels)
     inner = windows.taps * channels
-    if _sees_positions(windows):
+    if groups == 1 and _sees_positions(windows):
         strides = (channels, 1, 1, channels, 0, 1, outs)
         launch_gemm(emit, (x, weights, bias, y), (rows, outs, inner), strides)
         return
     nbytes = inner * x.dtype.itemsize
-    tile = choose_mma_tile(emit, rows, outs, nbytes)
-    tiles = tile.count(rows, outs)
+    tile = choose_mma_tile(emit, rows, outs, nbytes, groups)
+    tiles = groups * tile.count(rows, outs)
     slices = slice_mma_tiles(emit, tile, tiles, nbytes)
+    batch: tuple[int, ...] = ()
+    walks: tuple[tuple[int, ...], ...] = ((), (), ())
+    if groups > 1:
+        batch, walks = (groups,), ((channels,), (outs * inner,), (outs,))
     product = Product(
-        (x, weights, bias, y), (rows, outs, inner), (inner, 1), (1, inner), (0, 1), (outs, 1), (1.0, 1.0), (),
-        ((), (), ()),
+        (x, weights, bias, y), (rows, outs, inner), (inner, 1), (1, inner), (0, 1), (groups * outs, 1), (1.0, 1.0),
+        batch, walks,
     )  # fmt: skip
     arguments: list[Argument] = [
         x, weights, bias, y, pack_conv(product, x, windows, channels, tile), slices.scratch, slices.counters,

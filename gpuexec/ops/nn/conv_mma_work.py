@@ -28,7 +28,7 @@ _CHUNK_NBYTES = 16
 
 @work_of("conv_mma.cu", "conv_mma")
 def _count_conv_mma(launch: Launch) -> Work:
-    rows, columns, inner, *_ = read_gemm(launch)
+    rows, columns, inner, groups, *_ = read_gemm(launch)
     packed, y = launch.arguments[4], launch.arguments[3]
     assert isinstance(packed, bytes) and isinstance(y, Slot)
     fields = struct.unpack_from(_AXES, packed, _GEMM_NBYTES)
@@ -42,7 +42,7 @@ def _count_conv_mma(launch: Launch) -> Work:
     # Where a slab has several taps, positions side by side ask for the same places, some of them at once.
     patches = seen * round_up(channels * itemsize, SECTOR_BYTES) * ceil_div(columns, tile.columns)
     weights = _count_lines(columns, tile) * inner * itemsize * ceil_div(rows, tile.rows)
-    work = describe_mma(launch, _LOOP_INSTRUCTIONS[tile.name], patches + weights, _AROUND)
+    work = describe_mma(launch, _LOOP_INSTRUCTIONS[tile.name], groups * (patches + weights), _AROUND)
     return replace(work, flops=work.flops + (y.spec.size if launch.arguments[2] is not None else 0))
 
 

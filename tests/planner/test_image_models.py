@@ -1,0 +1,62 @@
+"""Transposes of images in plans of whole models in fp16: at the ends alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuexec.ir.command import Launch
+from gpuexec.ir.plan import Plan
+from gpuexec.ir.precision import STRICT
+from gpuexec.ir.target import Target
+from gpuexec.planner.memory_format import count_transposes
+from tests.bench.architectures import make_mobilenet_v2, make_resnet50, make_unet
+from tests.bench.models import BenchModel
+from tests.system.models.folder import HALF, needs_models, path_of
+
+TARGET = Target.named("sm_80")
+# Of models of the folder, what is left, and why.
+LEFT = {
+    "resnet__d18": 0,
+    "mobilenet_v2__d18": 0,
+    "efficientnet__d19": 0,
+    "yolox_nano_fp16": 6,  # of 4 and of 80 channels in front of the rows of each of three heads
+    "unet_classic__d18": 3,  # around a softmax over channels, and behind a transposed convolution whose taps overlap
+}
+
+
+def name_kernels(plan: Plan) -> set[str]:
+    commands = plan.segment.commands
+    return {each.kernel.expression.partition("<")[0] for each in commands if isinstance(each, Launch)}
+
+
+@pytest.mark.parametrize(
+    ("make", "kernel"),
+    [
+        (lambda: make_resnet50(1, 64, 16, (1, 1, 1, 1), 10), "conv_mma"),
+        (lambda: make_mobilenet_v2(1, 64, last=64, classes=10), "conv_depthwise_last"),
+        (lambda: make_unet(1, 8, 16), "normalize_small_channels"),
+        (lambda: make_unet(1, 8, 160), "normalize_large_channels"),
+    ],
+    ids=["resnet", "mobilenet", "unet", "large-unet"],
+)
+def test_architectures_transpose_no_image(make: Callable[[], BenchModel], kernel: str) -> None:
+    plan = replace(make(), precision="fp16").plan(TARGET)
+    assert kernel in name_kernels(plan)
+    assert count_transposes(plan.segment.commands)[0] == 0
+
+
+@needs_models
+@pytest.mark.parametrize("name", LEFT)
+def test_models_transpose_images_at_the_ends_alone(name: str) -> None:
+    path = path_of(name)
+    with np.load(path.with_suffix(".case0.npz")) as case:
+        inputs = {str(port): case[f"in_{index}"] for index, port in enumerate(case["input_names"])}
+    model = BenchModel(name, Path(path).read_bytes(), inputs, precision=STRICT if name in HALF else "fp16")
+    plan = model.plan(TARGET)
+    assert "conv_mma" in name_kernels(plan)
+    assert count_transposes(plan.segment.commands)[0] == LEFT[name]
