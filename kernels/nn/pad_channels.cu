@@ -6,7 +6,7 @@
 constexpr int kPadThreads = 256;
 constexpr int kPadChannels = 8;
 
-// Packed by pad_channels of gpuexec/ops/nn/pad_channels.py. Extents are of three spatial axes (fewer: 1 in front).
+// Packed by gpuexec/ops/nn/conv_mma.py. Extents are of three spatial axes (fewer: 1 in front).
 struct PaddedImage {
   FastDiv32 by_positions, by_eights, by_axes[2];  // positions of an image, eights of its channels, its last two axes
   i32 count, channels;                            // vectors of all images; channels of the source

@@ -33,6 +33,7 @@ FLOAT16 = 10
 SCALAR = np.array(0.25, np.float32)
 PREDECESSOR = "unary"
 ROWS, IMAGE = (12, 130), (1, 8, 15, 13)
+EIGHT = np.linspace(0.5, 2, 8, dtype=np.float32)  # of the channels of an image
 
 Build = Callable[[GraphBuilder, Value], Sequence[Value]]
 
@@ -99,6 +100,27 @@ def choose(graph: GraphBuilder, before: Value) -> Sequence[Value]:
     return [graph.node(build("Where", {}), condition, before, graph.constant(X))]
 
 
+def convolve_and(name: str, *others: Any, **attributes: Any) -> Build:
+    """Return what adds a convolution of half into float, and an operator of the image, whose channels lie last."""
+
+    def add(graph: GraphBuilder, before: Value) -> Sequence[Value]:
+        ones = np.ones((8, 8, 1, 1), np.float16)
+        made = multiply("Conv", ones, shape=IMAGE, cast=FLOAT16, precision="fp16")(graph, before)
+        return then(name, *others, **attributes)(graph, made[0])
+
+    return add
+
+
+def expand_and(name: str, *others: Any) -> Build:
+    """Return what adds an operator of an image with channels of 4680 positions."""
+
+    def add(graph: GraphBuilder, before: Value) -> Sequence[Value]:
+        made = then("Expand", ints(1, 8, 195, 24), shape=(1, 8, 195, 1))(graph, before)
+        return then(name, *others)(graph, made[0])
+
+    return add
+
+
 def make_beside(name: str, *constants: Any) -> Build:
     """Return what adds an operator of constants alone, whose result the host knows: a launch stores it."""
 
@@ -141,6 +163,9 @@ CASES: dict[str, Build] = {
     "softmax": then("Softmax", axis=-1),
     "hardmax": then("Hardmax", axis=-1),
     "normalize_rows": then("LayerNormalization", ROW, ROW),
+    "measure_large_channels": expand_and("InstanceNormalization", EIGHT, EIGHT),
+    "normalize_large_channels": expand_and("InstanceNormalization", EIGHT, EIGHT),
+    "normalize_small_channels": convolve_and("InstanceNormalization", EIGHT, EIGHT),
     "normalize_and_measure_rows": then("LayerNormalization", ROW, ROW, count=2),
     "normalize_summed_rows": then("com.microsoft.SkipLayerNormalization", X, ROW),
     "normalize_channels": then("BatchNormalization", *(numbers(8) for _ in range(4)), shape=IMAGE),
@@ -194,6 +219,8 @@ CASES: dict[str, Build] = {
     # Convolutions.
     "simt_conv": multiply("Conv", numbers(5, 8, 3, 3), numbers(5), shape=IMAGE),
     "conv_mma": multiply("Conv", numbers(64, 8, 3, 3, dtype=np.float16), shape=IMAGE, cast=FLOAT16),
+    "pad_channels": multiply("Conv", numbers(8, 3, 3, 3, dtype=np.float16), shape=(1, 3, 26, 20), cast=FLOAT16),
+    "conv_depthwise_last": convolve_and("Conv", numbers(8, 1, 3, 3), group=8),
     "simt_conv taps": multiply("Conv", numbers(5, 2, 3, 3), shape=(1, 2, 26, 30)),
     "simt_conv points": multiply("Conv", numbers(5, 8, 1, 1), shape=IMAGE, strides=(2, 2)),
     "simt_conv positions": multiply("Conv", numbers(5, 4, 1, 1), shape=(1, 4, 15, 26)),

@@ -1,9 +1,9 @@
 """Convolutions of half and bf16 images, channels last, on tensor cores: tables of taps, packed weights, tiles, slices.
 
 ``conv_mma.cu`` multiplies patches of the input, which are copied as they lie, by weights packed as ``[out channels,
-taps, channels]``; groups are batches. A kernel of one tap that sees each position once is a product of matrices, and so
-`launch_gemm`'s. An input whose channels are no multiple of eight is padded first (`pad_channels`), and one that is not
-aligned is copied.
+taps, channels]``; groups are batches. A kernel of one tap that sees each position once is a product of matrices, and
+so `launch_gemm`'s. An input whose channels are no multiple of eight is padded first (``pad_channels.cu``), and one that
+is not aligned is copied.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, round_up
+from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.target import Target
@@ -28,12 +29,13 @@ from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import MAX_AXES, Windows
 from gpuexec.ops.linalg.matmul_launch import ALONG_K, Product, launch_gemm, multiplies
 from gpuexec.ops.nn.conv_simt import ConvSum
-from gpuexec.ops.nn.pad_channels import pad_channels
 
 _SOURCE, _FLOAT = "conv_mma.cu", np.dtype(np.float32)
+_DTYPES = (np.dtype(np.float16), BFLOAT16)
 _MAX_TAPS, _TAPS_BEHIND, _MAX_TAP_BITS = 64, 16, 31  # of conv_mma.cu
 _BEHIND = 1 << 31  # bits of a tap behind the last one
 EIGHT = 8  # channels that are copied at once, kEight of mma_tile.cuh
+_PAD_THREADS = 256  # kPadThreads of pad_channels.cu
 _ALIGNMENT, _LIMIT, _ROWS_BEHIND = 16, 2**31, 128  # rows: that a tile may reach beyond the last one
 
 
@@ -47,9 +49,16 @@ def name_conv(dtypes: tuple[np.dtype[Any], np.dtype[Any]], tile: MmaTile) -> Ker
     return Kernel(_SOURCE, f"conv_mma<{', '.join([dtype_row(dtype).cuda for dtype in dtypes])}, {tile.name}>")
 
 
-for _dtype in (np.dtype(np.float16), BFLOAT16):
+for _dtype in _DTYPES:
     instantiate_finished(_dtype, [name_conv((_dtype, _dtype), tile) for tile in MMA_TILES])
     instantiate_finished(_FLOAT, [name_conv((_dtype, _FLOAT), tile) for tile in MMA_TILES], stored=[_dtype])
+
+
+def _name_pad(source: np.dtype[Any], stored: np.dtype[Any]) -> Kernel:
+    return Kernel("pad_channels.cu", f"pad_channels<{dtype_row(source).cuda}, {dtype_row(stored).cuda}>")
+
+
+instantiate("pad_channels.cu", [_name_pad(dtype, dtype).expression for dtype in _DTYPES])
 
 
 @weight_form("conv_lines")
@@ -171,6 +180,23 @@ def _launch(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows:
     )
 
 
+def _pad_channels(emit: Emitter, made: Slot, x: Slot) -> None:
+    """Launch the padding of an image, of any strides, into dense memory ``[n, axes..., eights of channels]``."""
+    axes, strides = x.shape[2:], x.strides[2:]
+    lead = MAX_AXES - len(axes)
+    vectors = made.spec.size // EIGHT
+    divisors = (prod(axes), made.shape[-1] // EIGHT, *((1,) * lead + axes)[1:])
+    packed = b"".join(
+        (
+            *[pack_fast_div32(max(1, divisor)) for divisor in divisors],
+            struct.pack("<2i", vectors, x.shape[1]),
+            struct.pack("<5q", *x.strides[:2], *(0,) * lead, *strides),
+        )
+    )
+    blocks = max(1, ceil_div(vectors, _PAD_THREADS))
+    emit.launch(_name_pad(x.dtype, made.dtype), (blocks, 1, 1), (_PAD_THREADS, 1, 1), [x, made, packed], writes=[1])
+
+
 def make_channels_last(emit: Emitter, y: Slot) -> Slot:
     """Return scratch memory like a row-major image whose channels lie last."""
     return _turn(emit.temp((y.shape[0], *y.shape[2:], y.shape[1]), y.dtype))
@@ -185,7 +211,7 @@ def align_channels(emit: Emitter, x: Slot, channels: int) -> Slot:
     made = emit.temp((batch, *extents, channels), x.dtype)
     turned = _turn(made)
     if emit.choose(own != channels):
-        pad_channels(emit, made, x)
+        _pad_channels(emit, made, x)
     else:
         emit.copy(turned, x)
     return turned

@@ -11,7 +11,7 @@ from math import prod
 
 from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.geometry import ceil_div, round_up
-from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, work_of
+from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.slices import MmaTile
 from gpuexec.ops.lib.windows import Windows
 from gpuexec.ops.linalg.mma_work import describe_mma, find_mma_tile
@@ -53,3 +53,16 @@ def _count_lines(columns: int, tile: MmaTile) -> int:
     """
     together = WARP * _CHUNK_NBYTES // tile.slab_nbytes
     return columns + (round_up(columns, tile.columns) - columns) // together
+
+
+@work_of("pad_channels.cu", "pad_channels")
+def _count_padding(launch: Launch) -> Work:
+    x, made = launch.arguments[0], launch.arguments[1]
+    assert isinstance(x, Slot) and isinstance(made, Slot)
+    return Work(
+        flops=0,
+        instructions=count_warps(launch) * 110,
+        l2_nbytes=count_slot_bytes(x) + count_slot_bytes(made),
+        rounds=1,
+        registers=48,
+    )
