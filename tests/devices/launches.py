@@ -1,10 +1,10 @@
 """Map from kernel instances to tests: every operator case planned for several architectures and never run.
 
 A process of its own runs pytest over tests/ops with this file as a plugin, which keeps the tests that run cases and
-lets them plan only. Their plans are what the table of instantiations must equal (tests/system/test_kernel_table.py)
-and what `make kernels` compiles; and they say which cases show what a kernel does (tests/system/mutants). A whole model
-launches nothing else: its plan comes from the same lowerings, and the simulator refuses what is not in the table. Tests
-that expect a case to fail are run too, so how a test ends says nothing here.
+lets them plan only, and those marked as ``plans``. Their plans are what the table of instantiations must equal
+(tests/system/test_kernel_table.py) and what `make kernels` compiles; and they say which cases show what a kernel does
+(tests/system/mutants). A whole model launches nothing else: its plan comes from the same lowerings, and the simulator
+refuses what is not in the table. Tests that expect a case to fail are run too, so how a test ends says nothing here.
 
     python -m tests.devices.launches --out build/launches.json
 """
@@ -115,7 +115,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     planning = {"checks": "plan"}.items()
-    items[:] = [item for item in items if planning <= getattr(getattr(item, "callspec", None), "params", {}).items()]
+    items[:] = [
+        item
+        for item in items
+        if planning <= getattr(getattr(item, "callspec", None), "params", {}).items()
+        or item.get_closest_marker("plans")
+    ]
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

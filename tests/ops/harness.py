@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -87,6 +87,15 @@ def plan_launches(case: Case, op: Operator, inputs: Sequence[Array | None], know
     for given in list_layouts(inputs, known):
         planned = [plan_supported(case, op, given, known, target) for target in TARGETS]
         PLANS.extend(each.template.plan for each in planned if each is not None)
+
+
+def keep_plans(graph: Graph, specs: Mapping[str, TensorSpec]) -> list[Plan]:
+    """Plan a graph for each of `TARGETS` without textures and keep the plans; where there are none, for sm_90."""
+    targets = [target for target in TARGETS if not target.has_textures]
+    plans = [plan_graph(graph, specs, target).plan for target in targets or [Target.named("sm_90")]]
+    if targets:
+        PLANS.extend(plans)
+    return plans
 
 
 def count_elements(*groups: Sequence[Array | None]) -> int:
