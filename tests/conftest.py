@@ -52,6 +52,7 @@ def pytest_collection_finish() -> None:
     """Keep what is imported and collected, which stays to the end, out of every later collection of garbage."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 @pytest.hookimpl(wrapper=True)
