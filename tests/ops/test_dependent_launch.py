@@ -269,6 +269,14 @@ CASES: dict[str, Build] = {
         shape=(1, 1, 65, 24),
         cast=FLOAT16,
     ),
+    "attend_few": then(  # of one key, so that the result is its value
+        "gpuexec.ScaledDotProductAttention",
+        np.ones((1, 65, 1, 24), np.float32),
+        np.ones((1, 65, 24, 1), np.float32),
+        at=2,
+        shape=(1, 65, 1, 24),
+        precision="fp16",
+    ),
     "attention_scores": then(
         "Attention", numbers(1, 2, 5, 130), numbers(1, 2, 5, 130), shape=(1, 2, 6, 130), count=4, absent=(1, 2)
     ),
