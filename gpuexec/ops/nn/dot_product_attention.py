@@ -79,7 +79,6 @@ class ScaledDotProductAttention(Operator):
     is_narrow: int = 0
     tolerance = Tolerance.REDUCTION
     uses_all_cores = True
-    keeps_dtype = True
     has_blits = True
     epilogue_rank = 2
     example = "float32[1,2,3,4] float32[1,2,4,5] float32[1,2,5,4]"
@@ -114,7 +113,8 @@ class ScaledDotProductAttention(Operator):
     def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
         """Return the operands' type, or float where a precision says that they are narrow and the result is not."""
         first = dtypes[0] if dtypes else None
-        return find_narrow(self.precision) if self.is_narrow else first and find_result(first, self.precision)
+        narrow = find_narrow(self.precision)
+        return first if narrow is None else narrow if self.is_narrow else _FLOAT
 
     def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int | None:
         """Count both products, the softmax, and an operation for each step and score."""

@@ -282,6 +282,7 @@ class RoundedNormalization(_TrailingNormalization):
     is_centered: int = 1
     to: int = 10
     keeps_dtype = True
+    epilogue_rank = None  # of two results
     example = "float32[2,8] float32[8]"
     derivative = Derivative.REFUSED
 
@@ -313,15 +314,14 @@ class RoundedNormalization(_TrailingNormalization):
         x, scale, bias = (*inputs, None)[:3]
         y, rounded = (*outputs, None)[:2]
         assert x is not None and scale is not None
-        if y is None:
-            y = emit.temp(x.shape, x.dtype)
+        y = emit.temp(x.shape, x.dtype) if y is None else y
+        rounded = emit.temp(x.shape, dtype_row(self.to).numpy) if rounded is None else rounded
         centered = bool(self.is_centered)
         if not emit.target.has_textures:
             self._lower(emit, x, scale, bias, (y, None, None), centered, rounded)
             return
         self._lower(emit, x, scale, bias, (y, None, None), centered)
-        if rounded is not None:
-            convert_commands(emit, rounded, y)
+        convert_commands(emit, rounded, y)
 
 
 _LOOP = RowLoop(around=350, each=36, held=16, flops=7, folds=2)
