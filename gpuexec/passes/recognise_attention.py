@@ -375,9 +375,7 @@ class _AttentionSearch:
             return value
         return self._add(value, Transpose(tuple(labels.index(label) for label in wanted)), (), before)
 
-    def _add(
-        self, value: Value, operator: Operator, more: Sequence[Value | None], before: list[Node]
-    ) -> Value:
+    def _add(self, value: Value, operator: Operator, more: Sequence[Value | None], before: list[Node]) -> Value:
         """Return what a view makes of a value."""
         made = Value(take_free(f"{value.name}.{operator.name.rpartition('.')[2].lower()}", self._names))
         before.append(Node(operator, (value, *more), (made,), made.name))

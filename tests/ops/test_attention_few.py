@@ -1,4 +1,4 @@
-"""Attention of few queries in 16 bits: the kernel that rounds what it reads, when it is taken, and its work as counted."""
+"""Attention of few queries in 16 bits: the kernel that rounds what it reads, when it is taken, and its work."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ CASES = [
     make("bfloat16", (1, 2, 1, 40, 8, 8), BFLOAT16, BFLOAT16),
     make("rows of bfloat16", (1, 4, 2, 40, 8, 8), BFLOAT16, BFLOAT16, group=2),
     make("rows of floats as bfloat16", (1, 4, 2, 40, 8, 8), BFLOAT16, group=4),
-    make("groups and a bias of heads", (1, 8, 1, 130, 16, 16), operands=[draw(8, 1, 130)], group=4, score_steps=("Add",)),
+    make("groups and a bias", (1, 8, 1, 130, 16, 16), operands=[draw(8, 1, 130)], group=4, score_steps=("Add",)),
     make("mask", (2, 2, 3, 70, 8, 8), operands=[SOME, np.float32([-1e9])], score_steps=("Where",)),
     make("empty rows", (2, 2, 3, 70, 8, 8), operands=[SOME, np.float32([-INF])], score_steps=("Where",)),
     make(

@@ -78,7 +78,7 @@ class Parts:
         view: The Reshape in front of them; None: there is none.
         first_operand: Position of the first input that only steps have; None: there is none.
         last_use: The last step that reads what the producer made once more; -1: none does.
-        shapes: By the shapes of all inputs, that of what the producer makes, and whether steps keep what they see of it.
+        shapes: By the shapes of all inputs, that of what the producer makes, and whether steps keep the one they see.
     """
 
     producer: Operator
@@ -249,7 +249,11 @@ class Fused(Operator):
             view = self.parts.view
             read = None if view is None else view.inputs[1]  # the shape alone is content that others follow from
             specs = [
-                None if array is None else TensorSpec.of(array) if place == read else TensorSpec(array.shape, array.dtype)
+                None
+                if array is None
+                else TensorSpec.of(array)
+                if place == read
+                else TensorSpec(array.shape, array.dtype)
                 for place, array in enumerate(inputs)
             ]
             made = self.parts.producer.infer(*self.split(specs))[0]

@@ -1,4 +1,4 @@
-"""Launches of attention of few queries in a precision of 16 bits, whose keys and values are rounded while they are read.
+"""Launches of attention of few queries in a precision of 16 bits, whose operands are rounded while they are read.
 
 The keys of such queries are mostly those of a cache, which are floats and grow by one for each token. So a kernel that
 takes them as they are saves a launch and a tensor for each of Q, K and V, and it is the same kernel for every length.
@@ -102,8 +102,8 @@ def launch_few_queries(
 def _fits(operands: AttentionOperands) -> bool:
     """Return whether heads lie as vectors of four take them, and lanes of a warp hold one."""
     depth, values = operands.q.shape[3], operands.v.shape[3]
-    is_head = 0 < min(depth, values) and max(depth, values) <= _COLUMNS * _MOST_LANES
-    is_whole = depth % _COLUMNS == 0 == values % _COLUMNS
+    is_head = min(depth, values) > 0 and max(depth, values) <= _COLUMNS * _MOST_LANES
+    is_whole = not (depth % _COLUMNS or values % _COLUMNS)
     return is_head and is_whole and all(_is_wide(each) for each in (operands.q, operands.k, operands.v))
 
 
@@ -148,7 +148,7 @@ def _pack(
     return struct.pack(_STRUCT, *strides, *extents, kind, int(empty), int(y.dtype == _FLOAT), *numbers)
 
 
-# Instructions of a thread: for a tile, and of that for each row; for each row of a block, and for a slice that is merged.
+# Instructions of a thread: for a tile, and of that for each row; for each row of a block; for a slice that is merged.
 _EACH_TILE, _EACH_TILE_ROW, _EACH_ROW, _EACH_SLICE, _AROUND = 180, 150, 120, 45, 250
 
 
@@ -157,7 +157,7 @@ def _count_few(launch: Launch) -> Work:
     q, k, v, _, y, _, _, packed = launch.arguments
     assert isinstance(q, Slot) and isinstance(k, Slot) and isinstance(v, Slot) and isinstance(y, Slot)
     assert isinstance(packed, bytes)
-    heads, group, queries, keys, depth, values, row_tiles, lanes, kind, *_ = struct.unpack(_STRUCT, packed)[16:]
+    heads, group, queries, keys, depth, values, _, lanes, kind, *_ = struct.unpack(_STRUCT, packed)[16:]
     together = int(launch.kernel.expression.rpartition(", ")[2].rstrip(">"))
     blocks, slices = prod(launch.grid), launch.grid[1]
     rows = y.spec.size // max(1, values)
@@ -177,8 +177,8 @@ def _count_few(launch: Launch) -> Work:
         + merges * _EACH_SLICE,
         multiply_adds=32 * (warps * together * 2 * _LOADS * _COLUMNS + 2 * merges),
         needed_multiply_adds=rows * keys * (depth + values),
-        # Of a tile: a row of scores is stored, read for the largest, and four a lane for their weights; of a block: sums and
-        # totals of warps.
+        # Of a tile: a row of scores is stored, read for the largest, and by fours for their weights; of a block: sums
+        # and totals of warps.
         wavefronts=warps * together * (1 + tile_keys // 32 + _LOADS)
         + blocks * together * _WARPS * (1 + lanes // 8 + _WARPS + ceil_div(values, 32)),
         l2_nbytes=itemsize * (launch.grid[0] * keys * (depth + values) + blocks * together * depth)

@@ -76,7 +76,7 @@ class NormalizedRows:
         outputs: Sequence[Slot | None],
         rounded: Slot | None = None,
     ) -> None:
-        """Launch the kernel for y alone, or that for y, mean and inverse deviation, or for y and what it is rounded to."""
+        """Launch the kernel for y alone, for y, mean and inverse deviation, or for y and what it is rounded to."""
         count = self.count
         team = choose_team(self.columns, count)
         sizes = (np.int64(count), np.int64(self.columns), np.int32(team.lanes))
@@ -141,7 +141,7 @@ class _TrailingNormalization(Operator):
     flops_per_output = 7  # sum, difference, square, sum, product, scale, shift
     derivative = Derivative.PARTS
     has_blits = True
-    epilogue_rank = 1
+    epilogue_rank: ClassVar[int | None] = 1
 
     def _check(self, x: TensorSpec, *parameters: tuple[str, TensorSpec | None]) -> int:
         axis = normalize_axis(self.axis, x.rank)
