@@ -107,10 +107,10 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) sums[r][j] = 0.0f;
   }
-  const int slices = gridDim.y;
-  const int end = int(i64(tiles) * (blockIdx.y + 1) / slices);
+  // Tiles have 32 keys at least, and slices are few: 32 bits hold their product.
+  const int slices = gridDim.y, end = int(u32(tiles) * (blockIdx.y + 1) / gridDim.y);
 #pragma unroll 1
-  for (int tile = int(i64(tiles) * blockIdx.y / slices); tile < end; ++tile) {
+  for (int tile = int(u32(tiles) * blockIdx.y / gridDim.y); tile < end; ++tile) {
     const int first = tile * tile_keys + own;
     float of_keys[kLoads][kColumns], of_values[kLoads][kColumns];
 #pragma unroll

@@ -261,7 +261,7 @@ GATES: Mapping[str, Gate] = {
     # Loads are vectors of four; the scores' way through shared memory is a fixed part of a tile.
     **{
         f"attention_few.cu:attend_few<{stored}, {t}, {rows}>": Gate(
-            instructions=5000, opcodes=("FFMA", "MUFU"), blocks=2
+            instructions=3600, opcodes=("FFMA", "MUFU"), blocks=2
         )
         for t in _HALVES
         for stored in ("float", t)

@@ -149,7 +149,7 @@ def _pack(
 
 
 # Instructions of a thread: for a tile, and of that for each row; for each row of a block; for a slice that is merged.
-_EACH_TILE, _EACH_TILE_ROW, _EACH_ROW, _EACH_SLICE, _AROUND = 180, 150, 120, 45, 250
+_EACH_TILE, _EACH_TILE_ROW, _EACH_ROW, _EACH_SLICE, _AROUND = 230, 150, 150, 45, 250
 
 
 @work_of(_SOURCE, "attend_few")
