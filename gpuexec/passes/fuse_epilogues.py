@@ -25,10 +25,14 @@ from gpuexec.ops.elementwise.epilogue import (
     fused_name,
 )
 from gpuexec.ops.elementwise.fused import PRODUCERS
+from gpuexec.ops.linalg.matmul import Gemm, MatMul
+from gpuexec.ops.tensor.layout import Reshape
 from gpuexec.passes.known_specs import infer_known
 
 _CLIP = "Clip"
 _LIGHT = UNARY_OPERATORS | BINARY_OPERATORS | {_CLIP, Cast.name}
+# Producers whose results steps may see under another shape: those that are never images in another memory format.
+_RESHAPED = (Gemm.name, MatMul.name)
 
 
 @dataclass(slots=True)
@@ -49,6 +53,11 @@ class _Chain:
     operands: list[Value] = field(default_factory=list)
     count: int = 0
     length: int = 0
+
+    @property
+    def is_reshaped(self) -> bool:
+        """Whether the first step is a Reshape, whose shape is the first operand."""
+        return bool(self.steps) and self.steps[0][0] == Reshape.name
 
 
 def fuse_epilogues(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
@@ -129,7 +138,7 @@ class _Fusing:
     def _read(self, node: Node, chain: _Chain) -> tuple[Given, ...] | None:
         """Return the inputs of a step that a node would be, or None where it can't be one."""
         name, value = node.operator.name, chain.values[-1]
-        count = 0 if name == Cast.name else count_steps(name, node.inputs)
+        count = _count_steps(node)
         is_first = value is chain.values[0]
         if chain.count + count > MAX_STEPS or (not is_first and len(self._readers[value]) > 1):
             return None
@@ -139,13 +148,23 @@ class _Fusing:
             return (VALUE, *bounds) if node.inputs[0] is value and is_known else None
         if name in UNARY_OPERATORS:
             return (VALUE,)
+        if name == Reshape.name:
+            return self._read_shape(node, chain)
         if name == Cast.name:
             return (VALUE,) if self._narrows(node, value) else None
         if name not in BINARY_OPERATORS or sum(given is value for given in node.inputs) != 1:
             return None
         inputs = [self._read_beside(given, chain) if given is not value else VALUE for given in node.inputs]
         added = {given for given in inputs if isinstance(given, int) and given >= len(self._list_inputs(chain))}
-        return None if None in inputs or len(chain.operands) + len(added) > MAX_OPERANDS else tuple(inputs)
+        taken = len(chain.operands) - chain.is_reshaped
+        return None if None in inputs or taken + len(added) > MAX_OPERANDS else tuple(inputs)
+
+    def _read_shape(self, node: Node, chain: _Chain) -> tuple[Given, ...] | None:
+        """Return the inputs of a Reshape to a shape that is known, right behind a product."""
+        source, shape = node.inputs
+        is_first = not chain.steps and source is chain.values[0] and chain.reads_left == 1
+        is_known = shape in self._graph.constants and chain.nodes[0].operator.name in _RESHAPED
+        return (VALUE, len(chain.nodes[0].inputs)) if is_first and is_known else None
 
     def _read_beside(self, given: Value | None, chain: _Chain) -> Given:
         """Return the other operand of a step; None where it is not available when the producer runs."""
@@ -183,7 +202,7 @@ class _Fusing:
     def _fits(self, given: Value, chain: _Chain) -> bool:
         """Return whether an operand is known not to broadcast the result; constants hardly ever do."""
         known = self._infer()
-        made, beside = known.get(chain.values[0]), known.get(given)
+        made, beside = known.get(chain.values[int(chain.is_reshaped)]), known.get(given)
         if made is None or beside is None:
             return given in self._graph.constants
         try:
@@ -216,11 +235,19 @@ class _Fusing:
         chain.values.append(result)
         chain.steps.append((name, attributes, inputs))
         chain.operands += operands
-        chain.count += 0 if name == Cast.name else count_steps(name, node.inputs)
-        if chain.reads_left == 0:
+        chain.count += _count_steps(node)
+        if name == Reshape.name and node.inputs[1] is not None:
+            chain.rank = self._graph.constants[node.inputs[1]].size
+        if chain.reads_left == 0 and name != Reshape.name:  # which alone is a view
             chain.length = len(chain.steps)
         if result not in self._outputs and name != Cast.name:  # which is the last one: steps are of one type
             self._open[result] = chain
+
+
+def _count_steps(node: Node) -> int:
+    """Return how many steps of a kernel a node is."""
+    name = node.operator.name
+    return 0 if name in (Cast.name, Reshape.name) else count_steps(name, node.inputs)
 
 
 def _make_node(chain: _Chain, name: str) -> Node:

@@ -10,7 +10,8 @@ in each run: nothing need be calibrated.
 
 Attention over keys and values that are made in the run takes all three in a narrow type (`RoundedAttention`); keys and
 values that are given are mostly a memory's, which would be rounded anew in each run, and stay float. Attention that is
-spelled out is rounded here as two products, and recognised later with its roundings.
+spelled out is rounded here as two products, and recognised later with its roundings; of few queries over a memory, it
+rounds what it reads (`gpuexec.ops.nn.attention_few`).
 
 Types decide here, and no shapes, so the pass runs before graphs are partitioned and before values are exposed to be
 looked at: numbers don't depend on who looks, and casts are looked at too.

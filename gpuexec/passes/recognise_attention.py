@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.graphs import Graph, Node, Value, take_free
+from gpuexec.ir.operator import Operator
 from gpuexec.ir.precision import STORED
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import Cast
+from gpuexec.ops.elementwise.fused import PRODUCERS
 from gpuexec.ops.linalg.einsum import Einsum
 from gpuexec.ops.linalg.matmul import MatMul, find_narrow
+from gpuexec.ops.nn.attention_few import FEW_QUERIES
 from gpuexec.ops.nn.dot_product_attention import FLOATS, ScaledDotProductAttention
 from gpuexec.ops.nn.heads import GroupHeads, join_groups
 from gpuexec.ops.nn.softmax import Softmax
@@ -33,7 +37,7 @@ def recognise_attention(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
     """Replace two products around a softmax over the last axis by one attention, scale and masks included.
 
     Products that a precision has given operands of 16 bits are taken with it: the roundings of weights and of the
-    result become the attention's own.
+    result become the attention's own, and so do those of Q, K and V where queries are few.
 
     Scores and weights must have no other reader. Also taken are factors of Q and K, the guard that makes weights 0 that
     are NaN, and the order that heads are joined in. Heads of K and V that an Expand repeats are not copied. Results
@@ -296,13 +300,14 @@ class _AttentionSearch:
         ranks = [spec.rank for spec in specs if spec is not None]
         if len(set(ranks)) > 1 and max(ranks) > 4:
             return "its operands have more than four axes, and some have fewer"
+        precision = _find_precision(product)
         keys, values = self._group(query, keys, values, before)
         scale, steps = self._fold(factors + scores.steps)
         used = {query, keys, values, *(operand for _, given in steps for operand in given)}
         if not used.isdisjoint(_first(node) for node in gone):
             return "its scores are read twice"
         result = _first(product)
-        precision, rounding = _find_precision(product), self._find_rounding(result, _find_precision(product))
+        rounding = self._find_rounding(result, precision)
         if rounding is not None:
             gone.append(rounding)
             result = _first(rounding)
@@ -314,6 +319,7 @@ class _AttentionSearch:
         elif perm == tuple(range(len(perm))):
             perm = None
         is_narrow = rounding is not None
+        query, keys, values = self._widen((query, keys, values), precision, gone, before)
         return _FoundAttention(
             [query, keys, values], scale, steps, is_guarded, perm, precision, is_narrow, result, product, gone, before
         )
@@ -369,9 +375,7 @@ class _AttentionSearch:
             return value
         return self._add(value, Transpose(tuple(labels.index(label) for label in wanted)), (), before)
 
-    def _add(
-        self, value: Value, operator: Transpose | GroupHeads | Expand, more: Operands, before: list[Node]
-    ) -> Value:
+    def _add(self, value: Value, operator: Operator, more: Sequence[Value | None], before: list[Node]) -> Value:
         """Return what a view makes of a value."""
         made = Value(take_free(f"{value.name}.{operator.name.rpartition('.')[2].lower()}", self._names))
         before.append(Node(operator, (value, *more), (made,), made.name))
@@ -432,6 +436,59 @@ class _AttentionSearch:
             assert isinstance(operator, Reshape)
             grouped.append(self._add(source, GroupHeads(operator.allowzero), (shape,), before))
         return self._add(grouped[0], Transpose((0, 1, 2, 4, 3)), (), before), grouped[1]
+
+    def _widen(
+        self, operands: tuple[Value, Value, Value], precision: str, gone: list[Node], before: list[Node]
+    ) -> tuple[Value, Value, Value]:
+        """Return Q, K and V as the floats that they are rounded of, where queries are few and K and V are held as such.
+
+        Attention rounds them while it reads them, without a launch and a tensor for each. What nothing else reads as
+        float is better rounded by the kernel that makes it.
+        """
+        spec, narrow = self._spec(operands[0]), find_narrow(precision)
+        if narrow is None or spec is None or spec.shape[-2] > FEW_QUERIES:
+            return operands
+        climbs = [self._climb_views(each, narrow, before) for each in operands]
+        if any(climb is None for climb in climbs) or not all(self._is_held(climb[-1]) for climb in climbs[1:] if climb):
+            return operands
+        found = []
+        for *views, cast in [climb for climb in climbs if climb is not None]:
+            value = cast.inputs[0]
+            assert value is not None
+            for node in reversed(views):
+                value = self._add(value, node.operator, node.inputs[1:], before)
+            found.append(value)
+            for node in (*views, cast):  # but what others read, too
+                if len(self._consumers.get(_first(node), [])) > 1 or _first(node) in self._outputs:
+                    break
+                gone.append(node)
+        return found[0], found[1], found[2]
+
+    def _climb_views(self, value: Value, narrow: np.dtype[Any], before: Sequence[Node]) -> list[Node] | None:
+        """Return the views that show a rounded value, the last one first, and the Cast that rounds it."""
+        added = {_first(node): node for node in before}
+        nodes: list[Node] = []
+        for _ in range(_MAX_STEPS):
+            node = self._producers.get(value, added.get(value))
+            if node is None or node.inputs[0] is None:
+                return None
+            nodes.append(node)
+            if isinstance(node.operator, Cast):
+                return nodes if dtype_row(node.operator.to).numpy == narrow else None
+            if not (node.operator.makes_views and node.operator.keeps_dtype) or len(node.outputs) != 1:
+                return None
+            value = node.inputs[0]
+        return None
+
+    def _is_held(self, cast: Node) -> bool:
+        """Return whether the float that a Cast rounds is there anyway, and what it gives is read once."""
+        source = cast.inputs[0]
+        assert source is not None
+        if len(self._consumers.get(_first(cast), [])) > 1:
+            return False
+        producer = self._producers.get(source)
+        is_read = source in self._outputs or len(self._consumers.get(source, [])) > 1
+        return is_read or producer is None or producer.operator.name not in PRODUCERS
 
     def _find_repeated(self, value: Value) -> Node | None:
         """Return the Reshape that joins heads with the axis that an Expand repeats them along."""

@@ -167,6 +167,7 @@ CASES: dict[str, Build] = {
     "normalize_large_channels": expand_and("InstanceNormalization", EIGHT, EIGHT),
     "normalize_small_channels": convolve_and("InstanceNormalization", EIGHT, EIGHT),
     "normalize_and_measure_rows": then("LayerNormalization", ROW, ROW, count=2),
+    "normalize_and_round_rows": then("gpuexec.RoundedNormalization", ROW, ROW, count=2, to=16),
     "normalize_summed_rows": then("com.microsoft.SkipLayerNormalization", X, ROW),
     "normalize_channels": then("BatchNormalization", *(numbers(8) for _ in range(4)), shape=IMAGE),
     "measure_channels": then(
@@ -268,6 +269,14 @@ CASES: dict[str, Build] = {
         numbers(1, 1, 64, 8, dtype=np.float16),
         shape=(1, 1, 65, 24),
         cast=FLOAT16,
+    ),
+    "attend_few": then(  # of one key, so that the result is its value
+        "gpuexec.ScaledDotProductAttention",
+        np.ones((1, 65, 1, 24), np.float32),
+        np.ones((1, 65, 24, 1), np.float32),
+        at=2,
+        shape=(1, 65, 1, 24),
+        precision="fp16",
     ),
     "attention_scores": then(
         "Attention", numbers(1, 2, 5, 130), numbers(1, 2, 5, 130), shape=(1, 2, 6, 130), count=4, absent=(1, 2)

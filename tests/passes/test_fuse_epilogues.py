@@ -248,3 +248,49 @@ def test_operand_that_stretches_at_one_size_only(backend: gx.BackendType) -> Non
         for rows in (1, 5, 2, 1):
             got = worker.run({"x": x, "k": k, "z": z[:rows]})[0]
             np.testing.assert_allclose(got, x @ k + z[:rows], rtol=1e-5, atol=1e-5)
+
+
+LINEAR = "int64[3] rows = {-1, 1, 4}, int64[2] flat = {-1, 4}, float[4] b = {1, 2, 3, 4}"
+RESHAPED = {
+    "activation": ("r = Reshape (g, rows) y = Relu (r)", 1),
+    "residual": ("r = Reshape (g, rows) y = Add (r, z)", 1),
+    "of a MatMul": ("m = MatMul (x, k) r = Reshape (m, rows) a = Relu (r) y = Mul (a, z)", 1),
+    "and what the view makes twice": ("r = Reshape (g, rows) s = Sigmoid (r) y = Mul (r, s)", 0),
+    "view alone": ("y = Reshape (g, rows)", 0),
+    "unknown shape": ("e = Shape (z) r = Reshape (g, e) y = Relu (r)", 0),
+    "view of an activation": ("a = Relu (g) r = Reshape (a, rows) y = Add (r, z)", 1),
+    "read beside the view": ("r = Reshape (g, rows) f = Relu (r) h = Neg (g) i = Reshape (h, rows) y = Add (f, i)", 0),
+}
+
+
+def reshaped_text(body: str) -> str:
+    return f"""agraph (float[n, 4] x, float[4, 4] k, float[m, 1, 4] z) => (float[o, 1, 4] y) <{LINEAR}>
+        {{ g = Gemm (x, k, b) {body} }}"""
+
+
+@pytest.mark.parametrize("kind", RESHAPED)
+def test_steps_behind_a_product_see_its_result_under_another_shape(kind: str) -> None:
+    body, fused = RESHAPED[kind]
+    specs = {"x": spec(6, 4), "k": spec(4, 4), "z": spec(6, 1, 4)}
+    graph = fuse_epilogues(load(reshaped_text(body)), specs)
+    check(graph)
+    steps = [dict(describe(node.operator)[1])["steps"] for node in graph.nodes if "Fused" in node.operator.name]
+    first = [each[0][0] for each in steps]
+    assert first == (["Reshape"] if fused and kind != "view of an activation" else ["Relu"] * fused)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", RESHAPED)
+def test_bits_stay_under_another_shape(kind: str, backend: gx.BackendType) -> None:
+    """At sizes where the other operand stretches what is made, too."""
+    proto = parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> {reshaped_text(RESHAPED[kind][0])}')
+    rng = np.random.default_rng(1)
+    with (
+        gx.Worker(gx.load(proto), backend=backend) as fused,
+        gx.Worker(gx.load(proto, disabled_passes=["fuse_epilogues"]), backend=backend) as apart,
+    ):
+        for rows, others in ((3, 3), (1, 5 if "unknown" not in kind else 1), (6, 6), (1, 1)):
+            shapes = {"x": (rows, 4), "k": (4, 4), "z": (others, 1, 4)}
+            feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+            got, expected = fused.run(feeds)[0], apart.run(feeds)[0]
+            np.testing.assert_array_equal(to_bits(got), to_bits(expected))

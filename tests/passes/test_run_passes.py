@@ -37,6 +37,7 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
     assert [each.name for each in AT_PLAN] == [
         "fold_shapes",
         "recognise_attention",
+        "fuse_rounding",
         "fuse_epilogues",
         "remove_dead",
     ]

@@ -46,6 +46,9 @@ MMA_FORMS = tuple(
 LARGER: Mapping[str, Budget] = {
     "attention.cu:attend": Budget(128, "4 x 4 scores beside 4 x 8 sums; two blocks of 256 threads fit"),
     "attention.cu:attend<double>": Budget(184, "the same in doubles, half as many; one block of 256 threads fits"),
+    "attention_few.cu:attend_few": Budget(
+        128, "four keys and values, and sums of up to 4 rows; two blocks of 256 threads fit"
+    ),
     "attention.cu:attention_scores<double>": Budget(72, "two rows and the running sum of a softmax, in doubles"),
     **{
         f"attention_mma.cu:attend_mma<{t}, {tile}, {is_plain}>": Budget(

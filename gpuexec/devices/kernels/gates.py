@@ -258,6 +258,15 @@ GATES: Mapping[str, Gate] = {
         for t in _FLOATS
     },
     "attention.cu:attend<double>": Gate(instructions=10000),
+    # Loads are vectors of four; the scores' way through shared memory is a fixed part of a tile.
+    **{
+        f"attention_few.cu:attend_few<{stored}, {t}, {rows}>": Gate(
+            instructions=3600, opcodes=("FFMA", "MUFU"), blocks=2
+        )
+        for t in _HALVES
+        for stored in ("float", t)
+        for rows in (1, 4)
+    },
     # The loop over tiles of keys. One that all queries see passes over a third of it: tests of single keys, and of
     # values for what is no finite number.
     **{

@@ -2,8 +2,9 @@
 
 Each has the fields and inputs of the producer; its field ``steps`` says what follows
 (`gpuexec.ops.elementwise.epilogue`), and
-behind the producer's inputs come the operands of steps. The result is, to the bit, what the operators would give
-one after the other: `infer` and `compute` are just that, `compute` in the memory of one result. On a device the
+behind the producer's inputs come the operands of steps. The first step may be a Reshape to a shape that is its operand:
+a view, which no kernel needs to know of. The result is, to the bit, what the operators would give one after the other:
+`infer` and `compute` are just that, `compute` in the memory of one result. On a device the
 producer's kernel takes the steps before it stores, where there is an instance for the types and operands fit; else the
 steps are launched behind it. The pass `gpuexec.passes.fuse_epilogues` makes these operators; no file has them.
 """
@@ -19,6 +20,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
+from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, count_elements, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
@@ -42,6 +44,7 @@ from gpuexec.ops.nn.dot_product_attention import ScaledDotProductAttention
 from gpuexec.ops.nn.norm import LayerNormalization, RMSNormalization
 from gpuexec.ops.nn.norm_channels import GroupNormalization, InstanceNormalization
 from gpuexec.ops.quant import narrow
+from gpuexec.ops.tensor.layout import Reshape, window
 
 _SHAPES_KEPT = 64
 # Each says by `epilogue_rank` from how many axes on its result can be finished.
@@ -71,20 +74,32 @@ class Parts:
 
     Attributes:
         producer: Producer of the first step's input.
-        steps: The steps.
+        steps: The steps, but for the view.
+        view: The Reshape in front of them; None: there is none.
         first_operand: Position of the first input that only steps have; None: there is none.
         last_use: The last step that reads what the producer made once more; -1: none does.
-        keeps_shape: Whether the producer's result has kept its shape so far, by the shapes of all inputs.
+        shapes: By the shapes of all inputs, that of what the producer makes, and whether steps keep the one they see.
     """
 
     producer: Operator
     steps: tuple[EpilogueStep, ...]
+    view: EpilogueStep | None = None
     first_operand: int | None = field(init=False)
     last_use: int = field(init=False)
-    keeps_shape: dict[tuple[tuple[int, ...] | None, ...], bool] = field(init=False, default_factory=dict)
+    shapes: dict[tuple[tuple[int, ...] | None, ...], tuple[tuple[int, ...], bool]] = field(
+        init=False, default_factory=dict
+    )
+
+    @classmethod
+    def of(cls, producer: Operator, steps: tuple[EpilogueStep, ...]) -> Parts:
+        """Return the parts, the first step apart where it is a view."""
+        if steps and isinstance(steps[0].operator, Reshape):
+            return cls(producer, steps[1:], steps[0])
+        return cls(producer, steps)
 
     def __post_init__(self) -> None:
-        operands = [given for step in self.steps for given in step.inputs if isinstance(given, int) and given >= 0]
+        steps = self.steps if self.view is None else (self.view, *self.steps)
+        operands = [given for step in steps for given in step.inputs if isinstance(given, int) and given >= 0]
         uses = [place for place, step in enumerate(self.steps) if MADE in step.inputs]
         object.__setattr__(self, "first_operand", min(operands, default=None))
         object.__setattr__(self, "last_use", max(uses, default=-1))
@@ -106,12 +121,12 @@ class Fused(Operator):
         except AttributeError:  # new, or out of a pickle, which has fields alone
             names = [f.name for f in dataclasses.fields(self.of)]  # type: ignore[arg-type]
             producer = self.of(**{name: getattr(self, name) for name in names})
-            object.__setattr__(self, "_parts", Parts(producer, read_steps(self.steps)))
+            object.__setattr__(self, "_parts", Parts.of(producer, read_steps(self.steps)))
             return self._parts
 
     def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
         """Return the producer's type, or that of a Cast that is the last step."""
-        last = self.parts.steps[-1].operator if self.steps else None
+        last = self.parts.steps[-1].operator if self.parts.steps else None
         return last.find_dtype([]) if isinstance(last, Cast) else self.parts.producer.find_dtype(self.split(dtypes))
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
@@ -120,19 +135,25 @@ class Fused(Operator):
         Raises:
             InputError: As they do.
         """
-        if not self.steps:
+        if not self.parts.steps:
             raise InputError(f"{self.name} expects steps, got none.")
         if any(isinstance(step.operator, Cast) for step in self.parts.steps[:-1]):
             raise InputError(f"{self.name} expects a Cast as its last step alone, got one before others.")
-        made = value = self.parts.producer.infer(*self.split(inputs))[0]
+        made = value = self._infer_seen(inputs)
         for step in self.parts.steps:
             (value,) = step.operator.infer(*step.pick(value, made, inputs, TensorSpec.of))
         return (value,)
 
+    def _infer_seen(self, inputs: Sequence[TensorSpec | None]) -> TensorSpec:
+        """Return the spec that steps see of what the producer makes."""
+        made = self.parts.producer.infer(*self.split(inputs))[0]
+        view = self.parts.view
+        return made if view is None else view.operator.infer(*view.pick(made, made, inputs, TensorSpec.of))[0]
+
     def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int | None:
         """Count what the producer does, and an operation of each step for each element."""
         made = self.parts.producer.count_flops(self.split(inputs), outputs)
-        return None if made is None else made + len(self.steps) * count_elements(outputs, 0)
+        return None if made is None else made + len(self.parts.steps) * count_elements(outputs, 0)
 
     def reads_any_format(self, position: int, inputs: Sequence[TensorSpec | None]) -> bool:
         """Return whether the producer does; the steps don't."""
@@ -149,10 +170,15 @@ class Fused(Operator):
         """Compute one after the other, in the memory of one result where shapes stay."""
         parts, wanted = self.parts, out[0] if out else None
         keeps_type = not isinstance(parts.steps[-1].operator, Cast)
-        stays = parts.first_operand is None or self._keeps_shape(inputs)
+        shape, stays = ((), True) if parts.first_operand is None else self._find_shapes(inputs)
         target = (wanted,) if stays and keeps_type and wanted is not None else None
+        if target is not None and parts.view is not None:
+            target = (target[0].reshape(shape),) if target[0].flags.c_contiguous else None
         made = parts.producer.compute(*self.split(inputs), out=target)[0]
         assert made is not None
+        if parts.view is not None:
+            made = parts.view.operator.compute(*parts.view.pick(made, made, inputs, np.asarray))[0]
+            assert made is not None
         value: Array = made
         last = len(parts.steps) - 1
         for place, step in enumerate(parts.steps):
@@ -174,12 +200,14 @@ class Fused(Operator):
             return
         producer, steps, taken = self.parts.producer, self.parts.steps, self.split(inputs)
         made = producer.infer(*(None if slot is None else slot.spec for slot in taken))[0]
-        is_same, is_cast = made.shape == y.shape, made.dtype != y.dtype
+        seen = self._infer_seen([None if slot is None else slot.spec for slot in inputs])
+        view, is_cast = self.parts.view, made.dtype != y.dtype
+        is_same = seen.shape == y.shape and (view is None or y.is_contiguous)
         if isinstance(steps[-1].operator, Cast):  # what is stored as, or nothing where types are one
             steps = steps[:-1]
         result = y
         if is_cast or not is_same:
-            result = emit.temp(made.shape, made.dtype)
+            result = emit.temp(seen.shape, made.dtype)
             if is_same and not y.is_contiguous:  # channels last
                 result = Slot(result.buffer, result.offset_bytes, result.spec, y.strides)
         epilogue = None
@@ -198,9 +226,10 @@ class Fused(Operator):
             functors=name_functors(steps, inputs),
         )
         assert producer.lower is not None
-        producer.lower(finishing, taken, (result,))
+        producer.lower(finishing, taken, (result if view is None else _view(result, made.shape),))
         if finishing.unfinished is not None:
-            self._lower_apart(emit, finishing.unfinished, inputs, y)
+            unfinished = finishing.unfinished
+            self._lower_apart(emit, unfinished if view is None else _view(unfinished, seen.shape), inputs, y)
         else:
             assert finishing.is_finished or finishing.is_stored, f"{producer} wrote its result unseen"
             if is_cast and not finishing.is_stored:
@@ -210,16 +239,26 @@ class Fused(Operator):
         """Return the inputs of the producer: those before the first operand."""
         return tuple(inputs[: self.parts.first_operand])
 
-    def _keeps_shape(self, inputs: Sequence[Array | None]) -> bool:
-        """Return whether no operand broadcasts the producer's result."""
+    def _find_shapes(self, inputs: Sequence[Array | None]) -> tuple[tuple[int, ...], bool]:
+        """Return the shape of what the producer makes, and whether no operand broadcasts what steps see of it."""
         key = tuple([None if array is None else array.shape for array in inputs])
-        kept = self.parts.keeps_shape
-        if key not in kept:
-            if len(kept) > _SHAPES_KEPT:
-                kept.clear()
-            specs = [None if array is None else TensorSpec(array.shape, array.dtype) for array in inputs]
-            kept[key] = self.infer(*specs)[0].shape == self.parts.producer.infer(*self.split(specs))[0].shape
-        return kept[key]
+        known = self.parts.shapes
+        if key not in known:
+            if len(known) > _SHAPES_KEPT:
+                known.clear()
+            view = self.parts.view
+            read = None if view is None else view.inputs[1]  # the shape alone is content that others follow from
+            specs = [
+                None
+                if array is None
+                else TensorSpec.of(array)
+                if place == read
+                else TensorSpec(array.shape, array.dtype)
+                for place, array in enumerate(inputs)
+            ]
+            made = self.parts.producer.infer(*self.split(specs))[0]
+            known[key] = (made.shape, self.infer(*specs)[0].shape == self._infer_seen(specs).shape)
+        return known[key]
 
     def _lower_apart(self, emit: Emitter, made: Slot, inputs: Slots, y: Slot) -> None:
         """Launch each step by itself."""
@@ -233,6 +272,11 @@ class Fused(Operator):
             assert lower is not None
             # Through an emitter that ignores in-place requests and adds no steps.
             lower(_Apart(emit, value), given, (value,))
+
+
+def _view(slot: Slot, shape: tuple[int, ...]) -> Slot:
+    """Return a dense slot under another shape."""
+    return window(slot, shape, contiguous_strides(shape))
 
 
 class _Apart(FinishingEmitter):

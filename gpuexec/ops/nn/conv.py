@@ -2,10 +2,11 @@
 
 On a device a convolution is one matrix product of which one operand is gathered while it is loaded: of half and bf16
 images that lie channels last by `conv_mma`, on tensor cores, as are transposes whose taps do not overlap by
-`conv_transpose_mma`; of floats by `conv_simt`; of other types and kernels of many taps by ``conv.cu``. Depthwise
-convolutions are those of `conv_depthwise`, or of `conv_depthwise_last` where images lie channels last; where their
-tiles are too small, or a group has several input channels and one output channel, each thread makes one output. On the
-host patches are laid out as columns, a few images or rows at a time, for a product of matrices.
+`conv_transpose_mma`, and patches apart of many taps, as products; of floats by `conv_simt`; of other types and kernels
+of many taps by ``conv.cu``. Depthwise convolutions are those of `conv_depthwise`, or of `conv_depthwise_last` where
+images lie channels last; where their tiles are too small, or a group has several input channels and one output channel,
+each thread makes one output. On the host patches are laid out as columns, a few images or rows at a time, for a product
+of matrices.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from gpuexec.ops.linalg.matmul_work import TiledProduct, TileLoop, count_slab_by
 from gpuexec.ops.nn.conv_depthwise import launch_depthwise
 from gpuexec.ops.nn.conv_depthwise_last import count_widened, launch_depthwise_last, takes_depthwise_last
 from gpuexec.ops.nn.conv_host import convolve, convolve_transposed
-from gpuexec.ops.nn.conv_mma import EIGHT, count_transposed, launch_mma_conv, runs_on_tensor_cores
+from gpuexec.ops.nn.conv_mma import EIGHT, count_transposed, launch_mma_conv, launch_patches, runs_on_tensor_cores
 from gpuexec.ops.nn.conv_simt import launch_simt_conv
 from gpuexec.ops.nn.conv_transpose_mma import launch_mma_transpose, runs_as_products
 from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
@@ -173,6 +174,8 @@ class Conv(Convolution):
         check_index(self.name, "output channels of a group", sizes.group_outs)
         slots, keeps_order = (x, w, bias, y), self.precision == REFERENCE
         if narrow is None and launch_mma_conv(emit, slots, windows, self.group):
+            return
+        if narrow is None and launch_patches(emit, slots, windows, self.group):
             return
         if narrow is None and _has_own_kernels(emit) and launch_depthwise_last(emit, slots, windows, self.group):
             return

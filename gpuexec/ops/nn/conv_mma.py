@@ -1,9 +1,9 @@
 """Convolutions of half and bf16 images, channels last, on tensor cores: tables of taps, packed weights, tiles, slices.
 
 ``conv_mma.cu`` multiplies patches of the input, which are copied as they lie, by weights packed as ``[out channels,
-taps, channels]``; groups are batches. A kernel of one tap that sees each position once is a product of matrices, and
-so `launch_gemm`'s. An input whose channels are no multiple of eight is padded first (``pad_channels.cu``), and one that
-is not aligned is copied.
+taps, channels]``; groups are batches. A kernel of one tap that sees each position once is a product of matrices, and so
+`launch_gemm`'s; so are patches of more taps than its tables have, which vision transformers cut an image into. An input
+whose channels are no multiple of eight is padded first (``pad_channels.cu``), and one that is not aligned is copied.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import MAX_AXES, Windows
 from gpuexec.ops.linalg.matmul_launch import ALONG_K, Product, launch_gemm, multiplies
 from gpuexec.ops.nn.conv_simt import ConvSum
+from gpuexec.ops.tensor.layout import window
 
 _SOURCE, _FLOAT = "conv_mma.cu", np.dtype(np.float32)
 _DTYPES = (np.dtype(np.float16), BFLOAT16)
@@ -139,6 +140,39 @@ def launch_mma_conv(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], 
         emit.copy(y, turned)
         return True
     _launch(emit, slots, windows, groups)
+    return True
+
+
+def launch_patches(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows: Windows, groups: int) -> bool:
+    """Launch a convolution of patches that neither overlap nor leave gaps; False where it is none, or not of 16 bits.
+
+    They are laid out as rows of a product, which copies each element once at most, however many taps there are.
+
+    Args:
+        emit: Emitter of the launches.
+        slots: x, w, bias (or None), y.
+        windows: Those over x.
+        groups: Groups of channels.
+    """
+    x, w, bias, y = slots
+    if groups > 1 or not multiplies(emit.target, y.dtype, x.dtype, w.dtype):
+        return False
+    is_apart = windows.strides == windows.kernel and not any((*windows.begins, *windows.ends))
+    is_dense = w.is_contiguous and w.offset_bytes % (EIGHT * w.dtype.itemsize) == 0 and y.is_contiguous
+    outs, inner = w.shape[0], prod(w.shape[1:])
+    is_able = is_apart and is_dense and set(windows.dilations) <= {1} and inner % EIGHT == 0
+    if not (emit.choose(is_able) and is_able):
+        return False
+    batch, positions = x.shape[0], prod(windows.counts)
+    shape = (batch, *windows.counts, *w.shape[1:])
+    rows = emit.temp(shape, x.dtype)
+    steps = tuple([stride * step for stride, step in zip(x.strides[2:], windows.strides, strict=True)])
+    emit.copy(rows, window(x, shape, (x.strides[0], *steps, *x.strides[1:])))
+    weights, patches = window(w, (outs, inner), (inner, 1)), window(rows, (batch * positions, inner), (inner, 1))
+    bias = None if bias is None else emit.contiguous(bias)
+    walks = ((0,), (positions * inner,), (outs * positions,))
+    strides = (inner, 1, 1, inner, 1, 0, positions)
+    launch_gemm(emit, (weights, patches, bias, y), (outs, positions, inner), strides, batch=((batch,), walks))
     return True
 
 
@@ -282,6 +316,6 @@ def _pack_weights(emit: Emitter, w: Slot, channels: int) -> Slot:
     if own != channels:
         emit.fill(made, 0)
     taps = [step * channels for step in contiguous_strides(kernel)]
-    window = Slot(made.buffer, made.offset_bytes, w.spec.with_shape(w.shape), (made.shape[1], 1, *taps))
-    emit.copy(window, w)
+    shown = Slot(made.buffer, made.offset_bytes, w.spec.with_shape(w.shape), (made.shape[1], 1, *taps))
+    emit.copy(shown, w)
     return made

@@ -6,7 +6,8 @@ the pass `gpuexec.passes.recognise_attention` makes it.
 
 On a device it is lowered in one of two forms, chosen for a size class. Apart, it is the launches of its operators: the
 scores with their steps, the softmax, the product with V, whose kernels fill a GPU at most sizes, but whose scores go
-through memory. Fused, it is the kernel of ``attention.cu``, which keeps them on the chip: one launch.
+through memory. Fused, it is the kernel of ``attention.cu``, which keeps them on the chip: one launch. Few queries in a
+precision of 16 bits are one launch of ``attention_few.cu``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.slices import count_cycles
 from gpuexec.ops.linalg.matmul import MatMul, find_narrow, find_result
 from gpuexec.ops.microsoft.matmul import FusedMatMul
+from gpuexec.ops.nn.attention_few import launch_few_queries
 from gpuexec.ops.nn.attention_host import AttentionRule
 from gpuexec.ops.nn.attention_launch import find_fused_seconds, has_chunks, launch_attention
 from gpuexec.ops.nn.attention_mma import can_multiply, find_mma_seconds
@@ -64,7 +66,8 @@ class ScaledDotProductAttention(Operator):
         is_guarded: Whether weights that are NaN become 0.
         perm: Order of the result's axes; None: as they come.
         precision: That of the products (`gpuexec.ir.precision`): where it says that they take operands of 16 bits, Q, K
-            and V are of its type, and weights are rounded to it; scores, their operands and the result are float.
+            and V are of its type, or floats that are rounded to it, and so are weights; scores, their operands and the
+            result are float.
         is_narrow: Whether the result is rounded to that type, too.
     """
 
@@ -76,7 +79,6 @@ class ScaledDotProductAttention(Operator):
     is_narrow: int = 0
     tolerance = Tolerance.REDUCTION
     uses_all_cores = True
-    keeps_dtype = True
     has_blits = True
     epilogue_rank = 2
     example = "float32[1,2,3,4] float32[1,2,4,5] float32[1,2,5,4]"
@@ -90,6 +92,10 @@ class ScaledDotProductAttention(Operator):
             InputError: Types differ, shapes don't fit, or operands lack.
         """
         narrow = find_narrow(self.precision)
+        for role, spec in zip("QKV", (q, k, v), strict=True):
+            if narrow is not None:
+                check_dtype(self.name, spec, (narrow, _FLOAT), role)
+        q, k, v = (each if narrow is None else TensorSpec(each.shape, narrow) for each in (q, k, v))
         check_dtype(self.name, q, FLOATS if narrow is None else (narrow,), "Q")
         k, v = (each.with_shape(join_groups(each.shape)) if each.rank == 5 > q.rank else each for each in (k, v))
         product = MatMul(self.precision)
@@ -107,7 +113,8 @@ class ScaledDotProductAttention(Operator):
     def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
         """Return the operands' type, or float where a precision says that they are narrow and the result is not."""
         first = dtypes[0] if dtypes else None
-        return first if self.is_narrow or first is None else find_result(first, self.precision)
+        narrow = find_narrow(self.precision)
+        return first if narrow is None else narrow if self.is_narrow else _FLOAT
 
     def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int | None:
         """Count both products, the softmax, and an operation for each step and score."""
@@ -120,6 +127,9 @@ class ScaledDotProductAttention(Operator):
 
     def compute(self, q: Array, k: Array, v: Array, *operands: Array, out: Out = None) -> tuple[Array | None, ...]:
         """Work out one after the other with NumPy, in the memory of the scores."""
+        narrow = find_narrow(self.precision)
+        with np.errstate(over="ignore"):
+            q, k, v = (each if narrow is None else each.astype(narrow, copy=False) for each in (q, k, v))
         q, k, v, aligned, shape = _align_arrays(q, k, v, operands)
         product = MatMul(self.precision)
         (scores,) = product.compute(q, k)
@@ -149,15 +159,34 @@ class ScaledDotProductAttention(Operator):
             order = [self.perm.index(axis) for axis in range(len(self.perm))]
             y = window(y, permute(y.shape, order), permute(y.strides, order))
         scale, steps = self._fold_numbers(operands)
+        if self._lower_few(emit, (q, k, v, y), scale, steps):
+            return
+        narrow = find_narrow(self.precision)
+        if narrow is not None:
+            q, k, v = (_convert(emit, each, narrow) for each in (q, k, v))
         fused = _find_fused(emit, (q, k, v, y), scale, steps)
         if emit.choose(fused is not None) and fused is not None:
-            given, rule, fill = fused
-            empty = EmptyRows.GUARDED if self.is_guarded else EmptyRows.NAN
-            shape, strides = _pad_axes(y.shape, y.strides)
-            result = window(y, shape, strides)
-            launch_attention(emit, given, rule, result, None, 0, fill=fill, empty=empty, rounds_mask=False)
+            given, fill = fused
+            rule, result = AttentionRule(scale, 0.0, -1, -1, 0), window(y, *_pad_axes(y.shape, y.strides))
+            launch_attention(emit, given, rule, result, None, 0, fill=fill, empty=self._empty_rows, rounds_mask=False)
         else:
             self._lower_apart(emit, _align_slots(emit, (q, k, v, y), steps), scale)
+
+    @property
+    def _empty_rows(self) -> EmptyRows:
+        """What a row of scores gives that are all -inf."""
+        return EmptyRows.GUARDED if self.is_guarded else EmptyRows.NAN
+
+    def _lower_few(
+        self, emit: Emitter, slots: tuple[Slot, Slot, Slot, Slot], scale: float, steps: Sequence[Step]
+    ) -> bool:
+        """Launch the kernel of few queries; return False where it can't be."""
+        narrow, taken, y = find_narrow(self.precision), _take_operands(emit, slots, scale, steps), slots[3]
+        if narrow is None or not emit.choose(taken is not None) or taken is None:
+            return False
+        given, fill = taken
+        result = window(y, *_pad_axes(y.shape, y.strides))
+        return launch_few_queries(emit, given, result, narrow, scale=scale, fill=fill, empty=self._empty_rows)
 
     def _list_steps(self, operands: Sequence[Any]) -> list[tuple[str, tuple[Any, ...]]]:
         """Return the steps with the operands of each."""
@@ -211,10 +240,18 @@ class ScaledDotProductAttention(Operator):
 
 def _find_fused(
     emit: Emitter, slots: tuple[Slot, Slot, Slot, Slot], scale: float, steps: Sequence[Step]
-) -> tuple[AttentionOperands, AttentionRule, float] | None:
-    """Return what the fused kernel takes, the score of a key that is masked last; None where it takes longer, or can't.
+) -> tuple[AttentionOperands, float] | None:
+    """Return what the fused kernel takes; None where it takes longer, or can't. See `_take_operands`."""
+    taken = _take_operands(emit, slots, scale, steps)
+    return taken if taken is not None and _is_fused_faster(emit, taken[0]) else None
 
-    Beside the scale it knows one bias, or a mask of bools with a number.
+
+def _take_operands(
+    emit: Emitter, slots: tuple[Slot, Slot, Slot, Slot], scale: float, steps: Sequence[Step]
+) -> tuple[AttentionOperands, float] | None:
+    """Return what kernels of attention take, and the score of a key that is masked; None where they can't.
+
+    Beside the scale they know one bias, or a mask of bools with a number.
     """
     q, k, v, y = slots
     if not emit.target.has_kernels or emit.target.has_textures or y.strides[-1] != 1 or len(steps) > 1:
@@ -227,9 +264,7 @@ def _find_fused(
         if step not in ("Add", "Where") or fill is None:
             return None
     heads = _split_heads(q, k, v, mask, y)
-    if heads is None or fill is None or not np.isfinite(scale) or not _is_fused_faster(emit, heads):
-        return None
-    return heads, AttentionRule(scale, 0.0, -1, -1, 0), fill
+    return None if heads is None or fill is None or not np.isfinite(scale) else (heads, fill)
 
 
 def _convert(emit: Emitter, slot: Slot, dtype: np.dtype[Any]) -> Slot:

@@ -1,0 +1,193 @@
+"""Launches of attention of few queries in a precision of 16 bits, whose operands are rounded while they are read.
+
+The keys of such queries are mostly those of a cache, which are floats and grow by one for each token. So a kernel that
+takes them as they are saves a launch and a tensor for each of Q, K and V, and it is the same kernel for every length.
+"""
+
+from __future__ import annotations
+
+import struct
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import PlanError
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
+from gpuexec.ir.geometry import Strides, broadcast_strides, ceil_div, round_up
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Emitter
+from gpuexec.ir.spec import BFLOAT16, dtype_row
+from gpuexec.ir.work import Work, count_slot_bytes, work_of
+from gpuexec.ops.lib.slices import SliceCosts, slice_tiles
+from gpuexec.ops.nn.attention_operands import MASK_TYPES, AttentionOperands, EmptyRows
+from gpuexec.ops.nn.softmax import SOFTMAX_FLOPS
+
+FEW_QUERIES = 8  # of a head, up to which its attention takes this kernel
+_SOURCE = "attention_few.cu"
+_STRUCT = "<16q11i2f4x"  # FewAttention of attention_few.cu
+_FLOAT = np.dtype(np.float32)
+_DTYPES = (np.dtype(np.float16), BFLOAT16)
+_THREADS, _WARPS, _COLUMNS, _LOADS = 256, 8, 4, 4  # kFewThreads, kFewWarps, kColumns, kLoads
+_ROWS = (1, 4)  # of the instances
+_REGISTERS = {1: 90, 4: 124}
+_LEAST_LANES, _MOST_LANES = 8, 32
+_BLOCKS = 2  # of a multiprocessor
+# Times of a block in tiles of keys: it waits for memory about as long as for a tile, and for each slice that is merged.
+_COSTS = SliceCosts(fixed=1.0, each_slice=0.05, min_slabs=1, slack=(1.0, 1.0, 1.0))
+instantiate(
+    _SOURCE,
+    [
+        f"attend_few<{stored}, {dtype_row(dtype).cuda}, {rows}>"
+        for dtype in _DTYPES
+        for stored in ("float", dtype_row(dtype).cuda)
+        for rows in _ROWS
+    ],
+)
+
+
+def launch_few_queries(
+    emit: Emitter,
+    operands: AttentionOperands,
+    y: Slot,
+    dtype: np.dtype[Any],
+    *,
+    scale: float,
+    fill: float,
+    empty: EmptyRows,
+) -> bool:
+    """Launch attention whose operands are rounded to a type; return False where it takes other kernels.
+
+    Args:
+        emit: Emitter of the launch.
+        operands: Strided inputs without lengths and sinks: q, k and v of one type, that one or float.
+        y: ``[batch, heads, queries, values]`` of that type or float, dense along its columns.
+        dtype: The type.
+        scale: Factor of scores.
+        fill: The score of a key that a mask of bools takes out.
+        empty: What a row of scores gives that are all -inf.
+
+    Raises:
+        PlanError: The upper end of the size class runs there, and this size can't.
+    """
+    q, k, v, mask = operands.q, operands.k, operands.v, operands.mask
+    has_types = dtype in _DTYPES and q.dtype == k.dtype == v.dtype and q.dtype in (dtype, _FLOAT)
+    has_mask_type = mask is None or mask.dtype in (np.dtype(np.bool_), _FLOAT)
+    if not (emit.target.has_kernels and not emit.target.has_textures and has_types and has_mask_type):
+        return False
+    if not emit.choose(_fits(operands) and q.shape[2] <= FEW_QUERIES):
+        return False
+    if not _fits(operands):
+        raise PlanError("Heads do not lie as they do at the upper end, which has chosen the kernel of few queries.")
+    batch, heads, queries, _ = q.shape
+    _, of_keys, keys, values = v.shape
+    rows = heads // max(of_keys, 1) * queries
+    together = _ROWS[emit.choose(rows > _ROWS[0])]
+    row_tiles, lanes = max(1, ceil_div(rows, together)), _find_lanes(operands)
+    tiles = batch * of_keys * row_tiles
+    floats = together * _find_width(values)
+    slices = slice_tiles(emit, tiles, ceil_div(keys, _count_tile_keys(lanes)), floats, _BLOCKS, _COSTS)
+    packed = _pack(operands, y, scale, fill, empty, row_tiles, lanes)
+    arguments: list[Argument] = [q, k, v, mask, y, slices.scratch, slices.counters, packed]
+    emit.launch(
+        Kernel(_SOURCE, f"attend_few<{dtype_row(q.dtype).cuda}, {dtype_row(dtype).cuda}, {together}>"),
+        (max(1, tiles), slices.count, 1),
+        (_THREADS, 1, 1),
+        arguments,
+        slices.writes(4, 5, tiles),
+    )
+    return True
+
+
+def _fits(operands: AttentionOperands) -> bool:
+    """Return whether heads lie as vectors of four take them, and lanes of a warp hold one."""
+    depth, values = operands.q.shape[3], operands.v.shape[3]
+    is_head = min(depth, values) > 0 and max(depth, values) <= _COLUMNS * _MOST_LANES
+    is_whole = not (depth % _COLUMNS or values % _COLUMNS)
+    return is_head and is_whole and all(_is_wide(each) for each in (operands.q, operands.k, operands.v))
+
+
+def _is_wide(slot: Slot) -> bool:
+    *outer, column = (0 if extent == 1 else stride for extent, stride in zip(slot.shape, slot.strides, strict=True))
+    if not slot.spec.size:
+        return True
+    is_aligned = slot.offset_bytes % (_COLUMNS * slot.dtype.itemsize) == 0
+    return is_aligned and column == 1 and not any(each % _COLUMNS for each in outer)
+
+
+def _find_lanes(operands: AttentionOperands) -> int:
+    """Return how many lanes share a key."""
+    widest = ceil_div(max(operands.q.shape[3], operands.v.shape[3]), _COLUMNS)
+    return max(_LEAST_LANES, 1 << (widest - 1).bit_length())
+
+
+def _count_tile_keys(lanes: int) -> int:
+    return _LOADS * _THREADS // lanes
+
+
+def _find_width(values: int) -> int:
+    """Return the floats of a row in scratch memory: its sums, the largest score and the total of weights."""
+    return round_up(values + 2, 8)
+
+
+def _pack(
+    operands: AttentionOperands, y: Slot, scale: float, fill: float, empty: EmptyRows, row_tiles: int, lanes: int
+) -> bytes:
+    """Return the bytes of the struct ``FewAttention`` of attention_few.cu."""
+    q, k, v, mask = operands.q, operands.k, operands.v, operands.mask
+    (batch, heads, queries, depth), (_, of_keys, keys, values) = q.shape, v.shape
+    kind = 0
+    mask_strides: Strides = (0,) * 4
+    if mask is not None:
+        kind = 1 + MASK_TYPES.index(mask.dtype)
+        mask_strides = broadcast_strides(mask.shape, mask.strides, (batch, heads, queries, keys))
+    strides = (*q.strides[:3], *k.strides[:3], *v.strides[:3], *y.strides[:3], *mask_strides)
+    extents = (max(of_keys, 1), heads // max(of_keys, 1), max(queries, 1), keys, depth, values, row_tiles, lanes)
+    with np.errstate(over="ignore"):
+        numbers = [float(np.float32(each)) for each in (scale, fill)]
+    return struct.pack(_STRUCT, *strides, *extents, kind, int(empty), int(y.dtype == _FLOAT), *numbers)
+
+
+# Instructions of a thread: for a tile, and of that for each row; for each row of a block; for a slice that is merged.
+_EACH_TILE, _EACH_TILE_ROW, _EACH_ROW, _EACH_SLICE, _AROUND = 230, 150, 150, 45, 250
+
+
+@work_of(_SOURCE, "attend_few")
+def _count_few(launch: Launch) -> Work:
+    q, k, v, _, y, _, _, packed = launch.arguments
+    assert isinstance(q, Slot) and isinstance(k, Slot) and isinstance(v, Slot) and isinstance(y, Slot)
+    assert isinstance(packed, bytes)
+    heads, group, queries, keys, depth, values, _, lanes, kind, *_ = struct.unpack(_STRUCT, packed)[16:]
+    together = int(launch.kernel.expression.rpartition(", ")[2].rstrip(">"))
+    blocks, slices = prod(launch.grid), launch.grid[1]
+    rows = y.spec.size // max(1, values)
+    tile_keys = _count_tile_keys(lanes)
+    tiles = launch.grid[0] * ceil_div(keys, tile_keys)  # of all blocks
+    warps = _WARPS * tiles
+    itemsize = k.dtype.itemsize
+    scratch = launch.grid[0] * slices * together * _find_width(values) * 4 if slices > 1 else 0
+    is_masked = kind != 0
+    full, rest = divmod(group * queries, together)
+    merged = heads * (full * ceil_div(together * values, 32) + ceil_div(rest * values, 32))  # warps that merge slices
+    merges = rows // max(1, heads * group * queries) * merged * slices if slices > 1 else 0
+    return Work(
+        flops=rows * keys * (2 * depth + SOFTMAX_FLOPS + 2 * values),
+        instructions=warps * (_EACH_TILE + together * _EACH_TILE_ROW)
+        + _WARPS * blocks * (_AROUND + together * _EACH_ROW)
+        + merges * _EACH_SLICE,
+        multiply_adds=32 * (warps * together * 2 * _LOADS * _COLUMNS + 2 * merges),
+        needed_multiply_adds=rows * keys * (depth + values),
+        # Of a tile: a row of scores is stored, read for the largest, and by fours for their weights; of a block: sums
+        # and totals of warps.
+        wavefronts=warps * together * (1 + tile_keys // 32 + _LOADS)
+        + blocks * together * _WARPS * (1 + lanes // 8 + _WARPS + ceil_div(values, 32)),
+        l2_nbytes=itemsize * (launch.grid[0] * keys * (depth + values) + blocks * together * depth)
+        + y.spec.nbytes
+        + 2 * scratch
+        + (4 * rows * keys if is_masked else 0),
+        rounds=(1 + is_masked) * ceil_div(ceil_div(keys, tile_keys), slices) + 1 + 2 * (slices > 1),
+        barriers=ceil_div(ceil_div(keys, tile_keys), slices) + 2 + 2 * (slices > 1),
+        registers=_REGISTERS[together],
+        shared_nbytes=(2 * together * 128 + _WARPS * together * 129) * 4,
+        operand_nbytes={1: count_slot_bytes(k), 2: count_slot_bytes(v)},
+    )
