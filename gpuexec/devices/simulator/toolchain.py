@@ -28,8 +28,8 @@ PLAIN_FLAGS = ("-ftree-vectorize", "-fpeel-loops", "-funroll-loops")
 # Line numbers, in the form of DWARF that addr2line of binutils 2.40 reads right, without the places of variables, which
 # nobody asks for.
 _LINE_FLAGS = ("-g1", "-gdwarf-4", "-fno-var-tracking")
-# Check mode: a call before each access, and checks of alignment and of constant extents. The calls take the time of a run,
-# so less is optimized: -Og takes two thirds of the compiler's time, and runs take a twentieth longer.
+# Check mode: a call before each access, and checks of alignment and of constant extents. The calls take the time of a
+# run, so less is optimized: -Og takes two thirds of the compiler's time, and runs take a twentieth longer.
 CHECK_FLAGS = (
     *_LINE_FLAGS,
     "-Og",
