@@ -11,9 +11,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHONS := python3.14 python3.13 python3.12 python3.11 python3
 
-# A process for each core and one more, for when others wait for a compiler or a process of theirs; whichever is done
-# takes tests of another's (ARGS="-n 0": all in one process).
-PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist worksteal
+# A process for each core, and whichever is done takes tests of another's (ARGS="-n 0": all in one process).
+PARALLEL := -n auto --dist worksteal
 QUICK := ops importer passes planner execution/runs
 
 DIGITS := examples/data/digits.npz

@@ -83,9 +83,10 @@ def run_case(case: Case, checks: str) -> None:
 
 
 def plan_launches(case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int]) -> None:
-    """Plan a case, dense and with gaps, for each of `TARGETS`, and keep the plans."""
+    """Plan a case, dense and with gaps, for each of `TARGETS` that has kernels for it, and keep the plans."""
+    targets = [target for target in TARGETS if op.has_blits or not target.has_textures]
     for given in list_layouts(inputs, known):
-        planned = [plan_supported(case, op, given, known, target) for target in TARGETS]
+        planned = [plan_supported(case, op, given, known, target) for target in targets]
         PLANS.extend(each.template.plan for each in planned if each is not None)
 
 

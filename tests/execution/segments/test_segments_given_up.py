@@ -32,6 +32,7 @@ def test_run_is_cancelled_at_every_step(staged: StagedModel, own_backend: Backen
                         wait()
             made = worker.schedule(other)
             staged.check(other, [tensor.readback_and_clone() for tensor in made.outputs.values()])
+            worker.wait_for_completion()
             worker.trim()
             held = held or worker.memory_stats()
             assert worker.memory_stats() == held, f"after {count} steps"
