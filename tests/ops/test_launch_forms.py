@@ -35,6 +35,7 @@ BY_SLOTS = {
     "image.cu": "transform_image",
     "integer_conv.cu": "pack_byte_windows pack_conv_bytes",
     "integer_matmul.cu": "pack_byte_columns pack_byte_rows",
+    "integer_mma.cu": "pack_byte_lines",
     "label_encoder.cu": "encode_labels",
     "loss.cu": "finish_losses sum_exponentials sum_losses write_losses",
     "lrn.cu": "normalize_neighbours",

@@ -138,6 +138,10 @@ LARGER: Mapping[str, Budget] = {
         for t in ("u8", "i32", "float", "half")
     },
     "integer_matmul.cu:integer_gemv": Budget(128, "as gemv_along_columns, and the sums of up to 8 rows"),
+    **{
+        f"integer_mma.cu:integer_mma<{tile}>": Budget(registers, "as mma_gemm, with sums of integers")
+        for tile, registers in (("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168), ("FlatMma", 208))
+    },
     "matmul_nbits.cu:matmul_nbits": Budget(128, "as gemm, which it is with another right operand"),
     "norm_channels.cu:measure_large_channels": Budget(80, "sums of a vector of channels and the loads under way"),
     "norm_channels.cu:normalize_large_channels": Budget(80, "16 elements and the steps of an epilogue"),

@@ -150,10 +150,21 @@ GATES: Mapping[str, Gate] = {
         f"integer_matmul.cu:integer_gemm<{tile}, {t}>": Gate(
             instructions=11000, store_bits=32 if t == "u8" else 64 if t == "half" else 128, multiply_adds=share,
             loop_integers=70, loop_calls=0, load_bits=128, fast_multiply_adds=share, fast_load_bits=128,
-            opcodes=("IDP",), blocks=blocks, aim="products of tiles (IMMA)",
+            opcodes=("IDP",), blocks=blocks,
         )
         for tile, share, blocks in (("LargeTile", 0.85, 1), ("SmallTile", 0.82, 2))
         for t in ("u8", "i32", "float", "half")
+    },
+    # As mma_gemm along the inner extent, and an integer instruction centres each word of the left operand. One instance
+    # makes results of all types, each of which is stored by code of its own.
+    **{
+        f"integer_mma.cu:integer_mma<{tile}>": Gate(
+            instructions=7000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
+            opcodes=("IMMA", "LDSM", "LDGSTS"),
+        )
+        for tile, share, integers in (
+            ("LargeMma", 0.47, 114), ("MediumMma", 0.465, 151), ("SmallMma", 0.305, 151), ("FlatMma", 0.22, 196)
+        )
     },
     "integer_matmul.cu:integer_gemv": Gate(instructions=7000, opcodes=("IDP",), blocks=2),
     # Of whole slabs of operands that are copied by 16 bytes. The loop is unrolled by the stages; copies of an operand

@@ -323,7 +323,7 @@ def _launch_kernels(
 ) -> None:
     """Launch a product by our kernels."""
     has_kernels = emit.target.has_kernels and not emit.target.has_textures
-    if narrow is None and _has_tensor_cores(emit, product):
+    if narrow is None and _has_mma(emit, product):
         _launch_mma(emit, product)
     elif narrow is None and precision == TF32 and (along_k := _take_tf32(emit, product)) is not None:
         _launch_mma(emit, along_k)
@@ -356,7 +356,7 @@ def take_operands(emit: Emitter, y: Slot, a: Slot, b: Slot, *, is_narrow: bool =
     return widen_operand(emit, a, y), b if is_narrow else widen_operand(emit, b, y)
 
 
-def _has_tensor_cores(emit: Emitter, product: Product) -> bool:
+def _has_mma(emit: Emitter, product: Product) -> bool:
     """Return whether a product runs on tensor cores, whose kernel counts extents in 32 bits."""
     a, b, _, y = product.slots
     return multiplies(emit.target, y.dtype, a.dtype, b.dtype) and bool(emit.choose(product.fits_mma))
@@ -368,7 +368,7 @@ def _take_tf32(emit: Emitter, product: Product) -> Product | None:
     None where one does not and is no weight that could be packed so, and where few rows or columns take other kernels.
     """
     rows, columns, _ = product.extents
-    is_able = _has_architecture(emit.target) and product.slots[3].dtype == _FLOAT and product.fits_mma
+    is_able = has_tensor_cores(emit.target) and product.slots[3].dtype == _FLOAT and product.fits_mma
     if not emit.choose(is_able and min(rows, columns) > GEMV_ROWS[-1]):
         return None
     packed = _pack_operand(emit, product, 1, only_along_k=True)
@@ -376,7 +376,8 @@ def _take_tf32(emit: Emitter, product: Product) -> Product | None:
     return packed if emit.choose(packed.a[1] == packed.b[0] == 1) else None
 
 
-def _has_architecture(target: Target) -> bool:
+def has_tensor_cores(target: Target) -> bool:
+    """Return whether our kernels of products on tensor cores run on a target."""
     return target.has_kernels and not target.has_textures and target.architecture >= MMA_ARCHITECTURE
 
 
@@ -384,7 +385,7 @@ def multiplies(target: Target, result: np.dtype[Any], *operands: np.dtype[Any]) 
     """Return whether tensor cores of a target multiply operands of these types into a result of that type."""
     dtype = operands[0]
     is_matrix = dtype in _MMA_DTYPES and all(each == dtype for each in operands) and result in (dtype, _FLOAT)
-    return is_matrix and _has_architecture(target)
+    return is_matrix and has_tensor_cores(target)
 
 
 def widen_operand(emit: Emitter, slot: Slot, y: Slot) -> Slot:
