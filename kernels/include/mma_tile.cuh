@@ -377,6 +377,18 @@ struct WarpTile {
     return find_column(thread) + thread % 4 * kEight + eight % (Tile::kAcross / 4) * 32;
   }
 
+  // Moves the sums behind the first 32 columns to the front.
+  __device__ void drop_columns() {
+#pragma unroll
+    for (int i = 0; i < Tile::kDown; ++i) {
+#pragma unroll
+      for (int j = 4; j < Tile::kAcross; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[i][j - 4][e] = sums[i][j][e];
+      }
+    }
+  }
+
   // Returns the sums of an eight. All lanes come here.
   __device__ void take_eight(int eight, Sum (&to)[kEight]) const {
     const int i = eight / (Tile::kAcross / 4) / 2, half = eight / (Tile::kAcross / 4) % 2;

@@ -13,6 +13,11 @@ using ByteTile = WarpTile<i8, Tile, Lie::kAlongK, Lie::kAlongK>;
 
 constexpr int kSectorBytes = 32;  // lines, and matrices of them, begin at whole sectors
 
+// The bytes of a matrix of lines, with their sums.
+__device__ inline i64 count_line_bytes(int columns, int pitch) {
+  return i64(columns) * pitch + (i64(columns) * 4 + kSectorBytes - 1) / kSectorBytes * kSectorBytes;
+}
+
 // An operand of lines that are all aligned to 16 bytes.
 struct ByteLines : MmaOperand<i8> {
   static constexpr bool kIsAlwaysWide = true;
@@ -86,28 +91,17 @@ struct ParkedSums {
                   Vec<u32, 4>{{eight[4 * half], eight[4 * half + 1], eight[4 * half + 2], eight[4 * half + 3]}});
       }
     }
-#pragma unroll
-    for (int i = 0; i < Tile::kDown; ++i) {
-#pragma unroll
-      for (int j = 4; j < Tile::kAcross; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) warp.sums[i][j - 4][e] = warp.sums[i][j][e];
-      }
-    }
+    warp.drop_columns();
   }
 };
 
 constexpr int kLineColumns = 32, kLineThreads = 256;  // of a block that packs
 
-// Lines of matrices, and their sums. Packed by gpuexec/ops/quant/integer_words.py.
+// How bytes are packed into lines. Packed by gpuexec/ops/quant/integer_words.py.
 struct LinePacking {
   i32 depth, pitch;  // bytes of the inner extent that are there, and of a line
   i32 columns;
   i32 flip;  // 128 where unsigned bytes are centred
-
-  __device__ i64 matrix_bytes() const {
-    return i64(columns) * pitch + (i64(columns) * 4 + kSectorBytes - 1) / kSectorBytes * kSectorBytes;
-  }
 };
 
 // Packs right operands [batch, columns, pitch], each with its [columns] sums behind it, in a block of 32 columns:
@@ -122,7 +116,7 @@ __device__ inline void pack_lines(u8* packed, const LinePacking& packing, Find f
   const int first_column = int(blockIdx.x - batch * column_blocks) * kLineColumns;
   const int lane = threadIdx.x % kLineColumns, part = threadIdx.x / kLineColumns;
   const int line = threadIdx.x / kParts, chunk = threadIdx.x % kParts, column = first_column + lane;
-  packed += i64(batch) * packing.matrix_bytes();
+  packed += i64(batch) * count_line_bytes(columns, pitch);
   u8* const own_line = packed + i64(first_column + line) * pitch;
   u32 total = 0;
 #pragma unroll 1

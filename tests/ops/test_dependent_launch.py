@@ -252,9 +252,13 @@ CASES: dict[str, Build] = {
     "conv_transpose_narrow": multiply(
         "gpuexec.NarrowConvTranspose", numbers(8, 3, 3, 3, dtype=np.int8), None, SCALAR, shape=IMAGE, to=FLOAT
     ),
-    "integer_conv": multiply("ConvInteger", numbers(5, 8, 3, 3, dtype=np.int8), shape=IMAGE, cast=INT8),
+    "integer_conv_mma": multiply("ConvInteger", numbers(5, 8, 3, 3, dtype=np.int8), shape=IMAGE, cast=INT8),
+    "integer_conv": multiply("ConvInteger", numbers(5, 3, 3, 3, dtype=np.int8), shape=(1, 3, 26, 20), cast=INT8),
     "pack_byte_windows": multiply("ConvInteger", numbers(5, 8, 3, 3, dtype=np.int8), shape=IMAGE, cast=INT8),
     "pack_conv_bytes": multiply(
+        "ConvInteger", numbers(1, 2, 20, 20, dtype=np.int8), at=1, shape=(60, 2, 13, 1), cast=INT8
+    ),
+    "pack_conv_lines": multiply(
         "ConvInteger", numbers(1, 3, 20, 20, dtype=np.int8), at=1, shape=(40, 3, 13, 1), cast=INT8
     ),
     "integer_conv_direct": multiply("ConvInteger", numbers(8, 1, 3, 3, dtype=np.int8), shape=IMAGE, cast=INT8, group=8),

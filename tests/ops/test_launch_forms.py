@@ -34,6 +34,7 @@ BY_SLOTS = {
     "generate.cu": "range store",
     "image.cu": "transform_image",
     "integer_conv.cu": "pack_byte_windows pack_conv_bytes",
+    "integer_conv_mma.cu": "pack_conv_lines",
     "integer_matmul.cu": "pack_byte_columns pack_byte_rows",
     "integer_mma.cu": "pack_byte_lines",
     "label_encoder.cu": "encode_labels",

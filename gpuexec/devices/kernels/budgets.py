@@ -139,7 +139,8 @@ LARGER: Mapping[str, Budget] = {
     },
     "integer_matmul.cu:integer_gemv": Budget(128, "as gemv_along_columns, and the sums of up to 8 rows"),
     **{
-        f"integer_mma.cu:integer_mma<{tile}>": Budget(registers, "as mma_gemm, with sums of integers")
+        f"{kernel}<{tile}>": Budget(registers, "as mma_gemm, with sums of integers")
+        for kernel in ("integer_mma.cu:integer_mma", "integer_conv_mma.cu:integer_conv_mma")
         for tile, registers in (("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168), ("FlatMma", 208))
     },
     "matmul_nbits.cu:matmul_nbits": Budget(128, "as gemm, which it is with another right operand"),

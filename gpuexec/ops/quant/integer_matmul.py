@@ -58,6 +58,7 @@ from gpuexec.ops.quant.integer import (
 from gpuexec.ops.quant.integer_quants import add_axes, align_quant, check_quant, quant_strides, view_quant
 from gpuexec.ops.quant.integer_words import (
     MAX_STRIDE,
+    MMA_DEPTH,
     WORD_BYTES,
     count_words,
     find_pitch,
@@ -69,7 +70,6 @@ from gpuexec.ops.tensor.layout import window
 
 ROWS = (1, 8)  # that instances of integer_gemv make at once; a product of more takes tiles
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of integer_product.cuh
-MMA_DEPTH = 32  # bytes of an mma: the least inner extent that takes tensor cores
 _SOURCE, _MMA_SOURCE = "integer_matmul.cu", "integer_mma.cu"
 _MAX_MMA_BYTES = 2**30  # of the inner extent, which integer_mma counts in 32 bits
 # Rows of all products, in 32-bit numbers that a block adds its own places to; and columns, and words of a row, whose

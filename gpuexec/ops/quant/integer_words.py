@@ -27,6 +27,7 @@ from gpuexec.ops.quant.integer import BYTES, offset_of
 WORD: np.dtype[Any] = np.dtype(np.uint32)
 WORD_BYTES = 4
 VECTOR_BYTES = 16
+MMA_DEPTH = 32  # bytes of an mma: the least inner extent that takes tensor cores
 MAX_STRIDE = 2**29  # of rows, in words: LeftVectors of simt_tile.cuh counts their bytes in 32 bits
 _SOURCE, _MMA_SOURCE, _THREADS, _PACK_COLUMNS = "integer_matmul.cu", "integer_mma.cu", 256, 32
 
