@@ -109,6 +109,14 @@ struct MmaOperand {
   }
 };
 
+// The same of an operand that is wide whatever the launch.
+template <class T>
+struct WideOperand : MmaOperand<T> {
+  static constexpr bool kIsAlwaysWide = true;
+  __device__ WideOperand(const T* matrix, i64 line_stride, int lines, int inner, int first_line, int first_k)
+      : MmaOperand<T>{matrix, line_stride, 1, lines, inner, first_line, first_k, true} {}
+};
+
 // A thread's 16-byte chunks of a slab, in kPasses passes of all threads: in pass i, chunk `chunk` of row `row` + i * kPassRows
 // of shared memory. Rows are lines (kAlongK), or k, of all lines of the block (kAcross).
 template <class T, class Tile, int Lines, Lie kLie, int Shift>
@@ -269,7 +277,10 @@ __device__ inline i32 add_sums(i32 a, i32 b) { return i32(u32(a) + u32(b)); }
 // A warp's part of a tile: sums, and the fragments of two steps. While one step is multiplied, the next one is loaded.
 template <class T, class Tile, Lie kLeft, Lie kRight>
 struct WarpTile {
+  typedef T Element;
+  typedef Tile Shape;
   typedef typename MmaSum<T>::Type Sum;
+  static constexpr Lie kLeftLie = kLeft, kRightLie = kRight;
   typedef SlabOrder<kLeft == Lie::kAlongK ? Tile::kSlabBytes : Tile::kRows * int(sizeof(T)), 1> LeftOrder;
   typedef SlabOrder<kRight == Lie::kAlongK ? Tile::kSlabBytes : Tile::kColumns * int(sizeof(T)),
                     kRight == Lie::kAlongK ? 3 : 1>
@@ -425,13 +436,16 @@ struct MmaSlabs {
 // Sums left(row, k) * right(k, column) over slabs. All threads of the block come here. `ring` is shared memory of
 // Tile::kRingBytes, aligned to 1024.
 //
-// The left operand may be another than MmaOperand: one that is always wide, and names what copies its slabs.
+// The left operand may be another than MmaOperand: one that is always wide, and names what copies its slabs. Then the right
+// one may, too. Warp is WarpTile, or does more as it multiplies.
 //
 // Of wide operands, whole slabs run in a loop that is unrolled by the stages, so that their places are immediates; the rest,
 // and all slabs of other operands, run in a loop with tests.
-template <class T, class Tile, Lie kLeft, Lie kRight, class Left>
-__device__ void sum_slabs(WarpTile<T, Tile, kLeft, kRight>& warp, const Left& a, const MmaOperand<T>& b,
-                          const MmaSlabs& slabs, u8* ring) {
+template <class Warp, class Left, class Right>
+__device__ void sum_slabs(Warp& warp, const Left& a, const Right& b, const MmaSlabs& slabs, u8* ring) {
+  typedef typename Warp::Element T;
+  typedef typename Warp::Shape Tile;
+  constexpr Lie kLeft = Warp::kLeftLie, kRight = Warp::kRightLie;
   constexpr int kStages = Tile::kStages, kSteps = Tile::kSteps, kRightShift = kRight == Lie::kAlongK ? 3 : 1;
   const SharedAddress stages = find_shared_address(ring);
   const int end = slabs.first + slabs.count;
@@ -485,7 +499,7 @@ __device__ void sum_slabs(WarpTile<T, Tile, kLeft, kRight>& warp, const Left& a,
     }
   }
   typename Left::template Loader<Tile, Tile::kRows, kLeft, 1> left(a);
-  VectorLoader<T, Tile, Tile::kColumns, kRight, kRightShift> right(b);
+  typename Right::template Loader<Tile, Tile::kColumns, kRight, kRightShift> right(b);
   const auto load = [&](int k, int at) {
     left.load(stages + at, a.inner - k);
     right.load(stages + (at + Tile::kLeftBytes), b.inner - k);

@@ -68,8 +68,9 @@ __device__ inline void convolve_block(ByteTile<Tile>& warp, const u32* x, const 
     const int first_k = slabs.first * slabs.depth;
     const WindowRows rows = {x, table, conv, int(place.batch)};
     const ByteWindows left = {rows, inner, place.first_row, first_k};
-    const ByteLines right(w + place.batch * count_line_bytes(conv.columns, conv.line_bytes), conv.line_bytes, conv.columns,
-                          inner, place.first_column, first_k);
+    const u8* const lines = w + place.batch * count_line_bytes(conv.columns, conv.line_bytes);
+    const WideOperand<i8> right(reinterpret_cast<const i8*>(lines), conv.line_bytes, conv.columns, inner,
+                                place.first_column, first_k);
     warp.flip = find_flip(conv.x_offset);
     sum_slabs(warp, left, right, slabs, ring);
   }

@@ -14,10 +14,10 @@ __device__ inline void multiply_block(ByteTile<Tile>& warp, const u8* a, const u
     const MmaPlace<Tile> place(gemm, blockIdx.x);
     const MmaSlabs slabs(inner, Tile::kSlabBytes, blockIdx.y, gridDim.y);
     const int first_k = slabs.first * slabs.depth;
-    const ByteLines left(a + 4 * gemm.find_offset(place.batch, gemm.a_batch), 4 * gemm.a_row, gemm.rows, inner,
-                         place.first_row, first_k);
-    const ByteLines right(b + 4 * gemm.find_offset(place.batch, gemm.b_batch), 4 * gemm.b_inner, gemm.columns, inner,
-                          place.first_column, first_k);
+    const auto* const rows = reinterpret_cast<const i8*>(a) + 4 * gemm.find_offset(place.batch, gemm.a_batch);
+    const auto* const lines = reinterpret_cast<const i8*>(b) + 4 * gemm.find_offset(place.batch, gemm.b_batch);
+    const WideOperand<i8> left(rows, 4 * gemm.a_row, gemm.rows, inner, place.first_row, first_k);
+    const WideOperand<i8> right(lines, 4 * gemm.b_inner, gemm.columns, inner, place.first_column, first_k);
     warp.flip = find_flip(gemm.a_offset);
     sum_slabs(warp, left, right, slabs, ring);
   }

@@ -18,13 +18,6 @@ __device__ inline i64 count_line_bytes(int columns, int pitch) {
   return i64(columns) * pitch + (i64(columns) * 4 + kSectorBytes - 1) / kSectorBytes * kSectorBytes;
 }
 
-// An operand of lines that are all aligned to 16 bytes.
-struct ByteLines : MmaOperand<i8> {
-  static constexpr bool kIsAlwaysWide = true;
-  __device__ ByteLines(const u8* matrix, i64 line_bytes, int lines, int inner, int first_line, int first_k)
-      : MmaOperand<i8>{reinterpret_cast<const i8*>(matrix), line_bytes, 1, lines, inner, first_line, first_k, true} {}
-};
-
 // What centres the four bytes of a word.
 __device__ inline u32 find_flip(i32 offset) { return u32(offset) * kOnes; }
 

@@ -144,6 +144,12 @@ LARGER: Mapping[str, Budget] = {
         for tile, registers in (("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168), ("FlatMma", 208))
     },
     "matmul_nbits.cu:matmul_nbits": Budget(128, "as gemm, which it is with another right operand"),
+    **{
+        f"mma_nbits.cu:mma_nbits<{t}, SmallMma>": Budget(
+            224, "the sums of a block beside those of all, and codes under way; two blocks of 128 threads fit"
+        )
+        for t in ("half", "bf16")
+    },
     "norm_channels.cu:measure_large_channels": Budget(80, "sums of a vector of channels and the loads under way"),
     "norm_channels.cu:normalize_large_channels": Budget(80, "16 elements and the steps of an epilogue"),
     "norm_channels.cu:normalize_small_channels": Budget(80, "four channels, their statistics and the loads under way"),

@@ -145,6 +145,15 @@ GATES: Mapping[str, Gate] = {
         )
         for t in _FLOATS
     },
+    # Codes are widened by some 30 instructions for eight of them. Sums of a block are scaled behind every other step
+    # of the unrolled loop, of which as many are taken as there are blocks.
+    **{
+        f"mma_nbits.cu:mma_nbits<{t}, SmallMma>": Gate(
+            instructions=5400, store_bits=128, multiply_adds=0.06, loop_integers=660, loop_calls=0, load_bits=8,
+            opcodes=("HMMA", "LDSM", "LDGSTS"), blocks=2, aim="two codes to an instruction (LOP3, HFMA2)",
+        )
+        for t in ("half", "bf16")
+    },
     # The same loop over words of four bytes; there is one for signed and one for unsigned left operands.
     **{
         f"integer_matmul.cu:integer_gemm<{tile}, {t}>": Gate(
