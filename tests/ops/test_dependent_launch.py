@@ -212,6 +212,14 @@ CASES: dict[str, Build] = {
         bits=4,
         block_size=16,
     ),
+    "mma_narrow": multiply(
+        "gpuexec.NarrowMatMul",
+        numbers(40, 9, dtype=np.int8),
+        SCALAR.astype(np.float16),
+        shape=(39, 40),
+        cast=FLOAT16,
+        to=FLOAT16,
+    ),
     "mma_nbits": multiply(
         "com.microsoft.MatMulNBits",
         RNG.integers(0, 256, (9, 2, 16), np.uint8),

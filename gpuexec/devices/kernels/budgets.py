@@ -186,6 +186,12 @@ LARGER: Mapping[str, Budget] = {
         if operands != "float" or left == right == _LIES[0]
     },
     **{
+        f"mma_narrow.cu:mma_narrow<{t}, SmallMma>": Budget(
+            168, "as mma_gemm, and weights under way; three blocks of 128 threads fit"
+        )
+        for t in ("half", "bf16")
+    },
+    **{
         f"conv_mma.cu:conv_mma<{operands}, {result}, {tile}{steps}>": Budget(registers, "as mma_gemm, over patches")
         for tile, registers in (("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168), ("FlatMma", 208))
         for operands, result, steps in MMA_FORMS

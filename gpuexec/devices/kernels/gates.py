@@ -145,6 +145,14 @@ GATES: Mapping[str, Gate] = {
         )
         for t in _FLOATS
     },
+    # Weights of int8 are widened by some four instructions each.
+    **{
+        f"mma_narrow.cu:mma_narrow<{t}, SmallMma>": Gate(
+            instructions=3500, store_bits=128, multiply_adds=0.158, loop_integers=199, loop_calls=0, load_bits=128,
+            opcodes=("HMMA", "LDSM", "LDGSTS"), blocks=2,
+        )
+        for t in ("half", "bf16")
+    },
     # Codes are widened by some 30 instructions for eight of them. Sums of a block are scaled behind every other step
     # of the unrolled loop, of which as many are taken as there are blocks.
     **{

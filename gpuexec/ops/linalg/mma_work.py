@@ -29,6 +29,7 @@ from gpuexec.ops.linalg.simt_work import (
 LOOP_INSTRUCTIONS = {"LargeMma": (21, 8), "MediumMma": (23, 8), "SmallMma": (23, 12), "FlatMma": (47, 48)}
 _EACH_CHUNK = 70  # instructions for eight elements that are copied one by one
 AROUND, _EACH_SUM = 500, 4  # instructions of a thread apart from slabs: in all, and to scale and store a sum
+_EACH_WEIGHT = 3.9  # instructions of a thread for a weight of int8 that is widened
 _EACH_SLICE = 1.5  # instructions of a thread to add up a sum of a slice
 _PARK_WAVEFRONTS = 2  # of 128 bytes of sums that wait in shared memory for an epilogue
 _MMA_PRODUCTS, _STEP_NBYTES, _MATRIX_WAVEFRONTS = 2048, 32, 4
@@ -58,6 +59,16 @@ def _count_mma_gemm(launch: Launch) -> Work:
         # Lines beyond the last one repeat it, or are not read.
         asked += times * inner * (extent if is_across else round_up(extent, lines)) * find_itemsize(launch, 0)
     return describe_mma(launch, loop, batch * asked, AROUND)
+
+
+@work_of("mma_narrow.cu", "mma_narrow")
+def _count_mma_narrow(launch: Launch) -> Work:
+    rows, columns, inner, *_ = read_gemm(launch)
+    tile = find_mma_tile(launch)
+    asked = inner * find_itemsize(launch, 0) * round_up(rows, tile.rows) * ceil_div(columns, tile.columns)
+    asked += inner * find_itemsize(launch, 1) * round_up(columns, tile.columns) * ceil_div(rows, tile.rows)
+    weights = tile.columns * tile.slab_nbytes // find_itemsize(launch, 0) / tile.threads
+    return describe_mma(launch, LOOP_INSTRUCTIONS[tile.name][0] + weights * _EACH_WEIGHT, asked, AROUND)
 
 
 def describe_mma(launch: Launch, loop: float, asked: float, around: float) -> Work:
