@@ -474,27 +474,27 @@ class WindowProduct:
             emit.launch(Kernel(_MMA_SOURCE, "pack_conv_lines"), grid, (THREADS, 1, 1), arguments, writes=[1])
         return packed
 
-    def _choose_form(self, emit: Emitter, *, is_sum: bool) -> _ChosenKernel:
+    def _choose_form(self, emit: Emitter, *, is_sum: bool) -> _WindowKernel:
         """Return tiles of words."""
         groups, columns = self.sizes.groups, self.sizes.group_outs
         tile = choose_tile(emit, self.rows, columns, self.words, groups)
         tiles = groups * tile.count(self.rows, columns)
         slices = slice_tiles(emit, tiles, ceil_div(self.words, SLAB_DEPTH), tile.size)
         kernel = Kernel(_SOURCE, f"integer_conv<{tile.name}, {'i32' if is_sum else 'u8'}>")
-        return _ChosenKernel(kernel, tiles, tile.threads, slices, 0)
+        return _WindowKernel(kernel, tiles, tile.threads, slices, 0)
 
-    def _choose_mma(self, emit: Emitter, *, is_sum: bool) -> _ChosenKernel:
+    def _choose_mma(self, emit: Emitter, *, is_sum: bool) -> _WindowKernel:
         """Return tiles of tensor cores, which store sums and bytes alike."""
         groups, columns, nbytes = self.sizes.groups, self.sizes.group_outs, self.words * WORD_BYTES
         tile = choose_mma_tile(emit, self.rows, columns, nbytes, groups)
         tiles = groups * tile.count(self.rows, columns)
         slices = slice_mma_tiles(emit, tile, tiles, nbytes)
         kernel = Kernel(_MMA_SOURCE, f"integer_conv_mma<{tile.name}>")
-        return _ChosenKernel(kernel, tiles, tile.threads, slices, tile.ring_nbytes)
+        return _WindowKernel(kernel, tiles, tile.threads, slices, tile.ring_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
-class _ChosenKernel:
+class _WindowKernel:
     """The kernel of a product of windows, its tiles and slices, and its dynamic shared memory."""
 
     kernel: Kernel
