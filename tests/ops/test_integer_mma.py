@@ -23,6 +23,7 @@ from gpuexec.ops.lib.slices import MMA_TILES, MmaTile
 from gpuexec.ops.quant import integer_matmul
 from gpuexec.ops.quant.integer import offset_of
 from gpuexec.ops.quant.integer_words import WORD_BYTES, ByteLines, find_pitch
+from gpuexec.planner.prediction import predict_plan
 from gpuexec.planner.template import plan_graph
 from tests.devices.execute import run_template
 from tests.devices.opening import open_device
@@ -193,6 +194,15 @@ def test_work_is_as_counted(extents: tuple[int, int, int], dtype: type) -> None:
     assert found.work.wavefronts == count_wavefronts(found.counts, 1)
     counted = found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
     assert found.work.l2_nbytes == pytest.approx(counted, rel=2e-3)
+
+
+def test_the_floor_of_large_products_is_twice_the_rate_of_halves() -> None:
+    build, specs = GraphBuilder(), {name: TensorSpec((4096, 4096), np.dtype(I8)) for name in "ab"}
+    values = [build.input(name, *spec.shape, dtype=spec.dtype) for name, spec in specs.items()]
+    graph = build.graph(build.node(integer_matmul.MatMulInteger(), *values))
+    found = predict_plan(plan_graph(graph, specs, Target.named("sm_90")).plan)
+    assert found.floor_us == pytest.approx(4096**3 / found.gpu.matrix_rate * 1e6, rel=0.01)
+    assert found.floor_us < found.predicted_us
 
 
 @pytest.mark.parametrize("dtype", [U8, I8])
