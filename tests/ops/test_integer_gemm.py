@@ -220,13 +220,11 @@ def test_random_products_of_few_rows(mode: Mode, together: int, seed: int) -> No
         operands.check(f"{extents} by {lanes} lanes in {slices} slices")
 
 
-def make_plain(
-    rows: int, columns: int, depth: int, lay_right: Callable[[Array], tuple[Array, int]] = lay_columns
-) -> Operands:
+def make_plain(rows: int, columns: int, depth: int) -> Operands:
     """Return operands of which y is stored in fours, and rows begin at whole sectors."""
     pick = random.Random(0)
     while True:
-        operands = make(pick, rows, columns, depth, lay_right=lay_right)
+        operands = make(pick, rows, columns, depth)
         if operands.y.dtype == I32 and operands.y.shape[-1] == columns and operands.a.shape[-1] == count_words(depth):
             return operands
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.library import Schedule
 from gpuexec.devices.simulator.module import SimulatorFunction, load_file
 from gpuexec.devices.simulator.toolchain import Mode
@@ -30,7 +29,7 @@ from tests.devices.opening import open_device
 from tests.ir.graph_builder import GraphBuilder
 from tests.ops.counted_launch import CountedCase, compare, count_wavefronts, floats
 from tests.ops.harness import Case, run_case
-from tests.ops.test_integer_gemm import Operands, aligned, assert_least, make, make_plain
+from tests.ops.test_integer_gemm import Operands, aligned, make
 
 Array = np.ndarray[Any, Any]
 U8, I8, F32 = np.uint8, np.int8, np.float32
@@ -51,14 +50,7 @@ def lay_lines(b: Array) -> tuple[Array, int]:
     return laid.view(np.uint32), find_pitch(b.shape[-2]) // WORD_BYTES
 
 
-def multiply(
-    mode: Mode,
-    tile: MmaTile,
-    operands: Operands,
-    slices: int = 1,
-    seed: int = 0,
-    counts: list[LaunchCounts] | None = None,
-) -> None:
+def multiply(mode: Mode, tile: MmaTile, operands: Operands, slices: int = 1, seed: int = 0) -> None:
     """Launch with scratch memory and counters, which must be 0 again afterwards."""
     rows, columns, _ = operands.extents
     blocks = int(np.prod(operands.expected.shape[:-2])) * tile.count(rows, columns)
@@ -67,7 +59,6 @@ def multiply(
     load(mode)[f"integer_mma<{tile.name}>"].launch_arrays(
         (blocks, slices, 1), tile.threads, operands.a, operands.b, operands.addend, operands.y, operands.packed,
         scratch, counters, *operands.quants, shared_bytes=tile.ring_nbytes, schedule=Schedule("random", seed),
-        counts=counts,
     )  # fmt: skip
     assert counters is None or not counters.any()
 
@@ -94,19 +85,6 @@ def test_loop_of_whole_slabs(tile: MmaTile) -> None:
     operands = make(random.Random(5), min(tile.rows, 40), 40, depth, lay_right=lay_lines)
     multiply("plain", tile, operands)
     operands.check(f"{operands.extents}")
-
-
-@pytest.mark.parametrize("slices", [1, 3])
-@pytest.mark.parametrize("tile", MMA_TILES, ids=NAMES)
-def test_tiles_take_the_least_sectors_and_wavefronts(tile: MmaTile, slices: int) -> None:
-    counts: list[LaunchCounts] = []
-    depth = (2 * tile.stages + 2) * tile.slab_nbytes
-    operands = make_plain(tile.rows, tile.columns, depth, lay_lines)
-    multiply("count", tile, operands, slices, counts=counts)
-    operands.check(f"{operands.extents}")
-    assert_least(counts)
-    fragments = [line for line in counts[0].lines if line.space == "shared" and line.counts.nbytes]
-    assert {line.counts.ratio for line in fragments if line.width != 16} == {1.0}
 
 
 def product(id: str, *extents: int, b: type = I8, const: tuple[int, ...] = (1,)) -> Case:
@@ -182,9 +160,11 @@ def test_all_sizes_of_a_class_take_its_kernel() -> None:
 
 
 @pytest.mark.parametrize("dtype", [I8, U8])
-@pytest.mark.parametrize("extents", [(128, 64, 256), (128, 1024, 128), (256, 128, 512), (16, 512, 128)], ids=str)
-def test_work_is_as_counted(extents: tuple[int, int, int], dtype: type) -> None:
-    rows, inner, columns = extents
+@pytest.mark.parametrize("tile", MMA_TILES, ids=NAMES)
+def test_work_is_as_counted(tile: MmaTile, dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In slices; all copies, fragments and sums take the least sectors and wavefronts."""
+    monkeypatch.setattr(integer_matmul, "choose_mma_tile", lambda *_: tile)
+    rows, inner, columns = tile.rows, (2 * tile.stages + 2) * tile.slab_nbytes, 2 * tile.columns
     weight = floats(inner, columns, dtype=dtype)
     found = compare(CountedCase("MatMulInteger", "integer_mma", {"x": (rows, inner)}, {"w": weight}, dtype=dtype))
     assert found.work.flops == 2 * rows * inner * columns
@@ -194,6 +174,9 @@ def test_work_is_as_counted(extents: tuple[int, int, int], dtype: type) -> None:
     assert found.work.wavefronts == count_wavefronts(found.counts, 1)
     counted = found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
     assert found.work.l2_nbytes == pytest.approx(counted, rel=2e-3)
+    for line in found.counts.lines:
+        if line.counts.nbytes and (line.width == 16 or line.space == "shared"):
+            assert line.counts.ratio == 1.0, line
 
 
 def test_the_floor_of_large_products_is_twice_the_rate_of_halves() -> None:

@@ -13,6 +13,8 @@ from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.target import Target
 from gpuexec.ops.quant.narrow_weight import widen
 from gpuexec.planner.template import plan_graph
+from tests.devices.execute import run_template
+from tests.devices.opening import open_device
 from tests.ir.graph_builder import GraphBuilder
 from tests.ops.case import build_operator
 from tests.ops.counted_launch import CountedCase, compare, count_wavefronts, floats
@@ -74,6 +76,21 @@ def test_more_than_four_rows_of_16_bits_take_tensor_cores(
     graph = build.graph(build.node(op, *values))
     plan = plan_graph(graph, {"a": TensorSpec(a.shape, a.dtype)}, Target.named(target)).plan
     assert [each.expression.partition("<")[0] for each in plan.kernels()] == [kernel]
+
+
+def test_all_sizes_of_a_class_take_its_kernel() -> None:
+    """Fewer rows than there are kernels for few, too."""
+    case = draw(random.Random(3), 70, 136, 24, HALF)
+    op, (_, w, *rest) = build_operator(case)
+    build = GraphBuilder()
+    left = build.input("a", "rows", 136, dtype=HALF)
+    graph = build.graph(build.node(op, left, *[None if each is None else build.constant(each) for each in (w, *rest)]))
+    template = plan_graph(graph, {"a": TensorSpec((70, 136), HALF)}, Target.named("sm_90"))
+    assert "mma_narrow" in str(template.plan.kernels())
+    for rows in (70, 64, 5, 4, 1):
+        a = np.random.default_rng(rows).integers(-4, 5, (rows, 136)).astype(HALF)
+        (y,) = run_template(template, graph, {"a": a}, open_device("simulator"))
+        np.testing.assert_array_equal(y, op.compute(a, w, *rest)[0])
 
 
 @pytest.mark.parametrize("rows", [64, 128])

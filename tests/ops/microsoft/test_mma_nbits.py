@@ -24,6 +24,8 @@ from gpuexec.ops.lib.slices import SMALL_MMA
 from gpuexec.ops.linalg.matmul_launch import ALONG_K, Product
 from gpuexec.ops.microsoft.matmul_nbits import MatMulNBits, pack_shape
 from gpuexec.planner.template import plan_graph
+from tests.devices.execute import run_template
+from tests.devices.opening import open_device
 from tests.ir.graph_builder import GraphBuilder
 from tests.ops.counted_launch import CountedCase, compare, count_wavefronts
 from tests.ops.test_integer_gemm import aligned
@@ -129,6 +131,21 @@ def test_more_than_four_rows_of_16_bits_take_tensor_cores(
     values = [build.input(name, *spec.shape, dtype=spec.dtype) for name, spec in specs.items()]
     plan = plan_graph(build.graph(build.node(op, *values)), specs, Target.named(target)).plan
     assert [each.expression.partition("<")[0] for each in plan.kernels()] == [kernel]
+
+
+def test_all_sizes_of_a_class_take_its_kernel() -> None:
+    """Fewer rows than there are kernels for few, too."""
+    rng, build = np.random.default_rng(5), GraphBuilder()
+    op, codes = MatMulNBits(K=136, N=20, block_size=32), rng.integers(0, 256, (20, 5, 16)).astype(np.uint8)
+    scales = (2.0 ** rng.integers(-2, 2, (20, 5))).astype(HALF)
+    left = build.input("a", "rows", 136, dtype=HALF)
+    graph = build.graph(build.node(op, left, build.constant(codes), build.constant(scales)))
+    template = plan_graph(graph, {"a": TensorSpec((70, 136), HALF)}, Target.named("sm_90"))
+    assert "mma_nbits" in str(template.plan.kernels())
+    for rows in (70, 64, 5, 4, 1):
+        a = rng.integers(-4, 5, (rows, 136)).astype(HALF)
+        (y,) = run_template(template, graph, {"a": a}, open_device("simulator"))
+        np.testing.assert_array_equal(y, op.compute(a, codes, scales)[0])
 
 
 @pytest.mark.parametrize(("rows", "block"), [(16, 32), (64, 128), (128, 32)])
