@@ -1,13 +1,13 @@
 """Launches of matrix products: strided and batched operands, alpha, beta and an addend.
 
-A product of float takes tiles of ``simt_gemm.cu``, or up to eight rows at once of ``gemv.cu``; which, is decided for a
-size class (`gpuexec.ops.lib.slices`); so does one of float with narrow weights. One of half or bf16 takes tiles of
+A product of float takes tiles of ``simt_gemm.cu``, or up to eight rows at once of ``gemv.cu``; which, is decided for
+a size class (`gpuexec.ops.lib.slices`); so does one of float with narrow weights. One of half or bf16 takes tiles of
 ``mma_gemm.cu``, on tensor cores, from sm_80 on, be its result of that type or float; so does one of float whose
 operands are rounded to tf32, where they lie along the inner extent or can be packed so, and one of half or bf16 with
-more than four rows and weights of int8 (``mma_narrow.cu``). Other types, older
-architectures, extents that 32 bits don't hold, and narrow weights with scales along the inner extent take
-``matmul.cu``, where a block makes a tile of 64 x 64, or of 4 x 8 where there are few rows. A product with few columns
-is made as that of the transposed, but for narrow weights, which are always the right operand.
+weights of int8 (``mma_narrow.cu``). Other types, older architectures, extents that 32 bits don't hold, and narrow
+weights with scales along the inner extent take ``matmul.cu``, where a block makes a tile of 64 x 64, or of 4 x 8
+where there are few rows. A product with few columns is made as that of the transposed, but for narrow weights, which
+are always the right operand.
 """
 
 from __future__ import annotations
@@ -383,14 +383,14 @@ def _take_tf32(emit: Emitter, product: Product) -> Product | None:
 def _take_lines(emit: Emitter, product: Product, inner_step: int) -> Product | None:
     """Return a product of half or bf16 with weights of int8 whose operands lie along the inner extent, aligned.
 
-    None where one does not, and is no weight that could be packed so; and of few rows, and of scales along that extent.
+    None where one does not, and is no weight that could be packed so, and of scales along that extent.
 
     Raises:
         PlanError: Operands of this size don't lie so, as those of the upper end do.
     """
-    (a, b, _, y), rows = product.slots, product.extents[0]
+    a, b, _, y = product.slots
     is_able = has_tensor_cores(emit.target) and y.dtype == a.dtype and a.dtype in _MMA_DTYPES and b.dtype == INT8
-    if inner_step or not emit.choose(is_able and rows > FEW_ROWS and not product.batch and product.fits_mma):
+    if inner_step or not emit.choose(is_able and not product.batch and product.fits_mma):
         return None
     packed = _pack_operand(emit, product, 1, only_along_k=True)
     a, b, _, _ = packed.slots

@@ -1,8 +1,8 @@
 """Matrix products with weights of a few bits: MatMulNBits and MatMulBnb4.
 
 Weights stay packed as the file has them, a scale for each block along the inner extent; kernels widen them where they
-read them, the host a part of their rows at a time. Of half and bf16 with more than four rows, and codes of four bits
-in blocks of 32 or more with whole zero points, tensor cores multiply the codes from sm_80 on (``mma_nbits.cu``).
+read them, the host a part of their rows at a time. Of half and bf16, and codes of four bits in blocks of 32 or more
+with whole zero points, tensor cores multiply the codes from sm_80 on (``mma_nbits.cu``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from gpuexec.ops.lib.slices import SMALL_MMA, slice_mma_tiles
 from gpuexec.ops.linalg.matmul import multiply
 from gpuexec.ops.linalg.matmul_launch import (
     ALONG_K,
-    FEW_ROWS,
     Product,
     count_tiles,
     has_tensor_cores,
@@ -281,7 +280,7 @@ def _launch_mma(
 ) -> bool:
     """Launch a product of A (with bias, into y) and codes, scales and zero points on tensor cores.
 
-    False where a size class has few rows, or rows that are not aligned.
+    False where rows are not aligned, or extents too large.
 
     Raises:
         PlanError: Operands of this size are not aligned, as those of the upper end are.
@@ -289,7 +288,7 @@ def _launch_mma(
     (a, bias, y), (inner, columns), rows = operands, extents, prod(operands[0].shape[:-1])
     if a.dtype == FLOAT or not has_tensor_cores(emit.target) or inner * a.dtype.itemsize % _VECTOR_BYTES:
         return False
-    if not emit.choose(int(FEW_ROWS < rows < _MAX_EXTENT and columns < _MAX_EXTENT)):
+    if not emit.choose(int(max(rows, columns) < _MAX_EXTENT)):
         return False
     a, codes = emit.contiguous(a), emit.contiguous(weights[0])
     is_aligned = not (a.offset_bytes % _VECTOR_BYTES or codes.offset_bytes % _VECTOR_BYTES)

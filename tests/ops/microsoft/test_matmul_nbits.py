@@ -95,7 +95,7 @@ NBITS = [
         for z in ("", "packed", "wide")
     ),
     *(nbits(f"{t}_{z}", (5, 48), 6, dtype=t, zeros=z, bias=True) for t in (F16, BFLOAT16) for z in ("packed", "wide")),
-    # Of more than four rows of half and bf16 on tensor cores, of up to 16 and of more.
+    # Of half and bf16 on tensor cores.
     *(
         nbits(
             f"{t}_block{block}_{z or 'default'}_{rows}_rows",

@@ -111,14 +111,14 @@ def test_tiles_take_the_least_sectors_and_wavefronts() -> None:
         ("sm_80", HALF, 5, {}, "mma_nbits"),
         ("sm_120", BFLOAT16, 500, {}, "mma_nbits"),
         ("sm_75", HALF, 5, {}, "matmul_nbits"),
-        ("sm_80", HALF, 4, {}, "matmul_nbits"),
+        ("sm_80", HALF, 1, {}, "mma_nbits"),
         ("sm_80", np.dtype(np.float32), 5, {}, "matmul_nbits"),
         ("sm_80", HALF, 5, {"bits": 8}, "matmul_nbits"),
         ("sm_80", HALF, 5, {"K": 44}, "matmul_nbits"),
         ("sm_80", HALF, 5, {"block_size": 16}, "matmul_nbits"),
     ],
 )
-def test_more_than_four_rows_of_16_bits_take_tensor_cores(
+def test_codes_of_four_bits_take_tensor_cores(
     target: str, dtype: Any, rows: int, given: dict[str, int], kernel: str
 ) -> None:
     op = MatMulNBits(**{"K": 48, "N": 6, "block_size": 32, **given})
@@ -134,7 +134,7 @@ def test_more_than_four_rows_of_16_bits_take_tensor_cores(
 
 
 def test_all_sizes_of_a_class_take_its_kernel() -> None:
-    """Fewer rows than there are kernels for few, too."""
+    """One row, too."""
     rng, build = np.random.default_rng(5), GraphBuilder()
     op, codes = MatMulNBits(K=136, N=20, block_size=32), rng.integers(0, 256, (20, 5, 16)).astype(np.uint8)
     scales = (2.0 ** rng.integers(-2, 2, (20, 5))).astype(HALF)
