@@ -82,7 +82,8 @@ class PlanPrediction:
         flops: Operations.
         predicted_us: Of a run among others.
         floor_us: Of the minimum of bytes from device memory, or of the operations as multiply-adds at full rate, on
-            tensor cores where a command uses them, else of floats; whichever is more.
+            tensor cores where a command uses them, which have products of bytes at twice the rate, else of floats;
+            whichever is more.
         commands: Each command.
     """
 
@@ -140,7 +141,7 @@ def predict_plan(
         rows.append(_predict_command(command, origin, work, touched, missed, dram, gpu, model, is_early=is_early))
     minimum = find_fused_groups(plan, commands, operands).minimum_nbytes
     flops = sum(row.flops for row in rows)
-    seconds = sum(row.flops / (gpu.matrix_rate if row.bounds.tensor else gpu.float_rate) for row in rows)
+    seconds = sum(_find_floor_seconds(row, work, gpu) for row, work in zip(rows, works, strict=True))
     return PlanPrediction(
         plan.target,
         gpu,
@@ -154,6 +155,14 @@ def predict_plan(
         max(minimum / gpu.dram_bytes_per_second, seconds) * 1e6,
         tuple(rows),
     )
+
+
+def _find_floor_seconds(row: CommandPrediction, work: Work, gpu: Gpu) -> float:
+    """Return the time of a command's operations at full rate; tensor cores count products of bytes as halves."""
+    if not row.bounds.tensor:
+        return row.flops / gpu.float_rate
+    products = work.matrix_products
+    return (min(row.flops, 2 * products) if products else row.flops) / gpu.matrix_rate
 
 
 def _find_programmatic(

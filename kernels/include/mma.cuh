@@ -266,3 +266,9 @@ __device__ __forceinline__ void multiply_matrices(float (&sums)[4], const u32 (&
     mma_tf32(sums, a, b);
   }
 }
+// That of signed bytes, modulo 2^32.
+template <class T>
+__device__ __forceinline__ void multiply_matrices(i32 (&sums)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  static_assert(kIsSame<T, i8>, "integer sums are of bytes");
+  mma_i8(sums, a, b);
+}

@@ -5,28 +5,6 @@
 #include "mma_tile.cuh"
 #include "simt_product.cuh"
 
-constexpr u32 kGroup = 8;  // rows of tiles that blocks of neighbouring numbers share, so that operands stay in L2
-
-// The place of a tile: within a batch, tiles are numbered down groups of rows of tiles, then across.
-template <class Tile>
-struct MmaPlace {
-  int first_row, first_column;
-  u32 batch;
-
-  __device__ MmaPlace(const SimtGemm& gemm, u32 tile) {
-    const u32 down = (u32(gemm.rows) + Tile::kRows - 1) / Tile::kRows;
-    const u32 across = (u32(gemm.columns) + Tile::kColumns - 1) / Tile::kColumns;
-    batch = tile / (down * across);
-    tile -= batch * (down * across);
-    const u32 first = tile / (kGroup * across) * kGroup;
-    const u32 height = down - first < kGroup ? down - first : kGroup;
-    tile -= first * across;
-    const u32 column = tile / height;
-    first_row = int(first + tile - column * height) * Tile::kRows;
-    first_column = int(column) * Tile::kColumns;
-  }
-};
-
 // Stores eight sums of a row, of neighbouring columns: those that are inside. `start` is the offset of the batch in y, and
 // in c where that has batches, too.
 template <bool HasBatches, class R, class Y, class Finish>

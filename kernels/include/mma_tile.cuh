@@ -1,4 +1,4 @@
-// One tile of a product of matrices on tensor cores (sm_80 and up): a ring of slabs, fragments by ldmatrix, float sums.
+// One tile of a product of matrices on tensor cores (sm_80 and up): a ring of slabs, fragments by ldmatrix, sums.
 //
 // A slab is so many bytes of the inner extent of a block's lines: rows of the left operand, columns of the right one. An mma
 // takes 32 bytes of it, a step, whatever the elements are. An operand is read as it lies: dense along k or along the lines,
@@ -36,6 +36,30 @@ typedef MmaTile<128, 256, 64, 2, 4, 3, 1> LargeMma;   // 73,728 bytes: rows and 
 typedef MmaTile<128, 128, 64, 2, 2, 4, 2> MediumMma;  // 65,536 bytes
 typedef MmaTile<64, 64, 128, 2, 2, 4, 2> SmallMma;    // 65,536 bytes: blocks are few
 typedef MmaTile<16, 64, 256, 1, 2, 4, 2> FlatMma;     // 81,920 bytes: up to 16 rows, where fetching the columns is all
+
+constexpr u32 kGroup = 8;  // rows of tiles that blocks of neighbouring numbers share, so that operands stay in L2
+
+// The place of a tile: within a batch, tiles are numbered down groups of rows of tiles, then across.
+template <class Tile>
+struct MmaPlace {
+  int first_row, first_column;
+  u32 batch;
+
+  // Of a product that has `rows` and `columns`.
+  template <class Gemm>
+  __device__ MmaPlace(const Gemm& gemm, u32 tile) {
+    const u32 down = (u32(gemm.rows) + Tile::kRows - 1) / Tile::kRows;
+    const u32 across = (u32(gemm.columns) + Tile::kColumns - 1) / Tile::kColumns;
+    batch = tile / (down * across);
+    tile -= batch * (down * across);
+    const u32 first = tile / (kGroup * across) * kGroup;
+    const u32 height = down - first < kGroup ? down - first : kGroup;
+    tile -= first * across;
+    const u32 column = tile / height;
+    first_row = int(first + tile - column * height) * Tile::kRows;
+    first_column = int(column) * Tile::kColumns;
+  }
+};
 
 // How a slab lies in shared memory, and its operand in global memory where it is copied 16 bytes at a time.
 enum class Lie { kAlongK, kAcross };
@@ -83,6 +107,14 @@ struct MmaOperand {
     const int wanted = first_line + line;
     return matrix + (wanted < lines ? wanted : lines - 1) * line_stride;
   }
+};
+
+// The same of an operand that is wide whatever the launch.
+template <class T>
+struct WideOperand : MmaOperand<T> {
+  static constexpr bool kIsAlwaysWide = true;
+  __device__ WideOperand(const T* matrix, i64 line_stride, int lines, int inner, int first_line, int first_k)
+      : MmaOperand<T>{matrix, line_stride, 1, lines, inner, first_line, first_k, true} {}
 };
 
 // A thread's 16-byte chunks of a slab, in kPasses passes of all threads: in pass i, chunk `chunk` of row `row` + i * kPassRows
@@ -230,9 +262,25 @@ __device__ void transpose_quad(float (&v)[4]) {
   }
 }
 
+// What products are summed in: bytes modulo 2^32, all else as floats.
+template <class T>
+struct MmaSum {
+  typedef float Type;
+};
+template <>
+struct MmaSum<i8> {
+  typedef i32 Type;
+};
+__device__ inline float add_sums(float a, float b) { return a + b; }
+__device__ inline i32 add_sums(i32 a, i32 b) { return i32(u32(a) + u32(b)); }
+
 // A warp's part of a tile: sums, and the fragments of two steps. While one step is multiplied, the next one is loaded.
 template <class T, class Tile, Lie kLeft, Lie kRight>
 struct WarpTile {
+  typedef T Element;
+  typedef Tile Shape;
+  typedef typename MmaSum<T>::Type Sum;
+  static constexpr Lie kLeftLie = kLeft, kRightLie = kRight;
   typedef SlabOrder<kLeft == Lie::kAlongK ? Tile::kSlabBytes : Tile::kRows * int(sizeof(T)), 1> LeftOrder;
   typedef SlabOrder<kRight == Lie::kAlongK ? Tile::kSlabBytes : Tile::kColumns * int(sizeof(T)),
                     kRight == Lie::kAlongK ? 3 : 1>
@@ -241,9 +289,10 @@ struct WarpTile {
   static constexpr int kLeftSets = Tile::kDown < 4 ? 2 : 1;  // of four rows, each is loaded anew as soon as it is used
   static constexpr int kEights = Tile::kDown * 2 * (Tile::kAcross / 4);
 
-  float sums[Tile::kDown][Tile::kAcross][4];
+  Sum sums[Tile::kDown][Tile::kAcross][4];
   u32 left[kLeftSets][Tile::kDown][4], right[2][kPairs][4];
   int left_place, right_place;  // in a slab, of what this lane names to ldmatrix
+  u32 flip = 0;                 // of bytes: what centres those of the left operand, four in a word
 
   // Where the warp's part begins in the tile.
   static __device__ int find_row(int thread) { return thread / 32 / Tile::kWarpsAcross * Tile::kWarpRows; }
@@ -269,7 +318,7 @@ struct WarpTile {
 #pragma unroll
       for (int j = 0; j < Tile::kAcross; ++j) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i][j][e] = 0.0f;
+        for (int e = 0; e < 4; ++e) sums[i][j][e] = Sum(0);
       }
     }
   }
@@ -317,6 +366,10 @@ struct WarpTile {
         if (p * Tile::kDown / kPairs == i) load_right(stage, next, p);
       }
       if (kLeftSets == 2) load_left(stage, next, i);
+      if constexpr (sizeof(T) == 1) {
+#pragma unroll
+        for (int word = 0; word < 4; ++word) left[step % kLeftSets][i][word] ^= flip;
+      }
 #pragma unroll
       for (int n = 0; n < Tile::kAcross; ++n) {
         const int j = i % 2 == 0 ? n : Tile::kAcross - 1 - n;
@@ -335,8 +388,20 @@ struct WarpTile {
     return find_column(thread) + thread % 4 * kEight + eight % (Tile::kAcross / 4) * 32;
   }
 
+  // Moves the sums behind the first 32 columns to the front.
+  __device__ void drop_columns() {
+#pragma unroll
+    for (int i = 0; i < Tile::kDown; ++i) {
+#pragma unroll
+      for (int j = 4; j < Tile::kAcross; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[i][j - 4][e] = sums[i][j][e];
+      }
+    }
+  }
+
   // Returns the sums of an eight. All lanes come here.
-  __device__ void take_eight(int eight, float (&to)[kEight]) const {
+  __device__ void take_eight(int eight, Sum (&to)[kEight]) const {
     const int i = eight / (Tile::kAcross / 4) / 2, half = eight / (Tile::kAcross / 4) % 2;
     const int j = eight % (Tile::kAcross / 4) * 4;
     if constexpr (kRight == Lie::kAlongK) {
@@ -371,13 +436,16 @@ struct MmaSlabs {
 // Sums left(row, k) * right(k, column) over slabs. All threads of the block come here. `ring` is shared memory of
 // Tile::kRingBytes, aligned to 1024.
 //
-// The left operand may be another than MmaOperand: one that is always wide, and names what copies its slabs.
+// The left operand may be another than MmaOperand: one that is always wide, and names what copies its slabs. Then the right
+// one may, too. Warp is WarpTile, or does more as it multiplies.
 //
 // Of wide operands, whole slabs run in a loop that is unrolled by the stages, so that their places are immediates; the rest,
 // and all slabs of other operands, run in a loop with tests.
-template <class T, class Tile, Lie kLeft, Lie kRight, class Left>
-__device__ void sum_slabs(WarpTile<T, Tile, kLeft, kRight>& warp, const Left& a, const MmaOperand<T>& b,
-                          const MmaSlabs& slabs, u8* ring) {
+template <class Warp, class Left, class Right>
+__device__ void sum_slabs(Warp& warp, const Left& a, const Right& b, const MmaSlabs& slabs, u8* ring) {
+  typedef typename Warp::Element T;
+  typedef typename Warp::Shape Tile;
+  constexpr Lie kLeft = Warp::kLeftLie, kRight = Warp::kRightLie;
   constexpr int kStages = Tile::kStages, kSteps = Tile::kSteps, kRightShift = kRight == Lie::kAlongK ? 3 : 1;
   const SharedAddress stages = find_shared_address(ring);
   const int end = slabs.first + slabs.count;
@@ -431,7 +499,7 @@ __device__ void sum_slabs(WarpTile<T, Tile, kLeft, kRight>& warp, const Left& a,
     }
   }
   typename Left::template Loader<Tile, Tile::kRows, kLeft, 1> left(a);
-  VectorLoader<T, Tile, Tile::kColumns, kRight, kRightShift> right(b);
+  typename Right::template Loader<Tile, Tile::kColumns, kRight, kRightShift> right(b);
   const auto load = [&](int k, int at) {
     left.load(stages + at, a.inner - k);
     right.load(stages + (at + Tile::kLeftBytes), b.inner - k);
@@ -451,21 +519,23 @@ __device__ void sum_slabs(WarpTile<T, Tile, kLeft, kRight>& warp, const Left& a,
 }
 
 // Adds the sums of a tile's slices: leaves the block's own in `scratch` and answers false, but in the block that comes
-// last, which adds up the slices in their order. Needs Tile::kRows * Tile::kColumns floats for each slice of each tile,
+// last, which adds up the slices in their order. Needs Tile::kRows * Tile::kColumns sums for each slice of each tile,
 // and a counter a tile that is 0 and is left 0. All threads of the block come here.
 template <class T, class Tile, Lie kLeft, Lie kRight>
-__device__ inline bool join_slices(WarpTile<T, Tile, kLeft, kRight>& warp, float* scratch, unsigned* counters, u32 tile,
-                                   int slice, int slices) {
+__device__ inline bool join_slices(WarpTile<T, Tile, kLeft, kRight>& warp, typename MmaSum<T>::Type* scratch,
+                                   unsigned* counters, u32 tile, int slice, int slices) {
+  typedef typename MmaSum<T>::Type Sum;
+  typedef typename Select<kIsSame<Sum, float>, float4, int4>::type Four;
   if (slices == 1) return true;
-  constexpr i64 kFloats = i64(Tile::kRows) * Tile::kColumns;
-  float* const own = scratch + (tile * i64(slices) + slice) * kFloats + 4 * threadIdx.x;
+  constexpr i64 kSums = i64(Tile::kRows) * Tile::kColumns;
+  Sum* const own = scratch + (tile * i64(slices) + slice) * kSums + 4 * threadIdx.x;
 #pragma unroll
   for (int i = 0; i < Tile::kDown; ++i) {
 #pragma unroll
     for (int j = 0; j < Tile::kAcross; ++j) {
-      const float(&sums)[4] = warp.sums[i][j];
+      const Sum(&sums)[4] = warp.sums[i][j];
       store_vec(own + (i * Tile::kAcross + j) * (4 * Tile::kThreads),
-                Vec<float, 4>{{sums[0], sums[1], sums[2], sums[3]}});
+                Vec<Sum, 4>{{sums[0], sums[1], sums[2], sums[3]}});
     }
   }
   if (!last_block(counters + tile, unsigned(slices))) return false;
@@ -474,22 +544,22 @@ __device__ inline bool join_slices(WarpTile<T, Tile, kLeft, kRight>& warp, float
 #pragma unroll
     for (int j = 0; j < Tile::kAcross; ++j) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) warp.sums[i][j][e] = 0.0f;
+      for (int e = 0; e < 4; ++e) warp.sums[i][j][e] = Sum(0);
     }
   }
-  const float* source = scratch + tile * (slices * kFloats) + 4 * forget(threadIdx.x);
+  const Sum* source = scratch + tile * (slices * kSums) + 4 * forget(threadIdx.x);
 #pragma unroll 1
-  for (; slices > 0; --slices, source += kFloats) {
+  for (; slices > 0; --slices, source += kSums) {
 #pragma unroll
     for (int i = 0; i < Tile::kDown; ++i) {
 #pragma unroll
       for (int j = 0; j < Tile::kAcross; ++j) {
-        const float* four_sums = source + (i * Tile::kAcross + j) * (4 * Tile::kThreads);
-        const float4 four = __ldcg(reinterpret_cast<const float4*>(four_sums));  // of other blocks: not through L1
-        warp.sums[i][j][0] += four.x;
-        warp.sums[i][j][1] += four.y;
-        warp.sums[i][j][2] += four.z;
-        warp.sums[i][j][3] += four.w;
+        const Sum* four_sums = source + (i * Tile::kAcross + j) * (4 * Tile::kThreads);
+        const Four four = __ldcg(reinterpret_cast<const Four*>(four_sums));  // of other blocks: not through L1
+        warp.sums[i][j][0] = add_sums(warp.sums[i][j][0], four.x);
+        warp.sums[i][j][1] = add_sums(warp.sums[i][j][1], four.y);
+        warp.sums[i][j][2] = add_sums(warp.sums[i][j][2], four.z);
+        warp.sums[i][j][3] = add_sums(warp.sums[i][j][3], four.w);
       }
     }
   }

@@ -3,54 +3,9 @@
 // The sums are of (x - x_zero) * (w - w_zero). Padding counts as x_zero, so it adds nothing. A convolution is a product of
 // words of four bytes (integer_product.cuh) whose left rows are windows: the input is packed first, channels last and with
 // its padding written out, so that what a window sees are whole vectors, and nothing is asked about borders.
-#include "convolution.cuh"
 #include "dependent_launch.cuh"
 #include "integer_tile.cuh"
-
-// A product of windows of the packed input [groups, batch, three axes, words]. A table says where each vector of four words
-// that a window sees lies behind the window's start, in words, as all steps of x are. Packed by WindowProduct of
-// gpuexec/ops/quant/integer_conv.py.
-struct IntegerConv {
-  i32 rows, columns, inner, depth;  // windows of all images, output channels of a group, words and bytes of a window
-  i32 quant_step;          // 1 where each output channel has a scale and zero point, 0 where all share one
-  i32 x_offset, w_offset;  // 128 for unsigned bytes
-  i32 padded_columns;
-  i32 x_group, x_batch, x_axis[3], unused;  // x_axis: from a window to the next
-  i64 y_batch, y_channel, y_position;
-  FastDiv32 by_outputs, by_counts[3];
-  Finish finish;
-};
-
-// The windows of a group, as rows of words.
-struct WindowRows {
-  const u32* x;
-  const i32* table;
-  const IntegerConv& conv;
-  int group;
-
-  __device__ bool has(int row) const { return row < conv.rows; }
-
-  // Where a window begins.
-  __device__ int find_start(int row) const {
-    u32 rest;
-    int start = group * conv.x_group + int(conv.by_outputs.divide(u32(row), rest)) * conv.x_batch;
-#pragma unroll
-    for (int axis = 2; axis >= 0; --axis) {
-      u32 window;
-      rest = conv.by_counts[axis].divide(rest, window);
-      start += int(window) * conv.x_axis[axis];
-    }
-    return start;
-  }
-  __device__ const u32* find(int row) const { return x + find_start(row); }
-
-  // Calls visit(offset) for every eighth vector of a window from vector `lane` on, for k in [first, end).
-  template <class Visit>
-  __device__ void visit_vectors(int first, int end, int lane, Visit visit) const {
-#pragma unroll 1
-    for (int k = first + 4 * lane; k < end; k += 32) visit(table[k / 4]);
-  }
-};
+#include "integer_windows.cuh"
 
 // The left operand of windows, a loader of simt_tile.cuh as LeftVectors: two copies of 16 bytes, of rows a quarter of the
 // threads apart. Slabs are loaded one after another; the table is read one slab ahead.
@@ -93,25 +48,6 @@ struct LeftWindows {
       copy_async<16>(slab + destination + i * kApart * kLeftPitch, x + (starts[i] + offset),
                      starts[i] >= 0 && is_k_inside);
     }
-  }
-};
-
-// Conversion of the sum of an output to the result; pointers may be null as the kernels say.
-template <class Y>
-struct ConvResults {
-  const u8 *x_zero, *w_zero, *x_scale, *w_scale, *y_scale, *y_zero;
-  const i32* bias;
-  Finish finish;
-
-  __device__ float find_channel_factor(i64 channel, i32 quant_step) const {
-    const float scale =
-        load_scale(x_scale, 0, finish.scale_kind) * load_scale(w_scale, channel * quant_step, finish.scale_kind);
-    return find_factor<Y>(scale, load_scale(y_scale, 0, finish.scale_kind));
-  }
-
-  __device__ Y make(i64 channel, i32 sum, float factor) const {
-    if (bias) sum = wrapping_add(sum, bias[channel]);
-    return finish_sum<Y>(sum, factor, load_zero(y_zero, 0, finish.y_offset), 0.0f, finish.y_offset);
   }
 };
 
@@ -257,21 +193,10 @@ __global__ void __launch_bounds__(256, 1)
       results.make(channel, sum, results.find_channel_factor(channel, conv.quant_step));
 }
 
-// How input and weights are packed into words. Packed by gpuexec/ops/quant/integer_conv.py.
-struct ConvPacking {
-  i32 extents[3];  // of the packed input
-  i32 vectors;     // of 16 bytes, for the channels of a place, or those of all its taps of the last axis
-  i32 batch, groups, channels, folded;  // channels of a group; folded: those taps, 1 where each has a place of its own
-  i32 taps;                             // others
-  i32 columns, padded;                  // output channels of a group, without and with those that fill rows up to 16 bytes
-  i32 flip;                             // 128 where unsigned weights are centred
-  i32 tap_counts[3], tap_steps[3];      // of those taps; steps in words of the packed input
-};
-
 // Computes  the packed input of integer_conv: channels last, with the padding of the windows written out as x_zero; and the
 //           table of its vectors
 // Shapes    x [batch, channels, spatial] by strides; packed [groups, batch, extents, vectors] of 16 bytes;
-//           table [taps * vectors + 4]
+//           table [entries]
 // Grid      one thread per vector: x = vector / 256, of [groups, batch, extents 0 and 1, vectors, extents 2]; no fewer threads
 //           than the table has entries
 // Needs     fewer than 2^31 vectors; x_zero may be null
@@ -283,7 +208,7 @@ __global__ void __launch_bounds__(256)
   const i64 number = i64(blockIdx.x) * 256 + threadIdx.x;
   wait_for_predecessors();
   launch_dependents();
-  if (number < packing.taps * packing.vectors + 4) {
+  if (number < packing.entries) {
     const int tap = int(number) / packing.vectors, tap_1 = tap / packing.tap_counts[2], tap_0 = tap_1 / packing.tap_counts[1];
     const int start = tap_0 * packing.tap_steps[0] + (tap_1 - tap_0 * packing.tap_counts[1]) * packing.tap_steps[1] +
                       (tap - tap_1 * packing.tap_counts[2]) * packing.tap_steps[2];
@@ -336,16 +261,8 @@ __global__ void __launch_bounds__(256)
 // Numerics  exact; 0 beyond the last channel and column
 __global__ void __launch_bounds__(kPackThreads)
     pack_conv_bytes(const u8* __restrict__ w, u32* __restrict__ packed, const __grid_constant__ ConvPacking packing) {
-  const int depth = 16 * packing.vectors, folded = packing.folded > 1 ? packing.folded : 1;
   wait_for_predecessors();
   launch_dependents();
-  pack_columns(packed, packing.taps * depth / 4, packing.columns, packing.padded, packing.flip,
-               [&](u32 group, int k, int column) {
-                 const int tap = k / depth, byte = k - tap * depth;
-                 const int inner_tap = byte / packing.channels;
-                 const i64 out = i64(group) * packing.columns + column;
-                 const int channel = byte - inner_tap * packing.channels;
-                 const i64 place = (out * packing.channels + channel) * packing.taps * folded + tap * folded + inner_tap;
-                 return inner_tap < folded ? w + place : nullptr;
-               });
+  pack_columns(packed, packing.taps * packing.vectors * 4, packing.columns, packing.padded, packing.flip,
+               [&](u32 group, int k, int column) { return packing.find_weight(w, group, k, column); });
 }

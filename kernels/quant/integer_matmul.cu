@@ -9,23 +9,6 @@
 #include "integer_tile.cuh"
 #include "reduce.cuh"
 
-// The rows of a matrix of words, dense along the inner extent.
-struct MatrixRows {
-  const u32* matrix;
-  int rows;
-  i64 row_stride;
-
-  __device__ bool has(int row) const { return row < rows; }
-  __device__ const u32* find(int row) const { return matrix + row * row_stride; }
-
-  // Calls visit(offset) for every eighth vector of a row from vector `lane` on, for k in [first, end).
-  template <class Visit>
-  __device__ void visit_vectors(int first, int end, int lane, Visit visit) const {
-#pragma unroll 1
-    for (int k = first + 4 * lane; k < end; k += 32) visit(k);
-  }
-};
-
 // Sums the block's slabs, less b_zero * the sums of rows.
 template <class Tile, bool IsSigned, class Y>
 __device__ inline void multiply_block(const u32* a, const u32* b, const IntegerGemm& gemm, const Results<Y>& results,

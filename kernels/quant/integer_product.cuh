@@ -43,8 +43,8 @@ struct IntegerGemm {
   i32 batch_axes;
   i32 has_fours;  // y is stored four columns at a time
   i32 lanes;      // of integer_gemv: those that are neighbours along the columns
-  i32 unused;
-  i64 a_row, b_inner, y_row;
+  i32 y_kind;     // of integer_mma: i32, float, half or bytes
+  i64 a_row, b_inner, y_row;  // of integer_mma, b_inner is from a column to the next
   i64 a_quant_row, b_quant_column, y_quant_row;
   i64 addend_row, addend_column, bias_column;
   i32 a_offset, b_offset;  // 128 for unsigned bytes
@@ -60,6 +60,7 @@ struct IntegerGemm {
   // Returns the offset of a batch in an operand, by its strides along the batch axes.
   __device__ i64 find_offset(u32 batch, const i64 (&strides)[kMaxBatchAxes]) const {
     i64 offset = 0;
+#pragma unroll 1
     for (int axis = batch_axes - 1; axis >= 0; --axis) {
       const u32 extent = batch_extents[axis];
       offset += batch % extent * strides[axis];
@@ -95,9 +96,59 @@ __device__ inline void load_column_zeros(i32 (&zeros)[4], const Results<Y>& resu
   }
 }
 
+// The rows of a matrix of words, dense along the inner extent.
+struct MatrixRows {
+  const u32* matrix;
+  int rows;
+  i64 row_stride;
+
+  __device__ bool has(int row) const { return row < rows; }
+  __device__ const u32* find(int row) const { return matrix + row * row_stride; }
+
+  // Calls visit(offset) for every eighth vector of a row from vector `lane` on, for k in [first, end).
+  template <class Visit>
+  __device__ void visit_vectors(int first, int end, int lane, Visit visit) const {
+#pragma unroll 1
+    for (int k = first + 4 * lane; k < end; k += 32) visit(k);
+  }
+};
+
+// Sums the words of a tile's rows over k in [first, end), eight threads a row, into totals[row] in shared memory, which nobody
+// reads any more behind a barrier that stands here. All threads of the block come here.
+template <class Tile, class Multiply, class Rows>
+__device__ inline void sum_rows(const Rows& rows, int first_row, int first_k, int end, u32* totals) {
+  constexpr int kApart = Tile::kThreads / 8, kOwnRows = Tile::kRows / kApart;
+  const int thread = threadIdx.x, lane = thread % 8, first = thread / 8;
+  u32 own[kOwnRows];
+  const u32* sources[kOwnRows];
+#pragma unroll
+  for (int i = 0; i < kOwnRows; ++i) {
+    own[i] = 0;
+    const int row = first_row + first + i * kApart;
+    sources[i] = rows.has(row) ? rows.find(row) : nullptr;
+  }
+  rows.visit_vectors(first_k, end, lane, [&](int offset) {
+#pragma unroll
+    for (int i = 0; i < kOwnRows; ++i) {
+      Vec<u32, 4> words = {};
+      if (sources[i]) words = load_vec<4>(sources[i] + offset);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) own[i] = Multiply::add(words.lanes[j], kOnes, own[i]);
+    }
+  });
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kOwnRows; ++i) {
+#pragma unroll
+    for (int offset = 4; offset > 0; offset /= 2) own[i] += __shfl_xor_sync(kFullMask, own[i], offset);
+    if (lane == 0) totals[first + i * kApart] = own[i];
+  }
+}
+
 // Four neighbouring columns of a batch: sums of its rows, less b_zero * the sums of those rows, are finished and stored.
-// Columns beyond the last read the parameters of the last one, and are not stored.
-template <class Y>
+// Columns beyond the last read the parameters of the last one, and are not stored. Sums are of bytes of the left operand
+// as they lie, or centred.
+template <class Y, bool kIsCentred = false>
 struct FourColumns {
   const IntegerGemm& gemm;
   const Results<Y>& results;
@@ -121,7 +172,8 @@ struct FourColumns {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int near = column + j < gemm.columns ? column + j : gemm.columns - 1;
-      terms[j] = results.a_zero ? column_sums[near] - u32(gemm.depth) * u32(zeros[j]) : 0u;
+      const bool has_left_zero = results.a_zero || (kIsCentred && gemm.a_offset);
+      terms[j] = has_left_zero ? column_sums[near] - u32(gemm.depth) * u32(zeros[j]) : 0u;
       scales[j] = load_scale(results.b_scale, b_quant + near * gemm.b_quant_column, gemm.finish.scale_kind);
       added[j] = -0.0f;  // the identity of addition, also for -0
       if constexpr (kIsFloat<Y>) {
@@ -134,7 +186,7 @@ struct FourColumns {
   // Rows of one scale and zero point take those of row 0.
   __device__ void load_row(int row) {
     const i64 a_place = a_quant + row * gemm.a_quant_row, y_place = y_quant + row * gemm.y_quant_row;
-    left_zero = u32(load_zero(results.a_zero, a_place, gemm.a_offset) + gemm.a_offset);
+    left_zero = u32(load_zero(results.a_zero, a_place, gemm.a_offset) + (kIsCentred ? 0 : gemm.a_offset));
     y_zero = load_zero(results.y_zero, y_place, gemm.finish.y_offset);
     const float scale = gemm.finish.alpha * load_scale(results.a_scale, a_place, gemm.finish.scale_kind);
     const float y_scale = load_scale(results.y_scale, y_place, gemm.finish.scale_kind);

@@ -24,35 +24,11 @@ struct TileOfBatch {
 template <class Tile, class Multiply, class Rows, class FindZero>
 __device__ inline void subtract_rows(const Rows& rows, int first_row, const SlabRange& range, u32* ring,
                                      u32 (&sums)[Tile::kRowSums][kColumnSums], FindZero find_zero) {
-  constexpr int kApart = Tile::kThreads / 8, kOwnRows = Tile::kRows / kApart;
-  const int thread = threadIdx.x, lane = thread % 8, first = thread / 8;
   const int end = range.count ? range.first_k + range.head + (range.count - 1) * kSlabDepth : range.first_k;
-  u32 totals[kOwnRows];
-  const u32* sources[kOwnRows];
-#pragma unroll
-  for (int i = 0; i < kOwnRows; ++i) {
-    totals[i] = 0;
-    const int row = first_row + first + i * kApart;
-    sources[i] = rows.has(row) ? rows.find(row) : nullptr;
-  }
-  rows.visit_vectors(range.first_k, end, lane, [&](int offset) {
-#pragma unroll
-    for (int i = 0; i < kOwnRows; ++i) {
-      Vec<u32, 4> words = {};
-      if (sources[i]) words = load_vec<4>(sources[i] + offset);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) totals[i] = Multiply::add(words.lanes[j], kOnes, totals[i]);
-    }
-  });
-  __syncthreads();  // nobody reads slabs any more
-#pragma unroll
-  for (int i = 0; i < kOwnRows; ++i) {
-#pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) totals[i] += __shfl_xor_sync(kFullMask, totals[i], offset);
-    if (lane == 0) ring[first + i * kApart] = totals[i];
-  }
+  sum_rows<Tile, Multiply>(rows, first_row, range.first_k, end, ring);
   u32* const zeros = ring + Tile::kRows;
   static_assert(Tile::kColumns <= Tile::kThreads, "a thread reads one zero point at most");
+  const int thread = threadIdx.x;
   if (thread < Tile::kColumns) zeros[thread] = u32(find_zero(thread));
   __syncthreads();
   const SumsPlace<Tile> own(thread);

@@ -213,10 +213,31 @@ CASES: dict[str, Build] = {
         bits=4,
         block_size=16,
     ),
-    "integer_gemm": multiply("MatMulInteger", numbers(130, 9, dtype=np.int8), shape=ROWS, cast=INT8),
+    "mma_narrow": multiply(
+        "gpuexec.NarrowMatMul",
+        numbers(40, 9, dtype=np.int8),
+        SCALAR.astype(np.float16),
+        shape=(39, 40),
+        cast=FLOAT16,
+        to=FLOAT16,
+    ),
+    "mma_nbits": multiply(
+        "com.microsoft.MatMulNBits",
+        RNG.integers(0, 256, (9, 2, 16), np.uint8),
+        np.full((9, 2), 0.5, np.float16),
+        shape=(39, 40),
+        cast=FLOAT16,
+        K=40,
+        N=9,
+        bits=4,
+        block_size=32,
+    ),
+    "integer_mma": multiply("MatMulInteger", numbers(130, 9, dtype=np.int8), shape=ROWS, cast=INT8),
+    "integer_gemm": multiply("MatMulInteger", numbers(26, 9, dtype=np.int8), shape=(60, 26), cast=INT8),
     "integer_gemv": multiply("MatMulInteger", numbers(390, 9, dtype=np.int8), shape=(4, 390), cast=INT8),
     "pack_byte_rows": multiply("MatMulInteger", numbers(130, 9, dtype=np.int8), shape=ROWS, cast=INT8),
-    "pack_byte_columns": multiply("MatMulInteger", numbers(20, 39, dtype=np.int8), at=1, shape=(39, 40), cast=INT8),
+    "pack_byte_columns": multiply("MatMulInteger", numbers(20, 26, dtype=np.int8), at=1, shape=(26, 60), cast=INT8),
+    "pack_byte_lines": multiply("MatMulInteger", numbers(20, 39, dtype=np.int8), at=1, shape=(39, 40), cast=INT8),
     # Convolutions.
     "simt_conv": multiply("Conv", numbers(5, 8, 3, 3), numbers(5), shape=IMAGE),
     "conv_mma": multiply("Conv", numbers(64, 8, 3, 3, dtype=np.float16), shape=IMAGE, cast=FLOAT16),
@@ -251,9 +272,13 @@ CASES: dict[str, Build] = {
     "conv_transpose_narrow": multiply(
         "gpuexec.NarrowConvTranspose", numbers(8, 3, 3, 3, dtype=np.int8), None, SCALAR, shape=IMAGE, to=FLOAT
     ),
-    "integer_conv": multiply("ConvInteger", numbers(5, 8, 3, 3, dtype=np.int8), shape=IMAGE, cast=INT8),
+    "integer_conv_mma": multiply("ConvInteger", numbers(5, 8, 3, 3, dtype=np.int8), shape=IMAGE, cast=INT8),
+    "integer_conv": multiply("ConvInteger", numbers(5, 3, 3, 3, dtype=np.int8), shape=(1, 3, 26, 20), cast=INT8),
     "pack_byte_windows": multiply("ConvInteger", numbers(5, 8, 3, 3, dtype=np.int8), shape=IMAGE, cast=INT8),
     "pack_conv_bytes": multiply(
+        "ConvInteger", numbers(1, 2, 20, 20, dtype=np.int8), at=1, shape=(60, 2, 13, 1), cast=INT8
+    ),
+    "pack_conv_lines": multiply(
         "ConvInteger", numbers(1, 3, 20, 20, dtype=np.int8), at=1, shape=(40, 3, 13, 1), cast=INT8
     ),
     "integer_conv_direct": multiply("ConvInteger", numbers(8, 1, 3, 3, dtype=np.int8), shape=IMAGE, cast=INT8, group=8),

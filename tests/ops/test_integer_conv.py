@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gpuexec.errors import InputError
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.quant.integer_conv import ConvByteWords, ConvInteger, QLinearConv
+from gpuexec.ops.quant.integer_conv import ConvByteLines, ConvByteWords, ConvInteger, QLinearConv
+from gpuexec.ops.quant.integer_words import find_pitch
 from tests.ops.counted_launch import CountedCase, compare, count_wavefronts, floats
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.test_conv import direct_sum
@@ -313,7 +314,13 @@ def test_work_of_tiles_is_as_counted(extents: tuple[int, ...], dtype: type) -> N
     attributes = {"pads": [taps // 2] * 4}
     found = compare(
         CountedCase(
-            "ConvInteger", "integer_conv", {"x": (batch, ins, extent, extent)}, {"w": weight}, attributes, dtype
+            "ConvInteger",
+            "integer_conv",
+            {"x": (batch, ins, extent, extent)},
+            {"w": weight},
+            attributes,
+            dtype,
+            target="sm_75",
         )
     )
     counted = found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
@@ -321,3 +328,25 @@ def test_work_of_tiles_is_as_counted(extents: tuple[int, ...], dtype: type) -> N
     assert 0.85 <= counted / found.work.l2_nbytes <= 1.02
     assert found.work.wavefronts == pytest.approx(count_wavefronts(found.counts, 2), rel=0.1)
     assert found.work.flops == 2 * batch * outs * extent**2 * ins * taps**2
+
+
+@pytest.mark.parametrize("dtype", [U8, I8])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("taps", [(3, 3), (7,), (2, 1, 1)])
+def test_lines_have_the_bytes_of_words(dtype: Any, axis: int, taps: tuple[int, ...]) -> None:
+    groups, outs, channels = 3, 50, 70
+    weights = integers(dtype, groups * outs, channels, *taps)
+    words_form, form = ConvByteWords(groups, outs, channels), ConvByteLines(groups, outs, channels)
+    words = np.zeros(words_form.infer(TensorSpec.of(weights)).shape, np.uint32)
+    lines = np.zeros(form.infer(TensorSpec.of(weights)).shape, U8)
+    words_form.pack(weights, (0,) * weights.ndim, words)
+    for first in range(0, weights.shape[axis], 64):
+        at = [0] * weights.ndim
+        at[axis] = first
+        form.pack(weights[:, first : first + 64] if axis else weights[first : first + 64], tuple(at), lines)
+    depth = 4 * (words.shape[1] - 1)
+    pitch = find_pitch(depth)
+    laid = lines[:, : outs * pitch].reshape(groups, outs, pitch)
+    np.testing.assert_array_equal(laid[..., :depth], words[:, :-1, :outs].transpose(0, 2, 1).copy().view(U8))
+    np.testing.assert_array_equal(lines[:, outs * pitch :].view(np.uint32)[:, :outs], words[:, -1, :outs])
+    assert not laid[..., depth:].any()

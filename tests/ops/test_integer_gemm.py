@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ PRODUCTS = 10  # of a seed
 EDGES = [1, 2, 3, 7, 8, 9, 13, 31, 63, 64, 65, 97, 127, 128, 129, 131]
 DEPTHS = [0, 1, 3, 4, 5, 15, 16, 17, 61, 63, 64, 65, 127, 128, 129, 256, 331, 1040]
 TYPES = {U8: "u8", I8: "u8", I32: "i32", F32: "float", F16: "half"}
+KINDS = {I32: 0, F32: 1, F16: 2, U8: 3, I8: 3}  # y_kind of ``IntegerGemm``
 ALIGNMENT = 256
 
 
@@ -58,11 +59,12 @@ def lay_rows(a: Array, spare: int) -> Array:
     return laid.view(np.uint32)
 
 
-def lay_columns(b: Array) -> Array:
+def lay_columns(b: Array) -> tuple[Array, int]:
+    """Return columns of words, and how many words apart neighbours along the inner extent are."""
     packed = PackedForm.of(ByteWords(), TensorSpec.of(b), tuple(range(b.ndim))).pack(b)
     laid = aligned(packed.shape, np.uint32)
     laid[...] = packed
-    return laid
+    return laid, packed.shape[-1]
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,14 @@ class Operands:
         assert (self.y[..., columns:].view(U8) == 0xA5).all(), f"{what}: wrote beyond the columns"
 
 
-def make(pick: random.Random, rows: int, columns: int, depth: int, batch: tuple[int, ...] = ()) -> Operands:
+def make(
+    pick: random.Random,
+    rows: int,
+    columns: int,
+    depth: int,
+    batch: tuple[int, ...] = (),
+    lay_right: Callable[[Array], tuple[Array, int]] = lay_columns,
+) -> Operands:
     rng = np.random.default_rng(pick.getrandbits(32))
 
     def integers(dtype: Any, *shape: int) -> Array:
@@ -98,7 +107,7 @@ def make(pick: random.Random, rows: int, columns: int, depth: int, batch: tuple[
     def scales(*shape: int) -> Array:
         return rng.uniform(0.01, 0.1, shape).astype(F32)
 
-    a_type, b_type, y_type = pick.choice([U8, I8]), pick.choice([U8, I8]), pick.choice([U8, I8, I32, F32])
+    a_type, b_type, y_type = pick.choice([U8, I8]), pick.choice([U8, I8]), pick.choice([U8, I8, I32, F32, F16])
     a, b = integers(a_type, *batch, rows, depth), integers(b_type, *batch, depth, columns)
     by_row, by_column = pick.random() < 0.5, pick.random() < 0.5
     zeros = [
@@ -116,7 +125,7 @@ def make(pick: random.Random, rows: int, columns: int, depth: int, batch: tuple[
         scales(rows if by_row else 1) * F32(40),
         integers(y_type if is_byte else U8, rows if by_row else 1),
     )
-    bias = scales(columns) if y_type == F32 else None
+    bias = scales(columns).astype(y_type) if y_type in (F32, F16) else None
     alpha = pick.choice([1.0, -0.5])
     scale = (F32(alpha) * a_scale)[:, None] * b_scale
     expected: Array = sums
@@ -124,13 +133,15 @@ def make(pick: random.Random, rows: int, columns: int, depth: int, batch: tuple[
         whole = np.rint(sums.astype(F32) * (scale / y_scale[:, None])).astype(np.int64) + y_zero[:, None]
         expected = np.clip(whole, np.iinfo(y_type).min, np.iinfo(y_type).max).astype(y_type)
     elif is_scaled:
-        expected = sums.astype(F32) * scale + bias
-    a_words, b_words = lay_rows(a, pick.choice([0, 0, 4])), lay_columns(b)
+        assert bias is not None
+        with np.errstate(over="ignore"):
+            expected = (sums.astype(F32) * scale + bias.astype(F32)).astype(y_type)
+    a_words, (b_words, b_step) = lay_rows(a, pick.choice([0, 0, 4])), lay_right(b)
     y = aligned((*batch, rows, columns + pick.choice([0, 0, 4, 1])), y_type)
     quant_steps = (int(by_row), int(by_column), int(by_row))
     has_fours = columns % 4 == 0 and y.shape[-1] % 4 == 0
-    head = struct.pack("<8i", rows, columns, count_words(depth), depth, len(batch), has_fours, 0, 0)
-    strides = (a_words.shape[-1], b_words.shape[-1], y.shape[-1], *quant_steps, columns, 1, 1)
+    head = struct.pack("<8i", rows, columns, count_words(depth), depth, len(batch), has_fours, 0, KINDS[y_type])
+    strides = (a_words.shape[-1], b_step, y.shape[-1], *quant_steps, columns, 1, 1)
     offsets = struct.pack("<2i", offset_of(a.dtype), offset_of(b.dtype))
     finish = pack_finish(alpha, y.dtype, np.dtype(F32))
     pad = (0,) * (MAX_BATCH_AXES - len(batch))
@@ -243,9 +254,10 @@ def test_few_rows_take_the_least_sectors(lanes: int, slices: int) -> None:
 
 
 def product(rows: int, depth: int, columns: int, dtype: type = I8) -> CountedCase:
+    """Return a product on a device without tensor cores that take bytes."""
     kernel = "integer_gemv" if rows <= ROWS[-1] else "integer_gemm"
     weight = floats(depth, columns, dtype=dtype)
-    return CountedCase("MatMulInteger", kernel, {"x": (rows, depth)}, {"w": weight}, dtype=dtype)
+    return CountedCase("MatMulInteger", kernel, {"x": (rows, depth)}, {"w": weight}, dtype=dtype, target="sm_75")
 
 
 @pytest.mark.parametrize("dtype", [I8, U8])

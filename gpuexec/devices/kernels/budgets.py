@@ -141,7 +141,18 @@ LARGER: Mapping[str, Budget] = {
         for t in ("u8", "i32", "float", "half")
     },
     "integer_matmul.cu:integer_gemv": Budget(128, "as gemv_along_columns, and the sums of up to 8 rows"),
+    **{
+        f"{kernel}<{tile}>": Budget(registers, "as mma_gemm, with sums of integers")
+        for kernel in ("integer_mma.cu:integer_mma", "integer_conv_mma.cu:integer_conv_mma")
+        for tile, registers in (("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168), ("FlatMma", 208))
+    },
     "matmul_nbits.cu:matmul_nbits": Budget(128, "as gemm, which it is with another right operand"),
+    **{
+        f"mma_nbits.cu:mma_nbits<{t}, SmallMma>": Budget(
+            224, "the sums of a block beside those of all, and codes under way; two blocks of 128 threads fit"
+        )
+        for t in ("half", "bf16")
+    },
     "norm_channels.cu:measure_large_channels": Budget(80, "sums of a vector of channels and the loads under way"),
     "norm_channels.cu:normalize_large_channels": Budget(80, "16 elements and the steps of an epilogue"),
     "norm_channels.cu:normalize_small_channels": Budget(80, "four channels, their statistics and the loads under way"),
@@ -176,6 +187,12 @@ LARGER: Mapping[str, Budget] = {
         for right in _LIES
         for operands, result, steps in MMA_FORMS
         if operands != "float" or left == right == _LIES[0]
+    },
+    **{
+        f"mma_narrow.cu:mma_narrow<{t}, SmallMma>": Budget(
+            168, "as mma_gemm, and weights under way; three blocks of 128 threads fit"
+        )
+        for t in ("half", "bf16")
     },
     **{
         f"conv_mma.cu:conv_mma<{operands}, {result}, {tile}{steps}>": Budget(registers, "as mma_gemm, over patches")

@@ -145,15 +145,53 @@ GATES: Mapping[str, Gate] = {
         )
         for t in _FLOATS
     },
+    # Weights of int8 are widened by some four instructions each.
+    **{
+        f"mma_narrow.cu:mma_narrow<{t}, SmallMma>": Gate(
+            instructions=3500, store_bits=128, multiply_adds=0.158, loop_integers=199, loop_calls=0, load_bits=128,
+            opcodes=("HMMA", "LDSM", "LDGSTS"), blocks=2,
+        )
+        for t in ("half", "bf16")
+    },
+    # Codes are widened by some 30 instructions for eight of them. Sums of a block are scaled behind every other step
+    # of the unrolled loop, of which as many are taken as there are blocks.
+    **{
+        f"mma_nbits.cu:mma_nbits<{t}, SmallMma>": Gate(
+            instructions=5400, store_bits=128, multiply_adds=0.06, loop_integers=660, loop_calls=0, load_bits=8,
+            opcodes=("HMMA", "LDSM", "LDGSTS"), blocks=2, aim="two codes to an instruction (LOP3, HFMA2)",
+        )
+        for t in ("half", "bf16")
+    },
     # The same loop over words of four bytes; there is one for signed and one for unsigned left operands.
     **{
         f"integer_matmul.cu:integer_gemm<{tile}, {t}>": Gate(
             instructions=11000, store_bits=32 if t == "u8" else 64 if t == "half" else 128, multiply_adds=share,
             loop_integers=70, loop_calls=0, load_bits=128, fast_multiply_adds=share, fast_load_bits=128,
-            opcodes=("IDP",), blocks=blocks, aim="products of tiles (IMMA)",
+            opcodes=("IDP",), blocks=blocks,
         )
         for tile, share, blocks in (("LargeTile", 0.85, 1), ("SmallTile", 0.82, 2))
         for t in ("u8", "i32", "float", "half")
+    },
+    # As mma_gemm along the inner extent, and an integer instruction centres each word of the left operand. One instance
+    # makes results of all types, each of which is stored by code of its own.
+    **{
+        f"integer_mma.cu:integer_mma<{tile}>": Gate(
+            instructions=7000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
+            opcodes=("IMMA", "LDSM", "LDGSTS"),
+        )
+        for tile, share, integers in (
+            ("LargeMma", 0.47, 114), ("MediumMma", 0.465, 151), ("SmallMma", 0.305, 151), ("FlatMma", 0.22, 196)
+        )
+    },
+    # The table of vectors is read in the loop, 32 bits at a time; sums are stored one by one, as windows lie.
+    **{
+        f"integer_conv_mma.cu:integer_conv_mma<{tile}>": Gate(
+            instructions=7000, store_bits=32, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=32,
+            opcodes=("IMMA", "LDSM", "LDGSTS"),
+        )
+        for tile, share, integers in (
+            ("LargeMma", 0.445, 140), ("MediumMma", 0.42, 213), ("SmallMma", 0.27, 219), ("FlatMma", 0.215, 259)
+        )
     },
     "integer_matmul.cu:integer_gemv": Gate(instructions=7000, opcodes=("IDP",), blocks=2),
     # Of whole slabs of operands that are copied by 16 bytes. The loop is unrolled by the stages; copies of an operand
@@ -244,7 +282,7 @@ GATES: Mapping[str, Gate] = {
     **{
         f"integer_conv.cu:integer_conv<{tile}, {t}>": Gate(
             instructions=10600, store_bits=128, multiply_adds=share, loop_integers=75, loop_calls=0, load_bits=32,
-            opcodes=("IDP",), blocks=blocks, aim="products of tiles (IMMA)",
+            opcodes=("IDP",), blocks=blocks,
         )
         for tile, share, blocks in (("LargeTile", 0.845, 1), ("SmallTile", 0.815, 2))
         for t in ("u8", "i32")

@@ -1,12 +1,13 @@
 """Launches of matrix products: strided and batched operands, alpha, beta and an addend.
 
-A product of float takes tiles of ``simt_gemm.cu``, or up to eight rows at once of ``gemv.cu``; which, is decided for a
-size class (`gpuexec.ops.lib.slices`); so does one of float with narrow weights. One of half or bf16 takes tiles of
+A product of float takes tiles of ``simt_gemm.cu``, or up to eight rows at once of ``gemv.cu``; which, is decided for
+a size class (`gpuexec.ops.lib.slices`); so does one of float with narrow weights. One of half or bf16 takes tiles of
 ``mma_gemm.cu``, on tensor cores, from sm_80 on, be its result of that type or float; so does one of float whose
-operands are rounded to tf32, where they lie along the inner extent or can be packed so. Other types, older
-architectures, extents that 32 bits don't hold, and narrow weights with scales along the inner extent take
-``matmul.cu``, where a block makes a tile of 64 x 64, or of 4 x 8 where there are few rows. A product with few columns
-is made as that of the transposed, but for narrow weights, which are always the right operand.
+operands are rounded to tf32, where they lie along the inner extent or can be packed so, and one of half or bf16 with
+weights of int8 (``mma_narrow.cu``). Other types, older architectures, extents that 32 bits don't hold, and narrow
+weights with scales along the inner extent take ``matmul.cu``, where a block makes a tile of 64 x 64, or of 4 x 8
+where there are few rows. A product with few columns is made as that of the transposed, but for narrow weights, which
+are always the right operand.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from gpuexec.ops.lib.slices import (
     slice_tiles,
 )
 from gpuexec.ops.quant import narrow_weight
-from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_stored, name_types
+from gpuexec.ops.quant.narrow_weight import INT8, NARROW_TYPES, NarrowWeight, name_stored, name_types
 
 DTYPES = (*dtypes_of("float"), *(np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)))
 TILE = 64  # rows and columns of a block; kTile of tile.cuh
@@ -113,6 +114,7 @@ for _dtype in _MMA_DTYPES:
     instantiate_finished(_dtype, [name_mma((_dtype, _dtype), *form) for form in _MMA_FORMS])
     instantiate_finished(_FLOAT, [name_mma((_dtype, _FLOAT), *form) for form in _MMA_FORMS], stored=[_dtype])
 instantiate_finished(_FLOAT, [name_mma((_FLOAT, _FLOAT), tile, (ALONG_K, ALONG_K)) for tile in MMA_TILES])
+instantiate("mma_narrow.cu", [f"mma_narrow<{dtype_row(dtype).cuda}, {SMALL_MMA.name}>" for dtype in _MMA_DTYPES])
 
 
 @weight_form("padded_rows")
@@ -323,12 +325,14 @@ def _launch_kernels(
 ) -> None:
     """Launch a product by our kernels."""
     has_kernels = emit.target.has_kernels and not emit.target.has_textures
-    if narrow is None and _has_tensor_cores(emit, product):
+    if narrow is None and _has_mma(emit, product):
         _launch_mma(emit, product)
     elif narrow is None and precision == TF32 and (along_k := _take_tf32(emit, product)) is not None:
         _launch_mma(emit, along_k)
     elif has_kernels and product.slots[3].dtype == _FLOAT and not scale_steps[0]:
         _launch_simt(emit, product, narrow, scale_steps, keeps_order=precision == REFERENCE)
+    elif narrow is not None and (lines := _take_lines(emit, product, scale_steps[0])) is not None:
+        _launch_mma_narrow(emit, lines, narrow, scale_steps[1])
     elif narrow is not None:
         _launch_any(emit, product, narrow, scale_steps)
     else:
@@ -356,7 +360,7 @@ def take_operands(emit: Emitter, y: Slot, a: Slot, b: Slot, *, is_narrow: bool =
     return widen_operand(emit, a, y), b if is_narrow else widen_operand(emit, b, y)
 
 
-def _has_tensor_cores(emit: Emitter, product: Product) -> bool:
+def _has_mma(emit: Emitter, product: Product) -> bool:
     """Return whether a product runs on tensor cores, whose kernel counts extents in 32 bits."""
     a, b, _, y = product.slots
     return multiplies(emit.target, y.dtype, a.dtype, b.dtype) and bool(emit.choose(product.fits_mma))
@@ -368,7 +372,7 @@ def _take_tf32(emit: Emitter, product: Product) -> Product | None:
     None where one does not and is no weight that could be packed so, and where few rows or columns take other kernels.
     """
     rows, columns, _ = product.extents
-    is_able = _has_architecture(emit.target) and product.slots[3].dtype == _FLOAT and product.fits_mma
+    is_able = has_tensor_cores(emit.target) and product.slots[3].dtype == _FLOAT and product.fits_mma
     if not emit.choose(is_able and min(rows, columns) > GEMV_ROWS[-1]):
         return None
     packed = _pack_operand(emit, product, 1, only_along_k=True)
@@ -376,7 +380,42 @@ def _take_tf32(emit: Emitter, product: Product) -> Product | None:
     return packed if emit.choose(packed.a[1] == packed.b[0] == 1) else None
 
 
-def _has_architecture(target: Target) -> bool:
+def _take_lines(emit: Emitter, product: Product, inner_step: int) -> Product | None:
+    """Return a product of half or bf16 with weights of int8 whose operands lie along the inner extent, aligned.
+
+    None where one does not, and is no weight that could be packed so, and of scales along that extent.
+
+    Raises:
+        PlanError: Operands of this size don't lie so, as those of the upper end do.
+    """
+    a, b, _, y = product.slots
+    is_able = has_tensor_cores(emit.target) and y.dtype == a.dtype and a.dtype in _MMA_DTYPES and b.dtype == INT8
+    if inner_step or not emit.choose(is_able and not product.batch and product.fits_mma):
+        return None
+    packed = _pack_operand(emit, product, 1, only_along_k=True)
+    a, b, _, _ = packed.slots
+    lies = packed.is_wide(a, *packed.a[::-1], ()) and packed.is_wide(b, *packed.b, ())
+    if not emit.choose(lies):
+        return None
+    if not lies:
+        raise PlanError("Operands of a product with narrow weights don't lie as those of the upper end do.")
+    return packed
+
+
+def _launch_mma_narrow(emit: Emitter, product: Product, narrow: NarrowWeight, scale_step: int) -> None:
+    """Launch a product with weights of int8 on tensor cores."""
+    rows, columns, inner = product.extents
+    dtype, tiles = product.slots[0].dtype, SMALL_MMA.count(rows, columns)
+    slices = slice_mma_tiles(emit, SMALL_MMA, tiles, inner * dtype.itemsize)
+    arguments: list[Argument] = [*product.slots, product.pack_mma(ALONG_K, ALONG_K), slices.scratch, slices.counters]
+    arguments += [*narrow.dense(emit), np.int64(scale_step)]
+    kernel = Kernel("mma_narrow.cu", f"mma_narrow<{dtype_row(dtype).cuda}, {SMALL_MMA.name}>")
+    writes, grid, threads = slices.writes(3, 5, tiles), (tiles, slices.count, 1), (SMALL_MMA.threads, 1, 1)
+    emit.launch(kernel, grid, threads, arguments, writes, shared_bytes=SMALL_MMA.ring_nbytes)
+
+
+def has_tensor_cores(target: Target) -> bool:
+    """Return whether our kernels of products on tensor cores run on a target."""
     return target.has_kernels and not target.has_textures and target.architecture >= MMA_ARCHITECTURE
 
 
@@ -384,7 +423,7 @@ def multiplies(target: Target, result: np.dtype[Any], *operands: np.dtype[Any]) 
     """Return whether tensor cores of a target multiply operands of these types into a result of that type."""
     dtype = operands[0]
     is_matrix = dtype in _MMA_DTYPES and all(each == dtype for each in operands) and result in (dtype, _FLOAT)
-    return is_matrix and _has_architecture(target)
+    return is_matrix and has_tensor_cores(target)
 
 
 def widen_operand(emit: Emitter, slot: Slot, y: Slot) -> Slot:

@@ -26,9 +26,10 @@ from gpuexec.ops.linalg.simt_work import (
 
 # Instructions of a warp for a slab beside mma and ldmatrix where operands are dense along the inner extent, and more
 # for each that lies across it.
-_LOOP_INSTRUCTIONS = {"LargeMma": (21, 8), "MediumMma": (23, 8), "SmallMma": (23, 12), "FlatMma": (47, 48)}
+LOOP_INSTRUCTIONS = {"LargeMma": (21, 8), "MediumMma": (23, 8), "SmallMma": (23, 12), "FlatMma": (47, 48)}
 _EACH_CHUNK = 70  # instructions for eight elements that are copied one by one
-_AROUND, _EACH_SUM = 500, 4  # instructions of a thread apart from slabs: in all, and to scale and store a sum
+AROUND, _EACH_SUM = 500, 4  # instructions of a thread apart from slabs: in all, and to scale and store a sum
+_EACH_WEIGHT = 3.9  # instructions of a thread for a weight of int8 that is widened
 _EACH_SLICE = 1.5  # instructions of a thread to add up a sum of a slice
 _PARK_WAVEFRONTS = 2  # of 128 bytes of sums that wait in shared memory for an epilogue
 _MMA_PRODUCTS, _STEP_NBYTES, _MATRIX_WAVEFRONTS = 2048, 32, 4
@@ -45,7 +46,7 @@ def _count_mma_gemm(launch: Launch) -> Work:
     rows, columns, inner, batch, wide, _ = read_gemm(launch)
     tile = find_mma_tile(launch)
     left, right = (each.strip(" >") for each in launch.kernel.expression.split(",")[3:5])
-    own, across = _LOOP_INSTRUCTIONS[tile.name]
+    own, across = LOOP_INSTRUCTIONS[tile.name]
     loop, asked = float(own), 0
     for lie, flag, extent, lines, times in (
         (left, WIDE_A, rows, tile.rows, ceil_div(columns, tile.columns)),
@@ -57,7 +58,17 @@ def _count_mma_gemm(launch: Launch) -> Work:
             loop += lines * tile.slab_nbytes // _CHUNK_NBYTES / tile.threads * _EACH_CHUNK
         # Lines beyond the last one repeat it, or are not read.
         asked += times * inner * (extent if is_across else round_up(extent, lines)) * find_itemsize(launch, 0)
-    return describe_mma(launch, loop, batch * asked, _AROUND)
+    return describe_mma(launch, loop, batch * asked, AROUND)
+
+
+@work_of("mma_narrow.cu", "mma_narrow")
+def _count_mma_narrow(launch: Launch) -> Work:
+    rows, columns, inner, *_ = read_gemm(launch)
+    tile = find_mma_tile(launch)
+    asked = inner * find_itemsize(launch, 0) * round_up(rows, tile.rows) * ceil_div(columns, tile.columns)
+    asked += inner * find_itemsize(launch, 1) * round_up(columns, tile.columns) * ceil_div(rows, tile.rows)
+    weights = tile.columns * tile.slab_nbytes // find_itemsize(launch, 0) / tile.threads
+    return describe_mma(launch, LOOP_INSTRUCTIONS[tile.name][0] + weights * _EACH_WEIGHT, asked, AROUND)
 
 
 def describe_mma(launch: Launch, loop: float, asked: float, around: float) -> Work:
@@ -70,21 +81,52 @@ def describe_mma(launch: Launch, loop: float, asked: float, around: float) -> Wo
         around: Instructions of a thread apart from slabs and sums.
     """
     rows, columns, inner, batch, wide, _ = read_gemm(launch)
-    tile, tiles, slices, y = find_mma_tile(launch), launch.grid[0], launch.grid[1], launch.arguments[3]
+    y = launch.arguments[3]
     assert isinstance(y, Slot)
-    slabs = ceil_div(inner * find_itemsize(launch, 0), tile.slab_nbytes)
+    # Eight floats of a lane are stored as two vectors, each of which touches half of its sectors.
+    written = y.dtype.itemsize // 2 if wide & WIDE_Y else 4
+    nbytes, is_parked = inner * find_itemsize(launch, 0), count_epilogue_steps(launch) > 0
+    results = batch * rows * columns
+    return describe_mma_tiles(
+        launch, (results, inner, nbytes), loop, asked, around, written=written, is_parked=is_parked
+    )
+
+
+def describe_mma_tiles(
+    launch: Launch,
+    sizes: tuple[int, int, int],
+    loop: float,
+    asked: float,
+    around: float,
+    *,
+    written: int = 1,
+    is_parked: bool = True,
+) -> Work:
+    """Return the work of a launch of tiles of tensor cores.
+
+    Args:
+        launch: The launch.
+        sizes: Results, the terms of each, and bytes of the inner extent.
+        loop: Instructions of a warp for a slab beside mma and ldmatrix.
+        asked: Bytes of sectors that all blocks ask for, of both operands.
+        around: Instructions of a thread apart from slabs and sums.
+        written: How often a sector of the result is written.
+        is_parked: Whether sums go through shared memory.
+    """
+    (results, inner, nbytes), y = sizes, launch.arguments[3]
+    tile, tiles, slices = find_mma_tile(launch), launch.grid[0], launch.grid[1]
+    assert isinstance(y, Slot)
+    slabs = ceil_div(nbytes, tile.slab_nbytes)
     warps, blocks = tile.threads // WARP, tiles * slices
-    steps, scratch, results = count_epilogue_steps(launch), find_scratch(launch), batch * rows * columns
+    steps, scratch = count_epilogue_steps(launch), find_scratch(launch)
     loop += (tile.products + tile.matrices) / warps
     sums, own_slabs = tile.size // tile.threads, ceil_div(slabs, slices)
     of_sum = _EACH_SUM + steps * STEP_INSTRUCTIONS + (slices * _EACH_SLICE if slices > 1 else 0)
     partial_nbytes = 4 * blocks * tile.size if slices > 1 else 0
     counted = 2 * SECTOR_BYTES * blocks if slices > 1 else 0
-    parked = tiles * tile.size * 4 // _WAVEFRONT_NBYTES * _PARK_WAVEFRONTS if steps else 0
+    parked = tiles * tile.size * 4 // _WAVEFRONT_NBYTES * _PARK_WAVEFRONTS if is_parked else 0
     # A block reads fragments of one step more than it has.
     first = blocks * tile.matrices // (tile.slab_nbytes // _STEP_NBYTES) * _MATRIX_WAVEFRONTS
-    # Eight floats of a lane are stored as two vectors, each of which touches half of its sectors.
-    written = y.dtype.itemsize // 2 if wide & WIDE_Y else 4
     beside = sum(count_slot_bytes(each) for each in list_beside(launch, scratch))
     return Work(
         flops=2 * results * inner + results * steps,

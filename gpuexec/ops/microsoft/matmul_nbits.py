@@ -1,30 +1,40 @@
 """Matrix products with weights of a few bits: MatMulNBits and MatMulBnb4.
 
 Weights stay packed as the file has them, a scale for each block along the inner extent; kernels widen them where they
-read them, the host a part of their rows at a time.
+read them, the host a part of their rows at a time. Of half and bf16, and codes of four bits in blocks of 32 or more
+with whole zero points, tensor cores multiply the codes from sm_80 on (``mma_nbits.cu``).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
 
 import numpy as np
 
-from gpuexec.errors import InputError
+from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
-from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
-from gpuexec.ir.work import Work, work_of
+from gpuexec.ir.work import Work, count_slot_bytes, work_of
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.slices import SMALL_MMA, slice_mma_tiles
 from gpuexec.ops.linalg.matmul import multiply
-from gpuexec.ops.linalg.matmul_launch import count_tiles, pack_gemm
+from gpuexec.ops.linalg.matmul_launch import (
+    ALONG_K,
+    Product,
+    count_tiles,
+    has_tensor_cores,
+    pack_gemm,
+)
 from gpuexec.ops.linalg.matmul_work import TileLoop, count_product
+from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma
+from gpuexec.ops.linalg.simt_work import read_gemm
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.quant.integer import BYTES, FLOAT, INT32, SCALES, dense
 
@@ -41,6 +51,10 @@ _NF4 = (
 )
 TABLES = (np.array((*_FP4, *(-value for value in _FP4)), FLOAT), np.array(_NF4, FLOAT))
 
+_VECTOR_BYTES, _MMA_BLOCK = 16, 32  # that rows and codes are read by, and codes of such a vector
+_MAX_EXTENT = 2**31 - 2**16  # of what tiles count in 32 bits
+
+instantiate("mma_nbits.cu", [f"mma_nbits<{dtype_row(t).cuda}, {SMALL_MMA.name}>" for t in SCALES[1:]])
 instantiate("matmul_nbits.cu", [f"matmul_nbits<{dtype_row(dtype).cuda}>" for dtype in SCALES])
 
 
@@ -159,7 +173,10 @@ class MatMulNBits(Operator):
         is_packed = zeros is not None and zeros.dtype == UINT8
         zero_row = ceil_div(blocks * self.bits, 8) if is_packed else blocks
         kind = 0 if zeros is None else 1 if is_packed else 2
-        shape = _pack_shape(blocks * self.block_size, zero_row, blocks, self.block_size, self.bits, kind)
+        shape = pack_shape(blocks * self.block_size, zero_row, blocks, self.block_size, self.bits, kind)
+        is_coded = self.bits == 4 and self.block_size >= _MMA_BLOCK and kind < 2 and groups is None
+        if is_coded and _launch_mma(emit, (a, bias, y), (b, scales, zeros), (self.K, self.N), shape):
+            return
         _launch(emit, (a, bias, y), (b, scales, zeros, groups, None), (self.K, self.N), shape)
 
 
@@ -219,7 +236,7 @@ class MatMulBnb4(Operator):
         """Launch the tile kernel of products over packed weights."""
         (a, b, absmax), y = inputs, outputs[0]
         assert a is not None and b is not None and absmax is not None and y is not None
-        shape = _pack_shape(self.K, 0, 0, self.block_size, 4, 0, is_high_first=True)
+        shape = pack_shape(self.K, 0, 0, self.block_size, 4, 0, is_high_first=True)
         extents = (self.K, self.N) if self.transB else (self.N, self.K)
         table = emit.constant(TABLES[self.quant_type])
         _launch(emit, (a, None, y), (b, absmax, None, None, table), extents, shape, is_turned=not self.transB)
@@ -254,7 +271,47 @@ def _launch(
     emit.launch(kernel, (count_tiles(rows, columns), 1, 1), (256, 1, 1), arguments, writes=[3])
 
 
-def _pack_shape(
+def _launch_mma(
+    emit: Emitter,
+    operands: tuple[Slot, Slot | None, Slot],
+    weights: tuple[Slot, Slot, Slot | None],
+    extents: tuple[int, int],
+    shape: bytes,
+) -> bool:
+    """Launch a product of A (with bias, into y) and codes, scales and zero points on tensor cores.
+
+    False where rows are not aligned, or extents too large.
+
+    Raises:
+        PlanError: Operands of this size are not aligned, as those of the upper end are.
+    """
+    (a, bias, y), (inner, columns), rows = operands, extents, prod(operands[0].shape[:-1])
+    if a.dtype == FLOAT or not has_tensor_cores(emit.target) or inner * a.dtype.itemsize % _VECTOR_BYTES:
+        return False
+    if not emit.choose(int(max(rows, columns) < _MAX_EXTENT)):
+        return False
+    a, codes = emit.contiguous(a), emit.contiguous(weights[0])
+    is_aligned = not (a.offset_bytes % _VECTOR_BYTES or codes.offset_bytes % _VECTOR_BYTES)
+    if not emit.choose(int(is_aligned)):
+        return False
+    if not is_aligned:
+        raise PlanError("Operands of codes of four bits are not aligned, as those of the upper end are.")
+    product = Product(
+        (a, codes, bias, y), (rows, columns, inner), (inner, 1), (1, inner), (0, 1), (columns, 1), (1.0, 1.0), (),
+        ((), (), ()),
+    )  # fmt: skip
+    tiles = SMALL_MMA.count(rows, columns)
+    slices = slice_mma_tiles(emit, SMALL_MMA, tiles, inner * a.dtype.itemsize)
+    packed = product.pack_mma(ALONG_K, ALONG_K)
+    arguments: list[Argument] = [a, codes, dense(emit, bias), y, packed, slices.scratch, slices.counters]
+    arguments += [emit.contiguous(weights[1]), dense(emit, weights[2]), shape]
+    kernel = Kernel("mma_nbits.cu", f"mma_nbits<{dtype_row(y.dtype).cuda}, {SMALL_MMA.name}>")
+    writes, grid = slices.writes(3, 5, tiles), (tiles, slices.count, 1)
+    emit.launch(kernel, grid, (SMALL_MMA.threads, 1, 1), arguments, writes, shared_bytes=SMALL_MMA.ring_nbytes)
+    return True
+
+
+def pack_shape(
     row: int, zero_row: int, blocks: int, block: int, bits: int, kind: int, *, is_high_first: bool = False
 ) -> bytes:
     """Return the bytes of ``PackedShape`` of ``packed_weights.cuh``."""
@@ -287,3 +344,29 @@ _LOOP, _EACH_WEIGHT = TileLoop(6172, registers=128), 112
 @work_of("matmul_nbits.cu", "matmul_nbits")
 def _count_matmul_nbits(launch: Launch) -> Work:
     return count_product(launch, _LOOP, _EACH_WEIGHT, is_packed=True)
+
+
+# Of mma_nbits: instructions of a thread for eight codes, and of a warp for each sum and each column of a block.
+_EACH_EIGHT, _EACH_BLOCK_SUM, _EACH_SCALE = 36, 2, 6
+_MMA_REGISTERS = 216
+_SHIFT_AT = 24  # of block_shift in ``PackedShape``
+
+
+@work_of("mma_nbits.cu", "mma_nbits")
+def _count_mma_nbits(launch: Launch) -> Work:
+    rows, columns, inner, *_ = read_gemm(launch)
+    scales, zeros, shape = launch.arguments[7:10]
+    assert isinstance(scales, Slot) and isinstance(shape, bytes)
+    (shift,) = struct.unpack_from("<i", shape, _SHIFT_AT)
+    tile, itemsize = SMALL_MMA, scales.dtype.itemsize
+    row_tiles, column_tiles = ceil_div(rows, tile.rows), ceil_div(columns, tile.columns)
+    asked = inner * itemsize * round_up(rows, tile.rows) * column_tiles + inner * columns * row_tiles // 2
+    # Blocks are neighbours, so that L1 answers all but one in a sector of them; slots are counted once beside.
+    asked += (row_tiles * tile.warps_down - 1) * count_slot_bytes(scales)
+    asked += (row_tiles - 1) * count_slot_bytes(zeros) if isinstance(zeros, Slot) else 0
+    chunks = tile.columns * tile.slab_nbytes // _VECTOR_BYTES / tile.threads
+    blocks_of_slab = tile.slab_nbytes / itemsize / (1 << shift)
+    own_columns = tile.columns // tile.warps_across // 4
+    scaled = tile.size // tile.threads * _EACH_BLOCK_SUM + own_columns * _EACH_SCALE
+    loop = LOOP_INSTRUCTIONS[tile.name][0] + chunks * _EACH_EIGHT + blocks_of_slab * scaled
+    return replace(describe_mma(launch, loop, asked, AROUND), registers=_MMA_REGISTERS)

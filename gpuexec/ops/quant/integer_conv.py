@@ -2,7 +2,8 @@
 
 Sums are of integers, with zero points taken off, so a tap in the padding adds nothing. A convolution is a product of
 words of four bytes: the input is packed first, channels last and with its padding, which moves it twice where the
-product reads it once for each tap. Groups of a single input or output channel have a kernel of their own.
+product reads it once for each tap. From sm_80 on tensor cores make it where a sum has 32 terms or more
+(``integer_conv_mma.cu``). Groups of a single input or output channel have a kernel of their own.
 """
 
 from __future__ import annotations
@@ -24,13 +25,25 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.weight_forms import WeightForm, weight_form
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.slices import SLAB_DEPTH, TILES, choose_tile, slice_tiles
+from gpuexec.ops.lib.slices import (
+    MMA_TILES,
+    SLAB_DEPTH,
+    TILES,
+    Slices,
+    choose_mma_tile,
+    choose_tile,
+    slice_mma_tiles,
+    slice_tiles,
+)
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import MAX_AXES, Windows, pack_strides
+from gpuexec.ops.linalg.matmul_launch import has_tensor_cores
+from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma_tiles, find_mma_tile
 from gpuexec.ops.linalg.simt_work import SlicedTiles, find_tile_code
 from gpuexec.ops.nn.conv_host import convolve
 from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
 from gpuexec.ops.quant.integer import (
+    BYTES,
     FLOAT,
     INT32,
     Quantized,
@@ -44,14 +57,24 @@ from gpuexec.ops.quant.integer import (
     to_int32,
 )
 from gpuexec.ops.quant.integer_quants import align_quant
-from gpuexec.ops.quant.integer_words import MAX_STRIDE, VECTOR_BYTES, WORD, WORD_BYTES
+from gpuexec.ops.quant.integer_words import (
+    MAX_STRIDE,
+    MMA_DEPTH,
+    VECTOR_BYTES,
+    WORD,
+    WORD_BYTES,
+    count_line_bytes,
+    find_pitch,
+)
 from gpuexec.ops.tensor.layout import window
 
-_SOURCE, _PACK_COLUMNS = "integer_conv.cu", 32
+_SOURCE, _MMA_SOURCE, _PACK_COLUMNS = "integer_conv.cu", "integer_conv_mma.cu", 32
 _LIMIT = 2**31
+_ENTRIES_BEHIND = 32  # of the table of vectors: what kernels read ahead, 256 bytes of a slab, and one slab more
 
 instantiate(_SOURCE, [f"integer_conv<{tile.name}, {y}>" for tile in TILES for y in ("i32", "u8")])
 instantiate(_SOURCE, [*[f"integer_conv_direct<{y}>" for y in ("i32", "u8")], "pack_byte_windows", "pack_conv_bytes"])
+instantiate(_MMA_SOURCE, [*[f"integer_conv_mma<{tile.name}>" for tile in MMA_TILES], "pack_conv_lines"])
 
 
 @operator("ConvInteger")
@@ -273,6 +296,41 @@ class ConvByteWords(WeightForm):
             packed[group, -1, columns] += part.view(np.int8).sum((1, 2, 3), dtype=np.int32).view(WORD)
 
 
+@weight_form("conv_byte_lines")
+@dataclass(frozen=True, slots=True)
+class ConvByteLines(WeightForm):
+    """Weights ``[out channels, channels, taps...]`` of bytes as lines ``[groups, outs]``, filled up with 0.
+
+    A line has the bytes of the words of `ConvByteWords`. Behind those of a group lie their sums, of int32.
+    """
+
+    groups: int
+    outs: int
+    channels: int
+
+    def infer(self, source: TensorSpec) -> TensorSpec:
+        """Return the spec: the bytes of a group are one axis."""
+        taps, vectors, _ = count_vectors(self.channels, source.shape[2:])
+        return TensorSpec((self.groups, count_line_bytes(taps * vectors * VECTOR_BYTES, self.outs)), BYTES[0])
+
+    def pack(self, block: Array, at: tuple[int, ...], packed: Array) -> None:
+        """Write a part of the weights, whose taps are all there: they are fewer than any part has rows."""
+        taps, vectors, folded = count_vectors(self.channels, block.shape[2:])
+        depth = vectors * VECTOR_BYTES
+        pitch, together = find_pitch(taps * depth), max(folded, 1)
+        centred = block.view(np.uint8) ^ np.uint8(offset_of(block.dtype))
+        weights = centred.reshape(*block.shape[:2], taps, together).transpose(0, 2, 3, 1)
+        sums = centred.view(np.int8).reshape(block.shape[0], -1).sum(1, dtype=np.int32)
+        end, channels = at[0] + block.shape[0], slice(at[1], at[1] + block.shape[1])
+        for group in range(at[0] // self.outs, ceil_div(end, self.outs)):
+            low, high = max(group * self.outs, at[0]), min((group + 1) * self.outs, end)
+            part, own = slice(low - at[0], high - at[0]), slice(low - group * self.outs, high - group * self.outs)
+            lines = packed[group, : self.outs * pitch].reshape(self.outs, pitch)[own, : taps * depth]
+            places = lines.reshape(-1, taps, depth)[..., : together * self.channels]
+            places.reshape(-1, taps, together, self.channels)[..., channels] = weights[part]
+            packed[group, self.outs * pitch :].view(np.int32)[own] += sums[part]
+
+
 @dataclass(frozen=True, slots=True)
 class WindowProduct:
     """A convolution as a product of windows and weights over a packed input ``[groups, batch, extents, vectors]``.
@@ -323,6 +381,11 @@ class WindowProduct:
         return self.taps * self.vectors * VECTOR_BYTES // WORD_BYTES
 
     @property
+    def depth(self) -> int:
+        """Terms of a sum."""
+        return self.sizes.group_ins * prod(self.kernel)
+
+    @property
     def count(self) -> int:
         """Vectors of the packed input."""
         return self.sizes.groups * self.sizes.batch * prod(self.extents) * self.vectors
@@ -352,9 +415,10 @@ class WindowProduct:
         y_steps = (*y.values.strides[:2], y.values.strides[-1])
         divisors = b"".join(pack_fast_div32(max(each, 1)) for each in (sizes.outputs, *self.counts))
         return b"".join((
-            struct.pack("<4i", self.rows, sizes.group_outs, self.words, sizes.group_ins * prod(self.kernel)),
+            struct.pack("<4i", self.rows, sizes.group_outs, self.words, self.depth),
             struct.pack("<4i", _has_many_quants(w), *offsets, round_up(sizes.group_outs, WORD_BYTES)),
-            struct.pack("<6i", sizes.batch * image, image, *x_axes, 0),
+            struct.pack("<5i", sizes.batch * image, image, *x_axes),
+            struct.pack("<3i", int(y.values.dtype != INT32), find_pitch(self.words * WORD_BYTES), 0),
             struct.pack("<3q", *y_steps),
             divisors, pack_finish(1.0, y.values.dtype, None),
         ))  # fmt: skip
@@ -363,33 +427,81 @@ class WindowProduct:
         self, emit: Emitter, windows: Windows, x: Quantized, w: Quantized, y: Quantized, bias: Slot | None
     ) -> None:
         """Pack the input, and the weights where they are computed, and launch the product."""
+        is_mma = has_tensor_cores(emit.target) and emit.choose(int(self.depth >= MMA_DEPTH))
         sizes = self.sizes
+        table = emit.temp((self.taps * self.vectors + _ENTRIES_BEHIND,), INT32)
         packing = struct.pack(
-            "<18i", *self.extents, self.vectors, sizes.batch, sizes.groups, sizes.group_ins, self.folded, self.taps,
+            "<19i", *self.extents, self.vectors, sizes.batch, sizes.groups, sizes.group_ins, self.folded, self.taps,
             sizes.group_outs, round_up(sizes.group_outs, WORD_BYTES), offset_of(w.values.dtype),
             *self.kernel[:2], 1 if self.folded else self.kernel[2],
-            *[dilation * axis for dilation, axis in zip(self.dilations, self.axes, strict=True)],
+            *[dilation * axis for dilation, axis in zip(self.dilations, self.axes, strict=True)], table.spec.size,
         )  # fmt: skip
-        table = emit.temp((self.taps * self.vectors + 4,), INT32)
         packed_x = emit.temp((self.count * VECTOR_BYTES // WORD_BYTES,), WORD)
         arguments: list[Argument] = [x.values, x.zero, packed_x, table, windows.pack()]
         arguments += [pack_strides(x.values.strides), packing, np.int64(self.count)]
         grid = (ceil_div(max(self.count, table.spec.size), THREADS), 1, 1)
         emit.launch(Kernel(_SOURCE, "pack_byte_windows"), grid, (THREADS, 1, 1), arguments, writes=[2, 3])
-        form = ConvByteWords(sizes.groups, sizes.group_outs, sizes.group_ins)
-        packed_w = emit.packed(w.values, form)
-        if packed_w is None:
-            packed_w = emit.temp(form.infer(w.values.spec).shape, WORD)
-            grid = (sizes.groups * ceil_div(packed_w.shape[-1], _PACK_COLUMNS), 1, 1)
-            arguments = [emit.contiguous(w.values), packed_w, packing]
-            emit.launch(Kernel(_SOURCE, "pack_conv_bytes"), grid, (THREADS, 1, 1), arguments, writes=[1])
-        tile = choose_tile(emit, self.rows, sizes.group_outs, self.words, sizes.groups)
-        tiles = sizes.groups * tile.count(self.rows, sizes.group_outs)
-        slices = slice_tiles(emit, tiles, ceil_div(self.words, SLAB_DEPTH), tile.size)
+        packed_w = (self._pack_lines if is_mma else self._pack_words)(emit, w.values, packing)
+        form = (self._choose_mma if is_mma else self._choose_form)(emit, is_sum=y.values.dtype == INT32)
+        slices, tiles = form.slices, form.tiles
         arguments = [packed_x, packed_w, bias, y.values, self.pack(x.values, w, y)]
         arguments += [slices.scratch, slices.counters, x.zero, w.zero, x.scale, w.scale, y.scale, y.zero, table]
-        kernel = Kernel(_SOURCE, f"integer_conv<{tile.name}, {'i32' if y.values.dtype == INT32 else 'u8'}>")
-        emit.launch(kernel, (tiles, slices.count, 1), (tile.threads, 1, 1), arguments, slices.writes(3, 5, tiles))
+        writes = slices.writes(3, 5, tiles)
+        grid = (tiles, slices.count, 1)
+        emit.launch(form.kernel, grid, (form.threads, 1, 1), arguments, writes, shared_bytes=form.ring_nbytes)
+
+    def _pack_words(self, emit: Emitter, w: Slot, packing: bytes) -> Slot:
+        """Return the weights as words; those that are computed are packed by a launch."""
+        form = ConvByteWords(self.sizes.groups, self.sizes.group_outs, self.sizes.group_ins)
+        packed = emit.packed(w, form)
+        if packed is None:
+            packed = emit.temp(form.infer(w.spec).shape, WORD)
+            grid = (self.sizes.groups * ceil_div(packed.shape[-1], _PACK_COLUMNS), 1, 1)
+            arguments: list[Argument] = [emit.contiguous(w), packed, packing]
+            emit.launch(Kernel(_SOURCE, "pack_conv_bytes"), grid, (THREADS, 1, 1), arguments, writes=[1])
+        return packed
+
+    def _pack_lines(self, emit: Emitter, w: Slot, packing: bytes) -> Slot:
+        """Return the weights as lines; those that are computed are packed by a launch."""
+        sizes, nbytes = self.sizes, self.words * WORD_BYTES
+        form = ConvByteLines(sizes.groups, sizes.group_outs, sizes.group_ins)
+        packed = emit.packed(w, form)
+        if packed is None:
+            packed = emit.temp(form.infer(w.spec).shape, BYTES[0])
+            lines = struct.pack("<4i", nbytes, find_pitch(nbytes), sizes.group_outs, offset_of(w.dtype))
+            grid = (sizes.groups * ceil_div(sizes.group_outs, _PACK_COLUMNS), 1, 1)
+            arguments: list[Argument] = [emit.contiguous(w), packed, packing, lines]
+            emit.launch(Kernel(_MMA_SOURCE, "pack_conv_lines"), grid, (THREADS, 1, 1), arguments, writes=[1])
+        return packed
+
+    def _choose_form(self, emit: Emitter, *, is_sum: bool) -> _WindowKernel:
+        """Return tiles of words."""
+        groups, columns = self.sizes.groups, self.sizes.group_outs
+        tile = choose_tile(emit, self.rows, columns, self.words, groups)
+        tiles = groups * tile.count(self.rows, columns)
+        slices = slice_tiles(emit, tiles, ceil_div(self.words, SLAB_DEPTH), tile.size)
+        kernel = Kernel(_SOURCE, f"integer_conv<{tile.name}, {'i32' if is_sum else 'u8'}>")
+        return _WindowKernel(kernel, tiles, tile.threads, slices, 0)
+
+    def _choose_mma(self, emit: Emitter, *, is_sum: bool) -> _WindowKernel:
+        """Return tiles of tensor cores, which store sums and bytes alike."""
+        groups, columns, nbytes = self.sizes.groups, self.sizes.group_outs, self.words * WORD_BYTES
+        tile = choose_mma_tile(emit, self.rows, columns, nbytes, groups)
+        tiles = groups * tile.count(self.rows, columns)
+        slices = slice_mma_tiles(emit, tile, tiles, nbytes)
+        kernel = Kernel(_MMA_SOURCE, f"integer_conv_mma<{tile.name}>")
+        return _WindowKernel(kernel, tiles, tile.threads, slices, tile.ring_nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowKernel:
+    """The kernel of a product of windows, its tiles and slices, and its dynamic shared memory."""
+
+    kernel: Kernel
+    tiles: int
+    threads: int
+    slices: Slices
+    ring_nbytes: int
 
 
 def _split(inputs: Sequence[Any]) -> tuple[Quantized, Quantized, Quantized, Any]:
@@ -465,3 +577,30 @@ def _count_integer_conv(launch: Launch) -> Work:
     )  # fmt: skip
     staged = tiles * code.rows * code.columns // WARP  # sums go through shared memory
     return replace(work, wavefronts=work.wavefronts + 2 * staged, integer_multiply_adds=work.multiply_adds)
+
+
+# Of integer_conv_mma: instructions of a warp for a slab more than for rows, and those that centre a fragment.
+_EACH_WINDOW_SLAB, _EACH_FRAGMENT = 12, 4
+
+
+@work_of(_MMA_SOURCE, "integer_conv_mma")
+def _count_integer_conv_mma(launch: Launch) -> Work:
+    packed, y = launch.arguments[4], launch.arguments[3]
+    assert isinstance(packed, bytes) and isinstance(y, Slot)
+    rows, columns, inner, depth = struct.unpack_from("<4i", packed)
+    (w_offset,) = struct.unpack_from("<i", packed, _W_OFFSET)
+    tile, nbytes, tiles = find_mma_tile(launch), inner * WORD_BYTES, launch.grid[0]
+    row_tiles, column_tiles = ceil_div(rows, tile.rows), ceil_div(columns, tile.columns)
+    groups, blocks, warps = tiles // max(row_tiles * column_tiles, 1), tiles * launch.grid[1], tile.threads // WARP
+    # As of integer_mma, windows are summed where weights have a zero point for certain.
+    sums_rows = launch.arguments[8] is None and w_offset != 0
+    asked = (
+        nbytes * rows * column_tiles * (2 if sums_rows else 1) + nbytes * round_up(columns, tile.columns) * row_tiles
+    )
+    read = tile.columns // tile.warps_across // 32 * (8 + tile.rows // tile.warps_down // 8)
+    walked = blocks * (tile.columns // WARP + tile.rows // 4 + warps * read) * sums_rows
+    steps = tile.slab_nbytes // MMA_DEPTH
+    loop = LOOP_INSTRUCTIONS[tile.name][0] + _EACH_WINDOW_SLAB
+    loop += _EACH_FRAGMENT * tile.rows // tile.warps_down // 16 * steps
+    work = describe_mma_tiles(launch, (y.spec.size, depth, nbytes), loop, groups * asked, AROUND)
+    return replace(work, wavefronts=work.wavefronts + walked)

@@ -1,8 +1,9 @@
 """Integer matrix products: MatMulInteger, QLinearMatMul.
 
 The same kernels serve both, signed and unsigned bytes alike, and what is built on them in other domains: tiles of
-``simt_tile.cuh`` over words of four bytes (`gpuexec.ops.quant.integer_words`), or up to eight rows at once; which, is
-decided for a size class (`gpuexec.ops.lib.slices`). Those of extents that 32 bits don't hold are summed by teams of
+tensor cores from sm_80 on, where the inner extent is 32 bytes or more, tiles of ``simt_tile.cuh`` over words of four
+bytes (`gpuexec.ops.quant.integer_words`), or up to eight rows at once; which, is decided for a size class
+(`gpuexec.ops.lib.slices`), and all give the same bits. Those of extents that 32 bits don't hold are summed by teams of
 threads, from bytes as they lie. Scales and zero points are of a whole operand, or of each row of
 the left and each column of the right one.
 """
@@ -25,11 +26,23 @@ from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance,
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.slices import SLAB_DEPTH, TILES, Slices, choose_tile, least_blocks, slice_tiles
+from gpuexec.ops.lib.slices import (
+    MMA_TILES,
+    SLAB_DEPTH,
+    TILES,
+    Slices,
+    choose_mma_tile,
+    choose_tile,
+    least_blocks,
+    slice_mma_tiles,
+    slice_tiles,
+)
 from gpuexec.ops.lib.strided import join
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
 from gpuexec.ops.linalg.exact_product import drop_axes, multiply_exactly
 from gpuexec.ops.linalg.float8_matmul import has_float8, infer_float8, launch_float8, multiply_float8
+from gpuexec.ops.linalg.matmul_launch import has_tensor_cores
+from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma_tiles, find_mma_tile
 from gpuexec.ops.linalg.simt_work import SlicedTiles, find_tile_code
 from gpuexec.ops.quant.integer import (
     FLOAT,
@@ -43,12 +56,22 @@ from gpuexec.ops.quant.integer import (
     requantize,
 )
 from gpuexec.ops.quant.integer_quants import add_axes, align_quant, check_quant, quant_strides, view_quant
-from gpuexec.ops.quant.integer_words import MAX_STRIDE, WORD_BYTES, lay_columns, lay_rows
+from gpuexec.ops.quant.integer_words import (
+    MAX_STRIDE,
+    MMA_DEPTH,
+    WORD_BYTES,
+    count_words,
+    find_pitch,
+    lay_columns,
+    lay_lines,
+    lay_rows,
+)
 from gpuexec.ops.tensor.layout import window
 
 ROWS = (1, 8)  # that instances of integer_gemv make at once; a product of more takes tiles
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of integer_product.cuh
-_SOURCE = "integer_matmul.cu"
+_SOURCE, _MMA_SOURCE = "integer_matmul.cu", "integer_mma.cu"
+_MAX_MMA_BYTES = 2**30  # of the inner extent, which integer_mma counts in 32 bits
 # Rows of all products, in 32-bit numbers that a block adds its own places to; and columns, and words of a row, whose
 # bytes tiles step over in 32 bits.
 _MAX_ROWS, _MAX_WORDS = 2**31 - 2**16, MAX_STRIDE - 2**16
@@ -58,10 +81,12 @@ HALF: np.dtype[Any] = np.dtype(np.float16)
 _STORED = {np.dtype(np.int8): "u8", np.dtype(np.uint8): "u8", INT32: "i32", FLOAT: "float", HALF: "half"}
 
 _RESULTS = tuple(dict.fromkeys(_STORED.values()))
+_KINDS = ("i32", "float", "half", "u8")  # y_kind of ``IntegerGemm``
 
 instantiate(_SOURCE, [f"integer_gemm<{tile.name}, {cuda}>" for tile in TILES for cuda in _RESULTS])
 instantiate(_SOURCE, [f"integer_gemv<{rows}, {cuda}>" for rows in ROWS for cuda in _RESULTS])
 instantiate(_SOURCE, [f"integer_contract<{cuda}>" for cuda in _RESULTS])
+instantiate(_MMA_SOURCE, [f"integer_mma<{tile.name}>" for tile in MMA_TILES])
 
 
 @operator("MatMulInteger")
@@ -188,15 +213,26 @@ def launch_integer_gemm(
     if not emit.choose(int(_fits_words(a.values, b.values))):
         _launch_long(emit, a, b, y, addend, quants, finish)
         return
-    product = _IntegerProduct.of(emit, a, b, y)
+    product = _IntegerProduct.of(emit, a, b, y, is_mma=bool(emit.choose(_has_mma(emit, a.values, b.values))))
     arguments: list[Argument] = [product.left, product.right, addend, y.values]
     added = (0, 0) if addend is None else broadcast_strides(addend.shape, addend.strides, product.extents[:2])
     tail = struct.pack("<3q", *added, 0 if bias is None else bias.strides[-1]) + finish
     form = product.choose_form(emit)
-    arguments += [product.pack(form.lanes, tail), form.slices.scratch, form.slices.counters, *quants]
-    kernel = Kernel(_SOURCE, f"{form.name}, {_STORED[y.values.dtype]}>")
+    stored = _STORED[y.values.dtype]
+    packed = product.pack(form.lanes, _KINDS.index(stored), tail)
+    arguments += [packed, form.slices.scratch, form.slices.counters, *quants]
+    kernel = Kernel(_SOURCE, f"{form.name}, {stored}>")
+    if product.is_mma:  # one instance makes results of all types
+        kernel = Kernel(_MMA_SOURCE, f"{form.name}>")
     writes = form.slices.writes(3, 5, form.grid[0] * form.grid[2])
-    emit.launch(kernel, form.grid, (form.threads, 1, 1), arguments, writes)
+    emit.launch(kernel, form.grid, (form.threads, 1, 1), arguments, writes, shared_bytes=form.ring_nbytes)
+
+
+def _has_mma(emit: Emitter, a: Slot, b: Slot) -> bool:
+    """Return whether a product is made on tensor cores: of more rows than there are kernels for few."""
+    rows = a.shape[-2] if prod(b.shape[:-2]) > 1 else prod(a.shape[:-1])
+    is_large = rows > ROWS[-1] and a.shape[-1] >= MMA_DEPTH
+    return is_large and a.shape[-1] < _MAX_MMA_BYTES and has_tensor_cores(emit.target)
 
 
 def _fits_words(a: Slot, b: Slot) -> bool:
@@ -244,6 +280,7 @@ class _ChosenKernel:
     threads: int
     slices: Slices
     lanes: int = 0
+    ring_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +289,14 @@ class _IntegerProduct:
 
     Attributes:
         left: The left operand, as words.
-        right: The right one, and the sums of its columns.
+        right: The right one, and the sums of its columns: words, or for tensor cores lines.
         extents: Rows, columns, the inner extent in words, and in bytes.
-        strides: Of a by row and b by inner, in words, and of y by row.
+        strides: Of a by row and b by inner (of lines by column), in words, and of y by row.
         quant_strides: Of scales and zero points of a by row, of b by column and of y by row.
         batch: Extents of the batch axes.
         walks: Strides along them of a, b, y, and of the scales and zero points of each.
         has_fours: Whether y can be stored four columns at a time.
+        is_mma: Whether tensor cores make it.
     """
 
     left: Slot
@@ -269,9 +307,10 @@ class _IntegerProduct:
     batch: tuple[int, ...]
     walks: tuple[tuple[int, ...], ...]
     has_fours: bool
+    is_mma: bool
 
     @staticmethod
-    def of(emit: Emitter, a: Quantized, b: Quantized, y: Quantized) -> _IntegerProduct:
+    def of(emit: Emitter, a: Quantized, b: Quantized, y: Quantized, *, is_mma: bool) -> _IntegerProduct:
         """Return the product of two tensors of matrices, which are packed where they must be.
 
         Raises:
@@ -280,7 +319,14 @@ class _IntegerProduct:
         a_values, b_values = a.values, b.values
         batch = broadcast(a_values.shape[:-2], b_values.shape[:-2])
         rows, columns, depth = a_values.shape[-2], b_values.shape[-1], a_values.shape[-1]
-        right, is_weight = lay_columns(emit, b_values)
+        if is_mma:
+            right, is_weight = lay_lines(emit, b_values)
+            b_batch = tuple([step // WORD_BYTES for step in right.strides[:-1]])
+            b_step = find_pitch(depth) // WORD_BYTES
+        else:
+            right, is_weight = lay_columns(emit, b_values)
+            *b_outer, b_step, _ = right.strides
+            b_batch = tuple(b_outer)
         left, left_strides = lay_rows(emit, a_values, has_weight=is_weight)
         a_quant = quant_strides(a, (*batch, rows, 1), is_row=True)
         b_quant = quant_strides(b, (*batch, 1, columns), is_row=False)
@@ -289,7 +335,7 @@ class _IntegerProduct:
             (*batch, rows),
             (
                 (*broadcast_strides(a_values.shape[:-2], left_strides[:-1], batch), left_strides[-1]),
-                (*broadcast_strides(b_values.shape[:-2], right.strides[:-2], batch), 0),
+                (*broadcast_strides(b_values.shape[:-2], b_batch, batch), 0),
                 contiguous_strides((*batch, rows, columns))[:-1],
                 a_quant[:-1],
                 (*b_quant[:-2], 0),
@@ -305,12 +351,13 @@ class _IntegerProduct:
         return _IntegerProduct(
             left=left,
             right=right,
-            extents=(extents[split] if is_row_axis else 1, columns, right.shape[-2] - 1, depth),
-            strides=(a_row, right.strides[-2], y_row),
+            extents=(extents[split] if is_row_axis else 1, columns, count_words(depth), depth),
+            strides=(a_row, b_step, y_row),
             quant_strides=(a_step, b_quant[-1], y_step),
             batch=tuple(extents[:split]),
             walks=tuple(tuple(walk[:split]) for walk in walks),
             has_fours=columns % 4 == 0 and y.values.offset_bytes % (4 * y.values.dtype.itemsize) == 0,
+            is_mma=is_mma,
         )
 
     @property
@@ -319,8 +366,15 @@ class _IntegerProduct:
         return prod(self.batch)
 
     def choose_form(self, emit: Emitter) -> _ChosenKernel:
-        """Return tiles, or for few rows at the upper end of the size class `integer_gemv`."""
+        """Return tiles, of tensor cores or not, or for few rows at the upper end of the class `integer_gemv`."""
         rows, columns, inner, _ = self.extents
+        if self.is_mma:
+            nbytes = inner * WORD_BYTES
+            ours = choose_mma_tile(emit, rows, columns, nbytes, self.count)
+            tiles = self.count * ours.count(rows, columns)
+            slices = slice_mma_tiles(emit, ours, tiles, nbytes)
+            grid = (tiles, slices.count, 1)
+            return _ChosenKernel(f"integer_mma<{ours.name}", grid, ours.threads, slices, ring_nbytes=ours.ring_nbytes)
         form = emit.choose(sum(rows > each for each in ROWS))
         if form == len(ROWS):
             tile = choose_tile(emit, rows, columns, inner, self.count)
@@ -340,11 +394,11 @@ class _IntegerProduct:
         filled = [self.count * ceil_div(self.extents[1], 4 * lanes) >= least for lanes in _LANES]
         return filled.index(True) if True in filled else len(_LANES) - 1
 
-    def pack(self, lanes: int, tail: bytes) -> bytes:
+    def pack(self, lanes: int, kind: int, tail: bytes) -> bytes:
         """Return the bytes of ``IntegerGemm``, whose middle is strides of the addend, offsets and ``Finish``."""
         pad = (0,) * (MAX_BATCH_AXES - len(self.batch))
         tables = [entry for walk in self.walks for entry in (*walk, *pad)]
-        head = struct.pack("<8i", *self.extents, len(self.batch), self.has_fours, lanes, 0)
+        head = struct.pack("<8i", *self.extents, len(self.batch), self.has_fours, lanes, kind)
         strides = struct.pack("<6q", *self.strides, *self.quant_strides)
         extents = struct.pack(f"<{MAX_BATCH_AXES}i", *self.batch, *pad)
         return head + strides + tail + extents + struct.pack(f"<{len(tables)}q", *tables)
@@ -394,7 +448,7 @@ def _as_matrix(slot: Slot, *, is_row: bool) -> Slot:
     return window(slot, shape[0] if is_row else shape[1], strides[0] if is_row else strides[1])
 
 
-_B_OFFSET, _EXTENTS = 108, 128  # of b_offset and batch_extents in ``IntegerGemm``
+_A_OFFSET, _B_OFFSET, _EXTENTS = 104, 108, 128  # of a_offset, b_offset and batch_extents in ``IntegerGemm``
 _GEMV_AROUND, _JOIN_ROUNDS = 700, 3  # as of products of float (`gpuexec.ops.linalg.simt_work`)
 _EACH_ROW_SLAB = 15  # instructions of a thread for a slab whose rows are summed
 # Instructions of a lane of integer_gemv for a word of weights: of one row, and for each row more.
@@ -409,11 +463,11 @@ def _read(launch: Launch) -> tuple[int, int, int, int, int, bool, int]:
     return rows, columns, inner, depth, prod(struct.unpack_from(f"<{axes}i", packed, _EXTENTS)), bool(has_fours), lanes
 
 
-def _has_offset(launch: Launch) -> bool:
-    """Return whether bytes of the right operand are unsigned, which gives them a zero point."""
+def _has_offset(launch: Launch, at: int = _B_OFFSET) -> bool:
+    """Return whether bytes of an operand, the right one if not said, are unsigned, which gives them a zero point."""
     packed = launch.arguments[4]
     assert isinstance(packed, bytes)
-    return bool(struct.unpack_from("<i", packed, _B_OFFSET)[0])
+    return bool(struct.unpack_from("<i", packed, at)[0])
 
 
 @work_of(_SOURCE, "integer_gemm")
@@ -428,6 +482,39 @@ def _count_integer_gemm(launch: Launch) -> Work:
     )  # fmt: skip
     parked = launch.grid[0] * code.rows * code.columns // WARP  # sums wait in shared memory
     return replace(work, wavefronts=work.wavefronts + 2 * parked, integer_multiply_adds=work.multiply_adds)
+
+
+# Of integer_mma: instructions of a warp for a slab that centre a fragment of the left operand.
+_EACH_FRAGMENT = 4
+
+
+@work_of(_MMA_SOURCE, "integer_mma")
+def _count_integer_mma(launch: Launch) -> Work:
+    rows, columns, inner, depth, batch, has_fours, _ = _read(launch)
+    a_zero, b_zero = launch.arguments[7:9]
+    tile, nbytes = find_mma_tile(launch), inner * WORD_BYTES
+    row_tiles, column_tiles = ceil_div(rows, tile.rows), ceil_div(columns, tile.columns)
+    # Rows are summed where a column's zero point is not 0. That of signed weights is one most often; without any, it is
+    # 0 before unsigned ones are centred, and so not behind that.
+    sums_rows = b_zero is None and _has_offset(launch)
+    asked = nbytes * (round_up(rows, tile.rows) * column_tiles + round_up(columns, tile.columns) * row_tiles)
+    asked += nbytes * rows * column_tiles * sums_rows
+    # Each warp of a column asks for the sums of columns, by four requests.
+    asked += (
+        4
+        * WORD_BYTES
+        * round_up(columns, 8)
+        * row_tiles
+        * tile.warps_down
+        * (a_zero is not None or _has_offset(launch, _A_OFFSET))
+    )
+    steps, blocks, warps = tile.slab_nbytes // MMA_DEPTH, launch.grid[0] * launch.grid[1], tile.threads // WARP
+    read = tile.columns // tile.warps_across // 32 * (8 + tile.rows // tile.warps_down // 8)
+    walked = blocks * (tile.columns // WARP + tile.rows // 4 + warps * read) * sums_rows
+    loop = LOOP_INSTRUCTIONS[tile.name][0] + _EACH_FRAGMENT * tile.rows // tile.warps_down // 16 * steps
+    sizes = (batch * rows * columns, depth, nbytes)
+    work = describe_mma_tiles(launch, sizes, loop, batch * asked, AROUND, written=1 if has_fours else 4)
+    return replace(work, wavefronts=work.wavefronts + walked)
 
 
 @work_of(_SOURCE, "integer_gemv")

@@ -1,7 +1,8 @@
 """Words of four bytes along the inner extent: how operands of integer products are packed, on the host or a device.
 
 A left operand is read as it lies where its rows are whole vectors of words. A right operand is always packed: a weight
-once, when it is put on a device, anything else by a launch before each product.
+once, when it is put on a device, anything else by a launch before each product. Tiles of the integer units and kernels
+of few rows read it by words, tensor cores by lines along the inner extent.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.weight_forms import WeightForm, weight_form
-from gpuexec.ops.quant.integer import offset_of
+from gpuexec.ir.work import SECTOR_BYTES
+from gpuexec.ops.quant.integer import BYTES, offset_of
 
 WORD: np.dtype[Any] = np.dtype(np.uint32)
 WORD_BYTES = 4
 VECTOR_BYTES = 16
+MMA_DEPTH = 32  # bytes of an mma: the least inner extent that takes tensor cores
 MAX_STRIDE = 2**29  # of rows, in words: LeftVectors of simt_tile.cuh counts their bytes in 32 bits
-_SOURCE, _THREADS, _PACK_COLUMNS = "integer_matmul.cu", 256, 32
+_SOURCE, _MMA_SOURCE, _THREADS, _PACK_COLUMNS = "integer_matmul.cu", "integer_mma.cu", 256, 32
 
 instantiate(_SOURCE, ["pack_byte_rows", "pack_byte_columns"])
+instantiate(_MMA_SOURCE, ["pack_byte_lines"])
 
 
 def count_words(depth: int) -> int:
@@ -62,6 +66,60 @@ class ByteWords(WeightForm):
             rows = centred[..., i::WORD_BYTES, :]
             words[..., : rows.shape[-2], :] |= rows.astype(WORD) << WORD.type(8 * i)
         own[..., -1, :] += centred.view(np.int8).sum(-2, dtype=np.int32).view(WORD)
+
+
+def find_pitch(depth: int) -> int:
+    """Return the bytes of a line: whole sectors."""
+    return round_up(depth, SECTOR_BYTES)
+
+
+def count_line_bytes(depth: int, columns: int) -> int:
+    """Return the bytes of a matrix of lines, with the sums behind them: whole sectors, too."""
+    return columns * find_pitch(depth) + round_up(columns * WORD_BYTES, SECTOR_BYTES)
+
+
+@weight_form("byte_lines")
+@dataclass(frozen=True, slots=True)
+class ByteLines(WeightForm):
+    """Matrices of bytes ``[..., inner, columns]`` as lines along the inner extent, one for each column.
+
+    Bytes are centred, and lines filled up with 0. Behind those of a matrix lie their sums, of int32.
+    """
+
+    columns: int
+
+    def infer(self, source: TensorSpec) -> TensorSpec:
+        """Return the spec: the bytes of a matrix are one axis."""
+        *outer, inner, columns = source.shape
+        return TensorSpec((*outer, count_line_bytes(inner, columns)), BYTES[0])
+
+    def pack(self, block: Array, at: tuple[int, ...], packed: Array) -> None:
+        """Write the bytes of a block, and add its columns to the sums."""
+        if not block.size:
+            return
+        *places, inner, columns = [slice(start, start + n) for start, n in zip(at, block.shape, strict=True)]
+        centred = block.view(np.uint8) ^ np.uint8(offset_of(block.dtype))
+        sums_nbytes = round_up(self.columns * WORD_BYTES, SECTOR_BYTES)
+        own: Array = packed[tuple(places)]
+        lines = own[..., :-sums_nbytes].reshape(*own.shape[:-1], self.columns, -1)
+        lines[..., columns, inner] = centred.swapaxes(-1, -2)
+        sums = own[..., -sums_nbytes:].view(np.int32)
+        sums[..., columns] += centred.view(np.int8).sum(-2, dtype=np.int32)
+
+
+def lay_lines(emit: Emitter, slot: Slot) -> tuple[Slot, bool]:
+    """Return matrices ``[..., inner, columns]`` in the layout of `ByteLines`, and whether they are a weight."""
+    *outer, inner, columns = slot.shape
+    form = ByteLines(columns)
+    packed = emit.packed(slot, form)
+    if packed is not None:
+        return packed, True
+    packed = emit.temp(form.infer(slot.spec).shape, BYTES[0])
+    packing = struct.pack("<4i", inner, find_pitch(inner), columns, offset_of(slot.dtype))
+    grid = (prod(outer) * ceil_div(columns, _PACK_COLUMNS), 1, 1)
+    arguments: list[Argument] = [emit.contiguous(slot), packed, packing]
+    emit.launch(Kernel(_MMA_SOURCE, "pack_byte_lines"), grid, (_THREADS, 1, 1), arguments, writes=[1])
+    return packed, False
 
 
 def lay_columns(emit: Emitter, slot: Slot) -> tuple[Slot, bool]:

@@ -95,6 +95,28 @@ NBITS = [
         for z in ("", "packed", "wide")
     ),
     *(nbits(f"{t}_{z}", (5, 48), 6, dtype=t, zeros=z, bias=True) for t in (F16, BFLOAT16) for z in ("packed", "wide")),
+    # Of half and bf16 on tensor cores.
+    *(
+        nbits(
+            f"{t}_block{block}_{z or 'default'}_{rows}_rows",
+            (rows, k),
+            70,
+            dtype=t,
+            block=block,
+            zeros=z,
+            bias=block == 64,
+        )
+        for t in (F16, BFLOAT16)
+        for rows, k, block, z in (
+            (5, 40, 64, "packed"),
+            (16, 264, 32, ""),
+            (17, 72, 32, ""),
+            (66, 136, 32, "packed"),
+            (40, 592, 128, "packed"),
+        )
+    ),
+    nbits("slices_of_blocks", (20, 2056), 9, dtype=F16, block=256, zeros="packed"),
+    nbits("rows_of_odd_length", (20, 70), 9, dtype=F16, block=32, zeros="packed"),
     nbits("bias", (5, 40), 6, bias=True),
     nbits("groups", (5, 40), 6, zeros="packed", groups=True, bias=True),
     nbits("groups_alone", (2, 40), 6, groups=True),

@@ -1,0 +1,170 @@
+"""Products with codes of four bits on tensor cores: the kernel alone over random extents, blocks, zero points and
+slices, to the bit; and the work of launches beside what is counted."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuexec.devices.simulator.counts import LaunchCounts
+from gpuexec.devices.simulator.library import Schedule
+from gpuexec.devices.simulator.module import SimulatorFunction, load_file
+from gpuexec.devices.simulator.toolchain import Mode
+from gpuexec.ir.command import Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiations
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ir.target import Target
+from gpuexec.ops.lib.slices import SMALL_MMA
+from gpuexec.ops.linalg.matmul_launch import ALONG_K, Product
+from gpuexec.ops.microsoft.matmul_nbits import MatMulNBits, pack_shape
+from gpuexec.planner.template import plan_graph
+from tests.devices.execute import run_template
+from tests.devices.opening import open_device
+from tests.ir.graph_builder import GraphBuilder
+from tests.ops.counted_launch import CountedCase, compare, count_wavefronts
+from tests.ops.test_integer_gemm import aligned
+
+Array = np.ndarray[Any, Any]
+HALF = np.dtype(np.float16)
+TILE = SMALL_MMA
+
+
+@functools.cache
+def load(mode: Mode) -> Mapping[str, SimulatorFunction]:
+    return load_file("mma_nbits.cu", instantiations("mma_nbits.cu"), mode=mode)
+
+
+def lay(array: Array) -> Array:
+    memory = aligned(array.shape, array.dtype)
+    memory[...] = array
+    return memory
+
+
+def slot(number: int, array: Array) -> Slot:
+    return Slot(number, 0, TensorSpec(array.shape, array.dtype), (0,) * array.ndim)
+
+
+def check_product(
+    pick: random.Random, mode: Mode, extents: tuple[int, int, int], slices: int, block: int,
+    counts: list[LaunchCounts] | None = None,
+) -> None:  # fmt: skip
+    """Multiply integers by codes whose scales are powers of two, so that all sums are exact."""
+    rng, (rows, columns, inner) = np.random.default_rng(pick.getrandbits(32)), extents
+    dtype, blocks = pick.choice([HALF, BFLOAT16]) if counts is None else HALF, ceil_div(extents[2], block)
+    a = lay(rng.integers(-3, 4, (rows, inner)).astype(dtype))
+    codes = rng.integers(0, 16, (columns, blocks * block)).astype(np.uint8)
+    scales = 2.0 ** rng.integers(-2, 2, (columns, blocks))
+    has_zeros, has_bias = (pick.random() < 0.5 for _ in range(2))
+    zeros = rng.integers(0, 16, (columns, blocks + blocks % 2)).astype(np.uint8) if has_zeros else None
+    bias = rng.integers(-4, 5, columns).astype(dtype) if has_bias else None
+    middle = 8 if zeros is None else zeros[:, :blocks].astype(np.int64).repeat(block, 1)[:, :inner]
+    weights = (codes[:, :inner].astype(np.int64) - middle) * scales.repeat(block, 1)[:, :inner]
+    expected = (a.astype(np.float64) @ weights.T + (0 if bias is None else bias.astype(np.float64))).astype(dtype)
+    y = aligned((rows, columns), dtype)
+    packed = lay(codes[:, ::2] | codes[:, 1::2] << 4)
+    packed_zeros = None if zeros is None else np.ascontiguousarray(zeros[:, ::2] | zeros[:, 1::2] << 4)
+    shape = pack_shape(blocks * block, ceil_div(blocks, 2), blocks, block, 4, int(has_zeros))
+    product = Product(
+        (slot(0, a), slot(1, packed), None, slot(3, y)), extents, (inner, 1), (1, inner), (0, 1), (columns, 1),
+        (1.0, 1.0), (), ((), (), ()),
+    )  # fmt: skip
+    tiles = TILE.count(rows, columns)
+    scratch = aligned((tiles * slices * TILE.size,), np.dtype(np.float32)) if slices > 1 else None
+    counters = np.zeros(tiles, np.uint32) if slices > 1 else None
+    load(mode)[f"mma_nbits<{dtype_row(dtype).cuda}, {TILE.name}>"].launch_arrays(
+        (tiles, slices, 1), TILE.threads, a, packed, bias, y, product.pack_mma(ALONG_K, ALONG_K), scratch, counters,
+        scales.astype(dtype), packed_zeros, shape, shared_bytes=TILE.ring_nbytes,
+        schedule=Schedule("random", pick.getrandbits(16)), counts=counts,
+    )  # fmt: skip
+    np.testing.assert_array_equal(y, expected, err_msg=f"{extents} in {slices} slices of blocks of {block}")
+    assert counters is None or not counters.any()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("mode", ["plain", "check"])
+def test_random_products(mode: Mode, seed: int) -> None:
+    pick = random.Random(seed)
+    for _ in range(8 if mode == "plain" else 2):
+        rows, columns = (pick.choice([1, 7, each - 1, each, each + 1, each + 13]) for each in (TILE.rows, TILE.columns))
+        inner, block = pick.choice([0, 8, 16, 40, 64, 136, 272, 520, 1048]), pick.choice([32, 64, 128, 256])
+        check_product(pick, mode, (rows, columns, inner), pick.choice([1, 1, 2, 3, 5]), block)
+
+
+def test_tiles_take_the_least_sectors_and_wavefronts() -> None:
+    counts: list[LaunchCounts] = []
+    depth = (2 * TILE.stages + 2) * TILE.slab_nbytes // 2
+    check_product(random.Random(0), "count", (TILE.rows, TILE.columns, depth), 1, 32, counts)
+    for line in counts[0].lines:
+        if line.counts.nbytes and (line.width >= 16 or line.space == "shared"):
+            assert line.counts.ratio == 1.0, line
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "rows", "given", "kernel"),
+    [
+        ("sm_80", HALF, 5, {}, "mma_nbits"),
+        ("sm_120", BFLOAT16, 500, {}, "mma_nbits"),
+        ("sm_75", HALF, 5, {}, "matmul_nbits"),
+        ("sm_80", HALF, 1, {}, "mma_nbits"),
+        ("sm_80", np.dtype(np.float32), 5, {}, "matmul_nbits"),
+        ("sm_80", HALF, 5, {"bits": 8}, "matmul_nbits"),
+        ("sm_80", HALF, 5, {"K": 44}, "matmul_nbits"),
+        ("sm_80", HALF, 5, {"block_size": 16}, "matmul_nbits"),
+    ],
+)
+def test_codes_of_four_bits_take_tensor_cores(
+    target: str, dtype: Any, rows: int, given: dict[str, int], kernel: str
+) -> None:
+    op = MatMulNBits(**{"K": 48, "N": 6, "block_size": 32, **given})
+    build, blocks = GraphBuilder(), ceil_div(op.K, op.block_size)
+    specs = {
+        "a": TensorSpec((rows, op.K), dtype),
+        "b": TensorSpec((6, blocks, op.block_size * op.bits // 8), np.dtype(np.uint8)),
+        "scales": TensorSpec((6, blocks), dtype),
+    }
+    values = [build.input(name, *spec.shape, dtype=spec.dtype) for name, spec in specs.items()]
+    plan = plan_graph(build.graph(build.node(op, *values)), specs, Target.named(target)).plan
+    assert [each.expression.partition("<")[0] for each in plan.kernels()] == [kernel]
+
+
+def test_all_sizes_of_a_class_take_its_kernel() -> None:
+    """One row, too."""
+    rng, build = np.random.default_rng(5), GraphBuilder()
+    op, codes = MatMulNBits(K=136, N=20, block_size=32), rng.integers(0, 256, (20, 5, 16)).astype(np.uint8)
+    scales = (2.0 ** rng.integers(-2, 2, (20, 5))).astype(HALF)
+    left = build.input("a", "rows", 136, dtype=HALF)
+    graph = build.graph(build.node(op, left, build.constant(codes), build.constant(scales)))
+    template = plan_graph(graph, {"a": TensorSpec((70, 136), HALF)}, Target.named("sm_90"))
+    assert "mma_nbits" in str(template.plan.kernels())
+    for rows in (70, 64, 5, 4, 1):
+        a = rng.integers(-4, 5, (rows, 136)).astype(HALF)
+        (y,) = run_template(template, graph, {"a": a}, open_device("simulator"))
+        np.testing.assert_array_equal(y, op.compute(a, codes, scales)[0])
+
+
+@pytest.mark.parametrize(("rows", "block"), [(16, 32), (64, 128), (128, 32)])
+def test_work_is_as_counted(rows: int, block: int) -> None:
+    inner, columns = 512, 128
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (columns, inner // block, block // 2)).astype(np.uint8)
+    scales = np.ones((columns, inner // block), HALF)
+    attributes = {"K": inner, "N": columns, "block_size": block, "domain": "com.microsoft"}
+    weights = {"b": codes, "s": scales}
+    found = compare(
+        CountedCase("MatMulNBits", "mma_nbits", {"a": (rows, inner)}, weights, attributes, dtype=np.float16)
+    )
+    assert found.work.flops == 2 * rows * columns * inner
+    assert found.work.needed_multiply_adds == found.counts.needed_multiply_adds
+    issued = sum(line.counts.issued for line in found.counts.operations if line.unit == "mma")
+    assert found.work.matrix_products == issued
+    assert found.work.wavefronts == count_wavefronts(found.counts, 1)
+    # Count mode has no L1, which keeps the scales.
+    narrow = [line.counts.transactions for line in found.counts.lines if line.space == "global" and line.width == 2]
+    counted = found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
+    assert counted - 32 * sum(narrow) <= found.work.l2_nbytes <= counted
