@@ -29,8 +29,8 @@ PLAIN_FLAGS = ("-ftree-vectorize", "-fpeel-loops", "-funroll-loops")
 # nobody asks for.
 _LINE_FLAGS = ("-g1", "-gdwarf-4", "-fno-var-tracking")
 # Check mode: a call before each access, and checks of alignment and of constant extents. The calls take the time of a
-# run, so less is optimized: -Og takes two thirds of the compiler's time, and runs take a twentieth longer. Functions are
-# inlined all the same, so that an access is known by the kernel's line, too.
+# run, so less is optimized: -Og takes two thirds of the compiler's time, and runs take a twentieth longer. Functions
+# are inlined all the same, so that an access is known by the kernel's line, too.
 CHECK_FLAGS = (
     *_LINE_FLAGS,
     *("-Og", "-finline-small-functions", "-finline-functions-called-once"),
