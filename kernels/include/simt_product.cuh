@@ -9,7 +9,7 @@ constexpr int kMaxBatchAxes = 8;
 // dense along the inner extent then, not along columns.
 enum Wide : i32 { kWideA = 1, kWideB = 2, kWideY = 4, kLinesB = 8 };
 
-// Packed by pack_simt of gpuexec/ops/linalg/matmul_launch.py. Strides are in elements.
+// Packed by pack_simt of gpuexec/ops/linalg/product.py. Strides are in elements.
 struct SimtGemm {
   i32 rows, columns, inner, batch_axes;
   i64 a_row, a_inner, b_inner, b_column, c_row, c_column, y_row, y_column;

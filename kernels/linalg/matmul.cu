@@ -11,7 +11,7 @@ constexpr int kFolds = 32;      // partial sums of one element: of k, k + 32, k 
 template <class T>
 constexpr int kBlocksAtOnce = kIsInteger<T> && sizeof(T) == 8 ? 1 : 2;
 
-// Packed by pack_gemm of gpuexec/ops/linalg/matmul_launch.py. Strides are in elements.
+// Packed by pack_gemm of gpuexec/ops/linalg/product.py. Strides are in elements.
 struct Gemm {
   i64 rows, columns, inner;
   i64 a_row, a_inner, b_inner, b_column, c_row, c_column, y_row, y_column;

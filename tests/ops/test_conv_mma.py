@@ -28,7 +28,7 @@ from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ops.lib.slices import MMA_TILES, SMALL_MMA, MmaTile
 from gpuexec.ops.lib.windows import Windows, resolve_windows
-from gpuexec.ops.linalg.matmul_launch import Product
+from gpuexec.ops.linalg.product import Product
 from gpuexec.ops.nn import conv_mma
 from gpuexec.ops.nn.conv import Conv
 from gpuexec.ops.nn.conv_host import convolve

@@ -10,7 +10,7 @@ import pytest
 from gpuexec.errors import InputError
 from gpuexec.ir import operator as gx_operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row
-from gpuexec.ops.linalg import matmul_launch
+from gpuexec.ops.linalg import product
 from gpuexec.ops.linalg.matmul import multiply
 from gpuexec.ops.linalg.matmul_launch import DTYPES
 from tests.ops.direct import DirectEmitter
@@ -176,7 +176,7 @@ def test_products_beyond_32_bits(
     monkeypatch: pytest.MonkeyPatch, checks: str, shapes: tuple[tuple[int, ...], ...]
 ) -> None:
     """They take the kernel that counts in 64."""
-    monkeypatch.setattr(matmul_launch, "_MAX_EXTENT", 16)  # as if 32 bits held so much
+    monkeypatch.setattr(product, "_MAX_EXTENT", 16)  # as if 32 bits held so much
     a, b = (make(seed, *shape) for seed, shape in enumerate(shapes))
     run_case(Case("long", "MatMul", (a, b), terms=20), checks)
     emit = DirectEmitter()

@@ -22,8 +22,9 @@ from gpuexec.ir.instances import instantiations
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ops.lib.slices import MMA_TILES, SMALL_MMA, MmaTile
-from gpuexec.ops.linalg import matmul_launch
-from gpuexec.ops.linalg.matmul_launch import ACROSS, ALONG_K, Product, name_mma
+from gpuexec.ops.linalg import mma_launch
+from gpuexec.ops.linalg.mma_launch import name_mma
+from gpuexec.ops.linalg.product import ACROSS, ALONG_K, Product
 from gpuexec.planner.template import plan_graph
 from tests.devices.execute import run_template
 from tests.devices.opening import open_device
@@ -233,7 +234,7 @@ def test_operators_by_tile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a size class takes it whose upper end is larger."""
-    monkeypatch.setattr(matmul_launch, "choose_mma_tile", lambda *_: tile)
+    monkeypatch.setattr(mma_launch, "choose_mma_tile", lambda *_: tile)
     rng, (dtype, result) = np.random.default_rng(2), types
     a, b, bias = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((21, 40), (40, 24), (24,)))
     expected = a.astype(np.float64) @ b.astype(np.float64)

@@ -11,7 +11,8 @@ from gpuexec.ir.precision import TF32
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.work import find_form
 from gpuexec.ops.lib.slices import MMA_TILES, MmaTile
-from gpuexec.ops.linalg.matmul_launch import ALONG_K, Product, name_mma
+from gpuexec.ops.linalg.mma_launch import name_mma
+from gpuexec.ops.linalg.product import ALONG_K, Product
 from gpuexec.ops.nn import conv_mma
 from gpuexec.planner.launch_work import CommandGrid
 from gpuexec.planner.time_model import TIME_MODEL, bound_launch

@@ -10,7 +10,7 @@ import pytest
 from gpuexec.errors import InputError
 from gpuexec.ir.operator import build, find_operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
-from gpuexec.ops.linalg import matmul_launch
+from gpuexec.ops.linalg import product
 from gpuexec.ops.quant import narrow
 from gpuexec.ops.quant.narrow import FORMS
 from gpuexec.ops.quant.narrow_weight import HALF, INT8, PAIRS, widen
@@ -214,7 +214,7 @@ LONG = [
 
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.id)
 def test_extents_beyond_32_bits(monkeypatch: pytest.MonkeyPatch, checks: str, case: Case) -> None:
-    monkeypatch.setattr(matmul_launch, "_MAX_EXTENT", 16)  # as if 32 bits held so much
+    monkeypatch.setattr(product, "_MAX_EXTENT", 16)  # as if 32 bits held so much
     run_case(case, checks)
 
 

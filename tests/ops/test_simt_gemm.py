@@ -20,7 +20,7 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiations
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.slices import TILES, Tile
-from gpuexec.ops.linalg.matmul_launch import GEMV_ROWS, Product
+from gpuexec.ops.linalg.product import GEMV_ROWS, Product
 
 Array = np.ndarray[Any, Any]
 F32 = np.float32

@@ -13,7 +13,8 @@ from gpuexec.devices.simulator.toolchain import Mode
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.operator import build, describe
 from gpuexec.ops.lib.slices import LARGE_TILE, TILES, Tile
-from gpuexec.ops.linalg.matmul_launch import GEMV_ROWS, Product, find_gemv_width
+from gpuexec.ops.linalg.product import GEMV_ROWS, Product
+from gpuexec.ops.linalg.simt_launch import find_gemv_width
 from gpuexec.ops.nn import conv_simt
 from gpuexec.ops.quant.narrow_weight import STORED, name_stored, widen
 from tests.ops.test_conv_simt import CheckingEmitter, divide, integers

@@ -1,6 +1,6 @@
 """Work of matrix products: closed forms of their launches, and of tiles of 64 x 64 that other kernels share.
 
-`gpuexec.ops.linalg.matmul_launch` packs what is read here. Figures of machine code are those of sm_90; other
+`gpuexec.ops.linalg.product` packs what is read here. Figures of machine code are those of sm_90; other
 architectures differ by little.
 """
 
@@ -16,7 +16,8 @@ from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.work import Work, count_run_bytes, count_slot_bytes, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
-from gpuexec.ops.linalg.matmul_launch import FEW_COLUMNS, FEW_ROWS, MAX_BATCH_AXES, TILE
+from gpuexec.ops.linalg.matmul_launch import FEW_COLUMNS, FEW_ROWS, TILE
+from gpuexec.ops.linalg.product import MAX_BATCH_AXES
 
 _SLAB = 16  # kSlab of gemm_simt.cuh
 _WARPS = 8  # of a block

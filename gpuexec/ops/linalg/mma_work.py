@@ -1,6 +1,6 @@
 """Work of products on tensor cores: closed forms of tiles and slices.
 
-`gpuexec.ops.linalg.matmul_launch` packs what is read here. Figures of machine code are those of sm_90; other
+`gpuexec.ops.linalg.product` packs what is read here. Figures of machine code are those of sm_90; other
 architectures differ by little.
 """
 

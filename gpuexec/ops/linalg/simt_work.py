@@ -1,6 +1,6 @@
 """Work of products of float on the FP32 units: closed forms of tiles, slices, and few rows.
 
-`gpuexec.ops.linalg.matmul_launch` packs what is read here; convolutions share the tiles. Figures of machine code are
+`gpuexec.ops.linalg.product` packs what is read here; convolutions share the tiles. Figures of machine code are
 those of sm_90; other architectures differ by little.
 """
 
@@ -15,7 +15,7 @@ from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
-from gpuexec.ops.linalg.matmul_launch import find_gemv_width
+from gpuexec.ops.linalg.simt_launch import find_gemv_width
 
 _DEPTH = 16  # kSlabDepth of simt_tile.cuh
 WIDE_A, WIDE_B, WIDE_Y = 1, 2, 4  # Wide of simt_product.cuh

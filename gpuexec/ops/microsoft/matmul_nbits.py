@@ -25,15 +25,11 @@ from gpuexec.ir.work import Work, count_slot_bytes, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.slices import SMALL_MMA, slice_mma_tiles
 from gpuexec.ops.linalg.matmul import multiply
-from gpuexec.ops.linalg.matmul_launch import (
-    ALONG_K,
-    Product,
-    count_tiles,
-    has_tensor_cores,
-    pack_gemm,
-)
+from gpuexec.ops.linalg.matmul_launch import count_tiles
 from gpuexec.ops.linalg.matmul_work import TileLoop, count_product
+from gpuexec.ops.linalg.mma_launch import has_tensor_cores
 from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma
+from gpuexec.ops.linalg.product import ALONG_K, Product, pack_gemm
 from gpuexec.ops.linalg.simt_work import read_gemm
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.quant.integer import BYTES, FLOAT, INT32, SCALES, dense

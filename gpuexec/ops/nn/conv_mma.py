@@ -27,7 +27,9 @@ from gpuexec.ops.elementwise.epilogue import instantiate_finished
 from gpuexec.ops.lib.slices import MMA_TILES, MmaTile, choose_mma_tile, slice_mma_tiles
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import MAX_AXES, Windows
-from gpuexec.ops.linalg.matmul_launch import ALONG_K, Product, launch_gemm, multiplies
+from gpuexec.ops.linalg.matmul_launch import launch_gemm
+from gpuexec.ops.linalg.mma_launch import multiplies
+from gpuexec.ops.linalg.product import ALONG_K, Product
 from gpuexec.ops.nn.conv_simt import ConvSum
 from gpuexec.ops.tensor.layout import window
 

@@ -20,7 +20,8 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import WeightForm, weight_form
 from gpuexec.ops.lib.windows import Windows
-from gpuexec.ops.linalg.matmul_launch import launch_gemm, multiplies
+from gpuexec.ops.linalg.matmul_launch import launch_gemm
+from gpuexec.ops.linalg.mma_launch import multiplies
 from gpuexec.ops.nn.conv_mma import EIGHT, align_channels, has_channels_last, make_channels_last
 
 _LIMIT = 2**31

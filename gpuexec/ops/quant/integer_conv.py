@@ -37,7 +37,7 @@ from gpuexec.ops.lib.slices import (
 )
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import MAX_AXES, Windows, pack_strides
-from gpuexec.ops.linalg.matmul_launch import has_tensor_cores
+from gpuexec.ops.linalg.mma_launch import has_tensor_cores
 from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma_tiles, find_mma_tile
 from gpuexec.ops.linalg.simt_work import SlicedTiles, find_tile_code
 from gpuexec.ops.nn.conv_host import convolve

@@ -41,7 +41,7 @@ from gpuexec.ops.lib.strided import join
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
 from gpuexec.ops.linalg.exact_product import drop_axes, multiply_exactly
 from gpuexec.ops.linalg.float8_matmul import has_float8, infer_float8, launch_float8, multiply_float8
-from gpuexec.ops.linalg.matmul_launch import has_tensor_cores
+from gpuexec.ops.linalg.mma_launch import has_tensor_cores
 from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma_tiles, find_mma_tile
 from gpuexec.ops.linalg.simt_work import SlicedTiles, find_tile_code
 from gpuexec.ops.quant.integer import (

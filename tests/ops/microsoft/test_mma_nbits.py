@@ -21,7 +21,7 @@ from gpuexec.ir.instances import instantiations
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.target import Target
 from gpuexec.ops.lib.slices import SMALL_MMA
-from gpuexec.ops.linalg.matmul_launch import ALONG_K, Product
+from gpuexec.ops.linalg.product import ALONG_K, Product
 from gpuexec.ops.microsoft.matmul_nbits import MatMulNBits, pack_shape
 from gpuexec.planner.template import plan_graph
 from tests.devices.execute import run_template

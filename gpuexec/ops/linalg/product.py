@@ -1,0 +1,185 @@
+"""Matrix products as kernels take them: operands by strides, batches, and the structs that are packed for kernels."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from gpuexec.ir.command import Slot
+from gpuexec.ir.geometry import ceil_div
+
+MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu and simt_product.cuh
+GEMV_ROWS = (1, 2, 4, 8)  # of the instances of gemv.cu
+VECTOR_NBYTES = 16  # of an operand
+# How an operand of a product on tensor cores lies: dense along the inner extent, or across it. C++ names of Lie in
+# mma_tile.cuh.
+LIES = ALONG_K, ACROSS = "Lie::kAlongK", "Lie::kAcross"
+_FLOAT, _EIGHT = np.dtype(np.float32), 8  # elements of a result on tensor cores, kEight of mma_tile.cuh
+# Strides in elements that the loaders of simt_tile.cuh step by.
+_MAX_OUTER_STRIDE, _MAX_INNER_STRIDE = 2**23, 2**27
+# Extents of SimtGemm, 32-bit numbers that a block adds its own places to.
+_MAX_EXTENT = 2**31 - 2**16
+_MAX_ROW_BLOCKS = 65535  # of a grid, along its z axis
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Batches of ``y = alpha * a @ b + beta * c``: slots, extents, and strides in elements.
+
+    Attributes:
+        slots: a, b, c (or None), y; only their first elements and types count.
+        extents: Rows, columns and the inner extent of one product.
+        a: Strides by row and inner.
+        b: Strides by inner and column.
+        c: Strides by row and column.
+        y: Strides by row and column.
+        scale: alpha, beta.
+        batch: Extents of the batch axes.
+        walks: Strides of a, b and y along them.
+    """
+
+    slots: tuple[Slot, Slot, Slot | None, Slot]
+    extents: tuple[int, int, int]
+    a: tuple[int, int]
+    b: tuple[int, int]
+    c: tuple[int, int]
+    y: tuple[int, int]
+    scale: tuple[float, float]
+    batch: tuple[int, ...]
+    walks: tuple[tuple[int, ...], ...]
+
+    @property
+    def count(self) -> int:
+        """The number of products."""
+        return prod(self.batch)
+
+    @property
+    def transposed(self) -> Product:
+        """The product of the transposed operands, which is the transposed."""
+        (a, b, c, y), (rows, columns, inner) = self.slots, self.extents
+        return replace(
+            self,
+            slots=(b, a, c, y),
+            extents=(columns, rows, inner),
+            a=self.b[::-1],
+            b=self.a[::-1],
+            c=self.c[::-1],
+            y=self.y[::-1],
+            walks=(self.walks[1], self.walks[0], self.walks[2]),
+        )
+
+    @property
+    def fits_tiles(self) -> bool:
+        """Whether the loaders of tiles step so far; kernels for few rows step anywhere."""
+        outer = max(abs(self.a[0]), abs(self.b[1]))
+        return outer < _MAX_OUTER_STRIDE and max(abs(self.a[1]), abs(self.b[0])) < _MAX_INNER_STRIDE
+
+    @property
+    def fits_simt(self) -> bool:
+        """Whether the numbers of ``SimtGemm`` hold its extents, and a grid the rows of kernels for few."""
+        has_row_blocks = ceil_div(self.extents[0], GEMV_ROWS[-1]) <= _MAX_ROW_BLOCKS or self.fits_tiles
+        return has_row_blocks and self.fits_mma
+
+    @property
+    def fits_mma(self) -> bool:
+        """Whether the numbers of ``SimtGemm`` hold its extents."""
+        return fits_extents(*self.extents, *self.batch)
+
+    def is_wide(
+        self, slot: Slot, unit: int, pitch: int, walk: tuple[int, ...], extent: int = 0, width: int = 0
+    ) -> bool:
+        """Return whether an operand is read by vectors: dense along one axis, and all else aligned.
+
+        Args:
+            slot: The operand.
+            unit: Its stride along that axis.
+            pitch: Its stride along the other one.
+            walk: Its strides along the batch axes.
+            extent: Its extent along that axis; 0 where the kernel takes those that are no multiple, too.
+            width: Elements of a vector; 0: those of 16 bytes.
+        """
+        width = width or VECTOR_NBYTES // slot.dtype.itemsize
+        is_aligned = slot.offset_bytes % (width * slot.dtype.itemsize) == 0
+        return is_aligned and unit == 1 and all(each % width == 0 for each in (extent, pitch, *walk))
+
+    def pack(self) -> bytes:
+        """Return the bytes of ``Gemm`` of ``matmul.cu``."""
+        return pack_gemm(self.extents, (*self.a, *self.b, *self.c, *self.y), self.scale, (self.batch, self.walks))
+
+    def pack_simt(self, *, is_b_along_k: bool = False, lanes: int = 0, width: int = 0) -> bytes:
+        """Return the bytes of ``SimtGemm`` of ``simt_product.cuh``.
+
+        Args:
+            is_b_along_k: Whether the kernel reads b along the inner extent.
+            lanes: Of ``gemv.cu``.
+            width: Elements of a vector of b; 0: those of 16 bytes.
+        """
+        (a, b, _, y), (_, columns, inner) = self.slots, self.extents
+        has_rows = self.is_wide(b, self.b[1], self.b[0], self.walks[1], columns, width)
+        has_lines = self.is_wide(b, self.b[0], self.b[1], self.walks[1], inner, width)
+        is_narrow = b.dtype != _FLOAT and not lanes
+        wide = (
+            self.is_wide(a, self.a[1], self.a[0], self.walks[0], inner)
+            + 2 * ((has_rows or has_lines) if is_narrow else has_lines if is_b_along_k else has_rows)
+            + 4 * self.is_wide(y, self.y[1], self.y[0], self.walks[2], columns)
+            + 8 * (is_narrow and has_lines and not has_rows)
+        )
+        return self._pack_tables(wide, lanes)
+
+    def pack_mma(self, left: str, right: str) -> bytes:
+        """Return the bytes of ``SimtGemm`` for ``mma_gemm.cu``.
+
+        Args:
+            left: How a lies.
+            right: How b lies.
+        """
+        a, b, _, y = self.slots
+        wide = (
+            self.is_wide(a, *_sort(self.a[::-1], left), self.walks[0])
+            + 2 * self.is_wide(b, *_sort(self.b, right), self.walks[1])
+            + 4 * self.is_wide(y, self.y[1], self.y[0], self.walks[2], width=_EIGHT)
+        )
+        return self._pack_tables(wide, 0)
+
+    def _pack_tables(self, wide: int, lanes: int) -> bytes:
+        tables = [entry for row in self.walks for entry in _pad(row, 0)]
+        with np.errstate(over="ignore"):
+            factors = np.array(self.scale, np.float32).tobytes()
+        strides = (*self.a, *self.b, *self.c, *self.y)
+        head = struct.pack("<4i8q", *self.extents, len(self.batch), *strides)
+        return head + factors + struct.pack(f"<2i8i{len(tables)}q", wide, lanes, *_pad(self.batch, 1), *tables)
+
+
+def fits_extents(*extents: int) -> bool:
+    """Return whether the numbers of ``SimtGemm`` hold extents."""
+    return max(extents) < _MAX_EXTENT
+
+
+def turn_few(product: Product, few: int) -> Product:
+    """Return the product, or that of the transposed where it has few rows in place of few columns."""
+    rows, columns, _ = product.extents
+    return product.transposed if columns <= few < rows else product
+
+
+def pack_gemm(
+    extents: tuple[int, int, int],
+    walk: tuple[int, ...],
+    scale: tuple[float, float] = (1.0, 1.0),
+    batch: tuple[tuple[int, ...], tuple[tuple[int, ...], ...]] = ((), ((), (), ())),
+) -> bytes:
+    """Return the bytes of ``Gemm`` of ``matmul.cu``; arguments as of `launch_gemm`, y by column behind its strides."""
+    batch_extents, walks = batch
+    tables = [entry for row in (batch_extents, *walks) for entry in _pad(row, 0)]
+    return struct.pack(f"<11q2dq{4 * MAX_BATCH_AXES}q", *extents, *walk, *scale, len(batch_extents), *tables)
+
+
+def _sort(strides: tuple[int, int], lie: str) -> tuple[int, int]:
+    """Return the stride that is 1 where an operand lies so, and the other one; given are those along k and across."""
+    return strides if lie == ALONG_K else strides[::-1]
+
+
+def _pad(row: tuple[int, ...], filler: int) -> tuple[int, ...]:
+    return (*row, *(filler,) * (MAX_BATCH_AXES - len(row)))
