@@ -49,7 +49,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what is imported and collected, which stays to the end, out of every later collection of garbage."""
+    """Keep what is imported and collected, which stays to the end, out of every later collection of garbage.
+
+    Collections are rare besides: tests make cycles by the thousand, and none that matter until the next collection.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

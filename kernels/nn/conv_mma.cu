@@ -101,21 +101,21 @@ __device__ inline void convolve_block(WarpTile<T, Tile, Lie::kAlongK, Lie::kAlon
   const MmaPlace<Tile> place(conv.gemm, blockIdx.x);
   const MmaSlabs slabs(conv.gemm.inner, Tile::kSlabBytes / int(sizeof(T)), blockIdx.y, gridDim.y);
   const int first_k = slabs.first * slabs.depth;
-  const MmaPatches<T> left = {x + place.batch * conv.gemm.a_batch[0], conv, conv.gemm.inner,
-                              place.first_row, first_k};
-  const MmaOperand<T> right = {w + place.batch * conv.gemm.b_batch[0], conv.gemm.b_column, 1, conv.gemm.columns, conv.gemm.inner, place.first_column,
-                               first_k, true};
+  const SimtGemm& gemm = conv.gemm;
+  const MmaPatches<T> left = {x + place.batch * gemm.a_batch[0], conv, gemm.inner, place.first_row, first_k};
+  const MmaOperand<T> right = {w + place.batch * gemm.b_batch[0], gemm.b_column, 1, gemm.columns, gemm.inner,
+                               place.first_column, first_k, true};
   sum_slabs(warp, left, right, slabs, ring);
 }
 
 // Computes  y[n, window, o] = bias[o] + sum over taps t and channels c of the group of o of w[o, t, c] * x[n, window + t, c]
-// Shapes    x [batch, spatial, channels] by strides, channels dense; w [out channels, taps * channels of a
-//           group]; bias [out channels];
-//           y [batch, windows, out channels], dense; scratch [tiles, slices, tile rows * tile columns]; counters [tiles]
+// Shapes    x [batch, spatial, channels] by strides, channels dense; w [out channels, taps * channels of a group]; bias
+//           [out channels]; y [batch, windows, out channels], dense; scratch [tiles, slices, tile rows * tile columns];
+//           counters [tiles]
 // Grid      as mma_gemm, over output positions and output channels of a group; batches are groups
-// Needs     sm_80. Channels of a group a multiple of 8; x and w aligned to 16 bytes, strides of x multiples of 8 elements. kWideY: y
-//           aligned to 8 elements, out channels of a group a multiple of 8. bias may be null; scratch and counters too with one slice;
-//           counters are 0 and are left 0. Offsets in x fit in 31 bits
+// Needs     sm_80. Channels of a group a multiple of 8; x and w aligned to 16 bytes, strides of x multiples of 8
+//           elements. kWideY: y aligned to 8 elements, out channels of a group a multiple of 8. bias may be null; scratch
+//           and counters too with one slice; counters are 0 and are left 0. Offsets in x fit in 31 bits
 // Numerics  as mma_gemm: products exact, summed in float in the order of the hardware, zeros in the padding; slices in
 //           order; then bias, rounded once, and the epilogue
 template <class T, class R, class Tile, class... Epilogue>

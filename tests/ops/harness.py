@@ -9,7 +9,8 @@
 5. On the simulator dense inputs run in check mode, in a random order of threads, which finds nothing in the kernels.
    Cases of more than 65536 elements, inputs and outputs together, run without it: what a kernel does wrong there it
    does wrong in a smaller case of its family too, or its family lacks one.
-6. The same for a target with textures, the case as blits. A case without a blit is refused by name.
+6. The same for a target with textures, the case as blits, where its operator has any. A case without a blit is refused
+   by name.
 
 A test takes the parameter ``checks`` and gives it to `run_case`; tests/ops/conftest.py runs it once for each choice:
 "host" is 1 to 3, "simulator" 4 and 5, "pixel" 6, and "gpu", with ``-m gpu``, 4 on a GPU. "plan" only plans for GPUs and

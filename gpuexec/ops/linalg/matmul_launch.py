@@ -27,14 +27,7 @@ from gpuexec.ir.spec import dtype_row, dtypes_of
 from gpuexec.ir.weight_forms import Converted
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.lib.posing import pose_product
-from gpuexec.ops.linalg.mma_launch import (
-    has_mma,
-    launch_mma,
-    launch_mma_narrow,
-    multiplies,
-    take_lines,
-    take_tf32,
-)
+from gpuexec.ops.linalg.mma_launch import has_mma, launch_mma, launch_mma_narrow, multiplies, take_lines, take_tf32
 from gpuexec.ops.linalg.product import MAX_BATCH_AXES, Product, fits_extents, turn_few
 from gpuexec.ops.linalg.simt_launch import launch_simt
 from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
