@@ -7,6 +7,9 @@
 .DELETE_ON_ERROR:
 .PHONY: help demo setup test quick conformance models features format lint types kernels test-gpu soak bench bench-gpu clean compiler
 
+# Bytecode is kept, whatever the shell says: tests start hundreds of processes that would compile every module anew.
+export PYTHONDONTWRITEBYTECODE =
+
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHONS := python3.14 python3.13 python3.12 python3.11 python3

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,14 @@ FREE = {
 }
 
 
-def check_agreement(op: Operator, inputs: Inputs, devices: Sequence[str]) -> None:
+def check_agreement(op: Operator, inputs: Inputs, devices: Sequence[str], held: set[Hashable] | None = None) -> None:
     """Check what an operator makes of inputs on the host, and on these devices.
+
+    Args:
+        op: The operator.
+        inputs: Its inputs; None: left out.
+        devices: Names, as of `open_living`.
+        held: The calls of parts that were held before, by what plans know of them, which are not held again; it grows.
 
     Raises:
         AssertionError: Two of its forms differ, or it fails otherwise than in words.
@@ -56,7 +62,7 @@ def check_agreement(op: Operator, inputs: Inputs, devices: Sequence[str]) -> Non
     if decomposition_for(op.name) is None:
         check_devices(op, inputs, known, specs, computed, devices)
     elif computed is not None:
-        check_parts(op, inputs, computed, devices)
+        check_parts(op, inputs, computed, devices, set() if held is None else held)
 
 
 def find_known(op: Operator, inputs: Inputs) -> set[int] | None:
@@ -130,8 +136,10 @@ def check_devices(
                 assert_close(label, op, inputs, int(index), got, y, terms)
 
 
-def check_parts(op: Operator, inputs: Inputs, computed: Sequence[Array | None], devices: Sequence[str]) -> None:
-    """Check the parts of an operator, each on what the host makes of those before it."""
+def check_parts(
+    op: Operator, inputs: Inputs, computed: Sequence[Array | None], devices: Sequence[str], held: set[Hashable]
+) -> None:
+    """Check the parts of an operator, each on what the host makes of those before it, and each call of a part once."""
     values = [None if x is None else Value(f"x{i}") for i, x in enumerate(inputs)]
     outputs = [None if y is None else Value(f"y{i}") for i, y in enumerate(computed)]
     given = tuple(value for value in values if value is not None)
@@ -147,7 +155,10 @@ def check_parts(op: Operator, inputs: Inputs, computed: Sequence[Array | None], 
         )
         specs = part.infer(*_specs(taken))
         check_specs(specs, results)
-        check_devices(part, taken, known, specs, results, devices)
+        call = (part, *devices, *(_describe(x, i in known) for i, x in enumerate(taken)))
+        if call not in held:
+            held.add(call)
+            check_devices(part, taken, known, specs, results, devices)
         content.update((value, y) for value, y in zip(node.outputs, results, strict=False) if value is not None)
     for value, y in zip(outputs, computed, strict=True):
         if value is not None and y is not None:
@@ -181,6 +192,10 @@ def _specs(inputs: Inputs, known: set[int] | None = None) -> list[TensorSpec | N
         None if x is None else TensorSpec.of(x) if known is None or i in known else TensorSpec(x.shape, x.dtype)
         for i, x in enumerate(inputs)
     ]
+
+
+def _describe(x: Array | None, is_known: bool) -> Hashable:
+    return None if x is None else (x.shape, x.dtype.name, x.tobytes() if is_known else None)
 
 
 def _check_words(error: InputError) -> None:

@@ -84,10 +84,9 @@ def build_file(
     Raises:
         KernelError: There is no compiler, or the source does not compile; the message has the compiler's first lines.
     """
-    compiler = find_compiler()
-    folder = kernels_dir() / "simulator"
+    compiler, cache = find_compiler(), cache or default_cache()
     flags = compiler.flags((*KERNEL_FLAGS, *compiler.mode_flags(mode)))
-    includes = (f"-I{folder / 'include'}", "-include", str(folder / "cuda.h"))
+    include = f"-I{kernels_dir() / 'simulator' / 'include'}"
     names = tuple(dict.fromkeys(expressions))
     stripped = strip_comments(flatten(path))
     text = rewrite_shared(stripped, path.name) + write_rows(names)
@@ -95,18 +94,19 @@ def build_file(
     def build(output: Path) -> None:
         source = output.with_suffix(".cpp")
         write_file(source, text, sync=False)
+        header = (include, "-include", str(_precompile_header(mode, (*flags, include), cache)))
         if mode == "plain":
-            compiler.build(path.name, [source], output, (*flags, *includes))
+            compiler.build(path.name, [source], output, (*flags, *header))
             return
         # The sanitizers are flags of the compile alone: linked with them, the object would ask for their libraries.
         compiled = output.with_suffix(".o")
-        compiler.build(path.name, [source], compiled, (*flags, *includes, "-c"))
+        compiler.build(path.name, [source], compiled, (*flags, *header, "-c"))
         wrapped = [f"-Wl,--wrap={name}" for name in list_wrapped()] if mode == "count" else []
-        linked = [compiled, *_build_hooks(mode, cache or default_cache())]
+        linked = [compiled, *_build_hooks(mode, cache)]
         compiler.build(path.name, [], output, (*compiler.flags(KERNEL_FLAGS), *wrapped), linked)
 
     key = make_key(text, _hash_headers(mode), flags, compiler.version)
-    found = (cache or default_cache()).get(key, build)
+    found = cache.get(key, build)
     return BuiltObject(path.name, found, names, find_launch_bounds(stripped), mode, find_waiting_kernels(path))
 
 
@@ -123,6 +123,23 @@ def build_files(
     finally:
         # On an interrupt, running compilers are not waited for, and no more are started.
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _precompile_header(mode: Mode, flags: Sequence[str], cache: ObjectCache) -> Path:
+    """Return a header that includes ``cuda.h`` and has its precompiled form beside it, where compilers look for that.
+
+    A kernel file compiles a tenth of a second sooner with it. A compiler that can't take the precompiled form reads the
+    header.
+    """
+    compiler, text = find_compiler(), f'#include "{kernels_dir() / "simulator" / "cuda.h"}"\n'
+    key = make_key("header", text, _hash_headers(mode), flags, compiler.version)
+
+    def build(output: Path) -> None:
+        header = cache.folder / f"{key}.h"
+        write_file(header, text, sync=False)
+        compiler.build("cuda.h", [header], output, flags, language="c++-header")
+
+    return cache.get(key, build, suffix=".h.gch").with_suffix("")
 
 
 def _build_hooks(mode: Mode, cache: ObjectCache) -> list[Path]:

@@ -43,14 +43,14 @@ class ObjectCache:
         self.folder = folder
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
-    def get(self, key: str, build: Callable[[Path], None]) -> Path:
+    def get(self, key: str, build: Callable[[Path], None], suffix: str = ".so") -> Path:
         """Return the object of ``key``; a missing one is built by ``build``, which writes to the path given."""
-        path = self.folder / f"{key}.so"
+        path = self.folder / f"{key}{suffix}"
         if is_whole(path):
             return path
         try:
             make_folder(self.folder)
-            with _hold(path.with_suffix(".lock")):
+            with _hold(self.folder / f"{key}.lock"):
                 if not is_whole(path):  # else another process built it first
                     self._build(path, build)
             return path
@@ -66,7 +66,7 @@ class ObjectCache:
                 stacklevel=2,
             )
             self.folder = Path(self._temporary.name)
-            return self.get(key, build)
+            return self.get(key, build, suffix)
 
     def _build(self, path: Path, build: Callable[[Path], None]) -> None:
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="build-") as scratch:

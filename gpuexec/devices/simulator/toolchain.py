@@ -72,14 +72,22 @@ class Compiler:
         return (*(flag for flag in _MODE_FLAGS[mode] if flag not in unknown), *without)
 
     def build(
-        self, name: str, sources: Sequence[Path], output: Path, flags: Sequence[str], objects: Sequence[Path] = ()
+        self,
+        name: str,
+        sources: Sequence[Path],
+        output: Path,
+        flags: Sequence[str],
+        objects: Sequence[Path] = (),
+        language: Literal["c++", "c++-header"] = "c++",
     ) -> None:
         """Compile and link a shared object, or, with ``-c`` among the flags, compile one source alone.
+
+        A header becomes a precompiled one.
 
         Raises:
             KernelError: It does not compile; the compiler's first lines are in the message.
         """
-        command = [self.path, *flags, "-x", "c++", *map(str, sources), "-x", "none", *map(str, objects)]
+        command = [self.path, *flags, "-x", language, *map(str, sources), "-x", "none", *map(str, objects)]
         command += ["-o", str(output)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)

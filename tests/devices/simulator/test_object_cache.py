@@ -131,7 +131,7 @@ def test_two_processes_at_once_compile_once(tmp_path: Path) -> None:
     os.mkfifo(gate)
     compiler = tmp_path / "cxx"
     compiler.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\n'
+        f'#!/bin/sh\ncase "$*" in --version | *c++-header*) exec {real} "$@";; esac\n'
         f'echo run >> {log}\nread line < {gate}\nexec {real} "$@"\n'
     )
     compiler.chmod(0o755)
@@ -156,6 +156,26 @@ def test_two_processes_at_once_compile_once(tmp_path: Path) -> None:
     assert answers[0] == answers[1]
     assert is_whole(Path(answers[0]))
     assert log.read_text().count("run") == 1
+
+
+def test_kernel_files_of_a_mode_share_a_precompiled_header(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path / "cache")
+    for value in (1, 2):
+        build_file(write_kernel(tmp_path / str(value), value), ["k"], cache)
+    (header,) = cache.folder.glob("*.gch")
+    header.write_bytes(b"cut")
+    build_file(write_kernel(tmp_path / "3", 3), ["k"], cache)
+    assert is_whole(header)
+    build_file(write_kernel(tmp_path / "3", 3), ["k"], cache, "check")
+    assert len(list(cache.folder.glob("*.gch"))) == 2
+
+
+def test_precompiled_header_stands_for_the_header(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path / "cache")
+    build_file(write_kernel(tmp_path / "1"), ["k"], cache)
+    (header,) = cache.folder.glob("*.gch")
+    header.with_suffix("").unlink()
+    build_file(write_kernel(tmp_path / "2", 2), ["k"], cache)
 
 
 def test_cut_library_in_the_cache_is_compiled_again(tmp_path: Path) -> None:
