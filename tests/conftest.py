@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return one process more than there are cores, which works while another waits for a device, a compiler, a timer."""
+    """Return one process more than there are cores, for while one waits for a thread or a compiler."""
     return len(os.sched_getaffinity(0)) + 1
 
 
