@@ -17,13 +17,15 @@ constexpr size_t kArenaBytes = 16 << 20;
 
 enum class State : uint8_t { kReady, kRunning, kAtBarrier, kAtMeeting, kAtGridBarrier, kAtDependency, kExited };
 
+constexpr size_t kMostCopied = 16;  // bytes of an asynchronous copy
+
 struct PendingCopy {
-  void* destination;
-  const void* source;
-  size_t nbytes, source_nbytes;
+  char* destination;
+  const void* source;  // null where it was read at once, into `content`
+  unsigned nbytes, source_nbytes;
   int group;
   const void* place;
-  std::vector<char> content;  // of the source, where it was read at once
+  char content[kMostCopied];
 };
 
 struct Thread {

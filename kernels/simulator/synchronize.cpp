@@ -213,6 +213,19 @@ bool BlockRunner::check_red_zones() {
   return true;
 }
 
+// Bytes of an asynchronous copy, most of which are of a size that is one instruction or two.
+inline void copy_bytes(void* destination, const void* source, size_t nbytes) {
+  if (nbytes == 16) memcpy(destination, source, 16);
+  else if (nbytes == 4) memcpy(destination, source, 4);
+  else memcpy(destination, source, nbytes);
+}
+
+inline void fill_bytes(void* destination, int value, size_t nbytes) {
+  if (nbytes == 16) memset(destination, value, 16);
+  else if (nbytes == 4) memset(destination, value, 4);
+  else memset(destination, value, nbytes);
+}
+
 void BlockRunner::begin_copy(void* destination, const void* source, size_t nbytes, size_t source_nbytes,
                              const void* place) {
   if (checker_) {
@@ -223,14 +236,19 @@ void BlockRunner::begin_copy(void* destination, const void* source, size_t nbyte
     count_made(uintptr_t(source), nbytes, kRead, place, source_nbytes > 0);
     count_made(uintptr_t(destination), nbytes, kWrite, place, true);
   }
-  if (is_shared(uintptr_t(destination))) memset(destination, kPoison, nbytes);
-  self_->copies.push_back({destination, source, nbytes, source_nbytes, self_->copy_group, place, {}});
+  if (nbytes > kMostCopied || source_nbytes > nbytes) {
+    message = "an asynchronous copy takes 4, 8 or 16 bytes, of which the last may be filled with zeros";
+    abandon_launch();
+  }
+  if (is_shared(uintptr_t(destination))) fill_bytes(destination, kPoison, nbytes);
+  self_->copies.push_back({static_cast<char*>(destination), source, unsigned(nbytes), unsigned(source_nbytes),
+                           self_->copy_group, place, {}});
   // A copy reads its source at any time up to its wait. One that begins before the wait for predecessors reads at once: what
   // they write comes too late for it.
   if (launch_->is_dependent && !self_->has_waited) {
-    const char* first = static_cast<const char*>(source);
-    self_->copies.back().content.assign(first, first + source_nbytes);
-    self_->copies.back().source = nullptr;
+    PendingCopy& copy = self_->copies.back();
+    copy_bytes(copy.content, source, source_nbytes);
+    copy.source = nullptr;
   }
 }
 
@@ -240,10 +258,13 @@ void BlockRunner::finish_copies(int before_group) {
   size_t done = 0;
   while (done < copies.size() && copies[done].group < before_group) done++;
   for (size_t i = 0; i < done; i++) {
-    std::swap(copies[i], copies[i + random() % (done - i)]);
-    const PendingCopy& copy = copies[i];
-    memcpy(copy.destination, copy.source ? copy.source : copy.content.data(), copy.source_nbytes);
-    memset(static_cast<char*>(copy.destination) + copy.source_nbytes, 0, copy.nbytes - copy.source_nbytes);
+    const size_t other = i + (uint64_t(uint32_t(random())) * (done - i) >> 32);
+    const PendingCopy copy = copies[other];
+    copies[other] = copies[i];
+    copy_bytes(copy.destination, copy.source ? copy.source : copy.content, copy.source_nbytes);
+    if (copy.source_nbytes < copy.nbytes) {
+      memset(copy.destination + copy.source_nbytes, 0, copy.nbytes - copy.source_nbytes);
+    }
     if (checker_) {
       if (copy.source) note_access(copy.source, copy.source_nbytes, kRead, copy.place);
       checker_->copy_done(*checked_, self_->linear, uintptr_t(copy.destination), copy.nbytes, copy.place);

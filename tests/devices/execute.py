@@ -40,7 +40,9 @@ def run_template(
 
 
 class LoadedPlan:
-    """A plan of one segment with its memory on a device, recorded. Memory is poisoned, so that stale bytes show.
+    """A plan of one segment with its memory on a device, recorded.
+
+    Memory that nothing is uploaded to is poisoned, so that stale bytes show.
 
     Args:
         plan: What to run.
@@ -62,7 +64,8 @@ class LoadedPlan:
             if buffer.role is Role.CONSTANT:
                 memory[buffer.id] = self._place(buffer, constants)
             elif buffer.role is not Role.TEMP:
-                self.bindings[buffer.id] = Region(self._allocate(buffer.nbytes), 0, buffer.nbytes)
+                block = self._allocate(buffer.nbytes, is_poisoned=buffer.role is not Role.INPUT)
+                self.bindings[buffer.id] = Region(block, 0, buffer.nbytes)
         if plan.kernels():
             device.load(plan.kernels())
         segment = plan.segment
@@ -102,15 +105,15 @@ class LoadedPlan:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _allocate(self, nbytes: int) -> MemoryBlock:
+    def _allocate(self, nbytes: int, *, is_poisoned: bool = True) -> MemoryBlock:
         memory = self.device.allocate(nbytes)
         self._memories.append(memory)
-        if nbytes:
+        if nbytes and is_poisoned:
             self.stream.fill(memory.address, POISON, nbytes)
         return memory
 
     def _place(self, buffer: Buffer, constants: Mapping[str, Array]) -> Region:
-        region = Region(self._allocate(buffer.nbytes), 0, buffer.nbytes)
+        region = Region(self._allocate(buffer.nbytes, is_poisoned=False), 0, buffer.nbytes)
         array = constants[buffer.name] if buffer.data is None else np.frombuffer(buffer.data, np.uint8)
         self._upload(region, array if buffer.form is None else buffer.form.pack(array))
         return region

@@ -60,11 +60,12 @@ def test_values(name: str, seed: int) -> None:
     Check mode finds nothing, be indices as far out as they can.
     """
     rng = np.random.default_rng(seed)
+    held: dict[str, set[Hashable]] = {ORDINARY: set(), SPECIAL: set(), EXTREME: set()}
     for call in choose_calls(name, 2):
         kept, terms = list_kept(call), count_terms(call)
         for kind in (ORDINARY, SPECIAL, EXTREME):
             if kind is not EXTREME or name not in UNBOUNDED:
-                check(call, fill(rng, call.inputs, kept, kind, terms), kind, CHECKED)
+                check(call, fill(rng, call.inputs, kept, kind, terms), kind, CHECKED, held[kind])
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)

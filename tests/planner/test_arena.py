@@ -101,7 +101,7 @@ def lifetime_lists(draw: st.DrawFn) -> list[Lifetime]:
     return lifetimes
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(lifetime_lists())
 def test_pack_keeps_its_promises_on_any_lifetimes(lifetimes: list[Lifetime]) -> None:
     check(lifetimes, pack(lifetimes))

@@ -28,7 +28,7 @@ def run_without(tmp_path: Path, names: tuple[str, ...], *files: str) -> str:
     [
         (
             ("onnxruntime",),
-            ("tests/execution/test_counts.py", "tests/execution/segments"),
+            ("tests/execution/test_counts.py", "tests/execution/segments/test_segments_chained.py"),
             "onnxruntime is not installed: pip install",
         ),
         (("PIL",), ("tests/ops/test_image_decoder.py",), "pillow is not installed: pip install"),
