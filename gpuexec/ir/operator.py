@@ -112,6 +112,13 @@ class Emitter(Protocol):
 
     target: Target
 
+    @property
+    def has_one_size(self) -> bool:
+        """Whether all extents are fixed, so that room for other sizes of the class would be lost.
+
+        A size that comes all the same must be right without that room, and may be slower.
+        """
+
     def launch(
         self,
         kernel: Kernel,

@@ -54,6 +54,15 @@ def free_axes(graph: Graph, declared: DeclaredDims) -> dict[tuple[str, int], str
     return axes
 
 
+def has_fixed_inputs(graph: Graph) -> bool:
+    """Return whether every input declares all its extents."""
+    declared = [value.declared for value in graph.inputs]
+    return all(
+        spec is not None and spec.dims is not None and all(isinstance(dim, int) for dim in spec.dims)
+        for spec in declared
+    )
+
+
 def find_ends(
     graph: Graph,
     inputs: Mapping[str, TensorSpec],

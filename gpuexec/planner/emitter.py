@@ -47,6 +47,7 @@ class CommandEmitter:
         choices: Decisions made at the upper end of the size class, to be made again; None: decide now.
         fixes_division: Whether work is divided at all sizes of the class as at its upper end.
         providers: What products and convolutions may be emitted by.
+        has_one_size: Whether the plan is for one size alone.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class CommandEmitter:
         *,
         fixes_division: bool = False,
         providers: Providers = NO_PROVIDERS,
+        has_one_size: bool = False,
     ) -> None:
-        self.target = target
+        self.target, self.has_one_size = target, has_one_size
         self.effects = Effects(len(unpacked.buffers))
         self._unpacked = unpacked
         self._given = None if choices is None else iter(choices)

@@ -24,6 +24,7 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.analyse import Analysis
 from gpuexec.planner.caches import Caches
+from gpuexec.planner.classes import has_fixed_inputs
 from gpuexec.planner.content_key import content_key, is_same_spec
 from gpuexec.planner.emitter import NodeEmitter, emit_copy
 from gpuexec.planner.host_fallback import lacks_kernel
@@ -150,6 +151,7 @@ class _Walk:
         self._graph, self._target, self._analysis, self._given = graph, target, analysis, given
         self._caches, self._fixes_division = caches, fixes_division
         self._channels_last, self._transposes, self._providers = channels_last, transposes, providers
+        self._has_one_size = has_fixed_inputs(graph)
         self._transposed: dict[tuple[Value, bool], Slot] = {}
         self._laid_last: set[Value] = set()  # images that their nodes made so
         self._unpacked = UnpackedPlan()
@@ -202,7 +204,12 @@ class _Walk:
             like, effects = seen
             return move_effects(effects, dict(zip(like, numbers, strict=True)), len(self._unpacked.buffers))
         emitter = NodeEmitter(
-            self._target, self._unpacked, choices, fixes_division=self._fixes_division, providers=self._providers
+            self._target,
+            self._unpacked,
+            choices,
+            fixes_division=self._fixes_division,
+            providers=self._providers,
+            has_one_size=self._has_one_size,
         )
         try:
             effects = emitter.lower(node, inputs, wanted, is_channels_last=is_channels_last)

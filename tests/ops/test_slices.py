@@ -34,8 +34,14 @@ ARCHITECTURES = (75, 80, 86, 87, 89, 90, 100, 120)
 class Emitter:
     """An emitter that repeats what was chosen at an upper end, and makes nothing."""
 
-    def __init__(self, target: str, given: list[int] | None = None, fixes_division: bool = False) -> None:
-        self.target = Target.named(target)
+    def __init__(
+        self,
+        target: str,
+        given: list[int] | None = None,
+        fixes_division: bool = False,
+        has_one_size: bool = False,
+    ) -> None:
+        self.target, self.has_one_size = Target.named(target), has_one_size
         self.chosen: list[int] = []
         self.sizes: list[int] = []
         self._given, self._fixes_division = given, fixes_division
@@ -88,6 +94,17 @@ def test_all_sizes_of_a_class_have_the_room_of_its_end(end: int, slabs: int) -> 
             assert tiles * slices.count * 64 <= room and tiles <= counters
         if 4 * tiles >= end:
             assert slices.count == count_slices(tiles, slabs, find_gpu(90).multiprocessors)
+
+
+@pytest.mark.parametrize("tiles", [24, 96, 500])
+def test_a_plan_for_one_size_has_the_room_that_it_needs(tiles: int) -> None:
+    emit, slices = Emitter("sm_90", has_one_size=True), count_slices(tiles, 48, find_gpu(90).multiprocessors)
+    made = slice_tiles(emit, tiles, 48, 64)
+    assert made.count == slices
+    assert emit.sizes == ([tiles * slices * 64, tiles * slices // 2] if slices > 1 else [])
+    for other in (tiles // 3, tiles):
+        smaller = slice_tiles(Emitter("sm_90", emit.chosen, has_one_size=True), other, 48, 64)
+        assert other * smaller.count <= max(tiles * slices, other)
 
 
 def test_classes_without_slices_take_no_scratch_memory() -> None:

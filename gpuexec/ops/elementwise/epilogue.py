@@ -396,6 +396,11 @@ class FinishingEmitter:
         """Refuse the request."""
         return False
 
+    @property
+    def has_one_size(self) -> bool:
+        """Whether all extents are fixed."""
+        return self._emit.has_one_size
+
     def contiguous(self, slot: Slot) -> Slot:
         """Return the slot itself if dense, else a dense copy."""
         return self._emit.contiguous(slot)

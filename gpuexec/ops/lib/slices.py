@@ -260,7 +260,8 @@ def slice_tiles(
 
     Buffers are laid out at the upper end of a class. So there is room for what any size needs that has a quarter of the
     upper end's tiles or more; one with fewer tiles, which would take more slices, takes as many as there is room for.
-    Room comes in powers of two, so that classes whose plans differ in nothing else need no plans of their own.
+    Room comes in powers of two, so that classes whose plans differ in nothing else need no plans of their own. A plan
+    for one size has the room that this one needs.
 
     Args:
         emit: Emitter of the launch.
@@ -274,10 +275,12 @@ def slice_tiles(
         PlanError: Slices were fixed at the upper end, and this size has more tiles.
     """
     wave = find_gpu(emit.target.architecture).multiprocessors * blocks_at_once
-    room = emit.choose(_find_room(tiles, slabs, wave, costs))
+    slices = count_slices(tiles, slabs, wave, costs)
+    of_one_size = tiles * slices if slices > 1 else 0
+    room = emit.choose(of_one_size if emit.has_one_size else _find_room(tiles, slabs, wave, costs))
     if not room:
         return ONE_SLICE
-    count = emit.divide(max(1, min(count_slices(tiles, slabs, wave, costs), room // max(tiles, 1))))
+    count = emit.divide(max(1, min(slices, room // max(tiles, 1))))
     if count > 1 and count * tiles > room:
         raise PlanError(f"{tiles} tiles in {count} slices need more room than the {room} of the upper end.")
     # A tile that is in slices has two at least.
