@@ -24,6 +24,7 @@ class DirectEmitter:
     """An emitter that runs a launch at once. Every slot is a window on an array of this object."""
 
     target = Target.named("sm_90")
+    has_one_size = False
 
     def __init__(self, choices: Sequence[int] | None = None) -> None:
         self._choices = None if choices is None else iter(choices)
