@@ -14,7 +14,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHONS := python3.14 python3.13 python3.12 python3.11 python3
 
-# A process for each core, and whichever is done takes tests of another's (ARGS="-n 0": all in one process).
+# A process more than there are cores (tests/conftest.py), and whichever is done takes tests of another's. ARGS="-n 0":
+# all in one process.
 PARALLEL := -n auto --dist worksteal
 QUICK := ops importer passes planner execution/runs
 
