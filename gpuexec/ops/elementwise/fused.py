@@ -160,6 +160,11 @@ class Fused(Operator):
         own = self.split(inputs)
         return position < len(own) and self.parts.producer.reads_any_format(position, own)
 
+    def rounds_to(self, position: int, inputs: Sequence[TensorSpec | None], target: Target) -> str:
+        """Return what the producer rounds its own inputs to; the steps round none."""
+        own = self.split(inputs)
+        return self.parts.producer.rounds_to(position, own, target) if position < len(own) else ""
+
     def count_format_gain(
         self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
     ) -> int:

@@ -23,7 +23,8 @@ _DIVISORS = "<15I"  # of the positions of an image, along each axis, and of chan
 # taps of its lines are inside.
 _LOOP_INSTRUCTIONS = {"LargeMma": 35, "MediumMma": 41, "SmallMma": 41, "FlatMma": 66}
 _AROUND = 900
-_CHUNK_NBYTES = 16
+_FRAGMENT_WORDS, _MMA_ROWS, _STEP_NBYTES = 4, 16, 32  # of the left operand of an mma, which floats are rounded in
+_CHUNK_NBYTES, _FLOAT_NBYTES = 16, 4
 
 
 @work_of("conv_mma.cu", "conv_mma")
@@ -42,8 +43,15 @@ def _count_conv_mma(launch: Launch) -> Work:
     # Where a slab has several taps, positions side by side ask for the same places, some of them at once.
     patches = seen * round_up(channels * itemsize, SECTOR_BYTES) * ceil_div(columns, tile.columns)
     weights = _count_lines(columns, tile) * inner * itemsize * ceil_div(rows, tile.rows)
-    work = describe_mma(launch, _LOOP_INSTRUCTIONS[tile.name], groups * (patches + weights), _AROUND)
+    loop = _LOOP_INSTRUCTIONS[tile.name] + (_count_roundings(tile) if itemsize == _FLOAT_NBYTES else 0)
+    work = describe_mma(launch, loop, groups * (patches + weights), _AROUND)
     return replace(work, flops=work.flops + (y.spec.size if launch.arguments[2] is not None else 0))
+
+
+def _count_roundings(tile: MmaTile) -> int:
+    """Return the words that a warp rounds to tf32 for a slab."""
+    down = tile.rows // tile.warps_down // _MMA_ROWS
+    return tile.slab_nbytes // _STEP_NBYTES * down * _FRAGMENT_WORDS
 
 
 def _count_lines(columns: int, tile: MmaTile) -> int:
