@@ -1,8 +1,9 @@
 """Roundings of operands whose readers round them by themselves: left out of a plan.
 
-In tf32 a precision rounds operands from float to float. A kernel that rounds what it multiplies, as convolutions on
-tensor cores do, needs no launch in front of it, and a residual beside it goes on with the same memory. Numbers stay the
-same to the bit, since what is rounded twice is what is rounded once.
+In tf32 a precision rounds operands from float to float, by a launch or as the last step of an epilogue. A kernel that
+rounds what it multiplies, as convolutions on tensor cores do (`Operator.rounds_to`), needs neither, and a residual
+beside it goes on with the same memory. Numbers stay the same to the bit, since what is rounded twice is what is rounded
+once. What else reads an operand, and what a graph gives out, is rounded as it says.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.graphs import Graph, Value
+from gpuexec.ir.operator import Operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise.elementwise_unary import ROUND_OPERAND
+from gpuexec.ops.elementwise.fused import Fused
 
 
 def leave_out_roundings(graph: Graph, specs: Mapping[Value, TensorSpec], target: Target) -> Graph:
@@ -24,25 +27,43 @@ def leave_out_roundings(graph: Graph, specs: Mapping[Value, TensorSpec], target:
         specs: Specs of all values, at the upper end of the size class.
         target: What it is planned for.
     """
-    roundings = {node.outputs[0]: node for node in graph.nodes if node.operator.name == ROUND_OPERAND}
-    left_out = {value for value in roundings if value is not None and value not in graph.outputs}
-    for node in graph.nodes:
-        for position, value in enumerate(node.inputs):
-            if value in left_out and _find_precision(node, position, specs, target) != roundings[value].operator.to:  # type: ignore[attr-defined]
-                left_out.remove(value)
+    left_out = _find_left_out(graph, specs, target)
     if not left_out:
         return graph
     sources: dict[Value | None, Value | None] = {}
     nodes = []
     for node in graph.nodes:
         inputs = tuple([sources.get(value, value) for value in node.inputs])
-        if node.outputs[0] in left_out:
-            sources[node.outputs[0]] = inputs[0]
-        else:
-            nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
+        operator = node.operator
+        if any(value in left_out for value in node.outputs):
+            if not isinstance(operator, Fused):
+                sources[node.outputs[0]] = inputs[0]
+                continue
+            operator = operator.without_last_step()
+        is_same = operator is node.operator and inputs == node.inputs
+        nodes.append(node if is_same else replace(node, operator=operator, inputs=inputs))
     return replace(graph, nodes=tuple(nodes))
 
 
-def _find_precision(node: Node, position: int, specs: Mapping[Value, TensorSpec], target: Target) -> str:
-    """Return the precision that a node rounds an operand to itself."""
-    return node.operator.rounds_to(position, [None if value is None else specs[value] for value in node.inputs], target)
+def _find_left_out(graph: Graph, specs: Mapping[Value, TensorSpec], target: Target) -> set[Value | None]:
+    """Return the rounded values that nothing wants rounded."""
+    precisions: dict[Value | None, str] = {}
+    for node in graph.nodes:
+        precision = _find_rounding(node.operator)
+        if precision and node.outputs[0] not in graph.outputs:
+            precisions[node.outputs[0]] = precision
+    left_out = set(precisions)
+    for node in graph.nodes if left_out else ():
+        given = [None if value is None else specs[value] for value in node.inputs]
+        for position, value in enumerate(node.inputs):
+            if value in left_out and node.operator.rounds_to(position, given, target) != precisions[value]:
+                left_out.remove(value)
+    return left_out
+
+
+def _find_rounding(operator: Operator) -> str:
+    """Return the precision that an operator does nothing but round to, at all or as the last step; empty: none."""
+    if isinstance(operator, Fused):
+        *before, last = operator.parts.steps
+        return _find_rounding(last.operator) if before or operator.parts.view is None else ""
+    return str(operator.to) if operator.name == ROUND_OPERAND else ""  # type: ignore[attr-defined]

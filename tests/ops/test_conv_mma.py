@@ -108,7 +108,7 @@ class Operands:
         return convolve(x, w, bias, self.windows, 1, None).astype(self.result)
 
     def keep_bits_below_tf32(self) -> Operands:
-        """Return them with an image whose numbers have such bits: half of them are ties, or above, and half are below."""
+        """Return them with an image whose numbers have such bits: half are ties or above, half are below."""
         share = np.where(np.arange(self.x.size).reshape(self.x.shape) % 2, 2.0**-11, 2.0**-12)
         return replace(self, x=(self.x * (1 + share)).astype(np.float32))
 
@@ -440,7 +440,9 @@ def test_images_of_tf32_models_are_turned_at_the_ends_alone_and_rounded_where_th
     """A residual reads what no convolution has rounded; of one tap or several, they round for themselves."""
     graph, x = GraphBuilder(), integers(2, 12, 9, 8).astype(FLOAT)
     value = graph.input("x", *x.shape)
-    weights = [graph.constant(integers(*shape).astype(FLOAT)) for shape in ((24, 12, 3, 3), (12, 24, 1, 1), (8, 12, 3, 3))]
+    weights = [
+        graph.constant(integers(*shape).astype(FLOAT)) for shape in ((24, 12, 3, 3), (12, 24, 1, 1), (8, 12, 3, 3))
+    ]
     first = graph.node(build("Relu", {}), graph.node(build("Conv", {"pads": (1,) * 4}), value, weights[0]))
     pooled = graph.node(build("MaxPool", {"kernel_shape": (3, 3), "pads": (1,) * 4}), first)
     second = graph.node(build("Conv", {}), pooled, weights[1])
@@ -492,7 +494,9 @@ def test_groups_of_tf32_are_batches_where_their_channels_are_fours(groups: int, 
 def test_patches_of_tf32_of_many_taps_are_rows_of_a_product() -> None:
     graph, x = GraphBuilder(), integers(2, 3, 48, 80).astype(FLOAT)
     weight = graph.constant(integers(16, 3, 16, 16).astype(FLOAT))
-    made = lower_to_tf32(graph.graph(graph.node(build("Conv", {"strides": (16, 16)}), graph.input("x", *x.shape), weight)))
+    made = lower_to_tf32(
+        graph.graph(graph.node(build("Conv", {"strides": (16, 16)}), graph.input("x", *x.shape), weight))
+    )
     got, names, _ = plan(made, x)
     np.testing.assert_array_equal(got[0], compute_graph(made, {"x": x})[0])
     assert "mma_gemm" in names and "simt_conv" not in names

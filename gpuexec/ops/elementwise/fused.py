@@ -240,6 +240,12 @@ class Fused(Operator):
             if is_cast and not finishing.is_stored:
                 convert_commands(emit, y, result)
 
+    def without_last_step(self) -> Operator:
+        """Return the operator that ends one step before; the producer where there is no other step."""
+        if len(self.steps) == 1:
+            return self.parts.producer
+        return dataclasses.replace(self, steps=self.steps[:-1])  # type: ignore[type-var]
+
     def split(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return the inputs of the producer: those before the first operand."""
         return tuple(inputs[: self.parts.first_operand])

@@ -1,9 +1,9 @@
 """Convolution and its transpose over one to three spatial axes: Conv, ConvTranspose.
 
-On a device a convolution is one matrix product of which one operand is gathered while it is loaded: of half and bf16
-images, and of floats that are rounded to tf32, that lie channels last by `conv_mma`, on tensor cores, as are transposes
-whose taps do not overlap by `conv_transpose_mma`, and patches apart of many taps, as products; of floats by
-`conv_simt`; of other types and kernels of many taps by ``conv.cu``. Depthwise convolutions are those of `conv_depthwise`, or of `conv_depthwise_last` where
+On a device a convolution is one matrix product of which one operand is gathered while it is loaded: of half, bf16 and
+tf32 images that lie channels last by `conv_mma`, on tensor cores, as are transposes whose taps do not overlap by
+`conv_transpose_mma`, and patches apart of many taps, as products; of floats by `conv_simt`; of other types and kernels
+of many taps by ``conv.cu``. Depthwise convolutions are those of `conv_depthwise`, or of `conv_depthwise_last` where
 images lie channels last; where their tiles are too small, or a group has several input channels and one output channel,
 each thread makes one output. On the host patches are laid out as columns, a few images or rows at a time, for a product
 of matrices.

@@ -170,7 +170,9 @@ def launch_mma_conv(
     able = fits_numbers(x.spec, windows, w.shape[0])
     chosen = emit.choose(able)
     if chosen and not able and x.dtype == _FLOAT:
-        raise PlanError(f"A convolution of {x.spec} is beyond the numbers of its kernel, as it is not at the upper end.")
+        raise PlanError(
+            f"A convolution of {x.spec} is beyond the numbers of its kernel, as it is not at the upper end."
+        )
     if not (chosen and able):
         return False
     if not emit.choose(has_channels_last(y)):
@@ -215,7 +217,14 @@ def launch_patches(
     bias = None if bias is None else emit.contiguous(bias)
     walks = ((0,), (positions * inner,), (outs * positions,))
     strides = (inner, 1, 1, inner, 1, 0, positions)
-    launch_gemm(emit, (weights, patches, bias, y), (outs, positions, inner), strides, batch=((batch,), walks), precision=precision)
+    launch_gemm(
+        emit,
+        (weights, patches, bias, y),
+        (outs, positions, inner),
+        strides,
+        batch=((batch,), walks),
+        precision=precision,
+    )
     return True
 
 

@@ -23,7 +23,8 @@ _DIVISORS = "<15I"  # of the positions of an image, along each axis, and of chan
 # taps of its lines are inside.
 _LOOP_INSTRUCTIONS = {"LargeMma": 35, "MediumMma": 41, "SmallMma": 41, "FlatMma": 66}
 _AROUND = 900
-_FRAGMENT_WORDS, _MMA_ROWS, _STEP_NBYTES = 4, 16, 32  # of the left operand of an mma, which floats are rounded in
+# Words, rows and bytes of the left operand of an mma, and the instructions by which a word is rounded to tf32.
+_FRAGMENT_WORDS, _MMA_ROWS, _STEP_NBYTES, _EACH_ROUNDING = 4, 16, 32, 2
 _CHUNK_NBYTES, _FLOAT_NBYTES = 16, 4
 
 
@@ -49,9 +50,9 @@ def _count_conv_mma(launch: Launch) -> Work:
 
 
 def _count_roundings(tile: MmaTile) -> int:
-    """Return the words that a warp rounds to tf32 for a slab."""
+    """Return the instructions of a warp that round its floats of a slab."""
     down = tile.rows // tile.warps_down // _MMA_ROWS
-    return tile.slab_nbytes // _STEP_NBYTES * down * _FRAGMENT_WORDS
+    return tile.slab_nbytes // _STEP_NBYTES * down * _FRAGMENT_WORDS * _EACH_ROUNDING
 
 
 def _count_lines(columns: int, tile: MmaTile) -> int:

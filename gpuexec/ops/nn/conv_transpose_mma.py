@@ -1,8 +1,9 @@
-"""Transposed convolutions of half and bf16 images, channels last, on tensor cores, whose taps do not overlap.
+"""Transposed convolutions of half, bf16 and tf32 images, channels last, on tensor cores, whose taps do not overlap.
 
 Where strides are the kernel's extents each output sees one position of the input through one tap. So such a convolution
 is a product of matrices for each tap, by the rows of an image: ``launch_gemm`` takes them as one launch of batches,
-which store their rows to where the outputs of the tap lie.
+which store their rows to where the outputs of the tap lie. In tf32 products of few columns or output channels are those
+of the FP32 units.
 """
 
 from __future__ import annotations
