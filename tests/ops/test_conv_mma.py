@@ -297,6 +297,26 @@ def test_operators_by_tile(
     run_case(case, checks)
 
 
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((1, 3, 9, 10), (8, 3, 3, 3)),
+        ((2, 6, 17), (5, 6, 1)),
+        ((2, 12, 5, 6), (10, 6, 3, 2)),
+        ((2, 8, 5, 6), (10, 4, 3, 2)),
+    ],
+    ids=["few-channels", "points", "odd-groups", "groups"],
+)
+def test_operators_of_tf32(checks: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    rng, (image, weight) = np.random.default_rng(6), shapes
+    x, w = (rng.integers(-3, 4, shape).astype(FLOAT) for shape in shapes)
+    groups, rank = image[1] // weight[1], len(image) - 2
+    windows = resolve_windows(image[2:], weight[2:], (1,) * rank, (1,) * rank, (0,) * 2 * rank, "NOTSET")
+    expected = convolve(x.astype(np.float64), w.astype(np.float64), None, windows, groups, None).astype(FLOAT)
+    attributes = {"precision": "tf32", "group": groups}
+    run_case(Case("tf32", "Conv", (x, w), attributes, expected=(expected,), terms=prod(weight[1:])), checks)
+
+
 def plan(graph: Graph, x: Array, target: str = "sm_90") -> tuple[list[Array], list[str], int]:
     """Return the results on the simulator, the kernels launched, and how many transposes there are."""
     device = make_simulator(target=target, check_kernels=True)
@@ -515,16 +535,20 @@ def test_convolutions_on_tensor_cores_gain_what_their_transposes_move() -> None:
     assert gain("sm_75", dtype=FLOAT, precision="tf32") == gain(dtype=FLOAT, precision="tf32", groups=8) == 0
 
 
-def test_all_sizes_of_a_class_take_its_kernel() -> None:
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=["float16", "tf32"])
+def test_all_sizes_of_a_class_take_its_kernel(dtype: np.dtype[Any]) -> None:
     """Fewer images and smaller ones, in as many slices as there is room for."""
-    w = np.random.default_rng(4).integers(-2, 3, (24, 16, 3, 3)).astype(HALF)
+    w = np.random.default_rng(4).integers(-2, 3, (24, 16, 3, 3)).astype(dtype)
     dims: list[str | int] = ["n", 16, "height", "width"]
     node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
-    code = helper.np_dtype_to_tensor_dtype(HALF)
+    code = helper.np_dtype_to_tensor_dtype(dtype)
     model = make_model([node], {"x": dims}, {"y": ["n", 24, "height", "width"]}, code, w=w)
-    template = plan_graph(model.graph, {"x": TensorSpec((4, 16, 20, 20), HALF)}, Target.named("sm_90"), model.dims)
+    graph = lower_to_tf32(model.graph) if dtype == FLOAT else model.graph
+    template = plan_graph(graph, {"x": TensorSpec((4, 16, 20, 20), dtype)}, Target.named("sm_90"), model.dims)
     for n, height, width in ((4, 20, 20), (3, 20, 17), (1, 5, 20), (1, 2, 2), (1, 1, 3)):
-        x = integers(n, 16, height, width)
-        (y,) = run_template(template, model.graph, {"x": x}, open_device("simulator"))
         windows = resolve_windows((height, width), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "NOTSET")
-        np.testing.assert_array_equal(y, Operands(windows, x, w, None, HALF).compute())
+        operands = Operands(windows, integers(n, 16, height, width).astype(dtype), w, None, dtype)
+        operands = operands.keep_bits_below_tf32() if dtype == FLOAT else operands
+        (y,) = run_template(template, graph, {"x": operands.x}, open_device("simulator"))
+        expected = operands.round_to_tf32() if dtype == FLOAT else operands
+        np.testing.assert_array_equal(y, expected.compute())
