@@ -329,6 +329,18 @@ class Operator:
         """
         return False
 
+    def rounds_to(self, position: int, inputs: Sequence[TensorSpec | None], target: Target) -> str:
+        """Return the precision that its kernels round an operand to as they read it; empty: they take it as it is.
+
+        A rounding to that precision in front may be left out of a plan then.
+
+        Args:
+            position: Of the input.
+            inputs: Specs, at the upper end of a size class; None: absent.
+            target: What it runs on.
+        """
+        return ""
+
     def count_format_gain(
         self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
     ) -> int:

@@ -2,11 +2,12 @@
 
 What an operator multiplies is a fact of its class (`multiplied` and `rounded` of `Operator`). An operand that is made
 is rounded right behind what makes it, in front of views, so that the rounding may join an epilogue. Where the reader
-takes operands of a narrow type (`Operator.takes_narrow`) it is a Cast, else a `RoundOperand`, from float to float.
-Other readers go on with the float: a residual would have to be widened again, by a launch as well. Where one tensor
-will do for all, for types of 16 bits in front of convolutions that take floats, they take what is rounded. A weight is
-rounded by `RoundWeight`, once. In fp8 it has a scale for each output channel, and what is made one for all of it, found
-in each run: nothing need be calibrated.
+takes operands of a narrow type (`Operator.takes_narrow`) it is a Cast, else a `RoundOperand`, from float to float,
+which a plan leaves out where kernels round for themselves (`gpuexec.planner.own_rounding`). Other readers go on with
+the float: a residual would have to be widened again, by a launch as well. Where one tensor will do for all, for types
+of 16 bits in front of convolutions that take floats, they take what is rounded. A weight is rounded by `RoundWeight`,
+once. In fp8 it has a scale for each output channel, and what is made one for all of it, found in each run: nothing need
+be calibrated.
 
 Attention over keys and values that are made in the run takes all three in a narrow type (`RoundedAttention`); keys and
 values that are given are mostly a memory's, which would be rounded anew in each run, and stay float. Attention that is

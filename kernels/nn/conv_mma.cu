@@ -1,7 +1,8 @@
-// Convolution of half and bf16 images, channels last, on tensor cores (sm_80 and up), as a product by tiles.
+// Convolution of half, bf16 and tf32 images, channels last, on tensor cores (sm_80 and up), as a product by tiles.
 //
 // Rows are output positions, columns output channels. The inner extent runs over taps, and in a tap over channels: eight
-// of them are 16 bytes of the input, which are copied as they lie. Results are of the operands' type or float.
+// of them (four floats) are 16 bytes of the input, which are copied as they lie. Results are of the operands' type or
+// float.
 #include "dependent_launch.cuh"
 #include "index.cuh"
 #include "mma_product.cuh"
@@ -94,10 +95,30 @@ struct MmaPatches {
   int inner, first_line, first_k;
 };
 
-// Sums the block's slabs.
+// A warp's part of a tile of float images, which are rounded to tf32 in registers: an mma would cut off their low bits.
+template <class Tile>
+struct RoundingTile : WarpTile<float, Tile, Lie::kAlongK, Lie::kAlongK> {
+  typedef WarpTile<float, Tile, Lie::kAlongK, Lie::kAlongK> Base;
+
+  __device__ void multiply(int step, SharedAddress stage, int next) {
+#pragma unroll
+    for (int i = 0; i < Tile::kDown; ++i) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        u32& bits = this->left[step % Base::kLeftSets][i][word];
+        bits = convert_to_tf32(reinterpret<float>(bits));
+      }
+    }
+    Base::multiply(step, stage, next);
+  }
+};
 template <class T, class Tile>
-__device__ inline void convolve_block(WarpTile<T, Tile, Lie::kAlongK, Lie::kAlongK>& warp, const T* x, const T* w,
-                                      const MmaConv& conv, u8* ring) {
+using ConvTileOf = typename Select<kIsSame<T, float>, RoundingTile<Tile>,
+                                   WarpTile<T, Tile, Lie::kAlongK, Lie::kAlongK>>::type;
+
+// Sums the block's slabs.
+template <class Warp, class T, class Tile = typename Warp::Shape>
+__device__ inline void convolve_block(Warp& warp, const T* x, const T* w, const MmaConv& conv, u8* ring) {
   const MmaPlace<Tile> place(conv.gemm, blockIdx.x);
   const MmaSlabs slabs(conv.gemm.inner, Tile::kSlabBytes / int(sizeof(T)), blockIdx.y, gridDim.y);
   const int first_k = slabs.first * slabs.depth;
@@ -113,11 +134,11 @@ __device__ inline void convolve_block(WarpTile<T, Tile, Lie::kAlongK, Lie::kAlon
 //           [out channels]; y [batch, windows, out channels], dense; scratch [tiles, slices, tile rows * tile columns];
 //           counters [tiles]
 // Grid      as mma_gemm, over output positions and output channels of a group; batches are groups
-// Needs     sm_80. Channels of a group a multiple of 8; x and w aligned to 16 bytes, strides of x multiples of 8
-//           elements. kWideY: y aligned to 8 elements, out channels of a group a multiple of 8. bias may be null; scratch
-//           and counters too with one slice; counters are 0 and are left 0. Offsets in x fit in 31 bits
-// Numerics  as mma_gemm: products exact, summed in float in the order of the hardware, zeros in the padding; slices in
-//           order; then bias, rounded once, and the epilogue
+// Needs     sm_80. Channels of a group a multiple of 16 bytes, as are strides of x; x and w aligned to 16 bytes; floats of
+//           w rounded to tf32. kWideY: y aligned to 8 elements, out channels of a group a multiple of 8. bias may be null;
+//           scratch and counters too with one slice; counters are 0 and are left 0. Offsets in x fit in 31 bits
+// Numerics  floats of x rounded to tf32, ties away from zero; then as mma_gemm: products exact, summed in float in the
+//           order of the hardware, zeros in the padding; slices in order; then bias, rounded once, and the epilogue
 template <class T, class R, class Tile, class... Epilogue>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
     conv_mma(const T* __restrict__ x, const T* __restrict__ w, const R* __restrict__ bias,
@@ -126,7 +147,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
   extern __shared__ __align__(1024) u8 ring[];
   wait_for_predecessors();
   launch_dependents();
-  WarpTile<T, Tile, Lie::kAlongK, Lie::kAlongK> warp;
+  ConvTileOf<T, Tile> warp;
   convolve_block(warp, x, w, conv, ring);
   store_product<R, true>(warp, conv.gemm, bias, y, scratch, counters, ring, epilogue...);
 }

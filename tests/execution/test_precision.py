@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gpuexec.devices.backend import Backend
 from gpuexec.ir.command import Launch
 from gpuexec.ir.plan_json import from_json, to_json
 from gpuexec.ops.lib.rounding import round_to
+from tests.bench.architectures import SMALL_ARCHITECTURES
 from tests.devices.opening import make_simulator
 from tests.model.small_models import make_model
 
@@ -118,6 +120,22 @@ def test_answers_of_cpu_and_simulator_agree(precision: str) -> None:
         answers = [run(model, x, backend, precision=precision) for backend in BACKENDS]
         share = LOSS.get(precision, 2**-19)
         np.testing.assert_allclose(*answers, rtol=0, atol=share * float(np.abs(answers[0]).max()))
+
+
+@pytest.mark.parametrize("name", ["resnet50_b1", "mobilenet_v2", "unet_512"])
+def test_networks_of_convolutions_in_tf32_agree_where_images_lie_channels_last(name: str) -> None:
+    bench = replace(SMALL_ARCHITECTURES[name](), precision="tf32")
+    (x,) = bench.inputs.values()
+    answers = []
+    for backend in BACKENDS:
+        with gx.Worker(bench.load(), backend=backend) as worker:
+            answers.append(np.asarray(worker.run(x)[0]))
+            kernels = [
+                each.kernel for plan in worker.plans for each in plan.segment.commands if isinstance(each, Launch)
+            ]
+        assert any(kernel.source == "conv_mma.cu" for kernel in kernels) is (backend == "simulator")
+        assert not any(kernel.source == "conv_simt.cu" for kernel in kernels)
+    np.testing.assert_allclose(*answers, rtol=0, atol=LOSS["tf32"] * float(np.abs(answers[0]).max()))
 
 
 @pytest.mark.parametrize("precision", ROUNDED)

@@ -1,12 +1,12 @@
-"""Convolutions of half and bf16 on tensor cores: the kernel alone over random extents, windows and slices, to the bit;
-and the plans that launch it."""
+"""Convolutions of half, bf16 and tf32 on tensor cores: the kernel alone over random extents, windows and slices, to the
+bit; and the plans that launch it."""
 
 from __future__ import annotations
 
 import functools
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -26,13 +26,14 @@ from gpuexec.ir.operator import build
 from gpuexec.ir.precision import Precision
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.target import Target
+from gpuexec.ops.lib.rounding import round_to
 from gpuexec.ops.lib.slices import MMA_TILES, SMALL_MMA, MmaTile
 from gpuexec.ops.lib.windows import Windows, resolve_windows
 from gpuexec.ops.linalg.product import Product
 from gpuexec.ops.nn import conv_mma
 from gpuexec.ops.nn.conv import Conv
 from gpuexec.ops.nn.conv_host import convolve
-from gpuexec.ops.nn.conv_mma import ConvLines, name_conv, pack_conv
+from gpuexec.ops.nn.conv_mma import FLOAT_TILES, ConvLines, count_chunk, name_conv, pack_conv
 from gpuexec.passes.lower_precision import lower_precision
 from gpuexec.planner.memory_format import count_transposes
 from gpuexec.planner.template import plan_graph
@@ -47,15 +48,24 @@ HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
 ALIGNMENT = 256
 # Types of operands and result.
 TYPES = [(dtype, result) for dtype in (HALF, BFLOAT16) for result in (dtype, FLOAT)]
+TF32 = (FLOAT, FLOAT)
 STEPS = (("Mul", (), (-1, 3)), ("Relu", (), (-1,)))
+KINDS = (((), ""), (STEPS, "-steps"))
+PRECISIONS = {HALF: "fp16", BFLOAT16: "bf16", FLOAT: "tf32"}
 CAST = {dtype: ("Cast", (("to", helper.np_dtype_to_tensor_dtype(dtype)),), (-1,)) for dtype in (HALF, BFLOAT16)}
 NAMES = [tile.name for tile in MMA_TILES]
+# Tiles with the types of operands and result that each is tried with.
+TILED = [
+    *(pytest.param(tile, (HALF, HALF), id=tile.name) for tile in MMA_TILES),
+    *(pytest.param(tile, TF32, id=f"{tile.name}-tf32") for tile in FLOAT_TILES),
+]
 
 
 @functools.cache
 def load(mode: Mode) -> Mapping[str, SimulatorFunction]:
     # The whole file, as other tests have it compiled, but for counting.
     counted = [name_conv((HALF, HALF), tile).expression for tile in MMA_TILES]
+    counted += [name_conv(TF32, tile).expression for tile in FLOAT_TILES]
     return load_file("conv_mma.cu", counted if mode == "count" else instantiations("conv_mma.cu"), mode=mode)
 
 
@@ -96,6 +106,14 @@ class Operands:
         x, w = (each.astype(np.float64) for each in (self.x, self.w))
         bias = None if self.bias is None else self.bias.astype(np.float64)
         return convolve(x, w, bias, self.windows, 1, None).astype(self.result)
+
+    def keep_bits_below_tf32(self) -> Operands:
+        """Return them with an image whose numbers have such bits: half are ties or above, half are below."""
+        share = np.where(np.arange(self.x.size).reshape(self.x.shape) % 2, 2.0**-11, 2.0**-12)
+        return replace(self, x=(self.x * (1 + share)).astype(np.float32))
+
+    def round_to_tf32(self) -> Operands:
+        return replace(self, x=round_to(self.x, "tf32"))
 
 
 def make(
@@ -168,45 +186,89 @@ def test_random_convolutions(mode: Mode, tile: MmaTile, seed: int) -> None:
         np.testing.assert_array_equal(got, operands.compute(), err_msg=f"{operands.windows} in {slices} slices")
 
 
-@pytest.mark.parametrize("tile", MMA_TILES, ids=NAMES)
-def test_loop_of_whole_slabs(tile: MmaTile) -> None:
-    rng, channels = np.random.default_rng(5), round_up((2 * tile.stages + 2) * tile.slab_nbytes // 18, 8) + 8
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("mode", ["plain", "check"])
+@pytest.mark.parametrize("tile", FLOAT_TILES, ids=[tile.name for tile in FLOAT_TILES])
+def test_random_convolutions_of_tf32_round_their_image(mode: Mode, tile: MmaTile, seed: int) -> None:
+    """Ties are rounded away from zero, where an mma would cut them off."""
+    pick = random.Random(f"tf32 {tile.name} {seed}")
+    is_small = tile.size <= SMALL_MMA.size
+    for number in range((12 if is_small else 5) if mode == "plain" else 2):
+        channels = pick.choice([4, 4, 8, 12, 16, 20, 32, 36])
+        outs = pick.choice([1, 7, 8, 16, tile.columns, tile.columns + 5]) if is_small else pick.choice([5, 16, 72])
+        operands = make(pick, number % 3 + 1, pick.choice([1, 2, 3]), channels, outs, TF32).keep_bits_below_tf32()
+        slices = pick.choice([1, 1, 2, 3, 5] if is_small else [1, 1, 3])
+        got = convolve_by(mode, tile, operands, slices, seed)
+        expected = operands.round_to_tf32().compute()
+        np.testing.assert_array_equal(got, expected, err_msg=f"{operands.windows} in {slices} slices")
+
+
+@pytest.mark.parametrize("tile", FLOAT_TILES, ids=[tile.name for tile in FLOAT_TILES])
+def test_numbers_that_are_none_and_infinite_ones_stay_so_as_tf32(tile: MmaTile) -> None:
+    windows = resolve_windows((3, 2), (1, 1), (1, 1), (1, 1), (0,) * 4, "NOTSET")
+    x, w = np.zeros((1, 4, 3, 2), FLOAT), np.ones((5, 4, 1, 1), FLOAT)
+    bits = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x80000001], np.uint32)
+    x[0, 0] = bits.view(FLOAT).reshape(3, 2)
+    got = convolve_by("plain", tile, Operands(windows, x, w, None, FLOAT))
+    expected = [np.nan, np.nan, np.inf, -np.inf, np.inf, 0.0]
+    np.testing.assert_array_equal(got[0].reshape(5, 6), np.tile(np.array(expected, FLOAT), (5, 1)))
+
+
+@pytest.mark.parametrize(("tile", "types"), TILED)
+def test_loop_of_whole_slabs(tile: MmaTile, types: tuple[np.dtype[Any], np.dtype[Any]]) -> None:
+    dtype, chunk = types[0], count_chunk(types[0])
+    elements = (2 * tile.stages + 2) * tile.slab_nbytes // dtype.itemsize
+    rng, channels = np.random.default_rng(5), round_up(elements // 9, chunk) + chunk
     windows = resolve_windows((6, 5), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "NOTSET")
-    x, w = (rng.integers(-3, 4, shape).astype(HALF) for shape in ((1, channels, 6, 5), (40, channels, 3, 3)))
-    operands = Operands(windows, x, w, None, HALF)
+    x, w = (rng.integers(-3, 4, shape).astype(dtype) for shape in ((1, channels, 6, 5), (40, channels, 3, 3)))
+    operands = Operands(windows, x, w, None, types[1])
     np.testing.assert_array_equal(convolve_by("plain", tile, operands), operands.compute())
 
 
 @pytest.mark.parametrize(("channels", "slices"), [(16, 1), (64, 1), (64, 3)])
-@pytest.mark.parametrize("tile", MMA_TILES, ids=NAMES)
-def test_images_take_the_least_sectors_and_wavefronts(tile: MmaTile, channels: int, slices: int) -> None:
+@pytest.mark.parametrize(("tile", "types"), TILED)
+def test_images_take_the_least_sectors_and_wavefronts(
+    tile: MmaTile, types: tuple[np.dtype[Any], np.dtype[Any]], channels: int, slices: int
+) -> None:
+    dtype, result = types
+    channels = channels * 2 // dtype.itemsize
     rng, counts = np.random.default_rng(0), list[LaunchCounts]()
     extents = (tile.rows // 8, 8)
     windows = resolve_windows(extents, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "NOTSET")
     shapes = (1, channels, *extents), (tile.columns, channels, 3, 3)
-    x, w = (rng.integers(-3, 4, shape).astype(HALF) for shape in shapes)
-    convolve_by("count", tile, Operands(windows, x, w, None, HALF), slices, counts=counts)
+    x, w = (rng.integers(-3, 4, shape).astype(dtype) for shape in shapes)
+    convolve_by("count", tile, Operands(windows, x, w, None, result), slices, counts=counts)
     kinds = set()
     for line in counts[0].lines:
         if not line.counts.nbytes or (line.width < 16 and line.space == "global"):  # the counters
             continue
         kinds.add((line.space, line.access, line.width))
-        assert line.counts.ratio == 1.0, line
+        # Eight floats of a result are two vectors of a lane, each of which is half of a sector.
+        is_result = line.access == "write" and any(file == "mma_product.cuh" for file, _ in line.places)
+        assert line.counts.ratio == (2.0 if is_result and result == FLOAT else 1.0), line
     assert kinds >= {("global", "read", 16), ("global", "write", 16), ("shared", "write", 16), ("shared", "read", 4)}
 
 
+FORMS: list[tuple[tuple[np.dtype[Any], np.dtype[Any]], tuple[Any, ...], str]] = [
+    *(((dtype, dtype), steps, f"{dtype}{kind}") for dtype in (HALF, BFLOAT16) for steps, kind in KINDS),
+    *(
+        ((dtype, FLOAT), steps, f"{dtype}-to-float{kind}")
+        for dtype in (HALF, BFLOAT16)
+        for steps, kind in (*KINDS, ((*STEPS, CAST[dtype]), "-steps-cast"))
+    ),
+    *((TF32, steps, f"tf32{kind}") for steps, kind in KINDS),
+]
+
+
 @pytest.mark.parametrize(
-    ("types", "steps"),
+    ("tile", "types", "steps"),
     [
-        *(((dtype, dtype), steps) for dtype in (HALF, BFLOAT16) for steps in ((), STEPS)),
-        *(((dtype, FLOAT), steps) for dtype in (HALF, BFLOAT16) for steps in ((), STEPS, (*STEPS, CAST[dtype]))),
-    ],
-    ids=[
-        *(f"{dtype}{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps")),
-        *(f"{dtype}-to-float{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps", "-steps-cast")),
+        pytest.param(tile, types, steps, id=f"{tile.name}-{name}")
+        for tile in MMA_TILES
+        for types, steps, name in FORMS
+        if types != TF32 or tile in FLOAT_TILES
     ],
 )
-@pytest.mark.parametrize("tile", MMA_TILES, ids=NAMES)
 def test_operators_by_tile(
     checks: str,
     tile: MmaTile,
@@ -223,16 +285,36 @@ def test_operators_by_tile(
     windows = resolve_windows((5, 6), (3, 2), (1, 2), (1, 1), (1, 0, 1, 1), "NOTSET")
     expected = Operands(windows, x, w, bias, result).compute()
     given = [x, w, bias]
-    if result != dtype:
-        attributes["precision"] = "fp16" if dtype == HALF else "bf16"
+    if result == FLOAT:
+        attributes["precision"] = PRECISIONS[dtype]
     if steps:
         attributes["steps"] = steps
         given.append(scale)
         expected = np.maximum(expected * scale, np.zeros((), result))
-    stored = dtype if steps and steps[-1] == CAST[dtype] else result
+    stored = dtype if steps and steps[-1] == CAST.get(dtype) else result
     name = "gpuexec.FusedConv" if steps else "Conv"
     case = Case("forms", name, tuple(given), attributes, expected=(expected.astype(stored),), terms=96)
     run_case(case, checks)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((1, 3, 9, 10), (8, 3, 3, 3)),
+        ((2, 6, 17), (5, 6, 1)),
+        ((2, 12, 5, 6), (10, 6, 3, 2)),
+        ((2, 8, 5, 6), (10, 4, 3, 2)),
+    ],
+    ids=["few-channels", "points", "odd-groups", "groups"],
+)
+def test_operators_of_tf32(checks: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    rng, (image, weight) = np.random.default_rng(6), shapes
+    x, w = (rng.integers(-3, 4, shape).astype(FLOAT) for shape in shapes)
+    groups, rank = image[1] // weight[1], len(image) - 2
+    windows = resolve_windows(image[2:], weight[2:], (1,) * rank, (1,) * rank, (0,) * 2 * rank, "NOTSET")
+    expected = convolve(x.astype(np.float64), w.astype(np.float64), None, windows, groups, None).astype(FLOAT)
+    attributes = {"precision": "tf32", "group": groups}
+    run_case(Case("tf32", "Conv", (x, w), attributes, expected=(expected,), terms=prod(weight[1:])), checks)
 
 
 def plan(graph: Graph, x: Array, target: str = "sm_90") -> tuple[list[Array], list[str], int]:
@@ -366,27 +448,107 @@ def test_weights_that_are_rounded_are_packed_as_they_lie() -> None:
     )
 
 
+def lower_to_tf32(graph: Graph) -> Graph:
+    return lower_precision(graph, Precision.of("tf32"))
+
+
+def floats(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def test_images_of_tf32_models_are_turned_at_the_ends_alone_and_rounded_where_they_are_read() -> None:
+    """A residual reads what no convolution has rounded; of one tap or several, they round for themselves."""
+    graph, x = GraphBuilder(), integers(2, 12, 9, 8).astype(FLOAT)
+    value = graph.input("x", *x.shape)
+    weights = [
+        graph.constant(integers(*shape).astype(FLOAT)) for shape in ((24, 12, 3, 3), (12, 24, 1, 1), (8, 12, 3, 3))
+    ]
+    first = graph.node(build("Relu", {}), graph.node(build("Conv", {"pads": (1,) * 4}), value, weights[0]))
+    pooled = graph.node(build("MaxPool", {"kernel_shape": (3, 3), "pads": (1,) * 4}), first)
+    second = graph.node(build("Conv", {}), pooled, weights[1])
+    total = graph.node(build("Add", {}), second, value)
+    made = lower_to_tf32(graph.graph(graph.node(build("Conv", {"strides": (2, 2)}), total, weights[2])))
+    got, names, transposes = plan(made, x)
+    np.testing.assert_array_equal(got[0], compute_graph(made, {"x": x})[0])
+    assert names.count("conv_mma") == 3 and names.count("unary") == 1 and transposes == 2
+    assert "conv_mma" not in plan(made, x, "sm_75")[1]
+
+
+def test_an_image_is_rounded_to_tf32_before_what_takes_it_rounded() -> None:
+    """A rounding stays where one of its readers, here a product, takes it as it is, or the graph gives it out."""
+    x, points, last = floats(2, 16, 9, 8), floats(24, 16, 1, 1), floats(8, 24)
+    for is_read in (False, True):
+        graph = GraphBuilder()
+        value = graph.node(build("Relu", {}), graph.input("x", *x.shape))
+        outputs = [graph.node(build("Conv", {}), value, graph.constant(points))]
+        if is_read:
+            outputs.append(graph.node(build("MatMul", {}), value, graph.constant(last[:, :8].T)))
+        made = lower_to_tf32(graph.graph(*outputs))
+        got, names, _ = plan(made, x)
+        for found, expected in zip(got, compute_graph(made, {"x": x}), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+        assert names.count("unary") == 1 + is_read
+
+
+@pytest.mark.parametrize("channels", [1, 3, 6])
+def test_channels_of_tf32_are_padded_to_fours(channels: int) -> None:
+    graph, x = GraphBuilder(), integers(2, channels, 9, 8).astype(FLOAT)
+    weight = graph.constant(integers(8, channels, 3, 3).astype(FLOAT))
+    made = lower_to_tf32(graph.graph(graph.node(build("Conv", {"pads": (1,) * 4}), graph.input("x", *x.shape), weight)))
+    got, names, _ = plan(made, x)
+    np.testing.assert_array_equal(got[0], compute_graph(made, {"x": x})[0])
+    assert names[:2] == ["pad_channels", "conv_mma"]
+
+
+@pytest.mark.parametrize(("groups", "channels", "kernel"), [(2, 4, 3), (3, 12, 1), (2, 6, 3)])
+def test_groups_of_tf32_are_batches_where_their_channels_are_fours(groups: int, channels: int, kernel: int) -> None:
+    graph, x = GraphBuilder(), integers(2, groups * channels, 7, 6).astype(FLOAT)
+    weight = graph.constant(integers(groups * 5, channels, kernel, kernel).astype(FLOAT))
+    value = graph.node(build("Conv", {"group": groups}), graph.input("x", *x.shape), weight)
+    made = lower_to_tf32(graph.graph(value))
+    got, names, _ = plan(made, x)
+    np.testing.assert_array_equal(got[0], compute_graph(made, {"x": x})[0])
+    assert ("conv_mma" in names) is (channels % 4 == 0) is ("unary" not in names)
+
+
+def test_patches_of_tf32_of_many_taps_are_rows_of_a_product() -> None:
+    graph, x = GraphBuilder(), integers(2, 3, 48, 80).astype(FLOAT)
+    weight = graph.constant(integers(16, 3, 16, 16).astype(FLOAT))
+    made = lower_to_tf32(
+        graph.graph(graph.node(build("Conv", {"strides": (16, 16)}), graph.input("x", *x.shape), weight))
+    )
+    got, names, _ = plan(made, x)
+    np.testing.assert_array_equal(got[0], compute_graph(made, {"x": x})[0])
+    assert "mma_gemm" in names and "simt_conv" not in names
+
+
 def test_convolutions_on_tensor_cores_gain_what_their_transposes_move() -> None:
-    def gain(target: str = "sm_90", groups: int = 1, dtype: np.dtype[Any] = HALF) -> int:
+    def gain(target: str = "sm_90", groups: int = 1, dtype: np.dtype[Any] = HALF, precision: str = "") -> int:
         image = TensorSpec((1, 16, 56, 56), dtype)
         weight = TensorSpec((16, 16 // groups, 3, 3), dtype)
-        conv = Conv(pads=(1, 1, 1, 1), group=groups)
+        conv = Conv(pads=(1, 1, 1, 1), group=groups, precision=precision)
         return conv.count_format_gain((image, weight), (image,), Target.named(target))
 
     assert gain() == gain(groups=2) == 8 * 16 * 56 * 56
     assert gain("sm_75") == gain(groups=4) == gain(dtype=FLOAT) == 0
+    assert gain(dtype=FLOAT, precision="tf32") == gain(dtype=FLOAT, precision="tf32", groups=4) == 16 * 16 * 56 * 56
+    assert gain("sm_75", dtype=FLOAT, precision="tf32") == gain(dtype=FLOAT, precision="tf32", groups=8) == 0
 
 
-def test_all_sizes_of_a_class_take_its_kernel() -> None:
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=["float16", "tf32"])
+def test_all_sizes_of_a_class_take_its_kernel(dtype: np.dtype[Any]) -> None:
     """Fewer images and smaller ones, in as many slices as there is room for."""
-    w = np.random.default_rng(4).integers(-2, 3, (24, 16, 3, 3)).astype(HALF)
+    w = np.random.default_rng(4).integers(-2, 3, (24, 16, 3, 3)).astype(dtype)
     dims: list[str | int] = ["n", 16, "height", "width"]
     node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
-    code = helper.np_dtype_to_tensor_dtype(HALF)
+    code = helper.np_dtype_to_tensor_dtype(dtype)
     model = make_model([node], {"x": dims}, {"y": ["n", 24, "height", "width"]}, code, w=w)
-    template = plan_graph(model.graph, {"x": TensorSpec((4, 16, 20, 20), HALF)}, Target.named("sm_90"), model.dims)
+    graph = lower_to_tf32(model.graph) if dtype == FLOAT else model.graph
+    template = plan_graph(graph, {"x": TensorSpec((4, 16, 20, 20), dtype)}, Target.named("sm_90"), model.dims)
     for n, height, width in ((4, 20, 20), (3, 20, 17), (1, 5, 20), (1, 2, 2), (1, 1, 3)):
-        x = integers(n, 16, height, width)
-        (y,) = run_template(template, model.graph, {"x": x}, open_device("simulator"))
         windows = resolve_windows((height, width), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "NOTSET")
-        np.testing.assert_array_equal(y, Operands(windows, x, w, None, HALF).compute())
+        operands = Operands(windows, integers(n, 16, height, width).astype(dtype), w, None, dtype)
+        operands = operands.keep_bits_below_tf32() if dtype == FLOAT else operands
+        (y,) = run_template(template, graph, {"x": operands.x}, open_device("simulator"))
+        expected = operands.round_to_tf32() if dtype == FLOAT else operands
+        np.testing.assert_array_equal(y, expected.compute())

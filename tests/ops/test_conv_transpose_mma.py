@@ -62,6 +62,25 @@ def test_random_convolutions_are_exact(seed: int) -> None:
     assert "mma_gemm" in names
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_random_convolutions_of_tf32_are_exact(seed: int) -> None:
+    """Of few columns or output channels, which take other kernels, too."""
+    pick, rng, graph = random.Random(f"tf32 {seed}"), np.random.default_rng(seed), GraphBuilder()
+    rank = seed % 3 + 1
+    channels, outs = pick.choice([3, 4, 12, 24, 40]), pick.choice([1, 5, 12, 24, 72])
+    kernel = tuple([pick.choice([1, 2, 2, 3, 4]) for _ in range(rank)])
+    extents = (*[pick.choice([1, 3, 5]) for _ in range(rank - 1)], pick.choice([5, 12, 33]))
+    x = integers(rng, (pick.choice([1, 3]), channels, *extents), FLOAT)
+    value = graph.node(build("Relu", {}), graph.input("x", *x.shape))
+    given = [graph.constant(integers(rng, (channels, outs, *kernel), FLOAT))]
+    given += [graph.constant(integers(rng, (outs,), FLOAT))] if seed % 2 else []
+    made = graph.graph(graph.node(build("ConvTranspose", {"strides": kernel}), value, *given))
+    made = lower_precision(made, Precision("tf32"))
+    got, names, _ = plan(made, x)
+    np.testing.assert_array_equal(got[0], compute_graph(made, {"x": x})[0])
+    assert ("mma_gemm" in names) is (min(extents[-1], outs) > 8)
+
+
 @pytest.mark.parametrize("channels", [8, 12])
 def test_weights_that_are_computed_are_packed_by_a_copy(channels: int) -> None:
     rng, graph = np.random.default_rng(5), GraphBuilder()
@@ -74,19 +93,19 @@ def test_weights_that_are_computed_are_packed_by_a_copy(channels: int) -> None:
     assert "mma_gemm" in names
 
 
-@pytest.mark.parametrize("precision", ["", "fp16"])
+@pytest.mark.parametrize("precision", ["", "fp16", "tf32"])
 def test_images_are_turned_at_the_ends_alone(precision: str) -> None:
     rng, graph = np.random.default_rng(3), GraphBuilder()
     dtype = FLOAT if precision else HALF
-    x = integers(rng, (2, 16, 5, 6), dtype)
+    x = integers(rng, (2, 16, 5, 12), dtype)
     value = graph.input("x", *x.shape, dtype=dtype)
     value = graph.node(
         build("Relu", {}), graph.node(build("Conv", {}), value, graph.constant(integers(rng, (24, 16, 3, 3), dtype)))
     )
-    up = graph.constant(integers(rng, (24, 8, 2, 2), dtype)), graph.constant(integers(rng, (8,), dtype))
+    up = graph.constant(integers(rng, (24, 16, 2, 2), dtype)), graph.constant(integers(rng, (16,), dtype))
     attributes = {"strides": (2, 2), "kernel_shape": (2, 2)}
     value = graph.node(build("Relu", {}), graph.node(build("ConvTranspose", attributes), value, *up))
-    made = graph.graph(graph.node(build("Conv", {}), value, graph.constant(integers(rng, (8, 8, 3, 3), dtype))))
+    made = graph.graph(graph.node(build("Conv", {}), value, graph.constant(integers(rng, (8, 16, 3, 3), dtype))))
     expected = compute_graph(made, {"x": x})[0]
     if precision:
         made = lower_precision(made, Precision(precision))

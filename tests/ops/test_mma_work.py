@@ -7,7 +7,7 @@ import pytest
 
 from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.gpus import find_gpu
-from gpuexec.ir.precision import TF32
+from gpuexec.ir.precision import STRICT, TF32
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.work import find_form
 from gpuexec.ops.lib.slices import MMA_TILES, MmaTile
@@ -24,11 +24,14 @@ def gemm(rows: int, inner: int, columns: int, *, turned: int = 0) -> CountedCase
     return CountedCase("Gemm", "mma_gemm", {"x": (rows, inner)}, {"w": weight}, {"transB": turned}, dtype=np.float16)
 
 
-def conv(channels: int, outs: int, extent: int, taps: int = 3, **attributes: object) -> CountedCase:
-    """Return a convolution, whose images are transposed at its ends alone."""
-    weight, pads = floats(outs, channels, taps, taps, dtype=np.float16), (taps // 2,) * 4
+def conv(
+    channels: int, outs: int, extent: int, taps: int = 3, precision: str = STRICT, **attributes: object
+) -> CountedCase:
+    """Return a convolution of half, or of tf32, whose images are transposed at its ends alone."""
+    dtype: type = np.float32 if precision == TF32 else np.float16
+    weight, pads = floats(outs, channels, taps, taps, dtype=dtype), (taps // 2,) * 4
     inputs, named = {"x": (2, channels, extent, extent)}, {"pads": pads, **attributes}
-    return CountedCase("Conv", "conv_mma", inputs, {"w": weight}, named, dtype=np.float16)
+    return CountedCase("Conv", "conv_mma", inputs, {"w": weight}, named, dtype=dtype, precision=precision)
 
 
 @pytest.mark.parametrize(
@@ -53,27 +56,42 @@ def test_products_are_as_counted(case: CountedCase) -> None:
     assert found.work.l2_nbytes == pytest.approx(found.counts.l2_read_nbytes + found.counts.l2_written_nbytes, rel=2e-3)
 
 
-@pytest.mark.parametrize("tile", MMA_TILES, ids=[tile.name for tile in MMA_TILES])
+CONVOLUTIONS = [
+    conv(32, 64, 16),
+    conv(16, 64, 16, taps=5, strides=(2, 2)),
+    conv(64, 64, 8, dilations=(2, 2)),
+    conv(256, 64, 8),
+]
+# Of as many bytes, and one of a single tap.
+TF32_CONVOLUTIONS = [
+    conv(16, 64, 16, precision=TF32),
+    conv(8, 64, 16, taps=5, precision=TF32, strides=(2, 2)),
+    conv(128, 64, 8, precision=TF32),
+    conv(64, 64, 16, taps=1, precision=TF32),
+]
+
+
 @pytest.mark.parametrize(
-    "case",
+    ("case", "tile"),
     [
-        conv(32, 64, 16),
-        conv(16, 64, 16, taps=5, strides=(2, 2)),
-        conv(64, 64, 8, dilations=(2, 2)),
-        conv(256, 64, 8),
+        *(pytest.param(case, tile, id=f"{case}-{tile.name}") for case in CONVOLUTIONS for tile in MMA_TILES),
+        *(
+            pytest.param(case, tile, id=f"{case}-{tile.name}-tf32")
+            for case in TF32_CONVOLUTIONS
+            for tile in conv_mma.FLOAT_TILES
+        ),
     ],
-    ids=str,
 )
 def test_convolutions_are_as_counted(case: CountedCase, tile: MmaTile, monkeypatch: pytest.MonkeyPatch) -> None:
     """In slices; their last slabs are not full."""
     monkeypatch.setattr(conv_mma, "choose_mma_tile", lambda *_: tile)
     found = compare(case)
     assert found.work.flops == found.flops
-    assert found.work.matrix_products == found.counts.multiply_adds.issued
+    assert found.work.matrix_products == found.counts.multiply_adds.issued * (2 if case.precision == TF32 else 1)
     assert found.work.needed_multiply_adds == found.counts.needed_multiply_adds
     assert found.work.wavefronts == count_wavefronts(found.counts, 1)
     counted = found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
-    if 2 * case.inputs["x"][1] >= tile.slab_nbytes:
+    if np.dtype(case.dtype).itemsize * case.inputs["x"][1] >= tile.slab_nbytes:
         assert found.work.l2_nbytes == pytest.approx(counted, rel=2e-3)
     else:  # a place that a warp asks for through several taps at once is one sector
         assert counted <= found.work.l2_nbytes <= 1.7 * counted

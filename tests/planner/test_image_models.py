@@ -1,4 +1,4 @@
-"""Transposes of images in plans of whole models in fp16: at the ends alone."""
+"""Transposes of images in plans of whole models in fp16 and tf32: at the ends alone."""
 
 from __future__ import annotations
 
@@ -44,10 +44,22 @@ def name_kernels(plan: Plan) -> set[str]:
     ],
     ids=["resnet", "mobilenet", "unet", "large-unet"],
 )
-def test_architectures_transpose_no_image(make: Callable[[], BenchModel], kernel: str) -> None:
-    plan = replace(make(), precision="fp16").plan(TARGET)
-    assert kernel in name_kernels(plan)
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+def test_architectures_transpose_no_image(make: Callable[[], BenchModel], kernel: str, precision: str) -> None:
+    plan = replace(make(), precision=precision).plan(TARGET)
+    names = name_kernels(plan)
+    assert kernel in names and "simt_conv" not in names
     assert count_transposes(plan.segment.commands)[0] == 0
+
+
+@pytest.mark.parametrize("make", [make_resnet50, make_mobilenet_v2], ids=["resnet", "mobilenet"])
+def test_tf32_adds_a_launch_for_the_first_image_and_for_the_last_product(make: Callable[..., BenchModel]) -> None:
+    """Convolutions round their images themselves, be these residuals, pooled, or padded."""
+    model = make(1, 64, has_weights=False)
+    plans = [replace(model, precision=precision).plan(TARGET) for precision in (STRICT, "tf32")]
+    before, after = ([each for each in plan.segment.commands if isinstance(each, Launch)] for plan in plans)
+    assert len(after) == len(before) + 2
+    assert sum("RoundToTf32" in each.kernel.expression for each in after) == 1
 
 
 @needs_models

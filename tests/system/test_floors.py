@@ -120,6 +120,7 @@ SMALL = {
     "ops.elementwise.elementwise_erf": "the error function, an algorithm with its sources",
     "ops.text.search": "the search of texts by automata, which stand beside it",
     "passes.append_rows": "a rewriting of graphs among passes, which a memory's capacity asks for",
+    "planner.own_rounding": "a rewriting of graphs, by what the kernels of a target round themselves",
     "system.extensions": "how packages announce operators of theirs, below the registry that asks for them",
 }
 

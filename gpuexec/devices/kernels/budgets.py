@@ -198,7 +198,7 @@ LARGER: Mapping[str, Budget] = {
         f"conv_mma.cu:conv_mma<{operands}, {result}, {tile}{steps}>": Budget(registers, "as mma_gemm, over patches")
         for tile, registers in (("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168), ("FlatMma", 208))
         for operands, result, steps in MMA_FORMS
-        if operands != "float"
+        if operands != "float" or tile != "LargeMma"
     },
     "roi.cu:max_roi_pool<double>": Budget(80, "bounds of a bin and a region in doubles"),
     "roi.cu:roi_align<double>": Budget(96, "samples along two axes and four weights in doubles"),

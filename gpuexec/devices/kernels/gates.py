@@ -225,6 +225,16 @@ GATES: Mapping[str, Gate] = {
         for operands, result, steps in MMA_FORMS
         if operands != "float"
     },
+    # The same with floats, each of which takes two instructions more to be rounded to tf32 in registers.
+    **{
+        f"conv_mma.cu:conv_mma<float, float, {tile}{steps}>": Gate(
+            instructions=9000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
+            opcodes=("HMMA", "LDSM", "LDGSTS"),
+        )
+        for tile, share, integers in (("MediumMma", 0.335, 225), ("SmallMma", 0.2, 225), ("FlatMma", 0.165, 250))
+        for operands, _, steps in MMA_FORMS
+        if operands == "float"
+    },
     **_products("conv.cu:conv_gemm<{t}>", _FLOATS, share=0.40, integers=245, instructions=2600, aim=_CONV_AIM),
     **_products(
         "conv.cu:conv_gemm<{t}, const {t}*, const {t}*, Steps>", _FLOATS,

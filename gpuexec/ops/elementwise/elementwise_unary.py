@@ -18,6 +18,7 @@ from gpuexec.ops.lib.rounding import round_to
 from gpuexec.ops.quant.narrow_types import FLOAT8
 
 EXACT, REDUCTION = Tolerance.EXACT, Tolerance.REDUCTION
+ROUND_OPERAND = "gpuexec.RoundOperand"
 
 
 def _sigmoid(x: Array) -> Array:
@@ -240,7 +241,7 @@ ROWS = (
     ),
     # Operands of products in a lower precision (`gpuexec.passes.lower_precision`); no file has it.
     Row(
-        "RoundOperand",
+        ROUND_OPERAND.rpartition(".")[2],
         (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16),
         {
             "fp16": Form(_round_to("fp16"), "RoundToHalf"),
@@ -251,7 +252,7 @@ ROWS = (
         choice="to",
         tolerance=EXACT,
         derivative=Derivative.REFUSED,
-        domain="gpuexec",
+        domain=ROUND_OPERAND.rpartition(".")[0],
     ),
 )
 

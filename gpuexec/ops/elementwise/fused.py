@@ -160,6 +160,11 @@ class Fused(Operator):
         own = self.split(inputs)
         return position < len(own) and self.parts.producer.reads_any_format(position, own)
 
+    def rounds_to(self, position: int, inputs: Sequence[TensorSpec | None], target: Target) -> str:
+        """Return what the producer rounds its own inputs to; the steps round none."""
+        own = self.split(inputs)
+        return self.parts.producer.rounds_to(position, own, target) if position < len(own) else ""
+
     def count_format_gain(
         self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
     ) -> int:
@@ -234,6 +239,12 @@ class Fused(Operator):
             assert finishing.is_finished or finishing.is_stored, f"{producer} wrote its result unseen"
             if is_cast and not finishing.is_stored:
                 convert_commands(emit, y, result)
+
+    def without_last_step(self) -> Operator:
+        """Return the operator that ends one step before; the producer where there is no other step."""
+        if len(self.steps) == 1:
+            return self.parts.producer
+        return dataclasses.replace(self, steps=self.steps[:-1])  # type: ignore[type-var]
 
     def split(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return the inputs of the producer: those before the first operand."""

@@ -10,6 +10,7 @@ order. The tile is a kernel's and so the same for all sizes of a class; the numb
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -171,13 +172,11 @@ class MmaTile:
 LARGE_TILE = Tile("LargeTile", 128, 128, 256, 0.88)
 SMALL_TILE = Tile("SmallTile", 64, 64, 128, 0.78)
 TILES = (LARGE_TILE, SMALL_TILE)
+LARGE_MMA = MmaTile("LargeMma", 128, 256, 64, 2, 4, 3, 255)
+MEDIUM_MMA = MmaTile("MediumMma", 128, 128, 64, 2, 2, 4, 255)
 SMALL_MMA = MmaTile("SmallMma", 64, 64, 128, 2, 2, 4, 168)
-MMA_TILES = (
-    MmaTile("LargeMma", 128, 256, 64, 2, 4, 3, 255),
-    MmaTile("MediumMma", 128, 128, 64, 2, 2, 4, 255),
-    SMALL_MMA,
-    MmaTile("FlatMma", 16, 64, 256, 1, 2, 4, 192),
-)
+FLAT_MMA = MmaTile("FlatMma", 16, 64, 256, 1, 2, 4, 192)
+MMA_TILES = (LARGE_MMA, MEDIUM_MMA, SMALL_MMA, FLAT_MMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +225,14 @@ def count_cycles(gpu: Gpu, rows: int, columns: int, inner: int, batch: int) -> f
     return min(count(tile) for tile in TILES)
 
 
-def choose_mma_tile(emit: Emitter, rows: int, columns: int, inner_nbytes: int, batch: int = 1) -> MmaTile:
+def choose_mma_tile(
+    emit: Emitter,
+    rows: int,
+    columns: int,
+    inner_nbytes: int,
+    batch: int = 1,
+    tiles: Sequence[MmaTile] = MMA_TILES,
+) -> MmaTile:
     """Return the tile of tensor cores that a product takes at all sizes of a class: the fastest at the upper end.
 
     Args:
@@ -235,16 +241,17 @@ def choose_mma_tile(emit: Emitter, rows: int, columns: int, inner_nbytes: int, b
         columns: The same.
         inner_nbytes: Bytes of a row of the left operand: an mma takes 32 of them, whatever the elements are.
         batch: How many products there are.
+        tiles: Those that there are kernels for.
     """
 
     def find_time(tile: MmaTile) -> float:
-        tiles, slabs = batch * tile.count(rows, columns), ceil_div(inner_nbytes, tile.slab_nbytes)
+        blocks, slabs = batch * tile.count(rows, columns), ceil_div(inner_nbytes, tile.slab_nbytes)
         costs = tile.find_costs(gpu)
-        slices = count_slices(tiles, slabs, gpu.multiprocessors, costs)
-        return _find_time(tiles, slabs, slices, gpu.multiprocessors, costs) * tile.count_cycles(gpu)
+        slices = count_slices(blocks, slabs, gpu.multiprocessors, costs)
+        return _find_time(blocks, slabs, slices, gpu.multiprocessors, costs) * tile.count_cycles(gpu)
 
     gpu = find_gpu(emit.target.architecture)
-    return MMA_TILES[emit.choose(min(range(len(MMA_TILES)), key=lambda index: find_time(MMA_TILES[index])))]
+    return tiles[emit.choose(min(range(len(tiles)), key=lambda index: find_time(tiles[index])))]
 
 
 def slice_mma_tiles(emit: Emitter, tile: MmaTile, tiles: int, inner_nbytes: int) -> Slices:

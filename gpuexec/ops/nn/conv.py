@@ -1,7 +1,7 @@
 """Convolution and its transpose over one to three spatial axes: Conv, ConvTranspose.
 
-On a device a convolution is one matrix product of which one operand is gathered while it is loaded: of half and bf16
-images that lie channels last by `conv_mma`, on tensor cores, as are transposes whose taps do not overlap by
+On a device a convolution is one matrix product of which one operand is gathered while it is loaded: of half, bf16 and
+tf32 images that lie channels last by `conv_mma`, on tensor cores, as are transposes whose taps do not overlap by
 `conv_transpose_mma`, and patches apart of many taps, as products; of floats by `conv_simt`; of other types and kernels
 of many taps by ``conv.cu``. Depthwise convolutions are those of `conv_depthwise`, or of `conv_depthwise_last` where
 images lie channels last; where their tiles are too small, or a group has several input channels and one output channel,
@@ -33,7 +33,7 @@ from gpuexec.ir.operator import (
     count_elements,
     operator,
 )
-from gpuexec.ir.precision import REFERENCE
+from gpuexec.ir.precision import REFERENCE, TF32
 from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ir.target import Target
@@ -48,13 +48,21 @@ from gpuexec.ops.linalg.matmul_work import TiledProduct, TileLoop, count_slab_by
 from gpuexec.ops.nn.conv_depthwise import launch_depthwise
 from gpuexec.ops.nn.conv_depthwise_last import count_widened, launch_depthwise_last, takes_depthwise_last
 from gpuexec.ops.nn.conv_host import convolve, convolve_transposed
-from gpuexec.ops.nn.conv_mma import EIGHT, count_transposed, launch_mma_conv, launch_patches, runs_on_tensor_cores
+from gpuexec.ops.nn.conv_mma import (
+    count_chunk,
+    count_transposed,
+    fits_numbers,
+    launch_mma_conv,
+    launch_patches,
+    runs_on_tensor_cores,
+)
 from gpuexec.ops.nn.conv_simt import launch_simt_conv
 from gpuexec.ops.nn.conv_transpose_mma import launch_mma_transpose, runs_as_products
 from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
 from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
 
 DTYPES = dtypes_of("float")
+_HALF: np.dtype[Any] = np.dtype(np.float16)
 _TILED_OUTS = 8
 _KERNELS = ("conv_gemm", "conv_direct", "conv_transpose")
 
@@ -120,7 +128,19 @@ class Conv(Convolution):
     def reads_any_format(self, position: int, inputs: Sequence[TensorSpec | None]) -> bool:
         """Return whether it is the image, whose channels are padded on the way."""
         x = inputs[0]
-        return position == 0 and self.group == 1 and x is not None and x.shape[1] % EIGHT != 0
+        if x is None or position != 0 or self.group != 1:
+            return False
+        return x.shape[1] % count_chunk(x.dtype if self.precision == TF32 else _HALF) != 0
+
+    def rounds_to(self, position: int, inputs: Sequence[TensorSpec | None], target: Target) -> str:
+        """Return tf32 for the image of a convolution of such operands on tensor cores."""
+        x, w = inputs[0], inputs[1]
+        if position != 0 or self.precision != TF32 or x is None or w is None:
+            return ""
+        windows = self.windows(x.shape, w.shape)
+        dtypes = (x.dtype, w.dtype, self._find_result(x.dtype))
+        is_able = runs_on_tensor_cores(dtypes, windows.kernel, target, self.group, w.shape[1], self.precision)
+        return TF32 if is_able and fits_numbers(x, windows, w.shape[0]) else ""
 
     def count_format_gain(
         self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
@@ -133,7 +153,7 @@ class Conv(Convolution):
         if x is None or w is None or y is None:
             return 0
         dtypes = (x.dtype, w.dtype, self._find_result(x.dtype))
-        if runs_on_tensor_cores(dtypes, w.shape[2:], target, self.group, w.shape[1]):
+        if runs_on_tensor_cores(dtypes, w.shape[2:], target, self.group, w.shape[1], self.precision):
             return count_transposed(x, y)
         is_depthwise = w.shape[0] == self.group == x.shape[1] and takes_depthwise_last(dtypes, self.group, w.shape[2:])
         return count_widened(x) if is_depthwise and x.dtype != dtypes[2] else 0
@@ -173,9 +193,9 @@ class Conv(Convolution):
         check_index(self.name, "outputs of one channel", sizes.outputs)
         check_index(self.name, "output channels of a group", sizes.group_outs)
         slots, keeps_order = (x, w, bias, y), self.precision == REFERENCE
-        if narrow is None and launch_mma_conv(emit, slots, windows, self.group):
+        if narrow is None and launch_mma_conv(emit, slots, windows, self.group, self.precision):
             return
-        if narrow is None and launch_patches(emit, slots, windows, self.group):
+        if narrow is None and launch_patches(emit, slots, windows, self.group, self.precision):
             return
         if narrow is None and _has_own_kernels(emit) and launch_depthwise_last(emit, slots, windows, self.group):
             return
@@ -284,7 +304,7 @@ class ConvTranspose(Convolution):
         if x is None or w is None or y is None:
             return 0
         dtypes = (x.dtype, w.dtype, find_result(x.dtype, self.precision))
-        is_gained = runs_as_products(dtypes, self.windows(x.shape, w.shape), self.group, target)
+        is_gained = runs_as_products(dtypes, self.windows(x.shape, w.shape), self.group, target, self.precision)
         return count_transposed(x, y) if is_gained else 0
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
@@ -301,7 +321,7 @@ class ConvTranspose(Convolution):
         check_index(self.name, "input channels of a group", sizes.group_ins)
         check_index(self.name, "output channels of a group", sizes.group_outs)
         slots, windows = (x, w, bias, y), self.windows(x.shape, w.shape)
-        if narrow is None and launch_mma_transpose(emit, slots, windows, self.group):
+        if narrow is None and launch_mma_transpose(emit, slots, windows, self.group, self.precision):
             return
         if x.dtype != y.dtype:
             x, w = widen_operand(emit, x, y), widen_operand(emit, w, y)

@@ -1,9 +1,14 @@
-"""Convolutions of half and bf16 images, channels last, on tensor cores: tables of taps, packed weights, tiles, slices.
+"""Convolutions of half, bf16 and tf32 images, channels last, on tensor cores: tables of taps, packed weights, tiles.
 
 ``conv_mma.cu`` multiplies patches of the input, which are copied as they lie, by weights packed as ``[out channels,
 taps, channels]``; groups are batches. A kernel of one tap that sees each position once is a product of matrices, and so
-`launch_gemm`'s; so are patches of more taps than its tables have, which vision transformers cut an image into. An input
-whose channels are no multiple of eight is padded first (``pad_channels.cu``), and one that is not aligned is copied.
+`launch_gemm`'s; so are patches of more taps than its tables have, which vision transformers cut an image into. Channels
+are copied 16 bytes at a time: an input that has others (`count_chunk`) is padded first (``pad_channels.cu``), and one
+that is not aligned is copied.
+
+Floats are multiplied as tf32. The kernel rounds those of the image itself, as they come out of shared memory, so that a
+rounding in front is left out of the plan (`gpuexec.planner.own_rounding`), and one tap is this kernel's, too. Weights
+are rounded where they are packed.
 """
 
 from __future__ import annotations
@@ -16,20 +21,22 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter
+from gpuexec.ir.precision import TF32
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import WeightForm, weight_form
 from gpuexec.ops.elementwise.epilogue import instantiate_finished
-from gpuexec.ops.lib.slices import MMA_TILES, MmaTile, choose_mma_tile, slice_mma_tiles
+from gpuexec.ops.lib.slices import FLAT_MMA, MEDIUM_MMA, MMA_TILES, SMALL_MMA, MmaTile, choose_mma_tile, slice_mma_tiles
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import MAX_AXES, Windows
 from gpuexec.ops.linalg.matmul_launch import launch_gemm
-from gpuexec.ops.linalg.mma_launch import multiplies
-from gpuexec.ops.linalg.product import ALONG_K, Product
+from gpuexec.ops.linalg.mma_launch import has_tensor_cores, multiplies
+from gpuexec.ops.linalg.product import ALONG_K, VECTOR_NBYTES, Product
 from gpuexec.ops.nn.conv_simt import ConvSum
 from gpuexec.ops.tensor.layout import window
 
@@ -37,9 +44,8 @@ _SOURCE, _FLOAT = "conv_mma.cu", np.dtype(np.float32)
 _DTYPES = (np.dtype(np.float16), BFLOAT16)
 _MAX_TAPS, _TAPS_BEHIND, _MAX_TAP_BITS = 64, 16, 31  # of conv_mma.cu
 _BEHIND = 1 << 31  # bits of a tap behind the last one
-EIGHT = 8  # channels that are copied at once, kEight of mma_tile.cuh
 _PAD_THREADS = 256  # kPadThreads of pad_channels.cu
-_ALIGNMENT, _LIMIT, _ROWS_BEHIND = 16, 2**31, 128  # rows: that a tile may reach beyond the last one
+_LIMIT, _ROWS_BEHIND = 2**31, 128  # rows: that a tile may reach beyond the last one
 
 
 def name_conv(dtypes: tuple[np.dtype[Any], np.dtype[Any]], tile: MmaTile) -> Kernel:
@@ -52,27 +58,35 @@ def name_conv(dtypes: tuple[np.dtype[Any], np.dtype[Any]], tile: MmaTile) -> Ker
     return Kernel(_SOURCE, f"conv_mma<{', '.join([dtype_row(dtype).cuda for dtype in dtypes])}, {tile.name}>")
 
 
+# Tiles of floats. By the large one 32 images of ResNet-50 are predicted to take 3 % less, and one image as long.
+FLOAT_TILES = (MEDIUM_MMA, SMALL_MMA, FLAT_MMA)
 for _dtype in _DTYPES:
     instantiate_finished(_dtype, [name_conv((_dtype, _dtype), tile) for tile in MMA_TILES])
     instantiate_finished(_FLOAT, [name_conv((_dtype, _FLOAT), tile) for tile in MMA_TILES], stored=[_dtype])
+instantiate_finished(_FLOAT, [name_conv((_FLOAT, _FLOAT), tile) for tile in FLOAT_TILES])
 
 
 def _name_pad(source: np.dtype[Any], stored: np.dtype[Any]) -> Kernel:
     return Kernel("pad_channels.cu", f"pad_channels<{dtype_row(source).cuda}, {dtype_row(stored).cuda}>")
 
 
-instantiate("pad_channels.cu", [_name_pad(dtype, dtype).expression for dtype in _DTYPES])
+instantiate("pad_channels.cu", [_name_pad(dtype, dtype).expression for dtype in (*_DTYPES, _FLOAT)])
+
+
+def count_chunk(dtype: np.dtype[Any]) -> int:
+    """Return the channels of a type that are copied at once, kChunkElements of mma_tile.cuh: eight, or four floats."""
+    return VECTOR_NBYTES // dtype.itemsize
 
 
 @weight_form("conv_lines")
 @dataclass(frozen=True, slots=True)
 class ConvLines(WeightForm):
-    """Weights ``[outs, channels, taps...]`` as ``[outs, taps * channels]``, channels padded by zeros to eights."""
+    """Weights ``[outs, channels, taps...]`` as ``[outs, taps * channels]``, channels padded by zeros to 16 bytes."""
 
     def infer(self, source: TensorSpec) -> TensorSpec:
         """Return the spec, with the channels that only pad."""
         outs, channels, *kernel = source.shape
-        return source.with_shape((outs, prod(kernel) * round_up(channels, EIGHT)))
+        return source.with_shape((outs, prod(kernel) * round_up(channels, count_chunk(source.dtype))))
 
     def pack(self, block: Array, at: tuple[int, ...], packed: Array) -> None:
         """Write a part of the weights, whose taps are all there: they are fewer than any part has rows."""
@@ -95,8 +109,9 @@ def runs_on_tensor_cores(
     target: Target,
     groups: int = 1,
     channels: int = 0,
+    precision: str = "",
 ) -> bool:
-    """Return whether a convolution runs on tensor cores: of one group, or of groups that have eights of channels.
+    """Return whether a convolution runs on tensor cores: of one group, or of groups whose channels are copied at once.
 
     It is a matter of types and taps, so that results don't depend on how images lie, and thereby on what else reads
     them.
@@ -107,12 +122,24 @@ def runs_on_tensor_cores(
         target: What it runs on.
         groups: Groups of channels.
         channels: Of the input, in a group; they count where there are several.
+        precision: Of the operands; those of float are multiplied as tf32 alone.
     """
     x, w, y = dtypes
-    if groups > 1 and (channels % EIGHT or not channels):
+    if groups > 1 and (channels % count_chunk(x) or not channels):
         return False
     has_tables = prod(kernel) <= _MAX_TAPS and sum(kernel) + MAX_AXES - len(kernel) <= _MAX_TAP_BITS
-    return has_tables and multiplies(target, y, x, w)
+    return has_tables and (takes_tf32(dtypes, target, precision) or multiplies(target, y, x, w))
+
+
+def takes_tf32(dtypes: tuple[np.dtype[Any], ...], target: Target, precision: str) -> bool:
+    """Return whether operands and result are floats that tensor cores of a target multiply as tf32.
+
+    Args:
+        dtypes: Of x, w and y.
+        target: What it runs on.
+        precision: Of the operands.
+    """
+    return precision == TF32 and has_tensor_cores(target) and all(each == _FLOAT for each in dtypes)
 
 
 def count_transposed(x: TensorSpec, y: TensorSpec) -> int:
@@ -120,7 +147,9 @@ def count_transposed(x: TensorSpec, y: TensorSpec) -> int:
     return 2 * (x.nbytes + y.nbytes)
 
 
-def launch_mma_conv(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows: Windows, groups: int) -> bool:
+def launch_mma_conv(
+    emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows: Windows, groups: int, precision: str = ""
+) -> bool:
     """Launch a convolution on tensor cores; False where there are none for it.
 
     Args:
@@ -128,13 +157,23 @@ def launch_mma_conv(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], 
         slots: x, w, bias (or None), y.
         windows: Those over x.
         groups: Groups of channels.
+        precision: Of the operands.
+
+    Raises:
+        PlanError: There are none for one of tf32 of this size, as there are at the upper end: what rounds its operand
+            in front may have been left out.
     """
     x, w, bias, y = slots
     dtypes = (x.dtype, w.dtype, y.dtype)
-    if not runs_on_tensor_cores(dtypes, windows.kernel, emit.target, groups, w.shape[1]):
+    if not runs_on_tensor_cores(dtypes, windows.kernel, emit.target, groups, w.shape[1], precision):
         return False
-    able = _fits(x, windows, y)
-    if not (emit.choose(able) and able):
+    able = fits_numbers(x.spec, windows, w.shape[0])
+    chosen = emit.choose(able)
+    if chosen and not able and x.dtype == _FLOAT:
+        raise PlanError(
+            f"A convolution of {x.spec} is beyond the numbers of its kernel, as it is not at the upper end."
+        )
+    if not (chosen and able):
         return False
     if not emit.choose(has_channels_last(y)):
         turned = make_channels_last(emit, y)
@@ -145,8 +184,10 @@ def launch_mma_conv(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], 
     return True
 
 
-def launch_patches(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows: Windows, groups: int) -> bool:
-    """Launch a convolution of patches that neither overlap nor leave gaps; False where it is none, or not of 16 bits.
+def launch_patches(
+    emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows: Windows, groups: int, precision: str = ""
+) -> bool:
+    """Launch a convolution of patches that neither overlap nor leave gaps; False where it is none, or of plain floats.
 
     They are laid out as rows of a product, which copies each element once at most, however many taps there are.
 
@@ -155,14 +196,16 @@ def launch_patches(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], w
         slots: x, w, bias (or None), y.
         windows: Those over x.
         groups: Groups of channels.
+        precision: Of the operands.
     """
     x, w, bias, y = slots
-    if groups > 1 or not multiplies(emit.target, y.dtype, x.dtype, w.dtype):
+    is_tf32 = takes_tf32((x.dtype, w.dtype, y.dtype), emit.target, precision)
+    if groups > 1 or not (is_tf32 or multiplies(emit.target, y.dtype, x.dtype, w.dtype)):
         return False
     is_apart = windows.strides == windows.kernel and not any((*windows.begins, *windows.ends))
-    is_dense = w.is_contiguous and w.offset_bytes % (EIGHT * w.dtype.itemsize) == 0 and y.is_contiguous
+    is_dense = w.is_contiguous and w.offset_bytes % VECTOR_NBYTES == 0 and y.is_contiguous
     outs, inner = w.shape[0], prod(w.shape[1:])
-    is_able = is_apart and is_dense and set(windows.dilations) <= {1} and inner % EIGHT == 0
+    is_able = is_apart and is_dense and set(windows.dilations) <= {1} and inner % count_chunk(w.dtype) == 0
     if not (emit.choose(is_able) and is_able):
         return False
     batch, positions = x.shape[0], prod(windows.counts)
@@ -174,7 +217,14 @@ def launch_patches(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], w
     bias = None if bias is None else emit.contiguous(bias)
     walks = ((0,), (positions * inner,), (outs * positions,))
     strides = (inner, 1, 1, inner, 1, 0, positions)
-    launch_gemm(emit, (weights, patches, bias, y), (outs, positions, inner), strides, batch=((batch,), walks))
+    launch_gemm(
+        emit,
+        (weights, patches, bias, y),
+        (outs, positions, inner),
+        strides,
+        batch=((batch,), walks),
+        precision=precision,
+    )
     return True
 
 
@@ -183,16 +233,16 @@ def _launch(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows:
     x, w, bias, y = slots
     bias = None if bias is None else emit.contiguous(bias)
     outs, rows = w.shape[0] // groups, x.shape[0] * prod(windows.counts)
-    channels = round_up(w.shape[1], EIGHT)  # of a group
+    channels = round_up(w.shape[1], count_chunk(x.dtype))  # of a group
     x = align_channels(emit, x, groups * channels)
     weights = _pack_weights(emit, w, channels)
     inner = windows.taps * channels
-    if groups == 1 and _sees_positions(windows):
+    if groups == 1 and x.dtype != _FLOAT and _sees_positions(windows):
         strides = (channels, 1, 1, channels, 0, 1, outs)
         launch_gemm(emit, (x, weights, bias, y), (rows, outs, inner), strides)
         return
     nbytes = inner * x.dtype.itemsize
-    tile = choose_mma_tile(emit, rows, outs, nbytes, groups)
+    tile = choose_mma_tile(emit, rows, outs, nbytes, groups, FLOAT_TILES if x.dtype == _FLOAT else MMA_TILES)
     tiles = groups * tile.count(rows, outs)
     slices = slice_mma_tiles(emit, tile, tiles, nbytes)
     batch: tuple[int, ...] = ()
@@ -217,11 +267,11 @@ def _launch(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows:
 
 
 def _pad_channels(emit: Emitter, made: Slot, x: Slot) -> None:
-    """Launch the padding of an image, of any strides, into dense memory ``[n, axes..., eights of channels]``."""
-    axes, strides = x.shape[2:], x.strides[2:]
+    """Launch the padding of an image, of any strides, into dense memory ``[n, axes..., channels]``."""
+    axes, strides, chunk = x.shape[2:], x.strides[2:], count_chunk(made.dtype)
     lead = MAX_AXES - len(axes)
-    vectors = made.spec.size // EIGHT
-    divisors = (prod(axes), made.shape[-1] // EIGHT, *((1,) * lead + axes)[1:])
+    vectors = made.spec.size // chunk
+    divisors = (prod(axes), made.shape[-1] // chunk, *((1,) * lead + axes)[1:])
     packed = b"".join(
         (
             *[pack_fast_div32(max(1, divisor)) for divisor in divisors],
@@ -240,7 +290,7 @@ def make_channels_last(emit: Emitter, y: Slot) -> Slot:
 
 def align_channels(emit: Emitter, x: Slot, channels: int) -> Slot:
     """Return an image, channels last, whose positions are 16 bytes apart or a multiple of that; zeros only pad."""
-    is_aligned = x.shape[1] == channels and x.offset_bytes % _ALIGNMENT == 0
+    is_aligned = x.shape[1] == channels and x.offset_bytes % VECTOR_NBYTES == 0
     if emit.choose(is_aligned and has_channels_last(x)):
         return x
     batch, own, *extents = x.shape
@@ -260,7 +310,7 @@ def pack_conv(product: Product, x: Slot, windows: Windows, channels: int, tile: 
         product: Output positions by output channels.
         x: The input, by its strides.
         windows: Those over x.
-        channels: Of a tap, a multiple of eight.
+        channels: Of a tap, a multiple of those that are copied at once.
         tile: What a block makes.
     """
     total = ConvSum.of(x, windows, 1, channels, product.extents[1], is_transposed=False)
@@ -283,9 +333,15 @@ def pack_conv(product: Product, x: Slot, windows: Windows, channels: int, tile: 
     ))  # fmt: skip
 
 
-def _fits(x: Slot, windows: Windows, y: Slot) -> bool:
-    """Return whether the kernel's numbers of 32 bits hold places in x, also those of taps outside, and rows of y."""
-    channels = round_up(x.shape[1], EIGHT)
+def fits_numbers(x: TensorSpec, windows: Windows, outs: int) -> bool:
+    """Return whether the kernel's numbers of 32 bits hold places in x, also those of taps outside, and rows of y.
+
+    Args:
+        x: The images.
+        windows: Those over x.
+        outs: Output channels.
+    """
+    channels = round_up(x.shape[1], count_chunk(x.dtype))
     padded = [
         extent + begin + end + dilation * taps
         for extent, begin, end, dilation, taps in zip(
@@ -293,7 +349,8 @@ def _fits(x: Slot, windows: Windows, y: Slot) -> bool:
         )
     ]
     images = x.shape[0] + ceil_div(_ROWS_BEHIND, max(1, prod(windows.counts)))
-    return max(images * channels * prod(padded), y.spec.size, y.shape[1] * windows.taps * channels) < _LIMIT
+    results = x.shape[0] * outs * prod(windows.counts)
+    return max(images * channels * prod(padded), results, outs * windows.taps * channels) < _LIMIT
 
 
 def _sees_positions(windows: Windows) -> bool:

@@ -23,7 +23,9 @@ _DIVISORS = "<15I"  # of the positions of an image, along each axis, and of chan
 # taps of its lines are inside.
 _LOOP_INSTRUCTIONS = {"LargeMma": 35, "MediumMma": 41, "SmallMma": 41, "FlatMma": 66}
 _AROUND = 900
-_CHUNK_NBYTES = 16
+# Words, rows and bytes of the left operand of an mma, and the instructions by which a word is rounded to tf32.
+_FRAGMENT_WORDS, _MMA_ROWS, _STEP_NBYTES, _EACH_ROUNDING = 4, 16, 32, 2
+_CHUNK_NBYTES, _FLOAT_NBYTES = 16, 4
 
 
 @work_of("conv_mma.cu", "conv_mma")
@@ -42,8 +44,15 @@ def _count_conv_mma(launch: Launch) -> Work:
     # Where a slab has several taps, positions side by side ask for the same places, some of them at once.
     patches = seen * round_up(channels * itemsize, SECTOR_BYTES) * ceil_div(columns, tile.columns)
     weights = _count_lines(columns, tile) * inner * itemsize * ceil_div(rows, tile.rows)
-    work = describe_mma(launch, _LOOP_INSTRUCTIONS[tile.name], groups * (patches + weights), _AROUND)
+    loop = _LOOP_INSTRUCTIONS[tile.name] + (_count_roundings(tile) if itemsize == _FLOAT_NBYTES else 0)
+    work = describe_mma(launch, loop, groups * (patches + weights), _AROUND)
     return replace(work, flops=work.flops + (y.spec.size if launch.arguments[2] is not None else 0))
+
+
+def _count_roundings(tile: MmaTile) -> int:
+    """Return the instructions of a warp that round its floats of a slab."""
+    down = tile.rows // tile.warps_down // _MMA_ROWS
+    return tile.slab_nbytes // _STEP_NBYTES * down * _FRAGMENT_WORDS * _EACH_ROUNDING
 
 
 def _count_lines(columns: int, tile: MmaTile) -> int:

@@ -1,8 +1,9 @@
-"""Transposed convolutions of half and bf16 images, channels last, on tensor cores, whose taps do not overlap.
+"""Transposed convolutions of half, bf16 and tf32 images, channels last, on tensor cores, whose taps do not overlap.
 
 Where strides are the kernel's extents each output sees one position of the input through one tap. So such a convolution
 is a product of matrices for each tap, by the rows of an image: ``launch_gemm`` takes them as one launch of batches,
-which store their rows to where the outputs of the tap lie.
+which store their rows to where the outputs of the tap lie. In tf32 products of few columns or output channels are those
+of the FP32 units.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gpuexec.ir.weight_forms import WeightForm, weight_form
 from gpuexec.ops.lib.windows import Windows
 from gpuexec.ops.linalg.matmul_launch import launch_gemm
 from gpuexec.ops.linalg.mma_launch import multiplies
-from gpuexec.ops.nn.conv_mma import EIGHT, align_channels, has_channels_last, make_channels_last
+from gpuexec.ops.nn.conv_mma import align_channels, count_chunk, has_channels_last, make_channels_last, takes_tf32
 
 _LIMIT = 2**31
 
@@ -30,12 +31,12 @@ _LIMIT = 2**31
 @weight_form("conv_transpose_lines")
 @dataclass(frozen=True, slots=True)
 class TransposeLines(WeightForm):
-    """Weights ``[channels, outs, taps...]`` as ``[taps * outs, channels]``, channels padded by zeros to eights."""
+    """Weights ``[channels, outs, taps...]`` as ``[taps * outs, channels]``, channels padded by zeros to 16 bytes."""
 
     def infer(self, source: TensorSpec) -> TensorSpec:
         """Return the spec, with the channels that only pad."""
         channels, outs, *kernel = source.shape
-        return source.with_shape((prod(kernel) * outs, round_up(channels, EIGHT)))
+        return source.with_shape((prod(kernel) * outs, round_up(channels, count_chunk(source.dtype))))
 
     def pack(self, block: Array, at: tuple[int, ...], packed: Array) -> None:
         """Write a part of the weights, whose taps are all there: they are fewer than any part has rows."""
@@ -63,7 +64,11 @@ def has_apart_taps(windows: Windows) -> bool:
 
 
 def runs_as_products(
-    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]], windows: Windows, groups: int, target: Target
+    dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]],
+    windows: Windows,
+    groups: int,
+    target: Target,
+    precision: str = "",
 ) -> bool:
     """Return whether a transposed convolution runs on tensor cores; a matter of types and windows, as of `conv_mma`.
 
@@ -72,13 +77,15 @@ def runs_as_products(
         windows: Those over y.
         groups: Groups of channels.
         target: What it runs on.
+        precision: Of the operands; those of float are multiplied as tf32 alone.
     """
     x, w, y = dtypes
-    return groups == 1 and windows.taps <= 64 and has_apart_taps(windows) and multiplies(target, y, x, w)
+    has_type = multiplies(target, y, x, w) or takes_tf32(dtypes, target, precision)
+    return groups == 1 and windows.taps <= 64 and has_apart_taps(windows) and has_type
 
 
 def launch_mma_transpose(
-    emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows: Windows, groups: int
+    emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows: Windows, groups: int, precision: str = ""
 ) -> bool:
     """Launch a transposed convolution on tensor cores; False where there are none for it.
 
@@ -87,11 +94,12 @@ def launch_mma_transpose(
         slots: x, w, bias (or None), y.
         windows: Those over y.
         groups: Groups of channels; more than one is what this can't.
+        precision: Of the operands.
     """
     x, w, bias, y = slots
-    if not runs_as_products((x.dtype, w.dtype, y.dtype), windows, groups, emit.target):
+    if not runs_as_products((x.dtype, w.dtype, y.dtype), windows, groups, emit.target, precision):
         return False
-    channels = round_up(x.shape[1], EIGHT)
+    channels = round_up(x.shape[1], count_chunk(x.dtype))
     able = max(x.spec.size // max(x.shape[1], 1) * channels, y.spec.size) < _LIMIT
     if not (emit.choose(able) and able):
         return False
@@ -114,7 +122,7 @@ def launch_mma_transpose(
     )
     launch_gemm(
         emit, (x, weights, bias, turned), (windows.counts[-1], outs, channels),
-        (channels, 1, 1, channels, 0, 1, steps[-1]), batch=(batch, walks),
+        (channels, 1, 1, channels, 0, 1, steps[-1]), batch=(batch, walks), precision=precision,
     )  # fmt: skip
     if turned is not y:
         emit.copy(y, turned)

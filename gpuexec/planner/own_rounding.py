@@ -1,0 +1,69 @@
+"""Roundings of operands whose readers round them by themselves: left out of a plan.
+
+In tf32 a precision rounds operands from float to float, by a launch or as the last step of an epilogue. A kernel that
+rounds what it multiplies, as convolutions on tensor cores do (`Operator.rounds_to`), needs neither, and a residual
+beside it goes on with the same memory. Numbers stay the same to the bit, since what is rounded twice is what is rounded
+once. What else reads an operand, and what a graph gives out, is rounded as it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpuexec.ir.graphs import Graph, Value
+from gpuexec.ir.operator import Operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
+from gpuexec.ops.elementwise.elementwise_unary import ROUND_OPERAND
+from gpuexec.ops.elementwise.fused import Fused
+
+
+def leave_out_roundings(graph: Graph, specs: Mapping[Value, TensorSpec], target: Target) -> Graph:
+    """Return a graph without the roundings all of whose readers round to that precision themselves.
+
+    Args:
+        graph: The graph.
+        specs: Specs of all values, at the upper end of the size class.
+        target: What it is planned for.
+    """
+    left_out = _find_left_out(graph, specs, target)
+    if not left_out:
+        return graph
+    sources: dict[Value | None, Value | None] = {}
+    nodes = []
+    for node in graph.nodes:
+        inputs = tuple([sources.get(value, value) for value in node.inputs])
+        operator = node.operator
+        if any(value in left_out for value in node.outputs):
+            if not isinstance(operator, Fused):
+                sources[node.outputs[0]] = inputs[0]
+                continue
+            operator = operator.without_last_step()
+        is_same = operator is node.operator and inputs == node.inputs
+        nodes.append(node if is_same else replace(node, operator=operator, inputs=inputs))
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _find_left_out(graph: Graph, specs: Mapping[Value, TensorSpec], target: Target) -> set[Value | None]:
+    """Return the rounded values that nothing wants rounded."""
+    precisions: dict[Value | None, str] = {}
+    for node in graph.nodes:
+        precision = _find_rounding(node.operator)
+        if precision and node.outputs[0] not in graph.outputs:
+            precisions[node.outputs[0]] = precision
+    left_out = set(precisions)
+    for node in graph.nodes if left_out else ():
+        given = [None if value is None else specs[value] for value in node.inputs]
+        for position, value in enumerate(node.inputs):
+            if value in left_out and node.operator.rounds_to(position, given, target) != precisions[value]:
+                left_out.remove(value)
+    return left_out
+
+
+def _find_rounding(operator: Operator) -> str:
+    """Return the precision that an operator does nothing but round to, at all or as the last step; empty: none."""
+    if isinstance(operator, Fused):
+        *before, last = operator.parts.steps
+        return _find_rounding(last.operator) if before or operator.parts.view is None else ""
+    return str(operator.to) if operator.name == ROUND_OPERAND else ""  # type: ignore[attr-defined]
