@@ -1,8 +1,8 @@
 """Launches of matrix products on tensor cores, ``mma_gemm.cu`` and ``mma_narrow.cu``.
 
 Operands are half or bf16, or floats that are rounded to tf32; those that are weights and not aligned as they lie are
-packed once. Weights of int8 are widened between global and shared memory; beside operands that a precision rounds, where
-the result is float, they are multiplied as integers, and sums are scaled.
+packed once. Weights of int8 are widened between global and shared memory; beside operands that a precision rounds,
+where the result is float, they are multiplied as integers, and sums are scaled.
 """
 
 from __future__ import annotations

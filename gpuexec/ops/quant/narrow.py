@@ -3,7 +3,8 @@
 Each has the fields and inputs of the operator it stands for, the weight narrow, and behind them the weight's scale and
 zero point. The result is that of DequantizeLinear (or Cast) and that operator, but the wide weight never
 is: on a device it is widened in registers, on the host a block of it at a time. A file has the two operators;
-`gpuexec.passes.narrow_weights` makes one of them.
+`gpuexec.passes.narrow_weights` makes one of them. Where a precision has rounded the other operand of a product, the
+weight is not, and the result is float.
 """
 
 from __future__ import annotations
