@@ -102,7 +102,6 @@ class MatMulNBits(Operator):
         "float32[2,40] uint8[6,3,8] float32[6,3] - int32[40] K=40 N=6 block_size=16"
     )
     flops_per_output = None
-    keeps_dtype = True
     has_blits = True
     rounded = (0,)
     takes_narrow = True
