@@ -263,7 +263,7 @@ class Operator:
     # Positions of inputs that are no images, though they may have the rank of one: weights, which are read as they lie.
     not_images: ClassVar[tuple[int, ...]] = ()
     # Inputs that a lower precision rounds as it does those (`gpuexec.passes.lower_precision`), of an operator that
-    # multiplies within: attention.
+    # multiplies within (attention), or that has a weight in few bits, which nothing rounds.
     rounded: ClassVar[tuple[int, ...]] = ()
 
     @property

@@ -7,7 +7,8 @@ which a plan leaves out where kernels round for themselves (`gpuexec.planner.own
 the float: a residual would have to be widened again, by a launch as well. Where one tensor will do for all, for types
 of 16 bits in front of convolutions that take floats, they take what is rounded. A weight is rounded by `RoundWeight`,
 once. In fp8 it has a scale for each output channel, and what is made one for all of it, found in each run: nothing need
-be calibrated.
+be calibrated. Weights that a model has in few bits are multiplied as they are; what they are multiplied with is rounded
+to types of 16 bits, for which there are kernels, and to no others.
 
 Attention over keys and values that are made in the run takes all three in a narrow type (`RoundedAttention`); keys and
 values that are given are mostly a memory's, which would be rounded anew in each run, and stay float. Attention that is
@@ -179,7 +180,21 @@ def _is_eligible(node: Node, dtypes: Mapping[Value | None, np.dtype[Any]], preci
     is_float = bool(known) and all(each == _FLOAT for each in known)
     is_whole = all(node.inputs[each] is not None for each in multiplied)
     is_kept = node.name in precision.keep or any(fnmatchcase(node.name, each) for each in precision.keep)
-    return is_float and is_whole and not is_kept
+    return is_float and is_whole and not is_kept and _fits_others(node, dtypes, precision)
+
+
+def _fits_others(node: Node, dtypes: Mapping[Value | None, np.dtype[Any]], precision: Precision) -> bool:
+    """Return whether what a node does not round, where that has a type of its own, goes with a precision.
+
+    Integers go with types of 16 bits, which hold them, and a weight of one of these with its own.
+    """
+    if not (node.operator.rounded and node.operator.takes_narrow):
+        return True
+    if precision.name not in STORED:
+        return False
+    others = {dtypes.get(value) for place, value in enumerate(node.inputs) if place not in node.operator.rounded}
+    stored = {dtype_row(each).numpy for each in STORED.values()}
+    return others & stored <= {dtype_row(STORED[precision.name]).numpy}
 
 
 def _list_operands(node: Node) -> tuple[int, ...]:

@@ -225,6 +225,68 @@ def test_reference_adds_in_one_order_however_few_tiles_there_are() -> None:
     assert (run(model, x, "simulator") != expected).any()
 
 
+NARROW = {
+    "w": RNG.integers(-127, 128, (48, 64)).astype(np.int8),
+    "w_scale": (1 / RNG.integers(300, 400, 64)).astype(np.float32),
+    "codes": RNG.integers(0, 256, (40, 2, 32)).astype(np.uint8),
+    "scales": (1 / RNG.integers(3000, 4000, (40, 2))).astype(np.float32),
+    "half": RNG.standard_normal((40, 33)).astype(np.float16),
+    "bias": SECOND[0],
+}
+
+
+def narrow_layers() -> gx.Model:
+    """x -> MatMul with a dequantized weight -> Relu -> MatMulNBits -> MatMul with a weight of half -> Add."""
+    codes = {"K": 64, "N": 40, "bits": 8, "block_size": 32}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "w_scale"], ["first"], axis=1),
+        helper.make_node("MatMul", ["x", "first"], ["a"], name="one"),
+        helper.make_node("Relu", ["a"], ["r"], name="relu"),
+        helper.make_node("MatMulNBits", ["r", "codes", "scales"], ["b"], name="two", domain="com.microsoft", **codes),
+        helper.make_node("Cast", ["half"], ["third"], to=1),
+        helper.make_node("MatMul", ["b", "third"], ["c"], name="three"),
+        helper.make_node("Add", ["c", "bias"], ["y"], name="add"),
+    ]
+    return make_model(nodes, {"x": ["n", 48]}, {"y": ["n", 33]}, **NARROW)
+
+
+def expect_narrow_layers(x: Array, precision: str) -> Array:
+    """Return what they make of activations rounded by hand, where there are kernels for that, and weights as stored."""
+    w, w_scale, codes, scales, half, bias = (array.astype(np.float64) for array in NARROW.values())
+    weights = (w * w_scale, ((codes.reshape(40, 64) - 128) * scales.repeat(32, 1)).T, half)
+
+    def multiply(a: Array, place: int) -> Array:
+        is_rounded = precision == "fp16" or place < 2
+        a = round_to(a, precision) if is_rounded else a
+        return (a.astype(np.float64) @ weights[place]).astype(np.float32)
+
+    return multiply(multiply(np.maximum(multiply(x, 0), 0), 1), 2) + bias.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("backend", "target"), [("cpu", "sm_90"), ("simulator", "sm_75"), ("simulator", "sm_80"), ("simulator", "sm_90")]
+)
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_operands_beside_weights_in_few_bits_are_rounded_as_by_hand(precision: str, backend: str, target: str) -> None:
+    model = narrow_layers()
+    expected = expect_narrow_layers(X, precision)
+    device: Any = "cpu"
+    if backend == "simulator":
+        device = Backend(make_simulator(target=target), gx.BackendType.SIMULATOR, "tested")
+    with gx.Worker(model, backend=device, precision=precision) as worker:
+        (got,) = worker.run(X)
+        (plan,) = worker.plans
+    sources = [each.kernel.source for each in plan.segment.commands if isinstance(each, Launch)]
+    if backend == "simulator":
+        device.device.close()
+        on_tensor_cores = [each for each in sources if each.startswith("mma_")]
+        expected_sources = ["mma_narrow.cu", "mma_nbits.cu", *(["mma_gemm.cu"] if precision == "fp16" else [])]
+        assert on_tensor_cores == (expected_sources if target != "sm_75" else [])
+    largest = float(np.abs(expected).max())
+    np.testing.assert_allclose(got, expected, rtol=0, atol=LOSS[precision] * largest / 8)
+    assert np.abs(run(model, X, "cpu") - got).max() > LOSS[precision] * largest / 8
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_kept_layers_are_computed_in_float(backend: str) -> None:
     got = run(layers(), X, backend, precision="bf16", keep={"tw*"})

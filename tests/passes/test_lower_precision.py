@@ -7,12 +7,16 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.ir.graphs import Graph, Node, bodies, check
-from gpuexec.ir.operator import describe
+from gpuexec.ir.operator import build, describe
 from gpuexec.ir.precision import Precision
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.microsoft.matmul_nbits import MatMulNBits
 from gpuexec.passes.fold_constants import fold_constants
 from gpuexec.passes.fold_shapes import fold_shapes
 from gpuexec.passes.lower_precision import lower_precision
+from gpuexec.passes.narrow_weights import narrow_weights
+from gpuexec.passes.remove_noops import find_dtypes
+from tests.ir.graph_builder import GraphBuilder
 from tests.passes.harness import load, operators
 
 WEIGHTS = "float[2, 2] w = {1, 2, 3, 4.0001}, float[2, 2, 1, 1] k = {1, 2, 3, 4.0001}, float[2] b = {1, 2}"
@@ -197,3 +201,57 @@ def test_int8_takes_a_model_that_says_how_values_are_scaled() -> None:
         lower(matrix("y = MatMul (x, w)"), "int8")
     quantized = matrix("s = Constant <value_float = 0.5> () q = QuantizeLinear (x, s) y = DequantizeLinear (q, s)")
     assert operators(lower(quantized, "int8")) == operators(load(quantized))
+
+
+def packed() -> Graph:
+    """x -> Relu -> MatMulNBits, with codes, scales and a bias."""
+    make, float32 = GraphBuilder(), np.dtype(np.float32)
+    weights = (np.zeros((6, 2, 16), np.uint8), np.ones((6, 2), float32), None, None, np.ones(6, float32))
+    given = [None if each is None else make.constant(each) for each in weights]
+    relu = make.node(build("Relu", {}), make.input("x", 5, 40, dtype=float32))
+    return make.graph(make.node(MatMulNBits(K=40, N=6, block_size=32), relu, *given))
+
+
+def narrow(weight: str, scales: str = ", float s = {0.5}", widen: str = "DequantizeLinear (w, s)") -> Graph:
+    """x -> Relu -> MatMul with a weight that the graph has in few bits, fused."""
+    return narrow_weights(
+        load(f"""agraph (float[2, 2] x) => (float[2, 2] y) <{weight}{scales}> {{
+            a = Relu (x) v = {widen} y = MatMul (a, v) }}""")
+    )
+
+
+INT8 = "int8[2, 2] w = {1, 2, 3, 4}"
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("graph", "operator"), [(packed(), "com.microsoft.MatMulNBits"), (narrow(INT8), "gpuexec.NarrowMatMul")]
+)
+def test_what_is_multiplied_with_weights_of_few_bits_is_cast_and_they_stay(
+    graph: Graph, operator: str, precision: str
+) -> None:
+    lowered = lower_precision(graph, Precision.of(precision))
+    check(lowered)
+    assert [each for each in operators(lowered) if each != "DequantizeLinear"] == ["Relu", "Cast", operator]
+    ((before, after),) = zip(find(graph, operator), find(lowered, operator), strict=True)
+    assert after.inputs[1:] == before.inputs[1:]
+    assert getattr(after.operator, "precision", None) == precision
+    assert find_dtypes(lowered)[after.outputs[0]] == np.float32
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp8"])
+@pytest.mark.parametrize("graph", [packed(), narrow(INT8)])
+def test_no_kernel_gains_by_other_roundings_beside_weights_of_few_bits(graph: Graph, precision: str) -> None:
+    assert lower_precision(graph, Precision.of(precision)) is graph
+
+
+def test_weights_of_half_go_with_fp16_alone() -> None:
+    graph = narrow("float16[2, 2] w = {1, 2, 3, 4}", "", "Cast <to = 1> (w)")
+    assert operators(graph)[-1] == "gpuexec.NarrowMatMul"
+    assert reads(lower_precision(graph, Precision.of("fp16")), "gpuexec.NarrowMatMul")[0][0] == "a.fp16"
+    assert lower_precision(graph, Precision.of("bf16")) is graph
+
+
+def test_reference_tells_products_with_narrow_weights_to_keep_their_order_too() -> None:
+    (node,) = find(lower_precision(narrow(INT8), Precision.of("reference")), "gpuexec.NarrowMatMul")
+    assert getattr(node.operator, "precision", None) == "reference"

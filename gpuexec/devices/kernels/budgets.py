@@ -148,10 +148,13 @@ LARGER: Mapping[str, Budget] = {
     },
     "matmul_nbits.cu:matmul_nbits": Budget(128, "as gemm, which it is with another right operand"),
     **{
-        f"mma_nbits.cu:mma_nbits<{t}, SmallMma>": Budget(
-            224, "the sums of a block beside those of all, and codes under way; two blocks of 128 threads fit"
+        f"mma_nbits.cu:mma_nbits<{t}, {result}, {bits}, SmallMma>": Budget(
+            232 if bits == 8 else 224,
+            "the sums of a block beside those of all, and codes under way; two blocks of 128 threads fit",
         )
         for t in ("half", "bf16")
+        for result in (t, "float")
+        for bits in (2, 4, 8)
     },
     "norm_channels.cu:measure_large_channels": Budget(80, "sums of a vector of channels and the loads under way"),
     "norm_channels.cu:normalize_large_channels": Budget(80, "16 elements and the steps of an epilogue"),
@@ -189,10 +192,11 @@ LARGER: Mapping[str, Budget] = {
         if operands != "float" or left == right == _LIES[0]
     },
     **{
-        f"mma_narrow.cu:mma_narrow<{t}, SmallMma>": Budget(
+        f"mma_narrow.cu:mma_narrow<{t}, {result}, SmallMma{steps}>": Budget(
             168, "as mma_gemm, and weights under way; three blocks of 128 threads fit"
         )
-        for t in ("half", "bf16")
+        for t, result, steps in MMA_FORMS
+        if t != "float" and (result == "float" or not steps)
     },
     **{
         f"conv_mma.cu:conv_mma<{operands}, {result}, {tile}{steps}>": Budget(registers, "as mma_gemm, over patches")

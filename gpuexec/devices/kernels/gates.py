@@ -145,22 +145,34 @@ GATES: Mapping[str, Gate] = {
         )
         for t in _FLOATS
     },
-    # Weights of int8 are widened by some four instructions each.
+    # Weights of int8 are widened by some four instructions each; as integers beside half by one and a half, beside bf16
+    # by three.
     **{
-        f"mma_narrow.cu:mma_narrow<{t}, SmallMma>": Gate(
+        f"mma_narrow.cu:mma_narrow<{t}, {t}, SmallMma>": Gate(
             instructions=3500, store_bits=128, multiply_adds=0.158, loop_integers=199, loop_calls=0, load_bits=128,
             opcodes=("HMMA", "LDSM", "LDGSTS"), blocks=2,
         )
         for t in ("half", "bf16")
     },
-    # Codes are widened by some 30 instructions for eight of them. Sums of a block are scaled behind every other step
-    # of the unrolled loop, of which as many are taken as there are blocks.
     **{
-        f"mma_nbits.cu:mma_nbits<{t}, SmallMma>": Gate(
-            instructions=5400, store_bits=128, multiply_adds=0.06, loop_integers=660, loop_calls=0, load_bits=8,
-            opcodes=("HMMA", "LDSM", "LDGSTS"), blocks=2, aim="two codes to an instruction (LOP3, HFMA2)",
+        f"mma_narrow.cu:mma_narrow<{t}, {result}, SmallMma{steps}>": Gate(
+            instructions=4400, store_bits=128, multiply_adds=share, loop_integers=integers,
+            loop_calls=0, load_bits=128, opcodes=("HMMA", "LDSM", "LDGSTS"), blocks=2,
+        )
+        for t, share, integers in (("half", 0.26, 145), ("bf16", 0.185, 205))
+        for operands, result, steps in MMA_FORMS
+        if operands == t and result == "float"
+    },
+    # Eight codes are widened by some 14 instructions, of 8 bits in bf16 by twice as many. Sums of a block are scaled
+    # behind every other step of the unrolled loop, of which as many are taken as there are blocks.
+    **{
+        f"mma_nbits.cu:mma_nbits<{t}, {result}, {bits}, SmallMma>": Gate(
+            instructions=4800, store_bits=128, multiply_adds=0.215, loop_integers=610, loop_calls=0, load_bits=8,
+            opcodes=("HMMA", "LDSM", "LDGSTS"), blocks=2,
         )
         for t in ("half", "bf16")
+        for result in (t, "float")
+        for bits in (2, 4, 8)
     },
     # The same loop over words of four bytes; there is one for signed and one for unsigned left operands.
     **{

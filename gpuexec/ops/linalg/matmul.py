@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
+from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import broadcast, broadcast_strides, coalesce, contiguous_strides
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.operator import (
@@ -101,9 +102,15 @@ class MatMul(Operator):
 
         The result may be a window whose axes stand in another order, where both operands have two axes at least.
         """
-        y = outputs[0]
-        assert inputs[0] is not None and inputs[1] is not None and y is not None
-        a, b = take_operands(emit, y, inputs[0], inputs[1], is_narrow=narrow is not None)
+        (a, b, *_), y = inputs, outputs[0]
+        assert a is not None and b is not None and y is not None
+        if narrow is not None and a.dtype != y.dtype and self._launch(emit, (a, b, y), narrow, alpha):
+            return
+        self._launch(emit, (*take_operands(emit, y, a, b, is_narrow=narrow is not None), y), narrow, alpha)
+
+    def _launch(self, emit: Emitter, slots: tuple[Slot, Slot, Slot], narrow: NarrowWeight | None, alpha: float) -> bool:
+        """Launch once, as `launch_gemm` does."""
+        a, b, y = slots
         a_shape, a_strides = (a.shape, a.strides) if a.spec.rank > 1 else ((1, *a.shape), (0, *a.strides))
         b_shape, b_strides = (b.shape, b.strides) if b.spec.rank > 1 else ((*b.shape, 1), (*b.strides, 0))
         rows, columns, rank = a_shape[-2], b_shape[-1], b.spec.rank
@@ -122,7 +129,7 @@ class MatMul(Operator):
         split = len(extents) - 1 if extents and walks[1][-1] == 0 else len(extents)
         row_extent = extents[split] if split < len(extents) else 1
         a_row, y_row = (walks[0][split], walks[2][split]) if split < len(extents) else (0, 0)
-        launch_gemm(
+        return launch_gemm(
             emit,
             (a, b, None, y),
             (row_extent, columns, a_shape[-1]),
@@ -222,13 +229,20 @@ class Gemm(Operator):
         a, b, c = (*inputs, None)[:3]
         (y,) = outputs
         assert a is not None and b is not None and y is not None
+        if narrow is not None and a.dtype != y.dtype and self._launch(emit, (a, b, c, y), narrow):
+            return
         a, b = take_operands(emit, y, a, b, is_narrow=narrow is not None)
+        self._launch(emit, (a, b, c, y), narrow)
+
+    def _launch(self, emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], narrow: NarrowWeight | None) -> bool:
+        """Launch once, as `launch_gemm` does."""
+        a, b, c, y = slots
         (rows, inner), (a_row, a_k) = (a.shape[::-1], a.strides[::-1]) if self.transA else (a.shape, a.strides)
         b_k, b_column = b.strides[::-1] if self.transB else b.strides
         columns = y.shape[1]
         c = None if self.beta == 0 else c
         c_row, c_column = broadcast_strides(c.shape, c.strides, y.shape) if c is not None else (0, 0)
-        launch_gemm(
+        return launch_gemm(
             emit,
             (a, b, c, y),
             (rows, columns, inner),

@@ -1,13 +1,13 @@
 """Launches of matrix products: strided and batched operands, alpha, beta and an addend.
 
-A product of float takes tiles of ``simt_gemm.cu``, or up to eight rows at once of ``gemv.cu``; which, is decided for
-a size class (`gpuexec.ops.lib.slices`); so does one of float with narrow weights. One of half or bf16 takes tiles of
+A product of float takes tiles of ``simt_gemm.cu``, or up to eight rows at once of ``gemv.cu``; which, is decided for a
+size class (`gpuexec.ops.lib.slices`); so does one of float with narrow weights. One of half or bf16 takes tiles of
 ``mma_gemm.cu``, on tensor cores, from sm_80 on, be its result of that type or float; so does one of float whose
 operands are rounded to tf32, where they lie along the inner extent or can be packed so, and one of half or bf16 with
-weights of int8 (``mma_narrow.cu``). Other types, older architectures, extents that 32 bits don't hold, and narrow
-weights with scales along the inner extent take ``matmul.cu``, where a block makes a tile of 64 x 64, or of 4 x 8
-where there are few rows. A product with few columns is made as that of the transposed, but for narrow weights, which
-are always the right operand.
+weights of int8 (``mma_narrow.cu``), be its result of that type or float. Other types, older architectures, extents that
+32 bits don't hold, and narrow weights with scales along the inner extent take ``matmul.cu``, where a block makes a tile
+of 64 x 64, or of 4 x 8 where there are few rows. A product with few columns is made as that of the transposed, but for
+narrow weights, which are always the right operand.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def launch_gemm(
     narrow: NarrowWeight | None = None,
     scale_steps: tuple[int, int] = (0, 0),
     precision: str = "",
-) -> None:
+) -> bool:
     """Launch ``y = alpha * a @ b + beta * c`` over batches.
 
     Args:
@@ -69,6 +69,9 @@ def launch_gemm(
         precision: Of products of float: ``"reference"``, added in the order of the inner extent, by one thread each;
             ``"tf32"``, whose operands are rounded to that; any other.
 
+    Returns:
+        Whether it was launched: not where a is of 16 bits, b narrow and y float, and tensor cores don't take them.
+
     Raises:
         InputError: More batch axes than the kernel's table holds.
     """
@@ -81,13 +84,19 @@ def launch_gemm(
         batch_extents, walks,
     )  # fmt: skip
     if narrow is not None:
-        _launch_kernels(emit, product, narrow, scale_steps, precision)
-        return
+        is_mixed = emit.target.has_kernels and slots[0].dtype != slots[3].dtype
+        lines = take_lines(emit, product, scale_steps[0]) if is_mixed else None
+        if lines is not None:
+            launch_mma_narrow(emit, lines, narrow, scale_steps[1])
+        elif not is_mixed:
+            _launch_kernels(emit, product, narrow, scale_steps, precision)
+        return lines is not None or not is_mixed
     emit.provide(
         lambda: _pose(emit, product, precision),
         lambda: _launch_kernels(emit, product, None, scale_steps, precision),
         keeps_order=precision == REFERENCE,
     )
+    return True
 
 
 def _pose(emit: Emitter, product: Product, precision: str) -> Posed:

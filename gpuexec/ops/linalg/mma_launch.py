@@ -1,7 +1,8 @@
 """Launches of matrix products on tensor cores, ``mma_gemm.cu`` and ``mma_narrow.cu``.
 
 Operands are half or bf16, or floats that are rounded to tf32; those that are weights and not aligned as they lie are
-packed once. Weights of int8 are widened between global and shared memory.
+packed once. Weights of int8 are widened between global and shared memory; beside operands that a precision rounds,
+where the result is float, they are multiplied as integers, and sums are scaled.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from gpuexec.ops.quant.narrow_weight import INT8, NarrowWeight
 # made.
 _MMA_DTYPES, MMA_ARCHITECTURE, _MMA_FEW = (np.dtype(np.float16), BFLOAT16), 80, 16
 _FLOAT = np.dtype(np.float32)
+# Weights of int8 beside so few rows are read faster by gemv.cu than widened for as many rows as a tile has, where they
+# are more than this, so that to widen the rows counts for little.
+_NARROW_FEW, _NARROW_SMALL = 4, 2**24
 
 
 def name_mma(dtypes: tuple[np.dtype[Any], np.dtype[Any]], tile: MmaTile, lies: tuple[str, str]) -> Kernel:
@@ -48,7 +52,17 @@ for _dtype in _MMA_DTYPES:
     instantiate_finished(_dtype, [name_mma((_dtype, _dtype), *form) for form in _MMA_FORMS])
     instantiate_finished(_FLOAT, [name_mma((_dtype, _FLOAT), *form) for form in _MMA_FORMS], stored=[_dtype])
 instantiate_finished(_FLOAT, [name_mma((_FLOAT, _FLOAT), tile, (ALONG_K, ALONG_K)) for tile in MMA_TILES])
-instantiate("mma_narrow.cu", [f"mma_narrow<{dtype_row(dtype).cuda}, {SMALL_MMA.name}>" for dtype in _MMA_DTYPES])
+
+
+def _name_narrow(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
+    """Return the kernel of a product with weights of int8, by the types of the other operand and the result."""
+    types = ", ".join([dtype_row(each).cuda for each in (dtype, result)])
+    return Kernel("mma_narrow.cu", f"mma_narrow<{types}, {SMALL_MMA.name}>")
+
+
+instantiate("mma_narrow.cu", [_name_narrow(dtype, dtype).expression for dtype in _MMA_DTYPES])
+for _dtype in _MMA_DTYPES:
+    instantiate_finished(_FLOAT, [_name_narrow(_dtype, _FLOAT)], stored=[_dtype])
 
 
 @weight_form("padded_rows")
@@ -142,7 +156,8 @@ def take_tf32(emit: Emitter, product: Product) -> Product | None:
 def take_lines(emit: Emitter, product: Product, inner_step: int) -> Product | None:
     """Return a product of half or bf16 with weights of int8 whose operands lie along the inner extent, aligned.
 
-    None where one does not, and is no weight that could be packed so, and of scales along that extent.
+    None where one does not, and is no weight that could be packed so, of scales along that extent, and of few rows and
+    many weights where the result is float, which `gpuexec.ops.linalg.simt_launch` takes.
 
     Args:
         emit: Emitter of the launch.
@@ -153,8 +168,11 @@ def take_lines(emit: Emitter, product: Product, inner_step: int) -> Product | No
         PlanError: Operands of this size don't lie so, as those of the upper end do.
     """
     a, b, _, y = product.slots
-    is_able = has_tensor_cores(emit.target) and y.dtype == a.dtype and a.dtype in _MMA_DTYPES and b.dtype == INT8
-    if inner_step or not emit.choose(is_able and not product.batch and product.fits_mma):
+    is_able = has_tensor_cores(emit.target) and a.dtype in _MMA_DTYPES and b.dtype == INT8
+    rows, columns, inner = product.extents
+    is_tiled = y.dtype == a.dtype or rows > _NARROW_FEW or columns * inner <= _NARROW_SMALL
+    has_lines = product.is_wide(a, *product.a[::-1], ())
+    if inner_step or not emit.choose(is_able and is_tiled and has_lines and not product.batch and product.fits_mma):
         return None
     packed = _pack_operand(emit, product, 1, only_along_k=True)
     a, b, _, _ = packed.slots
@@ -176,11 +194,11 @@ def launch_mma_narrow(emit: Emitter, product: Product, narrow: NarrowWeight, sca
         scale_step: Their stride along the columns.
     """
     rows, columns, inner = product.extents
-    dtype, tiles = product.slots[0].dtype, SMALL_MMA.count(rows, columns)
-    slices = slice_mma_tiles(emit, SMALL_MMA, tiles, inner * dtype.itemsize)
+    (a, _, _, y), tiles = product.slots, SMALL_MMA.count(rows, columns)
+    slices = slice_mma_tiles(emit, SMALL_MMA, tiles, inner * a.dtype.itemsize)
     arguments: list[Argument] = [*product.slots, product.pack_mma(ALONG_K, ALONG_K), slices.scratch, slices.counters]
     arguments += [*narrow.dense(emit), np.int64(scale_step)]
-    kernel = Kernel("mma_narrow.cu", f"mma_narrow<{dtype_row(dtype).cuda}, {SMALL_MMA.name}>")
+    kernel = _name_narrow(a.dtype, y.dtype)
     writes, grid, threads = slices.writes(3, 5, tiles), (tiles, slices.count, 1), (SMALL_MMA.threads, 1, 1)
     emit.launch(kernel, grid, threads, arguments, writes, shared_bytes=SMALL_MMA.ring_nbytes)
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.geometry import ceil_div, round_up
+from gpuexec.ir.spec import BFLOAT16
 from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, count_slot_bytes, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
 from gpuexec.ops.lib.slices import MMA_TILES, MmaTile
@@ -29,7 +32,9 @@ from gpuexec.ops.linalg.simt_work import (
 LOOP_INSTRUCTIONS = {"LargeMma": (21, 8), "MediumMma": (23, 8), "SmallMma": (23, 12), "FlatMma": (47, 48)}
 _EACH_CHUNK = 70  # instructions for eight elements that are copied one by one
 AROUND, _EACH_SUM = 500, 4  # instructions of a thread apart from slabs: in all, and to scale and store a sum
-_EACH_WEIGHT = 3.9  # instructions of a thread for a weight of int8 that is widened
+# Instructions of a thread for a weight of int8 that is widened, and for one that stays an integer, in half and bf16.
+_EACH_WEIGHT, _EACH_INTEGER = 3.9, {np.dtype(np.float16): 1.45, BFLOAT16: 2.95}
+_EACH_COLUMN_SCALE = 4  # instructions of a thread for a column whose sums are scaled
 _EACH_SLICE = 1.5  # instructions of a thread to add up a sum of a slice
 _PARK_WAVEFRONTS = 2  # of 128 bytes of sums that wait in shared memory for an epilogue
 _MMA_PRODUCTS, _STEP_NBYTES, _MATRIX_WAVEFRONTS = 2048, 32, 4
@@ -68,7 +73,14 @@ def _count_mma_narrow(launch: Launch) -> Work:
     asked = inner * find_itemsize(launch, 0) * round_up(rows, tile.rows) * ceil_div(columns, tile.columns)
     asked += inner * find_itemsize(launch, 1) * round_up(columns, tile.columns) * ceil_div(rows, tile.rows)
     weights = tile.columns * tile.slab_nbytes // find_itemsize(launch, 0) / tile.threads
-    return describe_mma(launch, LOOP_INSTRUCTIONS[tile.name][0] + weights * _EACH_WEIGHT, asked, AROUND)
+    a, y = launch.arguments[0], launch.arguments[3]
+    assert isinstance(a, Slot) and isinstance(y, Slot)
+    scales = find_itemsize(launch, 7)
+    if scales == a.dtype.itemsize:
+        return describe_mma(launch, LOOP_INSTRUCTIONS[tile.name][0] + weights * _EACH_WEIGHT, asked, AROUND)
+    own_columns = tile.columns // tile.warps_across // 4
+    around = AROUND + own_columns * _EACH_COLUMN_SCALE + tile.size // tile.threads
+    return describe_mma(launch, LOOP_INSTRUCTIONS[tile.name][0] + weights * _EACH_INTEGER[a.dtype], asked, around)
 
 
 def describe_mma(launch: Launch, loop: float, asked: float, around: float) -> Work:

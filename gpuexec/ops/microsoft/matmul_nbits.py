@@ -1,14 +1,14 @@
 """Matrix products with weights of a few bits: MatMulNBits and MatMulBnb4.
 
 Weights stay packed as the file has them, a scale for each block along the inner extent; kernels widen them where they
-read them, the host a part of their rows at a time. Of half and bf16, and codes of four bits in blocks of 32 or more
-with whole zero points, tensor cores multiply the codes from sm_80 on (``mma_nbits.cu``).
+read them, the host a part of their rows at a time. Of half and bf16, and blocks of 32 codes or more with whole zero
+points, tensor cores multiply the codes from sm_80 on (``mma_nbits.cu``). A precision rounds the other operand alone.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar
@@ -20,12 +20,12 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
-from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.slices import SMALL_MMA, slice_mma_tiles
-from gpuexec.ops.linalg.matmul import multiply
-from gpuexec.ops.linalg.matmul_launch import count_tiles
+from gpuexec.ops.linalg.matmul import find_narrow, find_result, multiply
+from gpuexec.ops.linalg.matmul_launch import count_tiles, widen_operand
 from gpuexec.ops.linalg.matmul_work import TileLoop, count_product
 from gpuexec.ops.linalg.mma_launch import has_tensor_cores
 from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma
@@ -47,10 +47,26 @@ _NF4 = (
 )
 TABLES = (np.array((*_FP4, *(-value for value in _FP4)), FLOAT), np.array(_NF4, FLOAT))
 
-_VECTOR_BYTES, _MMA_BLOCK = 16, 32  # that rows and codes are read by, and codes of such a vector
+_VECTOR_BYTES, _MMA_BLOCK = 16, 32  # alignment of rows and codes, and codes of the smallest block
+_BITS = (2, 4, 8)
 _MAX_EXTENT = 2**31 - 2**16  # of what tiles count in 32 bits
 
-instantiate("mma_nbits.cu", [f"mma_nbits<{dtype_row(t).cuda}, {SMALL_MMA.name}>" for t in SCALES[1:]])
+
+def name_mma_nbits(dtype: np.dtype[np.generic], result: np.dtype[np.generic], bits: int) -> Kernel:
+    """Return the kernel of a product with codes on tensor cores.
+
+    Args:
+        dtype: Of the other operand.
+        result: Of the result and the scales.
+        bits: Of a code.
+    """
+    types = ", ".join([dtype_row(each).cuda for each in (dtype, result)])
+    return Kernel("mma_nbits.cu", f"mma_nbits<{types}, {bits}, {SMALL_MMA.name}>")
+
+
+for _dtype in SCALES[1:]:
+    _kernels = [name_mma_nbits(_dtype, result, bits) for result in (_dtype, FLOAT) for bits in _BITS]
+    instantiate("mma_nbits.cu", [each.expression for each in _kernels])
 instantiate("matmul_nbits.cu", [f"matmul_nbits<{dtype_row(dtype).cuda}>" for dtype in SCALES])
 
 
@@ -78,6 +94,7 @@ class MatMulNBits(Operator):
     accuracy_level: int = 0
     bits: int = 4
     weight_prepacked: int = 0
+    precision: str = ""  # of `ir.precision`: what A comes rounded to, and the result is float then
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     uses_all_cores: ClassVar[bool] = True
     example = (
@@ -85,8 +102,9 @@ class MatMulNBits(Operator):
         "float32[2,40] uint8[6,3,8] float32[6,3] - int32[40] K=40 N=6 block_size=16"
     )
     flops_per_output = None
-    keeps_dtype = True
     has_blits = True
+    rounded = (0,)
+    takes_narrow = True
 
     def infer(
         self,
@@ -102,25 +120,30 @@ class MatMulNBits(Operator):
         Raises:
             InputError: Attributes, types or sizes do not fit.
         """
-        if self.bits not in (2, 4, 8) or self.weight_prepacked:
+        if self.bits not in _BITS or self.weight_prepacked:
             got = f"{self.bits} and {self.weight_prepacked}"
             raise InputError(f"{self.name} expects bits 2, 4 or 8 and weight_prepacked 0, got {got}.")
         _check_block(self.name, self.block_size)
-        a = _check_operand(self.name, a, self.K, "K")
-        blocks = ceil_div(self.K, self.block_size)
+        narrow = find_narrow(self.precision)
+        a = _check_operand(self.name, a, self.K, "K", SCALES if narrow is None else (narrow,))
+        result, blocks = find_result(a.dtype, self.precision), ceil_div(self.K, self.block_size)
         zero_bytes = ceil_div(blocks * self.bits, 8)
         is_packed = zeros is not None and zeros.dtype == UINT8
         for role, spec, dtype, size in (
             ("B", check_dtype(self.name, b, (UINT8,), "B"), UINT8, self.N * blocks * self.block_size * self.bits // 8),
-            ("scales", check_dtype(self.name, scales, SCALES, "scales"), a.dtype, self.N * blocks),
-            ("zero_points", zeros, UINT8 if is_packed else a.dtype, self.N * (zero_bytes if is_packed else blocks)),
-            ("bias", bias, a.dtype, self.N),
+            ("scales", check_dtype(self.name, scales, SCALES, "scales"), result, self.N * blocks),
+            ("zero_points", zeros, UINT8 if is_packed else result, self.N * (zero_bytes if is_packed else blocks)),
+            ("bias", bias, result, self.N),
         ):
             if spec is not None and (spec.dtype != dtype or spec.size != size):
                 raise InputError(f"{self.name} expects {role} to be {size} of {dtype_row(dtype).name}, got {spec}.")
         if groups is not None and (groups.dtype != INT32 or groups.size not in (self.K, blocks * self.block_size)):
             raise InputError(f"{self.name} expects g_idx to be an int32 for each of {self.K} places, got {groups}.")
-        return (TensorSpec((*a.shape[:-1], self.N), a.dtype),)
+        return (TensorSpec((*a.shape[:-1], self.N), result),)
+
+    def find_dtype(self, dtypes: Sequence[np.dtype[np.generic] | None]) -> np.dtype[np.generic] | None:
+        """Return A's type, or float where a precision says that A is narrow."""
+        return dtypes[0] if not dtypes or dtypes[0] is None else find_result(dtypes[0], self.precision)
 
     def compute(
         self,
@@ -158,7 +181,7 @@ class MatMulNBits(Operator):
                 y[..., part] = multiply(left, weights.T)
             if bias is not None:
                 y += bias.reshape(-1).astype(FLOAT)
-        return (y.astype(a.dtype, copy=False),)
+        return (y.astype(find_result(a.dtype, self.precision), copy=False),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the tile kernel of products over packed weights."""
@@ -170,9 +193,10 @@ class MatMulNBits(Operator):
         zero_row = ceil_div(blocks * self.bits, 8) if is_packed else blocks
         kind = 0 if zeros is None else 1 if is_packed else 2
         shape = pack_shape(blocks * self.block_size, zero_row, blocks, self.block_size, self.bits, kind)
-        is_coded = self.bits == 4 and self.block_size >= _MMA_BLOCK and kind < 2 and groups is None
-        if is_coded and _launch_mma(emit, (a, bias, y), (b, scales, zeros), (self.K, self.N), shape):
+        is_coded = self.block_size >= _MMA_BLOCK and kind < 2 and groups is None
+        if is_coded and _launch_mma(emit, (a, bias, y), (b, scales, zeros), (self.K, self.N), shape, self.bits):
             return
+        a = widen_operand(emit, a, y) if emit.target.has_kernels else a
         _launch(emit, (a, bias, y), (b, scales, zeros, groups, None), (self.K, self.N), shape)
 
 
@@ -273,6 +297,7 @@ def _launch_mma(
     weights: tuple[Slot, Slot, Slot | None],
     extents: tuple[int, int],
     shape: bytes,
+    bits: int,
 ) -> bool:
     """Launch a product of A (with bias, into y) and codes, scales and zero points on tensor cores.
 
@@ -291,7 +316,7 @@ def _launch_mma(
     if not emit.choose(int(is_aligned)):
         return False
     if not is_aligned:
-        raise PlanError("Operands of codes of four bits are not aligned, as those of the upper end are.")
+        raise PlanError("Operands of a product with codes are not aligned, as those of the upper end are.")
     product = Product(
         (a, codes, bias, y), (rows, columns, inner), (inner, 1), (1, inner), (0, 1), (columns, 1), (1.0, 1.0), (),
         ((), (), ()),
@@ -301,7 +326,7 @@ def _launch_mma(
     packed = product.pack_mma(ALONG_K, ALONG_K)
     arguments: list[Argument] = [a, codes, dense(emit, bias), y, packed, slices.scratch, slices.counters]
     arguments += [emit.contiguous(weights[1]), dense(emit, weights[2]), shape]
-    kernel = Kernel("mma_nbits.cu", f"mma_nbits<{dtype_row(y.dtype).cuda}, {SMALL_MMA.name}>")
+    kernel = name_mma_nbits(a.dtype, y.dtype, bits)
     writes, grid = slices.writes(3, 5, tiles), (tiles, slices.count, 1)
     emit.launch(kernel, grid, (SMALL_MMA.threads, 1, 1), arguments, writes, shared_bytes=SMALL_MMA.ring_nbytes)
     return True
@@ -321,8 +346,10 @@ def _check_block(name: str, block: int) -> None:
         raise InputError(f"{name} expects block_size to be a power of 2, {_MIN_BLOCK} at least, got {block}.")
 
 
-def _check_operand(name: str, a: TensorSpec | None, inner: int, role: str) -> TensorSpec:
-    a = check_dtype(name, a, SCALES, "A")
+def _check_operand(
+    name: str, a: TensorSpec | None, inner: int, role: str, dtypes: Sequence[np.dtype[np.generic]] = SCALES
+) -> TensorSpec:
+    a = check_dtype(name, a, tuple(dtypes), "A")
     if not a.rank or a.shape[-1] != inner:
         raise InputError(f"{name} expects the last extent of A to be {role}={inner}, got {a}.")
     return a
@@ -342,27 +369,31 @@ def _count_matmul_nbits(launch: Launch) -> Work:
     return count_product(launch, _LOOP, _EACH_WEIGHT, is_packed=True)
 
 
-# Of mma_nbits: instructions of a thread for eight codes, and of a warp for each sum and each column of a block.
-_EACH_EIGHT, _EACH_BLOCK_SUM, _EACH_SCALE = 36, 2, 6
+# Of mma_nbits: instructions of a thread for eight codes by their bits, more of 8 bits in bf16; and for each sum of a
+# block, and for the scale of a column, more of 16 bits.
+_EACH_EIGHT, _WIDE_EIGHT = {2: 21, 4: 21, 8: 18}, 11
+_EACH_BLOCK_SUM, _EACH_SCALE, _NARROW_SCALE = 2, 6, 1
 _MMA_REGISTERS = 216
-_SHIFT_AT = 24  # of block_shift in ``PackedShape``
+_SHIFTS_AT = 24  # of block_shift and bits_shift in ``PackedShape``
 
 
 @work_of("mma_nbits.cu", "mma_nbits")
 def _count_mma_nbits(launch: Launch) -> Work:
     rows, columns, inner, *_ = read_gemm(launch)
-    scales, zeros, shape = launch.arguments[7:10]
-    assert isinstance(scales, Slot) and isinstance(shape, bytes)
-    (shift,) = struct.unpack_from("<i", shape, _SHIFT_AT)
-    tile, itemsize = SMALL_MMA, scales.dtype.itemsize
+    a, (scales, zeros, shape) = launch.arguments[0], launch.arguments[7:10]
+    assert isinstance(a, Slot) and isinstance(scales, Slot) and isinstance(shape, bytes)
+    shift, bits_shift = struct.unpack_from("<2i", shape, _SHIFTS_AT)
+    tile, itemsize, bits = SMALL_MMA, a.dtype.itemsize, 1 << bits_shift
     row_tiles, column_tiles = ceil_div(rows, tile.rows), ceil_div(columns, tile.columns)
-    asked = inner * itemsize * round_up(rows, tile.rows) * column_tiles + inner * columns * row_tiles // 2
+    asked = inner * itemsize * round_up(rows, tile.rows) * column_tiles + inner * columns * row_tiles * bits // 8
     # Blocks are neighbours, so that L1 answers all but one in a sector of them; slots are counted once beside.
     asked += (row_tiles * tile.warps_down - 1) * count_slot_bytes(scales)
     asked += (row_tiles - 1) * count_slot_bytes(zeros) if isinstance(zeros, Slot) else 0
     chunks = tile.columns * tile.slab_nbytes // _VECTOR_BYTES / tile.threads
     blocks_of_slab = tile.slab_nbytes / itemsize / (1 << shift)
     own_columns = tile.columns // tile.warps_across // 4
-    scaled = tile.size // tile.threads * _EACH_BLOCK_SUM + own_columns * _EACH_SCALE
-    loop = LOOP_INSTRUCTIONS[tile.name][0] + chunks * _EACH_EIGHT + blocks_of_slab * scaled
+    each_scale = _EACH_SCALE + (_NARROW_SCALE if scales.dtype != FLOAT else 0)
+    scaled = tile.size // tile.threads * _EACH_BLOCK_SUM + own_columns * each_scale
+    each_eight = _EACH_EIGHT[bits] + (_WIDE_EIGHT if bits == 8 and a.dtype == BFLOAT16 else 0)
+    loop = LOOP_INSTRUCTIONS[tile.name][0] + chunks * each_eight + blocks_of_slab * scaled
     return replace(describe_mma(launch, loop, asked, AROUND), registers=_MMA_REGISTERS)

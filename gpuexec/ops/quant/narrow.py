@@ -3,7 +3,8 @@
 Each has the fields and inputs of the operator it stands for, the weight narrow, and behind them the weight's scale and
 zero point. The result is that of DequantizeLinear (or Cast) and that operator, but the wide weight never
 is: on a device it is widened in registers, on the host a block of it at a time. A file has the two operators;
-`gpuexec.passes.narrow_weights` makes one of them.
+`gpuexec.passes.narrow_weights` makes one of them. Where a precision has rounded the other operand of a product, the
+weight is not, and the result is float.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
-from gpuexec.ops.linalg.matmul import Gemm, MatMul
+from gpuexec.ops.linalg.matmul import Gemm, MatMul, find_narrow
 from gpuexec.ops.nn.conv import Conv, ConvTranspose
 from gpuexec.ops.quant.narrow_weight import PAIRS, NarrowWeight, widen
 from gpuexec.ops.tensor.gather import Gather, resolve_indices
@@ -33,7 +34,7 @@ BLOCK_NBYTES = 4 << 20
 class WeightOperand:
     """Signature of an operator with a weight: position of the weight, number of inputs, and position of a bias.
 
-    ``has_blits``: see `Operator`.
+    ``has_blits`` and ``rounded``: see `Operator`; an operand that is rounded may be stored so.
     """
 
     consumer: type[Any]
@@ -41,13 +42,14 @@ class WeightOperand:
     inputs: int
     bias: int | None = None
     has_blits: bool = True
+    rounded: tuple[int, ...] = ()
 
 
 FORMS = {
     form.consumer.name: form
     for form in (
-        WeightOperand(MatMul, 1, 2),
-        WeightOperand(Gemm, 1, 3, 2),
+        WeightOperand(MatMul, 1, 2, rounded=(0,)),
+        WeightOperand(Gemm, 1, 3, 2, rounded=(0,)),
         WeightOperand(Conv, 1, 3, 2),
         WeightOperand(ConvTranspose, 1, 3, 2),
         WeightOperand(Gather, 0, 2, has_blits=False),
@@ -79,6 +81,10 @@ class Narrowed(Operator):
         """Return the type that is computed in."""
         return dtype_row(self.to).numpy
 
+    def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
+        """Return that type."""
+        return self.wide
+
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Infer as with the wide weight.
 
@@ -90,7 +96,9 @@ class Narrowed(Operator):
         if weight is None:
             raise InputError(f"{self.name} expects a weight.")
         self._check(weight, scale, zero)
-        given[self.form.weight] = TensorSpec(weight.shape, self.wide)
+        # The other operand may be stored narrow; the weight never is rounded.
+        operand = find_narrow(self.consumer.precision) if self.takes_narrow else None
+        given[self.form.weight] = TensorSpec(weight.shape, operand or self.wide)
         inferred: tuple[TensorSpec, ...] = self.consumer.infer(*_trim(given))
         return inferred
 
@@ -121,6 +129,10 @@ class Narrowed(Operator):
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the operator's kernel in its form for narrow weights."""
         given, scale, zero = self._split(inputs)
+        weight, other = given[self.form.weight], given[1 - self.form.weight]
+        if self.takes_narrow and weight.dtype == other.dtype:  # as the precision has both
+            self.consumer.lower(emit, _trim(given), outputs)
+            return
         self.consumer.lower_with(emit, _trim(given), outputs, NarrowWeight(scale, zero, self.scale_axis))
 
     def _split(self, inputs: Sequence[Any]) -> tuple[list[Any], Any, Any]:
@@ -222,6 +234,8 @@ def _make(form: WeightOperand) -> None:
         "uses_all_cores": consumer.uses_all_cores,
         "keeps_dtype": consumer.keeps_dtype and form.weight > 0,
         "has_blits": form.has_blits,
+        "rounded": form.rounded,
+        "takes_narrow": bool(form.rounded),
         "epilogue_rank": consumer.epilogue_rank,
         "padded_factors": (form.weight, form.inputs) if form.weight in consumer.padded_factors else (),  # and scales
     }

@@ -36,12 +36,14 @@ def nbits(
     dtype: Any = F32,
     groups: bool = False,
     bias: bool = False,
+    precision: str = "",
     **changes: Any,
 ) -> Case:
-    """The result is worked out in double."""
+    """The result is worked out in double. In a precision, ``dtype`` is of the first input alone."""
     k = a[-1]
     blocks = -(-k // block)
     x = RNG.normal(0, 1, a).astype(dtype)
+    dtype = F32 if precision else dtype
     packed = RNG.integers(0, 256, (n, blocks, block * bits // 8)).astype(U8)
     scales = RNG.uniform(0.01, 0.1, (n, blocks)).astype(dtype)
     zero, wide = None, np.full((n, blocks), 1 << (bits - 1), np.float64)
@@ -62,7 +64,7 @@ def nbits(
     while inputs[-1] is None:
         inputs.pop()
     inputs = [changes.get(f"input{i}", given) for i, given in enumerate(inputs)]
-    attributes = {"K": k, "N": n, "bits": bits, "block_size": block}
+    attributes = {"K": k, "N": n, "bits": bits, "block_size": block, **({"precision": precision} if precision else {})}
     return Case(
         id,
         "MatMulNBits",
@@ -115,6 +117,28 @@ NBITS = [
             (40, 592, 128, "packed"),
         )
     ),
+    *(
+        nbits(
+            f"{t}_{precision}_{bits}bits_{z or 'default'}_block{block}",
+            (17, 264),
+            70,
+            bits=bits,
+            dtype=t,
+            precision=precision,
+            block=block,
+            zeros=z,
+            bias=block == 32,
+        )
+        for t, precision in ((F16, ""), (BFLOAT16, ""), (F16, "fp16"), (BFLOAT16, "bf16"))
+        for bits in (2, 4, 8)
+        for block, z in ((32, "packed"), (128, ""))
+    ),
+    nbits("fp16_slices", (20, 2056), 9, bits=8, dtype=F16, precision="fp16", block=64, zeros="packed"),
+    # Widened again, for lack of tensor cores for them.
+    nbits("fp16_block16", (5, 40), 6, dtype=F16, precision="fp16", zeros="packed", bias=True),
+    nbits("fp16_wide", (5, 48), 6, bits=8, dtype=F16, precision="fp16", block=32, zeros="wide"),
+    nbits("bf16_groups", (5, 40), 6, dtype=BFLOAT16, precision="bf16", block=32, groups=True),
+    nbits("bf16_rows_of_odd_length", (2, 71), 9, bits=2, dtype=BFLOAT16, precision="bf16", block=32),
     nbits("slices_of_blocks", (20, 2056), 9, dtype=F16, block=256, zeros="packed"),
     nbits("rows_of_odd_length", (20, 70), 9, dtype=F16, block=32, zeros="packed"),
     nbits("bias", (5, 40), 6, bias=True),
@@ -208,6 +232,8 @@ K40 = {"K": 40, "N": 6, "block_size": 16}
         ("MatMulNBits", {**K40, "block_size": 24}, (A, B, S), "block_size to be a power of 2"),
         ("MatMulNBits", K40, (spec(F32, 5, 41), B, S), "the last extent of A to be K=40"),
         ("MatMulNBits", K40, (spec(np.float64, 5, 40), B, S), "expects A of type"),
+        ("MatMulNBits", {**K40, "precision": "fp16"}, (A, B, S), "expects A of type float16"),
+        ("MatMulNBits", {**K40, "precision": "fp16"}, (spec(F16, 5, 40), B, spec(F16, 6, 3)), "18 of float32"),
         ("MatMulNBits", K40, (A, spec(U8, 6, 2, 8), S), "expects B to be 144 of uint8"),
         ("MatMulNBits", K40, (A, B, spec(F16, 6, 3)), "expects scales to be 18 of float32"),
         ("MatMulNBits", K40, (A, B, S, spec(U8, 6, 3)), "expects zero_points to be 12 of uint8"),

@@ -1,4 +1,4 @@
-"""Products with codes of four bits on tensor cores: the kernel alone over random extents, blocks, zero points and
+"""Products with codes of 2, 4 and 8 bits on tensor cores: the kernel alone over random extents, blocks, zero points and
 slices, to the bit; and the work of launches beside what is counted."""
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.library import Schedule
 from gpuexec.devices.simulator.module import SimulatorFunction, load_file
 from gpuexec.devices.simulator.toolchain import Mode
-from gpuexec.ir.command import Slot
-from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.command import Launch, Slot
+from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.instances import instantiations
-from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ops.lib.slices import SMALL_MMA
 from gpuexec.ops.linalg.product import ALONG_K, Product
-from gpuexec.ops.microsoft.matmul_nbits import MatMulNBits, pack_shape
+from gpuexec.ops.microsoft.matmul_nbits import MatMulNBits, name_mma_nbits, pack_shape
 from gpuexec.planner.template import plan_graph
 from tests.devices.execute import run_template
 from tests.devices.opening import open_device
@@ -31,7 +31,8 @@ from tests.ops.counted_launch import CountedCase, compare, count_wavefronts
 from tests.ops.test_integer_gemm import aligned
 
 Array = np.ndarray[Any, Any]
-HALF = np.dtype(np.float16)
+HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
+BITS = (2, 4, 8)
 TILE = SMALL_MMA
 
 
@@ -46,30 +47,38 @@ def lay(array: Array) -> Array:
     return memory
 
 
+def pack(codes: Array, bits: int) -> Array:
+    """Pack rows of codes into bytes, the first in the low bits."""
+    parts = codes.reshape(codes.shape[0], codes.shape[1] * bits // 8, 8 // bits)
+    packed = (parts << np.arange(0, 8, bits, dtype=np.uint8)).sum(-1, dtype=np.uint8)
+    return np.ascontiguousarray(packed)
+
+
 def slot(number: int, array: Array) -> Slot:
     return Slot(number, 0, TensorSpec(array.shape, array.dtype), (0,) * array.ndim)
 
 
 def check_product(
-    pick: random.Random, mode: Mode, extents: tuple[int, int, int], slices: int, block: int,
+    pick: random.Random, mode: Mode, extents: tuple[int, int, int], slices: int, block: int, bits: int,
     counts: list[LaunchCounts] | None = None,
 ) -> None:  # fmt: skip
     """Multiply integers by codes whose scales are powers of two, so that all sums are exact."""
     rng, (rows, columns, inner) = np.random.default_rng(pick.getrandbits(32)), extents
     dtype, blocks = pick.choice([HALF, BFLOAT16]) if counts is None else HALF, ceil_div(extents[2], block)
+    result, middle = dtype if counts is not None or pick.random() < 0.5 else FLOAT, 1 << (bits - 1)
     a = lay(rng.integers(-3, 4, (rows, inner)).astype(dtype))
-    codes = rng.integers(0, 16, (columns, blocks * block)).astype(np.uint8)
+    codes = rng.integers(0, 1 << bits, (columns, blocks * block)).astype(np.uint8)
     scales = 2.0 ** rng.integers(-2, 2, (columns, blocks))
     has_zeros, has_bias = (pick.random() < 0.5 for _ in range(2))
-    zeros = rng.integers(0, 16, (columns, blocks + blocks % 2)).astype(np.uint8) if has_zeros else None
-    bias = rng.integers(-4, 5, columns).astype(dtype) if has_bias else None
-    middle = 8 if zeros is None else zeros[:, :blocks].astype(np.int64).repeat(block, 1)[:, :inner]
-    weights = (codes[:, :inner].astype(np.int64) - middle) * scales.repeat(block, 1)[:, :inner]
-    expected = (a.astype(np.float64) @ weights.T + (0 if bias is None else bias.astype(np.float64))).astype(dtype)
-    y = aligned((rows, columns), dtype)
-    packed = lay(codes[:, ::2] | codes[:, 1::2] << 4)
-    packed_zeros = None if zeros is None else np.ascontiguousarray(zeros[:, ::2] | zeros[:, 1::2] << 4)
-    shape = pack_shape(blocks * block, ceil_div(blocks, 2), blocks, block, 4, int(has_zeros))
+    zeros = rng.integers(0, 1 << bits, (columns, round_up(blocks, 8 // bits))).astype(np.uint8) if has_zeros else None
+    bias = rng.integers(-4, 5, columns).astype(result) if has_bias else None
+    zero = middle if zeros is None else zeros[:, :blocks].astype(np.int64).repeat(block, 1)[:, :inner]
+    weights = (codes[:, :inner].astype(np.int64) - zero) * scales.repeat(block, 1)[:, :inner]
+    expected = (a.astype(np.float64) @ weights.T + (0 if bias is None else bias.astype(np.float64))).astype(result)
+    y = aligned((rows, columns), result)
+    packed = lay(pack(codes, bits))
+    packed_zeros = None if zeros is None else pack(zeros, bits)
+    shape = pack_shape(blocks * block, ceil_div(blocks * bits, 8), blocks, block, bits, int(has_zeros))
     product = Product(
         (slot(0, a), slot(1, packed), None, slot(3, y)), extents, (inner, 1), (1, inner), (0, 1), (columns, 1),
         (1.0, 1.0), (), ((), (), ()),
@@ -77,29 +86,31 @@ def check_product(
     tiles = TILE.count(rows, columns)
     scratch = aligned((tiles * slices * TILE.size,), np.dtype(np.float32)) if slices > 1 else None
     counters = np.zeros(tiles, np.uint32) if slices > 1 else None
-    load(mode)[f"mma_nbits<{dtype_row(dtype).cuda}, {TILE.name}>"].launch_arrays(
+    load(mode)[name_mma_nbits(dtype, result, bits).expression].launch_arrays(
         (tiles, slices, 1), TILE.threads, a, packed, bias, y, product.pack_mma(ALONG_K, ALONG_K), scratch, counters,
-        scales.astype(dtype), packed_zeros, shape, shared_bytes=TILE.ring_nbytes,
+        scales.astype(result), packed_zeros, shape, shared_bytes=TILE.ring_nbytes,
         schedule=Schedule("random", pick.getrandbits(16)), counts=counts,
     )  # fmt: skip
-    np.testing.assert_array_equal(y, expected, err_msg=f"{extents} in {slices} slices of blocks of {block}")
+    np.testing.assert_array_equal(y, expected, err_msg=f"{extents}: {slices} slices, {bits} bits, blocks of {block}")
     assert counters is None or not counters.any()
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("mode", ["plain", "check"])
-def test_random_products(mode: Mode, seed: int) -> None:
-    pick = random.Random(seed)
+def test_random_products(mode: Mode, bits: int, seed: int) -> None:
+    pick = random.Random(10 * seed + bits)
     for _ in range(8 if mode == "plain" else 2):
         rows, columns = (pick.choice([1, 7, each - 1, each, each + 1, each + 13]) for each in (TILE.rows, TILE.columns))
         inner, block = pick.choice([0, 8, 16, 40, 64, 136, 272, 520, 1048]), pick.choice([32, 64, 128, 256])
-        check_product(pick, mode, (rows, columns, inner), pick.choice([1, 1, 2, 3, 5]), block)
+        check_product(pick, mode, (rows, columns, inner), pick.choice([1, 1, 2, 3, 5]), block, bits)
 
 
-def test_tiles_take_the_least_sectors_and_wavefronts() -> None:
+@pytest.mark.parametrize("bits", BITS)
+def test_tiles_take_the_least_sectors_and_wavefronts(bits: int) -> None:
     counts: list[LaunchCounts] = []
     depth = (2 * TILE.stages + 2) * TILE.slab_nbytes // 2
-    check_product(random.Random(0), "count", (TILE.rows, TILE.columns, depth), 1, 32, counts)
+    check_product(random.Random(0), "count", (TILE.rows, TILE.columns, depth), 1, 32, bits, counts)
     for line in counts[0].lines:
         if line.counts.nbytes and (line.width >= 16 or line.space == "shared"):
             assert line.counts.ratio == 1.0, line
@@ -112,32 +123,40 @@ def test_tiles_take_the_least_sectors_and_wavefronts() -> None:
         ("sm_120", BFLOAT16, 500, {}, "mma_nbits"),
         ("sm_75", HALF, 5, {}, "matmul_nbits"),
         ("sm_80", HALF, 1, {}, "mma_nbits"),
-        ("sm_80", np.dtype(np.float32), 5, {}, "matmul_nbits"),
-        ("sm_80", HALF, 5, {"bits": 8}, "matmul_nbits"),
+        ("sm_80", FLOAT, 5, {}, "matmul_nbits"),
+        ("sm_80", HALF, 5, {"bits": 2}, "mma_nbits"),
+        ("sm_80", HALF, 5, {"bits": 8}, "mma_nbits"),
+        ("sm_80", HALF, 5, {"precision": "fp16"}, "mma_nbits"),
+        ("sm_80", HALF, 1, {"precision": "fp16", "bits": 8}, "mma_nbits"),
+        ("sm_90", BFLOAT16, 500, {"precision": "bf16", "bits": 2}, "mma_nbits"),
+        ("sm_75", HALF, 5, {"precision": "fp16"}, "matmul_nbits"),
+        ("sm_80", HALF, 5, {"precision": "fp16", "block_size": 16}, "matmul_nbits"),
         ("sm_80", HALF, 5, {"K": 44}, "matmul_nbits"),
         ("sm_80", HALF, 5, {"block_size": 16}, "matmul_nbits"),
     ],
 )
-def test_codes_of_four_bits_take_tensor_cores(
-    target: str, dtype: Any, rows: int, given: dict[str, int], kernel: str
-) -> None:
+def test_codes_take_tensor_cores(target: str, dtype: Any, rows: int, given: dict[str, Any], kernel: str) -> None:
     op = MatMulNBits(**{"K": 48, "N": 6, "block_size": 32, **given})
     build, blocks = GraphBuilder(), ceil_div(op.K, op.block_size)
     specs = {
         "a": TensorSpec((rows, op.K), dtype),
         "b": TensorSpec((6, blocks, op.block_size * op.bits // 8), np.dtype(np.uint8)),
-        "scales": TensorSpec((6, blocks), dtype),
+        "scales": TensorSpec((6, blocks), FLOAT if op.precision else dtype),
     }
     values = [build.input(name, *spec.shape, dtype=spec.dtype) for name, spec in specs.items()]
     plan = plan_graph(build.graph(build.node(op, *values)), specs, Target.named(target)).plan
-    assert [each.expression.partition("<")[0] for each in plan.kernels()] == [kernel]
+    kernels = [each.kernel.expression.partition("<")[0] for each in plan.segment.commands if isinstance(each, Launch)]
+    # What is rounded is widened again where there are no tensor cores.
+    assert kernels == ["convert"] * (op.precision != "" and kernel == "matmul_nbits") + [kernel]
 
 
-def test_all_sizes_of_a_class_take_its_kernel() -> None:
+@pytest.mark.parametrize("precision", ["", "fp16"])
+def test_all_sizes_of_a_class_take_its_kernel(precision: str) -> None:
     """One row, too."""
     rng, build = np.random.default_rng(5), GraphBuilder()
-    op, codes = MatMulNBits(K=136, N=20, block_size=32), rng.integers(0, 256, (20, 5, 16)).astype(np.uint8)
-    scales = (2.0 ** rng.integers(-2, 2, (20, 5))).astype(HALF)
+    op = MatMulNBits(K=136, N=20, block_size=32, precision=precision)
+    codes = rng.integers(0, 256, (20, 5, 16)).astype(np.uint8)
+    scales = (2.0 ** rng.integers(-2, 2, (20, 5))).astype(FLOAT if precision else HALF)
     left = build.input("a", "rows", 136, dtype=HALF)
     graph = build.graph(build.node(op, left, build.constant(codes), build.constant(scales)))
     template = plan_graph(graph, {"a": TensorSpec((70, 136), HALF)}, Target.named("sm_90"))
@@ -148,13 +167,17 @@ def test_all_sizes_of_a_class_take_its_kernel() -> None:
         np.testing.assert_array_equal(y, op.compute(a, codes, scales)[0])
 
 
-@pytest.mark.parametrize(("rows", "block"), [(16, 32), (64, 128), (128, 32)])
-def test_work_is_as_counted(rows: int, block: int) -> None:
+@pytest.mark.parametrize(
+    ("bits", "rows", "block", "precision"),
+    [(4, 16, 32, ""), (4, 64, 128, ""), (4, 128, 32, ""), (2, 128, 32, ""), (8, 64, 32, ""), (8, 128, 128, "fp16")],
+)
+def test_work_is_as_counted(bits: int, rows: int, block: int, precision: str) -> None:
     inner, columns = 512, 128
     rng = np.random.default_rng(0)
-    codes = rng.integers(0, 256, (columns, inner // block, block // 2)).astype(np.uint8)
-    scales = np.ones((columns, inner // block), HALF)
-    attributes = {"K": inner, "N": columns, "block_size": block, "domain": "com.microsoft"}
+    codes = rng.integers(0, 256, (columns, inner // block, block * bits // 8)).astype(np.uint8)
+    scales = np.ones((columns, inner // block), FLOAT if precision else HALF)
+    attributes = {"K": inner, "N": columns, "block_size": block, "bits": bits, "precision": precision}
+    attributes["domain"] = "com.microsoft"
     weights = {"b": codes, "s": scales}
     found = compare(
         CountedCase("MatMulNBits", "mma_nbits", {"a": (rows, inner)}, weights, attributes, dtype=np.float16)
@@ -164,7 +187,7 @@ def test_work_is_as_counted(rows: int, block: int) -> None:
     issued = sum(line.counts.issued for line in found.counts.operations if line.unit == "mma")
     assert found.work.matrix_products == issued
     assert found.work.wavefronts == count_wavefronts(found.counts, 1)
-    # Count mode has no L1, which keeps the scales.
-    narrow = [line.counts.transactions for line in found.counts.lines if line.space == "global" and line.width == 2]
+    # Count mode has no L1, which keeps the scales, and of codes of two bits the half of a sector for the next slab.
+    narrow = [line.counts.transactions for line in found.counts.lines if line.space == "global" and line.width <= 8]
     counted = found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
     assert counted - 32 * sum(narrow) <= found.work.l2_nbytes <= counted

@@ -109,6 +109,13 @@ def _pack(x: Words, dtype: Any) -> Words:
     return np.asarray(low | high.astype(np.uint32) << np.uint32(16))
 
 
+def _double_and_subtract(x: Words, mask: int, power: int, dtype: Any) -> Words:
+    """Return 2 * (power + a) - (power + b) of the masked numbers of 16 bits of two rows of words, in a type."""
+    a, b = ((x[first : first + 32].view(np.uint16) & np.uint16(mask)).astype(np.float32) for first in (0, 32))
+    made = 2 * (power + a) - (power + b)
+    return np.ascontiguousarray(made.astype(dtype)).view(np.uint32)
+
+
 def _raise_two(powers: np.ndarray[Any, np.dtype[np.int64]]) -> Words:
     """Return powers of two as floats, without subnormal ones."""
     with np.errstate(all="ignore"):
@@ -301,6 +308,20 @@ y[t] = pack_halves(__uint_as_float(x[t]), __uint_as_float(x[32 + t]));
 y[32 + t] = pack_bf16s(__uint_as_float(x[t]), __uint_as_float(x[32 + t]));
 """,
         lambda x: _place((0, _pack(x, np.float16)), (32, _pack(x, ml_dtypes.bfloat16))),
+        since=80,
+    ),
+    Case(
+        "multiply_add_pairs",
+        "code_pairs.cuh",
+        ("multiply_add_halves", "multiply_add_bf16s"),
+        """
+y[t] = multiply_add_halves(0x64006400u | (x[t] & 0xff00ffu), 0x40004000u, 0xe400e400u | (x[32 + t] & 0xff00ffu));
+y[32 + t] = multiply_add_bf16s(0x43004300u | (x[t] & 0xf000fu), 0x40004000u, 0xc300c300u | (x[32 + t] & 0xf000fu));
+""",
+        lambda x: _place(
+            (0, _double_and_subtract(x, 0xFF, 1024, np.float16)),
+            (32, _double_and_subtract(x, 0xF, 128, ml_dtypes.bfloat16)),
+        ),
         since=80,
     ),
     # Of whole numbers it is exact; beyond what a float holds it is 0 or infinite.
