@@ -275,6 +275,14 @@ class Operator:
         return False
 
     @property
+    def scaled_product(self) -> Mapping[str, Any] | None:
+        """Attributes of the `gpuexec.ScaledMatMul` that multiplies operands stored in 8 bits with scales in its place.
+
+        Its first two inputs are the operands, and behind them it may have an addend; None: nothing stands for it.
+        """
+        return None
+
+    @property
     def has_slope(self) -> bool:
         """Whether outputs move with inputs, and not by steps alone."""
         return self.derivative is not Derivative.ZERO

@@ -16,6 +16,7 @@ import gpuexec.ops.linalg.det
 import gpuexec.ops.linalg.einsum
 import gpuexec.ops.linalg.matmul
 import gpuexec.ops.linalg.mma_work
+import gpuexec.ops.linalg.scaled_matmul
 import gpuexec.ops.linalg.simt_work
 import gpuexec.ops.microsoft
 import gpuexec.ops.ml

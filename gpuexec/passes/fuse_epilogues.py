@@ -26,13 +26,14 @@ from gpuexec.ops.elementwise.epilogue import (
 )
 from gpuexec.ops.elementwise.fused import PRODUCERS
 from gpuexec.ops.linalg.matmul import Gemm, MatMul
+from gpuexec.ops.linalg.scaled_matmul import ScaledMatMul
 from gpuexec.ops.tensor.layout import Reshape
 from gpuexec.passes.known_specs import infer_known
 
 _CLIP = "Clip"
 _LIGHT = UNARY_OPERATORS | BINARY_OPERATORS | {_CLIP, Cast.name}
 # Producers whose results steps may see under another shape: those that are never images in another memory format.
-_RESHAPED = (Gemm.name, MatMul.name)
+_RESHAPED = (Gemm.name, MatMul.name, ScaledMatMul.name)
 
 
 @dataclass(slots=True)

@@ -7,8 +7,9 @@ which a plan leaves out where kernels round for themselves (`gpuexec.planner.own
 the float: a residual would have to be widened again, by a launch as well. Where one tensor will do for all, for types
 of 16 bits in front of convolutions that take floats, they take what is rounded. A weight is rounded by `RoundWeight`,
 once. In fp8 it has a scale for each output channel, and what is made one for all of it, found in each run: nothing need
-be calibrated. Weights that a model has in few bits are multiplied as they are; what they are multiplied with is rounded
-to types of 16 bits, for which there are kernels, and to no others.
+be calibrated. Products take what is stored in 8 bits and the scales (`ScaledMatMul`); convolutions and Einsum take
+floats, rounded and scaled back. Weights that a model has in few bits are multiplied as they are; what they are
+multiplied with is rounded to types of 16 bits, for which there are kernels, and to no others.
 
 Attention over keys and values that are made in the run takes all three in a narrow type (`RoundedAttention`); keys and
 values that are given are mostly a memory's, which would be rounded anew in each run, and stay float. Attention that is
@@ -209,6 +210,8 @@ def _find_demand(graph: Graph, precision: Precision, chosen: Collection[Node]) -
         if carried is not None:
             demand.carriers.add(node)
         is_stored = node.operator.takes_narrow and precision.name in STORED
+        if precision.name == FP8:
+            is_stored = node.operator.scaled_product is not None
         for position, value in enumerate(node.inputs):
             if value is None:
                 continue
@@ -248,6 +251,9 @@ class _Rounding:
         self._nodes: list[Node] = []
         self._rounded: dict[tuple[Value, _Rounded], Value] = {}
         self._shown: dict[Value, Value] = {}  # what views of rounded values give, of another type
+        # Scales of values that are stored in fp8, and what is made of a value with one scale: narrow, and the scale.
+        self._scales: dict[Value, Value] = {}
+        self._narrow: dict[Value, tuple[Value, Value]] = {}
         self._outputs = set(graph.outputs)
         self._given, self._constants = {*graph.inputs, *graph.constants}, dict(graph.constants)
         self._value_names = {value.name for value in graph.values()}
@@ -269,9 +275,14 @@ class _Rounding:
             operator = with_bodies(operator, inner)
         if node in self._chosen:
             operator = _tell(operator, self._precision.name)
+            if self._precision.name == FP8 and operator.scaled_product is not None:
+                operator, inputs = self._multiply_scaled(operator, inputs)
         if node in self._demand.carriers:
             self._shown.update({value: Value(value.name) for value in outputs if value is not None})
             outputs = tuple([None if value is None else self._shown[value] for value in outputs])
+            source = inputs[0]
+            if source is not None and source in self._scales:
+                self._scales.update({value: self._scales[source] for value in outputs if value is not None})
         if operator is not node.operator or inputs != node.inputs:
             self._has_changed = True
             node = replace(node, operator=operator, inputs=inputs, outputs=outputs)
@@ -307,23 +318,52 @@ class _Rounding:
         name = self._precision.name
         if value not in self._constants:
             if name == FP8:
-                return self._scale(value)
+                return self._scale(value, form)
             operator = build(f"{DOMAIN}.RoundOperand", {"to": name})
             if form.is_stored:
                 operator = build("Cast", {"to": dtype_row(STORED[name]).code})
             return self._add(operator, value)
-        return self._add(RoundWeight(name, int(form.is_stored), form.axis), value)
+        rounding = RoundWeight(name, int(form.is_stored), form.axis)
+        if name != FP8 or not form.is_stored:
+            return self._add(rounding, value)
+        made, scales = self._add_node(rounding, (value,), (name, f"{name}_scales"))
+        self._scales[made] = scales
+        return made
+
+    def _multiply_scaled(
+        self, operator: Operator, inputs: tuple[Value | None, ...]
+    ) -> tuple[Operator, tuple[Value | None, ...]]:
+        """Return the product of operands with scales that stands for a product, and its inputs."""
+        a, b, *addend = inputs
+        assert a is not None and b is not None and operator.scaled_product is not None
+        made = build(f"{DOMAIN}.ScaledMatMul", operator.scaled_product)
+        return made, (a, b, self._scales[a], self._scales[b], *addend)
 
     def _add(self, operator: Operator, *inputs: Value) -> Value:
         """Add a node that rounds a value, the first input, or works out how; return its output."""
-        name = self._precision.name
-        made = Value(take_free(f"{inputs[0].name}.{name}", self._value_names))
-        own = take_free(f"{inputs[0].name}.to_{name}", self._node_names)
-        self._nodes.append(Node(operator, inputs, (made,), own))
+        return self._add_node(operator, inputs, (self._precision.name,))[0]
+
+    def _add_node(self, operator: Operator, inputs: tuple[Value, ...], names: Sequence[str]) -> tuple[Value, ...]:
+        """Add a node, and return its outputs, whose names stand behind that of the first input."""
+        source = inputs[0].name
+        made = tuple([Value(take_free(f"{source}.{each}", self._value_names)) for each in names])
+        own = take_free(f"{source}.to_{self._precision.name}", self._node_names)
+        self._nodes.append(Node(operator, inputs, made, own))
         return made
 
-    def _scale(self, value: Value) -> Value:
-        """Round a value to fp8 by a scale of its own, which is found in each run."""
+    def _scale(self, value: Value, form: _Rounded) -> Value:
+        """Round a value to fp8 by a scale of its own, found in each run; in float, it has the scale in it again."""
+        if value not in self._narrow:
+            self._narrow[value] = self._narrow_by_scale(value)
+        narrow, scale = self._narrow[value]
+        if form.is_stored:
+            self._scales[narrow] = scale
+            return narrow
+        wide = self._add(build("Cast", {"to": dtype_row(_FLOAT).code}), narrow)
+        return self._add(build("Mul", {}), wide, scale)
+
+    def _narrow_by_scale(self, value: Value) -> tuple[Value, Value]:
+        """Return a value in float8 and its scale."""
 
         def number(content: np.float32) -> Value:
             array = np.array(content)
@@ -334,6 +374,4 @@ class _Rounding:
         scale = self._add(build("Div", {}), largest, number(LARGEST_FP8))
         scale = self._add(build("Max", {}), scale, number(SMALLEST_SCALE))
         scaled = self._add(build("Div", {}), value, scale)
-        narrow = self._add(build("Cast", {"to": dtype_row(FLOAT8).code}), scaled)
-        wide = self._add(build("Cast", {"to": dtype_row(_FLOAT).code}), narrow)
-        return self._add(build("Mul", {}), wide, scale)
+        return self._add(build("Cast", {"to": dtype_row(FLOAT8).code}), scaled), scale

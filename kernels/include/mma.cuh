@@ -254,6 +254,62 @@ __device__ __forceinline__ u32 pack_pair(float low, float high) {
   else return pack_bf16s(low, high);
 }
 
+// Numbers of type float8e4m3fn: multiplied by one instruction (sm_89 and sm_120), or widened to half in registers.
+struct E4m3 {
+  u8 bits;
+};
+struct WidenedE4m3 {
+  u8 bits;
+};
+
+// Two codes of e4m3, in the low half of a word, as halves in a word, and the product of two pairs of halves.
+#ifdef GPUEXEC_SIM
+__device__ inline u32 convert_e4m3_pair(u32 codes) {
+  const half low = Float8Word<3, 7, false>::decode(codes, 0), high = Float8Word<3, 7, false>::decode(codes, 1);
+  return __half_as_ushort(low) | u32(__half_as_ushort(high)) << 16;
+}
+#elif __CUDA_ARCH__ >= 890
+__device__ __forceinline__ u32 convert_e4m3_pair(u32 codes) {
+  u32 word;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(word) : "h"(u16(codes)));
+  return word;
+}
+#else
+__device__ __forceinline__ u32 multiply_halves(u32 a, u32 b) {
+  u32 word;
+  asm("mul.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+  return word;
+}
+#endif
+
+// Four codes of e4m3 as halves: exact, NaN as NaN.
+__device__ __forceinline__ void widen_e4m3(u32 word, u32 (&pairs)[2]) {
+#if defined(GPUEXEC_SIM) || __CUDA_ARCH__ >= 890
+  pairs[0] = convert_e4m3_pair(word & 0xffff);
+  pairs[1] = convert_e4m3_pair(word >> 16);
+#else
+  // A half has one more bit of exponent, which NaN sets, and its bias is 8 more: the bits in place, times 2^8.
+  const u32 size = word & 0x7f7f7f7f, nan = size + 0x01010101 & 0x80808080;
+  const u32 high = (word & 0x80808080) | ((size | nan) >> 1 & 0x7f7f7f7f), low = word << 7 & 0x80808080;
+  pairs[0] = multiply_halves(__byte_perm(low, high, 0x5140), 0x5c005c00);
+  pairs[1] = multiply_halves(__byte_perm(low, high, 0x7362), 0x5c005c00);
+#endif
+}
+
+// What mma_e4m3 does, by two products of halves. Of 32 numbers along k a lane has four neighbours and the four 16 further
+// on: the first product takes the former, the second one the latter, in an order of k that both operands share.
+__device__ __forceinline__ void mma_widened_e4m3(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    u32 first_row[2], other_row[2], column[2];
+    widen_e4m3(a[2 * i], first_row);
+    widen_e4m3(a[2 * i + 1], other_row);
+    widen_e4m3(b[i], column);
+    const u32 left[4] = {first_row[0], other_row[0], first_row[1], other_row[1]};
+    mma_half(sums, left, column);
+  }
+}
+
 // The product of numbers of type T, floats as tf32.
 template <class T>
 __device__ __forceinline__ void multiply_matrices(float (&sums)[4], const u32 (&a)[4], const u32 (&b)[2]) {
@@ -261,8 +317,12 @@ __device__ __forceinline__ void multiply_matrices(float (&sums)[4], const u32 (&
     mma_half(sums, a, b);
   } else if constexpr (kIsSame<T, bf16>) {
     mma_bf16(sums, a, b);
+  } else if constexpr (kIsSame<T, E4m3>) {
+    mma_e4m3(sums, a, b);
+  } else if constexpr (kIsSame<T, WidenedE4m3>) {
+    mma_widened_e4m3(sums, a, b);
   } else {
-    static_assert(kIsSame<T, float>, "products of half, bf16 or tf32");
+    static_assert(kIsSame<T, float>, "products of half, bf16, tf32 or e4m3");
     mma_tf32(sums, a, b);
   }
 }

@@ -1,9 +1,24 @@
 // Places and stores of products by tiles of tensor cores.
 //
-// What such kernels share beside their slabs: which tile a block makes, and how its sums are scaled, finished and stored.
+// What such kernels share beside their slabs: which tile a block makes, what it reads, and how its sums are scaled, finished
+// and stored.
 #pragma once
 #include "mma_tile.cuh"
 #include "simt_product.cuh"
+
+// Sums the slabs of a block of operands by strides.
+template <class T, class Tile, Lie kLeft, Lie kRight>
+__device__ inline void multiply_operands(WarpTile<T, Tile, kLeft, kRight>& warp, const T* a, const T* b,
+                                         const SimtGemm& gemm, u8* ring) {
+  const MmaPlace<Tile> place(gemm, blockIdx.x);
+  const MmaSlabs slabs(gemm.inner, Tile::kSlabBytes / int(sizeof(T)), blockIdx.y, gridDim.y);
+  const int first_k = slabs.first * slabs.depth;
+  const MmaOperand<T> left = {a + gemm.find_offset(place.batch, gemm.a_batch), gemm.a_row, gemm.a_inner,
+                              gemm.rows, gemm.inner, place.first_row, first_k, (gemm.wide & kWideA) != 0};
+  const MmaOperand<T> right = {b + gemm.find_offset(place.batch, gemm.b_batch), gemm.b_column, gemm.b_inner,
+                               gemm.columns, gemm.inner, place.first_column, first_k, (gemm.wide & kWideB) != 0};
+  sum_slabs(warp, left, right, slabs, ring);
+}
 
 // Stores eight sums of a row, of neighbouring columns: those that are inside. `start` is the offset of the batch in y, and
 // in c where that has batches, too.

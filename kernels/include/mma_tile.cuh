@@ -216,7 +216,7 @@ template <class T>
 __device__ inline void copy_elements(u8* destination, const T* source, i64 stride, int count) {
   Vec<T, kChunkElements<T>> chunk;
 #pragma unroll
-  for (int i = 0; i < kChunkElements<T>; ++i) chunk.lanes[i] = i < count ? source[i * stride] : cast<T>(0.0f);
+  for (int i = 0; i < kChunkElements<T>; ++i) chunk.lanes[i] = i < count ? source[i * stride] : reinterpret<T>(Bits<T>(0));
   store_vec(reinterpret_cast<T*>(destination), chunk);
 }
 
@@ -366,7 +366,7 @@ struct WarpTile {
         if (p * Tile::kDown / kPairs == i) load_right(stage, next, p);
       }
       if (kLeftSets == 2) load_left(stage, next, i);
-      if constexpr (sizeof(T) == 1) {
+      if constexpr (kIsSame<T, i8>) {
 #pragma unroll
         for (int word = 0; word < 4; ++word) left[step % kLeftSets][i][word] ^= flip;
       }

@@ -5,20 +5,6 @@
 #include "dependent_launch.cuh"
 #include "mma_product.cuh"
 
-// Sums the block's slabs.
-template <class T, class Tile, Lie kLeft, Lie kRight>
-__device__ inline void multiply_block(WarpTile<T, Tile, kLeft, kRight>& warp, const T* a, const T* b,
-                                      const SimtGemm& gemm, u8* ring) {
-  const MmaPlace<Tile> place(gemm, blockIdx.x);
-  const MmaSlabs slabs(gemm.inner, Tile::kSlabBytes / int(sizeof(T)), blockIdx.y, gridDim.y);
-  const int first_k = slabs.first * slabs.depth;
-  const MmaOperand<T> left = {a + gemm.find_offset(place.batch, gemm.a_batch), gemm.a_row, gemm.a_inner,
-                              gemm.rows, gemm.inner, place.first_row, first_k, (gemm.wide & kWideA) != 0};
-  const MmaOperand<T> right = {b + gemm.find_offset(place.batch, gemm.b_batch), gemm.b_column, gemm.b_inner,
-                               gemm.columns, gemm.inner, place.first_column, first_k, (gemm.wide & kWideB) != 0};
-  sum_slabs(warp, left, right, slabs, ring);
-}
-
 // Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent
 // Shapes    a [..., rows, inner], b [..., inner, columns], c [rows, columns], y [..., rows, columns], all by strides;
 //           scratch [tiles, slices, tile rows * tile columns]; counters [tiles]
@@ -38,6 +24,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
   wait_for_predecessors();
   launch_dependents();
   WarpTile<T, Tile, kLeft, kRight> warp;
-  multiply_block(warp, a, b, gemm, ring);
+  multiply_operands(warp, a, b, gemm, ring);
   store_product<R>(warp, gemm, c, y, scratch, counters, ring, epilogue...);
 }

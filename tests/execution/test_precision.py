@@ -17,6 +17,7 @@ import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from gpuexec.ir.command import Launch
 from gpuexec.ir.plan_json import from_json, to_json
+from gpuexec.model.model import choose_precision
 from gpuexec.ops.lib.rounding import round_to
 from tests.bench.architectures import SMALL_ARCHITECTURES
 from tests.devices.opening import make_simulator
@@ -190,6 +191,60 @@ def test_products_of_tf32_run_on_tensor_cores_with_weights_that_lie_along_the_in
     assert sum("padded_rows" in form for form in forms) == on_tensor_cores
 
 
+@pytest.mark.parametrize(
+    ("target", "kernel"),
+    [
+        ("sm_75", "simt_gemm<"),
+        ("sm_80", "mma_float8<WidenedE4m3"),
+        ("sm_89", "mma_float8<E4m3"),
+        ("sm_90", "mma_float8"),
+    ],
+)
+def test_products_of_fp8_run_on_tensor_cores_or_as_floats(target: str, kernel: str) -> None:
+    """The bias joins their epilogue; weights are on the device in 8 bits alone, once more where they are widened."""
+    device = make_simulator(target=target)
+    with gx.Worker(layers(), backend=Backend(device, gx.BackendType.SIMULATOR, "tested"), precision="fp8") as worker:
+        (found,) = worker.run(X)
+        (plan,) = worker.plans
+        launches = [each.kernel.expression for each in plan.segment.commands if isinstance(each, Launch)]
+        nbytes = worker.memory_stats()["weights"]
+        assert from_json(to_json(plan)) == plan
+    device.close()
+    expected = expect_layers(X, "fp8")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=LOSS["fp8"] * float(np.abs(expected).max()) / 8)
+    products = [each for each in launches if each.startswith(kernel)]
+    assert len(products) == 2
+    if target != "sm_75":
+        assert products[1].endswith("Steps>")
+        # Rows of both are aligned, and each has its scales; the bias stays float.
+        assert nbytes < 1.3 * (FIRST.size + SECOND.size) + 4 * (70 + 33 + 33) + 2048
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_89"])
+def test_products_of_fp8_agree_on_every_device(target: str) -> None:
+    """Of both operands made in the run, weights on the left and behind views, batches, alpha, and an addend."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["a"], name="one"),
+        helper.make_node("Transpose", ["a"], ["t"], name="turn", perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["a", "t"], ["s"], name="both"),
+        helper.make_node("MatMul", ["left", "s"], ["l"], name="left"),
+        helper.make_node("Flatten", ["l"], ["f"], name="flat"),
+        helper.make_node("Gemm", ["f", "last", "c"], ["y"], name="gemm", transB=1, alpha=0.5, beta=2.0),
+    ]
+    weights = {"first": FIRST, "left": SECOND[:7, :20], "last": KERNEL.reshape(24, 144)[:9, :140], "c": SECOND[0, :9]}
+    model = make_model(nodes, {"x": [2, 20, 48]}, {"y": [2, 9]}, **weights)
+    assert {node.operator.name for node in choose_precision(model, "fp8").graph.nodes} >= {"gpuexec.ScaledMatMul"}
+    x = np.stack([X, X[::-1] / 3])
+    device = make_simulator(target=target, check_kernels=True)
+    with gx.Worker(model, backend=Backend(device, gx.BackendType.SIMULATOR, "tested"), precision="fp8") as worker:
+        (found,) = worker.run(x)
+    device.close()
+    expected = run(model, x, "cpu", precision="fp8")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=LOSS["fp8"] * float(np.abs(expected).max()))
+    exact = run(model, x, "cpu")
+    assert 1e-3 < np.abs(expected - exact).max() / np.abs(exact).max() < 0.2
+
+
 def test_roundings_join_the_epilogue_of_what_is_in_front_of_them() -> None:
     plain = make_model([*CONVOLUTIONS], {"x": [2, 16, 9, 9]}, {"p": [2, 24, 9, 9]}, kernel=KERNEL, points=POINTS)
     for each, origin, kernel in (
@@ -348,19 +403,22 @@ def test_edits_and_pickles_keep_the_precision() -> None:
     np.testing.assert_array_equal(run(replaced, X / 2, "cpu"), expected)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_program_keeps_its_precision(backend: str) -> None:
+def test_a_program_keeps_its_precision(backend: str, precision: str) -> None:
     shapes = {"forward": {"x": ((1, 32), 48)}}
-    program = gx.Program.build({"forward": layers()}, shapes=shapes, precision="bf16", keep={"two"})
+    program = gx.Program.build({"forward": layers()}, shapes=shapes, precision=precision, keep={"two"})
     stored = io.BytesIO()
     program.save(stored)
     loaded = gx.Program.load(stored.getvalue())
     with gx.Module(loaded, backend=backend) as module:
         (y,) = module.forward(X)
         model = loaded.contents.methods["forward"].model
-        assert str(model.precision) == "bf16, but for two"
-        np.testing.assert_allclose(y, run(layers(), X, backend, precision="bf16", keep={"two"}), rtol=1e-5, atol=1e-4)
-    with pytest.raises(gx.InputError, match=r"Method 'forward' was made in precision bf16, but for two, not in fp16"):
+        assert str(model.precision) == f"{precision}, but for two"
+        expected = run(layers(), X, backend, precision=precision, keep={"two"})
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-4)
+    match = f"Method 'forward' was made in precision {precision}, but for two, not in fp16"
+    with pytest.raises(gx.InputError, match=match):
         gx.Module(loaded, precision="fp16")
 
 

@@ -18,7 +18,7 @@ from gpuexec.ir.command import Command, Kernel, Launch
 from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.instances import kernel_table
 from gpuexec.ir.operator import build
-from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.planner.template import plan_graph
 from tests.devices.execute import LoadedPlan
 from tests.devices.opening import make_simulator
@@ -220,6 +220,14 @@ CASES: dict[str, Build] = {
         shape=(39, 40),
         cast=FLOAT16,
         to=FLOAT16,
+    ),
+    "mma_float8": multiply(
+        "gpuexec.ScaledMatMul",
+        np.ones((40, 9), dtype_row(FLOAT8).numpy),
+        SCALAR,
+        SCALAR,
+        shape=(39, 40),
+        cast=FLOAT8,
     ),
     "mma_nbits": multiply(
         "com.microsoft.MatMulNBits",

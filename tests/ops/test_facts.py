@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -14,7 +15,15 @@ from gpuexec.cli.operator_types import PIXEL
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Launch
 from gpuexec.ir.graphs import Graph, Node, Value
-from gpuexec.ir.operator import Derivative, KnownInput, Operator, decomposition_for, find_operator, operator_names
+from gpuexec.ir.operator import (
+    Derivative,
+    KnownInput,
+    Operator,
+    build,
+    decomposition_for,
+    find_operator,
+    operator_names,
+)
 from gpuexec.ir.spec import TensorSpec, is_host_object
 from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise.epilogue import FINISHED, fused_name
@@ -167,6 +176,25 @@ def test_places_along_the_channels_make_elements_of_their_own(name: str) -> None
     assert tried
 
 
+@pytest.mark.parametrize("name", [name for name, cls in CLASSES.items() if is_stated(cls, "scaled_product")])
+def test_products_with_scales_of_one_are_those_they_stand_for(name: str) -> None:
+    tried, one = 0, np.array(1, np.float32)
+    for call in list_calls()[name]:
+        attributes = call.operator.scaled_product
+        if attributes is None or not is_product(call):
+            continue
+        a, b, *addend = [None if x is None else x.astype(np.float32) for x in call.inputs]
+        assert a is not None and b is not None and call.operator.multiplied == (0, 1)
+        narrow = [x.astype(ml_dtypes.float8_e4m3fn) for x in (a, b)]
+        given = (*(x.astype(np.float32) for x in narrow), *addend)
+        made = compute(build("gpuexec.ScaledMatMul", attributes), (*narrow, one, one, *addend))
+        expected = compute(call.operator, given)
+        assert made is not None and expected is not None
+        np.testing.assert_allclose(to_wide(made[0]), to_wide(expected[0]), rtol=1e-6)
+        tried += 1
+    assert tried
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_what_draws_random_numbers_says_so(name: str) -> None:
     """It has a stream of its own to draw from, or parts that have."""
@@ -179,9 +207,10 @@ def test_what_draws_random_numbers_says_so(name: str) -> None:
 
 
 def is_product(call: Call) -> bool:
-    """Return whether a call multiplies finite floats."""
+    """Return whether a call multiplies finite floats, of 8 bits where scales are theirs."""
     factors = [call.inputs[i] if i < len(call.inputs) else None for i in call.operator.multiplied]
-    return all(x is not None and x.dtype in (np.float32, np.float64) and np.isfinite(x).all() for x in factors)
+    dtypes = (np.float32, np.float64, ml_dtypes.float8_e4m3fn)
+    return all(x is not None and x.dtype in dtypes and np.isfinite(x).all() for x in factors)
 
 
 def put(call: Call, arrays: Mapping[int, Array]) -> Inputs:

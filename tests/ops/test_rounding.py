@@ -13,7 +13,7 @@ from gpuexec.ir.precision import ROUNDED, STORED
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ir.weight_forms import ColumnsFirst, PackedForm
 from gpuexec.ops.lib.rounding import round_to
-from gpuexec.ops.quant.rounded_weight import Rounded, ScaledFloat8, round_to_scaled
+from gpuexec.ops.quant.rounded_weight import Float8Scales, Rounded, ScaledFloat8, round_to_scaled
 from tests.ops.harness import Case, run_case
 from tests.ops.tolerance import to_bits
 
@@ -70,6 +70,17 @@ def test_operands_and_weights_are_rounded_alike_on_every_device(checks: str, eac
     run_case(each, checks)
 
 
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_weights_of_fp8_are_stored_alike_on_every_device(checks: str, axis: int | None) -> None:
+    """Packed alone: nothing scales them in a run."""
+    w = np.random.default_rng(2).standard_normal((33, 50)).astype(np.float32)
+    scales = np.abs(w).max(None if axis is None else 1 - axis, keepdims=True) / np.float32(448)
+    expected = ((w / scales).astype(ml_dtypes.float8_e4m3fn), scales.reshape(() if axis is None else -1))
+    attributes = {"to": "fp8", "is_stored": 1, **({} if axis is None else {"axis": axis})}
+    name = "gpuexec.RoundWeight"
+    run_case(Case("weight", name, (w,), attributes, (0,), (True, True), expected=expected), checks)
+
+
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16", np.float16), ("bf16", ml_dtypes.bfloat16)])
 def test_weights_are_packed_in_the_type_of_the_precision(precision: str, dtype: Any) -> None:
     w = np.linspace(-3, 3, 35, dtype=np.float32).reshape(5, 7)
@@ -87,6 +98,11 @@ def test_each_place_along_an_axis_has_a_scale_in_fp8() -> None:
     np.testing.assert_array_equal(round_to_scaled(w)[:, 1], [1, 1, 1.125])
     form = PackedForm.of(ScaledFloat8(1), TensorSpec.of(w), (0, 1))
     np.testing.assert_array_equal(form.pack(w), expected)
+    stored = PackedForm.of(ScaledFloat8(1, 1), TensorSpec.of(w), (0, 1)).pack(w)
+    scales = PackedForm.of(Float8Scales(1), TensorSpec.of(w), (0, 1)).pack(w)
+    assert stored.dtype == np.dtype(ml_dtypes.float8_e4m3fn) and scales.shape == (3,)
+    np.testing.assert_array_equal(stored.astype(np.float32) * scales, expected)
+    assert scales[2] == np.float32(2.0**-100)  # of a column of zeros
 
 
 def test_a_packed_weight_is_packed_again() -> None:

@@ -16,7 +16,8 @@ from gpuexec.ir.instances import kernel_table
 from tests.devices.launches import collect_launches
 
 # A lowering may choose by architecture; `make kernels` plans for all of them.
-ENDS = ("sm_75", "sm_90a")
+# sm_89 stands for those with instructions that others lack on both sides.
+ENDS = ("sm_75", "sm_89", "sm_90a")
 
 
 @pytest.mark.long

@@ -192,6 +192,12 @@ LARGER: Mapping[str, Budget] = {
         if operands != "float" or left == right == _LIES[0]
     },
     **{
+        f"mma_float8.cu:mma_float8<{t}, {tile}{steps}>": Budget(registers, "as mma_gemm, and words that are widened")
+        for t in ("E4m3", "WidenedE4m3")
+        for tile, registers in (("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168), ("FlatMma", 216))
+        for steps in ("", ", const float*, const float*, Steps")
+    },
+    **{
         f"mma_narrow.cu:mma_narrow<{t}, {result}, SmallMma{steps}>": Budget(
             168, "as mma_gemm, and weights under way; three blocks of 128 threads fit"
         )

@@ -145,6 +145,29 @@ GATES: Mapping[str, Gate] = {
         )
         for t in _FLOATS
     },
+    # As mma_gemm along the inner extent, with half as many instructions for as many numbers.
+    **{
+        f"mma_float8.cu:mma_float8<E4m3, {tile}{steps}>": Gate(
+            instructions=9000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
+            opcodes=("QMMA", "LDSM", "LDGSTS"),
+        )
+        for tile, share, integers in (
+            ("LargeMma", 0.62, 18), ("MediumMma", 0.61, 23), ("SmallMma", 0.44, 23), ("FlatMma", 0.29, 66)
+        )
+        for steps in ("", ", const float*, const float*, Steps")
+    },
+    # A word of a fragment is widened by three instructions from sm_89 on, below by nine of integers and two products.
+    **{
+        f"mma_float8.cu:mma_float8<WidenedE4m3, {tile}{steps}>": Gate(
+            instructions=14000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0,
+            load_bits=128, opcodes=("HMMA", "LDSM", "LDGSTS"),
+            aim="each word widened once for all warps that multiply it",
+        )
+        for tile, share, integers in (
+            ("LargeMma", 0.125, 2160), ("MediumMma", 0.125, 2880), ("SmallMma", 0.066, 2880), ("FlatMma", 0.045, 4340)
+        )
+        for steps in ("", ", const float*, const float*, Steps")
+    },
     # Weights of int8 are widened by some four instructions each; as integers beside half by one and a half, beside bf16
     # by three.
     **{

@@ -37,6 +37,7 @@ from gpuexec.ops.elementwise.epilogue import (
 )
 from gpuexec.ops.linalg.einsum import Einsum
 from gpuexec.ops.linalg.matmul import Gemm, MatMul
+from gpuexec.ops.linalg.scaled_matmul import ScaledMatMul
 from gpuexec.ops.microsoft.matmul import FusedMatMul
 from gpuexec.ops.nn.batch_norm import BatchNormalization
 from gpuexec.ops.nn.conv import Conv, ConvTranspose
@@ -57,6 +58,7 @@ PRODUCERS: dict[str, type[Operator]] = {
         MatMul,
         Einsum,
         FusedMatMul,
+        ScaledMatMul,
         BatchNormalization,
         InstanceNormalization,
         GroupNormalization,

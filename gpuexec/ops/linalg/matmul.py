@@ -6,7 +6,7 @@ view costs no copy. Rows that share one right operand are one long axis, however
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
-from gpuexec.ir.geometry import broadcast, broadcast_strides, coalesce, contiguous_strides
+from gpuexec.ir.geometry import broadcast, broadcast_strides, contiguous_strides
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.operator import (
     Array,
@@ -33,6 +33,7 @@ from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import truncate
 from gpuexec.ops.linalg.exact_product import multiply_exactly
 from gpuexec.ops.linalg.matmul_launch import DTYPES, launch_gemm, take_operands
+from gpuexec.ops.linalg.product import join_rows
 from gpuexec.ops.quant.narrow_weight import NarrowWeight
 
 _FLOAT: np.dtype[Any] = np.dtype(np.float32)
@@ -71,6 +72,11 @@ class MatMul(Operator):
     def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
         """Return the operands' type, or float where a precision says that they are narrow."""
         return _FLOAT if self.precision in STORED else dtypes[0] if dtypes else None
+
+    @property
+    def scaled_product(self) -> Mapping[str, Any]:
+        """Attributes of the product of operands with scales: none."""
+        return {}
 
     def channel_axis(self, factor: int, rank: int) -> int | None:
         """Return the rows of the left operand, the columns of the right one."""
@@ -117,25 +123,19 @@ class MatMul(Operator):
         batch = broadcast(a_shape[:-2], b_shape[:-2])
         y_shape = (*batch, rows, columns)
         y_strides = y.strides if y.shape == y_shape else contiguous_strides(y_shape)
-        extents, walks = coalesce(
-            (*batch, rows),
-            (
-                (*broadcast_strides(a_shape[:-2], a_strides[:-2], batch), a_strides[-2]),
-                (*broadcast_strides(b_shape[:-2], b_strides[:-2], batch), 0),
-                y_strides[:-1],
-            ),
+        walks = (
+            (*broadcast_strides(a_shape[:-2], a_strides[:-2], batch), a_strides[-2]),
+            (*broadcast_strides(b_shape[:-2], b_strides[:-2], batch), 0),
+            y_strides[:-1],
         )
-        # The last axis is the rows if the right operand does not walk it; batch axes may have joined it.
-        split = len(extents) - 1 if extents and walks[1][-1] == 0 else len(extents)
-        row_extent = extents[split] if split < len(extents) else 1
-        a_row, y_row = (walks[0][split], walks[2][split]) if split < len(extents) else (0, 0)
+        row_extent, (a_row, _, y_row), batches = join_rows((*batch, rows), walks)
         return launch_gemm(
             emit,
             (a, b, None, y),
             (row_extent, columns, a_shape[-1]),
             (a_row, a_strides[-1], b_strides[-2], b_strides[-1], 0, 0, y_row),
             scale=(alpha, 1.0),
-            batch=(extents[:split], tuple(walk[:split] for walk in walks)),
+            batch=batches,
             y_column=y_strides[-1],
             narrow=narrow,
             scale_steps=(0, 0) if narrow is None else narrow.steps(*((rank - 2, rank - 1) if rank > 1 else (0, None))),
@@ -187,6 +187,11 @@ class Gemm(Operator):
     def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
         """Return the operands' type, or float where a precision says that they are narrow."""
         return _FLOAT if self.precision in STORED else dtypes[0] if dtypes else None
+
+    @property
+    def scaled_product(self) -> Mapping[str, Any]:
+        """Attributes of the product of operands with scales: its own."""
+        return {"alpha": self.alpha, "beta": self.beta, "transA": self.transA, "transB": self.transB}
 
     def channel_axis(self, factor: int, rank: int) -> int | None:
         """Return the rows of A', the columns of B'."""

@@ -1,8 +1,10 @@
-"""Launches of matrix products on tensor cores, ``mma_gemm.cu`` and ``mma_narrow.cu``.
+"""Launches of matrix products on tensor cores, ``mma_gemm.cu``, ``mma_narrow.cu`` and ``mma_float8.cu``.
 
 Operands are half or bf16, or floats that are rounded to tf32; those that are weights and not aligned as they lie are
 packed once. Weights of int8 are widened between global and shared memory; beside operands that a precision rounds,
-where the result is float, they are multiplied as integers, and sums are scaled.
+where the result is float, they are multiplied as integers, and sums are scaled. Operands of float8e4m3fn are multiplied
+as they are where an architecture has an instruction for that, else widened to half in registers; since nothing turns
+bytes on their way there, those that don't lie along the inner extent are copied so.
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ _FLOAT = np.dtype(np.float32)
 # Weights of int8 beside so few rows are read faster by gemv.cu than widened for as many rows as a tile has, where they
 # are more than this, so that to widen the rows counts for little.
 _NARROW_FEW, _NARROW_SMALL = 4, 2**24
+# Those with an instruction for products of float8 (PTX ISA 9.0, mma: sm_89 and up; assembled for sm_90 and sm_100 it is
+# a sequence that widens to half and spills).
+FLOAT8_ARCHITECTURES = (89, 120, 121)
+_FLOAT8_TYPES = ("E4m3", "WidenedE4m3")
 
 
 def name_mma(dtypes: tuple[np.dtype[Any], np.dtype[Any]], tile: MmaTile, lies: tuple[str, str]) -> Kernel:
@@ -63,6 +69,10 @@ def _name_narrow(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
 instantiate("mma_narrow.cu", [_name_narrow(dtype, dtype).expression for dtype in _MMA_DTYPES])
 for _dtype in _MMA_DTYPES:
     instantiate_finished(_FLOAT, [_name_narrow(_dtype, _FLOAT)], stored=[_dtype])
+instantiate_finished(
+    _FLOAT,
+    [Kernel("mma_float8.cu", f"mma_float8<{each}, {tile.name}>") for each in _FLOAT8_TYPES for tile in MMA_TILES],
+)
 
 
 @weight_form("padded_rows")
@@ -201,6 +211,66 @@ def launch_mma_narrow(emit: Emitter, product: Product, narrow: NarrowWeight, sca
     kernel = _name_narrow(a.dtype, y.dtype)
     writes, grid, threads = slices.writes(3, 5, tiles), (tiles, slices.count, 1), (SMALL_MMA.threads, 1, 1)
     emit.launch(kernel, grid, threads, arguments, writes, shared_bytes=SMALL_MMA.ring_nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LineScale:
+    """Scales of the rows or columns of a product, ``step`` elements apart: 0 where all have one."""
+
+    slot: Slot
+    step: int
+
+
+def launch_mma_float8(emit: Emitter, product: Product, scales: tuple[LineScale, LineScale]) -> None:
+    """Launch a product of float8e4m3fn on tensor cores.
+
+    Args:
+        emit: Emitter of the launch.
+        product: The product, whose extents 32 bits hold.
+        scales: Of its rows and its columns.
+    """
+    if emit.choose(turn_few(product, _MMA_FEW) is not product):
+        product, scales = product.transposed, (scales[1], scales[0])
+    product = _lay_along_k(emit, _lay_along_k(emit, product, 0), 1)
+    rows, columns, inner = product.extents
+    tile = choose_mma_tile(emit, rows, columns, inner, product.count)
+    tiles = product.count * tile.count(rows, columns)
+    slices = slice_mma_tiles(emit, tile, tiles, inner)
+    arguments: list[Argument] = [*product.slots, product.pack_mma(ALONG_K, ALONG_K), slices.scratch, slices.counters]
+    arguments += [*(each.slot for each in scales), *(np.int32(each.step) for each in scales)]
+    multiplied = _FLOAT8_TYPES[emit.target.architecture not in FLOAT8_ARCHITECTURES]
+    emit.launch(
+        Kernel("mma_float8.cu", f"mma_float8<{multiplied}, {tile.name}>"),
+        (tiles, slices.count, 1),
+        (tile.threads, 1, 1),
+        arguments,
+        slices.writes(3, 5, tiles),
+        shared_bytes=tile.ring_nbytes,
+    )
+
+
+def _lay_along_k(emit: Emitter, product: Product, index: int) -> Product:
+    """Return the product with operand 0 or 1 along the inner extent, lines aligned: a weight packed, else copied."""
+    product = _pack_operand(emit, product, index, only_along_k=True)
+    slot, walk = product.slots[index], product.walks[index]
+    assert slot is not None
+    unit, pitch = product.a[::-1] if index == 0 else product.b
+    if not emit.choose(not product.is_wide(slot, unit, pitch, walk)):
+        return product
+    # Batches that read the same bytes share a copy.
+    batch = tuple([extent if step else 1 for extent, step in zip(product.batch, walk, strict=True)])
+    lines, inner = product.extents[index], product.extents[2]
+    whole = emit.temp((*batch, lines, round_up(inner, VECTOR_NBYTES // slot.dtype.itemsize)), slot.dtype)
+    spec = slot.spec.with_shape((*batch, lines, inner))
+    laid = Slot(whole.buffer, whole.offset_bytes, spec, whole.strides)
+    emit.copy(laid, Slot(slot.buffer, slot.offset_bytes, spec, (*walk, pitch, unit)))
+    *steps, line, _ = laid.strides
+    own = tuple([own if step else 0 for own, step in zip(steps, walk, strict=True)])
+    a, b, c, y = product.slots
+    a_walk, b_walk, y_walk = product.walks
+    if index == 0:
+        return replace(product, slots=(laid, b, c, y), a=(line, 1), walks=(own, b_walk, y_walk))
+    return replace(product, slots=(a, laid, c, y), b=(1, line), walks=(a_walk, own, y_walk))
 
 
 def _pack_operand(emit: Emitter, product: Product, index: int, *, only_along_k: bool = False) -> Product:

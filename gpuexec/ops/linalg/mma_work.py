@@ -7,15 +7,18 @@ architectures differ by little.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from math import prod
 
 import numpy as np
 
 from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.spec import BFLOAT16
-from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, count_slot_bytes, work_of
+from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, count_slot_bytes, read_int, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
 from gpuexec.ops.lib.slices import MMA_TILES, MmaTile
+from gpuexec.ops.linalg.product import ACROSS, ALONG_K
 from gpuexec.ops.linalg.simt_work import (
     JOIN_ROUNDS,
     WIDE_A,
@@ -35,6 +38,7 @@ AROUND, _EACH_SUM = 500, 4  # instructions of a thread apart from slabs: in all,
 # Instructions of a thread for a weight of int8 that is widened, and for one that stays an integer, in half and bf16.
 _EACH_WEIGHT, _EACH_INTEGER = 3.9, {np.dtype(np.float16): 1.45, BFLOAT16: 2.95}
 _EACH_COLUMN_SCALE = 4  # instructions of a thread for a column whose sums are scaled
+_EACH_FLOAT8_WORD, _EACH_SCALED = 3.0, 2.5  # of a warp to widen a word of a fragment; of a thread to scale a sum
 _EACH_SLICE = 1.5  # instructions of a thread to add up a sum of a slice
 _PARK_WAVEFRONTS = 2  # of 128 bytes of sums that wait in shared memory for an epilogue
 _MMA_PRODUCTS, _STEP_NBYTES, _MATRIX_WAVEFRONTS = 2048, 32, 4
@@ -48,22 +52,56 @@ def find_mma_tile(launch: Launch) -> MmaTile:
 
 @work_of("mma_gemm.cu", "mma_gemm")
 def _count_mma_gemm(launch: Launch) -> Work:
+    left, right = (each.strip(" >") for each in launch.kernel.expression.split(",")[3:5])
+    loop, asked = _count_fetches(launch, (left, right))
+    return describe_mma(launch, loop, asked, AROUND)
+
+
+@work_of("mma_float8.cu", "mma_float8")
+def _count_mma_float8(launch: Launch) -> Work:
+    tile = find_mma_tile(launch)
+    loop, asked = _count_fetches(launch, (ALONG_K, ALONG_K))
+    warps, down, across = tile.threads // WARP, tile.rows // tile.warps_down, tile.columns // tile.warps_across
+    around = AROUND + _EACH_SCALED * tile.size / tile.threads
+    # Scales pass through shared memory, from where a warp reads eight of columns as two vectors, and those of its rows.
+    row_step, column_step = (read_int(each) for each in launch.arguments[9:11])
+    blocks, stored = prod(launch.grid), ceil_div(tile.rows, WARP) + tile.columns // WARP
+    asked += blocks * (4 * tile.rows if row_step else SECTOR_BYTES * ceil_div(tile.rows, WARP))
+    asked += blocks * (4 * tile.columns if column_step else SECTOR_BYTES * tile.columns // WARP)
+    if is_widened := "Widened" in launch.kernel.expression:  # each product is two, and each word of a fragment, too
+        words = tile.slab_nbytes // _STEP_NBYTES * (down + across) // 4
+        loop += tile.products / warps + words * _EACH_FLOAT8_WORD
+    work = describe_mma(launch, loop, asked, around)
+    return replace(
+        work,
+        matrix_products=work.matrix_products * (1 + is_widened),
+        wavefronts=work.wavefronts + blocks * (stored + warps * (across // 32) * (down // 8 + 8)),
+        barriers=work.barriers + 2,
+    )
+
+
+def _count_fetches(launch: Launch, lies: tuple[str, str]) -> tuple[float, float]:
+    """Return instructions of a warp for a slab beside mma and ldmatrix, and bytes of sectors that blocks ask for.
+
+    Args:
+        launch: The launch.
+        lies: How operands lie.
+    """
     rows, columns, inner, batch, wide, _ = read_gemm(launch)
     tile = find_mma_tile(launch)
-    left, right = (each.strip(" >") for each in launch.kernel.expression.split(",")[3:5])
     own, across = LOOP_INSTRUCTIONS[tile.name]
     loop, asked = float(own), 0
     for lie, flag, extent, lines, times in (
-        (left, WIDE_A, rows, tile.rows, ceil_div(columns, tile.columns)),
-        (right, WIDE_B, columns, tile.columns, ceil_div(rows, tile.rows)),
+        (lies[0], WIDE_A, rows, tile.rows, ceil_div(columns, tile.columns)),
+        (lies[1], WIDE_B, columns, tile.columns, ceil_div(rows, tile.rows)),
     ):
-        is_across = lie.endswith("kAcross")
+        is_across = lie == ACROSS
         loop += across * is_across
         if not wide & flag:
             loop += lines * tile.slab_nbytes // _CHUNK_NBYTES / tile.threads * _EACH_CHUNK
         # Lines beyond the last one repeat it, or are not read.
         asked += times * inner * (extent if is_across else round_up(extent, lines)) * find_itemsize(launch, 0)
-    return describe_mma(launch, loop, batch * asked, AROUND)
+    return loop, batch * asked
 
 
 @work_of("mma_narrow.cu", "mma_narrow")

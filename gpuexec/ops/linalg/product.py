@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from gpuexec.ir.command import Slot
-from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.geometry import ceil_div, coalesce
 
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu and simt_product.cuh
 GEMV_ROWS = (1, 2, 4, 8)  # of the instances of gemv.cu
@@ -156,6 +156,23 @@ class Product:
 def fits_extents(*extents: int) -> bool:
     """Return whether the numbers of ``SimtGemm`` hold extents."""
     return max(extents) < _MAX_EXTENT
+
+
+def join_rows(
+    extents: tuple[int, ...], walks: tuple[tuple[int, ...], ...]
+) -> tuple[int, tuple[int, ...], tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]:
+    """Return rows that share a right operand as one axis: its extent, its strides, and the batch axes that are left.
+
+    Args:
+        extents: Of the batch axes and the rows.
+        walks: Strides along them, those of the right operand second.
+    """
+    joined, steps = coalesce(extents, walks)
+    # The last axis is the rows if the right operand does not walk it; batch axes may have joined it.
+    split = len(joined) - 1 if joined and steps[1][-1] == 0 else len(joined)
+    has_rows = split < len(joined)
+    rows, row_steps = (joined[split], tuple([each[split] for each in steps])) if has_rows else (1, (0,) * len(steps))
+    return rows, row_steps, (joined[:split], tuple([each[:split] for each in steps]))
 
 
 def turn_few(product: Product, few: int) -> Product:

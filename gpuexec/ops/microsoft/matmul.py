@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -73,6 +73,13 @@ class FusedMatMul(Operator):
     def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
         """Return the product's type, as MatMul does."""
         return MatMul(self.precision).find_dtype(dtypes)
+
+    @property
+    def scaled_product(self) -> Mapping[str, Any] | None:
+        """Attributes of the product of operands with scales, where batch axes stay in their place."""
+        if self.transBatchA or self.transBatchB:
+            return None
+        return {"alpha": self.alpha, "transA": self.transA, "transB": self.transB}
 
     def channel_axis(self, factor: int, rank: int) -> int | None:
         """Return the rows of A', the columns of B'."""

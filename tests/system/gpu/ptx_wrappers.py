@@ -103,6 +103,11 @@ def _cut_vectors(x: Words) -> Words:
     return y
 
 
+def _widen_e4m3(x: Words) -> Words:
+    """Return the bytes of words as halves."""
+    return np.asarray(x.view(ml_dtypes.float8_e4m3fn).astype(np.float16).view(np.uint32))
+
+
 def _pack(x: Words, dtype: Any) -> Words:
     """Return the first two runs of floats rounded to 16 bits, the second in the upper halves of words."""
     low, high = (x[32 * i : 32 * i + 32].view(np.float32).astype(dtype).view(np.uint16) for i in range(2))
@@ -321,6 +326,27 @@ y[32 + t] = multiply_add_bf16s(0x43004300u | (x[t] & 0xf000fu), 0x40004000u, 0xc
         lambda x: _place(
             (0, _double_and_subtract(x, 0xFF, 1024, np.float16)),
             (32, _double_and_subtract(x, 0xF, 128, ml_dtypes.bfloat16)),
+        ),
+        since=80,
+    ),
+    # NaN is left out, whose bits are anyone's. One of the two is for architectures without the other.
+    Case(
+        "widening_of_e4m3",
+        "mma.cuh",
+        ("convert_e4m3_pair", "multiply_halves"),
+        """
+for (int i = 0; i < 4; ++i) {
+  u32 pairs[2];
+  widen_e4m3(x[t + 32 * (i / 2)] & (i % 2 ? 0xf7f7f7f7u : 0xfefefefeu), pairs);
+  y[64 * i + 2 * t] = pairs[0];
+  y[64 * i + 2 * t + 1] = pairs[1];
+}
+""",
+        lambda x: _place(
+            *[
+                (64 * i, _widen_e4m3(x[32 * (i // 2) :][:32] & np.uint32(0xF7F7F7F7 if i % 2 else 0xFEFEFEFE)))
+                for i in range(4)
+            ]
         ),
         since=80,
     ),
