@@ -68,14 +68,19 @@ class Launches:
         path.write_text(json.dumps(rows))
 
 
-def collect_launches(path: Path, architectures: Sequence[str]) -> None:
-    """Write what the plans of all operator cases launch.
+def collect_launches(path: Path, architectures: Sequence[str], cases: str = "tests/ops") -> None:
+    """Write what the plans of operator cases launch.
+
+    Args:
+        path: Of the file.
+        architectures: What to plan for.
+        cases: A folder of tests, or a file of them.
 
     Raises:
         KernelError: The cases could not be planned at all.
     """
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "-q", "--tb=no"]
-    command += [f"--launches={path}", f"--architectures={','.join(architectures)}", "tests/ops"]
+    command += [f"--launches={path}", f"--architectures={','.join(architectures)}", cases]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode not in _FINISHED or not path.exists():
         raise KernelError(f"The operator cases could not be planned:\n{done.stdout}\n{done.stderr}")
