@@ -14,9 +14,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHONS := python3.14 python3.13 python3.12 python3.11 python3
 
-# A process more than there are cores (tests/conftest.py), and whichever is done takes tests of another's. ARGS="-n 0":
-# all in one process.
+# A process more than there are cores (tests/conftest.py), and whichever is done takes tests of another's; threads of
+# OpenBLAS would spin for each other's cores. ARGS="-n 0": all in one process.
 PARALLEL := -n auto --dist worksteal
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 QUICK := ops importer passes planner execution/runs
 
 DIGITS := examples/data/digits.npz
@@ -36,14 +37,14 @@ setup: $(BIN)/python  ## make .venv with everything for development: tests, lint
 
 test: compiler $(BIN)/python  ## set up and run all tests that need no GPU (GPUEXEC_MODELS=folder adds those over models)
 	$(call install,run test dev $(TEST_CUDA))
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	$(PYTEST) $(ARGS)
 
 quick: compiler $(BIN)/python  ## lint, types, and on the host: operators, importer, passes, planner, executor (two minutes)
 	$(call install,run test dev $(TEST_CUDA))
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(PARALLEL) -m quick $(addprefix tests/,$(QUICK)) $(ARGS)
+	$(PYTEST) -m quick $(addprefix tests/,$(QUICK)) $(ARGS)
 
 conformance: compiler $(BIN)/python  ## run ONNX's own backend tests on the CPU and the simulator, and count (ARGS=--help)
 	$(call install,run test $(TEST_CUDA))

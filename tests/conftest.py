@@ -57,12 +57,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are collected: all that is made then stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Keep what is imported and collected, which stays to the end, out of every later collection of garbage.
 
     Collections are rare besides: tests make cycles by the thousand, and none that matter until the next collection.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
 

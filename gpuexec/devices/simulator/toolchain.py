@@ -20,7 +20,8 @@ _COMMON = (
     *("-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-fwrapv"),
 )
 # Guards of static variables would cost an atomic read at each use of a __shared__ variable.
-KERNEL_FLAGS = ("-O1", "-fno-threadsafe-statics")
+# No kernel throws, and a launch that is given up leaves its threads where they stand: nothing needs to be unwound.
+KERNEL_FLAGS = ("-O1", "-fno-threadsafe-statics", "-fno-exceptions", "-fno-asynchronous-unwind-tables")
 RUNTIME_FLAGS = ("-O2",)
 # Loops over a thread's own elements become vectors, each lane with the same operations in the same order. Kernels run
 # twice as fast for a tenth more of the compiler's time. In the other modes every access is a call of its own.
