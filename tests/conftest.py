@@ -80,7 +80,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Send another process one report of a test that passes: of its call, and of what else took time.
 
-    Three reports and two notices for each of forty thousand tests cost a twentieth of all the time they take.
+    Three reports and two notices take two milliseconds of a test, a third of which this saves.
     """
     if not hasattr(item.config, "workerinput"):
         return None
