@@ -31,10 +31,11 @@ struct MmaTile {
   static_assert(kSteps % 2 == 0 && Stages >= 2, "two steps of fragments; one stage is filled while another is read");
 };
 
-// Of MMA_TILES in gpuexec/ops/lib/slices.py. All rings fit twice in the 164 KB of sm_80 and once in the 100 KB of sm_86.
+// Of MMA_TILES in gpuexec/ops/lib/slices.py. All rings fit twice in the 164 KB of sm_80 and once in the 100 KB of sm_86; that
+// of SmallMma three times and twice.
 typedef MmaTile<128, 256, 64, 2, 4, 3, 1> LargeMma;   // 73,728 bytes: rows and columns in plenty
 typedef MmaTile<128, 128, 64, 2, 2, 4, 2> MediumMma;  // 65,536 bytes
-typedef MmaTile<64, 64, 128, 2, 2, 4, 2> SmallMma;    // 65,536 bytes: blocks are few
+typedef MmaTile<64, 64, 128, 2, 2, 3, 2> SmallMma;    // 49,152 bytes: blocks are few
 typedef MmaTile<16, 64, 256, 1, 2, 4, 2> FlatMma;     // 81,920 bytes: up to 16 rows, where fetching the columns is all
 
 constexpr u32 kGroup = 8;  // rows of tiles that blocks of neighbouring numbers share, so that operands stay in L2

@@ -11,11 +11,12 @@ template <class W, int Rows>
 constexpr int kLaneWidth = sizeof(W) == 1 && Rows == 8 ? 8 : 16 / sizeof(W);
 constexpr unsigned kFullMask = 0xffffffffu;
 // Loads of the matrix that a thread of gemv_along_columns has under way: 2 blocks x 256 threads x 16 bytes = 8 KB on a
-// multiprocessor for each. Those of gemv_along_k come by kWarpColumns: 32 KB for each step.
-template <int Rows>
-constexpr int kLoads = Rows <= 4 ? 8 : 4;
-template <int Rows>
-constexpr int kSteps = Rows <= 4 ? 2 : 1;
+// multiprocessor for each. Those of gemv_along_k come by kWarpColumns: 32 KB for each step. More would spill: four rows have
+// twice as many sums where a thread has eight columns of half, and sixteen weights of int8 to a step.
+template <class W, int Rows>
+constexpr int kLoads = Rows <= (sizeof(W) == 2 ? 2 : 4) ? 8 : 4;
+template <class W, int Rows>
+constexpr int kSteps = Rows <= (sizeof(W) == 1 ? 2 : 4) ? 2 : 1;
 
 // Fours of a lane's k that gemv_along_k has side by side: of more, many rows would spill.
 template <class W, int Rows>
@@ -174,8 +175,8 @@ struct WarpOperands {
     if constexpr (IsWide) {
       const int whole_end = end < inner / kStep ? end : inner / kStep;
 #pragma unroll 1
-      for (; step + kSteps<Rows> <= whole_end; step += kSteps<Rows>) {
-        add_vectors<kSteps<Rows>, true>(step * kStep + kLane * lane, sums);
+      for (; step + kSteps<W, Rows> <= whole_end; step += kSteps<W, Rows>) {
+        add_vectors<kSteps<W, Rows>, true>(step * kStep + kLane * lane, sums);
       }
 #pragma unroll 1
       for (; step < end; ++step) add_vectors<1, false>(step * kStep + kLane * lane, sums);
@@ -366,7 +367,7 @@ __device__ inline void multiply_along_columns(const float* a, const W* b, const 
     for (int j = 0; j < kWidth; ++j) sums[row][j] = 0.0f;
   }
   if (gemm.wide & kWideB) {
-    const int k = add_every<Rows, kLoads<Rows>, true>(rows, columns, gemm, first, step, end, sums);
+    const int k = add_every<Rows, kLoads<W, Rows>, true>(rows, columns, gemm, first, step, end, sums);
     add_every<Rows, 1, true>(rows, columns, gemm, k, step, end, sums);
   } else {
     add_every<Rows, 1, false>(rows, columns, gemm, first, step, end, sums);

@@ -210,6 +210,7 @@ LARGER: Mapping[str, Budget] = {
         for operands, result, steps in MMA_FORMS
         if operands != "float" or tile != "LargeMma"
     },
+    "pool.cu:lp_pool<double>": Budget(72, "powers of doubles beside the bounds of a window"),
     "roi.cu:max_roi_pool<double>": Budget(80, "bounds of a bin and a region in doubles"),
     "roi.cu:roi_align<double>": Budget(96, "samples along two axes and four weights in doubles"),
     "statistics.cu:merge_all_samples": Budget(72, "a thread holds the sample made and the one read"),

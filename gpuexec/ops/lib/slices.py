@@ -174,7 +174,7 @@ SMALL_TILE = Tile("SmallTile", 64, 64, 128, 0.78)
 TILES = (LARGE_TILE, SMALL_TILE)
 LARGE_MMA = MmaTile("LargeMma", 128, 256, 64, 2, 4, 3, 255)
 MEDIUM_MMA = MmaTile("MediumMma", 128, 128, 64, 2, 2, 4, 255)
-SMALL_MMA = MmaTile("SmallMma", 64, 64, 128, 2, 2, 4, 168)
+SMALL_MMA = MmaTile("SmallMma", 64, 64, 128, 2, 2, 3, 168)
 FLAT_MMA = MmaTile("FlatMma", 16, 64, 256, 1, 2, 4, 192)
 MMA_TILES = (LARGE_MMA, MEDIUM_MMA, SMALL_MMA, FLAT_MMA)
 
