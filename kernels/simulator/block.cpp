@@ -14,7 +14,7 @@ __thread gpuexec::Position gpuexec_position;
 
 namespace gpuexec {
 
-__attribute__((tls_model("initial-exec"))) thread_local BlockRunner* current_runner = nullptr;
+__thread BlockRunner* current_runner;
 
 namespace {
 
@@ -197,6 +197,8 @@ Fiber* BlockRunner::take_fiber() {
 
 void BlockRunner::make_current(Thread& thread) {
   self_ = &thread;
+  own_stack_ = uintptr_t(thread.fiber->stack);
+  own_warp_ = uintptr_t(warps_[thread.linear / kWarpSize].get());
   thread.state = State::kRunning;
   gpuexec_position.thread = thread.index;
   gpuexec_position.linear = thread.linear;

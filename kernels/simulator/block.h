@@ -112,6 +112,8 @@ class BlockRunner {
   void finish_copies(int before_group);
   void note_access(const void* address, size_t nbytes, unsigned flags, const void* place);
   void note_fence();
+  // Whether it is memory of the thread itself: what a thread does there says nothing of a kernel, and is most of what it does.
+  bool is_on_stack(const void* address) const { return uintptr_t(address) - own_stack_ < kStackBytes; }
   bool is_checking() const { return checker_ != nullptr && self_ != nullptr; }
   void count_access(const void* address, size_t nbytes, unsigned flags, const void* place);
   void count_operations(int unit, unsigned operations, const void* place);
@@ -176,6 +178,7 @@ class BlockRunner {
   size_t ready_head_ = 0;
   unsigned live_ = 0;
   Thread* self_ = nullptr;
+  uintptr_t own_stack_ = 0, own_warp_ = 0;  // of the thread that runs
   bool failed_ = false;
   Context main_{}, abandoned_{};
   Fiber* starting_ = nullptr;
@@ -191,7 +194,8 @@ class BlockRunner {
   uint64_t random_ = 1;
 };
 
-// The runner of the launch under way on this OS thread, or null.
-extern thread_local BlockRunner* current_runner;
+// The runner of the launch under way on this OS thread, or null. Every access of check mode asks for it: by an offset, as it is
+// found here, and not by a call.
+extern __thread BlockRunner* current_runner __attribute__((tls_model("initial-exec")));
 
 }  // namespace gpuexec

@@ -3,30 +3,38 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
+
 namespace gpuexec {
 
 namespace {
 constexpr size_t kGuardBytes = 64 << 10;  // a multiple of every page size in use
-}
+// Stacks begin so many bytes apart within a period: as far apart as pages, they would all lie in the same few lines of a
+// cache, and threads that take turns would push each other's out.
+constexpr size_t kShiftBytes = 9 * 64, kPeriodBytes = 32 << 10;
+constexpr size_t kMappingBytes = kGuardBytes + kPeriodBytes + kStackBytes;
+}  // namespace
 
 Fiber* create_fiber() {
-  void* mapping = mmap(nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  static std::atomic<size_t> created{0};
+  void* mapping =
+      mmap(nullptr, kMappingBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) return nullptr;
   mprotect(mapping, kGuardBytes, PROT_NONE);
   Fiber* fiber = new Fiber;
-  fiber->stack = static_cast<char*>(mapping) + kGuardBytes;
+  fiber->mapping = static_cast<char*>(mapping);
+  fiber->stack = fiber->mapping + kGuardBytes + created++ * kShiftBytes % kPeriodBytes;
   return fiber;
 }
 
 void destroy_fiber(Fiber* fiber) {
-  munmap(fiber->stack - kGuardBytes, kGuardBytes + kStackBytes);
+  munmap(fiber->mapping, kMappingBytes);
   delete fiber;
 }
 
 bool is_overflow(const Fiber* fiber, const void* address) {
   const char* at = static_cast<const char*>(address);
-  return at >= fiber->stack - kGuardBytes && at < fiber->stack;
+  return at >= fiber->mapping && at < fiber->stack;
 }
 
 #ifdef GPUEXEC_ASM_FIBERS

@@ -26,6 +26,7 @@ struct Context {
 struct Fiber {
   Context context;
   char* stack = nullptr;
+  char* mapping = nullptr;  // the guard and the stack
 };
 
 // Returns null when no memory is left.

@@ -273,11 +273,9 @@ void BlockRunner::finish_copies(int before_group) {
   copies.erase(copies.begin(), copies.begin() + ptrdiff_t(done));
 }
 
-// Accesses to what is the simulator's own say nothing of the kernel: its stack, what it sees of itself, warp operations.
+// Accesses to what is the simulator's own say nothing of the kernel: what a thread sees of itself, warp operations.
 inline bool BlockRunner::is_own(uintptr_t address) const {
-  return address - uintptr_t(self_->fiber->stack) < kStackBytes ||
-         address - uintptr_t(&gpuexec_position) < sizeof gpuexec_position ||
-         address - uintptr_t(warps_[self_->linear / kWarpSize].get()) < sizeof(Warp);
+  return address - uintptr_t(&gpuexec_position) < sizeof gpuexec_position || address - own_warp_ < sizeof(Warp);
 }
 
 void BlockRunner::note_access(const void* address, size_t nbytes, unsigned flags, const void* place) {
@@ -374,9 +372,10 @@ void gpuexec_grid_barrier(gpuexec::Site site) { current_runner->wait_at_grid_bar
 
 // Static code of a module runs outside of kernels too.
 void gpuexec_access(const void* address, size_t nbytes, unsigned flags, const void* place) {
-  if (!current_runner) return;
-  if (current_runner->is_checking()) current_runner->note_access(address, nbytes, flags, place);
-  else if (current_runner->is_counting()) current_runner->count_access(address, nbytes, flags, place);
+  gpuexec::BlockRunner* const runner = current_runner;
+  if (!runner || runner->is_on_stack(address)) return;
+  if (runner->is_checking()) runner->note_access(address, nbytes, flags, place);
+  else if (runner->is_counting()) runner->count_access(address, nbytes, flags, place);
 }
 
 void gpuexec_count_operations(int unit, unsigned operations, const void* place) {
