@@ -6,9 +6,10 @@
 4. Planned for a GPU and run on the simulator, or on a GPU, it is within the operator's tolerance of ``compute``, for
    dense inputs and for windows with gaps. An operator without a lowering is refused by name. Closed forms of work have
    figures for what is launched.
-5. On the simulator dense inputs run in check mode, in a random order of threads, which finds nothing in the kernels.
-   Cases of more than 65536 elements, inputs and outputs together, run without it: what a kernel does wrong there it
-   does wrong in a smaller case of its family too, or its family lacks one.
+5. On the simulator both run in check mode, in a random order of threads, which finds nothing in the kernels. Cases of
+   more than 65536 elements, inputs and outputs together, run without it: what a kernel does wrong there it does wrong
+   in a smaller case of its family too, or its family lacks one. Kernels as users run them, without the checks, are
+   those of models and of ONNX's own cases (tests/system).
 6. The same for a target with textures, the case as blits, where its operator has any. A case without a blit is refused
    by name.
 
@@ -142,7 +143,7 @@ def check_device(
     is_small = count_elements(inputs, computed) <= MAX_CHECKED_ELEMENTS
     positions = [index for index, wanted in enumerate(case.outputs) if wanted]
     for given in list_layouts(inputs, known):
-        device = open_living(IN_CHECK_MODE.get(name, name) if is_small and given is inputs else name)
+        device = open_living(IN_CHECK_MODE.get(name, name) if is_small else name)
         planned = plan_supported(case, op, given, known, device.target)
         if planned is None:
             return

@@ -18,7 +18,6 @@ from tests.ops.every_call import choose_calls, list_asked, list_calls
 from tests.ops.odd import EXTREME, ORDINARY, SPECIAL, Inputs, fill, reshape, vary_dtypes, vary_shapes
 from tests.ops.test_dtypes import find_allowed
 
-BOTH = ("cpu", "simulator")
 CHECKED = ("cpu", "check")
 # Inputs whose content is an agreement with whoever made them, which no kernel can hold against anything: what it is.
 AGREED = {
@@ -96,7 +95,7 @@ def test_types(name: str) -> None:
         pairs = zip(inputs, call.letters, strict=True)
         if all(x is None or dtype_row(x.dtype).name in allowed.get(letter, ALL_TYPES) for x, letter in pairs):
             given = fill(rng, inputs, kept, SPECIAL)
-            check(call, given, label, BOTH, held)
+            check(call, given, label, CHECKED, held)
             single = tuple(x if x is None or i in kept else reshape(x, ()) for i, x in enumerate(given))
             check(call, single, f"{label}, 0-d", ("cpu",), held)
 
