@@ -13,6 +13,8 @@ _TESTS_PER_KERNEL = 40  # as many instances come with them as they launch
 _TESTS_OF_HEADERS = 8  # the same for a header, whose mutants all files that include it try
 _INSTANCES_PER_ARGUMENT = 2
 _ALL = 200  # what tries a mutant that survived the above
+# Tests that alone notice a kernel which waits for no predecessor: of a kernel file none of them is left out.
+_OF_WAITS = "/test_dependent_launch.py::"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,9 @@ def choose_trial(
         own = [test for test in tests_of[kernel] if f"/test_{Path(kernel.source).stem}.py" in test]
         wanted = (*own, *tests_of[kernel]) if is_thorough else own or tests_of[kernel]
         by_kernel.setdefault(_name(kernel), {}).update(dict.fromkeys(wanted))
-    chosen = dict.fromkeys(
-        test for tests in by_kernel.values() for test in _spread(list(tests), limit) if test not in tried
-    )
+    spread = [test for tests in by_kernel.values() for test in _spread(list(tests), limit)]
+    waits = [] if is_header else [test for kernel in kernels for test in tests_of[kernel] if _OF_WAITS in test]
+    chosen = dict.fromkeys(test for test in (*spread, *waits) if test not in tried)
     instances: dict[str, list[str]] = {}
     for kernel, tests in tests_of.items():
         if not chosen.keys().isdisjoint(tests):

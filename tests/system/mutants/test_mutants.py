@@ -173,6 +173,15 @@ def test_header_is_tried_by_kernels_and_one_of_blits_by_blits(tmp_path: Path) ->
     assert choose_trial("pixel/a.cu", tmp_path, tests_of).tests == (blit,)
 
 
+def test_kernel_that_waits_no_more_is_tried_by_what_overlaps_it(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text('#include "h.cuh"\n')
+    (tmp_path / "h.cuh").write_text("\n")
+    own, waits = "tests/ops/test_a.py::t[plan-1]", "tests/ops/test_dependent_launch.py::t[f]"
+    tests_of = {Kernel("a.cu", "f<int>"): (own, waits)}
+    assert choose_trial("a.cu", tmp_path, tests_of).tests == (own, waits)
+    assert choose_trial("h.cuh", tmp_path, tests_of).tests == (own,)
+
+
 def test_thorough_trial_leaves_no_test_out(tmp_path: Path) -> None:
     (tmp_path / "a.cu").write_text("\n")
     tests = {
