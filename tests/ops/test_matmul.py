@@ -76,6 +76,7 @@ CASES = [
     matmul_case("matmul_shared_left", (5, 7), (2, 3, 7, 4)),
     matmul_case("matmul_batch_broadcast", (2, 1, 5, 7), (3, 7, 4)),
     matmul_case("matmul_batch_crossed", (2, 1, 3, 1, 2, 7), (1, 2, 1, 2, 7, 4)),
+    matmul_case("matmul_eight_batch_axes", (2, 1) * 4 + (3, 6), (1, 2) * 4 + (6, 5)),
     matmul_case("matmul_one_row_each", (4, 1, 7), (4, 7, 3)),
     matmul_case("matmul_one_row_shared", (4, 1, 7), (7, 3)),
     matmul_case("matmul_few_rows", (3, 70), (70, 37)),
