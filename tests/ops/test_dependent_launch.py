@@ -407,16 +407,16 @@ def test_kernel_waits_for_the_launch_it_overlaps(case: str) -> None:
     assert launches[0] == (PREDECESSOR, False) and (case.partition(" ")[0], True) in launches[1:]
     expected = compute_graph(graph, {"x": X})
     constants = {value.name: array for value, array in graph.constants.items()}
-    for seed in range(3):
-        device = make_simulator(Schedule("random", seed), target="sm_90", check_kernels=True)
-        plan = plan_graph(graph, {"x": TensorSpec(SHAPE, X.dtype)}, device.target).plan
-        with LoadedPlan(plan, constants, device) as loaded:
-            got = loaded.run({"x": X})
-        for each, right in zip(got, expected, strict=True):
-            np.testing.assert_allclose(
-                each.astype(np.float64), right.astype(np.float64), rtol=1e-5, atol=1e-6, equal_nan=True
-            )
-        device.close()
+    # One order of threads is enough: check mode finds what is read before the wait in any of them.
+    device = make_simulator(Schedule("random", 0), target="sm_90", check_kernels=True)
+    plan = plan_graph(graph, {"x": TensorSpec(SHAPE, X.dtype)}, device.target).plan
+    with LoadedPlan(plan, constants, device) as loaded:
+        got = loaded.run({"x": X})
+    for each, right in zip(got, expected, strict=True):
+        np.testing.assert_allclose(
+            each.astype(np.float64), right.astype(np.float64), rtol=1e-5, atol=1e-6, equal_nan=True
+        )
+    device.close()
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["as it is", "wait behind its copies"])
