@@ -229,9 +229,9 @@ GATES: Mapping[str, Gate] = {
         )
     },
     "integer_matmul.cu:integer_gemv": Gate(instructions=7000, opcodes=("IDP",), blocks=2),
-    # Of whole slabs of operands that are copied by 16 bytes. The loop is unrolled by the stages, and its end weighs most
-    # in SmallMma, whose three have fewest products; copies of an operand that lies across the inner extent take an
-    # address each.
+    # Of whole slabs of operands that are copied by 16 bytes. The loop is unrolled by the stages; its end weighs most in
+    # SmallMma, whose three have fewest products. Copies of an operand that lies across the inner extent take an address
+    # each.
     **{
         f"mma_gemm.cu:mma_gemm<{operands}, {result}, {tile}, {_LIES[left]}, {_LIES[right]}{steps}>": Gate(
             instructions=9000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
