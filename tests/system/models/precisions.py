@@ -96,9 +96,11 @@ def compare(pairs: Sequence[tuple[Array, Array]]) -> Accuracy:
             continue
         is_finite, wide = np.isfinite(expected), expected.astype(np.float64)
         gap = np.abs(got.astype(np.float64)[is_finite] - wide[is_finite]).max()
+        gap = np.inf if np.isnan(gap) else gap  # no number where one was expected, as by an overflow
         error = max(error, float(gap / max(np.abs(wide[is_finite]).max(), 1e-30)))
         if expected.ndim == 2 and expected.shape[1] >= _MIN_CLASSES:
-            same, rows = same + int((expected.argmax(1) == got.argmax(1)).sum()), rows + len(expected)
+            is_same = (expected.argmax(1) == got.argmax(1)) & (np.isnan(got).any(1) == np.isnan(expected).any(1))
+            same, rows = same + int(is_same.sum()), rows + len(expected)
     return Accuracy(error, same, rows)
 
 

@@ -20,6 +20,8 @@ def test_error_is_told_beside_the_largest_element_of_its_output() -> None:
     assert compare([(got, right), (right[:1, :2], right[:1, :2])]) == Accuracy(1 / 8)
     assert compare([(np.array([1]), np.array([2]))]) == Accuracy(0.0)
     assert compare([(got[:1], right)]) == Accuracy(float("inf"))
+    lost = np.where(right == -2, np.float32(np.nan), right)
+    assert compare([(lost, right), (right, right)]) == Accuracy(float("inf"))
 
 
 def test_classes_are_counted_where_the_largest_stays() -> None:
