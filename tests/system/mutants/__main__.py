@@ -15,12 +15,13 @@ from tests.system.mutants.choose import Trial, choose_trials, is_blit
 from tests.system.mutants.equivalents import reason_of
 from tests.system.mutants.mutate import Mutant, find_mutants
 from tests.system.mutants.plugin import Report
-from tests.system.mutants.results import RESULTS, Row, format_rows, identify, rate_of, read_rows, store
+from tests.system.mutants.results import RESULTS, Identity, Row, format_rows, identify, rate_of, read_rows, store
 from tests.system.mutants.trials import Attempt, try_mutants
 
 MODES = ("simulator", "pixel")
 Trials = Mapping[str, Trial]
 MIN_RATE = 0.9
+PART = 48  # mutants whose results are stored at once, before the next ones are tried
 
 
 def main() -> int:
@@ -37,11 +38,13 @@ def main() -> int:
         tests_of = read_tests(path)
     rows = []
     for file in options.files or files:
-        trials = [{file: trial} for trial in choose_trials(file, folder, tests_of)]
-        known = read_rows(RESULTS.read_text()) if options.left else []
-        tried = try_left(find_mutants(folder, file), known, trials)
-        store(RESULTS, {file: tried}, folder, files)
-        rows += tried
+        rounds = [{file: trial} for trial in choose_trials(file, folder, tests_of)]
+        known = {identify(row.mutant): row for row in read_rows(RESULTS.read_text()) if row.mutant.file == file}
+        mutants = find_mutants(folder, file)
+        for start in range(0, len(mutants), PART):
+            known |= try_left(mutants[start : start + PART], known if options.left else {}, rounds)
+            store(RESULTS, {file: rows_of(mutants, known)}, folder, files)
+        rows += rows_of(mutants, known)
     print(format_rows(rows), f"{time.monotonic() - started:.0f} s", sep="\n")
     return 0 if rate_of(rows) >= MIN_RATE else 1
 
@@ -51,12 +54,18 @@ def list_files(folder: Path) -> list[str]:
     return sorted(index_sources(folder), key=lambda name: (is_blit(name), name))
 
 
-def try_left(mutants: Sequence[Mutant], known: Sequence[Row], rounds: Sequence[Trials]) -> list[Row]:
+def rows_of(mutants: Sequence[Mutant], known: Mapping[Identity, Row]) -> list[Row]:
+    """Return what is known of mutants."""
+    found = [(mutant, known.get(identify(mutant))) for mutant in mutants]
+    return [Row(mutant, row.outcome, row.why) for mutant, row in found if row is not None]
+
+
+def try_left(mutants: Sequence[Mutant], known: Mapping[Identity, Row], rounds: Sequence[Trials]) -> dict[Identity, Row]:
     """Try the mutants that no row says were caught; the others keep what it says."""
-    caught = {identify(row.mutant): row.why for row in known if row.outcome == "caught"}
-    left = [mutant for mutant in mutants if identify(mutant) not in caught]
-    tried = {row.mutant: row for row in try_all(left, rounds)}
-    return [tried.get(mutant) or Row(mutant, "caught", caught[identify(mutant)]) for mutant in mutants]
+    why = {key: row.why for key, row in known.items() if row.outcome == "caught"}
+    tried = try_all([mutant for mutant in mutants if identify(mutant) not in why], rounds)
+    kept = [Row(mutant, "caught", why[key]) for mutant in mutants if (key := identify(mutant)) in why]
+    return {identify(row.mutant): row for row in (*tried, *kept)}
 
 
 def try_all(mutants: Sequence[Mutant], rounds: Sequence[Trials]) -> list[Row]:

@@ -2,65 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuexec.devices.kernels.kernel_source import index_sources, list_files
 from gpuexec.ir.command import Kernel
+from tests.devices.launches import ROOT
 
-_TESTS_PER_KERNEL = 40  # as many instances come with them as they launch
-_TESTS_OF_HEADERS = 8  # the same for a header, whose mutants all files that include it try
+TESTS = ROOT / "tests" / "ops"
 _INSTANCES_PER_ARGUMENT = 2
-_ALL = 200  # what tries a mutant that survived the above
 # Tests that alone notice a kernel which waits for no predecessor: of a kernel file none of them is left out.
 _OF_WAITS = "/test_dependent_launch.py::"
 
 
 @dataclass(frozen=True, slots=True)
+class Breadth:
+    """How much a trial has: tests of a kernel, the same where a header is tried, files that try a header."""
+
+    tests: int
+    of_headers: int
+    includers: int = 1000
+
+
+# Three tests find most mutants, with few instances to compile for each; 200 are all that there are.
+_FEW, _MANY, _ALL = Breadth(3, 3, includers=1), Breadth(40, 8), Breadth(200, 200)
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
-    """Tests in the order to run them, and the kernel instances they need by file."""
+    """Tests in the order to run them, and the kernel instances they need by file.
+
+    A path stands for all tests of that file which run kernels. Without instances the table of instances stays whole.
+    """
 
     tests: tuple[str, ...]
-    instances: Mapping[str, tuple[str, ...]]
+    instances: Mapping[str, tuple[str, ...]] | None
 
 
-def choose_trials(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> tuple[Trial, Trial]:
-    """Return what tries the mutants of a kernel file, and what else tries those that survive it."""
-    first = choose_trial(file, folder, tests_of)
-    return first, choose_trial(file, folder, tests_of, is_thorough=True, tried=first.tests)
+def choose_trials(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> tuple[Trial, ...]:
+    """Return what tries the mutants of a kernel file, in rounds: each is for those that survive the rounds before."""
+    trials: list[Trial] = []
+    for breadth in (_FEW, _MANY, _ALL):
+        tried = {test for trial in trials for test in trial.tests}
+        trials.append(choose_trial(file, folder, tests_of, breadth, tried))
+    return (*trials, choose_apart(file, folder, tests_of))
 
 
 def choose_trial(
     file: str,
     folder: Path,
     tests_of: Mapping[Kernel, Sequence[str]],
-    is_thorough: bool = False,
-    tried: Sequence[str] = (),
+    breadth: Breadth = _MANY,
+    tried: Collection[str] = (),
 ) -> Trial:
     """Return tests for the mutants of a kernel file.
 
-    A header is tried by all files that include it, one that blits share with kernels by the kernels. A thorough trial
-    has all tests that bear on it.
+    A header is tried by files that include it, one that blits share with kernels by the kernels. Of the broadest trial
+    no test that bears on the file is left out.
 
     Args:
         file: Name of a ``.cu`` or ``.cuh``.
         folder: Where kernels stand.
         tests_of: The tests that launch each kernel.
-        is_thorough: Whether no test is left out, rather than most.
+        breadth: How much there is in the trial.
         tried: Tests that were run already.
     """
     is_header = not file.endswith(".cu")
-    sources = _including(file, folder, tests_of) if is_header else {file}
-    limit = _ALL if is_thorough else _TESTS_OF_HEADERS if is_header else _TESTS_PER_KERNEL
+    sources = _including(file, folder, tests_of, breadth.includers) if is_header else {file}
+    limit = breadth.of_headers if is_header else breadth.tests
     kernels = [kernel for kernel in tests_of if kernel.source in sources]
     by_kernel: dict[str, dict[str, None]] = {}
-    for kernel in kernels if is_thorough else _pick_instances(kernels, tests_of):
+    for kernel in kernels if breadth == _ALL else _pick_instances(kernels, tests_of, breadth):
         own = [test for test in tests_of[kernel] if f"/test_{Path(kernel.source).stem}.py" in test]
-        wanted = (*own, *tests_of[kernel]) if is_thorough else own or tests_of[kernel]
+        wanted = (*own, *tests_of[kernel]) if breadth == _ALL else own or tests_of[kernel]
         by_kernel.setdefault(_name(kernel), {}).update(dict.fromkeys(wanted))
     spread = [test for tests in by_kernel.values() for test in _spread(list(tests), limit)]
-    waits = [] if is_header else [test for kernel in kernels for test in tests_of[kernel] if _OF_WAITS in test]
+    has_waits = not is_header and breadth != _FEW
+    waits = [test for kernel in kernels for test in tests_of[kernel] if _OF_WAITS in test] if has_waits else []
     chosen = dict.fromkeys(test for test in (*spread, *waits) if test not in tried)
     instances: dict[str, list[str]] = {}
     for kernel, tests in tests_of.items():
@@ -69,14 +89,32 @@ def choose_trial(
     return Trial(tuple(chosen), {source: tuple(rows) for source, rows in instances.items()})
 
 
-def _pick_instances(kernels: Sequence[Kernel], tests_of: Mapping[Kernel, Sequence[str]]) -> list[Kernel]:
-    """Return some instances for each kernel and first template argument: those that most tests launch."""
+def choose_apart(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]], tests: Path = TESTS) -> Trial:
+    """Return the test files that launch kernels of a file by themselves, without operator cases: those that name it.
+
+    Args:
+        file: Name of a ``.cu`` or ``.cuh``.
+        folder: Where kernels stand.
+        tests_of: The tests that launch each kernel.
+        tests: The folder of operators' tests.
+    """
+    sources = _including(file, folder, tests_of) if not file.endswith(".cu") else {file}
+    names = [f'"{source}' for source in sorted(sources)]
+    found = [path for path in sorted(tests.rglob("test_*.py")) if any(name in path.read_text() for name in names)]
+    return Trial(tuple(path.relative_to(tests.parents[1]).as_posix() for path in found), None)
+
+
+def _pick_instances(
+    kernels: Sequence[Kernel], tests_of: Mapping[Kernel, Sequence[str]], breadth: Breadth
+) -> list[Kernel]:
+    """Return the instances that most tests launch: one of each kernel for few tests, else some of each first template
+    argument."""
     groups: dict[str, list[Kernel]] = {}
     for kernel in kernels:
-        first = kernel.expression.partition("<")[2].partition("<")[0].partition(",")[0]
+        first = "" if breadth == _FEW else kernel.expression.partition("<")[2].partition("<")[0].partition(",")[0]
         groups.setdefault(f"{_name(kernel)} {first}", []).append(kernel)
     ranked = [sorted(group, key=lambda kernel: -len(tests_of[kernel])) for group in groups.values()]
-    return [kernel for group in ranked for kernel in group[:_INSTANCES_PER_ARGUMENT]]
+    return [kernel for group in ranked for kernel in group[: 1 if breadth == _FEW else _INSTANCES_PER_ARGUMENT]]
 
 
 def _name(kernel: Kernel) -> str:
@@ -88,12 +126,16 @@ def is_blit(file: str) -> bool:
     return file.startswith("pixel/")
 
 
-def _including(header: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> set[str]:
-    """Return the files that include a header, by themselves or through others."""
-    sources = {kernel.source for kernel in tests_of if is_blit(kernel.source) == is_blit(header)}
+def _including(header: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]], limit: int = 1000) -> set[str]:
+    """Return files that include a header, by themselves or through others: first those with the most tests."""
+    sources = Counter[str]()
+    for kernel, tests in tests_of.items():
+        if is_blit(kernel.source) == is_blit(header):
+            sources[kernel.source] += len(tests)
     paths = index_sources(folder)
     wanted = paths[header].resolve()
-    return {source for source in sources if source in paths and wanted in list_files(paths[source])}
+    found = [source for source, _ in sources.most_common() if source in paths and wanted in list_files(paths[source])]
+    return set(found[:limit])
 
 
 def _spread(tests: Sequence[str], limit: int) -> list[str]:

@@ -19,6 +19,7 @@ _ROW = re.compile(
     re.MULTILINE,
 )
 _NOTHING = "(nothing)"
+Identity = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def read_rows(text: str) -> list[Row]:
     return rows
 
 
-def identify(mutant: Mutant) -> tuple[str, str, str, int]:
+def identify(mutant: Mutant) -> Identity:
     """Return what tells a mutant from all others wherever its line has moved to."""
     return mutant.file, mutant.before.strip(), mutant.after.strip(), mutant.nth
 

@@ -9,8 +9,8 @@ import pytest
 import gpuexec.ops  # noqa: F401  (fills the table)
 from gpuexec.devices.kernels.kernel_source import kernels_dir
 from gpuexec.ir.command import Kernel
-from tests.system.mutants.__main__ import list_files, try_all, try_left
-from tests.system.mutants.choose import Trial, choose_trial, choose_trials
+from tests.system.mutants.__main__ import list_files, rows_of, try_all, try_left
+from tests.system.mutants.choose import Trial, choose_apart, choose_trial, choose_trials
 from tests.system.mutants.equivalents import EQUIVALENTS
 from tests.system.mutants.mutate import CHANGES, Mutant, find_mutants
 from tests.system.mutants.results import RESULTS, Row, find_unlike, format_rows, identify, rate_of, read_rows, store
@@ -153,7 +153,7 @@ def test_choose_trial_takes_own_tests_first_and_all_instances_they_launch(tmp_pa
     assert choose_trial("a.cu", tmp_path, tests_of) == Trial((own,), {"a.cu": ("f<int>",), "b.cu": ("g",)})
     assert choose_trial("h.cuh", tmp_path, tests_of).tests == (own,)
     assert choose_trial("b.cu", tmp_path, tests_of).tests == (other,)
-    assert choose_trials("a.cu", tmp_path, tests_of)[1].tests == (other,)
+    assert choose_trials("a.cu", tmp_path, tests_of)[2].tests == (other,)
 
 
 def test_header_is_tried_by_kernels_and_one_of_blits_by_blits(tmp_path: Path) -> None:
@@ -182,23 +182,44 @@ def test_kernel_that_waits_no_more_is_tried_by_what_overlaps_it(tmp_path: Path) 
     assert choose_trial("h.cuh", tmp_path, tests_of).tests == (own,)
 
 
-def test_thorough_trial_leaves_no_test_out(tmp_path: Path) -> None:
+def test_rounds_are_ever_broader_and_repeat_no_test(tmp_path: Path) -> None:
     (tmp_path / "a.cu").write_text("\n")
     tests = {
         Kernel("a.cu", f"f<int, {i}>"): tuple(f"tests/ops/test_a.py::t[plan-{i}-{k}]" for k in range(50))
         for i in range(3)
     }
-    assert len(choose_trial("a.cu", tmp_path, tests).tests) == 40
-    thorough = choose_trial("a.cu", tmp_path, tests, is_thorough=True)
-    assert len(thorough.tests) == 150 and len(thorough.instances["a.cu"]) == 3
+    few, many, thorough, apart = choose_trials("a.cu", tmp_path, tests)
+    assert (len(few.tests), len(many.tests), len(thorough.tests), len(apart.tests)) == (3, 39, 108, 0)
+    assert {*few.tests, *many.tests, *thorough.tests} == {test for row in tests.values() for test in row}
+    assert few.instances == {"a.cu": ("f<int, 0>",)} and thorough.instances == {
+        "a.cu": tuple(k.expression for k in tests)
+    }
 
 
-def test_what_survives_is_tried_by_the_tests_left(tmp_path: Path) -> None:
-    (tmp_path / "a.cu").write_text("\n")
-    tests = {Kernel("a.cu", "f<int>"): tuple(f"tests/ops/test_a.py::t[plan-{i}]" for i in range(50))}
-    first, second = choose_trials("a.cu", tmp_path, tests)
-    assert len(first.tests) == 40 and len(second.tests) == 10
-    assert {*first.tests, *second.tests} == {*tests[Kernel("a.cu", "f<int>")]}
+def test_few_tests_of_a_header_are_those_of_one_file(tmp_path: Path) -> None:
+    tests = {}
+    for file, count in (("a.cu", 2), ("b.cu", 9)):
+        (tmp_path / file).write_text('#include "h.cuh"\n')
+        tests[Kernel(file, "f")] = tuple(f"tests/ops/test_{file[0]}.py::t[plan-{k}]" for k in range(count))
+    (tmp_path / "h.cuh").write_text("\n")
+    few, many, *_ = choose_trials("h.cuh", tmp_path, tests)
+    assert set(few.instances or {}) == {"b.cu"} and len(few.tests) == 3
+    assert set(many.instances or {}) == {"a.cu", "b.cu"}
+
+
+def test_last_round_is_test_files_that_name_the_kernel_file(tmp_path: Path) -> None:
+    for file in ("a.cu", "b.cu"):
+        (tmp_path / file).write_text('#include "h.cuh"\n')
+    (tmp_path / "h.cuh").write_text("\n")
+    folder = tmp_path / "tests" / "ops"
+    folder.mkdir(parents=True)
+    (folder / "test_launch.py").write_text('Kernel("a.cu", "f")\n')
+    (folder / "test_other.py").write_text('Kernel("c.cu", "f")\n')
+    tests = {Kernel(file, "f"): () for file in ("a.cu", "b.cu")}
+    apart = Trial(("tests/ops/test_launch.py",), None)
+    assert choose_apart("a.cu", tmp_path, tests, folder) == apart
+    assert choose_apart("h.cuh", tmp_path, tests, folder) == apart
+    assert choose_apart("b.cu", tmp_path, tests, folder) == Trial((), None)
 
 
 def test_rate_counts_what_could_be_caught() -> None:
@@ -251,5 +272,5 @@ def test_what_was_caught_is_not_tried_again(tmp_path: Path) -> None:
     (tmp_path / "a.cu").write_text(SOURCE)
     first, *others = find_mutants(tmp_path, "a.cu")
     known = [Row(first, "caught", "why"), *(Row(mutant, "survived", "") for mutant in others)]
-    rows = try_left([first, *others], known, [])
-    assert rows == [known[0], *(Row(mutant, "untried", "") for mutant in others)]
+    rows = try_left([first, *others], {identify(row.mutant): row for row in known}, [])
+    assert rows_of([first, *others], rows) == [known[0], *(Row(mutant, "untried", "") for mutant in others)]
