@@ -51,6 +51,7 @@ import gpuexec.ops.quant.integer_matmul
 import gpuexec.ops.quant.narrow
 import gpuexec.ops.quant.quantize
 import gpuexec.ops.quant.rounded_weight
+import gpuexec.ops.quant.scaled_float8
 import gpuexec.ops.random.dropout
 import gpuexec.ops.random.multinomial
 import gpuexec.ops.random.random

@@ -36,8 +36,7 @@ from gpuexec.ir.operator import Operator, build, describe
 from gpuexec.ir.precision import FP8, INT8, REFERENCE, ROUNDED, STORED, Precision
 from gpuexec.ir.spec import dtype_row
 from gpuexec.ops.nn.attention import Attention, AttentionOverCache, RoundedAttention
-from gpuexec.ops.quant.rounded_weight import DOMAIN, FLOAT8, LARGEST_FP8, SMALLEST_SCALE, RoundWeight
-from gpuexec.passes.narrow_weights import add_constant
+from gpuexec.ops.quant.rounded_weight import DOMAIN, RoundWeight
 from gpuexec.passes.remove_noops import find_dtypes
 
 _FLOAT = np.dtype(np.float32)
@@ -354,24 +353,12 @@ class _Rounding:
     def _scale(self, value: Value, form: _Rounded) -> Value:
         """Round a value to fp8 by a scale of its own, found in each run; in float, it has the scale in it again."""
         if value not in self._narrow:
-            self._narrow[value] = self._narrow_by_scale(value)
+            names = (self._precision.name, f"{self._precision.name}_scale")
+            narrow, scale = self._add_node(build(f"{DOMAIN}.ScaleToFloat8", {}), (value,), names)
+            self._narrow[value] = narrow, scale
         narrow, scale = self._narrow[value]
         if form.is_stored:
             self._scales[narrow] = scale
             return narrow
         wide = self._add(build("Cast", {"to": dtype_row(_FLOAT).code}), narrow)
         return self._add(build("Mul", {}), wide, scale)
-
-    def _narrow_by_scale(self, value: Value) -> tuple[Value, Value]:
-        """Return a value in float8 and its scale."""
-
-        def number(content: np.float32) -> Value:
-            array = np.array(content)
-            array.flags.writeable = False
-            return add_constant(f"{value.name}.fp8_number", array, self._constants, self._value_names)
-
-        largest = self._add(build("ReduceMax", {"keepdims": 0}), self._add(build("Abs", {}), value))
-        scale = self._add(build("Div", {}), largest, number(LARGEST_FP8))
-        scale = self._add(build("Max", {}), scale, number(SMALLEST_SCALE))
-        scaled = self._add(build("Div", {}), value, scale)
-        return self._add(build("Cast", {"to": dtype_row(FLOAT8).code}), scaled), scale

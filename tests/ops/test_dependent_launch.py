@@ -367,6 +367,8 @@ CASES: dict[str, Build] = {
     "dequantize_narrow": then("DequantizeLinear", SCALAR, cast=INT4),
     "find_range": then("DynamicQuantizeLinear", count=3),
     "quantize_by_range": then("DynamicQuantizeLinear", count=3),
+    "find_largest": then("gpuexec.ScaleToFloat8", count=2, wide=FLOAT),
+    "round_by_largest": then("gpuexec.ScaleToFloat8", count=2, wide=FLOAT),
 }
 
 

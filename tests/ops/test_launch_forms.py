@@ -51,6 +51,7 @@ BY_SLOTS = {
     "resize.cu": "resize_blend resize_nearest",
     "reverse_sequence.cu": "reverse_sequence",
     "rotary.cu": "rotate",
+    "scaled_float8.cu": "find_largest round_by_largest",
     "scores.cu": "finish_scores",
     "signal_window.cu": "cosine_window",
     "sort.cu": "make_keys",
