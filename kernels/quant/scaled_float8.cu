@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   wait_for_predecessors();
   launch_dependents();
   const float quotient = reinterpret<float>(fold_largest(thread < parts ? largest[thread] : 0u)) / kLargestNumber;
-  const float step = quotient < kSmallestScale ? kSmallestScale : quotient;
+  const float step = kSmallestScale > quotient ? kSmallestScale : quotient;
   if (thread == 0 && blockIdx.x == 0) *scale = step;
   const i64 first = i64(blockIdx.x) * kBlockThreads * kPerThread + thread;
 #pragma unroll
