@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from gpuexec.errors import InputError
 
@@ -13,6 +14,8 @@ PRECISIONS = (REFERENCE, STRICT, TF32, "fp16", "bf16", FP8, INT8)
 ROUNDED = (TF32, "fp16", "bf16", FP8)
 # Those whose operands are stored in the type that they are rounded to, by the name of the type.
 STORED = {"fp16": "float16", "bf16": "bfloat16"}
+# The one whose range is less than that of what is rounded to it, and its largest number. fp8 has scales.
+OVERFLOWING, LARGEST_FP16 = "fp16", 65504
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,10 @@ class Precision:
         if isinstance(keep, str) or not all(isinstance(each, str) for each in keep):
             raise InputError(f"keep takes names of nodes or patterns of them, as in {{'lm_head'}}, got {keep!r}.")
         return Precision(name, frozenset(keep))
+
+    def keeps(self, node: str) -> bool:
+        """Return whether the node of a name stays in float."""
+        return node in self.keep or any(fnmatchcase(node, each) for each in self.keep)
 
     def __str__(self) -> str:
         return self.name + (f", but for {', '.join(sorted(self.keep))}" if self.keep else "")

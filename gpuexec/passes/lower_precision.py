@@ -179,8 +179,7 @@ def _is_eligible(node: Node, dtypes: Mapping[Value | None, np.dtype[Any]], preci
     known = [dtypes.get(node.inputs[each], _FLOAT) for each in multiplied if node.inputs[each] in dtypes]
     is_float = bool(known) and all(each == _FLOAT for each in known)
     is_whole = all(node.inputs[each] is not None for each in multiplied)
-    is_kept = node.name in precision.keep or any(fnmatchcase(node.name, each) for each in precision.keep)
-    return is_float and is_whole and not is_kept and _fits_others(node, dtypes, precision)
+    return is_float and is_whole and not precision.keeps(node.name) and _fits_others(node, dtypes, precision)
 
 
 def _fits_others(node: Node, dtypes: Mapping[Value | None, np.dtype[Any]], precision: Precision) -> bool:

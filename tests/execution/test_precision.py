@@ -484,6 +484,19 @@ def test_the_gap_of_a_precision_counts_an_operand_behind_a_view() -> None:
     assert alone is not None and alone.max_abs > 0.3 * float(np.abs(rounded - a @ a.T).max())
 
 
+def test_the_gap_of_fp16_names_all_layers_beyond_its_range() -> None:
+    """At once, from a run in float: a run in fp16 gets no further than the first."""
+    model = layers().with_weights({"first": FIRST * np.float32(1e6)})
+    report = gx.measure_gap(model, X, "cpu", precision="fp16")
+    assert report.overflows == {"one", "two"}
+    assert str(report).endswith("beyond fp16's largest number, 65504: one, two")
+    assert gx.measure_gap(model, X, "cpu", precision="bf16").overflows == frozenset()
+    assert gx.measure_gap(model, X, "cpu", precision="fp16", keep={"o*"}).overflows == {"two"}
+    with gx.Worker(model, backend="cpu", precision="fp16", keep=report.overflows, watch="raise") as worker:
+        np.testing.assert_array_equal(worker.run(X)[0], run(model, X, "cpu"))
+    assert gx.measure_gap(layers(), X, "cpu", precision="fp16").overflows == frozenset()
+
+
 def test_a_gap_is_of_a_precision_or_against_something() -> None:
     with pytest.raises(gx.InputError, match="A precision is measured against the same model in float"):
         gx.measure_gap(layers(), X, "cpu", "onnxruntime", precision="fp16")

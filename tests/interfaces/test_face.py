@@ -33,7 +33,7 @@ FACE = {
     "FileDataLoader": "close load load_into size",
     "FileLikeDataLoader": "close load load_into size",
     "Gap": "is_close l1 max_abs max_rel max_ulp mean_rel mse nonfinite share size snr_db",
-    "GapReport": "against backend is_close outputs precision rows table worst",
+    "GapReport": "against backend is_close outputs overflows precision rows table worst",
     "GapRow": "accumulated alone node operator value",
     "HierarchicalAllocator": "",
     "ImageConverter": "close to_image to_tensor",

@@ -23,6 +23,7 @@ from gpuexec.execution.debugging.references import (
 from gpuexec.execution.inspection.gaps import ATOL, RTOL, Gap, gap_of
 from gpuexec.execution.results.given import Inputs
 from gpuexec.ir.graphs import Node, Value
+from gpuexec.ir.precision import LARGEST_FP16, OVERFLOWING
 from gpuexec.ir.spec import dtype_row, eps_of
 from gpuexec.model.model import Model, choose_precision
 
@@ -62,6 +63,8 @@ class GapReport:
         rows: A layer's values; those of a loop's body once for each trip.
         outputs: The model's outputs, by name.
         precision: The precision that was measured, where one was.
+        overflows: Names of the nodes that multiply a number, in float, which fp16 does not have: what ``keep`` takes so
+            that no result is lost.
     """
 
     backend: str
@@ -69,6 +72,7 @@ class GapReport:
     rows: tuple[GapRow, ...]
     outputs: Mapping[str, Gap]
     precision: str = ""
+    overflows: frozenset[str] = frozenset()
 
     def worst(self, count: int = 1) -> tuple[GapRow, ...]:
         """Return the layers with the largest gaps of their own, relative to the tolerance, the worst first.
@@ -95,6 +99,8 @@ class GapReport:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines += [f"output {name}: {gap}" for name, gap in self.outputs.items()]
         measured = f" in {self.precision}" if self.precision else ""
+        if self.overflows:
+            lines.append(f"beyond {OVERFLOWING}'s largest number, {LARGEST_FP16}: {', '.join(sorted(self.overflows))}")
         return "\n".join([f"{self.backend}{measured} against {self.against}", *lines])
 
 
@@ -122,7 +128,8 @@ def measure_gap(
             makes of a layer's inputs is computed by NumPy.
         precision: As for `Worker`: measures what it loses, against the same model in float on the same backend. Rows
             are the layers, in the order of how much of their own results is noise, the worst first. Layers to keep in
-            float are mostly those of ``worst(3)``, say: ``keep={row.node for row in report.worst(3)}``.
+            float are mostly those of ``worst(3)``, say: ``keep={row.node for row in report.worst(3)}``; and of fp16 all
+            of ``overflows``.
         keep: Names of nodes that stay in float in it, or patterns of them.
         rtol: The relative tolerance that gaps are a share of; None: RTOL, or, behind a layer that gave half or
             bfloat16, as many of their roundings as may add up.
@@ -135,7 +142,7 @@ def measure_gap(
     """
     chosen, _ = find_backend(backend, None)
     feeds = name_inputs(model, inputs)
-    reference: Reference
+    reference: Reference | FloatReference
     if precision is None:
         if keep:
             raise InputError("keep goes with a precision: measure_gap(..., precision='fp16', keep=...).")
@@ -175,10 +182,11 @@ def measure_gap(
     outputs = observe(model, feeds, chosen, look)
     gaps = {name: measure(expected[name][-1], array) for name, array in outputs.items() if name in expected}
     kept = {name: gap for name, gap in gaps.items() if gap is not None}
-    if precision is None:
+    if not isinstance(reference, FloatReference):
         return GapReport(chosen.device.name, reference.name, tuple(rows), kept)
     rows.sort(key=lambda row: math.inf if row.alone is None else row.alone.snr_db)
-    return GapReport(chosen.device.name, reference.name, tuple(rows), kept, str(model.precision))
+    overflows = reference.find_overflows(model.precision, feeds, expected)
+    return GapReport(chosen.device.name, reference.name, tuple(rows), kept, str(model.precision), overflows)
 
 
 def _allow(expected: Array, eps: float) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from gpuexec.importer.export import choose_opset, to_model
 from gpuexec.importer.oracle import run_oracle
 from gpuexec.ir.apply import compute_arrays
 from gpuexec.ir.graphs import Graph, Node, Value, walk
-from gpuexec.ir.precision import STRICT
+from gpuexec.ir.precision import OVERFLOWING, STRICT, Precision
 from gpuexec.ir.spec import DeclaredSpec
 from gpuexec.model.model import Model, choose_precision
 
@@ -160,6 +160,29 @@ class FloatReference(ModelReference):
         found = next((self._nodes[value.name] for value in node.outputs if value is not None), None)
         return None if found is None else self._compute(*found, by_name)
 
+    def find_overflows(self, precision: Precision, inputs: Mapping[str, Array], made: History) -> frozenset[str]:
+        """Return the names of nodes that a precision rounds operands of which exceed its range.
+
+        Args:
+            precision: The precision of the other side.
+            inputs: Of a run of this side, by name.
+            made: Its values.
+        """
+        if precision.name != OVERFLOWING:
+            return frozenset()
+        found = set()
+        for node, constants in self._nodes.values():
+            if precision.keeps(node.name):
+                continue
+            for place in node.operator.multiplied or node.operator.rounded:
+                value = node.inputs[place] if place < len(node.inputs) else None
+                if value is None:
+                    continue
+                known = [constants[value]] if value in constants else made.get(value.name, [inputs.get(value.name)])
+                if any(array is not None and _overflows(array) for array in known):
+                    found.add(node.name)
+        return frozenset(found)
+
     def _compute(self, node: Node, constants: Arrays, by_name: Mapping[str, Array]) -> Sequence[Array | None] | None:
         taken: list[Array | None] = []
         for value in node.inputs:
@@ -178,6 +201,14 @@ class FloatReference(ModelReference):
             return by_name.get(value.name)
         made = self._compute(*found, by_name)
         return None if made is None else made[found[0].outputs.index(value)]
+
+
+def _overflows(array: Array) -> bool:
+    """Return whether fp16 has an infinity for a finite number of an array of floats."""
+    if array.dtype != np.float32:
+        return False
+    with np.errstate(all="ignore"):
+        return bool(np.any(np.isinf(array.astype(np.float16)) & np.isfinite(array)))
 
 
 def keep_all(model: Model, inputs: Mapping[str, Array], backend: Backend) -> History:

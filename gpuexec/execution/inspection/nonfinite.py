@@ -10,11 +10,10 @@ import numpy as np
 from gpuexec.execution.inspection.exposing import Exposed
 from gpuexec.execution.inspection.statistics import Statistics, read_words
 from gpuexec.ir.graphs import Array, Graph, Node, Value
+from gpuexec.ir.precision import LARGEST_FP16, OVERFLOWING
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.reduce.statistics import StatisticsOperator
 from gpuexec.system.mapped import read_content
-
-_OVERFLOWING, _LARGEST = "fp16", 65504
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +112,15 @@ def _find_cure(node: Node, graph: Graph) -> str:
             elif any(reader.inputs[each] is value for each in (*reader.operator.multiplied, *reader.operator.rounded)):
                 layers.append(reader)
     own = getattr(node.operator, "to", None)
-    is_rounding = own == _OVERFLOWING or any(
-        node.operator.name == "Cast" and getattr(each.operator, "precision", "") == _OVERFLOWING for each in layers
+    is_rounding = own == OVERFLOWING or any(
+        node.operator.name == "Cast" and getattr(each.operator, "precision", "") == OVERFLOWING for each in layers
     )
     if not is_rounding or not layers:
         return ""
     names = list(dict.fromkeys(layer.name for layer in layers))
     told = ", ".join(f"{layer.operator.name} {layer.name!r}" for layer in dict.fromkeys(layers))
     return (
-        f"It is rounded to {_OVERFLOWING}, whose largest number is {_LARGEST}, as an operand of {told}:"
+        f"It is rounded to {OVERFLOWING}, whose largest number is {LARGEST_FP16}, as an operand of {told}:"
         f" keep={{{', '.join(map(repr, names))}}} leaves that in float, and precision='bf16' has the range of float."
     )
 

@@ -13,8 +13,8 @@ import argparse
 import re
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ import numpy as np
 
 import gpuexec as gx
 from gpuexec.errors import InputError
-from gpuexec.ir.precision import INT8
+from gpuexec.ir.precision import INT8, OVERFLOWING
 from tests.system.conformance.pool import judge_all
-from tests.system.models.folder import SAMPLED, path_of, read_case, read_manifest
+from tests.system.models.folder import SAMPLED, ModelCase, path_of, read_case, read_manifest
 from tests.system.models.judge import BACKENDS
 
 Array = np.ndarray[Any, Any]
@@ -47,11 +47,13 @@ class Accuracy:
             nothing that the precision rounds.
         same: Rows of classes whose largest is where it was.
         rows: Of classes.
+        kept: Layers that stayed in float, for the range of fp16 does not hold what they multiply.
     """
 
     error: float | None
     same: int = 0
     rows: int = 0
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Row:
 
 
 def measure_accuracy(model: str, precision: str, device: str) -> Accuracy:
-    """Return the accuracy of a model's first case.
+    """Return the accuracy of a model's first case; where fp16 overflows, with the layers in float that do.
 
     Raises:
         GpuexecError: It can't be loaded or run.
@@ -76,7 +78,17 @@ def measure_accuracy(model: str, precision: str, device: str) -> Accuracy:
             if "nothing to quantise" in str(error):
                 return Accuracy(None)
             raise
-    with gx.Worker(loaded, backend=BACKENDS[device], precision=precision) as worker:
+    found = _run(model, loaded, case, precision, device)
+    if precision == OVERFLOWING and found.error == np.inf:
+        keep = gx.measure_gap(loaded, case.inputs, "cpu", precision=precision).overflows
+        found = replace(_run(model, loaded, case, precision, device, keep), kept=len(keep))
+    return found
+
+
+def _run(
+    model: str, loaded: gx.Model, case: ModelCase, precision: str, device: str, keep: Collection[str] = ()
+) -> Accuracy:
+    with gx.Worker(loaded, backend=BACKENDS[device], precision=precision, keep=keep) as worker:
         outputs = worker.schedule(case.inputs).outputs
         pairs = [
             (outputs[name].readback_and_clone(), expected)
@@ -139,10 +151,12 @@ def format_row(model: str, row: Row) -> str:
     cells = ["-" if each.error is None else f"{each.error:.1e}" for each in row.accuracies]
     classes = max((each.rows for each in row.accuracies), default=0)
     moved = [name for (name, _), each in zip(TOLD, row.accuracies, strict=True) if each.same < each.rows]
-    said = (
-        f"  {classes} rows of classes" + (f", others first in {', '.join(moved)}" if moved else "") if classes else ""
-    )
-    return f"{model:32}{''.join(f'{cell:>16}' for cell in cells)}{said}"
+    said = [f"{classes} rows of classes"] if classes else []
+    said += [f"others first in {', '.join(moved)}"] if moved else []
+    if kept := max((each.kept for each in row.accuracies), default=0):
+        said.append(f"{kept} layers beyond the range of {OVERFLOWING} in float there")
+    told = f"  {', '.join(said)}" if said else ""
+    return f"{model:32}{''.join(f'{cell:>16}' for cell in cells)}{told}"
 
 
 def format_summary(rows: Mapping[str, Row]) -> list[str]:

@@ -37,6 +37,8 @@ def test_line_of_a_model_names_the_precisions_that_move_classes() -> None:
     line = format_row("model", row)
     assert line.split()[:7] == ["model", "1.0e-04", "1.0e-04", "1.0e-04", "5.0e-01", "-", "1.0e-04"]
     assert line.endswith("2 rows of classes, others first in fp8")
+    kept = Row("", (same, Accuracy(0.0, 2, 2, kept=7), same, same, same, same))
+    assert format_row("model", kept).endswith("  2 rows of classes, 7 layers beyond the range of fp16 in float there")
     assert format_row("model", Row("cannot\nrun")).split() == ["model", "cannot", "run"]
 
 
@@ -55,3 +57,12 @@ def test_models_in_half_are_near_and_keep_their_classes(model: str, device: str)
     accuracy = measure_accuracy(model, "fp16", device)
     assert accuracy.error is not None and accuracy.error <= MAX_ERROR
     assert accuracy.same == accuracy.rows
+
+
+@pytest.mark.models
+@needs_models
+def test_layers_beyond_the_range_of_half_stay_in_float() -> None:
+    """Its weights are no trained ones: sums grow to 76,970 and more, from which fp16 makes infinities and then NaN."""
+    accuracy = measure_accuracy("onnx_light_resnet50", "fp16", "cpu")
+    assert accuracy.error is not None and accuracy.error <= MAX_ERROR
+    assert accuracy.kept > 0 and accuracy.same == accuracy.rows == 1
