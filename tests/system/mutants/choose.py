@@ -15,6 +15,8 @@ TESTS = ROOT / "tests" / "ops"
 _INSTANCES_PER_ARGUMENT = 2
 # Tests that alone notice a kernel which waits for no predecessor: of a kernel file none of them is left out.
 _OF_WAITS = "/test_dependent_launch.py::"
+# Test files that name every kernel file.
+_OF_ALL_FILES = ("test_dependent_launch.py", "test_facts.py", "test_launch_forms.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +94,17 @@ def choose_trial(
 def choose_apart(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]], tests: Path = TESTS) -> Trial:
     """Return the test files that launch kernels of a file by themselves, without operator cases: those that name it.
 
+    A header is tried by those of one file that includes it.
+
     Args:
         file: Name of a ``.cu`` or ``.cuh``.
         folder: Where kernels stand.
         tests_of: The tests that launch each kernel.
         tests: The folder of operators' tests.
     """
-    sources = _including(file, folder, tests_of) if not file.endswith(".cu") else {file}
-    names = [f'"{source}' for source in sorted(sources)]
-    found = [path for path in sorted(tests.rglob("test_*.py")) if any(name in path.read_text() for name in names)]
+    sources = _including(file, folder, tests_of, _FEW.includers) if not file.endswith(".cu") else {file}
+    paths = [path for path in sorted(tests.rglob("test_*.py")) if path.name not in _OF_ALL_FILES]
+    found = [path for path in paths if any(f'"{source}' in path.read_text() for source in sources)]
     return Trial(tuple(path.relative_to(tests.parents[1]).as_posix() for path in found), None)
 
 
