@@ -20,44 +20,71 @@ __device__ inline void multiply_operands(WarpTile<T, Tile, kLeft, kRight>& warp,
   sum_slabs(warp, left, right, slabs, ring);
 }
 
-// Stores eight sums of a row, of neighbouring columns: those that are inside. `start` is the offset of the batch in y, and
-// in c where that has batches, too.
+// How a lane's eight sums of a row leave it, as two fours of neighbouring columns: of 16-bit results side by side, as one
+// vector of 16 bytes; of floats eight columns apart, as two, each of which fills sectors with that of the next lane.
+template <class Y>
+struct Fours {
+  static constexpr bool kIsApart = sizeof(Y) == 4;
+  static constexpr int kGap = kIsApart ? 8 : 4;             // columns from the first four to the second
+  static constexpr int kPiece = kChunkBytes / int(sizeof(Y));  // columns of a vector
+
+  // Of an eight that begins at `column`.
+  static __device__ int find_column(int column, int thread) { return kIsApart ? column - thread % 2 * 4 : column; }
+
+  // Of two lanes with eights side by side, the even one takes the first four of both, and the odd one the last. All lanes
+  // come here.
+  static __device__ void exchange(float (&sums)[kEight]) {
+    if constexpr (kIsApart) {
+      const bool is_odd = threadIdx.x % 2;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float got = __shfl_xor_sync(~0u, is_odd ? sums[i] : sums[4 + i], 1);
+        (is_odd ? sums[i] : sums[4 + i]) = got;
+      }
+    }
+  }
+};
+
+// Stores two fours of a row: the columns that are inside. `start` is the offset of the batch in y, and in c where that has
+// batches, too.
 template <bool HasBatches, class R, class Y, class Finish>
-__device__ inline void store_eight(const SimtGemm& gemm, const R* c, Y* y, i64 start, int row, int column,
+__device__ inline void store_fours(const SimtGemm& gemm, const R* c, Y* y, i64 start, int row, int column,
                                    const float (&sums)[kEight], const Finish& finish) {
+  constexpr int kGap = Fours<Y>::kGap, kPiece = Fours<Y>::kPiece;
   if (row >= gemm.rows || column >= gemm.columns) return;
   const i64 place = start + row * gemm.y_row + column * gemm.y_column;
-  const i64 places[2] = {place, place + 4 * gemm.y_column};
+  const i64 places[2] = {place, place + kGap * gemm.y_column};
   float values[2][4];
 #pragma unroll
   for (int i = 0; i < kEight; ++i) {
+    const int at = column + i / 4 * kGap + i % 4;
     float& value = values[i / 4][i % 4];
     value = sums[i] * gemm.alpha;
-    if (c && column + i < gemm.columns) {
-      value += widen(c[(HasBatches ? start : 0) + row * gemm.c_row + (column + i) * gemm.c_column]) * gemm.beta;
+    if (c && at < gemm.columns) {
+      value += widen(c[(HasBatches ? start : 0) + row * gemm.c_row + at * gemm.c_column]) * gemm.beta;
     }
   }
   finish.many(values, places, gemm.y_column);
-  if ((gemm.wide & kWideY) && column + kEight <= gemm.columns) {
-    constexpr int kPiece = kChunkBytes / int(sizeof(Y));
 #pragma unroll
-    for (int first = 0; first < kEight; first += kPiece) {
+  for (int first = 0; first < kEight; first += kPiece) {
+    const int inside = gemm.columns - (column + first / 4 * kGap);
+    Y* const piece = y + places[first / 4];
+    if ((gemm.wide & kWideY) && inside >= kPiece) {
       Vec<Y, kPiece> stored;
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) stored.lanes[i] = cast<Y>(values[(first + i) / 4][(first + i) % 4]);
-      store_vec(y + place + first, stored);
-    }
-    return;
-  }
+      store_vec(piece, stored);
+    } else {
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) {
-    if (column + i < gemm.columns) y[place + i * gemm.y_column] = cast<Y>(values[i / 4][i % 4]);
+      for (int i = 0; i < kPiece; ++i) {
+        if (i < inside) piece[i * gemm.y_column] = cast<Y>(values[(first + i) / 4][(first + i) % 4]);
+      }
+    }
   }
 }
 
 // Adds up the slices of the block's tile, and stores its sums: alpha * sum + beta * c, with the epilogue. HasBatches: a batch
-// of c begins where that of y does. The ring is free
-// behind the sums of all threads. All threads of the block come here.
+// of c begins where that of y does. The ring is free behind the sums of all threads. All threads of the block come here.
 template <class R, bool HasBatches = false, class T, class Tile, Lie kLeft, Lie kRight, class Y, class... Epilogue>
 __device__ inline void store_product(WarpTile<T, Tile, kLeft, kRight>& warp, const SimtGemm& gemm, const R* c, Y* y,
                                      float* scratch, unsigned* counters, u8* ring, const Epilogue&... epilogue) {
@@ -69,8 +96,9 @@ __device__ inline void store_product(WarpTile<T, Tile, kLeft, kRight>& warp, con
   const i64 start = gemm.find_offset(place.batch, gemm.y_batch);
   const auto finish = finish_by<R>(epilogue...);
   const auto store = [&](int eight, const float (&sums)[kEight]) {
-    store_eight<HasBatches>(gemm, c, y, start, place.first_row + warp.find_eight_row(thread, eight),
-                place.first_column + warp.find_eight_column(thread, eight), sums, finish);
+    const int column = Fours<Y>::find_column(warp.find_eight_column(thread, eight), thread);
+    store_fours<HasBatches>(gemm, c, y, start, place.first_row + warp.find_eight_row(thread, eight),
+                            place.first_column + column, sums, finish);
   };
   constexpr int kEights = WarpTile<T, Tile, kLeft, kRight>::kEights;
   if constexpr (sizeof...(Epilogue) == 0) {
@@ -78,6 +106,7 @@ __device__ inline void store_product(WarpTile<T, Tile, kLeft, kRight>& warp, con
     for (int i = 0; i < kEights; ++i) {
       float sums[kEight];
       warp.take_eight(i, sums);
+      Fours<Y>::exchange(sums);
       store(i, sums);
     }
   } else {
@@ -86,7 +115,12 @@ __device__ inline void store_product(WarpTile<T, Tile, kLeft, kRight>& warp, con
     constexpr int kFit = Tile::kRingBytes / (Tile::kThreads * kEight * int(sizeof(float)));
     constexpr int kParked = kFit < kEights ? kEights / 2 : kEights;
     static_assert(kParked <= kFit, "half of the sums fit in the ring");
-    float* const parked = reinterpret_cast<float*>(ring) + 4 * threadIdx.x;
+    // The second of fours that are apart waits with the lane beside, so that lanes exchange them without a bank conflict.
+    constexpr bool kIsApart = Fours<Y>::kIsApart;
+    constexpr int kSlot = 4 * Tile::kThreads;
+    const int own = 4 * threadIdx.x, beside = kIsApart ? own ^ 4 : own, odd = threadIdx.x % 2;
+    float* const parked = reinterpret_cast<float*>(ring);
+    const int from[2] = {own + (kIsApart ? odd * kSlot : 0), beside + (kIsApart ? odd * kSlot : kSlot)};
     __syncthreads();
 #pragma unroll
     for (int first = 0; first < kEights; first += kParked) {
@@ -94,20 +128,22 @@ __device__ inline void store_product(WarpTile<T, Tile, kLeft, kRight>& warp, con
       for (int i = 0; i < kParked; ++i) {
         float sums[kEight];
         warp.take_eight(first + i, sums);
-        store_vec(parked + (2 * i) * 4 * Tile::kThreads, Vec<float, 4>{{sums[0], sums[1], sums[2], sums[3]}});
-        store_vec(parked + (2 * i + 1) * 4 * Tile::kThreads, Vec<float, 4>{{sums[4], sums[5], sums[6], sums[7]}});
+        store_vec(parked + 2 * i * kSlot + own, Vec<float, 4>{{sums[0], sums[1], sums[2], sums[3]}});
+        store_vec(parked + (2 * i + 1) * kSlot + beside, Vec<float, 4>{{sums[4], sums[5], sums[6], sums[7]}});
       }
+      if constexpr (kIsApart) __syncwarp();
 #pragma unroll 1
       for (int i = 0; i < kParked; ++i) {
         float sums[kEight];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const Vec<float, 4> four = load_vec<4>(parked + (2 * i + half) * 4 * Tile::kThreads);
+          const Vec<float, 4> four = load_vec<4>(parked + 2 * i * kSlot + from[half]);
 #pragma unroll
           for (int j = 0; j < 4; ++j) sums[4 * half + j] = four.lanes[j];
         }
         store(first + i, sums);
       }
+      if constexpr (kIsApart) __syncwarp();
     }
   }
 }

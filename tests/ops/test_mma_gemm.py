@@ -50,6 +50,7 @@ LEFT_NAMES = [f"{tile.name}{left[5:]}" for tile, left in LEFT]
 def load(mode: Mode) -> Mapping[str, SimulatorFunction]:
     # The whole file, as other tests have it compiled, but for counting.
     counted = [name_mma((HALF, HALF), tile, (left, right)) for tile, left in LEFT for right in (ALONG_K, ACROSS)]
+    counted += [name_mma((HALF, FLOAT), tile, (ALONG_K, ALONG_K)) for tile in MMA_TILES]
     expressions = [each.expression for each in counted] if mode == "count" else instantiations("mma_gemm.cu")
     return load_file("mma_gemm.cu", expressions, mode=mode)
 
@@ -192,14 +193,20 @@ def test_loop_of_whole_slabs(tile: MmaTile, left: str, right: str) -> None:
 def test_aligned_operands_take_the_least_sectors_and_wavefronts(
     tile: MmaTile, left: str, slices: int, right: str
 ) -> None:
+    check_requests(tile, (left, right), HALF, slices)
+
+
+@pytest.mark.parametrize("tile", MMA_TILES, ids=[tile.name for tile in MMA_TILES])
+def test_results_of_float_take_the_least_sectors(tile: MmaTile) -> None:
+    """Lanes that are neighbours fill them together."""
+    check_requests(tile, (ALONG_K, ALONG_K), FLOAT)
+
+
+def check_requests(tile: MmaTile, lies: tuple[str, str], result: np.dtype[Any], slices: int = 1) -> None:
+    """Check that a product of one whole tile asks for no more sectors and wavefronts than it must."""
     counts: list[LaunchCounts] = []
-    operands = make(
-        random.Random(0),
-        (tile.rows, tile.columns, (2 * tile.stages + 2) * tile.slab_nbytes // 2),
-        (left, right),
-        spare=0,
-    )
-    multiply("count", tile, (left, right), operands, slices, counts=counts)
+    extents = tile.rows, tile.columns, (2 * tile.stages + 2) * tile.slab_nbytes // 2
+    multiply("count", tile, lies, make(random.Random(0), extents, lies, (), (HALF, result), 0), slices, counts=counts)
     kinds = set()
     for line in counts[0].lines:
         if not line.counts.nbytes or (line.width < 16 and line.space == "global"):  # the addend and the counters

@@ -170,7 +170,4 @@ def test_work_is_as_counted(rows: int, result: type, precision: str) -> None:
     assert counted - 32 * sum(narrow) <= found.work.l2_nbytes <= counted
     for line in found.counts.lines:
         if line.counts.nbytes and (line.width >= 16 or line.space == "shared"):
-            # Eight floats of a lane are two vectors, each of which touches half of its sectors.
-            is_result = line.access == "write" and any(file == "mma_product.cuh" for file, _ in line.places)
-            is_halved = is_result and result == np.float32 and line.space == "global"
-            assert line.counts.ratio == (2.0 if is_halved else 1.0), line
+            assert line.counts.ratio == 1.0, line

@@ -133,8 +133,7 @@ def describe_mma(launch: Launch, loop: float, asked: float, around: float) -> Wo
     rows, columns, inner, batch, wide, _ = read_gemm(launch)
     y = launch.arguments[3]
     assert isinstance(y, Slot)
-    # Eight floats of a lane are stored as two vectors, each of which touches half of its sectors.
-    written = y.dtype.itemsize // 2 if wide & WIDE_Y else 4
+    written = 1 if wide & WIDE_Y else 4
     nbytes, is_parked = inner * find_itemsize(launch, 0), count_epilogue_steps(launch) > 0
     results = batch * rows * columns
     return describe_mma_tiles(
