@@ -100,16 +100,26 @@ def _move_bound(code: str) -> Iterator[str]:
     if "template" in code or not _MEANS_BOUND.search(code):
         return
     for match in _COMPARISON.finditer(code):
-        if _is_choice_of_lesser(code[: match.start()], code[match.end() :]):
+        if _is_same_at_bound(code[: match.start()], code[match.end() :]):
             continue  # of equals either may be taken
         yield f"{code[: match.start(1)]}{_FLIPPED[match[1]]}{code[match.end(1) :]}"
 
 
-def _is_choice_of_lesser(left: str, right: str) -> bool:
-    """Return whether a comparison chooses between the two that it compares, as ``a < b ? a : b`` does."""
+def _is_same_at_bound(left: str, right: str) -> bool:
+    """Return whether a comparison chooses between the two that it compares, which are the same at the bound.
+
+    As ``a < b ? a : b`` does, and ``a < b ? b : a``, in front of which or behind which others may be chosen.
+    """
     bound, question, branches = right.partition(" ? ")
     first, colon, second = branches.partition(" : ")
-    return bool(question and colon) and left.endswith(first) and second.startswith(bound)
+    if not question or not colon:
+        return False
+    if left.endswith(first):
+        return second.startswith(bound)
+    compared = re.search(r"[\w.]+$", left)
+    if compared is None or first != bound:
+        return False
+    return re.match(rf"(?:\w+\()?{re.escape(compared[0])}\)?(?:[;),]| [<>]=? |$)", second) is not None
 
 
 def _forget_one(code: str) -> Iterator[str]:

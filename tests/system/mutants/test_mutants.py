@@ -28,6 +28,8 @@ __global__ void f(const T* x, T* y, int n) {
   }
   int least = a < b ? a : b;
   y[row * (kTile + 1) + column] = is_inside ? x[i] : T(0);
+  int held = low < 0 ? 0 : low > n ? n : int(low);
+  int next = i < 0 ? 0 : i + 1;
 }
 """
 EXPECTED = {
@@ -43,6 +45,7 @@ EXPECTED = {
     (10, "guard removed", "y[i] = shared[i][row];"),
     (10, "indices swapped", "if (i < 3) y[i] = shared[row][i];"),
     (13, "guard removed", "y[row * (kTile + 1) + column] = x[i];"),
+    (15, "bound moved", "int next = i <= 0 ? 0 : i + 1;"),
     (13, "indices swapped", "y[column * (kTile + 1) + row] = is_inside ? x[i] : T(0);"),
 }
 # One of each kind, by file, kind, what the changed line has, and which of those; and what tries the mutants of a file.
