@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 
 from gpuexec.devices.kernels import kernel_source
+from gpuexec.devices.simulator import compilation
 from gpuexec.devices.simulator.library import Schedule
 from gpuexec.ir import instances
 from tests.devices import opening
@@ -130,7 +131,10 @@ def _live(row: Mapping[str, Any], items: Sequence[pytest.Item], path: Path) -> N
 
 
 def _change_kernels(row: Mapping[str, Any], folder: Path) -> None:
-    """Let every module find kernels in a folder where one line is another, and compile no instance but those named."""
+    """Let every module find kernels in a folder where one line is another, and compile no instance but those named.
+
+    The simulator's own headers stay where they are: precompiled, they are found by their path.
+    """
     shutil.copytree(kernel_source.kernels_dir(), folder)
     if row["line"]:
         changed = kernel_source.index_sources(folder)[row["file"]]
@@ -139,7 +143,7 @@ def _change_kernels(row: Mapping[str, Any], folder: Path) -> None:
         changed.write_text("\n".join(lines) + "\n")
     original = kernel_source.kernels_dir
     for module in [module for name, module in sys.modules.items() if name.startswith(("gpuexec.", "tests."))]:
-        if getattr(module, "kernels_dir", None) is original:
+        if module is not compilation and getattr(module, "kernels_dir", None) is original:
             vars(module)["kernels_dir"] = lambda: folder
     if row["instances"] is None:
         return
