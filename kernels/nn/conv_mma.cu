@@ -7,7 +7,7 @@
 #include "index.cuh"
 #include "mma_product.cuh"
 
-constexpr int kMaxTaps = 64;
+constexpr int kMaxTaps = 128;
 constexpr int kTapsBehind = 16;  // that the last slab may reach beyond them: 256 bytes of it are 16 taps of 8 channels
 
 // One tap of a kernel: where it lies behind tap 0, in elements of the input, and its bit for each axis. Bit 31 is that of

@@ -7,7 +7,7 @@
 #include "index.cuh"
 #include "narrow_tile.cuh"
 
-constexpr int kMaxTaps = 64;    // of all phases together; 7 x 7, in fours, takes 52
+constexpr int kMaxTaps = 128;   // of all phases together; 11 x 11, in fours, takes 124
 constexpr int kMaxPhases = 16;  // strides 4 x 4
 
 // One tap of a kernel: where it lies behind tap 0, in elements of the input, and its bit for each axis.

@@ -214,6 +214,16 @@ def test_numbers_that_are_none_and_infinite_ones_stay_so_as_tf32(tile: MmaTile) 
     np.testing.assert_array_equal(got[0].reshape(5, 6), np.tile(np.array(expected, FLOAT), (5, 1)))
 
 
+@pytest.mark.parametrize("mode", ["plain", "check"])
+@pytest.mark.parametrize("types", [(HALF, HALF), TF32], ids=["half", "tf32"])
+def test_table_full_of_taps(types: tuple[np.dtype[Any], np.dtype[Any]], mode: Mode) -> None:
+    rng = np.random.default_rng(6)
+    windows = resolve_windows((17, 11), (16, 8), (1, 2), (1, 1), (1, 0, 0, 1), "NOTSET")
+    x, w = (rng.integers(-3, 4, shape).astype(types[0]) for shape in ((1, 8, 17, 11), (5, 8, 16, 8)))
+    operands = Operands(windows, x, w, None, types[1])
+    np.testing.assert_array_equal(convolve_by(mode, SMALL_MMA, operands), operands.compute())
+
+
 @pytest.mark.parametrize(("tile", "types"), TILED)
 def test_loop_of_whole_slabs(tile: MmaTile, types: tuple[np.dtype[Any], np.dtype[Any]]) -> None:
     dtype, chunk = types[0], count_chunk(types[0])
@@ -332,7 +342,7 @@ def integers(*shape: int) -> Array:
 
 
 def test_images_of_half_models_are_turned_at_the_ends_alone() -> None:
-    graph, x = GraphBuilder(), integers(2, 16, 9, 8)
+    graph, x = GraphBuilder(), integers(2, 16, 12, 11)
     value = graph.input("x", *x.shape, dtype=HALF)
     weights = [graph.constant(integers(*shape)) for shape in ((24, 16, 3, 3), (16, 24, 1, 1), (8, 16, 3, 3))]
     first = graph.node(build("Relu", {}), graph.node(build("Conv", {"pads": (1,) * 4}), value, weights[0]))
@@ -385,14 +395,14 @@ def test_weights_that_are_computed_are_packed_by_a_copy(channels: int) -> None:
     [
         ("sm_75", {}, (8, 16, 3, 3)),
         ("sm_90", {"group": 4}, (8, 4, 3, 3)),
-        ("sm_90", {}, (8, 16, 9, 8)),  # more taps than the table has
+        ("sm_90", {}, (8, 16, 12, 11)),  # more taps than the table has
     ],
     ids=["sm_75", "groups", "taps"],
 )
 def test_other_convolutions_keep_their_kernels(
     target: str, attributes: dict[str, Any], weight: tuple[int, ...]
 ) -> None:
-    graph, x = GraphBuilder(), integers(2, 16, 9, 8)
+    graph, x = GraphBuilder(), integers(2, 16, 12, 11)
     value = graph.input("x", *x.shape, dtype=HALF)
     made = graph.graph(graph.node(build("Conv", attributes), value, graph.constant(integers(*weight))))
     got, names, _ = plan(made, x, target)

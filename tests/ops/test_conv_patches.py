@@ -50,9 +50,9 @@ def make(
 CASES = [
     make("pixels", (2, 3, 33, 34), 20, (16, 16)),
     make("stored as float", (1, 3, 32, 48), 9, (16, 16), precision="fp16"),
-    make("bfloat16", (1, 8, 18, 27), 5, (9, 9), BFLOAT16, "bf16", has_bias=False),
-    make("samples", (2, 2, 150), 7, (72,)),
-    make("frames", (1, 1, 5, 12, 8), 3, (5, 4, 4)),
+    make("bfloat16", (1, 8, 24, 33), 5, (12, 11), BFLOAT16, "bf16", has_bias=False),
+    make("samples", (2, 2, 300), 7, (144,)),
+    make("frames", (1, 1, 9, 12, 8), 3, (9, 4, 4)),
 ]
 
 

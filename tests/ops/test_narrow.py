@@ -157,8 +157,8 @@ CASES = [
         for stored in (HALF, INT8)
         for label, x, w in (("phases_blocks", (2, 16, 5, 4), (16, 9, 3, 2)), ("phases_taps", (2, 6, 5), (6, 9, 3)))
     ),
-    conv("many_taps", (1, 2, 9, 9), (3, 2, 9, 9), axis=0),
-    conv("many_taps_half", (1, 2, 9, 9), (3, 2, 9, 9), FLOAT, HALF),
+    conv("many_taps", (1, 2, 12, 11), (3, 2, 12, 11), axis=0),
+    conv("many_taps_half", (1, 2, 12, 11), (3, 2, 12, 11), FLOAT, HALF),
     conv("groups", (1, 6, 9), (8, 3, 3), axis=0, has_zero=True, group=2, pads=(1, 1)),
     conv("per_tensor", (1, 3, 5, 5), (4, 3, 2, 2), has_zero=True),
     conv("direct_per_tensor", (1, 3, 5, 5), (3, 1, 2, 2), group=3, has_zero=True),

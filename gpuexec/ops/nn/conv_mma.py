@@ -42,7 +42,7 @@ from gpuexec.ops.tensor.layout import window
 
 _SOURCE, _FLOAT = "conv_mma.cu", np.dtype(np.float32)
 _DTYPES = (np.dtype(np.float16), BFLOAT16)
-_MAX_TAPS, _TAPS_BEHIND, _MAX_TAP_BITS = 64, 16, 31  # of conv_mma.cu
+_MAX_TAPS, _TAPS_BEHIND, _MAX_TAP_BITS = 128, 16, 31  # of conv_mma.cu
 _BEHIND = 1 << 31  # bits of a tap behind the last one
 _PAD_THREADS = 256  # kPadThreads of pad_channels.cu
 _LIMIT, _ROWS_BEHIND = 2**31, 128  # rows: that a tile may reach beyond the last one

@@ -32,7 +32,7 @@ from gpuexec.ops.quant.narrow_weight import STORED, NarrowWeight, name_stored
 
 FLOAT: np.dtype[Any] = np.dtype(np.float32)
 _SOURCE = "conv_simt.cu"
-_MAX_TAPS, _MAX_PHASES, _MAX_TAP_BITS = 64, 16, 31  # of conv_simt.cu
+_MAX_TAPS, _MAX_PHASES, _MAX_TAP_BITS = 128, 16, 31  # of conv_simt.cu
 _PADDING = 1 << 31  # bits of a tap that only pads
 _PACK_THREADS = 256
 _PHASE_NBYTES = 104  # sizeof(ConvPhase)
