@@ -29,6 +29,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.system.mutants", description="Try mistakes in kernels.")
     parser.add_argument("files", nargs="*", help="kernel files, like softmax.cu or pixel/softmax.cu (default: all)")
     parser.add_argument("--left", action="store_true", help="only what results.txt does not say was caught")
+    parser.add_argument(
+        "--rounds", type=int, default=4, help="of ever more tests; the first two find most (default: 4)"
+    )
     options = parser.parse_args()
     started, folder = time.monotonic(), kernels_dir()
     files = list_files(folder)
@@ -38,7 +41,7 @@ def main() -> int:
         tests_of = read_tests(path)
     rows = []
     for file in options.files or files:
-        rounds = [{file: trial} for trial in choose_trials(file, folder, tests_of)]
+        rounds = [{file: trial} for trial in choose_trials(file, folder, tests_of)[: options.rounds]]
         known = {identify(row.mutant): row for row in read_rows(RESULTS.read_text()) if row.mutant.file == file}
         mutants = find_mutants(folder, file)
         for start in range(0, len(mutants), PART):
