@@ -23,6 +23,7 @@ from gpuexec.ir.geometry import ceil_div
 
 SECTOR_BYTES = 32  # of L2 and device memory
 WARP = 32
+LAUNCH_NBYTES = 1 << 22  # what device memory moves while a launch begins and ends, about: 2 us at 2 TB/s
 _REGISTERS = 40  # of a thread, where a form says nothing: more blocks fit then than most grids have
 
 

@@ -6,7 +6,7 @@ channels lie last (`Operator.count_format_gain`), as convolutions on tensor core
 two neighbours differ the value between them is transposed, once for all readers that want it so.
 
 The graph that is cut has a vertex for each node that may run either way. An edge from a row-major side to a
-channels-last one is cut at its capacity, in bytes:
+channels-last one is cut at its capacity, in bytes, among which a launch counts as well (`LAUNCH_NBYTES`):
 
     row-major --gain--> channels last      the node runs row-major and loses its gain
     node --bytes--> gate --inf--> readers   the value is transposed if any reader runs channels last and its maker not
@@ -23,6 +23,7 @@ from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.operator import FormatUse
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
+from gpuexec.ir.work import LAUNCH_NBYTES
 
 _COPIES = "copy.cu"
 _LEAST_RANK, _MOST_RANK = 3, 5
@@ -71,7 +72,8 @@ def assign_formats(
                 readers.setdefault(value, []).append(vertices.get(position, _ROW_MAJOR))
     for value, vertex_list in readers.items():
         if is_image(specs[value]):
-            _add_transposes(cut, makers.get(value, _ROW_MAJOR), vertex_list, 2 * specs[value].nbytes)
+            nbytes = 2 * specs[value].nbytes + LAUNCH_NBYTES
+            _add_transposes(cut, makers.get(value, _ROW_MAJOR), vertex_list, nbytes)
     row_major = cut.find_source_side()
     return frozenset([position for position, vertex in vertices.items() if vertex not in row_major])
 
@@ -114,7 +116,7 @@ def _count_gain(node: Node, specs: Mapping[Value, TensorSpec], target: Target) -
 
 
 def _add_transposes(cut: _Cut, maker: int, readers: Sequence[int], nbytes: int) -> None:
-    """Add the edges of a value, each transpose of which moves so many bytes."""
+    """Add the edges of a value, each transpose of which costs as much as to move so many bytes."""
     others = [reader for reader in dict.fromkeys(readers) if reader != maker]
     if not others:
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,3 +55,13 @@ def test_taps_of_several_axes_are_numbered_in_row_major_order() -> None:
     assert [tap for tap, _, _ in w.seen()] == list(range(6))
     padded = resolve_windows((1, 1), (3, 1), (), (), (1, 0, 1, 0), "NOTSET")
     assert [tap for tap, _, _ in padded.seen()] == [1]  # taps 0 and 2 see padding alone
+
+
+@given(windows(), st.integers(0, 40))
+def test_taps_behind_the_padded_input_count_for_nothing(w: Windows, more: int) -> None:
+    long = replace(w, kernel=(w.kernel[0] + more,))
+    fewer = long.drop_taps_behind()
+    assert fewer.kernel[0] <= max(1, w.extents[0] + w.begins[0] + w.ends[0])
+    assert list(fewer.seen_along(0)) == list(long.seen_along(0))
+    for with_padding in (False, True):
+        assert fewer.count_inside(0, with_padding=with_padding) == long.count_inside(0, with_padding=with_padding)

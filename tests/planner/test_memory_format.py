@@ -15,6 +15,7 @@ from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.operator import Operator, build
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
+from gpuexec.ir.work import LAUNCH_NBYTES
 from gpuexec.ops.nn.conv import Conv
 from gpuexec.passes.fuse_epilogues import fuse_epilogues
 from gpuexec.planner.memory_format import assign_formats, count_transposes, is_image
@@ -25,7 +26,7 @@ from tests.devices.opening import make_simulator
 from tests.ir.graph_builder import GraphBuilder, compute_graph
 
 SHAPE = (2, 8, 6, 5)
-NBYTES = 4 * 2 * 8 * 6 * 5
+TRANSPOSE = 2 * (4 * 2 * 8 * 6 * 5) + LAUNCH_NBYTES  # what it costs, as bytes
 RNG = np.random.default_rng(4)
 
 
@@ -88,9 +89,9 @@ def test_what_stands_between_convolutions_follows(gain: list[int]) -> None:
     assert {node.name for node in made.nodes[:3]} <= names
 
 
-@pytest.mark.parametrize(("nbytes", "is_worth_it"), [(4 * NBYTES - 1, False), (4 * NBYTES + 1, True)])
+@pytest.mark.parametrize(("nbytes", "is_worth_it"), [(2 * TRANSPOSE - 1, False), (2 * TRANSPOSE + 1, True)])
 def test_convolution_gains_more_than_its_transposes_move(gain: list[int], nbytes: int, is_worth_it: bool) -> None:
-    """Input and output of the graph are row-major: each transpose reads and writes as many bytes as it has."""
+    """Input and output of the graph are row-major: each transpose reads and writes as many bytes, in a launch."""
     gain[0] = nbytes
     graph = Builder()
     made = graph.graph(graph.conv(graph.input("x", *SHAPE)))
@@ -98,7 +99,7 @@ def test_convolution_gains_more_than_its_transposes_move(gain: list[int], nbytes
 
 
 def test_value_is_transposed_once_for_all_its_readers(gain: list[int]) -> None:
-    gain[0] = 4 * NBYTES  # four bytes more than nothing for the first, and each further reader costs an output alone
+    gain[0] = 2 * TRANSPOSE  # four bytes more than nothing for the first, and each further reader costs an output alone
     graph = Builder()
     x = graph.input("x", *SHAPE)
     made = [graph.conv(x) for _ in range(3)]

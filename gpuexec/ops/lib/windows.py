@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -42,6 +42,12 @@ class Windows:
     def taps(self) -> int:
         """Number of taps of a window."""
         return prod(self.kernel)
+
+    def drop_taps_behind(self) -> Windows:
+        """Return the windows without the taps that lie behind the padded input in each of them, as in the first."""
+        padded = zip(self.kernel, self.extents, self.begins, self.ends, self.dilations, strict=True)
+        kernel = [min(k, max(1, ceil_div(extent + begin + end, d))) for k, extent, begin, end, d in padded]
+        return replace(self, kernel=tuple(kernel))
 
     def seen(self) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
         """Yield tap number, windows that see the input through that tap, and the positions they see, as slices.

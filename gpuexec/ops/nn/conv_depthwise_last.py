@@ -19,7 +19,7 @@ from gpuexec.ir.geometry import ceil_div, contiguous_strides, round_up
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.weight_forms import WeightForm, weight_form
-from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
+from gpuexec.ir.work import LAUNCH_NBYTES, WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps, instantiate_finished
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import Windows
@@ -88,8 +88,11 @@ def takes_depthwise_last(dtypes: tuple[np.dtype[Any], ...], channels: int, kerne
 
 
 def count_widened(x: TensorSpec) -> int:
-    """Return the bytes that widening an image of 16 bits to float moves, and what reading it so takes more."""
-    return 4 * x.nbytes
+    """Return the bytes that widening an image of 16 bits to float moves, and what reading it so takes more.
+
+    Its launch is the bytes that could be moved in that time.
+    """
+    return 4 * x.nbytes + LAUNCH_NBYTES
 
 
 def launch_depthwise_last(

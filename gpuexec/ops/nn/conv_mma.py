@@ -30,6 +30,7 @@ from gpuexec.ir.precision import TF32
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import WeightForm, weight_form
+from gpuexec.ir.work import LAUNCH_NBYTES
 from gpuexec.ops.elementwise.epilogue import instantiate_finished
 from gpuexec.ops.lib.slices import FLAT_MMA, MEDIUM_MMA, MMA_TILES, SMALL_MMA, MmaTile, choose_mma_tile, slice_mma_tiles
 from gpuexec.ops.lib.strided import pack_fast_div32
@@ -143,8 +144,11 @@ def takes_tf32(dtypes: tuple[np.dtype[Any], ...], target: Target, precision: str
 
 
 def count_transposed(x: TensorSpec, y: TensorSpec) -> int:
-    """Return the bytes that are read and written where both images of a convolution are transposed for it."""
-    return 2 * (x.nbytes + y.nbytes)
+    """Return the bytes that are read and written where both images of a convolution are transposed for it.
+
+    A launch is the bytes that could be moved in its time.
+    """
+    return 2 * (x.nbytes + y.nbytes + LAUNCH_NBYTES)
 
 
 def launch_mma_conv(

@@ -237,7 +237,7 @@ def _windows(op: Pool, shape: Sequence[int]) -> Windows:
 
 def _launch(emit: Emitter, name: str, x: Slot, outputs: Slots, windows: Windows, option: int) -> None:
     """Launch a kernel of pool.cu; ``option`` is the one scalar by which the operators differ."""
-    positions = prod(windows.counts)
+    windows, positions = windows.drop_taps_behind(), prod(windows.counts)
     if max(positions, prod(windows.extents)) >= _LIMIT:
         raise InputError(
             f"pooling expects channels of fewer than 2**31 elements and windows on a device, got {x} and {positions}."
