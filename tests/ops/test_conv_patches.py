@@ -1,4 +1,4 @@
-"""Convolutions of patches apart: one product on tensor cores, over a copy that lays patches out as rows."""
+"""Convolutions of patches apart: one product, over a copy that lays patches out as rows."""
 
 from __future__ import annotations
 
@@ -54,9 +54,15 @@ CASES = [
     make("samples", (2, 2, 300), 7, (144,)),
     make("frames", (1, 1, 9, 12, 8), 3, (9, 4, 4)),
 ]
+FLOAT = np.dtype(np.float32)
+FLOAT_CASES = [
+    make("pixels of floats", (2, 3, 97, 80), 20, (16, 16), FLOAT),
+    make("samples of floats", (2, 4, 300), 7, (144,), FLOAT, has_bias=False),
+    make("patches of weights of odd length", (1, 3, 26, 22), 5, (13, 11), FLOAT),  # which take the general kernel
+]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [*CASES, *FLOAT_CASES], ids=lambda case: case.id)
 def test_patches(checks: str, case: Case) -> None:
     run_case(case, checks)
 
@@ -76,3 +82,11 @@ def lower(case: Case, target: str = "sm_90") -> list[str]:
 def test_patches_are_a_copy_and_a_product_on_tensor_cores(case: Case) -> None:
     assert lower(case)[-1] == "mma_gemm"
     assert "mma_gemm" not in lower(case, "sm_75")
+
+
+def test_floats_of_more_taps_than_their_kernels_have_tables_for_are_a_copy_and_a_product() -> None:
+    for target in ("sm_75", "sm_90"):
+        assert [lower(case, target)[-1] for case in FLOAT_CASES] == ["simt_gemm", "gemv_along_k", "conv_gemm"]
+    reference = make("reference", (2, 3, 33, 34), 20, (16, 16), FLOAT, "reference")
+    assert lower(reference)[-1] == "conv_gemm"
+    assert lower(make("few", (2, 3, 32, 32), 20, (8, 8), FLOAT))[-1] == "simt_conv"

@@ -263,7 +263,7 @@ CASES: dict[str, Build] = {
     "conv_direct": multiply("Conv", numbers(2, 4, 3, 3), shape=IMAGE, group=2),
     "conv_transpose": multiply("ConvTranspose", numbers(8, 3, 3, 3), shape=IMAGE),
     "conv_gemm_narrow": multiply(
-        "gpuexec.NarrowConv", numbers(5, 8, 9, 9, dtype=np.int8), None, SCALAR, shape=IMAGE, to=FLOAT
+        "gpuexec.NarrowConv", numbers(5, 8, 13, 11, dtype=np.int8), None, SCALAR, shape=IMAGE, to=FLOAT
     ),
     "simt_conv_narrow": multiply(
         "gpuexec.NarrowConv", numbers(5, 8, 3, 3, dtype=np.int8), None, SCALAR, shape=IMAGE, to=FLOAT

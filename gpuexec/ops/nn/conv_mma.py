@@ -26,7 +26,7 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter
-from gpuexec.ir.precision import TF32
+from gpuexec.ir.precision import REFERENCE, TF32
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import WeightForm, weight_form
@@ -38,12 +38,12 @@ from gpuexec.ops.lib.windows import MAX_AXES, Windows
 from gpuexec.ops.linalg.matmul_launch import launch_gemm
 from gpuexec.ops.linalg.mma_launch import has_tensor_cores, multiplies
 from gpuexec.ops.linalg.product import ALONG_K, VECTOR_NBYTES, Product
-from gpuexec.ops.nn.conv_simt import ConvSum
+from gpuexec.ops.nn.conv_simt import MAX_TAPS, ConvSum
 from gpuexec.ops.tensor.layout import window
 
 _SOURCE, _FLOAT = "conv_mma.cu", np.dtype(np.float32)
 _DTYPES = (np.dtype(np.float16), BFLOAT16)
-_MAX_TAPS, _TAPS_BEHIND, _MAX_TAP_BITS = 128, 16, 31  # of conv_mma.cu
+_TAPS_BEHIND, _MAX_TAP_BITS = 16, 31  # of conv_mma.cu, whose table has as many taps as that of conv_simt.cu
 _BEHIND = 1 << 31  # bits of a tap behind the last one
 _PAD_THREADS = 256  # kPadThreads of pad_channels.cu
 _LIMIT, _ROWS_BEHIND = 2**31, 128  # rows: that a tile may reach beyond the last one
@@ -128,7 +128,7 @@ def runs_on_tensor_cores(
     x, w, y = dtypes
     if groups > 1 and (channels % count_chunk(x) or not channels):
         return False
-    has_tables = prod(kernel) <= _MAX_TAPS and sum(kernel) + MAX_AXES - len(kernel) <= _MAX_TAP_BITS
+    has_tables = prod(kernel) <= MAX_TAPS and sum(kernel) + MAX_AXES - len(kernel) <= _MAX_TAP_BITS
     return has_tables and (takes_tf32(dtypes, target, precision) or multiplies(target, y, x, w))
 
 
@@ -191,9 +191,10 @@ def launch_mma_conv(
 def launch_patches(
     emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows: Windows, groups: int, precision: str = ""
 ) -> bool:
-    """Launch a convolution of patches that neither overlap nor leave gaps; False where it is none, or of plain floats.
+    """Launch a convolution of patches that neither overlap nor leave gaps; False where it is none.
 
-    They are laid out as rows of a product, which copies each element once at most, however many taps there are.
+    They are laid out as rows of a product, which copies each element once at most, however many taps there are. Floats
+    that tensor cores don't multiply have kernels of their own for as many taps as these have tables for.
 
     Args:
         emit: Emitter of the launches.
@@ -203,8 +204,12 @@ def launch_patches(
         precision: Of the operands.
     """
     x, w, bias, y = slots
-    is_tf32 = takes_tf32((x.dtype, w.dtype, y.dtype), emit.target, precision)
-    if groups > 1 or not (is_tf32 or multiplies(emit.target, y.dtype, x.dtype, w.dtype)):
+    dtypes = x.dtype, w.dtype, y.dtype
+    is_on_tensor_cores = takes_tf32(dtypes, emit.target, precision) or multiplies(
+        emit.target, y.dtype, x.dtype, w.dtype
+    )
+    has_long_rows = dtypes == (_FLOAT,) * 3 and windows.taps > MAX_TAPS and precision != REFERENCE
+    if groups > 1 or emit.target.has_textures or not (is_on_tensor_cores or has_long_rows):
         return False
     is_apart = windows.strides == windows.kernel and not any((*windows.begins, *windows.ends))
     is_dense = w.is_contiguous and w.offset_bytes % VECTOR_NBYTES == 0 and y.is_contiguous
@@ -325,7 +330,7 @@ def pack_conv(product: Product, x: Slot, windows: Windows, channels: int, tile: 
     for places in itertools.product(*map(range, total.kernel)):
         offset = sum(t * d * step for t, d, step in zip(places, total.dilations, axes, strict=True))
         taps.append((offset, sum(1 << first + t for first, t in zip(first_bits, places, strict=True))))
-    taps += [(0, _BEHIND)] * (_MAX_TAPS + _TAPS_BEHIND - len(taps))
+    taps += [(0, _BEHIND)] * (MAX_TAPS + _TAPS_BEHIND - len(taps))
     rows = (total.extents, total.steps, total.dilations, starts, total.kernel, first_bits)
     divisors = (prod(total.outputs), *total.outputs, channels)
     return b"".join((

@@ -32,7 +32,7 @@ from gpuexec.ops.quant.narrow_weight import STORED, NarrowWeight, name_stored
 
 FLOAT: np.dtype[Any] = np.dtype(np.float32)
 _SOURCE = "conv_simt.cu"
-_MAX_TAPS, _MAX_PHASES, _MAX_TAP_BITS = 128, 16, 31  # of conv_simt.cu
+MAX_TAPS, _MAX_PHASES, _MAX_TAP_BITS = 128, 16, 31  # of conv_simt.cu
 _PADDING = 1 << 31  # bits of a tap that only pads
 _PACK_THREADS = 256
 _PHASE_NBYTES = 104  # sizeof(ConvPhase)
@@ -318,7 +318,7 @@ class ConvSum:
         tiles = sum(self.count_tiles(SMALL_TILE))
         starts = [abs(axis.start) for phase in self.phases for axis in phase.axes]
         return (
-            taps <= _MAX_TAPS
+            taps <= MAX_TAPS
             and max(self.batch, self.channels, self.groups * self.outs) < _LIMIT
             and len(self.phases) <= _MAX_PHASES
             and bits <= _MAX_TAP_BITS
@@ -367,7 +367,7 @@ class ConvSum:
                 table += taps + [(0, _PADDING)] * padding
             first_tile += tiles
             first_weight += self.groups * self.outs * inner
-        table += [(0, _PADDING)] * (_MAX_TAPS - len(table))
+        table += [(0, _PADDING)] * (MAX_TAPS - len(table))
         steps = [axis * step for axis, step in zip(y_axes, self.output_steps, strict=True)]
         return b"".join((
             struct.pack("<4i", self.batch, self.groups, self.channels, self.outs),
@@ -468,10 +468,10 @@ def _pack_weights(emit: Emitter, w: Slot, windows: Windows, total: ConvSum, bloc
     for phase, inner in zip(total.phases, total.count_inners(block), strict=True):
         sources = phase.list_taps(total.kernel)
         padded = _pad_taps(len(sources), block)
-        sources += [-1] * (_MAX_TAPS - len(sources))
+        sources += [-1] * (MAX_TAPS - len(sources))
         size = outs * inner
         parameters = struct.pack(
-            f"<6i4q{_MAX_TAPS}i", outs, total.channels, padded, block, max(total.outs, 1), 0, *strides, first, *sources
+            f"<6i4q{MAX_TAPS}i", outs, total.channels, padded, block, max(total.outs, 1), 0, *strides, first, *sources
         )
         if size:
             emit.launch(
