@@ -92,7 +92,8 @@ def choose_trial(
 
 
 def choose_apart(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]], tests: Path = TESTS) -> Trial:
-    """Return the test files that launch kernels of a file by themselves, without operator cases: those that name it.
+    """Return the test files that launch kernels of a file by themselves, without operator cases: those that name it,
+    or bear its name.
 
     A header is tried by those of one file that includes it.
 
@@ -104,7 +105,12 @@ def choose_apart(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str
     """
     sources = _including(file, folder, tests_of, _FEW.includers) if not file.endswith(".cu") else {file}
     paths = [path for path in sorted(tests.rglob("test_*.py")) if path.name not in _OF_ALL_FILES]
-    found = [path for path in paths if any(f'"{source}' in path.read_text() for source in sources)]
+    stems = {Path(source).stem for source in sources}
+    found = [
+        path
+        for path in paths
+        if path.stem.removeprefix("test_") in stems or any(f'"{source}' in path.read_text() for source in sources)
+    ]
     return Trial(tuple(path.relative_to(tests.parents[1]).as_posix() for path in found), None)
 
 

@@ -218,12 +218,13 @@ def test_last_round_is_test_files_that_name_the_kernel_file(tmp_path: Path) -> N
     folder.mkdir(parents=True)
     (folder / "test_launch.py").write_text('Kernel("a.cu", "f")\n')
     (folder / "test_other.py").write_text('Kernel("c.cu", "f")\n')
+    (folder / "test_b.py").write_text("\n")
     (folder / "test_facts.py").write_text('FILES = ["a.cu", "b.cu"]\n')
     tests = {Kernel("a.cu", "f"): ("t",), Kernel("b.cu", "f"): ()}
     apart = Trial(("tests/ops/test_launch.py",), None)
     assert choose_apart("a.cu", tmp_path, tests, folder) == apart
     assert choose_apart("h.cuh", tmp_path, tests, folder) == apart
-    assert choose_apart("b.cu", tmp_path, tests, folder) == Trial((), None)
+    assert choose_apart("b.cu", tmp_path, tests, folder) == Trial(("tests/ops/test_b.py",), None)
 
 
 def test_rate_counts_what_could_be_caught() -> None:
