@@ -122,6 +122,16 @@ def expand_and(name: str, *others: Any) -> Build:
     return add
 
 
+def copy_and(name: str, *others: Any) -> Build:
+    """Return what adds an operator of a dense image, whose channels have 4680 positions."""
+
+    def add(graph: GraphBuilder, before: Value) -> Sequence[Value]:
+        shown = then("Expand", ints(1, 8, 195, 24), shape=(1, 8, 195, 1))(graph, before)
+        return then(name, *others)(graph, graph.node(build("Relu", {}), shown[0]))
+
+    return add
+
+
 def make_beside(name: str, *constants: Any) -> Build:
     """Return what adds an operator of constants alone, whose result the host knows: a launch stores it."""
 
@@ -254,7 +264,7 @@ CASES: dict[str, Build] = {
     "conv_depthwise_last": convolve_and("Conv", numbers(8, 1, 3, 3), group=8),
     "simt_conv taps": multiply("Conv", numbers(5, 2, 3, 3), shape=(1, 2, 26, 30)),
     "simt_conv points": multiply("Conv", numbers(5, 8, 1, 1), shape=IMAGE, strides=(2, 2)),
-    "simt_conv positions": multiply("Conv", numbers(5, 4, 1, 1), shape=(1, 4, 15, 26)),
+    "simt_conv positions": copy_and("Conv", numbers(5, 8, 1, 1)),
     "simt_conv_transpose": multiply("ConvTranspose", numbers(8, 9, 3, 3), shape=IMAGE, strides=(2, 2)),
     "pack_conv_weights": multiply("Conv", numbers(1, 3, 20, 20), at=1, shape=(40, 3, 13, 1)),
     "conv_depthwise": multiply("Conv", numbers(8, 1, 3, 3), shape=IMAGE, group=8),
