@@ -74,16 +74,3 @@ __global__ void __launch_bounds__(kBlockThreads) measure_channels(
   running_mean[channel] = cast<S>(cast<A>(mean[channel]) * A(momentum) + center * A(rest));
   running_variance[channel] = cast<S>(cast<A>(variance[channel]) * A(momentum) + spread * A(rest));
 }
-
-// Computes y = x in another float type.
-// Shapes   x, y [count] dense.
-// Grid     256 elements per block.
-// Needs    nothing of alignment.
-// Numerics rounds to nearest even.
-template <class To, class From>
-__global__ void __launch_bounds__(kBlockThreads) convert(const From* __restrict__ x, To* __restrict__ y, i64 count) {
-  const i64 element = i64(blockIdx.x) * kBlockThreads + threadIdx.x;
-  wait_for_predecessors();
-  launch_dependents();
-  if (element < count) y[element] = cast<To>(x[element]);
-}

@@ -17,7 +17,7 @@ from tests.ops.counted_launch import Compared, CountedCase, compare, count_wavef
 BY_SLOTS = {
     "affine_grid.cu": "affine_grid",
     "attention_mask.cu": "mask_bias",
-    "batch_norm.cu": "convert normalize_channels",
+    "batch_norm.cu": "normalize_channels",
     "cache.cu": "cache_places place_rows",
     "col2im.cu": "columns_to_image",
     "conv_simt.cu": "pack_conv_weights",

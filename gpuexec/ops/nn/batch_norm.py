@@ -28,6 +28,7 @@ from gpuexec.ir.operator import (
 )
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
+from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, count_rows
@@ -44,7 +45,6 @@ _ROLES = ("scale", "B", "input_mean", "input_var")
 instantiate(_SOURCE, [f"normalize_channels<{t}, {t}, {t}>" for t in _CUDA])
 instantiate(_SOURCE, [f"normalize_channels<{t}, {p}, float>" for t in ("half", "bf16") for p in (t, "float")])
 instantiate(_SOURCE, [f"measure_channels<{t}, {s}>" for t in _CUDA for s in _CUDA])
-instantiate(_SOURCE, [f"convert<{to}, {t}>" for to in ("float", "double") for t in _CUDA if t != to])
 
 
 @operator("BatchNormalization")
@@ -224,10 +224,8 @@ def _widen(emit: Emitter, slot: Slot, dtype: np.dtype[Any]) -> Slot:
     """Return a dense slot in another float type."""
     if slot.dtype == dtype:
         return slot
-    wide, count = emit.temp(slot.shape, dtype), slot.spec.size
-    expression = f"convert<{dtype_row(dtype).cuda}, {dtype_row(slot.dtype).cuda}>"
-    grid = (ceil_div(count, BLOCK_THREADS), 1, 1)
-    emit.launch(Kernel(_SOURCE, expression), grid, _BLOCK, [slot, wide, np.int64(count)], writes=[1])
+    wide = emit.temp(slot.shape, dtype)
+    convert_commands(emit, wide, slot)
     return wide
 
 
