@@ -81,6 +81,8 @@ PRODUCTS = [
     product("vector_left", integers(U8, 12), integers(I8, 12, 5), integers(U8), integers(I8)),
     product("vector_right", integers(U8, 3, 5, 12), integers(I8, 12), integers(U8), integers(I8)),
     product("batches", integers(U8, 2, 1, 5, 6), integers(I8, 3, 6, 4), integers(U8), integers(I8)),
+    product("batches_of_few_rows", integers(U8, 3, 2, 40), integers(I8, 3, 40, 128), integers(U8), integers(I8)),
+    product("batches_of_whole_lines", integers(U8, 2, 20, 64), integers(I8, 2, 64, 32), integers(U8), integers(I8)),
     product("batches_one_right", integers(U8, 2, 3, 5, 6), integers(I8, 6, 4), integers(U8), integers(I8)),
     product("rank8", integers(U8, 1, 2, 1, 2, 1, 2, 5, 6), integers(I8, 2, 1, 2, 1, 2, 1, 6, 4), integers(U8)),
     product("transposed", integers(U8, 9, 6).T, integers(I8, 4, 9).T, integers(U8), integers(I8)),
