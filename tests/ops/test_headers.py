@@ -1,4 +1,4 @@
-"""Base device headers on the simulator: types.cuh, safe.cuh, index.cuh; and their packers in ops/strided.py."""
+"""Device headers on the simulator: types.cuh, safe.cuh, index.cuh, with packers of ops/strided.py; and exp2.cuh."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gpuexec.ops.lib.strided import MAX_RANK, Walk, join, pack_fast_div32, pack_
 SOURCE = """
 #include "safe.cuh"
 #include "index.cuh"
+#include "exp2.cuh"
 
 struct DivideTruncating { template <class T> static T apply(T a, T b) { return divide_truncating(a, b); } };
 struct RemainderTruncating { template <class T> static T apply(T a, T b) { return remainder_truncating(a, b); } };
@@ -64,6 +65,10 @@ __global__ void locate(const i64* index, i64* offset, Strided<kMaxRank, 2> walk,
     offset[2 * i + 1] = at[1];
   }
 }
+
+__global__ void powers(const float* x, float* y, i32 count) {
+  for (int i = 0; i < count; ++i) y[i] = exp2_fast(x[i]);
+}
 """
 INTEGERS = [row for row in COMPUTED if row.kind in ("int", "uint")]
 RULES: dict[str, Any] = {
@@ -84,7 +89,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Simulato
     path.write_text(SOURCE)
     expressions = [f"integer<{op}, {row.cuda}>" for op in RULES for row in INTEGERS]
     expressions += [f"{name}<{row.cuda}>" for name in ("bounds", "keys") for row in COMPUTED if row.kind != "bool"]
-    return load_file(path, [*expressions, "divide<FastDiv32, u32>", "divide<FastDiv64, u64>", "locate"])
+    return load_file(path, [*expressions, "divide<FastDiv32, u32>", "divide<FastDiv64, u64>", "locate", "powers"])
 
 
 @pytest.mark.parametrize("name", list(RULES))
@@ -111,6 +116,14 @@ def test_limits_are_those_of_the_type(functions: Mapping[str, SimulatorFunction]
         info = np.iinfo(row.numpy)
         expected = [info.min, info.max, info.min, info.max, 0]
     np.testing.assert_array_equal(y.astype(np.longdouble), np.array(expected, row.numpy).astype(np.longdouble))
+
+
+def test_powers_of_two_are_normal_numbers_or_zero(functions: Mapping[str, SimulatorFunction]) -> None:
+    x = np.array([-np.inf, -150, -126.5, -126, -1, 0, 0.5, 127, 128], np.float32)
+    y = np.empty_like(x)
+    functions["powers"].launch_arrays(1, 1, x, y, np.int32(x.size))
+    expected = np.array([0, 0, 0, 2.0**-126, 0.5, 1, 2**0.5, 2.0**127, np.inf], np.float32)
+    np.testing.assert_allclose(y, expected, rtol=2**-22, atol=0)
 
 
 @pytest.mark.parametrize("row", [row for row in COMPUTED if row.kind != "bool"], ids=lambda row: row.name)

@@ -109,7 +109,7 @@ def choose_apart(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str
     found = [
         path
         for path in paths
-        if path.stem.removeprefix("test_") in stems or any(f'"{source}' in path.read_text() for source in sources)
+        if path.stem.removeprefix("test_") in stems or any(f'"{name}' in path.read_text() for name in {file, *sources})
     ]
     return Trial(tuple(path.relative_to(tests.parents[1]).as_posix() for path in found), None)
 
