@@ -144,6 +144,7 @@ CASES = [
     conv("grouped_single_out", (2, 6, 5, 6), (2, 3, 3, 3), True, group=2, pads=[1, 1, 1, 1]),
     conv("depthwise_multiple", (2, 3, 9, 8), (6, 1, 3, 3), True, group=3, strides=[2, 2], pads=[1, 1, 1, 1]),
     conv("depthwise_many", (1, 2, 5, 6), (8, 1, 3, 3), True, group=2),
+    conv("depthwise_that_leaves_rows", (2, 6, 8, 8), (6, 1, 3, 3), group=6, strides=[2, 2]),
     conv("depthwise_dilated", (1, 3, 9, 9), (3, 1, 3, 3), group=3, dilations=[2, 2], pads=[2, 2, 2, 2]),
     *(
         conv(

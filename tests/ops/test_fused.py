@@ -283,6 +283,7 @@ CASES = [
         (("Add", (), (VALUE, SAME[FLOAT])), RELU),
     ),
     fused("many_taps", "Conv", (numbers(FLOAT, 1, 2, 13, 12), numbers(FLOAT, 3, 2, 12, 11)), (RELU,)),
+    fused("long_rows", "LayerNormalization", (numbers(FLOAT, 2, 4864), *(numbers(FLOAT, 4864),) * 2), (RELU,)),
     fused("large_positions", "Conv", (numbers(FLOAT, 1, 4, LARGE), numbers(FLOAT, 65, 4, 1)), (RELU,)),
     fused("large_blocks", "Conv", (numbers(FLOAT, 1, 8, LARGE + 1), numbers(FLOAT, 65, 8, 2)), (RELU,)),
     fused("large_taps", "Conv", (numbers(FLOAT, 1, 2, LARGE + 1), numbers(FLOAT, 65, 2, 2)), (RELU,)),

@@ -69,8 +69,11 @@ def _find_skipped(lines: Sequence[str]) -> set[int]:
         code = line.lstrip()
         if code.startswith("#if"):
             taken.append(code.split() != ["#ifndef", "GPUEXEC_SIM"])
+            is_sure = code.split() in (["#ifdef", "GPUEXEC_SIM"], ["#if", "defined(GPUEXEC_SIM)"])
+        elif code.startswith("#elif"):
+            taken[-1] = not is_sure
         elif code.startswith("#else"):
-            taken[-1] = not taken[-1]
+            taken[-1] = not is_sure and not taken[-1]
         elif code.startswith("#endif"):
             taken.pop()
         if code.startswith("#") or not all(taken):
