@@ -30,6 +30,7 @@ from gpuexec.devices.simulator import compilation
 from gpuexec.devices.simulator.library import Schedule
 from gpuexec.ir import instances
 from tests.devices import opening
+from tests.devices.launches import ROOT
 
 PROCESSES = 2
 _MESSAGE_LENGTH = 200
@@ -179,7 +180,8 @@ def _limit_time() -> None:
 
 def shorten(text: str) -> str:
     """Return a message as one line, without what differs from run to run."""
-    return re.sub(r"0x[0-9a-f]{5,}", "0x...", " ".join(text.split()))[:_MESSAGE_LENGTH]
+    text = " ".join(text.split()).replace(f"{ROOT}/", "")
+    return re.sub(r"0x[0-9a-f]{5,}", "0x...", text)[:_MESSAGE_LENGTH]
 
 
 class _Failures:
