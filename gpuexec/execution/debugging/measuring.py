@@ -64,7 +64,7 @@ class GapReport:
         outputs: The model's outputs, by name.
         precision: The precision that was measured, where one was.
         overflows: Names of the nodes that multiply a number, in float, which fp16 does not have: what ``keep`` takes so
-            that no result is lost.
+            that no result is lost. What a loop carries into its body is not looked at.
     """
 
     backend: str
