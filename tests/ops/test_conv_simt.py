@@ -1,4 +1,4 @@
-"""Convolutions as products by tiles, and depthwise ones: random shapes to the bit, packed weights, slices, requests."""
+"""Convolutions as products by tiles: random shapes to the bit, packed weights, slices, requests."""
 
 from __future__ import annotations
 
@@ -199,13 +199,6 @@ def test_random_transposed_convolution_is_exact(seed: int) -> None:
     assert emit.names[-1] == "simt_conv_transpose"
 
 
-@pytest.mark.parametrize("seed", range(2 * RUNS))
-def test_random_depthwise_convolution_is_exact(seed: int) -> None:
-    emit = CheckingEmitter(seed)
-    check(make(seed, is_depthwise=True), emit)
-    assert emit.names == ["conv_depthwise"]
-
-
 def divide(slices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let convolutions take so many slices."""
 
@@ -364,20 +357,3 @@ def test_requests_of_a_convolution(
     counts = count(build("Conv", attributes), shape, (outs, shape[1], kernel, kernel))
     assert counts.total("global").ratio <= sectors
     assert counts.total("shared").ratio == 1.0
-
-
-@pytest.mark.parametrize(
-    ("channels", "extent", "kernel", "stride"),
-    [
-        *((32, 112, 3, 1), (96, 112, 3, 2), (144, 56, 3, 1), (144, 56, 3, 2), (192, 28, 3, 1), (192, 28, 3, 2)),
-        *((384, 14, 3, 1), (576, 14, 3, 2), (960, 7, 3, 1), (240, 28, 5, 1), (240, 28, 5, 2), (32, 112, 5, 1)),
-    ],
-)
-def test_depthwise_moves_few_bytes_beyond_the_tensors(channels: int, extent: int, kernel: int, stride: int) -> None:
-    """Of what goes between multiprocessors and L2, 80 % at least are inputs, weights and outputs, each once."""
-    op = build("Conv", {"pads": (kernel // 2,) * 4, "strides": (stride,) * 2, "group": channels})
-    x, w = (1, channels, extent, extent), (channels, 1, kernel, kernel)
-    (spec,) = op.infer(TensorSpec(x, np.dtype(np.float32)), TensorSpec(w, np.dtype(np.float32)))
-    counts = count(op, x, w)
-    ideal = 4 * (prod(x) + prod(w) + spec.size)
-    assert ideal >= 0.8 * (counts.l2_read_nbytes + counts.l2_written_nbytes)
