@@ -85,6 +85,16 @@ def scaled(stored: Any, axis: int) -> int | None:
     return axis if stored == INT8 else None
 
 
+def of_large_scales(id: str, op: str, x: tuple[int, ...], w: tuple[int, ...], axis: int) -> Case:
+    """Weights near their zero points: one of 0 would be infinite, and what fills a tile up is not taken for such."""
+    given, weight = numbers(FLOAT, *x) / 16, RNG.integers(-102, -97, w).astype(np.int8)
+    scale, zero = np.full(w[axis], 1e37, np.float32), np.full(w[axis], -100, np.int8)
+    (expected,) = build(op, {}).compute(given, widen(weight, scale, zero, axis, FLOAT))
+    inputs = (given, weight, *(None,) * (FORMS[op].inputs - 2), scale, zero)
+    settings = {"to": dtype_row(FLOAT).code, "scale_axis": axis}
+    return Case(f"{op}_{id}", f"gpuexec.Narrow{op}", inputs, settings, expected=(expected,), terms=TERMS[op])
+
+
 LARGE = 128 * 340  # windows of as many large tiles as are two on each multiprocessor of the largest device
 TABLE = [[0, 3], [-1, 2]]
 CASES = [
@@ -117,6 +127,13 @@ CASES = [
         matmul(f"large_tiles_{stored.name}", 1280, 1, 1024, FLOAT, stored, axis=scaled(stored, 1))
         for stored in (HALF, INT8)
     ),
+    *(
+        matmul(f"part_of_a_slab_{stored.name}", 70, 8, 64, FLOAT, stored, axis=scaled(stored, 1))
+        for stored in (HALF, INT8)
+    ),
+    of_large_scales("large_scales_of_rows", "MatMul", (70, 20), (20, 64), 1),
+    of_large_scales("large_scales_of_elements", "MatMul", (70, 21), (21, 65), 1),
+    of_large_scales("large_scales_of_lines", "Conv", (2, 4, 3, 3), (9, 4, 1, 1), 0),
     narrowed("vector", "MatMul", (numbers(FLOAT, 5, 20), weight_of(INT8, 20)), axis=0),
     narrowed("batch", "MatMul", (numbers(FLOAT, 2, 1, 7, 20), weight_of(INT8, 3, 20, 6)), axis=2, has_zero=True),
     narrowed("row", "MatMul", (numbers(FLOAT, 20), weight_of(INT8, 20, 6)), axis=1),
@@ -160,6 +177,7 @@ CASES = [
     conv("many_taps", (1, 2, 12, 11), (3, 2, 12, 11), axis=0),
     conv("many_taps_half", (1, 2, 12, 11), (3, 2, 12, 11), FLOAT, HALF),
     conv("groups", (1, 6, 9), (8, 3, 3), axis=0, has_zero=True, group=2, pads=(1, 1)),
+    conv("groups_without_zero_points", (1, 6, 9), (8, 3, 3), axis=0, group=2, pads=(1, 1)),
     conv("per_tensor", (1, 3, 5, 5), (4, 3, 2, 2), has_zero=True),
     conv("direct_per_tensor", (1, 3, 5, 5), (3, 1, 2, 2), group=3, has_zero=True),
     *(transposed(f"{name(*p)}", (2, 6, 5, 4), (6, 3, 3, 2), *p, axis=1 if p[1] == INT8 else None) for p in PAIRS),
