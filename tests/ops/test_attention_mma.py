@@ -28,7 +28,9 @@ from gpuexec.ir.target import Target
 from gpuexec.ir.work import Work, find_form
 from gpuexec.ops.nn import attention_mma
 from gpuexec.ops.nn.attention import Attention
+from gpuexec.ops.nn.attention_host import AttentionRule
 from gpuexec.ops.nn.attention_mma import HEAD_TILES, HeadTile
+from gpuexec.ops.nn.attention_operands import AttentionOperands, EmptyRows
 from gpuexec.planner.launch_work import CommandGrid
 from gpuexec.planner.time_model import TIME_MODEL, bound_launch
 from tests.devices.opening import make_simulator
@@ -59,8 +61,14 @@ def load(mode: Mode) -> Mapping[str, SimulatorFunction]:
 class KernelEmitter(DirectEmitter):
     """Runs the kernel of tensor cores in a mode; keeps its launch and what was counted."""
 
-    def __init__(self, mode: Mode = "plain", seed: int = 0, architecture: str = "sm_90") -> None:
-        super().__init__()
+    def __init__(
+        self,
+        mode: Mode = "plain",
+        seed: int = 0,
+        architecture: str = "sm_90",
+        choices: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(choices)
         self.target = Target.named(architecture)
         self.mode: Mode = mode
         self.seed = seed
@@ -210,6 +218,35 @@ def test_masks_of_the_lowest_number_leave_rows_as_they_are() -> None:
     (expected,) = op.compute(*inputs)
     np.testing.assert_allclose(got[0, 0, 3], v[0, 0].mean(axis=0, dtype=np.float32), rtol=0, atol=2e-3)
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-3)
+
+
+def launch_alone(emit: KernelEmitter, parts: Sequence[Array], y: Slot, empty: EmptyRows = EmptyRows.NAN) -> None:
+    """Launch attention of q, k and v on tensor cores."""
+    q, k, v = (emit.slot(part) if part.size else emit.fresh(part.shape, part.dtype) for part in parts)
+    operands, rule = AttentionOperands(q, k, v, None, None), AttentionRule(0.125, 0.0, -1, -1, 0)
+    assert attention_mma.launch_on_tensor_cores(emit, operands, rule, y, fill=-INF, empty=empty, rounds_mask=False)
+
+
+@pytest.mark.parametrize("empty", EmptyRows, ids=lambda empty: empty.name)
+def test_no_keys_give_zeros(empty: EmptyRows) -> None:
+    """As a product with nothing does, whatever rows give whose keys are all taken out: of a small size of its class."""
+    emit = KernelEmitter("check", choices=[1])
+    y = emit.fresh((1, 2, 40, 64), HALF)
+    launch_alone(emit, [sample((1, 2, rows, 64), HALF) for rows in (40, 0, 0)], y, empty)
+    np.testing.assert_array_equal(emit.read(y), np.zeros((1, 2, 40, 64)))
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_outputs_of_any_alignment_are_stored_one_by_one(dtype: Any) -> None:
+    """In rows of an odd pitch, the numbers beside which are left as they are."""
+    parts = [sample((1, 2, rows, 64), HALF, seed) for seed, rows in enumerate((40, 70, 70))]
+    emit = KernelEmitter("check")
+    dense, wide = emit.fresh((1, 2, 40, 64), dtype), emit.slot(np.full((1, 2, 40, 67), 7, dtype))
+    launch_alone(emit, parts, dense)
+    launch_alone(emit, parts, Slot(wide.buffer, wide.offset_bytes, dense.spec, wide.strides))
+    got = emit.read(wide)
+    np.testing.assert_array_equal(got[..., :64], emit.read(dense))
+    assert (got[..., 64:] == 7).all()
 
 
 NUMBER = np.array(-1e4, np.float32)
