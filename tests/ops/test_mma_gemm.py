@@ -21,7 +21,7 @@ from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.instances import instantiations
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.target import Target
-from gpuexec.ops.lib.slices import MMA_TILES, SMALL_MMA, MmaTile
+from gpuexec.ops.lib.slices import MMA_TILES, ONE_SLICE, SMALL_MMA, MmaTile
 from gpuexec.ops.linalg import mma_launch
 from gpuexec.ops.linalg.mma_launch import name_mma
 from gpuexec.ops.linalg.product import ACROSS, ALONG_K, Product
@@ -259,6 +259,23 @@ def test_operators_by_tile(
     stored = dtype if steps and steps[-1] == CAST.get(dtype) else result
     name = "gpuexec.FusedGemm" if steps else "Gemm"
     run_case(Case("forms", name, tuple(given), attributes, expected=(expected.astype(stored),), terms=40), checks)
+
+
+@pytest.mark.parametrize("right", [ALONG_K, ACROSS], ids=["along_k", "across"])
+@pytest.mark.parametrize(("tile", "left"), LEFT, ids=LEFT_NAMES)
+def test_sums_of_many_slabs_by_tile(
+    checks: str, tile: MmaTile, left: str, right: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one slice: slabs amid the others are whole, and loaded without a look at the end of the sum."""
+    monkeypatch.setattr(mma_launch, "choose_mma_tile", lambda *_: tile)
+    monkeypatch.setattr(mma_launch, "slice_mma_tiles", lambda *_: ONE_SLICE)
+    inner = (3 * tile.stages + 1) * tile.slab_nbytes // 2 + 8
+    rng = np.random.default_rng(5)
+    a, b = (rng.integers(-4, 5, shape).astype(HALF) for shape in ((24, inner), (inner, 24)))
+    expected = (a.astype(np.float64) @ b.astype(np.float64)).astype(HALF)
+    given = (a if left == ALONG_K else a.T.copy(), b if right == ACROSS else b.T.copy())
+    attributes = {"transA": int(left == ACROSS), "transB": int(right == ALONG_K)}
+    run_case(Case("slabs", "Gemm", given, attributes, expected=(expected,), terms=inner), checks)
 
 
 @pytest.mark.parametrize("turned", [0, 1])
