@@ -59,6 +59,15 @@ def test_padding_beside_the_last_columns_stays_zero(monkeypatch: pytest.MonkeyPa
     assert tile.columns < shape[3] and shape[3] % tile.columns
 
 
+def test_columns_behind_the_last_are_not_made() -> None:
+    """Of the last tile of a row: as many sums are put into shared memory as there are outputs."""
+    op = build("Conv", {"group": 1})
+    counts = count(op, (1, 1, 6, 1510), (2, 1, 3, 3))
+    outputs = 2 * 4 * 1508
+    written = [line.counts.lanes for line in counts.lines if (line.space, line.access) == ("shared", "write")]
+    assert outputs in written
+
+
 def test_tile_that_fills_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     tile, _ = run(monkeypatch, (1, 64, 64), (2,), dilations=[56])
     assert tile.planes * tile.patch_rows * tile.pitch == 4096
