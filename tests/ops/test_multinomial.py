@@ -12,6 +12,7 @@ import pytest
 from gpuexec.errors import InputError
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.random.multinomial import Multinomial, exp_below
+from gpuexec.ops.random.philox import Draw
 from gpuexec.ops.random.random import FLOATS
 from tests.ops.harness import Case, run_case
 
@@ -49,6 +50,22 @@ def test_classes_without_weight_are_never_drawn(checks: str) -> None:
     x[0, [1, 7]] = np.nan
     made = check(checks, x, sample_size=200)
     assert set(np.unique(made)) == {5, 299}
+
+
+def weigh_evenly(drawn: float) -> float:
+    """Return the logarithm of a weight that is ``drawn`` of the sum of itself and 1, to the bit."""
+    near = math.log(drawn / (1 - drawn))
+    logs = near + np.arange(-64, 65) * np.spacing(near)
+    weights = exp_below(logs)
+    return float(logs[weights == drawn * (weights + 1.0)][0])
+
+
+@pytest.mark.parametrize("each", [1, 2])  # classes of a part
+def test_number_that_is_a_running_sum_draws_the_next_class(checks: str, each: int) -> None:
+    drawn = Draw.of(None, None).uniform(KEY, 6, np.dtype(np.float64)).reshape(-1)[5]
+    x = np.full((1, 256 * each), -np.inf)
+    x[0, :2] = weigh_evenly(drawn), 0.0
+    assert check(checks, x, sample_size=6)[0, 5] == 1
 
 
 @pytest.mark.parametrize("value", [-np.inf, np.nan, np.inf])
