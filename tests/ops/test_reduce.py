@@ -12,6 +12,7 @@ import gpuexec.ops.reduce.reduce  # noqa: F401  (registers the operators)
 from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.reduce.reduce import CHUNK_TERMS
 from tests.ops.harness import Array, Case, run_case
 
 BF16 = ml_dtypes.bfloat16
@@ -232,6 +233,8 @@ def layouts() -> list[Case]:
             reduction(op, "alternating", sample((3, 4, 5, 6)), 0, 2, terms=15),
             reduction(op, "alternating-other", sample((3, 4, 5, 6)), 1, 3, attributes={"keepdims": 0}, terms=24),
         ]
+    # As many chunks as fill their buffer to its end.
+    rows.append(reduction("ReduceLogSumExp", "whole-chunks", sample((32, CHUNK_TERMS)), 0, 1, terms=32 * CHUNK_TERMS))
     return rows
 
 
