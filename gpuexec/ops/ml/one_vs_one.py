@@ -98,7 +98,9 @@ class Pairs:
                 # In the order of the kernel, since a last bit may decide on one more round.
                 qp = np.add.accumulate(q[going] * p[going, None], axis=2)[:, :, -1]
                 total = np.add.accumulate(p[going] * qp, axis=1)[:, -1]
-                is_unfit = ~(np.abs(qp - total[:, None]).max(1, initial=0) < np.float32(0.005) / classes)
+                # An error of NaN is none: such a row stays as it is, as in LIBSVM.
+                worst = np.fmax.reduce(np.abs(qp - total[:, None]), axis=1, initial=0)
+                is_unfit = ~(worst < np.float32(0.005) / classes)
                 going = going[is_unfit]
                 if not going.size:
                     break
