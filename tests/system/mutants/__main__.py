@@ -82,8 +82,8 @@ def try_all(mutants: Sequence[Mutant], rounds: Sequence[Trials]) -> list[Row]:
     left = [mutant for mutant in mutants if not reason_of(mutant)]
     for trials in rounds:
         for mode in MODES:
-            left = [mutant for mutant in left if mutant.file in trials and trials[mutant.file].tests]
-            tried = [mutant for mutant in left if (mode == "pixel") == is_blit(mutant.file)]
+            has_tests = {file for file, trial in trials.items() if trial.tests and (mode == "pixel") == is_blit(file)}
+            tried = [mutant for mutant in left if mutant.file in has_tests]
             found |= _try_once(tried, trials, mode)
             left = [mutant for mutant in left if mutant not in found or found[mutant].outcome == "survived"]
     return [_row_of(mutant, found) for mutant in mutants]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,14 @@ import pytest
 import gpuexec.ops  # noqa: F401  (fills the table)
 from gpuexec.devices.kernels.kernel_source import kernels_dir
 from gpuexec.ir.command import Kernel
+from tests.system.mutants import __main__ as main
 from tests.system.mutants.__main__ import list_files, rows_of, try_all, try_left
 from tests.system.mutants.choose import Trial, choose_apart, choose_trial, choose_trials
 from tests.system.mutants.equivalents import EQUIVALENTS
 from tests.system.mutants.mutate import CHANGES, Mutant, find_mutants
+from tests.system.mutants.plugin import Report
 from tests.system.mutants.results import RESULTS, Row, find_unlike, format_rows, identify, rate_of, read_rows, store
+from tests.system.mutants.trials import Attempt
 
 SOURCE = """#include "other.cuh"
 // for (i < n) __syncthreads();
@@ -279,3 +283,17 @@ def test_what_was_caught_is_not_tried_again(tmp_path: Path) -> None:
     known = [Row(first, "caught", "why"), *(Row(mutant, "survived", "") for mutant in others)]
     rows = try_left([first, *others], {identify(row.mutant): row for row in known}, [])
     assert rows_of([first, *others], rows) == [known[0], *(Row(mutant, "untried", "") for mutant in others)]
+
+
+def test_round_without_tests_leaves_survivors_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.cu").write_text(SOURCE)
+    mutants = find_mutants(tmp_path, "a.cu")[:2]
+    tried: list[Attempt] = []
+
+    def pass_all(attempts: Sequence[Attempt]) -> list[Report]:
+        tried.extend(attempts)
+        return [Report("survived")] * len(attempts)
+
+    monkeypatch.setattr(main, "try_mutants", pass_all)
+    try_all(mutants, [{"a.cu": Trial((), {})}, {"a.cu": Trial(("test_a.py",), None)}])
+    assert [attempt.mutant for attempt in tried] == [None, *mutants]
