@@ -78,7 +78,7 @@ CASES = [
     *(svc(f"classifier_{p}", X, machine([2, 1, 2]), post_transform=p) for p in TRANSFORMS[:4]),
     *(svc(f"probabilities_{p}", X, machine([2, 1, 2], prob=True), post_transform=p) for p in TRANSFORMS[:4]),
     *(svc(f"probabilities_of_{n}", X, machine([1] * n, prob=True)) for n in (2, 4, 7)),
-    svc("probabilities_of_nan", np.where(X == X[1, 2], np.float32(np.nan), X), machine([2, 1, 2], prob=True)),
+    svc("probabilities_of_nan", np.where(X[1, 2] == X, np.float32(np.nan), X), machine([2, 1, 2], prob=True)),
     *(svc(f"two_classes_{p}", X, machine([3, 2]), post_transform=p) for p in ("NONE", "LOGISTIC")),
     svc("two_classes_reference", X, machine([3, 2]), oracle="reference"),
     svc("classes_without_vectors", X, machine([2, 0, 3, 1])),
