@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import onnx
 import pytest
 
 import gpuexec as gx
+from gpuexec.devices.simulator.module import load_file
 from gpuexec.errors import InputError
 from gpuexec.ir.operator import Operator, build
 from gpuexec.ir.spec import BFLOAT16, COMPUTED, TensorSpec, accumulator, dtype_row
@@ -26,6 +28,16 @@ from tests.ops.harness import Case, run_case
 Array = np.ndarray[Any, Any]
 KEY = np.array([0x0123456789ABCDEF, (7 << 32) + 5], np.uint64)
 COUNT = 20000
+SERIES = """
+#include "philox.cuh"
+template <class F>
+__global__ void run_series(const F* x, F* logarithm, F* cosine, F* sine, i32 count) {
+  for (int i = 0; i < count; ++i) {
+    logarithm[i] = log_unit(x[i]);
+    turn(x[i], cosine[i], sine[i]);
+  }
+}
+"""
 
 
 def check(checks: str, name: str, attributes: dict[str, Any], *inputs: Array | None) -> Array:
@@ -68,6 +80,19 @@ def test_series_are_the_functions(dtype: np.dtype[Any]) -> None:
     assert np.max(np.abs(cosine - np.cos(angle))) <= 2 * ulp and np.max(np.abs(sine - np.sin(angle))) <= 2 * ulp
     small = y < 0.125
     assert np.all(np.abs(sine - np.sin(angle))[small] <= 2 * ulp * np.abs(np.sin(angle))[small])
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float64)], ids=str)
+def test_series_of_kernels_have_the_same_bits(dtype: np.dtype[Any], tmp_path: Path) -> None:
+    """Also at numbers where a series goes over to another part of its function, which draws hardly ever meet."""
+    (tmp_path / "series.cu").write_text(SERIES)
+    run = load_file(tmp_path / "series.cu", [f"run_series<{dtype_row(dtype).cuda}>"]).popitem()[1]
+    bounds = np.array([math.sqrt(0.5), math.sqrt(0.125), 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875], dtype)
+    x = (bounds[:, None] + np.spacing(bounds)[:, None] * np.arange(-3, 4)).astype(dtype).reshape(-1)
+    logarithm, cosine, sine = (np.empty_like(x) for _ in range(3))
+    run.launch_arrays(1, 1, x, logarithm, cosine, sine, np.int32(x.size))
+    for got, expected in zip((logarithm, cosine, sine), (log_unit(x), *turn(x)), strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
