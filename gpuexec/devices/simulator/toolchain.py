@@ -31,12 +31,14 @@ PLAIN_FLAGS = ("-ftree-vectorize", "-fpeel-loops", "-funroll-loops")
 _LINE_FLAGS = ("-g1", "-gdwarf-4", "-fno-var-tracking")
 # Check mode: a call before each access, and checks of alignment and of constant extents. The calls take the time of a
 # run, so less is optimized: -Og takes two thirds of the compiler's time, and runs take a twentieth longer. Functions
-# are inlined all the same, so that an access is known by the kernel's line, too.
+# are inlined all the same, so that an access is known by the kernel's line, too. Unless told to be strict, g++ takes an
+# array at the end of a struct for one that may go on.
 CHECK_FLAGS = (
     *_LINE_FLAGS,
     *("-Og", "-finline-small-functions", "-finline-functions-called-once"),
     "-fsanitize=thread,alignment,bounds",
     "-fsanitize-recover=alignment,bounds",
+    *("-fsanitize=bounds-strict", "-fsanitize-recover=bounds-strict"),
     "-DGPUEXEC_CHECK=1",
 )
 # Count mode: the same calls, and copies of vectors stay one access (of g++; clang++ takes them apart all the same).
@@ -47,7 +49,10 @@ COUNT_FLAGS = (
 )
 Mode = Literal["plain", "check", "count"]
 _MODE_FLAGS: dict[Mode, tuple[str, ...]] = {"plain": PLAIN_FLAGS, "check": CHECK_FLAGS, "count": COUNT_FLAGS}
-_GNU_FLAGS = ("-fno-tree-sra", "-fno-var-tracking", "-fpeel-loops")
+_GNU_FLAGS = (
+    *("-fno-tree-sra", "-fno-var-tracking", "-fpeel-loops"),
+    *("-fsanitize=bounds-strict", "-fsanitize-recover=bounds-strict"),
+)
 # Instructions in place of library calls: conversions of half, and fmaf. Both ways give the same bits.
 _EXTENSIONS = {"f16c": "-mf16c", "fma": "-mfma"}
 _WITHOUT = {"-mfma": "-mno-fma"}  # in count mode

@@ -33,7 +33,7 @@ def test_flags_that_clang_does_not_know_are_not_given_to_it() -> None:
     modes: tuple[Mode, ...] = ("plain", "check", "count")
     assert {mode: set(gnu.mode_flags(mode)) - set(clang.mode_flags(mode)) for mode in modes} == {
         "plain": {"-fpeel-loops"},
-        "check": {"-fno-var-tracking"},
+        "check": {"-fno-var-tracking", "-fsanitize=bounds-strict", "-fsanitize-recover=bounds-strict"},
         "count": {"-fno-var-tracking", "-fno-tree-sra"},
     }
 

@@ -81,6 +81,19 @@ extern "C" __global__ void local_array(float* out, int n) {
   out[threadIdx.x] = held[0] + held[3];
 }
 
+struct Counted {
+  int count;
+  float values[4];
+
+  __device__ void add(int i) { values[i & 7] += i; }
+};
+
+extern "C" __global__ void array_of_a_struct(float* out, int n) {
+  Counted counted = {};
+  for (int i = 0; i < n; i++) counted.add(i);
+  out[threadIdx.x] = counted.values[0] + counted.values[3];
+}
+
 extern "C" __global__ void module_data(int* out) {
   out[threadIdx.x] = table.rows[threadIdx.x & 3];
   atomicAdd(&counted, 1);
