@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from gpuexec.execution.profiling.lifetimes import name_values
 from gpuexec.execution.profiling.terminal import make_table, open_console, print_table
 from gpuexec.execution.resources.opened_providers import open_providers, read_providers
 from gpuexec.execution.worker import Worker
+from gpuexec.ir.command import Launch
 from gpuexec.ir.instances import instantiations
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.provider import Offer
@@ -48,6 +51,9 @@ from gpuexec.system.atomic_file import write_file
 
 Array = np.ndarray[Any, Any]
 _COUNTED_TARGET = "sm_90"
+# A line of generated text with its comment, the operator.
+_STEP = re.compile(r"^( *const auto v\d+ = .*; {2}// \w[\w.]*)$", re.MULTILINE)
+_NEAREST = 3
 
 
 def add_parser(commands: Any) -> None:
@@ -74,6 +80,12 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="run once on the simulator in count mode, and print the memory requests of each launch, and the arithmetic"
         " that it issued beside what it needs (see sanitize)",
+    )
+    parser.add_argument(
+        "--source",
+        metavar="NODE",
+        help="print the generated text of the kernels of a node, with the names of the nodes that it stands for, and"
+        " nothing else (see --target)",
     )
     parser.set_defaults(main=main)
 
@@ -112,6 +124,9 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         counts = _count(model, feeds, target.name) if options.count else None
         _print_json(predictions, counts, offers, is_whole=is_whole)
+        return 0
+    if options.source is not None:
+        _print_generated(plans, options.source)
         return 0
     console.print(f"precision {model.precision}", markup=False)
     for plan in plans:
@@ -174,6 +189,42 @@ def _print_plan(console: Console, plan: Plan) -> None:
         print_table(console, kept)
     else:
         console.print("no value is kept on the host")
+
+
+def _print_generated(plans: Sequence[Plan], node: str) -> None:
+    """Print the text of each kernel that a node has a part in.
+
+    Args:
+        plans: Where to look.
+        node: A node of the model, or of a plan.
+
+    Raises:
+        InputError: No kernel of generated text is launched for it; names nodes that one is launched for.
+    """
+    rows = [
+        (origin, command.kernel)
+        for plan in plans
+        for origin, command in zip(plan.segment.origins, plan.segment.commands, strict=True)
+        if isinstance(command, Launch) and command.kernel.text
+    ]
+    found = dict.fromkeys((origin, kernel) for origin, kernel in rows if node in (origin, *origin.split("+")))
+    if not found:
+        names = list(dict.fromkeys(name for origin, _ in rows for name in origin.split("+")))
+        near = difflib.get_close_matches(node, names, n=_NEAREST, cutoff=0.0)
+        others = f"; there are such of {len(names)} nodes, like {', '.join(map(repr, near))}" if near else ""
+        raise InputError(f"No kernel of generated text is launched for node {node!r}{others}.", node=node)
+    for origin, kernel in found:
+        print(f"// {kernel.source}: {kernel.expression}")
+        print(_name_steps(kernel.text, origin))
+
+
+def _name_steps(text: str, origin: str) -> str:
+    """Return text with the node of each step behind it, or the names of all in front where they are not one for one."""
+    names = origin.split("+")
+    if len(_STEP.findall(text)) != len(names):
+        return f"// {origin}\n{text}"
+    left = iter(names)
+    return _STEP.sub(lambda match: f"{match[1]} {next(left)}", text)
 
 
 def _print_partition(console: Console, partition: Partition) -> None:

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 
 from gpuexec.devices.device import Event
-from gpuexec.devices.work_thread import start_thread
 from gpuexec.devices.working_here import sleep_only
+from gpuexec.system.threads import start_thread
 
 Callback = Callable[[BaseException | None], None]
 

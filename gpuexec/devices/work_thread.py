@@ -1,4 +1,4 @@
-"""Work queues served by threads: the streams of host devices and their worker pools.
+"""Work queues served by threads: the streams of host devices.
 
 All are daemons: a process that ends does not wait for them.
 """
@@ -8,66 +8,18 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
-import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
 from gpuexec.devices.latch import Latch, Wakeup
 from gpuexec.devices.working_here import MAX_NESTED, caller, defer_wake, wake_deferred
 from gpuexec.errors import ClosedError, OutOfMemoryError
+from gpuexec.system.threads import start_thread
 
 Work = Callable[[], Callable[[], Any] | None]
-# Addresses that a thread needs beside its stack before it can signal that it has started.
-_BESIDE_STACK_BYTES = 8 << 20
-_USUAL_STACK_BYTES = 8 << 20
-
-
-def start_thread(thread: threading.Thread) -> None:
-    """Start a thread.
-
-    Raises:
-        OutOfMemoryError: The process has no room for one more, or may have no more; names the limit to raise. The
-            thread was not started.
-    """
-    # NOTE: a thread that runs out of memory on its first lines never signals that it has started, and `Thread.start`
-    # waits for that for ever. So the room is checked first.
-    _check_addresses(thread.name)
-    try:
-        thread.start()
-    except (RuntimeError, MemoryError) as error:
-        raise OutOfMemoryError(
-            f"The system refused to start a thread ({thread.name}): {error}. The process has {threading.active_count()}"
-            " threads; raise the limits of threads (ulimit -u, or pids.max of the container) or of memory (ulimit -v)."
-        ) from error
-
-
-def _check_addresses(name: str) -> None:
-    if sys.platform == "win32":
-        return
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return
-    try:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    except OSError:
-        return  # a system without this information
-    stack = threading.stack_size()
-    if not stack:
-        usual, _ = resource.getrlimit(resource.RLIMIT_STACK)
-        stack = _USUAL_STACK_BYTES if usual == resource.RLIM_INFINITY else usual
-    needed = stack + _BESIDE_STACK_BYTES
-    if used + needed > limit:
-        raise OutOfMemoryError(
-            f"A thread ({name}) needs {needed} bytes of addresses, and the process has {used} of the {limit} that its"
-            " limit allows. Raise the limit of its address space: ulimit -v unlimited (RLIMIT_AS)."
-        )
 
 
 class ReusableThread(threading.Thread):
@@ -327,64 +279,3 @@ def _never() -> bool:
 def is_interruptible() -> bool:
     """Return whether an exception in the present thread may come from outside, and is none of the work's."""
     return not isinstance(threading.current_thread(), ReusableThread)
-
-
-class WorkPool:
-    """Threads that share a queue, started on demand.
-
-    Args:
-        max_threads: How many there may be.
-        name: Theirs.
-    """
-
-    def __init__(self, max_threads: int, name: str) -> None:
-        self.max_threads, self._name = max_threads, name
-        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        # Unfinished calls: when there are more than threads, another thread is started.
-        self._open = 0
-        self._is_closed = False
-
-    def submit(self, call: Callable[[], object]) -> None:
-        """Queue a call for one of the threads, in the order of the submissions. It must not raise.
-
-        Raises:
-            ClosedError: The pool is closed.
-            OutOfMemoryError: There is no thread, and none can be started; the call will not be made.
-        """
-        with self._lock:
-            if self._is_closed:
-                raise ClosedError(f"The threads {self._name} are closed.")
-            if self._open >= len(self._threads) and len(self._threads) < self.max_threads:
-                thread = threading.Thread(target=self._serve, name=f"{self._name}_{len(self._threads)}", daemon=True)
-                try:
-                    start_thread(thread)
-                    self._threads.append(thread)
-                except OutOfMemoryError:
-                    if not self._threads:
-                        raise
-            self._open += 1
-            self._calls.put(call)
-
-    def close(self) -> None:
-        """Let the threads end after the submitted calls. A second call does nothing."""
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                for _ in self._threads:
-                    self._calls.put(None)
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the end of a closed pool's threads; False when the time ran out."""
-        end = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(end - time.monotonic(), 0.0))
-        return not any(thread.is_alive() for thread in self._threads)
-
-    def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
-            del call  # with its references, until the next call comes
-            with self._lock:
-                self._open -= 1

@@ -6,7 +6,7 @@ argument = Slot | None | NumPy scalar | bytes      (a pointer; a null pointer; a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -92,10 +92,15 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel by name: the file it stands in and the C++ name expression of the instance."""
+    """A kernel by name: the file it stands in and the C++ name expression of the instance.
+
+    ``text`` is C++ that was generated for it (`gpuexec.ops.regions`) and is compiled behind the file; the expression
+    names a type of it that no other text defines, so two kernels of one name have one text.
+    """
 
     source: str
     expression: str
+    text: str = field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.source}:{self.expression}"

@@ -37,6 +37,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
@@ -362,6 +363,16 @@ class Operator:
             target: What it runs on.
         """
         return 0
+
+    def as_pointwise(self, inputs: Sequence[TensorSpec | None]) -> Pointwise | None:
+        """Return what it computes of one element of each input, broadcast, so that it may be in a region.
+
+        None: it is no such operator, or not of inputs of these types.
+
+        Args:
+            inputs: Specs; None: absent.
+        """
+        return None
 
     # `Any` here lets operators name their inputs: each takes a TensorSpec (an array), or None for an optional input
     # not given.

@@ -64,6 +64,7 @@ import gpuexec.ops.reduce.sort
 import gpuexec.ops.reduce.statistics
 import gpuexec.ops.reduce.topk
 import gpuexec.ops.reduce.unique
+import gpuexec.ops.regions.region
 import gpuexec.ops.signal.fourier
 import gpuexec.ops.signal.mel
 import gpuexec.ops.signal.signal_window

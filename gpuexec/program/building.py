@@ -183,7 +183,7 @@ def compile_code(
     stored: list[StoredKernel] = []
     for name, architecture in rows:
         used = list(dict.fromkeys(kernels.get(name, ())))
-        for kernel, entry in KernelLibrary(architecture, cache).compile(used).items():
+        for kernel, entry in KernelLibrary(architecture, cache).compile(used, apart=True).items():
             made = entry.cubin.kernels[0]
             stored.append(
                 StoredKernel(

@@ -32,6 +32,7 @@ from gpuexec.ir.target import Target
 from gpuexec.model.initial_state import find_initial_specs
 from gpuexec.model.model import Model
 from gpuexec.ops.control.control import If
+from gpuexec.passes import GENERATING
 from gpuexec.planner.analyse import HOST_WORK_LIMIT
 from gpuexec.program.dry_run import DryRun, Memo
 
@@ -56,7 +57,16 @@ def rehearse(model: Model, target: Target, cases: Sequence[Mapping[str, Array]],
     Raises:
         UnsupportedError: Operators that nothing here can run; lists all.
     """
-    return _Rehearser(model, target, cases, memo or Memo()).run()
+    memo = memo or Memo()
+    found = _Rehearser(model, target, cases, memo).run()
+    if not any(kernel.text for kernel in found.kernels):
+        return found
+    # Generated kernels follow from what is planned together, which content decides. What comes otherwise then runs
+    # without them where there is no compiler (`PlanCache`).
+    disabled = model.disabled_passes | GENERATING
+    plain = model._derive(model.info, model._source_graph, model.dims, disabled, model.memories, model.precision)
+    others = _Rehearser(plain, target, cases, memo).run()
+    return replace(found, kernels=tuple(dict.fromkeys((*found.kernels, *others.kernels))))
 
 
 def make_array(shape: tuple[int, ...], dtype: np.dtype[Any], random: np.random.Generator) -> Array:

@@ -1,16 +1,11 @@
 // Max, Min, Sum and Mean of any number of inputs: a left fold, up to eight inputs a launch.
 #include "dependent_launch.cuh"
 #include "elementwise.cuh"
+#include "elementwise_binary.cu"
 #include "safe.cuh"
 
 constexpr int kMaxInputs = 8;  // MAX_INPUTS of elementwise_variadic.py
 
-struct Add {
-  template <class A>
-  static __device__ A apply(A a, A b) {
-    return a + b;
-  }
-};
 struct Max {
   template <class A>
   static __device__ A apply(A a, A b) {

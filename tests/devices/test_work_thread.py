@@ -13,7 +13,8 @@ import pytest
 import gpuexec as gx
 from gpuexec.devices.completion import Completion
 from gpuexec.devices.cpu.cpu import CpuDevice
-from gpuexec.devices.work_thread import ReusableThread, WorkPool, WorkThread
+from gpuexec.devices.work_thread import ReusableThread, WorkThread
+from gpuexec.system.threads import WorkPool
 from tests.system.interrupts.endless import counting, expect, feeds
 
 ROOT = Path(__file__).resolve().parents[2]

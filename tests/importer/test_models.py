@@ -39,7 +39,10 @@ def test_graph_after_all_passes_gives_the_recorded_outputs(name: str) -> None:
     for case in cases(name):
         specs = {key: TensorSpec(array.shape, array.dtype) for key, array in case.inputs.items()}
         # Attention that is recognised and operators with an epilogue are our own: no other engine runs them.
-        compare(run_passes(graph, AT_PLAN, frozenset({"recognise_attention", "fuse_epilogues"}), specs), case)
+        compare(
+            run_passes(graph, AT_PLAN, frozenset({"recognise_attention", "fuse_epilogues", "fuse_regions"}), specs),
+            case,
+        )
         check_computed(run_passes(graph, AT_PLAN, specs=specs), case)
 
 

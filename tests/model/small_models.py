@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +67,10 @@ def make_model(
     dtype: int = TensorProto.FLOAT,
     **constants: Array,
 ) -> gx.Model:
-    """Return a model of these nodes; inputs and outputs are shapes (strings: free dimensions)."""
+    """Return a model of these nodes; inputs and outputs are shapes (strings: free dimensions).
+
+    Operators on elements stay layers of their own, since tests count layers.
+    """
     graph = helper.make_graph(
         list(nodes),
         "small",
@@ -78,7 +82,8 @@ def make_model(
         ],
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
-    return gx.load(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+    data = helper.make_model(graph, opset_imports=opsets).SerializeToString()
+    return gx.load(data, disabled_passes=("fuse_regions",))
 
 
 def affine(shape: Sequence[int | str] = ("n", 3)) -> gx.Model:
@@ -113,6 +118,16 @@ def two_layers() -> gx.Model:
         helper.make_node("MatMul", ["b", "second"], ["y"], name="second"),
     ]
     return make_model(nodes, {"x": ("n", 3)}, {"y": ("n", 2)}, first=ramp(3, 5), second=ramp(5, 2))
+
+
+def three_products() -> gx.Model:
+    """y = x @ w @ w @ w: three layers that stay layers."""
+    names = ["x", "a", "b", "y"]
+    nodes = [
+        helper.make_node("MatMul", [before, "w"], [after], name=f"product_{after}")
+        for before, after in itertools.pairwise(names)
+    ]
+    return make_model(nodes, {"x": ("n", 3)}, {"y": ("n", 3)}, w=ramp(3, 3))
 
 
 def gated(shape: Sequence[int | str] = ("n", 3)) -> tuple[gx.Model, int]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.devices.simulator.module import SimulatorFunction, load_file
+from gpuexec.devices.kernels.kernel_source import find_source
+from gpuexec.devices.simulator.module import SimulatorFunction, load_file, load_generated
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.instances import kernel_table
@@ -18,6 +19,7 @@ from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import PackedForm, WeightForm
 
 _LOADED: dict[str, Mapping[str, SimulatorFunction]] = {}
+_GENERATED: dict[Kernel, SimulatorFunction] = {}
 
 
 class DirectEmitter:
@@ -77,12 +79,21 @@ class DirectEmitter:
         self.launches.append((kernel, arguments))
         if all(isinstance(each, Slot) and each.spec.size == 0 for each in written):
             return
-        if kernel.source not in _LOADED:
-            _LOADED[kernel.source] = load_file(kernel.source, kernel_table()[kernel.source])
         values = [self.arrays[a.buffer][a.offset_bytes :] if isinstance(a, Slot) else a for a in arguments]
-        _LOADED[kernel.source][kernel.expression].launch_arrays(
+        self.find_function(kernel).launch_arrays(
             grid, block, *values, shared_bytes=shared_bytes, is_cooperative=cooperative
         )
+
+    def find_function(self, kernel: Kernel) -> SimulatorFunction:
+        """Return a kernel on the simulator, loaded with those of its file."""
+        if kernel.text and kernel not in _GENERATED:
+            module = load_generated(find_source(kernel.source), [kernel])
+            _GENERATED[kernel] = module.functions[kernel.expression]
+        if kernel.text:
+            return _GENERATED[kernel]
+        if kernel.source not in _LOADED:
+            _LOADED[kernel.source] = load_file(kernel.source, kernel_table()[kernel.source])
+        return _LOADED[kernel.source][kernel.expression]
 
     def provide(self, pose: Callable[[], Posed], launch: Callable[[], None], *, keeps_order: bool = False) -> bool:
         """Launch our kernels: there is no library."""

@@ -34,7 +34,7 @@ POSITIONAL, VARIADIC = Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL
 # tensor being three inputs, which one function divides for `infer`, `compute` and `lower`.
 ANY_NUMBER = (
     *("Concat", "Einsum", "FeatureVectorizer", "Gradient", "If", "Loop", "Momentum", "ProjectedHeads", "Scan"),
-    *("ScaledDotProductAttention", "SequenceConstruct", "SequenceMap", "_Fold", "_Optimizer"),
+    *("Region", "ScaledDotProductAttention", "SequenceConstruct", "SequenceMap", "_Fold", "_Optimizer"),
 )
 BASES = ("Composite", "Drawing", "Elementwise", "Fused", "Narrowed", "Recurrent", "_NormalizedSum", "_Shown")
 GROUPS = (

@@ -39,6 +39,7 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
         "recognise_attention",
         "fuse_rounding",
         "fuse_epilogues",
+        "fuse_regions",
         "remove_dead",
     ]
     assert all(each.summary.endswith(".") for each in (*AT_LOAD, *AT_PLAN))

@@ -29,13 +29,13 @@ FLOORS = (
 INNER = {
     "system": (
         ("array_files", "extensions", "knobs", "phases", "progress", "atomic_file", "system_files", "version"),
-        ("mapped",),
+        ("mapped", "threads"),
         ("pickling",),
     ),
     "ir": (
         ("validate", "signatures", "geometry", "instances", "library_problem", "precision", "spec", "target"),
         ("command", "containers", "gpus", "host_values", "weight_forms"),
-        ("provider",),
+        ("pointwise", "provider"),
         ("operator", "plan", "work"),
         ("apply", "graphs", "plan_json"),
         ("graph_json",),

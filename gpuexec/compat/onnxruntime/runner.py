@@ -20,7 +20,6 @@ from gpuexec.compat.onnxruntime.providers import CPU_PROVIDER, Provider
 from gpuexec.compat.onnxruntime.values import unwrap
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.latch import Wakeup
-from gpuexec.devices.work_thread import WorkPool
 from gpuexec.devices.working_here import waking_deferred, working_here
 from gpuexec.errors import CancelledError, GpuexecError, InputError
 from gpuexec.execution.profiling.profiler import Profiler
@@ -32,6 +31,7 @@ from gpuexec.ir.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, dtype
 from gpuexec.model.model import Model
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.system import knobs
+from gpuexec.system.threads import WorkPool
 
 _RUNS_APART = 2**32
 Array = np.ndarray[Any, Any]

@@ -29,12 +29,12 @@ from gpuexec.devices.device import (
 )
 from gpuexec.devices.host import host_memory_bytes
 from gpuexec.devices.kernels.stored_code import StoredCode
-from gpuexec.devices.work_thread import WorkPool
 from gpuexec.errors import InputError, KernelError, OutOfMemoryError, PlanError
 from gpuexec.ir.command import Command, Kernel
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.target import Target
 from gpuexec.system import knobs
+from gpuexec.system.threads import WorkPool
 
 
 class CpuMemory:
@@ -80,7 +80,7 @@ class CpuRecording:
         calls, order, bound = self._calls, self._order, dict(bindings)
         span = (first, len(calls) if last is None else last)
         device = self._device
-        execution = Execution(calls, order, bound, span, lambda: device.pool, device.order)
+        execution = Execution(calls, order, bound, span, lambda: device.pool, device.order, device.threads)
         stream.run(execution.run, first == 0, execution.settle)
 
     def close(self) -> None:
@@ -110,6 +110,11 @@ class CpuDevice:
         self._threads = threads
         self._lock = threading.Lock()
         self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
+
+    @property
+    def threads(self) -> int | None:
+        """How many threads may share one command; None: one per core."""
+        return 1 if self.order is not None else None if self._threads is None else self._threads + 1
 
     @property
     def pool(self) -> WorkPool:

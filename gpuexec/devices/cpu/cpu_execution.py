@@ -17,12 +17,12 @@ import numpy as np
 from gpuexec.devices.cpu.cpu_stream import fill_bytes
 from gpuexec.devices.device import ByteArray, Region
 from gpuexec.devices.latch import Latch
-from gpuexec.devices.work_thread import WorkPool
 from gpuexec.errors import GpuexecError, OutOfMemoryError, PlanError, locate
 from gpuexec.ir.apply import host_failure
 from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, LibraryCall, Slot
 from gpuexec.ir.operator import Operator, build
 from gpuexec.ir.plan import Segment
+from gpuexec.system.threads import WorkPool, shared_by
 
 # A command is worth another thread when it took this long the last time; before it ever ran, when it moves this many
 # bytes.
@@ -124,6 +124,7 @@ class Execution:
 
     Args:
         choose: Picks which of n ready commands runs next, one at a time; None: plan order, with the pool.
+        threads: How many threads may share one command; None: one per core.
     """
 
     def __init__(
@@ -134,7 +135,9 @@ class Execution:
         span: tuple[int, int],
         pool: Callable[[], WorkPool],
         choose: Callable[[int], int] | None,
+        threads: int | None = None,
     ) -> None:
+        self._threads = threads
         self._calls, self._order, self._bindings, self._pool, self._choose = calls, order, bindings, pool, choose
         self._first, self._last = span
         self._waits = list(order.waits)
@@ -218,7 +221,11 @@ class Execution:
         origin = self._order.origins[index]
         start = time.perf_counter()
         try:
-            self._calls[index].run(self._bindings)
+            if self._threads is None:
+                self._calls[index].run(self._bindings)
+            else:
+                with shared_by(self._threads):
+                    self._calls[index].run(self._bindings)
         except GpuexecError as error:
             return locate(error, self._calls[index].describe(origin), origin)
         except Exception as error:

@@ -11,7 +11,7 @@ from typing import Any
 from gpuexec.devices.kernels import nvrtc
 from gpuexec.devices.kernels.code_files import cache_folder
 from gpuexec.devices.kernels.kernel_cache import CachedCubin, KernelCache, make_key
-from gpuexec.devices.kernels.kernel_source import WAITING_ARCHITECTURE, find_source, flatten, waits_for_predecessors
+from gpuexec.devices.kernels.kernel_source import WAITING_ARCHITECTURE, read_text, waits_for_predecessors
 from gpuexec.devices.kernels.nvrtc import CompiledKernel, Cubin
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.ir.command import Kernel
@@ -45,13 +45,19 @@ class KernelLibrary:
         self._made_for: dict[Kernel, str] = {}  # the architecture of stored code
         self._guard = threading.Lock()
 
-    def compile(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> dict[Kernel, CachedCubin]:
+    def compile(
+        self, kernels: Sequence[Kernel], code: StoredCode | None = None, *, apart: bool = False
+    ) -> dict[Kernel, CachedCubin]:
         """Return the cubin of each kernel; missing ones are compiled by ``GPUEXEC_BUILD_JOBS`` threads.
+
+        Those with text of their own are compiled together, a group for each thread, since the file in front of their
+        text takes most of the time.
 
         Args:
             kernels: Which.
             code: Compiled beforehand; looked at before the cache, so that neither a compiler nor a cache is needed for
                 what is there.
+            apart: Whether each kernel gets a cubin of its own.
 
         Raises:
             DeviceNotFoundError: NVRTC is not installed.
@@ -60,17 +66,19 @@ class KernelLibrary:
         missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._cubins]
         if missing:
             started = time.perf_counter()
-            pool = ThreadPoolExecutor(min(len(missing), knobs.build_jobs()), "gpuexec-nvrtc")
+            jobs = knobs.build_jobs()
+            stored = {kernel: found for kernel in missing if (found := self._find_stored(kernel, code)) is not None}
+            groups = _group([kernel for kernel in missing if kernel not in stored], 0 if apart else jobs)
+            pool = ThreadPoolExecutor(min(max(1, len(groups)), jobs), "gpuexec-nvrtc")
             try:
-                entries = list(
-                    pool.map(lambda kernel: self._find_stored(kernel, code) or self._compile_one(kernel), missing)
-                )
+                compiled = list(pool.map(self._compile_group, groups))
             finally:
                 # On an interrupt, running compiles are not waited for, and no more are started.
                 pool.shutdown(wait=False, cancel_futures=True)
+            made = {kernel: entry for group, entry in zip(groups, compiled, strict=True) for kernel in group}
             with self._guard:
-                self._cubins.update(zip(missing, entries, strict=True))
-                self.compile_count += sum(entry.was_compiled for entry in entries)
+                self._cubins.update({**stored, **made})
+                self.compile_count += sum(entry.was_compiled for entry in made.values())
                 self.compile_seconds += time.perf_counter() - started
         return {kernel: self._cubins[kernel] for kernel in kernels}
 
@@ -89,7 +97,7 @@ class KernelLibrary:
         for kernel, entry in self.compile(kernels, code).items():
             if kernel not in self._functions:
                 module = cupy.RawModule(path=str(self._cache.file_of(entry)))
-                function = module.get_function(entry.cubin.kernels[0].lowered_name)
+                function = module.get_function(entry.cubin.find(kernel.expression).lowered_name)
                 function.compile()
                 self._functions[kernel] = function
 
@@ -114,7 +122,7 @@ class KernelLibrary:
     def _find_stored(self, kernel: Kernel, code: StoredCode | None) -> CachedCubin | None:
         if code is None or not code.kernels:
             return None
-        found = code.find(kernel, flatten(find_source(kernel.source)), self.architecture, nvrtc.OPTIONS)
+        found = code.find(kernel, read_text(kernel.source, [kernel.text]), self.architecture, nvrtc.OPTIONS)
         if found is None:
             return None
         self._made_for[kernel] = found.architecture
@@ -124,10 +132,21 @@ class KernelLibrary:
         cubin = Cubin(kernel.source, bytes(read_view(found.image)), (compiled,), "")
         return CachedCubin(found.key, cubin, None, was_compiled=False)
 
-    def _compile_one(self, kernel: Kernel) -> CachedCubin:
-        text = flatten(find_source(kernel.source))
-        expressions = (kernel.expression,)
+    def _compile_group(self, kernels: Sequence[Kernel]) -> CachedCubin:
+        """Compile kernels of one file in one program."""
+        source, expressions = kernels[0].source, tuple([kernel.expression for kernel in kernels])
+        text = read_text(source, [kernel.text for kernel in kernels])
         key = make_key(text, expressions, self.architecture, nvrtc.OPTIONS, nvrtc.compiler_version())
         return self._cache.get(
-            key, lambda: nvrtc.compile_cubin(text, expressions, self.architecture, nvrtc.OPTIONS, source=kernel.source)
+            key, lambda: nvrtc.compile_cubin(text, expressions, self.architecture, nvrtc.OPTIONS, source=source)
         )
+
+
+def _group(kernels: Sequence[Kernel], count: int) -> list[tuple[Kernel, ...]]:
+    """Return kernels one by one, but those with text of their own in up to ``count`` groups for each file."""
+    groups: list[tuple[Kernel, ...]] = [(kernel,) for kernel in kernels if not kernel.text or not count]
+    generated = sorted((each for each in kernels if each.text and count), key=str)
+    for source in dict.fromkeys(kernel.source for kernel in generated):
+        own = [kernel for kernel in generated if kernel.source == source]
+        groups += [tuple(own[first::count]) for first in range(min(count, len(own)))]
+    return groups

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpuexec.errors import KernelError
@@ -92,6 +92,16 @@ def flatten(path: Path) -> str:
         KernelError: The file, or a file it includes, does not exist or is no text.
     """
     return "\n".join(_inline(path, set())) + "\n"
+
+
+def read_text(source: str, generated: Iterable[str] = ()) -> str:
+    """Return all that kernels are compiled from: the flattened file, then the text generated for each, once.
+
+    Raises:
+        KernelError: The file, or one it includes, does not exist or is no text.
+    """
+    texts = dict.fromkeys(text for text in generated if text)
+    return "".join([flatten(find_source(source)), *(f'#line 1 "generated"\n{text}' for text in texts)])
 
 
 def list_files(path: Path) -> tuple[Path, ...]:

@@ -55,6 +55,10 @@ class Cubin:
     kernels: tuple[CompiledKernel, ...]
     log: str
 
+    def find(self, expression: str) -> CompiledKernel:
+        """Return the kernel of a name expression, which is one of those asked for."""
+        return next(kernel for kernel in self.kernels if kernel.expression == expression)
+
 
 def compile_cubin(
     text: str,

@@ -71,7 +71,12 @@ def build_runtime(cache: ObjectCache | None = None, defines: Sequence[str] = ())
 
 
 def build_file(
-    path: Path, expressions: Sequence[str], cache: ObjectCache | None = None, mode: Mode = "plain"
+    path: Path,
+    expressions: Sequence[str],
+    cache: ObjectCache | None = None,
+    mode: Mode = "plain",
+    *,
+    generated: str = "",
 ) -> BuiltObject:
     """Build the shared object of a kernel file with the instances named.
 
@@ -80,6 +85,7 @@ def build_file(
         expressions: C++ name expressions (``"unary<Exp, float>"``) or names of ``extern "C"`` kernels.
         cache: None: the user's.
         mode: For check and count mode the same code reports every access to the runtime library.
+        generated: Text that is compiled behind the file.
 
     Raises:
         KernelError: There is no compiler, or the source does not compile; the message has the compiler's first lines.
@@ -88,7 +94,7 @@ def build_file(
     flags = compiler.flags((*KERNEL_FLAGS, *compiler.mode_flags(mode)))
     include = f"-I{kernels_dir() / 'simulator' / 'include'}"
     names = tuple(dict.fromkeys(expressions))
-    stripped = strip_comments(flatten(path))
+    stripped = strip_comments(flatten(path) + generated)
     text = rewrite_shared(stripped, path.name) + write_rows(names)
 
     def build(output: Path) -> None:

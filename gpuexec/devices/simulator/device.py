@@ -27,7 +27,7 @@ from gpuexec.devices.simulator.memory import (
     SimulatorDeviceSource,
     SimulatorPinnedSource,
 )
-from gpuexec.devices.simulator.module import SimulatorFunction, load_files
+from gpuexec.devices.simulator.module import SimulatorFunction, load_files, load_generated
 from gpuexec.devices.simulator.stream import SimulatorEvent, SimulatorStream, SimulatorTimedEvent
 from gpuexec.devices.simulator.stream_thread import StreamThread
 from gpuexec.devices.simulator.toolchain import Mode
@@ -190,17 +190,24 @@ class SimulatorDevice:
     def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Compile (or find) the files of the kernels, several at once, each with all that the table names for it.
 
-        In count mode these kernels alone are compiled.
+        In count mode these kernels alone are compiled. Kernels with text of their own are one object for each file.
 
         Raises:
             KernelError: A file does not compile, or the table lacks a kernel.
         """
         self.context.check_alive()
         with self._lock:
-            sources = {kernel.source for kernel in kernels if kernel not in self._functions}
+            missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._functions]
+            generated = [kernel for kernel in missing if kernel.text]
+            for source in sorted({kernel.source for kernel in generated}):
+                own = [kernel for kernel in generated if kernel.source == source]
+                module = load_generated(find_source(source), own, self.mode)
+                self._functions.update({kernel: module.functions[kernel.expression] for kernel in own})
+            kernels = [kernel for kernel in missing if not kernel.text]
+            sources = {kernel.source for kernel in kernels}
             tables = {source: self._table_of(source) for source in sorted(sources)}
             for kernel in kernels:
-                if kernel not in self._functions and kernel.expression not in tables[kernel.source]:
+                if kernel.expression not in tables[kernel.source]:
                     raise KernelError(
                         f"{kernel} is not in the table of instantiations ({_name_of(self._instantiations)}), which has"
                         f" {len(tables[kernel.source])} for {kernel.source}; add it there."

@@ -18,7 +18,7 @@ from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.kernels.code_files import load_library
 from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.devices.residency import check_residency, count_resident
-from gpuexec.devices.simulator.compilation import BuiltObject, build_files
+from gpuexec.devices.simulator.compilation import BuiltObject, build_file, build_files
 from gpuexec.devices.simulator.counts import CountBuffer, LaunchCounts, read_counts
 from gpuexec.devices.simulator.findings import Finding, Place, describe, locate, read_findings
 from gpuexec.devices.simulator.library import (
@@ -35,7 +35,7 @@ from gpuexec.devices.simulator.library import (
 )
 from gpuexec.devices.simulator.toolchain import Mode
 from gpuexec.errors import AccessError, KernelError
-from gpuexec.ir.command import LaunchConfig
+from gpuexec.ir.command import Kernel, LaunchConfig
 from gpuexec.ir.target import Target
 
 # A small GPU: each thread of a cooperative grid keeps a stack of its own until the grid has ended.
@@ -272,6 +272,17 @@ def load_files(files: Mapping[Path, Sequence[str]], mode: Mode = "plain") -> dic
         KernelError: One does not compile, or there is no compiler.
     """
     return {path: KernelModule(built) for path, built in build_files(files, mode=mode).items()}
+
+
+def load_generated(path: Path, kernels: Sequence[Kernel], mode: Mode = "plain") -> KernelModule:
+    """Compile (or find) and load kernels of one file that have text of their own, all in one shared object.
+
+    Raises:
+        KernelError: One does not compile, or there is no compiler.
+    """
+    ordered = sorted(kernels, key=lambda kernel: kernel.expression)
+    texts = dict.fromkeys(kernel.text for kernel in ordered)
+    return KernelModule(build_file(path, [each.expression for each in ordered], mode=mode, generated="".join(texts)))
 
 
 def load_file(path: Path | str, expressions: Sequence[str], mode: Mode = "plain") -> Mapping[str, SimulatorFunction]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -25,7 +26,7 @@ from gpuexec.ir.plan import Plan, Read, Variant
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.model.model import Model
-from gpuexec.passes import run_passes
+from gpuexec.passes import GENERATING, run_passes
 from gpuexec.planner.caches import find_caches
 from gpuexec.planner.classes import find_ends, free_axes, range_ends, with_extents
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
@@ -272,12 +273,22 @@ class PlanCache:
                 continue  # dimensions that are tied do not all reach their ends together
 
     def _plan(self, specs: Mapping[str, TensorSpec], slack: int) -> PlannedVariant:
+        """Plan for inputs of these specs; where there is no compiler, without kernels of generated text."""
+        disabled = self._planning.model.disabled_passes
+        try:
+            return self._plan_without(disabled, specs, slack)
+        except DeviceNotFoundError:
+            if disabled >= GENERATING:
+                raise
+            return self._plan_without(disabled | GENERATING, specs, slack)
+
+    def _plan_without(self, disabled: AbstractSet[str], specs: Mapping[str, TensorSpec], slack: int) -> PlannedVariant:
         planning, target = self._planning, self._planning.backend.device.target
         restored = self._restore(specs) if slack == 1 else None
         if restored is not None:
             graph, template = restored.graph, restored.template
         else:
-            graph = run_passes(self._graph, planning.model._plan_passes, planning.model.disabled_passes, specs)
+            graph = run_passes(self._graph, planning.model._plan_passes, disabled, specs)
             template = plan_graph(
                 graph,
                 specs,
@@ -430,24 +441,30 @@ def restore(
         fixes_division: Whether sizes of a class divide work as its upper end.
         providers: What products and convolutions may be emitted by; stored plans hold our kernels alone.
     """
-    refused = []
+    refused: list[tuple[Plan, str]] = []
     plans = [plan for plan in model._plans.get(target.name, ()) if all(plan is not each for each in tried)]
     # The plan of a declared range comes before those of its classes.
     for plan in sorted(plans, key=lambda plan: plan.layout.nbytes, reverse=_has_ranges(model)):
         ends = _find_ends(plan, graph, specs)
         if ends is None:
             continue
-        try:
-            planned = run_passes(graph, model._plan_passes, model.disabled_passes, ends)
-            template = Template(planned, ends, target, stored=plan, fixes_division=fixes_division, providers=providers)
-            template.specialise(specs)
-        except PlanError as error:
-            refused.append((plan, str(error)))
-        except (GpuexecError, ValueError):
-            # A fault of the inputs comes up again when they are planned by themselves.
-            continue
+        # A plan that an earlier release stored may be one without generated kernels.
+        for disabled in dict.fromkeys((model.disabled_passes, model.disabled_passes | GENERATING)):
+            try:
+                planned = run_passes(graph, model._plan_passes, disabled, ends)
+                template = Template(
+                    planned, ends, target, stored=plan, fixes_division=fixes_division, providers=providers
+                )
+                template.specialise(specs)
+            except PlanError as error:
+                reason = str(error)
+            except (GpuexecError, ValueError):
+                # A fault of the inputs comes up again when they are planned by themselves.
+                break
+            else:
+                return _Restored(template, planned), refused
         else:
-            return _Restored(template, planned), refused
+            refused.append((plan, reason))
     return None, refused
 
 

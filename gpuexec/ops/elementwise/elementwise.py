@@ -9,6 +9,7 @@ in the kernel source of the table the row is in (`elementwise_unary`, `elementwi
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -32,6 +33,7 @@ from gpuexec.ir.operator import (
     operator,
     qualified,
 )
+from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands, truncate, widen_narrow
 from gpuexec.ops.elementwise.elementwise_engine import (
@@ -174,6 +176,25 @@ class Elementwise(Operator):
             scalars = [np.float64(value) for value in (*self.parameters(), 0.0, 0.0)[:2]]
         launch_broadcast(emit, kernel, slots, y, scalars)
 
+    def as_pointwise(self, inputs: Sequence[TensorSpec | None]) -> Pointwise | None:
+        """Return the form that the attribute ``choice`` names, for the types that a kernel computes as they are."""
+        specs, row = [spec for spec in inputs if spec is not None], self.row
+        if len(specs) != len(inputs) or len({spec.dtype for spec in specs}) != 1 or specs[0].dtype not in row.dtypes:
+            return None
+        form, dtype, numbers = self.pick_form(), specs[0].dtype, self.parameters()
+        given = [convert_accumulator(dtype, row.storage(dtype), position) for position in range(self.arity)]
+        if row.is_swapped:
+            given.reverse()
+        if self.arity == 1:
+            numbers = (*numbers, 0.0, 0.0)[:2]
+            given += ["{n0}", "{n1}"] if self.parameters() else ["0", "0"]
+        return Pointwise(
+            functools.partial(_apply_form, form.function, self.parameters()),
+            f"{form.functor}::apply({', '.join(given)})",
+            row.result or dtype,
+            numbers if self.parameters() else (),
+        )
+
     def is_noop(self, inputs: Sequence[KnownInput | None]) -> bool:
         """Return whether the second input is the neutral number, of rank 0, so that it stretches nothing."""
         neutral, second = self.row.neutral, inputs[1] if len(inputs) > 1 else None
@@ -201,6 +222,16 @@ class Elementwise(Operator):
         """Return the numeric attributes; ONNX keeps them in float32."""
         names = (name for name, _ in self.row.attributes if name != self.row.choice)
         return tuple(float(np.float32(getattr(self, name))) for name in names)
+
+
+def _apply_form(function: Callable[..., Any], parameters: tuple[float, ...], *arrays: Array, out: Array) -> None:
+    function(*arrays, *parameters, out=out)
+
+
+def convert_accumulator(dtype: DType, storage: str, position: int) -> str:
+    """Return the C++ expression of an input of a `Pointwise`, as the type that a functor takes."""
+    name = f"{{{position}}}"
+    return name if storage == dtype_row(dtype).cuda else f"cast<{storage}>({name})"
 
 
 def _widen_integers(emit: Emitter, x: Slot) -> Slot:

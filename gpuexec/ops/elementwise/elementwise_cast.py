@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from gpuexec.ir.operator import (
     operator,
     upgrade,
 )
+from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import BFLOAT16, COMPUTED, STRING, TensorSpec, dtype_row, dtypes_of, is_container
 from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, UNSIGNED_BY_SIZE, DType, require_inputs
 from gpuexec.ops.lib.broadcast import launch_broadcast
@@ -43,6 +45,7 @@ _INTEGER_TEXT = re.compile(r"[+-]?[0-9]+")
 _DECIMAL_TEXT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|[+-]?nan", re.IGNORECASE)
 _MAX_DIGITS = 1000  # Python refuses to read integers of some thousands
 _TRUTHS = {"true": True, "false": False}
+_COMPUTED = frozenset(row.numpy for row in COMPUTED)
 
 
 def cast_expression(to: DType, source: DType) -> str:
@@ -192,6 +195,13 @@ class Cast(_Conversion):
         _check_elements("Cast", x.dtype, dtype_row(self.to).numpy)
         return (TensorSpec(x.shape, dtype_row(self.to).numpy),)
 
+    def as_pointwise(self, inputs: Sequence[TensorSpec | None]) -> Pointwise | None:
+        """Return the conversion between types that kernels compute with."""
+        x, to = inputs[0], dtype_row(self.to)
+        if x is None or x.dtype not in _COMPUTED or to.numpy not in _COMPUTED:
+            return None
+        return Pointwise(functools.partial(_convert_into, to.numpy), f"cast<{to.cuda}>({{0}})", to.numpy)
+
     @property
     def has_slope(self) -> bool:
         """Whether it is a cast to floats."""
@@ -300,6 +310,16 @@ def _check_elements(name: str, *dtypes: DType) -> None:
         row = dtype_row(dtype)
         if is_container(dtype):
             raise InputError(f"{name} expects tensors, got a {row.name}.")
+
+
+def _convert_into(to: DType, x: Array, *, out: Array) -> None:
+    """Convert accumulators; ``out`` is of the accumulator of the type, and whoever stores it rounds it."""
+    if to == BOOL:
+        np.not_equal(x, 0, out=out)
+    elif (x.dtype in FLOATS and to not in FLOATS) or (x.dtype == np.float64 and to == np.float16):
+        np.copyto(out, convert(x, to))
+    else:
+        np.copyto(out, x, casting="unsafe")
 
 
 def _put(result: Array, out: Sequence[Array | None] | None) -> Array:

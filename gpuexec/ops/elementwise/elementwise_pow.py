@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from gpuexec.ir.operator import (
     Tolerance,
     operator,
 )
+from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import truncate
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS, DType, apply, require_inputs
@@ -61,6 +63,14 @@ class Pow(Operator):
         are_integers = base.dtype.kind == "i" and exponent.dtype.kind in "iu"
         return (apply(_power_integers if are_integers else _power, (base, exponent), base.dtype, out),)
 
+    def as_pointwise(self, inputs: Sequence[TensorSpec | None]) -> Pointwise | None:
+        """Return the power of floats by one exponent: by several, NumPy takes another way that rounds otherwise."""
+        base, exponent = inputs
+        if base is None or exponent is None or exponent.size != 1 or base.dtype not in FLOATS:
+            return None
+        wide = "float" if base.dtype != np.float64 and _fits_float(exponent.dtype) else "double"
+        return Pointwise(_power, f"float_power(cast<{wide}>({{0}}), cast<{wide}>({{1}}))", base.dtype)
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once."""
         (base, exponent), (y,) = inputs, outputs
@@ -70,9 +80,14 @@ class Pow(Operator):
         launch_broadcast(emit, kernel, (base, exponent), y, [np.int32(dtype_row(exponent.dtype).code)], width=1)
 
 
+def _fits_float(exponent: DType) -> bool:
+    """Return whether float holds every value of the exponent's type."""
+    return exponent == np.float32 or exponent.itemsize <= np.dtype(np.int16).itemsize
+
+
 def _power(base: Array, exponent: Array, out: Array) -> None:
     """Compute powers in float or double; ``out`` may be an integer array."""
-    is_single = base.dtype == np.float32 and (exponent.dtype == np.float32 or exponent.dtype.itemsize <= 2)
+    is_single = base.dtype == np.float32 and _fits_float(exponent.dtype)
     kind: DType = np.dtype(np.float32 if is_single else np.float64)
     a, b = base.astype(kind, copy=False), exponent.astype(kind, copy=False)
     # One exponent for all is the common case: squares and cubes are products, as they are in the kernel.

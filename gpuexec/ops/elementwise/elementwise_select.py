@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,12 +26,14 @@ from gpuexec.ir.operator import (
     operator,
     upgrade,
 )
-from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
+from gpuexec.ir.pointwise import Pointwise
+from gpuexec.ir.spec import COMPUTED, TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.elementwise.elementwise_engine import BOOL, NUMBERS, UNSIGNED_BY_SIZE, DType, apply, require_inputs
 from gpuexec.ops.lib.broadcast import launch_broadcast
 
 SOURCE = "elementwise_select.cu"
 _SINGLE = np.dtype(np.float32)
+_SELECTED = frozenset(row.numpy for row in COMPUTED)
 instantiate(SOURCE, (f"where<{name}>" for name in UNSIGNED_BY_SIZE.values()))
 instantiate(SOURCE, (f"clip<{dtype_row(dtype).cuda}>" for dtype in NUMBERS))
 
@@ -64,6 +68,13 @@ class Where(Operator):
             return (result,)
         np.copyto(wanted, result)
         return (wanted,)
+
+    def as_pointwise(self, inputs: Sequence[TensorSpec | None]) -> Pointwise | None:
+        """Return a selection, of types that kernels compute with."""
+        values = inputs[1]
+        if values is None or values.dtype not in _SELECTED:
+            return None
+        return Pointwise(_select, "({0} ? {1} : {2})", values.dtype)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once."""
@@ -108,16 +119,19 @@ class Clip(Operator):
         """Clip; between 0 and -0 the result is the bound."""
         low, high = (None if bound is None else _cast_bound(bound, x.dtype) for bound in (low, high))
 
-        def clip(values: Array, out: Array) -> None:
-            kept = values
-            if low is not None:
-                kept = np.maximum(kept, low, out=out)
-            if high is not None:
-                kept = np.minimum(kept, high, out=out)
-            if kept is not out:
-                np.copyto(out, kept)
+        return (apply(functools.partial(_clip, low=low, high=high), (x,), x.dtype, out),)
 
-        return (apply(clip, (x,), x.dtype, out),)
+    def as_pointwise(self, inputs: Sequence[TensorSpec | None]) -> Pointwise | None:
+        """Return the two comparisons, where the bounds are of the input's type."""
+        (x, low, high) = (*inputs, None, None)[:3]
+        if x is None or any(bound is not None and bound.dtype != x.dtype for bound in (low, high)):
+            return None
+        code = "{0}"
+        if low is not None:
+            code = f"max_keeping_nan({code}, {{1}})"
+        if high is not None:
+            code = f"min_keeping_nan({code}, {{2}})"
+        return Pointwise(_clip, code, x.dtype)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once; the bounds are read on the device."""
@@ -146,6 +160,21 @@ def _bounds_to_inputs(node: RawNode) -> RawNode:
     for index, (name, default) in enumerate((("min", -limit), ("max", limit)), 1):
         node = node.with_input(index, np.array(node.attributes.get(name, default), np.float32)).without(name)
     return node
+
+
+def _select(condition: Array, a: Array, b: Array, *, out: Array) -> None:
+    np.copyto(out, np.where(condition, a, b))
+
+
+def _clip(values: Array, low: Array | None = None, high: Array | None = None, *, out: Array) -> None:
+    """Clip arrays of the type that clipping is computed in."""
+    kept = values
+    if low is not None:
+        kept = np.maximum(kept, low, out=out)
+    if high is not None:
+        kept = np.minimum(kept, high, out=out)
+    if kept is not out:
+        np.copyto(out, kept)
 
 
 def _round_bound(bound: Array, dtype: DType) -> Array:

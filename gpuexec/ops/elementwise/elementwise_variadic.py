@@ -25,6 +25,7 @@ from gpuexec.ir.operator import (
     count_elements,
     operator,
 )
+from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS, DType, apply, require_same_dtype
 from gpuexec.ops.lib.broadcast import launch_broadcast
@@ -73,16 +74,26 @@ class _Fold(Operator):
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Fold; half and bfloat16 stay float32 until the end."""
         arrays = [x for x in inputs if x is not None]
-        function, count = type(self).function, len(arrays)
+        return (apply(self._fold, arrays, arrays[0].dtype, out),)
 
-        def fold(*values: Array, out: Array) -> None:
-            # Fresh memory: ``out`` may be that of an input still to be read.
-            result = values[0]
-            for value in values[1:]:
-                result = function(result, value)
-            np.divide(result, count, out=out) if self.divides and count > 1 else np.copyto(out, result)
+    def as_pointwise(self, inputs: Sequence[TensorSpec | None]) -> Pointwise | None:
+        """Return the fold."""
+        first = inputs[0]
+        if first is None:
+            return None
+        code = "{0}"
+        for position in range(1, len(inputs)):
+            code = f"{self.functor}::apply({code}, {{{position}}})"
+        if self.divides and len(inputs) > 1:
+            code = f"{code} / {dtype_row(accumulator(first.dtype)).cuda}({len(inputs)})"
+        return Pointwise(self._fold, code, first.dtype)
 
-        return (apply(fold, arrays, arrays[0].dtype, out),)
+    def _fold(self, *values: Array, out: Array) -> None:
+        # Fresh memory: ``out`` may be that of an input still to be read.
+        result, function = values[0], type(self).function
+        for value in values[1:]:
+            result = function(result, value)
+        np.divide(result, len(values), out=out) if self.divides and len(values) > 1 else np.copyto(out, result)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once for up to eight inputs, once more for each seven further ones."""

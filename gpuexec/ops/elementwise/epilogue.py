@@ -470,3 +470,13 @@ class FinishingEmitter:
 
     def _is_y(self, argument: Argument) -> bool:
         return isinstance(argument, Slot) and argument.buffer == self._y.buffer
+
+
+class StepEmitter(FinishingEmitter):
+    """The emitter that a step is lowered through by itself: views become copies, in-place requests are ignored."""
+
+    def __init__(self, emit: Emitter, y: Slot) -> None:
+        super().__init__(emit, y, None)
+
+    def _is_y(self, argument: Any) -> bool:
+        return False

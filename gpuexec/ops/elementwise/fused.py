@@ -30,6 +30,7 @@ from gpuexec.ops.elementwise.epilogue import (
     MADE,
     EpilogueStep,
     FinishingEmitter,
+    StepEmitter,
     fused_name,
     make_epilogue,
     name_functors,
@@ -284,22 +285,12 @@ class Fused(Operator):
             lower = step.operator.lower
             assert lower is not None
             # Through an emitter that ignores in-place requests and adds no steps.
-            lower(_Apart(emit, value), given, (value,))
+            lower(StepEmitter(emit, value), given, (value,))
 
 
 def _view(slot: Slot, shape: tuple[int, ...]) -> Slot:
     """Return a dense slot under another shape."""
     return window(slot, shape, contiguous_strides(shape))
-
-
-class _Apart(FinishingEmitter):
-    """The emitter of a step by itself."""
-
-    def __init__(self, emit: Emitter, y: Slot) -> None:
-        super().__init__(emit, y, None)
-
-    def _is_y(self, argument: Any) -> bool:
-        return False
 
 
 def _make(producer: type[Operator]) -> None:

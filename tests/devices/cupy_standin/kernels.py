@@ -29,7 +29,9 @@ class RawModule:
 
     def get_function(self, name: str) -> RawKernel:
         (kernel,) = (row for row in self._described["kernels"] if row["lowered_name"] == name)
-        return RawKernel(self._standin, Kernel(self._described["source"], kernel["expression"]), kernel["shared_bytes"])
+        expression = kernel["expression"]
+        found = Kernel(self._described["source"], expression, self._standin.texts.get(expression, ""))
+        return RawKernel(self._standin, found, kernel["shared_bytes"])
 
 
 class RawKernel:

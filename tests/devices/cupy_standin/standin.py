@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 from cuda.bindings import driver as bindings
 
 from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.kernels.kernel_library import KernelLibrary
+from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.devices.simulator import compilation
 from gpuexec.errors import DeviceLostError, GpuexecError, OutOfMemoryError
-from gpuexec.ir.command import LaunchConfig
+from gpuexec.ir.command import Kernel, LaunchConfig
 from tests.devices.cupy_standin.graphs import GraphCalls
 from tests.devices.cupy_standin.kernels import RawKernel, RawModule, read_parameters, unpack
 from tests.devices.cupy_standin.memory import MemoryCalls
@@ -57,6 +60,7 @@ class Standin:
         self.driver_version = 13000
         self.calls: list[str] = []
         self.early: list[str] = []  # kernels of dependent launches
+        self.texts: dict[str, str] = {}  # generated for kernels, by expression
         self.memory, self.graphs = MemoryCalls(self), GraphCalls(self)
         # CuPy's, of the thread that asks.
         self.current_stream: Any = SimpleNamespace(ptr=0)
@@ -273,3 +277,11 @@ def install(monkeypatch: pytest.MonkeyPatch, standin: Standin) -> None:
     monkeypatch.setattr(compilation, "default_cache", lambda: cache)
     monkeypatch.setitem(sys.modules, "cupy", standin.cupy)
     monkeypatch.setattr(cuda.bindings, "driver", standin.driver)
+    load = KernelLibrary.load
+
+    def note_and_load(self: KernelLibrary, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
+        # Compiled code does not hold the text that it was made from, which the simulator below compiles.
+        standin.texts.update({kernel.expression: kernel.text for kernel in kernels if kernel.text})
+        load(self, kernels, code)
+
+    monkeypatch.setattr(KernelLibrary, "load", note_and_load)

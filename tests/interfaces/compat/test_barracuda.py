@@ -9,9 +9,9 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.compat.barracuda import ModelLoader, Tensor, Worker, WorkerFactory
-from tests.model.small_models import affine, expect_affine, ramp, two_inputs
+from tests.model.small_models import affine, expect_affine, ramp, three_products, two_inputs
 
-X = ramp(2, 3)
+X, W = ramp(2, 3), ramp(3, 3)
 
 
 @pytest.fixture
@@ -51,7 +51,9 @@ def test_sample_of_several_inputs_by_name() -> None:
         np.testing.assert_array_equal(np.asarray(worker.peek_output("difference")), -2 * X)
 
 
-def test_sample_that_goes_on_by_a_layer_each_frame(path: Path) -> None:
+def test_sample_that_goes_on_by_a_layer_each_frame(tmp_path: Path) -> None:
+    path = tmp_path / "products.onnx"
+    three_products().save(path)
     with make_worker(path) as worker:
         enumerator = worker.start_manual_schedule(Tensor((2, 3), X))
         frames = 0
@@ -63,7 +65,7 @@ def test_sample_that_goes_on_by_a_layer_each_frame(path: Path) -> None:
         kept = worker.copy_output("y")
         worker.execute(Tensor((2, 3)))
         worker.wait_for_completion()
-        np.testing.assert_array_equal(kept.to_read_only_array(), expect_affine(X))
+        np.testing.assert_array_equal(kept.to_read_only_array(), X @ W @ W @ W)
         assert len(list(worker.execute_async(Tensor((2, 3), X)))) == 3
         assert "runs 3" in worker.summary()
 

@@ -10,7 +10,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.compat.sentis import BackendType, ModelLoader, Tensor, Worker
-from tests.model.small_models import affine, expect_affine, ramp, two_inputs
+from tests.model.small_models import affine, expect_affine, ramp, three_products, two_inputs
 
 X = ramp(2, 3)
 
@@ -80,7 +80,9 @@ def test_sample_of_several_inputs_and_outputs() -> None:
             worker.peek_output(2)
 
 
-def test_sample_that_goes_on_by_a_layer_each_frame(path: Path) -> None:
+def test_sample_that_goes_on_by_a_layer_each_frame(tmp_path: Path) -> None:
+    path = tmp_path / "products.onnx"
+    three_products().save(path)
     with Worker(path, BackendType.CPU) as worker:
         schedule = worker.schedule_iterable(Tensor((2, 3), X))
         assert worker.schedule_progress == 0

@@ -1,0 +1,1 @@
+"""Regions: neighbouring operators that run as one."""

@@ -1,0 +1,440 @@
+"""Flat regions on a device with kernels: one launch over the elements of results of one shape, by generated text.
+
+The text is generated for a *structure*: the steps, the types, how many axes are left once neighbours are joined, and
+along which of them an operand stands still. Extents, strides and numbers are arguments, so a new size compiles
+nothing, and layers and models that are alike share a kernel. What the upper end of a size class says about the
+structure holds for all its sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import prod
+
+import numpy as np
+
+from gpuexec.errors import PlanError
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
+from gpuexec.ir.geometry import broadcast_strides, ceil_div, contiguous_strides, max_offset, memory_axes
+from gpuexec.ir.operator import Emitter
+from gpuexec.ir.spec import dtype_row
+from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
+from gpuexec.ops.lib.broadcast import THREADS, VECTOR_BYTES, vector_width
+from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div32, pack_fast_div64
+from gpuexec.ops.regions.steps import StepForms, StepRow, read_number, read_steps, step_of
+
+SOURCE = "flat.cu"
+# Offsets of more need 64 bits; threads of the last block compute some beyond the end.
+_NARROW = 2**31 - 2 * THREADS * VECTOR_BYTES
+# Instructions of a thread apart from its steps, and of a step for an element, about.
+_AROUND, _STEP_INSTRUCTIONS = 40, 8
+
+
+class OperandKind(IntEnum):
+    """How an operand lies."""
+
+    ONE = 0  # one element for all
+    DENSE = 1  # as the results
+    STRIDED = 2  # by strides along the axes, some of which are 0
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """The type of an input and how it lies.
+
+    Attributes:
+        cuda: Element type in C++.
+        kind: How it lies.
+        moves: Of a strided one, whether it moves along each axis, the innermost first.
+    """
+
+    cuda: str
+    kind: OperandKind
+    moves: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FlatStructure:
+    """All that the text of a flat region depends on.
+
+    Attributes:
+        rows: The steps, without attributes and numbers that are arguments.
+        operands: The inputs.
+        results: Of each result, the step that makes it and its element type in C++.
+        counts: How many numbers are floats, doubles and integers.
+        rank: Axes that are left.
+        is_wide: Whether offsets need 64 bits.
+        width: Lanes of a unit.
+    """
+
+    rows: tuple[CodeRow, ...]
+    operands: tuple[Operand, ...]
+    results: tuple[tuple[int, str], ...]
+    counts: tuple[int, int, int]
+    rank: int
+    is_wide: bool
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRow:
+    """A step: the operator, the C++ expression of its result, and its element type."""
+
+    name: str
+    code: str
+    cuda: str
+
+
+def launch_flat(
+    emit: Emitter,
+    rows: tuple[StepRow, ...],
+    forms: StepForms,
+    results: Sequence[int],
+    inputs: Sequence[Slot | None],
+    outputs: Sequence[Slot],
+) -> None:
+    """Launch a region whose results have one shape and lie alike.
+
+    Args:
+        emit: Emitter of the launch.
+        rows: The steps.
+        forms: What they make of these inputs.
+        results: The step that makes each output.
+        inputs: The slots that steps read; None: absent.
+        outputs: The slots of the results.
+
+    Raises:
+        PlanError: An operand does not lie as it does at the upper end of the size class.
+    """
+    used = [slot for slot in inputs if slot is not None]
+    walk = _JoinedWalk.of(emit, used, outputs[0])
+    code, numbers = _write_steps(rows, forms, tuple([slot is not None for slot in inputs]))
+    width = vector_width((*used, *outputs))
+    is_vector = walk.can_vectorize(width, (*used, *outputs))
+    structure = FlatStructure(
+        code,
+        walk.operands,
+        tuple([(step, dtype_row(slot.dtype).cuda) for step, slot in zip(results, outputs, strict=True)]),
+        (len(numbers.floats), len(numbers.doubles), len(numbers.integers)),
+        len(walk.extents),
+        walk.is_wide,
+        width,
+    )
+    lanes = width if is_vector else 1
+    arguments: list[Argument] = [walk.pack(lanes), numbers.pack(), *used, *outputs]
+    emit.launch(
+        write_kernel(structure),
+        (max(1, ceil_div(ceil_div(outputs[0].spec.size, lanes), THREADS)), 1, 1),
+        (THREADS, 1, 1),
+        arguments,
+        writes=range(len(arguments) - len(outputs), len(arguments)),
+    )
+
+
+def can_walk(shape: Sequence[int]) -> bool:
+    """Return whether results of a shape have few enough axes."""
+    return len(shape) <= MAX_RANK
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinedWalk:
+    """Extents of the joined axes, the innermost first, and the strides of strided operands along those they move on."""
+
+    extents: tuple[int, ...]
+    operands: tuple[Operand, ...]
+    strides: tuple[tuple[int, ...], ...]  # of every operand along every axis
+    is_wide: bool
+
+    @classmethod
+    def of(cls, emit: Emitter, inputs: Sequence[Slot], output: Slot) -> _JoinedWalk:
+        """Return the walk of operands, joined as at the upper end of the size class."""
+        shape = output.shape
+        is_row_major = bool(emit.choose(output.is_contiguous))
+        order = tuple(range(len(shape))) if is_row_major else memory_axes(shape, output.strides)
+        strides = [_broadcast(slot, shape) for slot in inputs]
+        laid = [tuple([own[axis] for axis in order]) for own in strides]
+        extents = tuple([shape[axis] for axis in order])
+        joined = _list_joined(extents, laid)
+        chosen = emit.choose(sum(1 << axis for axis in joined))
+        groups = _group(len(extents), chosen)
+        walked = [_join(extents, own, groups) for own in laid]
+        sizes = tuple([prod(extents[axis] for axis in group) for group in groups])
+        dense = contiguous_strides(sizes)
+        limit = max((max_offset(slot.shape, slot.strides) for slot in (*inputs, output)), default=0)
+        is_wide = bool(emit.choose(max(limit, output.spec.size) >= _NARROW))
+        operands = [_choose_kind(emit, slot, sizes, own, dense) for slot, own in zip(inputs, walked, strict=True)]
+        return cls(sizes[::-1], tuple(operands), tuple([own[::-1] for own in walked]), is_wide)
+
+    def can_vectorize(self, width: int, slots: Sequence[Slot]) -> bool:
+        """Return whether units of several lanes can be read: neighbours that are aligned, or one element for all."""
+        if width == 1 or any(slot.offset_bytes % (width * slot.dtype.itemsize) for slot in slots if slot.spec.size > 1):
+            return False
+        if len(self.extents) > 1 and self.extents[0] % width:
+            return False
+        for operand, strides in zip(self.operands, self.strides, strict=True):
+            if operand.kind is OperandKind.STRIDED:
+                steps = [stride for stride, extent in zip(strides[1:], self.extents[1:]) if extent > 1]
+                if any(stride % width for stride in steps) and operand.moves[0]:
+                    return False
+                if operand.moves[0] and strides[0] != 1 and self.extents[0] > 1:
+                    return False
+        return True
+
+    def pack(self, lanes: int) -> bytes:
+        """Return the bytes of ``FlatWalk``."""
+        sizes, offset = list(self.extents), "q" if self.is_wide else "i"
+        if sizes:
+            sizes[0] = ceil_div(sizes[0], lanes)
+        divide = pack_fast_div64 if self.is_wide else pack_fast_div32
+        packed = struct.pack("<qi4x" if self.is_wide else "<ii", prod(self.extents), lanes)
+        is_strided = any(operand.kind is OperandKind.STRIDED for operand in self.operands)
+        divisors = [divide(max(1, size)) for size in sizes[:-1]] if is_strided else []
+        packed += b"".join(divisors or [divide(1)])
+        moved = [
+            stride * (lanes if axis == 0 else 1)
+            for operand, strides in zip(self.operands, self.strides, strict=True)
+            for axis, stride in enumerate(strides)
+            if operand.kind is OperandKind.STRIDED and operand.moves[axis]
+        ]
+        return packed + struct.pack(f"<{max(1, len(moved))}{offset}", *(moved or [0]))
+
+
+def _broadcast(slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of an operand over a shape; one of a single element may have more axes."""
+    return (0,) * len(shape) if slot.spec.size == 1 else broadcast_strides(slot.shape, slot.strides, shape)
+
+
+def _list_joined(extents: tuple[int, ...], strides: Sequence[tuple[int, ...]]) -> list[int]:
+    """Return the axes that are joined with the next outer one: all operands walk the two as one."""
+    joined = []
+    outer: int | None = None  # the last axis of more than one element
+    for axis, extent in enumerate(extents):
+        if extent == 1:
+            if axis:
+                joined.append(axis)
+            continue
+        if axis and (outer is None or all(own[outer] == own[axis] * extent for own in strides)):
+            joined.append(axis)
+        outer = axis
+    return joined
+
+
+def _group(rank: int, joined: int) -> list[list[int]]:
+    groups: list[list[int]] = []
+    for axis in range(rank):
+        if axis and joined >> axis & 1:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return groups
+
+
+def _join(extents: tuple[int, ...], strides: tuple[int, ...], groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the stride of an operand along each group of axes.
+
+    Raises:
+        PlanError: It does not walk the axes of a group as one.
+    """
+    found = []
+    for group in groups:
+        step, expected = 0, None
+        for axis in reversed(group):
+            if extents[axis] == 1:
+                continue
+            if expected is None:
+                step = strides[axis]
+            elif strides[axis] != expected:
+                raise PlanError("An operand of a region does not lie as at the upper end, where axes are joined.")
+            expected = strides[axis] * extents[axis]
+        found.append(step)
+    return tuple(found)
+
+
+def _choose_kind(
+    emit: Emitter, slot: Slot, extents: tuple[int, ...], strides: tuple[int, ...], dense: tuple[int, ...]
+) -> Operand:
+    """Return how an operand lies, as at the upper end of the size class.
+
+    Raises:
+        PlanError: It does not.
+    """
+    lies = [(have, want) for extent, have, want in zip(extents, strides, dense, strict=True) if extent > 1]
+    moves = sum(1 << axis for axis, stride in enumerate(reversed(strides)) if stride)
+    is_one, is_dense = not any(have for have, _ in lies), all(have == want for have, want in lies)
+    now = OperandKind.ONE if is_one and not is_dense else OperandKind.DENSE if is_dense else OperandKind.STRIDED
+    chosen = emit.choose(now | moves << 2 if now is OperandKind.STRIDED else now)
+    kind, mask = OperandKind(chosen & 3), chosen >> 2
+    fits = is_one if kind is OperandKind.ONE else is_dense if kind is OperandKind.DENSE else not moves & ~mask
+    if not fits:
+        raise PlanError(f"{slot} does not lie as at the upper end of the size class.")
+    kept = tuple([bool(mask >> axis & 1) for axis in range(len(extents))]) if kind is OperandKind.STRIDED else ()
+    return Operand(dtype_row(slot.dtype).cuda, kind, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Numbers of a launch in the order that the text counts them in: attributes, and constants of the model."""
+
+    floats: list[float] = field(default_factory=list)
+    doubles: list[float] = field(default_factory=list)
+    integers: list[int] = field(default_factory=list)
+
+    def add_float(self, number: float) -> str:
+        """Add a number that float holds; return its name in the text."""
+        self.floats.append(number)
+        return f"numbers.floats[{len(self.floats) - 1}]"
+
+    def add(self, text: str) -> str:
+        """Add a number as `write_number` writes it; return the C++ expression of its value."""
+        array = read_number(text)
+        if array.dtype == np.float64:
+            self.doubles.append(float(array))
+            return f"numbers.doubles[{len(self.doubles) - 1}]"
+        if dtype_row(array.dtype).is_float:
+            return self.add_float(float(array))
+        self.integers.append(int(array))
+        return f"{dtype_row(array.dtype).cuda}(numbers.integers[{len(self.integers) - 1}])"
+
+    def pack(self) -> bytes:
+        """Return the bytes of ``RegionNumbers``."""
+        floats, doubles, integers = self.floats or [0.0], self.doubles or [0.0], self.integers or [0]
+        packed = struct.pack(
+            f"<{len(doubles)}d{len(integers)}Q", *doubles, *[each & (1 << 64) - 1 for each in integers]
+        )
+        return packed + struct.pack(f"<{len(floats)}f{4 * (len(floats) % 2)}x", *floats)
+
+
+@functools.lru_cache(4096)
+def _write_steps(
+    rows: tuple[StepRow, ...], forms: StepForms, is_given: tuple[bool, ...]
+) -> tuple[tuple[CodeRow, ...], _Numbers]:
+    """Return the code of steps over ``x0``, ``x1`` for inputs and ``v0``, ``v1`` for results, and their numbers."""
+    places = {position: place for place, position in enumerate(p for p, given in enumerate(is_given) if given)}
+    numbers = _Numbers()
+    code = []
+    assert forms.forms is not None
+    for step, form, (name, _, _) in zip(read_steps(rows), forms.forms, rows, strict=True):
+        names = []
+        for given in step.inputs:
+            if given is None:
+                names.append("")
+            elif isinstance(given, str):
+                names.append(numbers.add(given))
+            else:
+                names.append(f"x{places[given]}" if given >= 0 else f"v{step_of(given)}")
+        attributes = {f"n{place}": numbers.add_float(number) for place, number in enumerate(form.numbers)}
+        code.append(CodeRow(name, form.code.format(*names, **attributes), dtype_row(form.dtype).cuda))
+    return tuple(code), numbers
+
+
+@functools.lru_cache(1024)
+def write_kernel(structure: FlatStructure) -> Kernel:
+    """Return the kernel of a structure, with the text of its `Region`."""
+    body = _write_body(structure)
+    name = f"Flat_{hashlib.sha256(body.encode()).hexdigest()[:16]}"
+    operands = [f"const {operand.cuda}" for operand in structure.operands] + [cuda for _, cuda in structure.results]
+    return Kernel(SOURCE, f"flat<{', '.join([name, *operands])}>", body.replace("@", name))
+
+
+def _write_body(structure: FlatStructure) -> str:
+    """Return the text of a region, with ``@`` for its name."""
+    offset = "i64" if structure.is_wide else "i32"
+    strided = [(k, operand) for k, operand in enumerate(structure.operands) if operand.kind is OperandKind.STRIDED]
+    moved = sum(sum(operand.moves) for _, operand in strided)
+    inputs = [f"const {operand.cuda}* in{k}" for k, operand in enumerate(structure.operands)]
+    outputs = [f"{cuda}* out{k}" for k, (_, cuda) in enumerate(structure.results)]
+    lines = [
+        f"// {', '.join(row.name for row in structure.rows)}, {structure.width} elements of a thread.",
+        "struct @ {",
+        f"  typedef FlatWalk<{offset}, {structure.rank - 1 if strided else 0}, {moved}> Walk;",
+        f"  typedef RegionNumbers<{', '.join(map(str, structure.counts))}> Numbers;",
+        f"  static constexpr int kWidth = {structure.width};",
+        "",
+        *_write_unit(structure, offset, strided),
+        "",
+        f"  static __device__ void run(const Unit& unit, const Numbers& numbers, {', '.join([*inputs, *outputs])}) {{",
+        *_write_loads(structure),
+        *[f"    Vec<{cuda}, kWidth> lanes_out{k};" for k, (_, cuda) in enumerate(structure.results)],
+        "#pragma unroll",
+        "    for (int i = 0; i < kWidth; ++i) {",
+        "      if (i == 1 && unit.count == 1) break;",
+        *_write_lane(structure),
+        "    }",
+        *[f"    unit.store(out{k}, lanes_out{k});" for k in range(len(structure.results))],
+        "  }",
+        "};",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _write_unit(structure: FlatStructure, offset: str, strided: Sequence[tuple[int, Operand]]) -> list[str]:
+    """Return the type that finds where the unit of a thread lies in strided operands."""
+    base = f"FlatUnit<kWidth, {offset}>"
+    if not strided:
+        return [f"  typedef {base} Unit;"]
+    unsigned = "u64" if structure.is_wide else "u32"
+    lines = [
+        f"  struct Unit : {base} {{",
+        f"    {offset} {', '.join(f'at{k}' for k, _ in strided)};  // of its first element",
+        "",
+        f"    __device__ explicit Unit(const Walk& walk) : {base}(walk) {{",
+        f"      {unsigned} rest = {unsigned}(index);",
+    ]
+    last = structure.rank - 1
+    for axis in range(last):
+        lines += [f"      {unsigned} c{axis};", f"      rest = walk.extents[{axis}].divide(rest, c{axis});"]
+    number = 0
+    for k, operand in strided:
+        terms = []
+        for axis, moves in enumerate(operand.moves):
+            if moves:
+                coordinate = "rest" if axis == last else f"c{axis}"
+                terms.append(f"{offset}({coordinate}) * walk.strides[{number}]")
+                number += 1
+        lines.append(f"      at{k} = {' + '.join(terms) or 0};")
+    return [*lines, "    }", "  };"]
+
+
+def _write_loads(structure: FlatStructure) -> list[str]:
+    lines = []
+    for k, operand in enumerate(structure.operands):
+        if operand.kind is OperandKind.ONE:
+            lines.append(f"    const auto x{k} = widen(in{k}[0]);")
+        elif operand.kind is OperandKind.STRIDED and not operand.moves[0]:
+            lines.append(f"    const auto x{k} = widen(in{k}[unit.at{k}]);")
+        else:
+            place = "unit.at" if operand.kind is OperandKind.DENSE else f"unit.at{k}"
+            lines.append(f"    const auto lanes{k} = unit.load(in{k}, {place});")
+    return lines
+
+
+def _write_lane(structure: FlatStructure) -> list[str]:
+    lines = []
+    for k, operand in enumerate(structure.operands):
+        if operand.kind is OperandKind.DENSE or (operand.kind is OperandKind.STRIDED and operand.moves[0]):
+            lines.append(f"      const auto x{k} = widen(lanes{k}.lanes[i]);")
+    for k, row in enumerate(structure.rows):
+        lines.append(f"      const auto v{k} = round_to<{row.cuda}>({row.code});  // {row.name}")
+    for k, (step, cuda) in enumerate(structure.results):
+        lines.append(f"      lanes_out{k}.lanes[i] = cast<{cuda}>(v{step});")
+    return lines
+
+
+@work_of(SOURCE, "flat")
+def count_flat(launch: Launch) -> Work:
+    """Count the steps of a flat region by the lines of its text."""
+    steps = launch.kernel.text.count("= round_to<")
+    written = launch.writes_to()
+    elements = written[0].spec.size
+    own = elements / max(1, prod(launch.grid) * prod(launch.block))
+    slots = [slot for slot in launch.arguments if isinstance(slot, Slot)]
+    return Work(
+        flops=steps * elements,
+        instructions=count_warps(launch) * (_AROUND + own * steps * _STEP_INSTRUCTIONS),
+        l2_nbytes=sum(map(count_slot_bytes, slots)),
+    )

@@ -1,0 +1,152 @@
+"""Region: a graph of operators on elements as one operator.
+
+Its results are, to the bit, what the operators would give one after the other: `infer` is just that, `compute` is that
+over blocks that stay in cache (`blocks`), and on a device with kernels one launch does it (`flat`), or where that can't
+be, a launch for each step. The pass `gpuexec.passes.fuse_regions` makes regions; no file has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import InputError, PlanError
+from gpuexec.ir.command import Slot
+from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.elementwise.epilogue import FUSED_DOMAIN, StepEmitter
+from gpuexec.ops.regions.blocks import BlockProgram, prepare_blocks
+from gpuexec.ops.regions.flat import can_walk, launch_flat
+from gpuexec.ops.regions.steps import SpecKey, StepForms, find_forms, list_keys, read_steps
+
+_PROGRAMS_KEPT = 64
+
+
+class _Kept(Operator):
+    """Base with the programs that a region has made of its steps."""
+
+    __slots__ = ("_programs",)
+    _programs: dict[tuple[SpecKey | None, ...], BlockProgram | None]
+
+
+@operator("Region", FUSED_DOMAIN)
+@dataclass(frozen=True, slots=True)
+class Region(_Kept):
+    """Operators on elements, in an order in which each finds its inputs.
+
+    ``steps`` are rows of (name, attributes, inputs), see `gpuexec.ops.regions.steps`; ``results`` are the positions of
+    those that make the outputs. Inputs and outputs may be of any type that kernels compute with.
+    """
+
+    steps: tuple  # type: ignore[type-arg]
+    results: tuple[int, ...]
+    tolerance = Tolerance.REDUCTION
+    uses_all_cores = True
+    example = "float32[2] float32[2] steps=(('Add',(),(0,1)),('Relu',(),(-1,))) results=(1,)"
+    derivative = Derivative.REFUSED
+    has_blits = True
+    format_use = FormatUse.FOLLOWS
+
+    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
+        """Infer one operator after the other.
+
+        Raises:
+            InputError: As they do.
+        """
+        if not self.results or not all(0 <= step < len(self.steps) for step in self.results):
+            raise InputError(f"{self.name} expects results among its {len(self.steps)} steps, got {self.results}.")
+        specs = self._find_forms(inputs).specs
+        return tuple([specs[step] for step in self.results])
+
+    def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
+        """Return the type that the steps give, one after the other."""
+        made: list[np.dtype[Any] | None] = []
+        for step in read_steps(self.steps):
+            made.append(step.operator.find_dtype(step.pick(dtypes, made, lambda array: array.dtype)))
+        return made[self.results[0]]
+
+    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int | None:
+        """Add up what the steps do."""
+        specs, total = self._find_forms(inputs).specs, 0
+        for place, step in enumerate(read_steps(self.steps)):
+            count = step.operator.count_flops(step.pick(inputs, specs, TensorSpec.of), (specs[place],))
+            total += count or 0
+        return total
+
+    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
+        """Compute block by block; where results differ in shape, one operator after the other."""
+        program = self._find_program(list_keys(inputs))
+        if program is not None:
+            return program.run(inputs, out)
+        made: list[Array] = []
+        for step in read_steps(self.steps):
+            (result, *_) = step.operator.compute(*step.pick(inputs, made, np.asarray))
+            assert result is not None
+            made.append(result)
+        return tuple([made[step] for step in self.results])
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch once; where that can't be, once for each step."""
+        forms = self._find_forms(inputs)
+        kept = [(step, slot) for step, slot in zip(self.results, outputs, strict=True) if slot is not None]
+        if not kept:
+            return
+        laid = {slot.strides for _, slot in kept}
+        is_flat = self._is_flat(forms) and can_walk(kept[0][1].shape) and len(laid) == 1
+        if emit.target.has_textures or not emit.choose(is_flat):
+            self._lower_apart(emit, forms, inputs, outputs)
+            return
+        if not is_flat:
+            raise PlanError("A region has results of several shapes, which have one at the upper end.")
+        self._allow_in_place(emit, inputs, kept)
+        launch_flat(emit, self.steps, forms, [step for step, _ in kept], inputs, [slot for _, slot in kept])
+
+    def _find_forms(self, inputs: Sequence[Any]) -> StepForms:
+        return find_forms(self.steps, list_keys(inputs))
+
+    def _find_program(self, keys: tuple[SpecKey | None, ...]) -> BlockProgram | None:
+        """Return the steps prepared for inputs, kept with the operator; None where results differ in shape."""
+        try:
+            known = self._programs
+        except AttributeError:  # new, or out of a pickle, which has fields alone
+            known = {}
+            object.__setattr__(self, "_programs", known)
+        if keys not in known:
+            if len(known) > _PROGRAMS_KEPT:
+                known.clear()
+            forms = find_forms(self.steps, keys)
+            known[keys] = prepare_blocks(self.steps, forms, self.results, keys) if self._is_flat(forms) else None
+        return known[keys]
+
+    def _is_flat(self, forms: StepForms) -> bool:
+        """Return whether all results are of one shape, which that of no step goes beyond."""
+        shapes = {forms.specs[step].shape for step in self.results}
+        return forms.forms is not None and len(shapes) == 1
+
+    def _allow_in_place(self, emit: Emitter, inputs: Slots, kept: Sequence[tuple[int, Slot]]) -> None:
+        """Let results take the bytes of inputs that no step reads once they are made."""
+        last: dict[int, int] = {}
+        for place, step in enumerate(read_steps(self.steps)):
+            last.update({given: place for given in step.inputs if isinstance(given, int) and given >= 0})
+        for place, y in kept:
+            for position, x in enumerate(inputs):
+                if x is None or x.shape != y.shape or x.dtype != y.dtype or last.get(position, 0) > place:
+                    continue
+                others = [each for k, each in enumerate(inputs) if k != position and each is not None]
+                if x.strides == y.strides and all(each.buffer != x.buffer for each in others):
+                    emit.in_place(y, x)
+
+    def _lower_apart(self, emit: Emitter, forms: StepForms, inputs: Slots, outputs: Slots) -> None:
+        """Launch each step by itself."""
+        wanted = dict(zip(self.results, outputs, strict=True))
+        made: list[Slot] = []
+        for place, (step, spec) in enumerate(zip(read_steps(self.steps), forms.specs, strict=True)):
+            y = wanted.get(place)
+            y = emit.temp(spec.shape, spec.dtype) if y is None else y
+            lower = step.operator.lower
+            assert lower is not None
+            lower(StepEmitter(emit, y), step.pick(inputs, made, emit.constant), (y,))
+            made.append(y)

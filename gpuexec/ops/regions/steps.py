@@ -1,0 +1,129 @@
+"""Steps of a region: operators on elements, each with the sources of its inputs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuexec.ir.operator import Array, Operator, build
+from gpuexec.ir.pointwise import Pointwise
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
+
+# An input of a step: the position of one of the region's inputs, `made_by` of an earlier step, a number as text (see
+# `write_number`), or None where it is absent.
+Given = int | str | None
+# The name of an operator, its attributes that differ from their defaults, and its inputs.
+StepRow = tuple[str, tuple[tuple[str, Any], ...], tuple[Given, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionStep:
+    """An operator on elements with the sources of its inputs."""
+
+    operator: Operator
+    inputs: tuple[Given, ...]
+
+    def pick(self, inputs: Sequence[Any], made: Sequence[Any], wrap: Callable[[Array], Any]) -> tuple[Any, ...]:
+        """Return the inputs of the operator, be they specs, arrays or slots.
+
+        Args:
+            inputs: Of the region.
+            made: Of each step before, what it made.
+            wrap: Makes one of a number.
+        """
+        picked: list[Any] = []
+        for given in self.inputs:
+            if isinstance(given, str):
+                picked.append(wrap(read_number(given)))
+            elif given is None:
+                picked.append(None)
+            else:
+                picked.append(inputs[given] if given >= 0 else made[step_of(given)])
+        return tuple(picked)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepForms:
+    """What steps make of inputs of certain types and shapes.
+
+    Attributes:
+        specs: Of the result of each step.
+        forms: The pointwise form of each; None where one of them has none for these inputs.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    forms: tuple[Pointwise, ...] | None
+
+
+def made_by(step: int) -> int:
+    """Return the source that stands for the result of a step."""
+    return -1 - step
+
+
+def step_of(given: int) -> int:
+    """Return the step whose result a negative source stands for."""
+    return -1 - given
+
+
+@functools.lru_cache(4096)
+def read_steps(rows: tuple[StepRow, ...]) -> tuple[RegionStep, ...]:
+    """Return the steps of a region's attribute."""
+    return tuple([RegionStep(build(name, dict(attributes)), tuple(inputs)) for name, attributes, inputs in rows])
+
+
+def write_number(array: Array) -> str | None:
+    """Return a tensor of one element as text, its type in front; None where there is no text for it."""
+    row = dtype_row(array.dtype)
+    if row.is_narrow or row.kind == "bool":
+        return None
+    number = array.reshape(())[()]
+    return f"{row.name} {float(number)!r}" if row.is_float else f"{row.name} {int(number)}"
+
+
+@functools.lru_cache(4096)
+def read_number(text: str) -> Array:
+    """Return the 0-d array that `write_number` made a text of; it is read-only."""
+    name, _, digits = text.partition(" ")
+    row = dtype_row(name)
+    array = np.array(float(digits) if row.is_float else int(digits), np.float64 if row.is_float else None)
+    array = array.astype(row.numpy)
+    array.flags.writeable = False
+    return array
+
+
+@functools.lru_cache(4096)
+def widen_number(text: str) -> Array:
+    """Return a number as a 0-d array of the type that it is computed with."""
+    array = read_number(text)
+    return array.astype(accumulator(array.dtype))
+
+
+# A shape and an element type.
+SpecKey = tuple[tuple[int, ...], np.dtype[Any]]
+
+
+@functools.lru_cache(4096)
+def find_forms(rows: tuple[StepRow, ...], inputs: tuple[SpecKey | None, ...]) -> StepForms:
+    """Return what steps make of inputs of these shapes and types.
+
+    Raises:
+        InputError: They don't fit a step.
+    """
+    given = [None if key is None else TensorSpec(*key) for key in inputs]
+    specs: list[TensorSpec] = []
+    forms: list[Pointwise | None] = []
+    for step in read_steps(rows):
+        picked = step.pick(given, specs, TensorSpec.of)
+        specs.append(step.operator.infer(*picked)[0])
+        forms.append(step.operator.as_pointwise(picked))
+    known = [form for form in forms if form is not None]
+    return StepForms(tuple(specs), tuple(known) if len(known) == len(forms) else None)
+
+
+def list_keys(items: Sequence[Any]) -> tuple[SpecKey | None, ...]:
+    """Return the shapes and types of specs, arrays or slots, for `find_forms`."""
+    return tuple([None if item is None else (item.shape, item.dtype) for item in items])
