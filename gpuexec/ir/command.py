@@ -94,8 +94,8 @@ class Slot:
 class Kernel:
     """A kernel by name: the file it stands in and the C++ name expression of the instance.
 
-    ``text`` is C++ that was generated for it (`gpuexec.ops.regions`) and is compiled behind the file; the expression
-    names a type of it that no other text defines, so two kernels of one name have one text.
+    ``text`` is C++ that was generated for it (`gpuexec.ops.elementwise.flat`) and is compiled behind the file; the
+    expression names a type of it that no other text defines, so two kernels of one name have one text.
     """
 
     source: str

@@ -11,6 +11,7 @@ import gpuexec.ops.elementwise.elementwise_unary
 import gpuexec.ops.elementwise.elementwise_variadic
 import gpuexec.ops.elementwise.fused
 import gpuexec.ops.elementwise.number_like
+import gpuexec.ops.elementwise.region
 import gpuexec.ops.lib.pixel
 import gpuexec.ops.linalg.det
 import gpuexec.ops.linalg.einsum
@@ -64,7 +65,6 @@ import gpuexec.ops.reduce.sort
 import gpuexec.ops.reduce.statistics
 import gpuexec.ops.reduce.topk
 import gpuexec.ops.reduce.unique
-import gpuexec.ops.regions.region
 import gpuexec.ops.signal.fourier
 import gpuexec.ops.signal.mel
 import gpuexec.ops.signal.signal_window

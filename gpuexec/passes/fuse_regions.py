@@ -11,8 +11,8 @@ from gpuexec.ir.graphs import Array, Graph, Node, Value, take_free
 from gpuexec.ir.operator import describe
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.elementwise_unary import ROUND_OPERAND
-from gpuexec.ops.regions.region import Region
-from gpuexec.ops.regions.steps import Given, StepRow, made_by, write_number
+from gpuexec.ops.elementwise.region import Region
+from gpuexec.ops.elementwise.region_steps import Given, StepRow, made_by, write_number
 from gpuexec.passes.known_specs import Shapes
 
 # Registers and time to compile grow with the steps, arguments of the launch with the operands.

@@ -2,7 +2,7 @@
 #include "dependent_launch.cuh"
 #include "region.cuh"
 
-// Computes: the results of Region, which gpuexec/ops/regions/flat.py generates: element by element, each step rounded to its
+// Computes: the results of Region, which gpuexec/ops/elementwise/flat.py generates: element by element, each step rounded to its
 //           type.
 // Shapes: inputs broadcast to the one shape of all results, by strides that are 0 or come with the walk.
 // Grid: one thread per unit of Region::kWidth elements, or of one, 256 per block, along x.

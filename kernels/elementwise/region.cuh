@@ -1,6 +1,6 @@
 // Frame of flat regions: the elements of each thread, and where they lie in operands.
 //
-// gpuexec/ops/regions/flat.py generates the type `Region` that a kernel of regions is instantiated with.
+// gpuexec/ops/elementwise/flat.py generates the type `Region` that a kernel of regions is instantiated with.
 #pragma once
 #include "elementwise_binary.cu"
 #include "elementwise_pow.cu"
@@ -14,7 +14,7 @@ template <class Offset>
 using DivisorOf = typename Select<kIsSame<Offset, i32>, FastDiv32, FastDiv64>::type;
 
 // What a launch says of places: elements of a result, lanes of a unit, the inner extents in units, and strides of operands in
-// units along axis 0, in elements along others. Packed by gpuexec/ops/regions/flat.py.
+// units along axis 0, in elements along others. Packed by gpuexec/ops/elementwise/flat.py.
 template <class OffsetType, int Extents, int Strides>
 struct FlatWalk {
   typedef OffsetType Offset;

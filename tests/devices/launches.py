@@ -62,7 +62,10 @@ class Launches:
         """Write the rows that `gpuexec.devices.kernels.compile_all.read_launches` reads, each with its tests at the
         end."""
         rows = [
-            (kernel.source, kernel.expression, threads, self._shared_bytes[kernel], list(self._tests[kernel]))
+            (
+                *(kernel.source, kernel.expression, threads, self._shared_bytes[kernel], kernel.text),
+                list(self._tests[kernel]),
+            )
             for kernel, threads in self._threads.items()
         ]
         path.write_text(json.dumps(rows))
@@ -89,7 +92,7 @@ def collect_launches(path: Path, architectures: Sequence[str], cases: str = "tes
 def read_tests(path: Path) -> dict[Kernel, tuple[str, ...]]:
     """Return the tests that launch each kernel, from what `collect_launches` wrote."""
     rows = json.loads(path.read_text())
-    return {Kernel(source, expression): tuple(tests) for source, expression, _, _, tests in rows}
+    return {Kernel(source, expression): tuple(tests) for source, expression, _, _, _, tests in rows}
 
 
 def main() -> None:

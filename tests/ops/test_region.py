@@ -14,13 +14,13 @@ from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.operator import Operator, build, describe, find_operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
-from gpuexec.ops.regions import blocks
-from gpuexec.ops.regions.region import Region
-from gpuexec.ops.regions.steps import find_forms, list_keys, made_by, read_number, write_number
+from gpuexec.ops.elementwise import region_blocks
+from gpuexec.ops.elementwise.region import Region
+from gpuexec.ops.elementwise.region_steps import find_forms, list_keys, made_by, read_number, write_number
 from tests.ops.calls import Call
 from tests.ops.direct import DirectEmitter, lower_and_run
 from tests.ops.every_call import list_calls
-from tests.ops.harness import Array, Case, run_case
+from tests.ops.harness import TARGETS, Array, Case, plan_launches, run_case
 from tests.ops.tolerance import to_bits
 
 RNG = np.random.default_rng(17)
@@ -162,6 +162,7 @@ class PlanningEmitter(DirectEmitter):
         self.kept = (kernel, grid, block, arguments)
 
 
+@pytest.mark.plans
 @pytest.mark.parametrize("name", sorted(list_pointwise()))
 def test_every_case_of_an_operator_runs_inside_a_region(name: str) -> None:
     """On the host and on the simulator, with the bits of the operator by itself; all kernels are one object."""
@@ -170,6 +171,10 @@ def test_every_case_of_an_operator_runs_inside_a_region(name: str) -> None:
         for call in list_calls()[name]
         if find_form(call.operator, call.inputs) and all(x is None or x.size for x in call.inputs)
     ]
+    if TARGETS:
+        for call in calls:
+            plan_launches(Case(name, Region.name, call.inputs), surround(call), call.inputs, set())
+        return
     planned = []
     for call in calls:
         op = surround(call)
@@ -231,7 +236,7 @@ def test_offsets_of_many_elements_have_64_bits() -> None:
 @pytest.mark.parametrize(
     "shapes",
     [
-        ((3 * blocks.BLOCK + 5,),) * 3,
+        ((3 * region_blocks.BLOCK + 5,),) * 3,
         ((50, 3000), (3000,), (50, 1)),
         ((3, 70000), (1,), (3, 1)),
         ((200000, 2), (2,), (1,)),

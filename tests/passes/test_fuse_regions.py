@@ -14,7 +14,7 @@ import gpuexec as gx
 from gpuexec.ir.graphs import Graph, check
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.regions.region import Region
+from gpuexec.ops.elementwise.region import Region
 from gpuexec.passes.fuse_regions import fuse_regions
 from tests.model.small_models import CPU
 from tests.ops.tolerance import to_bits

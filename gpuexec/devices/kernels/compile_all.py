@@ -29,7 +29,7 @@ from gpuexec.devices.kernels.code_files import cache_folder
 from gpuexec.devices.kernels.gates import find_violations, seconds_limit
 from gpuexec.devices.kernels.kernel_cache import KernelCache, make_key
 from gpuexec.devices.kernels.kernel_library import default_cache
-from gpuexec.devices.kernels.kernel_source import find_source, find_waiting_kernels, flatten
+from gpuexec.devices.kernels.kernel_source import find_source, find_waiting_kernels, read_text
 from gpuexec.devices.kernels.machine_code import CodeFigures, find_nvdisasm, read_figures
 from gpuexec.errors import DeviceNotFoundError, KernelError
 from gpuexec.ir.command import Kernel
@@ -47,11 +47,12 @@ Uses = Mapping[Kernel, KernelUse]
 
 @dataclass(frozen=True, slots=True)
 class CompileUnit:
-    """Instances of one file compiled together."""
+    """Instances of one file compiled together, with the text that was generated for them."""
 
     source: str
     architecture: str
     expressions: tuple[str, ...]
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,19 @@ def split_table(table: Table, architectures: Sequence[str], uses: Uses | None = 
                 CompileUnit(source, architecture, tuple(expressions[first : first + CHUNK]))
                 for first in range(0, len(expressions), CHUNK)
             ]
+    return programs
+
+
+def split_generated(uses: Uses, architectures: Sequence[str]) -> list[CompileUnit]:
+    """Return the programs that cover the launched kernels of generated text, for all architectures."""
+    programs = []
+    for architecture in architectures:
+        kernels = sorted((each for each in uses if each.text and _is_used(uses, each, architecture)), key=str)
+        for source in dict.fromkeys(kernel.source for kernel in kernels):
+            own = [kernel for kernel in kernels if kernel.source == source]
+            for part in (own[first : first + CHUNK] for first in range(0, len(own), CHUNK)):
+                text = "".join(dict.fromkeys(kernel.text for kernel in part))
+                programs.append(CompileUnit(source, architecture, tuple(each.expression for each in part), text))
     return programs
 
 
@@ -126,17 +140,22 @@ def find_strays(table: Table, uses: Uses) -> list[str]:
         f"{kernel} is listed and no plan launches it; add a case that does, or drop it."
         for kernel in listed - set(uses)
     ]
-    unlisted = [f"{kernel} is launched and not listed; add it by `instantiate`." for kernel in set(uses) - listed]
+    launched = {kernel for kernel in uses if not kernel.text}
+    unlisted = [f"{kernel} is launched and not listed; add it by `instantiate`." for kernel in launched - listed]
     return sorted(unused) + sorted(unlisted)
 
 
 def read_launches(path: Path) -> dict[Kernel, KernelUse]:
-    """Return how plans launch each kernel, from rows ``[source, expression, threads, shared bytes by architecture]``.
+    """Return how plans launch each kernel.
 
-    What a row has beyond these is not for this reader.
+    Rows are ``[source, expression, threads, shared bytes by architecture, generated text]``; what one has beyond these
+    is not for this reader.
     """
     rows = json.loads(path.read_text())
-    return {Kernel(source, expression): KernelUse(threads, shared) for source, expression, threads, shared, *_ in rows}
+    return {
+        Kernel(source, expression, text): KernelUse(threads, shared)
+        for source, expression, threads, shared, text, *_ in rows
+    }
 
 
 def format_architectures(outcomes: Sequence[Outcome]) -> str:
@@ -175,6 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     programs = split_table(table, options.arch, uses)
+    programs += [] if uses is None else split_generated(uses, options.arch)
     if not programs:
         print("The table of kernel instances is empty, so nothing would be checked.", file=sys.stderr)
         return 1
@@ -240,7 +260,7 @@ def _measure(outcomes: Sequence[Outcome]) -> tuple[int, int, int, int]:
 def _compile(program: CompileUnit, cache: KernelCache, figures: Path | None) -> Outcome:
     started = time.thread_time()  # the compiler works in this thread
     try:
-        text = flatten(find_source(program.source))
+        text = read_text(find_source(program.source), [program.text])
         key = make_key(text, program.expressions, program.architecture, nvrtc.OPTIONS, nvrtc.compiler_version())
         entry = cache.get(
             key,

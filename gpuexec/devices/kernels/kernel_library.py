@@ -11,7 +11,7 @@ from typing import Any
 from gpuexec.devices.kernels import nvrtc
 from gpuexec.devices.kernels.code_files import cache_folder
 from gpuexec.devices.kernels.kernel_cache import CachedCubin, KernelCache, make_key
-from gpuexec.devices.kernels.kernel_source import WAITING_ARCHITECTURE, read_text, waits_for_predecessors
+from gpuexec.devices.kernels.kernel_source import WAITING_ARCHITECTURE, find_source, read_text, waits_for_predecessors
 from gpuexec.devices.kernels.nvrtc import CompiledKernel, Cubin
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.ir.command import Kernel
@@ -122,7 +122,9 @@ class KernelLibrary:
     def _find_stored(self, kernel: Kernel, code: StoredCode | None) -> CachedCubin | None:
         if code is None or not code.kernels:
             return None
-        found = code.find(kernel, read_text(kernel.source, [kernel.text]), self.architecture, nvrtc.OPTIONS)
+        found = code.find(
+            kernel, read_text(find_source(kernel.source), [kernel.text]), self.architecture, nvrtc.OPTIONS
+        )
         if found is None:
             return None
         self._made_for[kernel] = found.architecture
@@ -135,7 +137,7 @@ class KernelLibrary:
     def _compile_group(self, kernels: Sequence[Kernel]) -> CachedCubin:
         """Compile kernels of one file in one program."""
         source, expressions = kernels[0].source, tuple([kernel.expression for kernel in kernels])
-        text = read_text(source, [kernel.text for kernel in kernels])
+        text = read_text(find_source(source), [kernel.text for kernel in kernels])
         key = make_key(text, expressions, self.architecture, nvrtc.OPTIONS, nvrtc.compiler_version())
         return self._cache.get(
             key, lambda: nvrtc.compile_cubin(text, expressions, self.architecture, nvrtc.OPTIONS, source=source)

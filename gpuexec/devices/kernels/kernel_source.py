@@ -94,14 +94,14 @@ def flatten(path: Path) -> str:
     return "\n".join(_inline(path, set())) + "\n"
 
 
-def read_text(source: str, generated: Iterable[str] = ()) -> str:
+def read_text(path: Path, generated: Iterable[str] = ()) -> str:
     """Return all that kernels are compiled from: the flattened file, then the text generated for each, once.
 
     Raises:
         KernelError: The file, or one it includes, does not exist or is no text.
     """
     texts = dict.fromkeys(text for text in generated if text)
-    return "".join([flatten(find_source(source)), *(f'#line 1 "generated"\n{text}' for text in texts)])
+    return "".join([flatten(path), *(f'#line 1 "generated"\n{text}' for text in texts)])
 
 
 def list_files(path: Path) -> tuple[Path, ...]:

@@ -157,13 +157,14 @@ def test_main_compiles_what_plans_launch_and_names_the_rest(
 ) -> None:
     table["good.cu"] = ("good<1>", "good<2>", "good<3>")
     rows = [
-        ["good.cu", "good<1>", 256, {"sm_80": 0, "sm_90": 0}],
-        ["good.cu", "good<2>", 256, {"sm_90": 0}, ["a test"]],
+        ["good.cu", "good<1>", 256, {"sm_80": 0, "sm_90": 0}, ""],
+        ["good.cu", "good<2>", 256, {"sm_90": 0}, "", ["a test"]],
+        ["good.cu", "good<Three::kValue>", 256, {"sm_90": 0}, "struct Three { static constexpr int kValue = 3; };\n"],
     ]
     (tmp_path / "launches.json").write_text(json.dumps(rows))
     assert compile_all.main(["--arch", "sm_80", "sm_90", "--launches", str(tmp_path / "launches.json")]) == 1
     captured = capsys.readouterr()
-    assert re.search(r"sm_80 +1 ", captured.out) and re.search(r"sm_90 +2 ", captured.out)
+    assert re.search(r"sm_80 +1 ", captured.out) and re.search(r"sm_90 +3 ", captured.out)
     assert captured.err.splitlines() == [
         "good.cu:good<3> is listed and no plan launches it; add a case that does, or drop it."
     ]

@@ -13,9 +13,10 @@ import pytest
 from gpuexec.devices.kernels.kernel_cache import KernelCache
 from gpuexec.devices.kernels.kernel_library import KernelLibrary
 from gpuexec.devices.kernels.kernel_source import find_source, flatten
-from gpuexec.devices.kernels.nvrtc import OPTIONS, compile_cubin
-from gpuexec.devices.kernels.stored_code import StoredCode, runs_on
+from gpuexec.devices.kernels.nvrtc import OPTIONS, compile_cubin, compiler_version
+from gpuexec.devices.kernels.stored_code import StoredCode, StoredKernel, runs_on
 from gpuexec.ir.command import Kernel
+from gpuexec.system import knobs
 from tests.devices.cuda_wheels import needs_cuda_wheels
 from tests.program.program_seeds import KERNEL, make_code
 
@@ -168,3 +169,29 @@ def test_program_starts_without_a_compiler_and_with_an_empty_cache(tmp_path: Pat
 @pytest.mark.parametrize("name", ["sm_" + "9" * 5000, "sm_9", "sm_\N{ARABIC-INDIC DIGIT NINE}0"])
 def test_architecture_that_is_none_runs_nowhere(name: str) -> None:
     assert not runs_on(name, "sm_90") and not runs_on("sm_90", name)
+
+
+@needs_cuda_wheels
+def test_kernels_of_generated_text_share_programs_unless_they_are_to_stand_alone(tmp_path: Path) -> None:
+    def make(number: int) -> Kernel:
+        name = f"Value{number}"
+        text = f"struct {name} {{ __device__ float operator()(float x) const {{ return x + {number}; }} }};\n"
+        return Kernel(str(tmp_path / "apply.cu"), f"apply<{name}>", text)
+
+    (tmp_path / "apply.cu").write_text("template <class F> __global__ void apply(float* x) { *x = F()(*x); }\n")
+    kernels = [make(number) for number in range(5)]
+    library = KernelLibrary("sm_80", KernelCache(tmp_path / "cache"))
+    compiled = library.compile(kernels)
+    assert library.compile_count == 5 and len({entry.key for entry in compiled.values()}) == min(5, knobs.build_jobs())
+    symbols = [compiled[kernel].cubin.find(kernel.expression).lowered_name for kernel in kernels]
+    assert len(set(symbols)) == 5
+    alone = KernelLibrary("sm_80", KernelCache(tmp_path / "cache")).compile(kernels, apart=True)
+    assert [len(entry.cubin.kernels) for entry in alone.values()] == [1] * 5
+    # What a program stores is found by the kernel's own text.
+    (first, *_) = kernels
+    made = alone[first].cubin.kernels[0]
+    image = memoryview(alone[first].cubin.image)
+    stored = StoredKernel(alone[first].key, first, "sm_80", compiler_version(), made.lowered_name, image)
+    fresh = KernelLibrary("sm_80", KernelCache(tmp_path / "empty"))
+    assert fresh.compile([first], StoredCode((stored,)))[first].cubin.image == bytes(image)
+    assert fresh.compile_count == 0

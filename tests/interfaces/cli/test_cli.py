@@ -153,6 +153,24 @@ def test_explain_predicts_times_without_a_gpu(capsys: pytest.CaptureFixture[str]
     assert re.search(r"softmax.cu:softmax<float>\s+softmax\s+launch\s+[\d.]+", text)
 
 
+def test_explain_prints_generated_text_with_the_names_of_nodes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "gated.onnx"
+    text = "agraph (float[8, 6] x, float[6] w) => (float[8, 6] y) { a = Mul (x, w) s = Sigmoid (a) y = Mul (a, s) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    for node, name in zip(model.graph.node, ("scale", "gate", "product"), strict=True):
+        node.name = name
+    onnx.save(model, path)
+    assert main(["explain", str(path), "--target", "sm_90", "--source", "gate"]) == 0
+    printed = capsys.readouterr().out
+    assert "flat.cu: flat<Flat_" in printed and "Sigmoid::apply(v0, 0, 0));  // Sigmoid gate\n" in printed
+    assert main(["explain", str(path), "--target", "sm_90", "--source", "scale+gate+product"]) == 0
+    assert capsys.readouterr().out == printed
+    assert main(["explain", str(path), "--target", "sm_90", "--source", "gates"]) == 1
+    assert "node 'gates'; there are such of 3 nodes, like 'gate'" in capsys.readouterr().err
+
+
 def test_explain_says_why_a_softmax_between_products_stays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = (
         '<ir_version: 10, opset_import: ["": 20]> g (float[4, 5] q, float[5, 6] k, float[6, 7] v) => (float[4, 7] y) '

@@ -24,9 +24,9 @@ from gpuexec.ir.geometry import broadcast_strides, ceil_div, contiguous_strides,
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
+from gpuexec.ops.elementwise.region_steps import StepForms, StepRow, read_number, read_steps, step_of
 from gpuexec.ops.lib.broadcast import THREADS, VECTOR_BYTES, vector_width
 from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div32, pack_fast_div64
-from gpuexec.ops.regions.steps import StepForms, StepRow, read_number, read_steps, step_of
 
 SOURCE = "flat.cu"
 # Offsets of more need 64 bits; threads of the last block compute some beyond the end.

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpuexec.ir.operator import Array, Out
 from gpuexec.ir.spec import accumulator
-from gpuexec.ops.regions.steps import SpecKey, StepForms, StepRow, read_steps, step_of, widen_number
+from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, StepRow, read_steps, step_of, widen_number
 from gpuexec.system.threads import share_work
 
 BLOCK = 1 << 15  # elements

@@ -18,9 +18,9 @@ from gpuexec.ir.command import Slot
 from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.epilogue import FUSED_DOMAIN, StepEmitter
-from gpuexec.ops.regions.blocks import BlockProgram, prepare_blocks
-from gpuexec.ops.regions.flat import can_walk, launch_flat
-from gpuexec.ops.regions.steps import SpecKey, StepForms, find_forms, list_keys, read_steps
+from gpuexec.ops.elementwise.flat import can_walk, launch_flat
+from gpuexec.ops.elementwise.region_blocks import BlockProgram, prepare_blocks
+from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, find_forms, list_keys, read_steps
 
 _PROGRAMS_KEPT = 64
 
@@ -37,8 +37,8 @@ class _Kept(Operator):
 class Region(_Kept):
     """Operators on elements, in an order in which each finds its inputs.
 
-    ``steps`` are rows of (name, attributes, inputs), see `gpuexec.ops.regions.steps`; ``results`` are the positions of
-    those that make the outputs. Inputs and outputs may be of any type that kernels compute with.
+    ``steps`` are rows of (name, attributes, inputs), see `gpuexec.ops.elementwise.region_steps`; ``results`` are the
+    positions of those that make the outputs. Inputs and outputs may be of any type that kernels compute with.
     """
 
     steps: tuple  # type: ignore[type-arg]

@@ -1,1 +1,0 @@
-"""Regions: neighbouring operators that run as one."""

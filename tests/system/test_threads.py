@@ -1,0 +1,82 @@
+"""Work that threads share: all of it is done, errors reach the caller, and who comes late holds nobody up."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gpuexec.errors import OutOfMemoryError
+from gpuexec.system import threads
+from gpuexec.system.threads import WorkPool, share_work, shared_by
+
+
+@pytest.fixture(autouse=True)
+def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUEXEC_THREADS", "3")
+    monkeypatch.setattr(threads, "_pool", None)
+
+
+def test_every_number_is_taken_once() -> None:
+    taken: list[int] = []
+    for count in (0, 1, 2, 100):
+        taken.clear()
+        share_work(count, taken.append)
+        assert sorted(taken) == list(range(count))
+
+
+def test_threads_work_side_by_side_up_to_the_limit() -> None:
+    met = threading.Barrier(3)
+    names = set()
+
+    def meet(number: int) -> None:
+        met.wait(60)
+        names.add(threading.current_thread().name)
+
+    share_work(3, meet)
+    assert len(names) == 3
+    names.clear()
+    with shared_by(1):
+        share_work(5, lambda number: names.add(threading.current_thread().name))
+    assert names == {threading.current_thread().name}
+
+
+def test_errors_of_any_thread_reach_the_caller_when_all_have_ended() -> None:
+    met, ended = threading.Barrier(2), []
+
+    def fail(number: int) -> None:
+        met.wait(60)
+        if number == 1:
+            raise ValueError("one")
+        ended.append(number)
+
+    with shared_by(2), pytest.raises(ValueError, match="one"):
+        share_work(2, fail)
+    assert ended == [0]
+    share_work(2, ended.append)
+    assert sorted(ended) == [0, 0, 1]
+
+
+def test_work_within_work_and_busy_threads_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[int, int]] = []
+    share_work(4, lambda outer: share_work(4, lambda inner: taken.append((outer, inner))))
+    assert sorted(taken) == [(outer, inner) for outer in range(4) for inner in range(4)]
+    gate, busy = threading.Event(), WorkPool(1, "busy")
+    monkeypatch.setattr(threads, "_pool", busy)
+    busy.submit(gate.wait)
+    done: list[int] = []
+    share_work(6, done.append)
+    gate.set()
+    assert sorted(done) == list(range(6))
+    share_work(2, done.append)  # who came late found nothing left
+    assert len(done) == 8
+
+
+def test_without_room_for_threads_the_caller_does_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: WorkPool, call: object) -> None:
+        raise OutOfMemoryError("no room")
+
+    monkeypatch.setattr(WorkPool, "submit", refuse)
+    done: list[int] = []
+    share_work(5, done.append)
+    assert done == list(range(5))
