@@ -46,11 +46,16 @@ class Precision:
         return Precision(name, frozenset(keep))
 
     def keeps(self, node: str) -> bool:
-        """Return whether the node of a name stays in float."""
-        return node in self.keep or any(fnmatchcase(node, each) for each in self.keep)
+        """Return whether the node of a name stays in float: one that stands for several, if one of those does."""
+        return any(has_name(each, node) for each in self.keep)
 
     def __str__(self) -> str:
         return self.name + (f", but for {', '.join(sorted(self.keep))}" if self.keep else "")
+
+
+def has_name(pattern: str, node: str) -> bool:
+    """Return whether a node has a name, or one that fits a pattern; a merged node has those of its parts, too."""
+    return any(each == pattern or fnmatchcase(each, pattern) for each in (node, *node.split("+")))
 
 
 DEFAULT_PRECISION = Precision()

@@ -16,6 +16,7 @@ from gpuexec.ir.graphs import Graph, bodies, body_fields, check, walk, with_bodi
 from gpuexec.ir.operator import decomposed_names
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.control.control import If
+from gpuexec.ops.linalg.matmul import Gemm, MatMul
 from gpuexec.ops.nn.attention import Attention, AttentionOverCache
 from gpuexec.ops.nn.gradient import Gradient
 from gpuexec.ops.nn.softmax import Softmax
@@ -31,6 +32,7 @@ from gpuexec.passes.fuse_rounding import fuse_rounding
 from gpuexec.passes.group_heads import group_heads
 from gpuexec.passes.inline_branches import inline_branches
 from gpuexec.passes.merge_common import merge_common
+from gpuexec.passes.merge_products import merge_products
 from gpuexec.passes.narrow_weights import narrow_weights
 from gpuexec.passes.pack_weights import pack_weights
 from gpuexec.passes.recognise_attention import recognise_attention
@@ -74,6 +76,7 @@ AT_LOAD = (
     Pass("group_heads", group_heads, operators={Attention.name, AttentionOverCache.name}),
     Pass("fuse_conv_batchnorm", fuse_conv_batchnorm, operators={"BatchNormalization"}),
     Pass("merge_common", merge_common),
+    Pass("merge_products", merge_products, operators={Gemm.name, MatMul.name}),
     Pass("remove_dead", remove_dead),
 )
 # Passes that determine the weights and leave operators as files have them, except Gradients, which don't see later

@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import Graph, Node, Value, bodies, take_free, walk, with_bodies
 from gpuexec.ir.operator import Operator, build, describe
-from gpuexec.ir.precision import FP8, INT8, REFERENCE, ROUNDED, STORED, Precision
+from gpuexec.ir.precision import FP8, INT8, REFERENCE, ROUNDED, STORED, Precision, has_name
 from gpuexec.ir.spec import dtype_row
 from gpuexec.ops.nn.attention import Attention, AttentionOverCache, RoundedAttention
 from gpuexec.ops.quant.rounded_weight import DOMAIN, RoundWeight
@@ -65,7 +64,7 @@ def lower_precision(graph: Graph, precision: Precision) -> Graph:
 def list_known(graph: Graph, keep: Collection[str]) -> list[str]:
     """Return those of some names or patterns that there are nodes of."""
     names = {node.name for each in walk(graph) for node in each.nodes}
-    return [each for each in keep if each in names or any(fnmatchcase(name, each) for name in names)]
+    return [each for each in keep if any(has_name(each, name) for name in names)]
 
 
 def _check_kept(graph: Graph, precision: Precision) -> None:

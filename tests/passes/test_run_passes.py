@@ -32,6 +32,7 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
         "group_heads",
         "fuse_conv_batchnorm",
         "merge_common",
+        "merge_products",
         "remove_dead",
     ]
     assert [each.name for each in AT_PLAN] == [

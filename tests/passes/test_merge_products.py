@@ -1,0 +1,133 @@
+"""The pass merge_products: products of one value with constant weights become one."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuexec as gx
+from gpuexec.ir.graphs import Graph, check
+from gpuexec.ir.precision import Precision
+from gpuexec.ops.linalg.matmul import Gemm
+from gpuexec.passes.lower_precision import list_known
+from gpuexec.passes.merge_products import merge_products
+from tests.model.small_models import CPU, make_model
+from tests.passes.harness import Array, check_same, load, operators
+
+RNG = np.random.default_rng(3)
+WIDTHS = {"q": 16, "k": 8, "v": 8, "odd": 6}
+
+
+def weights(dtype: Any = np.float32) -> dict[str, Array]:
+    """Return weights of 12 rows, turned ones, and vectors for their columns."""
+    made = {f"w{name}": RNG.normal(size=(12, width)) for name, width in WIDTHS.items()}
+    made |= {f"t{name}": RNG.normal(size=(width, 12)) for name, width in WIDTHS.items()}
+    made |= {f"b{name}": RNG.normal(size=width) for name, width in WIDTHS.items()}
+    return {name: array.astype(dtype) for name, array in made.items()}
+
+
+def merge(body: str, outputs: str) -> tuple[Graph, Graph]:
+    """Return a graph of x and constant weights, and the same with its products merged, which computes the same."""
+    given = ", ".join(f"float[{', '.join(map(str, a.shape))}] {name}" for name, a in weights().items())
+    before = load(f"agraph (float[2, 5, 12] x, float[5, 12] m, {given}) => ({outputs}) {{ {body} }}")
+    constants = {value: weights()[value.name] for value in before.inputs if value.name in weights()}
+    inputs = tuple(value for value in before.inputs if value not in constants)
+    before = Graph(
+        **{**{f: getattr(before, f) for f in ("nodes", "outputs", "name")}, "inputs": inputs, "constants": constants}
+    )
+    after = merge_products(before)
+    check(after)
+    feeds = {"x": RNG.normal(size=(2, 5, 12)).astype(np.float32), "m": RNG.normal(size=(5, 12)).astype(np.float32)}
+    check_same(before, after, 1e-5, **{value.name: feeds[value.name] for value in inputs})
+    return before, after
+
+
+THREE = "float[2, 5, 16] y0, float[2, 5, 8] y1, float[2, 5, 8] y2"
+
+
+def test_products_with_their_vectors_become_one() -> None:
+    _, after = merge(
+        """p = MatMul (x, wq) y0 = Add (p, bq) q = MatMul (x, wk) y1 = Add (bk, q)
+        r = MatMul (x, wv) y2 = Add (r, bv)""",
+        THREE,
+    )
+    assert operators(after) == ["MatMul", "Add", "Split"]
+    assert [value.name for value in after.nodes[-1].outputs if value] == ["y0", "y1", "y2"]
+
+
+def test_products_without_vectors_are_merged_by_themselves() -> None:
+    _, after = merge("y0 = MatMul (x, wq) p = MatMul (x, wk) y1 = Add (p, bk) y2 = MatMul (x, wv)", THREE)
+    assert sorted(operators(after)) == ["Add", "MatMul", "MatMul", "Split"]
+
+
+def test_weights_that_are_turned_are_joined_as_they_are_stored() -> None:
+    _, after = merge(
+        """a = Transpose (tq) y0 = MatMul (x, a) b = Transpose (tk) y1 = MatMul (x, b)
+        c = Transpose (tv) y2 = MatMul (x, c)""",
+        THREE,
+    )
+    assert sorted(operators(after)) == ["MatMul", "Split", *["Transpose"] * 4], "three that nothing reads"
+    (weight,) = (array for value, array in after.constants.items() if value.name.endswith(".weight"))
+    assert weight.shape == (32, 12)
+
+
+@pytest.mark.parametrize(("letter", "turned"), [("w", 0), ("t", 1)])
+def test_gemms_become_one(letter: str, turned: int) -> None:
+    body = " ".join(
+        f"y{n} = Gemm <transB = {turned}, alpha = 0.5, beta = 2.0> (m, {letter}{name}, b{name})"
+        for n, name in enumerate("qkv")
+    )
+    _, after = merge(body, "float[5, 16] y0, float[5, 8] y1, float[5, 8] y2")
+    assert operators(after) == ["Gemm", "Split"]
+    assert after.nodes[0].operator == Gemm(0.5, 2.0, 0, turned)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y0 = MatMul (x, wq) y1 = MatMul (x, wodd)",  # columns that begin anywhere
+        "y0 = MatMul (x, wq) a = Neg (x) y1 = MatMul (a, wk)",
+        "y0 = MatMul (x, wq) a = Neg (wk) y1 = MatMul (x, a)",
+        "y0 = Gemm (m, wq) y1 = Gemm <alpha = 2.0> (m, wk)",
+        "y0 = Gemm (m, wq, bq) y1 = Gemm (m, wk)",
+    ],
+)
+def test_what_has_little_in_common_stays(body: str) -> None:
+    rank = "5" if "Gemm" in body else "2, 5"
+    before, after = merge(body, f"float[{rank}, 16] y0, float[{rank}, {6 if 'odd' in body else 8}] y1")
+    assert after is before
+
+
+def test_a_product_with_another_reader_beside_its_vector_keeps_it() -> None:
+    _, after = merge(
+        "p = MatMul (x, wq) y0 = Add (p, bq) y2 = Exp (p) y1 = MatMul (x, wk)", THREE.replace("8] y2", "16] y2")
+    )
+    assert operators(after) == ["MatMul", "Split", "Add", "Exp"]
+
+
+def test_merged_nodes_are_kept_in_float_by_the_name_of_a_part() -> None:
+    _, after = merge("y0 = MatMul (x, wq) y1 = MatMul (x, wk)", THREE.partition(", float[2, 5, 8] y2")[0])
+    name = after.nodes[0].name
+    part = name.split("+")[1]
+    assert Precision("fp16", frozenset({part})).keeps(name) and not Precision("fp16", frozenset({"other"})).keeps(name)
+    assert list_known(after, [part, name, "MatMul_*", "other"]) == [part, name, "MatMul_*"]
+
+
+def test_weights_in_files_are_joined_up_to_a_limit(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnx import helper
+
+    own = {name: RNG.normal(size=(64, 64)).astype(np.float32) for name in ("wq", "wk", "wv")}
+    nodes = [helper.make_node("MatMul", ["x", name], [f"y{name}"]) for name in own]
+    outputs = {f"y{name}": ("n", 64) for name in own}
+    make_model(nodes, {"x": ("n", 64)}, outputs, **own).save(tmp_path / "m.onnx", external_data=True)
+    x = RNG.normal(size=(4, 64)).astype(np.float32)
+    for limit, count in ((1 << 20, 1), (100, 3)):
+        monkeypatch.setattr(sys.modules[merge_products.__module__], "_COPIED_NBYTES", limit)
+        model = gx.load(tmp_path / "m.onnx")
+        assert operators(model.graph).count("MatMul") == count
+        with gx.Worker(model, backend=CPU) as worker:
+            for got, name in zip(worker.run(x), own, strict=True):
+                np.testing.assert_allclose(got, x @ own[name], rtol=1e-4, atol=1e-4)
