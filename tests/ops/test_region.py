@@ -11,16 +11,18 @@ import pytest
 from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.devices.simulator.module import load_generated
 from gpuexec.errors import InputError, PlanError
-from gpuexec.ir.command import Argument, Kernel
+from gpuexec.ir.command import Argument, Kernel, Launch
+from gpuexec.ir.graphs import Value
 from gpuexec.ir.operator import Operator, build, describe, find_operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ops.elementwise import region_blocks
 from gpuexec.ops.elementwise.region import Region
 from gpuexec.ops.elementwise.region_steps import find_forms, list_keys, made_by, read_number, write_number
+from tests.ir.graph_builder import GraphBuilder
 from tests.ops.calls import Call
 from tests.ops.direct import DirectEmitter, lower_and_run
 from tests.ops.every_call import list_calls
-from tests.ops.harness import TARGETS, Array, Case, plan_launches, run_case
+from tests.ops.harness import Array, Case, keep_plans, run_case
 from tests.ops.tolerance import to_bits
 
 RNG = np.random.default_rng(17)
@@ -162,19 +164,31 @@ class PlanningEmitter(DirectEmitter):
         self.kept = (kernel, grid, block, arguments)
 
 
+def list_whole_calls(name: str) -> list[Call]:
+    """Return the calls of an operator that can be in a region, without empty inputs."""
+    calls = [call for call in list_calls()[name] if find_form(call.operator, call.inputs)]
+    return [call for call in calls if all(x is None or x.size for x in call.inputs)]
+
+
 @pytest.mark.plans
+@pytest.mark.parametrize("name", sorted(list_pointwise()))
+def test_every_case_of_an_operator_is_one_launch_inside_a_region(name: str) -> None:
+    for call in list_whole_calls(name):
+        graph, specs = GraphBuilder(), dict[str, TensorSpec]()
+        values: list[Value | None] = []
+        for number, x in enumerate(call.inputs):
+            values.append(None if x is None else graph.input(f"x{number}", *x.shape, dtype=x.dtype))
+            if x is not None:
+                specs[f"x{number}"] = TensorSpec(x.shape, x.dtype)
+        for plan in keep_plans(graph.graph(graph.node(surround(call), *values)), specs):
+            (launch,) = plan.segment.commands
+            assert isinstance(launch, Launch) and launch.kernel.source == "flat.cu"
+
+
 @pytest.mark.parametrize("name", sorted(list_pointwise()))
 def test_every_case_of_an_operator_runs_inside_a_region(name: str) -> None:
     """On the host and on the simulator, with the bits of the operator by itself; all kernels are one object."""
-    calls = [
-        call
-        for call in list_calls()[name]
-        if find_form(call.operator, call.inputs) and all(x is None or x.size for x in call.inputs)
-    ]
-    if TARGETS:
-        for call in calls:
-            plan_launches(Case(name, Region.name, call.inputs), surround(call), call.inputs, set())
-        return
+    calls = list_whole_calls(name)
     planned = []
     for call in calls:
         op = surround(call)
