@@ -15,6 +15,6 @@ __global__ void __launch_bounds__(256)
   const typename Region::Unit unit(walk);
   wait_for_predecessors();
   launch_dependents();
-  if (unit.count == 0) return;
+  if (unit.left <= 0) return;
   Region::run(unit, numbers, operands...);
 }

@@ -37,40 +37,21 @@ template <int Width, class Offset>
 struct FlatUnit {
   Offset index;  // of the unit
   Offset at;     // of its first element in operands that lie as the result does
-  int count;     // elements it has, 0 for threads beyond the end
+  Offset left;   // elements from there on; none for threads beyond the end
+  int lanes;
 
   template <class Walk>
-  __device__ explicit FlatUnit(const Walk& walk) {
+  __device__ explicit FlatUnit(const Walk& walk) : lanes(walk.lanes) {
     index = Offset(blockIdx.x) * kThreads + Offset(threadIdx.x);
-    at = index * walk.lanes;
-    const Offset left = walk.size - at;
-    count = left <= 0 ? 0 : left < walk.lanes ? int(left) : walk.lanes;
+    at = index * lanes;
+    left = walk.size - at;
   }
 
-  // Reads the unit of an operand; lanes beyond the unit hold its first element.
-  template <class T>
-  __device__ Vec<T, Width> load(const T* source, Offset first) const {
-    source += first;
-    if (count == Width) return load_vec<Width>(source);
-    Vec<T, Width> lanes;
-    const T one = *source;
-#pragma unroll
-    for (int i = 0; i < Width; ++i) lanes.lanes[i] = i > 0 && i < count ? source[i] : one;
-    return lanes;
-  }
+  // Whether it has all of its elements, which then are read and written as vectors.
+  __device__ bool is_whole() const { return lanes == Width && left >= Width; }
 
-  template <class T>
-  __device__ void store(T* destination, const Vec<T, Width>& lanes) const {
-    destination += at;
-    if (count == Width) {
-      store_vec(destination, lanes);
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < Width; ++i) {
-      if (i < count) destination[i] = lanes.lanes[i];
-    }
-  }
+  // Elements of a unit that is not whole.
+  __device__ int count() const { return left < lanes ? int(left) : lanes; }
 };
 
 // A number as a value of type T is stored and read again.

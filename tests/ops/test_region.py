@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gpuexec.devices.kernels.kernel_source import find_source
+from gpuexec.devices.kernels import nvrtc
+from gpuexec.devices.kernels.kernel_source import find_source, read_text
+from gpuexec.devices.kernels.machine_code import read_figures
 from gpuexec.devices.simulator.module import load_generated
 from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch
@@ -18,6 +21,7 @@ from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ops.elementwise import region_blocks
 from gpuexec.ops.elementwise.region import Region
 from gpuexec.ops.elementwise.region_steps import find_forms, list_keys, made_by, read_number, write_number
+from tests.devices.cuda_wheels import needs_nvdisasm
 from tests.ir.graph_builder import GraphBuilder
 from tests.ops.calls import Call
 from tests.ops.direct import DirectEmitter, lower_and_run
@@ -310,3 +314,28 @@ def test_forms_say_what_has_none() -> None:
     (got,) = Region(powers, (0,)).compute(x, many)
     np.testing.assert_array_equal(to_bits(got), to_bits(apply_steps(powers, (x, many))[0]))
     assert find_operator("gpuexec.Region") is Region
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize(
+    ("label", "shapes", "dtype", "bound"),
+    [
+        ("dense", ((64, 64), (64, 64)), FLOAT, 12),
+        ("dense_half", ((64, 64), (64, 64)), HALF, 12),
+        ("row", ((64, 64), (64,)), FLOAT, 18),
+        ("channels", ((2, 8, 64), (8, 1)), FLOAT, 20),
+    ],
+)
+def test_few_integer_instructions_stand_before_the_store(
+    label: str, shapes: tuple[tuple[int, ...], ...], dtype: Any, bound: int, tmp_path: Path
+) -> None:
+    """Of a thread, which stores 16 bytes."""
+    op, emit = Region((("Add", (), (0, 1)), ("Relu", (), (-1,))), (1,)), PlanningEmitter()
+    slots = tuple(emit.slot(numbers(dtype, *shape)) for shape in shapes)
+    op.lower(emit, slots, (emit.fresh(shapes[0], dtype),))
+    kernel, *_ = emit.kept
+    for architecture in ("sm_80", "sm_90", "sm_120"):
+        text = read_text(find_source(kernel.source), [kernel.text])
+        cubin = nvrtc.compile_cubin(text, [kernel.expression], architecture)
+        figures = read_figures(cubin.image, tmp_path)[cubin.kernels[0].lowered_name]
+        assert figures.store_bits == 128 and figures.path_integers <= bound, architecture

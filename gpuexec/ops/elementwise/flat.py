@@ -357,15 +357,20 @@ def _write_body(structure: FlatStructure) -> str:
         "",
         *_write_unit(structure, offset, strided),
         "",
+        *_write_element(structure),
+        "",
         f"  static __device__ void run(const Unit& unit, const Numbers& numbers, {', '.join([*inputs, *outputs])}) {{",
+        *_write_shared(structure),
+        "    if (unit.is_whole()) {",
         *_write_loads(structure),
-        *[f"    Vec<{cuda}, kWidth> lanes_out{k};" for k, (_, cuda) in enumerate(structure.results)],
+        *[f"      Vec<{cuda}, kWidth> made{k};" for k, (_, cuda) in enumerate(structure.results)],
         "#pragma unroll",
-        "    for (int i = 0; i < kWidth; ++i) {",
-        "      if (i == 1 && unit.count == 1) break;",
-        *_write_lane(structure),
+        f"      for (int i = 0; i < kWidth; ++i) {_call_element(structure, 'vector{}.lanes[i]', 'made{}.lanes[i]')};",
+        *[f"      store_vec(out{k} + unit.at, made{k});" for k in range(len(structure.results))],
+        "      return;",
         "    }",
-        *[f"    unit.store(out{k}, lanes_out{k});" for k in range(len(structure.results))],
+        "#pragma unroll 1",
+        f"    for (int i = 0; i < unit.count(); ++i) {_call_element(structure, 'in{}[{} + i]', 'out{}[unit.at + i]')};",
         "  }",
         "};",
     ]
@@ -400,29 +405,53 @@ def _write_unit(structure: FlatStructure, offset: str, strided: Sequence[tuple[i
     return [*lines, "    }", "  };"]
 
 
-def _write_loads(structure: FlatStructure) -> list[str]:
-    lines = []
-    for k, operand in enumerate(structure.operands):
-        if operand.kind is OperandKind.ONE:
-            lines.append(f"    const auto x{k} = widen(in{k}[0]);")
-        elif operand.kind is OperandKind.STRIDED and not operand.moves[0]:
-            lines.append(f"    const auto x{k} = widen(in{k}[unit.at{k}]);")
-        else:
-            place = "unit.at" if operand.kind is OperandKind.DENSE else f"unit.at{k}"
-            lines.append(f"    const auto lanes{k} = unit.load(in{k}, {place});")
-    return lines
+def _is_vector(operand: Operand) -> bool:
+    """Return whether the lanes of a unit have elements of their own."""
+    return operand.kind is OperandKind.DENSE or (operand.kind is OperandKind.STRIDED and operand.moves[0])
 
 
-def _write_lane(structure: FlatStructure) -> list[str]:
-    lines = []
-    for k, operand in enumerate(structure.operands):
-        if operand.kind is OperandKind.DENSE or (operand.kind is OperandKind.STRIDED and operand.moves[0]):
-            lines.append(f"      const auto x{k} = widen(lanes{k}.lanes[i]);")
+def _find_place(k: int, operand: Operand) -> str:
+    """Return the offset of a unit's first element in an operand."""
+    return {OperandKind.ONE: "0", OperandKind.DENSE: "unit.at"}.get(operand.kind, f"unit.at{k}")
+
+
+def _write_element(structure: FlatStructure) -> list[str]:
+    """Return the function that computes the results of one element."""
+    inputs = [f"{operand.cuda} element{k}" for k, operand in enumerate(structure.operands)]
+    outputs = [f"{cuda}& result{k}" for k, (_, cuda) in enumerate(structure.results)]
+    lines = [f"  static __device__ void compute(const Numbers& numbers, {', '.join([*inputs, *outputs])}) {{"]
+    lines += [f"    const auto x{k} = widen(element{k});" for k in range(len(structure.operands))]
     for k, row in enumerate(structure.rows):
-        lines.append(f"      const auto v{k} = round_to<{row.cuda}>({row.code});  // {row.name}")
+        lines.append(f"    const auto v{k} = round_to<{row.cuda}>({row.code});  // {row.name}")
     for k, (step, cuda) in enumerate(structure.results):
-        lines.append(f"      lanes_out{k}.lanes[i] = cast<{cuda}>(v{step});")
-    return lines
+        lines.append(f"    result{k} = cast<{cuda}>(v{step});")
+    return [*lines, "  }"]
+
+
+def _call_element(structure: FlatStructure, given: str, made: str) -> str:
+    """Return a call of that function; ``given`` and ``made`` spell an element by an operand's number and its place."""
+    inputs = [
+        given.format(k, _find_place(k, operand)) if _is_vector(operand) else f"shared{k}"
+        for k, operand in enumerate(structure.operands)
+    ]
+    return f"compute({', '.join(['numbers', *inputs, *[made.format(k) for k in range(len(structure.results))]])})"
+
+
+def _write_shared(structure: FlatStructure) -> list[str]:
+    """Return the loads of elements that all lanes of a unit share."""
+    return [
+        f"    const {operand.cuda} shared{k} = in{k}[{_find_place(k, operand)}];"
+        for k, operand in enumerate(structure.operands)
+        if not _is_vector(operand)
+    ]
+
+
+def _write_loads(structure: FlatStructure) -> list[str]:
+    return [
+        f"      const auto vector{k} = load_vec<kWidth>(in{k} + {_find_place(k, operand)});"
+        for k, operand in enumerate(structure.operands)
+        if _is_vector(operand)
+    ]
 
 
 @work_of(SOURCE, "flat")
