@@ -20,7 +20,9 @@ from gpuexec.ir.spec import accumulator
 from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, StepRow, read_steps, step_of, widen_number
 from gpuexec.system.threads import share_work
 
-BLOCK = 1 << 15  # elements
+BLOCK = 1 << 16  # elements
+# Elements up to which arrays stay in the cache as they are.
+_WHOLE = 1 << 17
 _DType = np.dtype[Any]
 
 
@@ -82,7 +84,7 @@ class BlockProgram:
         given = out or (None,) * len(self.dtypes)
         made = [np.empty(self.shape, d) if y is None else y for y, d in zip(given, self.dtypes, strict=True)]
         size = made[0].size
-        if size > BLOCK:
+        if size > _WHOLE:
             _SharedBlocks(self, inputs, made).run()
         elif size:
             values = [
