@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuexec.ops.elementwise.elementwise_engine import BLOCK, apply
+from gpuexec.ops.elementwise.elementwise_engine import BLOCK, apply, choose_extreme
+from tests.ops.tolerance import to_bits
 
 Array = np.ndarray[Any, Any]
 SIZE = 2 * BLOCK + 6
@@ -61,3 +62,18 @@ def test_the_output_may_be_the_memory_of_an_input(position: int) -> None:
     expected = 2 * arrays[0] - arrays[1] * arrays[1]
     apply(compose, arrays, np.dtype(np.float32), [arrays[position]])
     np.testing.assert_array_equal(arrays[position], expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("function", [np.maximum, np.minimum])
+def test_extremes_beside_one_number_have_the_bits_of_a_call(function: np.ufunc, dtype: Any) -> None:
+    special = np.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, -np.nan, 1e-45], dtype)
+    x = np.resize(special, 70003)
+    for bound in special:
+        out = np.empty_like(x)
+        assert choose_extreme(function, x, bound, out) is out
+        np.testing.assert_array_equal(to_bits(out), to_bits(function(x, bound)))
+        for odd in (x[::2], x[:3], x[:4].reshape(2, 2)):
+            made = np.empty(odd.shape, dtype)
+            choose_extreme(function, odd, bound, made)
+            np.testing.assert_array_equal(to_bits(made), to_bits(function(odd, bound)))

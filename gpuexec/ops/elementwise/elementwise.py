@@ -189,7 +189,7 @@ class Elementwise(Operator):
             numbers = (*numbers, 0.0, 0.0)[:2]
             given += ["{n0}", "{n1}"] if self.parameters() else ["0", "0"]
         return Pointwise(
-            functools.partial(_apply_form, form.function, self.parameters()),
+            functools.partial(_apply_form, form.function, self.parameters()) if self.parameters() else form.function,
             f"{form.functor}::apply({', '.join(given)})",
             row.result or dtype,
             numbers if self.parameters() else (),

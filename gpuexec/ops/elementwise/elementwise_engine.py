@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ BOOL = np.dtype(np.bool_)
 UNSIGNED_BY_SIZE = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 BLOCK = 1 << 15  # elements of one pass of a composed NumPy form, so that its temporaries stay in cache
+# Elements of a block of one number, and those that it is worth one for.
+_REPEATED, _FEW = 1 << 16, 1 << 9
 
 
 def require_inputs(name: str, inputs: Sequence[TensorSpec | None], count: int) -> list[TensorSpec]:
@@ -79,6 +82,34 @@ def apply(
         else:
             _apply_once(function, arrays, result, parameters)
     return result
+
+
+def choose_extreme(function: np.ufunc, x: Array, bound: Array | float, out: Array) -> Array:
+    """Compute ``np.maximum`` or ``np.minimum`` of an array and one number, to the same bits as by a call of it.
+
+    NumPy has vector instructions for two arrays alone: against an array of the number it takes a fifth of the time.
+
+    Args:
+        function: One of the two.
+        x: Floats.
+        bound: The number.
+        out: For the result; it may be ``x``.
+    """
+    whole = x.dtype.kind == "f" and x.size >= _FEW and x.shape == out.shape
+    if not (whole and x.flags.c_contiguous and out.flags.c_contiguous and x.dtype == out.dtype):
+        return np.asarray(function(x, bound, out=out))
+    others = _repeat(np.asarray(bound, x.dtype).tobytes(), x.dtype)
+    flat, target = x.reshape(-1), out.reshape(-1)
+    for first in range(0, x.size, others.size):
+        part = slice(first, min(first + others.size, x.size))
+        function(flat[part], others[: part.stop - first], out=target[part])
+    return out
+
+
+@functools.lru_cache(8)
+def _repeat(number: bytes, dtype: DType) -> Array:
+    """Return a block of a number, given by its bytes: 0 is not -0."""
+    return np.frombuffer(number * _REPEATED, dtype)
 
 
 def _gains_from_blocks(function: Callable[..., Any], arrays: Sequence[Array], result: Array) -> bool:

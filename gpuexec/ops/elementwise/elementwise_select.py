@@ -28,7 +28,15 @@ from gpuexec.ir.operator import (
 )
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import COMPUTED, TensorSpec, dtype_row, dtypes_of
-from gpuexec.ops.elementwise.elementwise_engine import BOOL, NUMBERS, UNSIGNED_BY_SIZE, DType, apply, require_inputs
+from gpuexec.ops.elementwise.elementwise_engine import (
+    BOOL,
+    NUMBERS,
+    UNSIGNED_BY_SIZE,
+    DType,
+    apply,
+    choose_extreme,
+    require_inputs,
+)
 from gpuexec.ops.lib.broadcast import launch_broadcast
 
 SOURCE = "elementwise_select.cu"
@@ -170,9 +178,9 @@ def _clip(values: Array, low: Array | None = None, high: Array | None = None, *,
     """Clip arrays of the type that clipping is computed in."""
     kept = values
     if low is not None:
-        kept = np.maximum(kept, low, out=out)
+        kept = choose_extreme(np.maximum, kept, low, out)
     if high is not None:
-        kept = np.minimum(kept, high, out=out)
+        kept = choose_extreme(np.minimum, kept, high, out)
     if kept is not out:
         np.copyto(out, kept)
 

@@ -12,7 +12,7 @@ from gpuexec.ir.operator import Array, Derivative, Tolerance, upgrade
 from gpuexec.ir.spec import BFLOAT16
 from gpuexec.ops.elementwise.elementwise import Form, Row, add_table, unsigned_storage
 from gpuexec.ops.elementwise.elementwise_cast import truncate
-from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED
+from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED, choose_extreme
 from gpuexec.ops.elementwise.elementwise_erf import erf
 from gpuexec.ops.lib.rounding import round_to
 from gpuexec.ops.quant.narrow_types import FLOAT8
@@ -22,14 +22,20 @@ ROUND_OPERAND = "gpuexec.RoundOperand"
 
 
 def _sigmoid(x: Array) -> Array:
+    result = np.empty_like(x)
+    _sigmoid_into(x, result)
+    return result
+
+
+def _sigmoid_into(x: Array, out: Array) -> None:
     # exp(min(x, 0)) / (1 + exp(-|x|)), of which the upper half is 1 or the same exponential.
-    below = np.abs(x, out=np.empty_like(x))
-    np.negative(below, out=below)
-    np.exp(below, out=below)
-    top = np.maximum(below, x >= 0)
-    below += 1
-    top /= below
-    return np.asarray(top)
+    top = np.asarray(x >= 0).astype(x.dtype)
+    np.abs(x, out=out)
+    np.negative(out, out=out)
+    np.exp(out, out=out)
+    np.maximum(out, top, out=top)
+    out += 1
+    np.divide(top, out, out=out)
 
 
 def _softplus(x: Array) -> Array:
@@ -47,7 +53,7 @@ def _put(out: Array, value: Any) -> None:
 
 
 def _relu(x: Array, out: Array) -> None:
-    np.maximum(x, 0, out=out)
+    choose_extreme(np.maximum, x, 0, out)
 
 
 def _is_nan(x: Array, out: Array) -> None:
@@ -57,10 +63,6 @@ def _is_nan(x: Array, out: Array) -> None:
 
 def _reciprocal(x: Array, out: Array) -> None:
     np.divide(1, x, out=out)
-
-
-def _sigmoid_into(x: Array, out: Array) -> None:
-    _put(out, _sigmoid(x))
 
 
 def _softplus_into(x: Array, out: Array) -> None:

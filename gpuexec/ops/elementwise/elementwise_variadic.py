@@ -89,8 +89,12 @@ class _Fold(Operator):
         return Pointwise(self._fold, code, first.dtype)
 
     def _fold(self, *values: Array, out: Array) -> None:
+        function = type(self).function
+        if len(values) == 2 and not self.divides:
+            function(*values, out=out)
+            return
         # Fresh memory: ``out`` may be that of an input still to be read.
-        result, function = values[0], type(self).function
+        result = values[0]
         for value in values[1:]:
             result = function(result, value)
         np.divide(result, len(values), out=out) if self.divides and len(values) > 1 else np.copyto(out, result)

@@ -20,9 +20,8 @@ from gpuexec.ir.spec import accumulator
 from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, StepRow, read_steps, step_of, widen_number
 from gpuexec.system.threads import share_work
 
-BLOCK = 1 << 16  # elements
-# Elements up to which arrays stay in the cache as they are.
-_WHOLE = 1 << 17
+# Elements: what a core keeps in its cache, and fewer calls than would wait for each other.
+BLOCK = 1 << 17
 _DType = np.dtype[Any]
 
 
@@ -37,6 +36,7 @@ class _StepCall:
         register: The scratch register of the result; -1: it is written to an output.
         output: The output that it is; -1: none.
         dtype: The type that the result is rounded to, where that is not the one it is computed in.
+        is_whole: Whether no input is absent.
     """
 
     function: Callable[..., Any]
@@ -45,6 +45,11 @@ class _StepCall:
     register: int
     output: int
     dtype: _DType | None
+    is_whole: bool
+
+    def pick(self, values: Sequence[Any]) -> list[Any]:
+        """Return the inputs, some of which are absent."""
+        return [values[source] if source >= 0 else None for source in self.sources]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,52 +89,75 @@ class BlockProgram:
         given = out or (None,) * len(self.dtypes)
         made = [np.empty(self.shape, d) if y is None else y for y, d in zip(given, self.dtypes, strict=True)]
         size = made[0].size
-        if size > _WHOLE:
+        if size > BLOCK:
             _SharedBlocks(self, inputs, made).run()
         elif size:
             values = [
                 x if x is None or shape is None or x.shape == shape else x.reshape(shape)
                 for x, shape in zip(inputs, self.shapes, strict=True)
             ]
-            self.run_block(values, made, lambda register, shape: np.empty(shape, self.registers[register]))
+            scratch = self.make_scratch(lambda register, shape: np.empty(shape, self.registers[register]), values, None)
+            self.run_block(values, made, scratch)
         return tuple(made)
 
-    def run_block(
-        self,
-        inputs: Sequence[Array | None],
-        targets: Sequence[Array],
-        scratch: Callable[[int, tuple[int, ...]], Array],
-        measure: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None,
-    ) -> None:
+    def run_block(self, inputs: Sequence[Array | None], targets: Sequence[Array], scratch: BlockScratch) -> None:
         """Compute one block.
 
         Args:
             inputs: Their parts of it; None: absent.
             targets: Of the results.
-            scratch: Returns a register as an array of some shape.
-            measure: Returns the extents in the block of a value of some shape; None: the block is the whole.
+            scratch: For what is neither.
         """
-        values = list(inputs)
+        values: list[Any] = [*inputs]
         with np.errstate(all="ignore"):
-            for number, register in enumerate(self.widened):
-                view = values[number]
-                if register >= 0 and view is not None:
-                    values[number] = wide = scratch(register, view.shape)
-                    wide[...] = view
+            for number, wide in scratch.widened:
+                wide[...] = values[number]
+                values[number] = wide
             values += self.numbers
-            for call in self.calls:
-                given = [values[source] if source >= 0 else None for source in call.sources]
-                if call.register < 0:
+            for call, result in zip(self.calls, scratch.made, strict=True):
+                given = [values[source] for source in call.sources] if call.is_whole else call.pick(values)
+                if result is None:
                     result = targets[call.output]
                     call.function(*given, out=result)
                 else:
-                    result = scratch(call.register, call.shape if measure is None else measure(call.shape))
                     call.function(*given, out=result)
                     if call.output >= 0:
                         targets[call.output][...] = result
                     if call.dtype is not None:
                         result[...] = result.astype(call.dtype) if call.output < 0 else targets[call.output]
                 values.append(result)
+
+    def make_scratch(
+        self, find: Callable[[int, tuple[int, ...]], Array], block: Sequence[Array | None], measure: _Measure | None
+    ) -> BlockScratch:
+        """Return scratch arrays for blocks of one shape.
+
+        Args:
+            find: Returns a register as an array of some shape.
+            block: The inputs' parts of it.
+            measure: Returns the extents in the block of a value of some shape; None: the block is the whole.
+        """
+        widened = [
+            (number, find(register, view.shape))
+            for number, (register, view) in enumerate(zip(self.widened, block, strict=True))
+            if register >= 0 and view is not None
+        ]
+        made = [
+            None if call.register < 0 else find(call.register, call.shape if measure is None else measure(call.shape))
+            for call in self.calls
+        ]
+        return BlockScratch(widened, made)
+
+
+_Measure = Callable[[tuple[int, ...]], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScratch:
+    """Arrays for blocks of one shape: of widened inputs by number, and of each call; None: an output takes it."""
+
+    widened: list[tuple[int, Array]]
+    made: list[Array | None]
 
 
 class _SharedBlocks:
@@ -155,7 +183,7 @@ class _SharedBlocks:
         self._outer = shape[: self._axis]
         self._pieces = -(-shape[self._axis] // self._length) if shape else 1
         self._shape = shape
-        self._spare: list[list[Array | None]] = []  # registers that no thread uses at present
+        self._spare: list[_Spare] = []  # that no thread uses at present
 
     def run(self) -> None:
         """Compute all blocks."""
@@ -168,18 +196,18 @@ class _SharedBlocks:
     def _compute(self, number: int) -> None:
         """Compute one block."""
         try:
-            registers = self._spare.pop()
+            spare = self._spare.pop()
         except IndexError:
-            registers = [None] * len(self._program.registers)
+            spare = _Spare([None] * len(self._program.registers), {})
         place = self._find_place(number)
         targets = [y[place] for y in self._outputs]
-        self._program.run_block(
-            [None if array is None else self._window(array, place) for array in self._arrays],
-            targets,
-            functools.partial(self._scratch, registers),
-            functools.partial(self._measure, targets[0].shape),
-        )
-        self._spare.append(registers)
+        block = [None if array is None else self._window(array, place) for array in self._arrays]
+        shape = targets[0].shape
+        if shape not in spare.scratch:
+            find, measure = functools.partial(self._find, spare), functools.partial(self._measure, shape)
+            spare.scratch[shape] = self._program.make_scratch(find, block, measure)
+        self._program.run_block(block, targets, spare.scratch[shape])
+        self._spare.append(spare)
 
     def _find_place(self, number: int) -> tuple[Any, ...]:
         """Return the index of a block."""
@@ -205,13 +233,21 @@ class _SharedBlocks:
             return block if prod(shape) > 1 else (1,)
         return tuple([extent if have > 1 else 1 for have, extent in zip(shape, block, strict=True)])
 
-    def _scratch(self, registers: list[Array | None], register: int, shape: tuple[int, ...]) -> Array:
-        """Return a register as an array of some shape."""
-        held = registers[register]
+    def _find(self, spare: _Spare, register: int, shape: tuple[int, ...]) -> Array:
+        """Return a register as an array of some shape; the first block is the largest."""
+        held = spare.registers[register]
         if held is None or held.size < prod(shape):
-            held = registers[register] = np.empty(prod(shape), self._program.registers[register])
+            held = spare.registers[register] = np.empty(prod(shape), self._program.registers[register])
         scratch: Array = held[: prod(shape)].reshape(shape)
         return scratch
+
+
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    """Registers that one thread uses at a time, and views of them by the shape of a block."""
+
+    registers: list[Array | None]
+    scratch: dict[tuple[int, ...], BlockScratch]
 
 
 def prepare_blocks(
@@ -258,6 +294,7 @@ def prepare_blocks(
                 -1 if is_direct else registers.take(first + place, wide),
                 output,
                 None if wide == form.dtype else form.dtype,
+                min(row, default=0) >= 0,
             )
         )
         registers.free([value for value, end in last.items() if end == place])
