@@ -21,7 +21,7 @@ from gpuexec.planner import template as templates
 from gpuexec.program.building import build_contents
 from gpuexec.program.container import read_contents, write_contents
 from gpuexec.program.data_loader import BufferDataLoader
-from tests.program.program_seeds import load_linear
+from tests.program.program_seeds import load_linear, load_text
 
 Array = np.ndarray[Any, Any]
 CPU = gx.BackendType.CPU
@@ -138,3 +138,17 @@ def test_plans_of_other_ports_are_left_aside() -> None:
     model._plans = {"cpu": (replace(plan, outputs=(replace(plan.outputs[0], name="q"),)),)}
     _, counters, _ = run(model, X)
     assert (counters.restored, counters.refused) == (0, [])
+
+
+@pytest.mark.parametrize("backend", [CPU, gx.BackendType.SIMULATOR])
+def test_plan_stored_before_there_were_regions_is_taken_as_it_is(backend: gx.BackendType) -> None:
+    text = "(float[n, 4] x) => (float[n, 4] y) { a = Neg (x) y = Exp (a) }"
+    file = io.BytesIO()
+    made = load_text(text, dims={"n": (1, 8)})
+    apart = made._derive(made.info, made.graph, made.dims, frozenset({"fuse_regions"}), made.memories)
+    write_contents(build_contents({"forward": apart}, architectures=("sm_90",)), file)
+    model = read_contents(BufferDataLoader(file.getvalue())).methods["forward"].model
+    model.disabled_passes = frozenset()  # as of a release that did not have the pass
+    y, counters, plans = run(model, X, backend)
+    assert counters.restored == 1 and not counters.refused and len(plans[0].segment.commands) == 2
+    np.testing.assert_array_equal(y, run(made, X, backend)[0])
