@@ -22,7 +22,17 @@ from gpuexec.ir.plan import Plan, Role
 
 # Kernels that make an element of a few others, or move it.
 _JOINING = (
-    *("elementwise_", "copy.cu", "pad.cu", "gather.cu", "generate.cu", "one_hot.cu", "reverse_sequence.cu", "trilu.cu"),
+    *(
+        "elementwise_",
+        "flat.cu",
+        "copy.cu",
+        "pad.cu",
+        "gather.cu",
+        "generate.cu",
+        "one_hot.cu",
+        "reverse_sequence.cu",
+        "trilu.cu",
+    ),
     *("quantize.cu", "resize.cu", "rotary.cu", "swiglu.cu", "batch_norm.cu:normalize_channels", "affine_grid.cu"),
 )
 _PRODUCTS = ("matmul.cu", "simt_gemm.cu", "gemv.cu", "mma_gemm.cu")

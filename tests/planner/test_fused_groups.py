@@ -13,6 +13,7 @@ import gpuexec as gx
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
+from gpuexec.passes import AT_PLAN, GENERATING, run_passes
 from gpuexec.planner.fused_groups import FusedGroups, find_fused_groups
 from gpuexec.planner.launch_work import describe_work, list_operands
 from gpuexec.planner.template import plan_graph
@@ -26,7 +27,11 @@ def node(operator: str, inputs: str, output: str, **attributes: object) -> onnx.
 
 
 def make_plan(
-    nodes: Sequence[onnx.NodeProto], outputs: str = "y", shapes: Mapping[str, list[int]] | None = None
+    nodes: Sequence[onnx.NodeProto],
+    outputs: str = "y",
+    shapes: Mapping[str, list[int]] | None = None,
+    *,
+    is_fused: bool = False,
 ) -> Plan:
     """Return the plan of nodes over square inputs named by single letters up to ``h``, and weights ``w`` and ``u``."""
     given = {
@@ -41,9 +46,11 @@ def make_plan(
         [helper.make_tensor_value_info(name, 1, None) for name in outputs.split()],
         constants,
     )
-    model = gx.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    model = gx.load(made, disabled_passes=["merge_products"])
     specs = {name: TensorSpec(tuple(shape), np.dtype(np.float32)) for name, shape in given.items()}
-    return plan_graph(model.graph, specs, Target.named("sm_90")).plan
+    planned = run_passes(model.graph, AT_PLAN, () if is_fused else GENERATING | {"fuse_epilogues"}, specs)
+    return plan_graph(planned, specs, Target.named("sm_90")).plan
 
 
 def find_groups(plan: Plan) -> FusedGroups:
@@ -60,6 +67,13 @@ def test_elementwise_operators_are_one_group() -> None:
     plan = make_plan([node("Exp", "a", "s"), node("Add", "s b", "t"), node("Tanh", "t", "y")])
     assert name_groups(plan) == [["s", "t", "y"]]
     assert find_groups(plan).minimum_nbytes == 3 * NBYTES  # a and b are read, y is written
+
+
+def test_a_region_is_in_the_group_of_its_operators() -> None:
+    nodes = [node("Exp", "a", "s"), node("Add", "s b", "t"), node("Softmax", "t", "v"), node("Tanh", "v", "y")]
+    plan = make_plan(nodes, is_fused=True)
+    assert name_groups(plan) == [["s+t", "v", "y"]]
+    assert find_groups(plan).minimum_nbytes == find_groups(make_plan(nodes)).minimum_nbytes == 3 * NBYTES
 
 
 def test_elementwise_operators_join_the_product_before_them() -> None:
