@@ -96,8 +96,9 @@ class BlockProgram:
                 x if x is None or shape is None or x.shape == shape else x.reshape(shape)
                 for x, shape in zip(inputs, self.shapes, strict=True)
             ]
-            scratch = self.make_scratch(lambda register, shape: np.empty(shape, self.registers[register]), values, None)
-            self.run_block(values, made, scratch)
+            spare = _Spare.of(self.registers)
+            self.run_block(values, made, self.make_scratch(spare.find, values, None))
+            spare.give_back()
         return tuple(made)
 
     def run_block(self, inputs: Sequence[Array | None], targets: Sequence[Array], scratch: BlockScratch) -> None:
@@ -192,20 +193,22 @@ class _SharedBlocks:
             self._compute(0)
         else:
             share_work(count, self._compute)
+        for spare in self._spare:
+            spare.give_back()
 
     def _compute(self, number: int) -> None:
         """Compute one block."""
         try:
             spare = self._spare.pop()
         except IndexError:
-            spare = _Spare([None] * len(self._program.registers), {})
+            spare = _Spare.of(self._program.registers)
         place = self._find_place(number)
         targets = [y[place] for y in self._outputs]
         block = [None if array is None else self._window(array, place) for array in self._arrays]
         shape = targets[0].shape
         if shape not in spare.scratch:
-            find, measure = functools.partial(self._find, spare), functools.partial(self._measure, shape)
-            spare.scratch[shape] = self._program.make_scratch(find, block, measure)
+            measure = functools.partial(self._measure, shape)
+            spare.scratch[shape] = self._program.make_scratch(spare.find, block, measure)
         self._program.run_block(block, targets, spare.scratch[shape])
         self._spare.append(spare)
 
@@ -233,21 +236,46 @@ class _SharedBlocks:
             return block if prod(shape) > 1 else (1,)
         return tuple([extent if have > 1 else 1 for have, extent in zip(shape, block, strict=True)])
 
-    def _find(self, spare: _Spare, register: int, shape: tuple[int, ...]) -> Array:
-        """Return a register as an array of some shape; the first block is the largest."""
-        held = spare.registers[register]
-        if held is None or held.size < prod(shape):
-            held = spare.registers[register] = np.empty(prod(shape), self._program.registers[register])
-        scratch: Array = held[: prod(shape)].reshape(shape)
-        return scratch
+
+# Memory of scratch registers that no call uses at present. Fresh memory costs more than what most steps do with it: the
+# system clears each page when it is first touched.
+_idle: list[Array] = []
+_IDLE_COUNT, _BUFFER_NBYTES, _SMALL_NBYTES = 32, 8 * BLOCK, 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class _Spare:
     """Registers that one thread uses at a time, and views of them by the shape of a block."""
 
-    registers: list[Array | None]
+    dtypes: Sequence[_DType]
+    buffers: list[Array | None]
     scratch: dict[tuple[int, ...], BlockScratch]
+
+    @classmethod
+    def of(cls, dtypes: Sequence[_DType]) -> _Spare:
+        """Return registers of these types, which have no memory yet."""
+        return cls(dtypes, [None] * len(dtypes), {})
+
+    def find(self, register: int, shape: tuple[int, ...]) -> Array:
+        """Return a register as an array of some shape, of a block's elements at most."""
+        dtype = self.dtypes[register]
+        nbytes = prod(shape) * dtype.itemsize
+        if nbytes < _SMALL_NBYTES or nbytes > _BUFFER_NBYTES:
+            return np.empty(shape, dtype)
+        buffer = self.buffers[register]
+        if buffer is None:
+            try:
+                buffer = _idle.pop()
+            except IndexError:
+                buffer = np.empty(_BUFFER_NBYTES, np.uint8)
+            self.buffers[register] = buffer
+        scratch: Array = buffer[:nbytes].view(dtype).reshape(shape)
+        return scratch
+
+    def give_back(self) -> None:
+        """Leave the memory to other calls."""
+        if len(_idle) < _IDLE_COUNT:
+            _idle.extend(buffer for buffer in self.buffers if buffer is not None)
 
 
 def prepare_blocks(
