@@ -140,7 +140,10 @@ class _RegionFusing:
         return write_number(array) if array is not None and array.size == 1 and array.ndim <= rank else None
 
     def _leads_back(self, members: set[int]) -> bool:
-        """Return whether a way leads from members through others to a member, clusters taken as one node each."""
+        """Return whether a way leads from members through others to a member, clusters taken as one node each.
+
+        No cluster reaches beyond the last member yet, so no way from there leads back.
+        """
         last = max(members)
         stack, seen = list(self._list_next(members)), set(members)
         while stack:
@@ -208,4 +211,5 @@ def _order(nodes: Sequence[Node]) -> tuple[Node, ...]:
             waits[behind] -= 1
             if not waits[behind]:
                 heapq.heappush(ready, behind)
+    assert len(ordered) == len(nodes), "a way leads out of a region and back"
     return tuple(ordered)

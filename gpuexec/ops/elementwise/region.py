@@ -1,8 +1,8 @@
 """Region: a graph of operators on elements as one operator.
 
 Its results are, to the bit, what the operators would give one after the other: `infer` is just that, `compute` is that
-over blocks that stay in cache (`blocks`), and on a device with kernels one launch does it (`flat`), or where that can't
-be, a launch for each step. The pass `gpuexec.passes.fuse_regions` makes regions; no file has them.
+over blocks that stay in cache (`region_blocks`), and on a device with kernels one launch does it (`flat`), or where
+that can't be, a launch for each step. The pass `gpuexec.passes.fuse_regions` makes regions; no file has them.
 """
 
 from __future__ import annotations
