@@ -23,24 +23,8 @@ def infer_known(graph: Graph, specs: Mapping[str, TensorSpec]) -> dict[Value, Te
         graph: The graph.
         specs: Specs of its inputs, by name.
     """
-    known = {value: TensorSpec(specs[value.name].shape, specs[value.name].dtype) for value in graph.inputs}
-    known.update({value: TensorSpec.of(array) for value, array in graph.constants.items()})
-    for node in graph.nodes:
-        if any(value is not None and value not in known for value in node.inputs):
-            continue
-        inputs = [None if value is None else known[value] for value in node.inputs]
-        arrays = [None if spec is None or spec.value is None else spec.value.array for spec in inputs]
-        if inputs and all(spec is None or spec.value is not None for spec in inputs):
-            folded = fold_node(node, arrays, _CONTENT_NBYTES)
-            if folded is not None:
-                known.update({value: TensorSpec.of(array) for value, array in folded.items()})
-                continue
-        try:
-            made = infer_specs(node.operator, inputs)
-        except GpuexecError:
-            continue
-        known.update({value: spec for value, spec in zip(node.outputs, made) if value is not None})
-    return known
+    bare = {name: TensorSpec(spec.shape, spec.dtype) for name, spec in specs.items()}
+    return Shapes.of(graph, bare).specs
 
 
 @dataclass(slots=True)
