@@ -122,16 +122,16 @@ class _Merging:
         weight: Value = self._add(first, "weight", whole)
         nodes: list[Node] = []
         if first.turn is not None:
-            (weight,) = self._append(nodes, first, first.turn.operator, (weight,), "turned")
+            weight = self._append(nodes, first, first.turn.operator, (weight,), "turned")
         inputs: tuple[Value | None, ...] = (first.node.inputs[0], weight)
         bias = self._join_biases(products)
         if bias is not None and first.addition is None:
             inputs = (*inputs, bias)
         name = "+".join(each.node.name for each in products)
-        (value,) = self._append(nodes, first, first.node.operator, inputs, "merged", name)
+        value = self._append(nodes, first, first.node.operator, inputs, "merged", name)
         if bias is not None and first.addition is not None:
             added = "+".join(each.addition.name for each in products if each.addition is not None)
-            (value,) = self._append(nodes, first, first.addition.operator, (value, bias), "added", added)
+            value = self._append(nodes, first, first.addition.operator, (value, bias), "added", added)
         sizes = self._add(first, "widths", np.array(widths, np.int64))
         split = Node(
             Split(-1), (value, sizes), tuple(each.result for each in products),
@@ -183,12 +183,12 @@ class _Merging:
     def _append(
         self, nodes: list[Node], first: _Product, operator: Operator, inputs: Sequence[Value | None], part: str,
         name: str = "",
-    ) -> tuple[Value, ...]:  # fmt: skip
+    ) -> Value:  # fmt: skip
         """Append a node of one output; return that."""
         value = Value(take_free(f"{first.node.name}.{part}", self._value_names))
         own = self._take_name(name or f"{first.node.name}.{part}", first)
         nodes.append(Node(operator, tuple(inputs), (value,), own, first.node.part_of))
-        return (value,)
+        return value
 
     def _take_name(self, name: str, first: _Product) -> str:
         return name_after(take_free(name, self._node_names), first.node.name)

@@ -182,7 +182,7 @@ class Elementwise(Operator):
         if len(specs) != len(inputs) or len({spec.dtype for spec in specs}) != 1 or specs[0].dtype not in row.dtypes:
             return None
         form, dtype, numbers = self.pick_form(), specs[0].dtype, self.parameters()
-        given = [convert_accumulator(dtype, row.storage(dtype), position) for position in range(self.arity)]
+        given = [_convert_accumulator(dtype, row.storage(dtype), position) for position in range(self.arity)]
         if row.is_swapped:
             given.reverse()
         if self.arity == 1:
@@ -228,7 +228,7 @@ def _apply_form(function: Callable[..., Any], parameters: tuple[float, ...], *ar
     function(*arrays, *parameters, out=out)
 
 
-def convert_accumulator(dtype: DType, storage: str, position: int) -> str:
+def _convert_accumulator(dtype: DType, storage: str, position: int) -> str:
     """Return the C++ expression of an input of a `Pointwise`, as the type that a functor takes."""
     name = f"{{{position}}}"
     return name if storage == dtype_row(dtype).cuda else f"cast<{storage}>({name})"
