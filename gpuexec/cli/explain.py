@@ -219,11 +219,11 @@ def _print_generated(plans: Sequence[Plan], node: str) -> None:
 
 
 def _name_steps(text: str, origin: str) -> str:
-    """Return text with the node of each step behind it, or the names of all in front where they are not one for one."""
-    names = origin.split("+")
-    if len(_STEP.findall(text)) != len(names):
+    """Return text with the node of each step behind it, or all names in front where there are more steps than nodes."""
+    names, count = origin.split("+"), len(_STEP.findall(text))
+    if count > len(names):
         return f"// {origin}\n{text}"
-    left = iter(names)
+    left = iter(names[-count:])  # a producer and its view stand in front of the steps
     return _STEP.sub(lambda match: f"{match[1]} {next(left)}", text)
 
 

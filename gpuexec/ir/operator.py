@@ -252,9 +252,8 @@ class Operator:
     fixed_inputs: ClassVar[tuple[int, ...]] = ()
     # Whether what `lower` launches has blits (`gpuexec.ops.lib.pixel`), for some types at least.
     has_blits: ClassVar[bool] = False
-    # The fewest axes of a result that its kernels take an epilogue for (`gpuexec.ops.elementwise.fused`); None: they
-    # take none.
-    epilogue_rank: ClassVar[int | None] = None
+    # Whether its kernels take operators on the elements of its first result along (`gpuexec.ops.elementwise.fused`).
+    takes_epilogue: ClassVar[bool] = False
     # Positions of inputs that it multiplies with each other, and adds up what comes out: products and convolutions.
     multiplied: ClassVar[tuple[int, ...]] = ()
     # Positions of inputs that some of its kernels multiply by the zeros of padding too: where one is infinite or NaN,

@@ -28,7 +28,6 @@ from gpuexec.passes.fold_shapes import fold_shapes
 from gpuexec.passes.fuse_conv_batchnorm import fuse_conv_batchnorm
 from gpuexec.passes.fuse_epilogues import fuse_epilogues
 from gpuexec.passes.fuse_regions import fuse_regions
-from gpuexec.passes.fuse_rounding import fuse_rounding
 from gpuexec.passes.group_heads import group_heads
 from gpuexec.passes.inline_branches import inline_branches
 from gpuexec.passes.merge_common import merge_common
@@ -85,14 +84,13 @@ _SETTLING = ("differentiate", "fold_constants", "inline_branches", "remove_noops
 AT_PLAN = (
     Pass("fold_shapes", fold_shapes, needs_specs=True),
     Pass("recognise_attention", recognise_attention, needs_specs=True, operators={Softmax.name}),
-    Pass("fuse_rounding", fuse_rounding, needs_specs=True, operators={"Cast"}),
     Pass("fuse_epilogues", fuse_epilogues, needs_specs=True),
     Pass("fuse_regions", fuse_regions, needs_specs=True),
     Pass("remove_dead", remove_dead),
 )
 
 # Passes that make operators whose kernels have generated text, which takes a compiler where a program does not hold it.
-GENERATING = frozenset({"fuse_regions"})
+GENERATING = frozenset({"fuse_epilogues", "fuse_regions"})
 
 
 def run_passes(

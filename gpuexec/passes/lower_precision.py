@@ -1,7 +1,8 @@
 """Lower precision of products and convolutions: operands rounded at the borders, sums in float.
 
 What an operator multiplies is a fact of its class (`multiplied` and `rounded` of `Operator`). An operand that is made
-is rounded right behind what makes it, in front of views, so that the rounding may join an epilogue. Where the reader
+is rounded right behind what makes it, in front of views and of what moves elements, so that the rounding may join an
+epilogue. Where the reader
 takes operands of a narrow type (`Operator.takes_narrow`) it is a Cast, else a `RoundOperand`, from float to float,
 which a plan leaves out where kernels round for themselves (`gpuexec.planner.own_rounding`). Other readers go on with
 the float: a residual would have to be widened again, by a launch as well. Where one tensor will do for all, for types
@@ -36,6 +37,8 @@ from gpuexec.ir.precision import FP8, INT8, REFERENCE, ROUNDED, STORED, Precisio
 from gpuexec.ir.spec import dtype_row
 from gpuexec.ops.nn.attention import Attention, AttentionOverCache, RoundedAttention
 from gpuexec.ops.quant.rounded_weight import DOMAIN, RoundWeight
+from gpuexec.ops.tensor.copy import Concat
+from gpuexec.ops.tensor.gather import Gather
 from gpuexec.passes.remove_noops import find_dtypes
 
 _FLOAT = np.dtype(np.float32)
@@ -202,8 +205,10 @@ def _list_operands(node: Node) -> tuple[int, ...]:
 
 def _find_demand(graph: Graph, precision: Precision, chosen: Collection[Node]) -> _Demand:
     demand, outputs, readers = _Demand(), set(graph.outputs), graph.consumers()
+    finishing = {value for node in graph.nodes if _takes_roundings(node.operator) for value in node.outputs}
     for node in reversed(graph.nodes):
-        carried = _find_carried(node, demand, outputs, readers)
+        positions = _list_carried(node, precision, finishing)
+        carried = _find_carried(node, demand, outputs, readers) if positions else None
         if carried is not None:
             demand.carriers.add(node)
         is_stored = node.operator.takes_narrow and precision.name in STORED
@@ -212,7 +217,7 @@ def _find_demand(graph: Graph, precision: Precision, chosen: Collection[Node]) -
         for position, value in enumerate(node.inputs):
             if value is None:
                 continue
-            form = carried if position == 0 else None
+            form = carried if position in positions else None
             if node in chosen and position in _list_operands(node):
                 form = _Rounded(is_stored)
                 if precision.name == FP8 and value in graph.constants and node.operator.multiplied:
@@ -226,12 +231,28 @@ def _find_demand(graph: Graph, precision: Precision, chosen: Collection[Node]) -
     return demand
 
 
+def _takes_roundings(operator: Operator) -> bool:
+    """Return whether a rounding of what an operator makes costs no launch of its own, as a rule."""
+    return operator.takes_epilogue or type(operator).as_pointwise is not Operator.as_pointwise
+
+
+def _list_carried(node: Node, precision: Precision, finishing: Collection[Value | None]) -> tuple[int, ...]:
+    """Return the positions of inputs whose elements a node moves: what reads these may have them rounded before.
+
+    A view moves none. To copy what is rounded is cheaper, where those that make it round it.
+    """
+    operator = node.operator
+    if operator.makes_views and operator.keeps_dtype:
+        return (0,)
+    moved = {Gather.name: (0,), Concat.name: tuple(range(len(node.inputs)))}.get(operator.name, ())
+    is_cheaper = precision.name != FP8 and all(node.inputs[position] in finishing for position in moved)
+    return moved if is_cheaper else ()
+
+
 def _find_carried(
     node: Node, demand: _Demand, outputs: set[Value], readers: Mapping[Value, list[Node]]
 ) -> _Rounded | None:
-    """Return the form in which all that read a view want what it shows; None where they differ."""
-    if not (node.operator.makes_views and node.operator.keeps_dtype):
-        return None
+    """Return the form in which all that read what a node moves want it; None where they differ."""
     shown = [value for value in node.outputs if value is not None and (value in readers or value in outputs)]
     if not shown or any(value in outputs or demand.plain_reads[value] for value in shown):
         return None

@@ -34,14 +34,18 @@ def leave_out_roundings(graph: Graph, specs: Mapping[Value, TensorSpec], target:
     nodes = []
     for node in graph.nodes:
         inputs = tuple([sources.get(value, value) for value in node.inputs])
-        operator = node.operator
-        if any(value in left_out for value in node.outputs):
-            if not isinstance(operator, Fused):
-                sources[node.outputs[0]] = inputs[0]
-                continue
-            operator = operator.without_last_step()
+        operator, outputs = node.operator, node.outputs
+        gone = [position for position, value in enumerate(outputs) if value in left_out]
+        if gone and not isinstance(operator, Fused):
+            sources[outputs[0]] = inputs[0]
+            continue
+        if gone:
+            assert isinstance(operator, Fused)
+            operator, places = operator.without_roundings(gone)
+            outputs = tuple([node.outputs[places.index(place)] for place in range(max(places) + 1)])
+            sources.update({value: outputs[place] for value, place in zip(node.outputs, places, strict=True)})
         is_same = operator is node.operator and inputs == node.inputs
-        nodes.append(node if is_same else replace(node, operator=operator, inputs=inputs))
+        nodes.append(node if is_same else replace(node, operator=operator, inputs=inputs, outputs=outputs))
     return replace(graph, nodes=tuple(nodes))
 
 
@@ -49,9 +53,10 @@ def _find_left_out(graph: Graph, specs: Mapping[Value, TensorSpec], target: Targ
     """Return the rounded values that nothing wants rounded."""
     precisions: dict[Value | None, str] = {}
     for node in graph.nodes:
-        precision = _find_rounding(node.operator)
-        if precision and node.outputs[0] not in graph.outputs:
-            precisions[node.outputs[0]] = precision
+        for position, value in enumerate(node.outputs):
+            precision = _find_rounding(node.operator, position)
+            if precision and value not in graph.outputs:
+                precisions[value] = precision
     left_out = set(precisions)
     for node in graph.nodes if left_out else ():
         given = [None if value is None else specs[value] for value in node.inputs]
@@ -61,9 +66,10 @@ def _find_left_out(graph: Graph, specs: Mapping[Value, TensorSpec], target: Targ
     return left_out
 
 
-def _find_rounding(operator: Operator) -> str:
-    """Return the precision that an operator does nothing but round to, at all or as the last step; empty: none."""
+def _find_rounding(operator: Operator, position: int) -> str:
+    """Return the precision that an operator does nothing but round to where it makes an output; empty: none."""
     if isinstance(operator, Fused):
-        *before, last = operator.parts.steps
-        return _find_rounding(last.operator) if before or operator.parts.view is None else ""
+        result = operator.results[position]
+        is_alone = len(operator.steps) == 1 and operator.view is not None
+        return _find_rounding(operator.parts.steps[result - 1].operator, 0) if result and not is_alone else ""
     return str(operator.to) if operator.name == ROUND_OPERAND else ""  # type: ignore[attr-defined]

@@ -6,13 +6,13 @@
 
 constexpr int kMaxInputs = 8;  // MAX_INPUTS of elementwise_variadic.py
 
-struct Max {
+struct Maximum {
   template <class A>
   static __device__ A apply(A a, A b) {
     return max_keeping_nan(a, b);
   }
 };
-struct Min {
+struct Minimum {
   template <class A>
   static __device__ A apply(A a, A b) {
     return min_keeping_nan(a, b);

@@ -64,7 +64,8 @@ __device__ inline void store_fours(const SimtGemm& gemm, const R* c, Y* y, i64 s
       value += widen(c[(HasBatches ? start : 0) + row * gemm.c_row + at * gemm.c_column]) * gemm.beta;
     }
   }
-  finish.many(values, places, gemm.y_column);
+  const int insides[2] = {gemm.columns - column, gemm.columns - (column + kGap)};
+  finish.many(values, places, {insides[0] < 4 ? insides[0] : 4, insides[1] < 4 ? insides[1] : 4}, gemm.y_column);
 #pragma unroll
   for (int first = 0; first < kEight; first += kPiece) {
     const int inside = gemm.columns - (column + first / 4 * kGap);

@@ -44,7 +44,8 @@ __device__ inline void store_four(const SimtGemm& gemm, const float* c, Y* y, i6
     values[0][j] = sums[j] * gemm.alpha;
     if (c && column + j < gemm.columns) values[0][j] += c[row * gemm.c_row + (column + j) * gemm.c_column] * gemm.beta;
   }
-  finish.many(values, places, gemm.y_column);
+  const int inside = gemm.columns - column;
+  finish.many(values, places, {inside < 4 ? inside : 4}, gemm.y_column);
   Y* const target = y + places[0];
   if (gemm.wide & kWideY) {
     if (column < gemm.columns) {

@@ -56,15 +56,17 @@ __device__ inline void store_sums(const Gemm& gemm, i64 row, i64 column, Acc<T> 
   const int rows = int(gemm.rows - row < kSums ? gemm.rows - row : kSums);
   const int columns = int(gemm.columns - column < kSums ? gemm.columns - column : kSums);
   i64 places[kSums];
+  int counts[kSums];
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
     places[i] = start + (row + i) * gemm.y_row + column * gemm.y_column;
+    counts[i] = i < rows ? columns : 0;
 #pragma unroll
     for (int j = 0; j < kSums; ++j) {
       if (i < rows && j < columns) sums[i][j] = scale_sum(gemm, row + i, column + j, sums[i][j], c);
     }
   }
-  finish.many(sums, places, gemm.y_column);
+  finish.many(sums, places, counts, gemm.y_column);
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
 #pragma unroll
@@ -136,7 +138,7 @@ __device__ inline void multiply_few_rows(const T* a, const Right& right, const T
   const i64 own_row = thread / kFewColumns, own_column = first_column + thread % kFewColumns;
   if (own_row >= gemm.rows || own_column >= gemm.columns) return;
   i64 place = start + own_row * gemm.y_row + own_column * gemm.y_column;
-  y[place] = finish(scale_sum(gemm, own_row, own_column, sum, c), place);
+  store_finished(finish, y, place, scale_sum(gemm, own_row, own_column, sum, c));
 }
 
 // The work of a block of gemm, for any form of its right operand. Waits before it reads any operand.

@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(kBlockThreads) normalize_channels(
     const A deviation = root_of(cast<A>(variance[channel]) + A(epsilon));
     values[0][i] = centered * (cast<A>(scale[channel]) / deviation) + cast<A>(bias[channel]);
   }
-  finish.many(values, {first}, kBlockThreads);
+  const i64 own = (count - first + kBlockThreads - 1) / kBlockThreads;
+  finish.many(values, {first}, {own < kPerThread ? int(own) : kPerThread}, kBlockThreads);
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     const i64 element = first + i * kBlockThreads;

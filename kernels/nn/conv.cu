@@ -67,7 +67,7 @@ __device__ inline void convolve_block(const T* x, const Weights& w, const T* bia
       column[0][i] = bias && i < count ? sums[i][j] + widen(bias[channel + i]) : sums[i][j];
     }
     const i64 place = (n * i64(sizes.by_out_channels.divisor) + channel) * outputs + position;
-    finish.many(column, {place}, outputs);
+    finish.many(column, {place}, {count}, outputs);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       if (i < count) y[place + i * outputs] = cast<T>(column[0][i]);
@@ -121,7 +121,7 @@ __device__ inline void make_output(const T* x, const Weights& w, const T* bias, 
     sum = multiply_add(w.at(place, Walk::scale_of(output)), widen(*source), sum);
   });
   if (bias) sum += widen(bias[output.channel]);
-  y[index] = finish(sum, index);
+  store_finished(finish, y, index, sum);
 }
 
 // Computes  what conv_gemm computes, for groups of one input or one output channel

@@ -248,24 +248,21 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 3)
     const int shift = int(start & 3);
     const int within = 4 * int(part) - shift;  // of the segment; its first four may begin before it
     if (within >= length) continue;
-    const bool is_whole = within >= 0 && within + 4 <= length;
     const float* source = outputs + segment * sizes.segment_pitch + 4 * int(part);
-    float values[1][4] = {};
+    if (within >= 0 && within + 4 <= length) {
+      float values[1][4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (u32(within + j) < u32(length)) values[0][j] = source[j];
-    }
-    finish.many(values, {start + within});
-    Vec<T, 4> finished;
+      for (int j = 0; j < 4; ++j) values[0][j] = source[j];
+      finish.many(values, {start + within}, {4});
+      Vec<T, 4> finished;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) finished.lanes[j] = cast<T>(values[0][j]);
-    if (is_whole) {
+      for (int j = 0; j < 4; ++j) finished.lanes[j] = cast<T>(values[0][j]);
       store_vec(y + start + within, finished);
       continue;
     }
-#pragma unroll
+#pragma unroll 1
     for (int j = 0; j < 4; ++j) {
-      if (u32(within + j) < u32(length)) y[start + within + j] = finished.lanes[j];
+      if (u32(within + j) < u32(length)) store_finished(finish, y, start + within + j, source[j]);
     }
   }
 }

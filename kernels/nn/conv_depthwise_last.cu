@@ -158,6 +158,7 @@ __global__ void __launch_bounds__(kDepthwiseLastThreads, 4)
                     place.channel;
   float values[kColumns * kFours][4];
   i64 places[kColumns * kFours];
+  int counts[kColumns * kFours];
 #pragma unroll
   for (int four = 0; four < kFours; ++four) {
     float addends[4] = {};
@@ -165,6 +166,7 @@ __global__ void __launch_bounds__(kDepthwiseLastThreads, 4)
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       places[i * kFours + four] = first + i * sizes.channels + 4 * four;
+      counts[i * kFours + four] = place.column + i < sizes.counts[1] ? 4 : 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float sum = sums[i][4 * four + j];
@@ -173,7 +175,7 @@ __global__ void __launch_bounds__(kDepthwiseLastThreads, 4)
     }
   }
   const auto finish = finish_by<R>(epilogue...);
-  finish.many(values, places);
+  finish.many(values, places, counts);
   constexpr int kAtOnce = kLoadLanes<Y> < kOwn ? kLoadLanes<Y> : kOwn;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {

@@ -231,13 +231,15 @@ __device__ inline void store_half(int half, const SimtConvTile<Tile>& at, const 
     if (first >= rows) break;
     float values[kGroups][Width];
     i64 indices[kGroups];
+    int counts[kGroups];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       const int row = first + group * kRowsAtOnce;
       read_fragment(values[group], staged_sum<Tile>(ring, row, column));
       indices[group] = place + (at.first_row + row) * conv.y_channel;
+      counts[group] = row < rows ? Width : 0;
     }
-    finish.many(values, indices);
+    finish.many(values, indices, counts);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
       if (first + group * kRowsAtOnce >= rows) break;

@@ -157,7 +157,7 @@ __device__ inline void normalize_row(
       if (affine.has_bias) result += cast<A>(bias[place]);
       values[0][k] = result;
     }
-    finish.many(values, {first + column}, team.lanes);
+    finish.many(values, {first + column}, {count}, team.lanes);
 #pragma unroll
     for (int k = 0; k < kGroup; ++k) {
       if (k < count) y[first + column + k * team.lanes] = cast<Y>(values[0][k]);
@@ -207,33 +207,6 @@ __global__ void __launch_bounds__(kBlockThreads, 1) normalize_rows(
   launch_dependents();
   normalize<A>(DenseRows<T>{x}, scale, bias, y, rows, columns, lanes, affine, epsilon, is_centered,
                [](i64, A, A) {}, [](i64, A) {}, finish_by<V>(epilogue...));
-}
-
-// Leaves results as they are, and stores each as Y beside.
-template <class Y>
-struct StoringBeside {
-  static constexpr int kGroup = 1;
-  Y* __restrict__ beside;
-
-  template <class A>
-  __device__ void many(A (&values)[1][1], const i64 (&indices)[1], i64) const {
-    beside[indices[0]] = cast<Y>(values[0][0]);
-  }
-};
-
-// Computes what normalize_rows does of floats, and the same rounded to Y.
-// Shapes   as normalize_rows; rounded [rows, columns] dense.
-// Grid     256 / lanes rows per block.
-// Needs    nothing of alignment.
-// Numerics as normalize_rows; what is rounded to Y is what is stored in y.
-template <class Y>
-__global__ void __launch_bounds__(kBlockThreads, 1) normalize_and_round_rows(
-    const float* __restrict__ x, const float* __restrict__ scale, const float* __restrict__ bias, float* __restrict__ y,
-    Y* __restrict__ rounded, i64 rows, i64 columns, int lanes, Affine affine, double epsilon, int is_centered) {
-  wait_for_predecessors();
-  launch_dependents();
-  normalize<float>(DenseRows<float>{x}, scale, bias, y, rows, columns, lanes, affine, epsilon, is_centered,
-                   [](i64, float, float) {}, [](i64, float) {}, StoringBeside<Y>{rounded});
 }
 
 // Computes what normalize_rows does, and mean and 1 / sqrt(variance + epsilon) of each row.

@@ -168,11 +168,13 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
   const i64 first = (i64(blockIdx.x) * kMapped * kBlockThreads + threadIdx.x) * 4;
   float values[kMapped][4];
   i64 places[kMapped];
+  int counts[kMapped];
   wait_for_predecessors();
   launch_dependents();
 #pragma unroll
   for (int i = 0; i < kMapped; ++i) {
     const i64 place = places[i] = first + i * (4 * kBlockThreads);
+    counts[i] = place < count ? 4 : 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) values[i][j] = 0.0f;
     if (place >= count) continue;
@@ -195,7 +197,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
       for (int j = 0; j < 4; ++j) map(j, center[outer], inverse[outer], scale[channel], bias[channel]);
     }
   }
-  finish.many(values, places);
+  finish.many(values, places, counts);
 #pragma unroll
   for (int i = 0; i < kMapped; ++i) {
     if (places[i] >= count) break;
@@ -284,7 +286,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
       values[0][i] = (widen(vector.lanes[i]) - center[i]) * inverse[i] * widen(scales.lanes[i]);
       values[0][i] += widen(biases.lanes[i]);
     }
-    finish.many(values, {place});
+    finish.many(values, {place}, {kSmallWidth});
     Vec<Y, kSmallWidth> finished;
 #pragma unroll
     for (int i = 0; i < kSmallWidth; ++i) finished.lanes[i] = cast<Y>(values[0][i]);

@@ -1,5 +1,6 @@
 // Pooling over one to three spatial axes: the largest, the mean, the p-norm of each window.
 #include "dependent_launch.cuh"
+#include "epilogue.cuh"
 #include "safe.cuh"
 #include "windows.cuh"
 
@@ -59,11 +60,11 @@ struct Place {
 //           sizes say so
 // Grid      one thread per window: x = window / 256
 // Needs     nothing; indices may be null
-// Numerics  exact; the first of equal values stays, a NaN wins and the first NaN stays
-template <class T>
+// Numerics  exact; the first of equal values stays, a NaN wins and the first NaN stays; then the epilogue
+template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, 1)
-    max_pool(const T* __restrict__ x, T* __restrict__ y, i64* __restrict__ indices, Windows windows,
-             WindowStrides strides, PoolSizes sizes, int is_column_major) {
+    max_pool(const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, i64* __restrict__ indices, Windows windows,
+             WindowStrides strides, PoolSizes sizes, int is_column_major, Epilogue... epilogue) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   Place place;
   const bool is_window = place.find(windows, strides, sizes, index);
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(256, 1)
     int e1 = windows.extents[1];
     where = is_column_major ? p0 + windows.extents[0] * (p1 + e1 * p2) : (p0 * e1 + p1) * windows.extents[2] + p2;
   });
-  y[index] = best;
+  store_made(finish_by<T>(epilogue...), y, index, best);
   if (indices) {
     i64 positions = i64(windows.extents[0]) * windows.extents[1] * windows.extents[2];
     indices[index] = where < 0 ? -1 : place.plane * positions + where;
@@ -93,11 +94,12 @@ __global__ void __launch_bounds__(256, 1)
 // Shapes    x [batch, channels, spatial] by strides, y [batch, channels, windows] dense, channels last where sizes say so
 // Grid      one thread per window: x = window / 256
 // Needs     nothing
-// Numerics  taps in row-major order, half and bf16 in float, one division, rounded once; NaN for a window without a tap
-template <class T>
+// Numerics  taps in row-major order, half and bf16 in float, one division, rounded once; NaN for a window without a
+//           tap; then the epilogue
+template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, 1)
-    average_pool(const T* __restrict__ x, T* __restrict__ y, Windows windows, WindowStrides strides, PoolSizes sizes,
-                 int counts_padding) {
+    average_pool(const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, Windows windows, WindowStrides strides, PoolSizes sizes,
+                 int counts_padding, Epilogue... epilogue) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   Place place;
   const bool is_window = place.find(windows, strides, sizes, index);
@@ -120,11 +122,11 @@ __global__ void __launch_bounds__(256, 1)
   place.visit_taps(windows, [&](int p0, int p1, int p2) {
     sum += widen(x[place.source + strides.offset(p0, p1, p2)]);
   });
-  y[index] = cast<T>(sum / Acc<T>(divisor));
+  store_made(finish_by<T>(epilogue...), y, index, cast<T>(sum / Acc<T>(divisor)));
 }
 
-__device__ inline float power(float x, float exponent) { return powf(x, exponent); }
-__device__ inline double power(double x, double exponent) { return pow(x, exponent); }
+__device__ inline float raise_to(float x, float exponent) { return powf(x, exponent); }
+__device__ inline double raise_to(double x, double exponent) { return pow(x, exponent); }
 __device__ inline float square_root(float x) { return sqrtf(x); }
 __device__ inline double square_root(double x) { return sqrt(x); }
 
@@ -132,11 +134,12 @@ __device__ inline double square_root(double x) { return sqrt(x); }
 // Shapes    x [batch, channels, spatial] by strides, y [batch, channels, windows] dense, channels last where sizes say so
 // Grid      one thread per window: x = window / 256
 // Needs     p of at least 1
-// Numerics  taps in row-major order, half and bf16 in float, rounded once; exact powers and roots for p = 1 and 2
-template <class T>
+// Numerics  taps in row-major order, half and bf16 in float, rounded once; exact powers and roots for p = 1 and 2;
+//           then the epilogue
+template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, 1)
-    lp_pool(const T* __restrict__ x, T* __restrict__ y, Windows windows, WindowStrides strides, PoolSizes sizes,
-            int p) {
+    lp_pool(const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, Windows windows, WindowStrides strides, PoolSizes sizes,
+            int p, Epilogue... epilogue) {
   typedef Acc<T> A;
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   Place place;
@@ -148,7 +151,8 @@ __global__ void __launch_bounds__(256, 1)
   place.visit_taps(windows, [&](int p0, int p1, int p2) {
     A value = widen(x[place.source + strides.offset(p0, p1, p2)]);
     value = value < A(0) ? -value : value;
-    sum += p == 1 ? value : p == 2 ? value * value : power(value, A(p));
+    sum += p == 1 ? value : p == 2 ? value * value : raise_to(value, A(p));
   });
-  y[index] = cast<T>(p == 1 ? sum : p == 2 ? square_root(sum) : power(sum, A(1.0 / p)));
+  const A root = p == 1 ? sum : p == 2 ? square_root(sum) : raise_to(sum, A(1.0 / p));
+  store_made(finish_by<T>(epilogue...), y, index, cast<T>(root));
 }

@@ -1,5 +1,6 @@
 // Softmax, LogSoftmax and Hardmax along one axis of a dense tensor.
 #include "dependent_launch.cuh"
+#include "epilogue.cuh"
 #include "softmax_state.cuh"
 
 // The second number of __launch_bounds__ keeps ptxas from spilling held elements for more blocks at a time.
@@ -14,10 +15,10 @@ enum SoftmaxForm { kPlain, kLog, kGuarded };
 // Needs    nothing of alignment.
 // Numerics in Acc<T>, one rounding; rows of up to 16 * lanes columns in registers (one read), longer ones by running
 //          sums (two reads). A row whose maximum is not finite gives NaN, guarded 0.
-template <class T>
+template <class T, class... Epilogue>
 __global__ void __launch_bounds__(kBlockThreads, 1) softmax(
-    const T* __restrict__ x, T* __restrict__ y, i64 rows, i64 columns, i64 inner, int lanes, int lane_stride,
-    int form) {
+    const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, i64 rows, i64 columns, i64 inner, int lanes, int lane_stride,
+    int form, Epilogue... epilogue) {
   typedef Acc<T> A;
   typedef SoftmaxState<A> State;
   __shared__ A shared[kBlockThreads];
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) softmax(
   const i64 end = team.row < rows ? columns : 0;
   const i64 start = end > 0 ? row_start(team.row, columns, inner) : 0;
   x += start;
-  y += start;
+  const auto finish = finish_by<T>(epilogue...);
   wait_for_predecessors();
   launch_dependents();
 
@@ -35,7 +36,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) softmax(
     const int own = end > team.lane ? int(end - team.lane + lanes - 1) / lanes : 0;
     const i64 step = lanes * inner;
     const T* source = x + team.lane * inner;
-    T* destination = y + team.lane * inner;
+    i64 place = start + team.lane * inner;
     A held[kHeld];
     A largest = limits<A>::negative_inf();
 #pragma unroll
@@ -57,9 +58,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1) softmax(
     const A log_sum = is_log ? log_of(sum) : A(0);
     const bool is_zero = form == kGuarded && sum != sum;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i, destination += step) {
+    for (int i = 0; i < kHeld; ++i, place += step) {
       if (i >= own) break;
-      *destination = cast<T>(is_zero ? A(0) : is_log ? held[i] - log_sum : held[i] / sum);
+      store_made(finish, y, place, cast<T>(is_zero ? A(0) : is_log ? held[i] - log_sum : held[i] / sum));
     }
     return;
   }
@@ -74,7 +75,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1) softmax(
   const bool is_zero = form == kGuarded && sum != sum;
   for (i64 column = team.lane; column < end; column += lanes) {
     const A shifted = widen(x[column * inner]) - state.largest;
-    y[column * inner] = cast<T>(is_zero ? A(0) : is_log ? shifted - log_sum : exp_of(shifted) / sum);
+    const T made = cast<T>(is_zero ? A(0) : is_log ? shifted - log_sum : exp_of(shifted) / sum);
+    store_made(finish, y, start + column * inner, made);
   }
 }
 

@@ -109,8 +109,8 @@ __global__ void __launch_bounds__(256, 1) draw_lp_pool(
     place.visit_taps(windows, [&](int p0, int p1, int p2) {
       A value = widen(x[place.source + strides.offset(p0, p1, p2)]);
       value = value < A(0) ? -value : value;
-      sum += p == 1 ? value : p == 2 ? value * value : power(value, A(p));
+      sum += p == 1 ? value : p == 2 ? value * value : raise_to(value, A(p));
     });
-    return cast<T>(p == 1 ? sum : p == 2 ? square_root(sum) : power(sum, A(1.0 / p)));
+    return cast<T>(p == 1 ? sum : p == 2 ? square_root(sum) : raise_to(sum, A(1.0 / p)));
   });
 }

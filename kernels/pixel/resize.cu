@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(256, 1) draw_resize_blend(
     const __grid_constant__ ResizeWalk walk, double fill) {
   draw<T>(y, walk.count, [&](i64 index) {
     const ResizePlace place(walk, index);
-    if (is_outside(place, walk, positions)) return finish<T>(fill);
-    return finish<T>(blend_texels<0, T, Weight<T>>(x, place.base, positions, weights, walk, place));
+    if (is_outside(place, walk, positions)) return round_blend<T>(fill);
+    return round_blend<T>(blend_texels<0, T, Weight<T>>(x, place.base, positions, weights, walk, place));
   });
 }

@@ -1,5 +1,6 @@
 // Reductions: sums, products, extrema, norms, log-sum-exp, ArgMax and ArgMin.
 #include "dependent_launch.cuh"
+#include "epilogue.cuh"
 #include "index.cuh"
 #include "reduce.cuh"
 #include "softmax_state.cuh"
@@ -104,10 +105,10 @@ __device__ inline typename Op::Partial fold_serially(
 // Grid     256 / lanes rows per block.
 // Needs    nothing of alignment; terms may be 0 (the identity is finished), rows may not.
 // Numerics partial in Acc<T>; every lanes-th term serially, then a tree over lanes; one rounding.
-template <class Op, class T>
+template <class Op, class T, class... Epilogue>
 __global__ void __launch_bounds__(kBlockThreads) reduce(
-    const T* __restrict__ x, T* __restrict__ y, Strided<kMaxRank, 1> kept, Strided<kMaxRank, 1> reduced, int lanes,
-    int lane_stride, int finish) {
+    const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, Strided<kMaxRank, 1> kept, Strided<kMaxRank, 1> reduced, int lanes,
+    int lane_stride, int finish, Epilogue... epilogue) {
   typedef typename Op::Partial Partial;
   __shared__ Partial shared[kBlockThreads];
   const Team team(lanes, lane_stride);
@@ -118,7 +119,9 @@ __global__ void __launch_bounds__(kBlockThreads) reduce(
   launch_dependents();
   Partial partial = fold_serially<Op>(x + start[0], reduced, team.lane, lanes, is_live ? reduced.count : 0);
   partial = team.fold(partial, shared, Op::merge);
-  if (is_live && team.lane == 0) y[team.row] = Op::finish(partial, finish, reduced.count);
+  if (is_live && team.lane == 0) {
+    store_made(finish_by<T>(epilogue...), y, team.row, Op::finish(partial, finish, reduced.count));
+  }
 }
 
 // Computes y[row] = (sum of |x|^power over the reduced axes)^(1 / power).
@@ -126,10 +129,10 @@ __global__ void __launch_bounds__(kBlockThreads) reduce(
 // Grid     256 / lanes rows per block.
 // Needs    nothing of alignment.
 // Numerics powers and sum in Acc<T>, order as reduce; one rounding.
-template <class T>
+template <class T, class... Epilogue>
 __global__ void __launch_bounds__(kBlockThreads) lp_norm(
-    const T* __restrict__ x, T* __restrict__ y, Strided<kMaxRank, 1> kept, Strided<kMaxRank, 1> reduced, int lanes,
-    int lane_stride, float power) {
+    const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, Strided<kMaxRank, 1> kept, Strided<kMaxRank, 1> reduced, int lanes,
+    int lane_stride, float power, Epilogue... epilogue) {
   typedef Acc<T> A;
   __shared__ A shared[kBlockThreads];
   const Team team(lanes, lane_stride);
@@ -145,7 +148,9 @@ __global__ void __launch_bounds__(kBlockThreads) lp_norm(
     total += power_of(magnitude_of(widen(x[start[0] + offset[0]])), A(power));
   }
   total = team.fold(total, shared, add<A>);
-  if (is_live && team.lane == 0) y[team.row] = cast<T>(power_of(total, A(1) / A(power)));
+  if (is_live && team.lane == 0) {
+    store_made(finish_by<T>(epilogue...), y, team.row, cast<T>(power_of(total, A(1) / A(power))));
+  }
 }
 
 // Computes partials[chunk] = fold of the terms [chunk * length, (chunk + 1) * length): the first half of a reduction to
@@ -174,9 +179,9 @@ __global__ void __launch_bounds__(kBlockThreads) reduce_chunks(
 // Grid     one block.
 // Needs    partials aligned to 16 bytes.
 // Numerics every 256th partial serially, then a tree; one rounding.
-template <class Op, class T>
+template <class Op, class T, class... Epilogue>
 __global__ void __launch_bounds__(kBlockThreads) reduce_partials(
-    const typename Op::Partial* __restrict__ partials, T* __restrict__ y, i64 chunks, i64 terms, int finish) {
+    const typename Op::Partial* __restrict__ partials, Stored<T, Epilogue...>* __restrict__ y, i64 chunks, i64 terms, int finish, Epilogue... epilogue) {
   typedef typename Op::Partial Partial;
   __shared__ Partial shared[kBlockThreads];
   const Team team(kBlockThreads, 1);
@@ -185,7 +190,7 @@ __global__ void __launch_bounds__(kBlockThreads) reduce_partials(
   Partial partial = Op::identity();
   for (i64 chunk = team.lane; chunk < chunks; chunk += kBlockThreads) partial = Op::merge(partial, partials[chunk]);
   partial = team.fold(partial, shared, Op::merge);
-  if (team.lane == 0) y[0] = Op::finish(partial, finish, terms);
+  if (team.lane == 0) store_made(finish_by<T>(epilogue...), y, 0, Op::finish(partial, finish, terms));
 }
 
 // Computes y[row] = place of the extremum of x along the reduced axis.

@@ -1,5 +1,6 @@
 // Resize by tables: each output element reads the input positions that its row of every axis names.
 #include "dependent_launch.cuh"
+#include "epilogue.cuh"
 #include "index.cuh"
 
 constexpr int kLevels = 4;  // axes that change, outermost first
@@ -92,7 +93,7 @@ __device__ inline W blend(const T* x, i64 offset, const i32* positions, const W*
 
 // Integers round to nearest even and saturate; NaN gives 0.
 template <class T, class W>
-__device__ inline T finish(W value) {
+__device__ inline T round_blend(W value) {
   if constexpr (!kIsInteger<T>) {
     return cast<T>(value);
   } else {
@@ -109,18 +110,18 @@ __device__ inline T finish(W value) {
 // Needs     nothing
 // Numerics  float for half, bf16 and float, double for double and integers; products and sums rounded apart, taps in
 //           order, the innermost axis first; rounded once
-template <class T>
+template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, 1)
     resize_blend(const T* __restrict__ x, const i32* __restrict__ positions,
-                 const Weight<T>* __restrict__ weights, T* __restrict__ y, ResizeWalk walk, double fill) {
+                 const Weight<T>* __restrict__ weights, Stored<T, Epilogue...>* __restrict__ y,
+                 ResizeWalk walk, double fill, Epilogue... epilogue) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   wait_for_predecessors();
   launch_dependents();
   if (index >= walk.count) return;
   ResizePlace place(walk, index);
-  if (place.is_outside(walk, positions)) {
-    y[index] = finish<T>(fill);
-    return;
-  }
-  y[index] = finish<T>(blend<0, T, Weight<T>>(x, place.base, positions, weights, walk, place));
+  const T made = place.is_outside(walk, positions)
+                     ? round_blend<T>(fill)
+                     : round_blend<T>(blend<0, T, Weight<T>>(x, place.base, positions, weights, walk, place));
+  store_made(finish_by<T>(epilogue...), y, index, made);
 }

@@ -10,7 +10,7 @@ import pytest
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.operator import Operator, build
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
-from gpuexec.ops.elementwise.epilogue import FINISHED, STORING
+from gpuexec.ops.elementwise.epilogue import FINISHED, without_epilogue
 from gpuexec.ops.nn.conv_depthwise_last import LAST_FORMS, LAST_TYPES, name_last
 from tests.ir.graph_builder import GraphBuilder
 from tests.ops.harness import keep_plans
@@ -20,7 +20,7 @@ PRECISIONS = {HALF: "fp16", BFLOAT16: "bf16"}
 CHANNELS = 16
 # What a kernel has behind it: nothing, steps, or steps that end in a Cast to the type.
 ENDS = [None, "steps", HALF, BFLOAT16]
-MULTIPLY: tuple[Any, ...] = (("Mul", (), (-1, 3)), ("Relu", (), (-1,)))
+MULTIPLY: tuple[Any, ...] = (("Mul", (), (-1, 3)), ("Relu", (), (-2,)))
 
 
 def find_launched(
@@ -57,23 +57,21 @@ def end(name: str, attributes: dict[str, Any], result: Any, ending: Any) -> tupl
         return build(name, attributes), result
     steps = MULTIPLY
     if ending != "steps":
-        steps, result = (*steps, ("Cast", (("to", dtype_row(ending).code),), (-1,))), ending
-    return build(f"gpuexec.Fused{name}", {**attributes, "steps": steps}), result
+        steps, result = (*steps, ("Cast", (("to", dtype_row(ending).code),), (-3,))), ending
+    return build(f"gpuexec.Fused{name}", {**attributes, "steps": steps, "results": (len(steps),)}), result
 
 
-def find_instance(kernel: Kernel, ending: Any) -> Kernel | None:
-    """Return the instance with what is behind it; None where there is none."""
-    if ending is None:
-        return kernel
-    return FINISHED[kernel] if ending == "steps" else STORING.get((kernel, ending))
+def has_ending(kernel: Kernel, ending: Any) -> bool:
+    """Return whether a kernel has an instance with what is behind it."""
+    return ending in (None, "steps") or ending in FINISHED[kernel].stored
 
 
 def list_cases() -> list[Any]:
-    """Return each instance, and what to plan for it: form or lie, types, ending."""
+    """Return each kernel, and what to plan for it: form or lie, types, ending."""
     rows: list[Any] = []
     for ending in ENDS:
         for types in LAST_TYPES:
-            rows += [(find_instance(name_last(types, form), ending), form, types, ending) for form in LAST_FORMS]
+            rows += [(name_last(types, form), form, types, ending) for form in LAST_FORMS]
         for dtype in (FLOAT, HALF, BFLOAT16):
             code = dtype_row(dtype).cuda
             for lies, name in (
@@ -81,8 +79,8 @@ def list_cases() -> list[Any]:
                 ("large", f"normalize_large_channels<{code}, true>"),
                 ("large, row-major", f"normalize_large_channels<{code}, false>"),
             ):
-                rows.append((find_instance(Kernel("norm_channels.cu", name), ending), lies, (dtype, dtype), ending))
-    return [pytest.param(*row, id=row[0].expression) for row in rows if row[0] is not None]
+                rows.append((Kernel("norm_channels.cu", name), lies, (dtype, dtype), ending))
+    return [pytest.param(*row, id=f"{row[0].expression}-{row[3]}") for row in rows if has_ending(row[0], row[3])]
 
 
 @pytest.mark.plans
@@ -100,4 +98,9 @@ def test_instances_are_launched(wanted: Kernel, form: Any, types: tuple[Any, Any
     if ending is not None:
         others.append(np.ones((CHANNELS, 1, 1), result))
     op, made = end(name, attributes, result, ending)
-    assert wanted in find_launched(op, (dtype, made), others, extents, is_alone=form == "large, row-major")
+    launched = find_launched(op, (dtype, made), others, extents, is_alone=form == "large, row-major")
+    if ending is None:
+        assert wanted in launched
+        return
+    (finished,) = [each for each in launched if each.text and without_epilogue(each.expression) == wanted.expression]
+    assert f"typedef {dtype_row(made).cuda} Stored;" in finished.text

@@ -23,6 +23,7 @@ from gpuexec.planner.template import plan_graph
 from tests.devices.execute import LoadedPlan
 from tests.devices.opening import make_simulator
 from tests.ir.graph_builder import GraphBuilder, compute_graph
+from tests.ops.chains import chain
 from tests.ops.test_conv_simt import CheckingEmitter
 
 Array = np.ndarray[Any, Any]
@@ -113,7 +114,7 @@ def test_epilogues_are_exact(form: tuple[int, int], types: tuple[Any, Any], mode
     if result != dtype:
         attributes["precision"] = PRECISIONS[dtype]
         steps += (("Cast", (("to", dtype_row(dtype).code),), (-1,)),)
-    op, emit = build("gpuexec.FusedConv", {**attributes, "steps": steps}), CheckingEmitter(mode=mode)
+    op, emit = build("gpuexec.FusedConv", {**attributes, **chain(steps)}), CheckingEmitter(mode=mode)
     np.testing.assert_array_equal(convolve(emit, op, x, w, bias, scale), op.compute(x, w, bias, scale)[0])
     assert emit.names == ["conv_depthwise_last"]
 

@@ -42,6 +42,7 @@ from tests.devices.execute import LoadedPlan, run_template
 from tests.devices.opening import make_simulator, open_device
 from tests.ir.graph_builder import GraphBuilder, compute_graph
 from tests.model.small_models import make_model
+from tests.ops.chains import chain
 from tests.ops.harness import Case, run_case
 
 Array = np.ndarray[Any, Any]
@@ -297,7 +298,7 @@ def test_operators_by_tile(
     if result == FLOAT:
         attributes["precision"] = PRECISIONS[dtype]
     if steps:
-        attributes["steps"] = steps
+        attributes |= chain(steps)
         given.append(scale)
         expected = np.maximum(expected * scale, np.zeros((), result))
     stored = dtype if steps and steps[-1] == CAST.get(dtype) else result
@@ -374,7 +375,7 @@ def test_groups_are_batches(groups: int, channels: int, outs: int, kernel: int) 
     scale = graph.constant(integers(groups * outs, 1, 1))
     given = value, graph.constant(weight), graph.constant(bias), scale
     steps = (("Mul", (), (-1, 3)),)
-    made = graph.graph(graph.node(build("gpuexec.FusedConv", {"group": groups, "steps": steps}), *given))
+    made = graph.graph(graph.node(build("gpuexec.FusedConv", {"group": groups, **chain(steps)}), *given))
     got, names, _ = plan(made, x)
     np.testing.assert_array_equal(got[0], compute_graph(made, {"x": x})[0])
     assert "conv_mma" in names and "mma_gemm" not in names

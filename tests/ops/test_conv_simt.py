@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.library import Schedule
-from gpuexec.devices.simulator.module import SimulatorFunction, load_file
+from gpuexec.devices.simulator.module import SimulatorFunction, load_file, load_generated
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides
 from gpuexec.ir.gpus import find_gpu
@@ -25,6 +26,7 @@ from gpuexec.ir.weight_forms import PackedForm, WeightForm
 from gpuexec.ops.lib.slices import LARGE_TILE, MAX_SLICES, MIN_SLABS, SLAB_DEPTH, Slices
 from gpuexec.ops.nn import conv_simt
 from gpuexec.ops.nn.conv_simt import ConvPhases, ConvTaps
+from tests.ops.chains import chain
 from tests.ops.direct import DirectEmitter
 
 Array = np.ndarray[Any, Any]
@@ -33,7 +35,10 @@ RUNS = 25  # random shapes of a kind
 
 
 def load(kernel: Kernel, mode: Any) -> SimulatorFunction:
-    if (kernel, mode) not in LOADED:
+    if kernel.text and (kernel, mode) not in LOADED:
+        module = load_generated(find_source(kernel.source), [kernel], mode)
+        LOADED[kernel, mode] = module.functions[kernel.expression]
+    elif (kernel, mode) not in LOADED:
         # The whole file, as other tests have it compiled, but for counting.
         names = [kernel.expression] if mode == "count" else instantiations(kernel.source)
         LOADED[kernel, mode] = load_file(kernel.source, names, mode=mode)[kernel.expression]
@@ -222,7 +227,7 @@ def test_slices_of_tiles_with_an_epilogue() -> None:
     x, w = (integers(np.random.default_rng(3), *shape) for shape in ((1, 64, 5, 7), (9, 64, 3, 3)))
     emit = CheckingEmitter()
     steps = (("Relu", (), (-1,)),)
-    got = emit.run(build("gpuexec.FusedConv", {"steps": steps}), (x, w))
+    got = emit.run(build("gpuexec.FusedConv", chain(steps)), (x, w))
     np.testing.assert_array_equal(got, np.maximum(build("Conv", {}).compute(x, w)[0], 0))
     assert emit.grids[-1][1] > 1
 

@@ -179,7 +179,6 @@ CASES: dict[str, Build] = {
     "normalize_large_channels": expand_and("InstanceNormalization", EIGHT, EIGHT),
     "normalize_small_channels": convolve_and("InstanceNormalization", EIGHT, EIGHT),
     "normalize_and_measure_rows": then("LayerNormalization", ROW, ROW, count=2),
-    "normalize_and_round_rows": then("gpuexec.RoundedNormalization", ROW, ROW, count=2, to=16),
     "normalize_summed_rows": then("com.microsoft.SkipLayerNormalization", X, ROW),
     "normalize_channels": then("BatchNormalization", *(numbers(8) for _ in range(4)), shape=IMAGE),
     "measure_channels": then(

@@ -114,7 +114,7 @@ def test_what_has_kernels_says_whether_it_has_blits(name: str) -> None:
 
 def test_what_has_an_epilogue_says_so() -> None:
     """Producers are what launches a kernel with steps for its one result."""
-    stated = {name for name, cls in CLASSES.items() if cls.epilogue_rank is not None}
+    stated = {name for name, cls in CLASSES.items() if cls.takes_epilogue}
     assert stated == PRODUCERS.keys()
     for name in stated:
         found = find_operator(fused_name(name))

@@ -29,6 +29,7 @@ from gpuexec.planner.template import plan_graph
 from tests.devices.execute import run_template
 from tests.devices.opening import open_device
 from tests.model.small_models import make_model
+from tests.ops.chains import chain
 from tests.ops.harness import Case, run_case
 
 Array = np.ndarray[Any, Any]
@@ -252,7 +253,7 @@ def test_operators_by_tile(
     if result == FLOAT:
         attributes["precision"] = {HALF: "fp16", BFLOAT16: "bf16", FLOAT: "tf32"}[dtype]
     if steps:
-        attributes["steps"] = steps
+        attributes |= chain(steps, result)
         given.append(bias.astype(result))
         expected = np.maximum(expected.astype(result).astype(np.float64) + bias.astype(np.float64), 0)
         expected = expected.astype(result).astype(np.float64) * 0.5

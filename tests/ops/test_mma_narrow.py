@@ -19,6 +19,7 @@ from tests.devices.execute import run_template
 from tests.devices.opening import open_device
 from tests.ir.graph_builder import GraphBuilder
 from tests.ops.case import build_operator
+from tests.ops.chains import chain
 from tests.ops.counted_launch import CountedCase, compare, count_wavefronts, floats
 from tests.ops.harness import Case, run_case
 
@@ -31,7 +32,9 @@ FORMS += [pytest.param(FLOAT, each, id=f"{each} to float") for each in PRECISION
 CAST = {dtype: ("Cast", (("to", dtype_row(dtype).code),), (-1,)) for dtype in PRECISIONS.values()}
 
 
-def draw(pick: random.Random, rows: int, inner: int, columns: int, dtype: Any, **settings: Any) -> Case:
+def draw(
+    pick: random.Random, rows: int, inner: int, columns: int, dtype: Any, steps: tuple[Any, ...] = (), **settings: Any
+) -> Case:
     """Return a Gemm whose scales are powers of two, which no widened weight is rounded by.
 
     In a precision all but the left operand is float.
@@ -49,8 +52,8 @@ def draw(pick: random.Random, rows: int, inner: int, columns: int, dtype: Any, *
     if has_scales:
         attributes["scale_axis"] = int(not turned)
     expected, name = exact.astype(dtype), "gpuexec.NarrowGemm"
-    if steps := settings.get("steps", ()):
-        name = "gpuexec.FusedNarrowGemm"
+    if steps:
+        name, attributes = "gpuexec.FusedNarrowGemm", {**attributes, **chain(steps)}
         expected = np.maximum(expected, 0).astype(left if CAST[left] in steps else dtype)
     return Case("drawn", name, tuple(given), attributes, expected=(expected,), const=(1,))
 

@@ -171,29 +171,7 @@ def groups() -> list[Case]:
     ]  # fmt: skip
 
 
-def rounded(case: Case, dtype: Any) -> Case:
-    """Return a case of a normalization of floats with its result in a type beside."""
-    assert case.expected is not None
-    is_centered = int(case.op == "LayerNormalization")
-    attributes = {**case.attributes, "is_centered": is_centered, "to": 10 if dtype is np.float16 else 16}
-    y = case.expected[0]
-    return Case(
-        f"rounded-{case.id}-{np.dtype(dtype).name}", "gpuexec.RoundedNormalization", case.inputs, attributes,
-        outputs=(True, True), expected=(y, y.astype(dtype)), terms=case.terms,
-    )  # fmt: skip
-
-
-def rounded_cases() -> list[Case]:
-    row, long = sample((3, 40)), sample((2, 5000))
-    return [
-        rounded(layer("row", row, sample((40,)), sample((40,))), np.float16),
-        rounded(layer("long", long, sample((5000,))), BF16),
-        rounded(layer("axes", sample((3, 4, 5)), sample((4, 5)), axis=1), BF16),
-        rounded(rms("row", row, sample((40,)), epsilon=0.5), np.float16),
-    ]
-
-
-ALL = [*layers(), *rms_cases(), *instances(), *groups(), *rounded_cases()]
+ALL = [*layers(), *rms_cases(), *instances(), *groups()]
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.id)

@@ -11,6 +11,7 @@ import pytest
 from gpuexec.ir.operator import Operator, build
 from gpuexec.ir.spec import BFLOAT16, dtype_row
 from tests.ir.graph_builder import GraphBuilder, compute_graph
+from tests.ops.chains import chain
 from tests.ops.test_conv_depthwise_last import convolve, plan
 from tests.ops.test_conv_simt import CheckingEmitter
 from tests.ops.tolerance import assert_close
@@ -90,7 +91,7 @@ def test_epilogues(dtype: Any) -> None:
         steps += (("Cast", (("to", dtype_row(HALF).code),), (-1,)),)
     scale = np.random.default_rng(5).random((16, 1, 1)).astype(dtype)
     given = (*make(dtype, 1, 16, 68, 64), scale)
-    op = build("gpuexec.FusedInstanceNormalization", {"steps": steps})
+    op = build("gpuexec.FusedInstanceNormalization", chain(steps))
     row_major, last = normalize(op, given, "plain")
     np.testing.assert_array_equal(row_major, last)
     expected = op.compute(*given)[0]
@@ -113,7 +114,7 @@ def test_small_channels_that_lie_last_are_added_as_rows_are(positions: int, dtyp
 
 def test_epilogue_of_small_channels() -> None:
     steps = (("LeakyRelu", (("alpha", 0.1),), (-1,)), ("Cast", (("to", dtype_row(HALF).code),), (-1,)))
-    op, given = build("gpuexec.FusedInstanceNormalization", {"steps": steps}), make(FLOAT, 2, 16, 9, 7)
+    op, given = build("gpuexec.FusedInstanceNormalization", chain(steps)), make(FLOAT, 2, 16, 9, 7)
     row_major, last = CheckingEmitter(mode="plain"), CheckingEmitter(mode="check")
     np.testing.assert_array_equal(convolve(last, op, *given), row_major.run(op, given))
     assert last.names == ["normalize_small_channels"]

@@ -26,6 +26,7 @@ from tests.devices.execute import run_template, specs_of
 from tests.devices.opening import make_simulator, open_device
 from tests.ir.graph_builder import GraphBuilder
 from tests.ops.case import build_operator
+from tests.ops.chains import chain
 from tests.ops.counted_launch import CountedCase, compare, count_wavefronts, floats
 from tests.ops.harness import Case, plan_case, run_case, run_planned
 
@@ -91,7 +92,7 @@ def finish(case: Case) -> Case:
     (made,) = case.expected or ()
     beside = np.arange(-2, made.shape[-1] - 2).astype(FLOAT)
     expected = (np.maximum(made + beside, 0),)
-    attributes = {**case.attributes, "steps": STEPS}
+    attributes = {**case.attributes, **chain(STEPS)}
     return Case("finished", "gpuexec.FusedScaledMatMul", (*case.inputs, beside), attributes, expected=expected)
 
 

@@ -34,10 +34,7 @@ LANES = {"k": (1, 2, 4, 8), "columns": (8, 16, 32)}
 
 @functools.cache
 def load(source: str, mode: Mode) -> Mapping[str, SimulatorFunction]:
-    # The whole file, as other tests have it compiled, but for counting.
-    return load_file(
-        source, [each for each in instantiations(source) if mode != "count" or "Steps" not in each], mode=mode
-    )
+    return load_file(source, instantiations(source), mode=mode)  # the whole file, as other tests have it compiled
 
 
 @dataclass(frozen=True)

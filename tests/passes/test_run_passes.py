@@ -38,7 +38,6 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
     assert [each.name for each in AT_PLAN] == [
         "fold_shapes",
         "recognise_attention",
-        "fuse_rounding",
         "fuse_epilogues",
         "fuse_regions",
         "remove_dead",

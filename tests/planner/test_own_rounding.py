@@ -18,6 +18,7 @@ from gpuexec.planner.own_rounding import leave_out_roundings
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
 from gpuexec.planner.template import plan_graph
 from tests.ir.graph_builder import GraphBuilder
+from tests.ops.chains import chain
 
 SHAPE = (1, 8, 6, 5)
 ROUND = "gpuexec.RoundOperand"
@@ -35,7 +36,7 @@ class Builder(GraphBuilder):
         weight = self.constant(np.ones((8, 8 // attributes.get("group", 1), 3, 3), np.float32))
         attributes |= {"pads": (1,) * 4, "precision": precision}
         name = "gpuexec.FusedConv" if steps else "Conv"
-        return self.node(build(name, attributes | ({"steps": steps} if steps else {})), x, weight)
+        return self.node(build(name, attributes | (chain(steps) if steps else {})), x, weight)
 
 
 def name_left(graph: Graph, target: str = "sm_80") -> list[str]:
@@ -97,7 +98,7 @@ def test_a_rounding_stays_for_others(reader: str) -> None:
     else:
         steps = (("Add", (), (-1, 2)),)
         weight = graph.constant(np.ones((8, 8, 1, 1), np.float32))
-        op = build("gpuexec.FusedConv", {"precision": "tf32", "steps": steps})
+        op = build("gpuexec.FusedConv", {"precision": "tf32", **chain(steps)})
         outputs.append(graph.node(op, x, weight, rounded))
     assert name_left(graph.graph(*outputs))[0] == ROUND
 

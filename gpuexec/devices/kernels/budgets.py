@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from gpuexec.devices.kernels.nvrtc import CompiledKernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.target import Target
+from gpuexec.ops.elementwise.epilogue import without_epilogue
 
 REGISTERS = 64  # per thread: four blocks of 256 threads on a multiprocessor
 BLOCK_REGISTERS = 65536  # and of a multiprocessor
@@ -30,19 +31,11 @@ class Budget:
     reason: str = ""
 
 
-# Epilogues of floats that products have instances for, by what is stored.
-STEPS = ("Steps", "StepsTo<half>", "StepsTo<bf16>")
 _LIES = ("Lie::kAlongK", "Lie::kAcross")
-# Types of operands and results of products on tensor cores, with what their instances have behind the lies.
-MMA_FORMS = tuple(
-    (operands, result, steps and f", const {result}*, const {result}*, {steps}")
-    for operands in ("half", "bf16", "float")
-    for result in dict.fromkeys((operands, "float"))
-    for steps in ("", "Steps", f"StepsTo<{operands}>")
-    if operands != result == "float" or not steps.startswith("StepsTo")
-)
+# Types of operands and results of products on tensor cores.
+MMA_TYPES = (("half", "half"), ("half", "float"), ("bf16", "bf16"), ("bf16", "float"), ("float", "float"))
 
-# By file and kernel name, or by one instance of it.
+# By file and kernel name, or by one instance of it. One with an epilogue has the budget of the instance without.
 LARGER: Mapping[str, Budget] = {
     "attention.cu:attend": Budget(128, "4 x 4 scores beside 4 x 8 sums; two blocks of 256 threads fit"),
     "attention.cu:attend<double>": Budget(184, "the same in doubles, half as many; one block of 256 threads fits"),
@@ -85,17 +78,16 @@ LARGER: Mapping[str, Budget] = {
         112, "16 sums, a row of taps and the loads under way; four blocks of 128 threads fit"
     ),
     **{
-        f"conv_simt.cu:{name}<{tile}, {block}{steps}>": Budget(registers, reason)
+        f"conv_simt.cu:{name}<{tile}, {block}>": Budget(registers, reason)
         for name, tile, blocks, registers, reason in (
             ("simt_conv", "LargeTile", (16, 4, 1), 216, "as simt_gemm, which it is with gathered columns"),
             ("simt_conv", "SmallTile", (16, 4, 1), 128, "as simt_gemm, which it is with gathered columns"),
             ("simt_conv_transpose", "SmallTile", (16, 4), 128, "as simt_conv, which it is for each phase"),
         )
         for block in blocks
-        for steps in ("", ", const float*, const float*, Steps")
     },
     **{
-        f"conv_simt.cu:{name}_narrow<{tile}, {block}, {weight}{steps}>": Budget(
+        f"conv_simt.cu:{name}_narrow<{tile}, {block}, {weight}>": Budget(
             registers, "as with weights of float, and a vector of narrow ones under way"
         )
         for name, tile, blocks, weights, registers in (
@@ -106,7 +98,6 @@ LARGER: Mapping[str, Budget] = {
         )
         for block in blocks
         for weight in weights
-        for steps in ("", ", const float*, const float*, Steps")
     },
     "conv.cu:conv_direct_narrow": Budget(72, "as conv_direct, which it is with other weights"),
     "conv.cu:conv_gemm_narrow": Budget(128, "as conv_gemm, which it is with other weights"),
@@ -170,16 +161,15 @@ LARGER: Mapping[str, Budget] = {
     "gemv.cu:gemv_along_columns_narrow": Budget(128, "as gemv_along_columns, and a scale for each column"),
     "gemv.cu:gemv_along_k_narrow": Budget(128, "as gemv_along_k, and a scale for each column"),
     **{
-        f"simt_gemm.cu:simt_gemm{narrow}<{tile}{weight}{steps}>": Budget(registers, reason)
+        f"simt_gemm.cu:simt_gemm{narrow}<{tile}{weight}>": Budget(registers, reason)
         for tile, registers, reason in (
             ("LargeTile", 216, "8 x 8 sums; two blocks of 256 threads fit, but on sm_75, where one has all registers"),
             ("SmallTile", 128, "4 x 8 sums and fragments of two k; four blocks of 128 threads fit"),
         )
         for narrow, weight in (("", ""), ("_narrow", ", half"), ("_narrow", ", i8"))
-        for steps in ("", *(f", const float*, const float*, {steps}" for steps in (STEPS[:1] if narrow else STEPS)))
     },
     **{
-        f"mma_gemm.cu:mma_gemm<{operands}, {result}, {tile}, {left}, {right}{steps}>": Budget(registers, reason)
+        f"mma_gemm.cu:mma_gemm<{operands}, {result}, {tile}, {left}, {right}>": Budget(registers, reason)
         for tile, lefts, registers, reason in (
             ("LargeMma", _LIES[:1], 255, "128 sums beside fragments of two steps; one block of 256 threads fits"),
             ("MediumMma", _LIES[:1], 255, "128 sums beside fragments of two steps; two blocks of 128 threads fit"),
@@ -188,26 +178,25 @@ LARGER: Mapping[str, Budget] = {
         )
         for left in lefts
         for right in _LIES
-        for operands, result, steps in MMA_FORMS
+        for operands, result in MMA_TYPES
         if operands != "float" or left == right == _LIES[0]
     },
     **{
-        f"mma_float8.cu:mma_float8<{t}, {tile}{steps}>": Budget(registers, "as mma_gemm, and words that are widened")
+        f"mma_float8.cu:mma_float8<{t}, {tile}>": Budget(registers, "as mma_gemm, and words that are widened")
         for t in ("E4m3", "WidenedE4m3")
         for tile, registers in (("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168), ("FlatMma", 216))
-        for steps in ("", ", const float*, const float*, Steps")
     },
     **{
-        f"mma_narrow.cu:mma_narrow<{t}, {result}, SmallMma{steps}>": Budget(
+        f"mma_narrow.cu:mma_narrow<{t}, {result}, SmallMma>": Budget(
             168, "as mma_gemm, and weights under way; three blocks of 128 threads fit"
         )
-        for t, result, steps in MMA_FORMS
-        if t != "float" and (result == "float" or not steps)
+        for t, result in MMA_TYPES
+        if t != "float"
     },
     **{
-        f"conv_mma.cu:conv_mma<{operands}, {result}, {tile}{steps}>": Budget(registers, "as mma_gemm, over patches")
+        f"conv_mma.cu:conv_mma<{operands}, {result}, {tile}>": Budget(registers, "as mma_gemm, over patches")
         for tile, registers in (("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168), ("FlatMma", 208))
-        for operands, result, steps in MMA_FORMS
+        for operands, result in MMA_TYPES
         if operands != "float" or tile != "LargeMma"
     },
     "pool.cu:lp_pool<double>": Budget(72, "powers of doubles beside the bounds of a window"),
@@ -255,7 +244,8 @@ def find_excess(kernel: CompiledKernel, source: str, architecture: str, use: Ker
         architecture: ``"sm_90"``.
         use: How plans launch it, where that is known.
     """
-    budget = LARGER.get(f"{source}:{kernel.expression}") or LARGER.get(f"{source}:{_name(kernel)}", Budget(REGISTERS))
+    instance = without_epilogue(kernel.expression)
+    budget = LARGER.get(f"{source}:{instance}") or LARGER.get(f"{source}:{_name(kernel)}", Budget(REGISTERS))
     if kernel.spill_bytes:
         yield f"spills {kernel.spill_bytes} bytes with {kernel.registers} registers; expected none."
     if kernel.registers > budget.registers:

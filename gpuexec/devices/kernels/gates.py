@@ -8,16 +8,20 @@ Where that is not yet what it should be, ``aim`` says what is: a change that com
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gpuexec.devices.kernels.budgets import MMA_FORMS, STEPS, KernelUse
+from gpuexec.devices.kernels.budgets import MMA_TYPES, KernelUse
 from gpuexec.devices.kernels.kernel_source import WAITING_ARCHITECTURE
 from gpuexec.devices.kernels.machine_code import WAIT, CodeFigures, LoopFigures
 from gpuexec.devices.kernels.nvrtc import CompiledKernel
 from gpuexec.ir.gpus import find_gpu
 from gpuexec.ir.target import Target
+from gpuexec.ops.elementwise.epilogue import without_epilogue
 
 _NO_LOOP = LoopFigures(instructions=1, multiply_adds=0, integers=0, calls=0)
+
+
+_STEPS = 6000  # instructions of the steps of an epilogue
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +110,10 @@ _VECTORS_AIM = "12 integer instructions, of which the place of a thread in an in
 GATES: Mapping[str, Gate] = {
     # Products.
     **_products("matmul.cu:gemm<{t}>", _FLOATS, share=0.61, integers=104, instructions=3300, aim=_GEMM_AIM),
-    **_products(
-        "matmul.cu:gemm<{t}, const {t}*, const {t}*, Steps>", _HALVES,
-        share=0.61, integers=104, instructions=6400, calls=41, aim=_GEMM_AIM,
-    ),
     "matmul.cu:gemm_narrow": Gate(instructions=7200, blocks=2),
     # As simt_gemm; weights that are widened on the way take some 40 instructions of a slab, single ones 100.
     **{
-        f"simt_gemm.cu:simt_gemm_narrow<{tile}, {weight}{steps}>": Gate(
+        f"simt_gemm.cu:simt_gemm_narrow<{tile}, {weight}>": Gate(
             instructions=9500, store_bits=128, multiply_adds=slow, loop_integers=110, loop_calls=0, load_bits=loads,
             fast_multiply_adds=fast, opcodes=("FFMA",), blocks=blocks,
         )
@@ -122,17 +122,15 @@ GATES: Mapping[str, Gate] = {
             ("SmallTile", 2, (("half", 0.74, 0.79, 16), ("i8", 0.70, 0.77, 8))),
         )
         for weight, slow, fast, loads in rows
-        for steps in ("", ", const float*, const float*, Steps")
     },
     # Of each tile there is a loop for operands copied by 16 bytes and for those copied by 4. On sm_75, which copies by
     # registers, a multiprocessor holds one large block.
     **{
-        f"simt_gemm.cu:simt_gemm<{tile}{steps}>": Gate(
+        f"simt_gemm.cu:simt_gemm<{tile}>": Gate(
             instructions=11700, store_bits=128, multiply_adds=slow, loop_integers=80, loop_calls=0, load_bits=32,
             fast_multiply_adds=fast, fast_load_bits=128, opcodes=("FFMA",), blocks=blocks,
         )
         for tile, slow, fast, blocks in (("LargeTile", 0.83, 0.86, 1), ("SmallTile", 0.77, 0.825, 2))
-        for steps in ("", *(f", const float*, const float*, {steps}" for steps in STEPS))
     },
     "gemv.cu:gemv_along_k": Gate(instructions=5500, store_bits=128, opcodes=("FFMA",), blocks=2),
     "gemv.cu:gemv_along_columns": Gate(instructions=5500, store_bits=128, opcodes=("FFMA",), blocks=2),
@@ -147,18 +145,17 @@ GATES: Mapping[str, Gate] = {
     },
     # As mma_gemm along the inner extent, with half as many instructions for as many numbers.
     **{
-        f"mma_float8.cu:mma_float8<E4m3, {tile}{steps}>": Gate(
+        f"mma_float8.cu:mma_float8<E4m3, {tile}>": Gate(
             instructions=9000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
             opcodes=("QMMA", "LDSM", "LDGSTS"),
         )
         for tile, share, integers in (
             ("LargeMma", 0.62, 18), ("MediumMma", 0.61, 23), ("SmallMma", 0.43, 23), ("FlatMma", 0.29, 66)
         )
-        for steps in ("", ", const float*, const float*, Steps")
     },
     # A word of a fragment is widened by three instructions from sm_89 on, below by nine of integers and two products.
     **{
-        f"mma_float8.cu:mma_float8<WidenedE4m3, {tile}{steps}>": Gate(
+        f"mma_float8.cu:mma_float8<WidenedE4m3, {tile}>": Gate(
             instructions=14000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0,
             load_bits=128, opcodes=("HMMA", "LDSM", "LDGSTS"),
             aim="each word widened once for all warps that multiply it",
@@ -166,7 +163,6 @@ GATES: Mapping[str, Gate] = {
         for tile, share, integers in (
             ("LargeMma", 0.125, 2160), ("MediumMma", 0.125, 2880), ("SmallMma", 0.066, 2880), ("FlatMma", 0.045, 4340)
         )
-        for steps in ("", ", const float*, const float*, Steps")
     },
     # Weights of int8 are widened by some four instructions each; as integers beside half by one and a half, beside bf16
     # by three.
@@ -178,12 +174,12 @@ GATES: Mapping[str, Gate] = {
         for t in ("half", "bf16")
     },
     **{
-        f"mma_narrow.cu:mma_narrow<{t}, {result}, SmallMma{steps}>": Gate(
+        f"mma_narrow.cu:mma_narrow<{t}, {result}, SmallMma>": Gate(
             instructions=4400, store_bits=128, multiply_adds=share, loop_integers=integers,
             loop_calls=0, load_bits=128, opcodes=("HMMA", "LDSM", "LDGSTS"), blocks=2,
         )
         for t, share, integers in (("half", 0.26, 145), ("bf16", 0.185, 205))
-        for operands, result, steps in MMA_FORMS
+        for operands, result in MMA_TYPES
         if operands == t and result == "float"
     },
     # Eight codes are widened by some 14 instructions, of 8 bits in bf16 by twice as many. Sums of a block are scaled
@@ -233,7 +229,7 @@ GATES: Mapping[str, Gate] = {
     # SmallMma, whose three have fewest products. Copies of an operand that lies across the inner extent take an address
     # each.
     **{
-        f"mma_gemm.cu:mma_gemm<{operands}, {result}, {tile}, {_LIES[left]}, {_LIES[right]}{steps}>": Gate(
+        f"mma_gemm.cu:mma_gemm<{operands}, {result}, {tile}, {_LIES[left]}, {_LIES[right]}>": Gate(
             instructions=9000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
             opcodes=("HMMA", "LDSM", "LDGSTS"),
         )
@@ -244,44 +240,38 @@ GATES: Mapping[str, Gate] = {
             ("SmallMma", 1, 0, 0.375, 80), ("SmallMma", 1, 1, 0.325, 136),
             ("FlatMma", 0, 0, 0.29, 66), ("FlatMma", 0, 1, 0.195, 290),
         )
-        for operands, result, steps in MMA_FORMS
+        for operands, result in MMA_TYPES
         if operands != "float" or left == right == 0
     },
     # Convolutions.
     # As mma_gemm along the inner extent, as the weights lie. Eight channels of a patch take five integer instructions;
     # seven in the large tile, where a thread has two lines of a slab.
     **{
-        f"conv_mma.cu:conv_mma<{operands}, {result}, {tile}{steps}>": Gate(
+        f"conv_mma.cu:conv_mma<{operands}, {result}, {tile}>": Gate(
             instructions=9000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
             opcodes=("HMMA", "LDSM", "LDGSTS"),
         )
         for tile, share, integers in (
             ("LargeMma", 0.545, 57), ("MediumMma", 0.515, 95), ("SmallMma", 0.35, 95), ("FlatMma", 0.25, 124)
         )
-        for operands, result, steps in MMA_FORMS
+        for operands, result in MMA_TYPES
         if operands != "float"
     },
     # The same with floats, each of which takes two instructions more to be rounded to tf32 in registers.
     **{
-        f"conv_mma.cu:conv_mma<float, float, {tile}{steps}>": Gate(
+        f"conv_mma.cu:conv_mma<float, float, {tile}>": Gate(
             instructions=9000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
             opcodes=("HMMA", "LDSM", "LDGSTS"),
         )
         for tile, share, integers in (("MediumMma", 0.335, 225), ("SmallMma", 0.2, 225), ("FlatMma", 0.165, 250))
-        for operands, _, steps in MMA_FORMS
-        if operands == "float"
     },
     **_products("conv.cu:conv_gemm<{t}>", _FLOATS, share=0.40, integers=245, instructions=2600, aim=_CONV_AIM),
-    **_products(
-        "conv.cu:conv_gemm<{t}, const {t}*, const {t}*, Steps>", _FLOATS,
-        share=0.40, integers=245, instructions=5000, calls=22, aim=_CONV_AIM,
-    ),
     # Patches of planes of channels take about 25 integer instructions for 8 elements, since each channel has an address
     # of its own; the loop for positions that are copied by 16 bytes takes none. Small tiles load 48 vectors with 512
     # multiply-adds. sm_75 copies by registers, and holds one large block.
     **{
-        f"conv_simt.cu:{name}<{tile}, {block}{steps}>": Gate(
-            instructions=8000 if steps else 4000, store_bits=128 if name == "simt_conv" else 32,
+        f"conv_simt.cu:{name}<{tile}, {block}>": Gate(
+            instructions=4000, store_bits=128 if name == "simt_conv" else 32,
             multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=32,
             fast_multiply_adds=fast if block == 1 else 0.0, fast_load_bits=128 if block == 1 else 0,
             opcodes=("FFMA",), blocks=blocks, aim="channels last, where a copy has four channels",
@@ -292,12 +282,11 @@ GATES: Mapping[str, Gate] = {
             ("simt_conv_transpose", "SmallTile", 2, 0.0, ((16, 0.775, 62), (4, 0.765, 78))),
         )
         for block, share, integers in rows
-        for steps in ("", ", const float*, const float*, Steps")
     },
     # As with weights of float; those are widened by some 40 instructions of a slab.
     **{
-        f"conv_simt.cu:{name}_narrow<{tile}, {block}, {weight}{steps}>": Gate(
-            instructions=8000 if steps else 4500, store_bits=128 if name == "simt_conv" else 32,
+        f"conv_simt.cu:{name}_narrow<{tile}, {block}, {weight}>": Gate(
+            instructions=4500, store_bits=128 if name == "simt_conv" else 32,
             multiply_adds=share, loop_integers=95, loop_calls=0, load_bits=32, opcodes=("FFMA",), blocks=blocks,
             aim="channels last, where a copy has four channels",
         )
@@ -309,19 +298,17 @@ GATES: Mapping[str, Gate] = {
         )
         for weight, share in shares.items()
         for block in numbers
-        for steps in ("", ", const float*, const float*, Steps")
     },
     "conv_depthwise.cu:conv_depthwise": Gate(instructions=3600, opcodes=("FFMA",), blocks=2),
     # A row of taps for 16 outputs; bf16 are widened by integer instructions, half by as many of another kind.
     **{
-        f"conv_depthwise_last.cu:conv_depthwise_last<{types}, {form}{steps}>": Gate(
+        f"conv_depthwise_last.cu:conv_depthwise_last<{types}, {form}>": Gate(
             instructions=3600, store_bits=128, multiply_adds=shares[types.partition(",")[0]][form == "0, 1"],
             loop_integers=130, load_bits=128, opcodes=("FFMA",), blocks=4,
         )
         for shares in [{"float": (0.33, 0.25), "half": (0.27, 0.22), "bf16": (0.23, 0.19)}]
         for types in ("float, float", "half, half", "half, float", "bf16, bf16", "bf16, float")
         for form in ("0, 1", "3, 1", "3, 2")
-        for steps in ("", f", const {types.rpartition(' ')[2]}*, const {types.rpartition(' ')[2]}*, Steps")
     },
     "conv.cu:conv_gemm_narrow": Gate(instructions=5400, blocks=2),
     # The table of vectors is read in the loop, 32 bits at a time.
@@ -395,16 +382,6 @@ GATES: Mapping[str, Gate] = {
         instructions=1050, calls=0, store_bits=128, path_integers=73, blocks=4, seconds=2.0
     ),
     # Rows.
-    **{
-        f"norm.cu:normalize_rows<{t}, {t}, const {t}*, const {t}*, Steps>": Gate(instructions=6700, calls=35)
-        for t in _FLOATS
-    },
-    **{
-        f"batch_norm.cu:normalize_channels<{t}, {t}, {t}, const {t}*, const {t}*, Steps>": Gate(
-            instructions=2100, calls=19
-        )
-        for t in _FLOATS
-    },
     "norm_channels.cu:measure_large_channels": Gate(instructions=2000, blocks=3),
     "norm_channels.cu:normalize_large_channels": Gate(instructions=3500, store_bits=64, blocks=3),
     "norm_channels.cu:normalize_small_channels": Gate(instructions=3300, store_bits=64, blocks=3),
@@ -429,9 +406,13 @@ GATES: Mapping[str, Gate] = {
 
 
 def find_gate(source: str, expression: str) -> Gate:
-    """Return the row of a kernel: its instance's, else its name's, else `EVERY`."""
-    name = expression.partition("<")[0]
-    return GATES.get(f"{source}:{expression}") or GATES.get(f"{source}:{name}", EVERY)
+    """Return the row of a kernel: its instance's, else its name's, else `EVERY`.
+
+    One with an epilogue has the row of the instance without, with room for the steps: their instructions and calls.
+    """
+    name, instance = expression.partition("<")[0], without_epilogue(expression)
+    gate = GATES.get(f"{source}:{instance}") or GATES.get(f"{source}:{name}", EVERY)
+    return gate if instance == expression else replace(gate, instructions=gate.instructions + _STEPS, calls=None)
 
 
 def find_violations(

@@ -153,7 +153,7 @@ class Max(_Fold):
     """Largest of the inputs; a NaN wins, and of 0 and -0 the later one."""
 
     function = np.maximum
-    functor = "Max"
+    functor = "Maximum"
     dtypes = NUMBERS
 
 
@@ -163,7 +163,7 @@ class Min(_Fold):
     """Smallest of the inputs; a NaN wins, and of 0 and -0 the later one."""
 
     function = np.minimum
-    functor = "Min"
+    functor = "Minimum"
     dtypes = NUMBERS
 
 

@@ -1,267 +1,329 @@
-"""Epilogues: elementwise operators applied by a kernel to its results before they are stored.
+"""Epilogues: operators on elements that a kernel applies to its results before it stores them.
 
-A kernel of ``_KERNELS`` has, for each float type, an instance with an epilogue (``epilogue.cuh``), which takes
-two operands and the steps behind its own arguments. `FinishingEmitter` puts them into the launch that an operator makes
-as it always does, so no lowering and no kernel is written twice. Doubles have no such instance: their sums leave a
-kernel of tiles no registers.
+A kernel of `FINISHED` has a pack of template parameters behind its own (``epilogue.cuh``). `FinishingEmitter` puts the
+steps of a region into the launch that an operator makes as it always does: generated text for them, the places of
+operands and numbers as an argument, then operands and further results. So no lowering and no kernel is written twice.
+Kernels of doubles take none: their sums leave a kernel of tiles no registers.
+
+The text is generated for a *structure*: the steps, the types, and how each operand lies beside the result. Extents and
+numbers are arguments.
 """
 
 from __future__ import annotations
 
 import functools
-import struct
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
+from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import memory_axes, permute
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Emitter, Operator, Slots, build
+from gpuexec.ir.operator import Array, Emitter, Operator, Slots
 from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import BFLOAT16, dtype_row
 from gpuexec.ir.weight_forms import WeightForm
 from gpuexec.ops.elementwise.elementwise import Elementwise
-from gpuexec.ops.elementwise.elementwise_binary import ROWS as BINARY_ROWS
-from gpuexec.ops.elementwise.elementwise_select import Clip
-from gpuexec.ops.elementwise.elementwise_unary import ROWS as UNARY_ROWS
+from gpuexec.ops.elementwise.region_steps import RegionStep
+from gpuexec.ops.elementwise.region_text import CodeRow, RegionNumbers, count_steps, name_text, write_compute
 from gpuexec.ops.lib.posing import finish_posed
 from gpuexec.ops.lib.strided import pack_fast_div32
-from gpuexec.ops.quant.narrow_weight import PAIRS, name_types
 
-# Functors in the order of UnaryStep and BinaryStep of epilogue.cuh.
-UNARY = (
-    *("Abs", "Neg", "Relu", "LeakyRelu", "ThresholdedRelu"),
-    *("Sign", "Sqrt", "Reciprocal", "Floor", "Ceil", "Round", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Elu", "Selu"),
-    *("Celu", "HardSigmoid", "HardSwish", "Softsign", "Softplus", "Mish", "Swish", "Gelu", "GeluTanh"),
-    *("RoundToHalf", "RoundToBfloat16", "RoundToTf32"),
-)
-BINARY = ("Add", "Sub", "Mul", "PRelu", "AtLeast", "AtMost", "Div")
-# Operators that may be a step.
-UNARY_OPERATORS = frozenset(row.operator_name for row in UNARY_ROWS if all(form.functor in UNARY for form in row.forms))
-BINARY_OPERATORS = frozenset(row.name for row in BINARY_ROWS if all(form.functor in BINARY for form in row.forms))
+FUSED_DOMAIN = "gpuexec"
 # Instructions of a thread for a step and an element: of an operator whose other input is an operand, in `gemm`.
 STEP_INSTRUCTIONS = 11
-MAX_STEPS, MAX_OPERANDS = 6, 2  # kMaxSteps of epilogue.cuh, and its operands
-# An input of a step: see `EpilogueStep`.
-Given = int | str | None
-FUSED_DOMAIN = "gpuexec"
-VALUE, MADE = -1, -2  # in place of an input's position: the previous step's result; the producer's result
-
-_NOTHING, _FIRST, _NUMBER, _MADE = 0, 1, 3, 4  # Beside of epilogue.cuh
-_LANES, _PLACE_BYTES = 4, 28  # kLanes and sizeof(OperandPlace) of epilogue.cuh
 _MAX_ELEMENTS = 2**31  # kernels find the elements of operands by 32 bits, of which one is a sign
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
-# Kernels with an epilogue, by file, and the types that an instance has for each float type.
-_KERNELS = {
-    "conv.cu": {"conv_gemm": 1, "conv_direct": 1, "conv_transpose": 1},
-    "matmul.cu": {"gemm": 1},
-    "norm.cu": {"normalize_rows": 2},
-    "batch_norm.cu": {"normalize_channels": 3},
-}
-_WITHOUT_FLOAT = ("matmul.cu",)  # which takes products of float that are beyond the numbers of an epilogue
-_NARROW = {
-    "conv.cu": ("conv_gemm_narrow", "conv_direct_narrow", "conv_transpose_narrow"),
-    "matmul.cu": ("gemm_narrow",),
-}
-
-
-def _list_finished() -> dict[Kernel, Kernel]:
-    """Return the instance with an epilogue of each instance that has one."""
-    plain = [
-        (dtype, Kernel(source, f"{name}<{', '.join([dtype_row(dtype).cuda] * count)}>"))
-        for source, names in _KERNELS.items()
-        for name, count in names.items()
-        for dtype in _FLOATS
-        if not (dtype == np.float32 and source in _WITHOUT_FLOAT)
-    ]
-    plain += [
-        (wide, Kernel(source, f"{name}<{name_types(wide, narrow)}>"))
-        for source, names in _NARROW.items()
-        for name in names
-        for wide, narrow in PAIRS
-        if not (narrow == np.float16 and source in _WITHOUT_FLOAT)
-    ]
-    return dict(_finish(dtype, kernel) for dtype, kernel in plain)
-
-
-# Types that floats are stored in, rounded behind the last step, by kernels that have an instance for it.
+# Types that floats are stored in, rounded behind the last step.
 STORED = (np.dtype(np.float16), BFLOAT16)
+_PREFIX = "Epilogue"
+_PACK = re.compile(rf", ({_PREFIX}_\w+)((?:, (?:const )?\w+\*)*)>$")
 
 
-def _list_storing(
-    kernel: Kernel, finished: Kernel, stored: Iterable[np.dtype[Any]] = STORED
-) -> dict[tuple[Kernel, np.dtype[Any]], Kernel]:
-    """Return the instances of a kernel of floats that store another type, by the kernel and the type."""
-    head = finished.expression.removesuffix("Steps>")
-    return {(kernel, dtype): Kernel(finished.source, f"{head}StepsTo<{dtype_row(dtype).cuda}>>") for dtype in stored}
+@dataclass(frozen=True, slots=True)
+class FinishedForm:
+    """What a kernel makes for an epilogue.
+
+    Attributes:
+        dtype: The type that sums are rounded to in front of the steps.
+        stored: Further types that it can store in place of that.
+    """
+
+    dtype: np.dtype[Any]
+    stored: tuple[np.dtype[Any], ...] = ()
 
 
-def _finish(dtype: np.dtype[Any], kernel: Kernel) -> tuple[Kernel, Kernel]:
-    """Return a kernel that makes numbers of a type, and its instance with an epilogue."""
-    pointer = f"const {dtype_row(dtype).cuda}*"
-    return kernel, Kernel(kernel.source, f"{kernel.expression[:-1]}, {pointer}, {pointer}, Steps>")
+FINISHED: dict[Kernel, FinishedForm] = {}
 
 
-FINISHED = _list_finished()
-_NORM = Kernel("norm.cu", "normalize_rows<float, float>")
-STORING = _list_storing(_NORM, FINISHED[_NORM])
-for _kernel in (*FINISHED.values(), *STORING.values()):
-    instantiate(_kernel.source, [_kernel.expression])
+def allow_epilogue(dtype: np.dtype[Any], kernels: Iterable[Kernel], *, stored: Iterable[np.dtype[Any]] = ()) -> None:
+    """Note kernels that take an epilogue.
+
+    Args:
+        dtype: The type that they make.
+        kernels: The kernels.
+        stored: Types that they store behind an epilogue, too.
+    """
+    FINISHED.update({kernel: FinishedForm(dtype, tuple(stored)) for kernel in kernels})
+
+
+def allow_for_floats(source: str, *forms: str, stores_others: bool = True) -> None:
+    """Note kernels that take an epilogue in each type of float but double.
+
+    Args:
+        source: Their file.
+        forms: Their name expressions, with ``{t}`` for the type.
+        stores_others: Whether instances of float store half and bfloat16, too.
+    """
+    for dtype in _FLOATS:
+        kernels = [Kernel(source, form.format(t=dtype_row(dtype).cuda)) for form in forms]
+        allow_epilogue(dtype, kernels, stored=STORED if stores_others and dtype == np.float32 else ())
 
 
 def instantiate_finished(
     dtype: np.dtype[Any], kernels: Iterable[Kernel], *, stored: Iterable[np.dtype[Any]] = ()
 ) -> None:
-    """Add kernels that make numbers of a type to the table of instances, without and with an epilogue.
+    """Add kernels that take an epilogue to the table of instances; see `allow_epilogue`."""
+    kernels = list(kernels)
+    for kernel in kernels:
+        instantiate(kernel.source, [kernel.expression])
+    allow_epilogue(dtype, kernels, stored=stored)
 
-    Args:
-        dtype: The type.
-        kernels: The kernels.
-        stored: Types that there are instances for, too, which store them behind an epilogue of floats.
-    """
-    for kernel, finished in [_finish(dtype, kernel) for kernel in kernels]:
-        storing = _list_storing(kernel, finished, stored)
-        instantiate(kernel.source, [each.expression for each in (kernel, finished, *storing.values())])
-        FINISHED[kernel] = finished
-        STORING.update(storing)
+
+class OperandWay(IntEnum):
+    """How the elements of an operand go with those of the result; each takes in the ones before it."""
+
+    ONE = 0  # one element with all
+    SAME = 1  # they lie as those of the result do
+    ROW = 2  # as those of the result's last axes do
+    SHARED = 3  # each with several neighbours
 
 
 @dataclass(frozen=True, slots=True)
-class EpilogueStep:
-    """An elementwise operator with the sources of its inputs.
+class EpilogueOperand:
+    """An operand that is dense, or a single element: element i of the result goes with ``i // inner % extent``."""
 
-    Each is a position among the inputs of the fused operator, `VALUE`, `MADE`, a number as text (a tensor of one
-    element; as text, since JSON has no infinity and 1 equals 1.0), or None where it is absent.
+    slot: Slot
+    way: OperandWay
+    inner: int
+    extent: int
+
+    @property
+    def has_place(self) -> bool:
+        """Whether the kernel is told extents."""
+        return self.way in (OperandWay.ROW, OperandWay.SHARED)
+
+
+@dataclass(frozen=True, slots=True)
+class EpilogueStructure:
+    """All that the text of an epilogue depends on.
+
+    Attributes:
+        dtype: Element type of what the kernel makes, in C++.
+        rows: The steps.
+        operands: Of each operand, the element type and the way.
+        results: The name in the steps of each result, and its element type; the first one is the kernel's own output.
+        counts: How many numbers are floats, doubles and integers.
     """
 
-    operator: Operator
-    inputs: tuple[Given, ...]
-
-    def pick(self, value: Any, made: Any, inputs: Sequence[Any], wrap: Callable[[Array], Any]) -> tuple[Any, ...]:
-        """Return the inputs of the operator, be they specs, arrays or slots, as ``wrap`` makes one of a number."""
-        picked: list[Any] = []
-        for given in self.inputs:
-            if isinstance(given, str):
-                picked.append(wrap(make_number(given, value.dtype)))
-            elif given is None or given >= 0:
-                picked.append(None if given is None else inputs[given])
-            else:
-                picked.append(value if given == VALUE else made)
-        return tuple(picked)
-
-
-@functools.lru_cache(4096)
-def read_steps(rows: tuple[Any, ...]) -> tuple[EpilogueStep, ...]:
-    """Return steps from a fused operator's attribute: name, attributes and inputs of each."""
-    return tuple(EpilogueStep(build(name, dict(attributes)), tuple(inputs)) for name, attributes, inputs in rows)
-
-
-def count_steps(name: str, inputs: Sequence[object]) -> int:
-    """Return how many steps an operator is in a kernel: a Clip one for each bound."""
-    return sum(given is not None for given in inputs[1:]) if name == Clip.name else 1
-
-
-@functools.lru_cache(4096)
-def make_number(text: str, dtype: np.dtype[Any]) -> Array:
-    """Return a number as a read-only tensor of one element."""
-    with np.errstate(all="ignore"):
-        number = np.array(float(text)).astype(dtype)
-    number.flags.writeable = False
-    return number
+    dtype: str
+    rows: tuple[CodeRow, ...]
+    operands: tuple[tuple[str, OperandWay], ...]
+    results: tuple[tuple[str, str], ...]
+    counts: tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """Extra arguments of a kernel: two operands, None where there is none, and the struct ``Steps``.
+    """Steps for the launch of a kernel.
 
     Attributes:
-        operands: The operands.
-        places: Of each, what `_find_place` says.
-        rows: The structs ``Step``, in order.
+        rows: Their code, over ``x0`` for what the kernel makes and ``x1``, ``x2`` for operands.
+        numbers: Those of the code.
+        operands: In the order of the code.
+        results: The name of each result in the code.
+        outputs: Where each goes; all lie alike.
     """
 
-    operands: tuple[Slot, ...]
-    places: tuple[tuple[int, int], ...]
-    rows: tuple[bytes, ...]
+    rows: tuple[CodeRow, ...]
+    numbers: RegionNumbers
+    operands: tuple[EpilogueOperand, ...]
+    results: tuple[str, ...]
+    outputs: tuple[Slot, ...]
 
-    def arguments(self, emit: Emitter) -> list[Argument]:
-        """Return the arguments: operands as dense slots, and the packed steps."""
-        slots = [emit.contiguous(slot) for slot in self.operands]
-        places = [
-            pack_fast_div32(max(1, inner))
-            + pack_fast_div32(max(1, extent))
-            + struct.pack("<i", slot.offset_bytes % (_LANES * slot.dtype.itemsize) == 0)
-            for (inner, extent), slot in zip(self.places, slots, strict=True)
-        ]
-        free_steps, free_operands = MAX_STEPS - len(self.rows), MAX_OPERANDS - len(slots)
-        packed = b"".join((
-            struct.pack("<i", len(self.rows)),
-            *self.rows, *[_pack(0, _NOTHING, 0)] * free_steps,
-            *places, *[bytes(_PLACE_BYTES)] * free_operands,
-        ))  # fmt: skip
-        return [*slots, *[None] * free_operands, packed]
-
-
-def make_epilogue(steps: Sequence[EpilogueStep], inputs: Slots, y: Slot) -> Epilogue | None:
-    """Return the epilogue that applies these steps to ``y``; None where a kernel can't."""
-    operands: list[Slot] = []
-    rows: list[bytes] = []
-    order = _find_order(y)
-    shape = tuple([y.shape[axis] for axis in order])
-    for step in steps:
-        if isinstance(step.operator, Clip):
-            bounds = zip((BINARY.index("AtLeast"), BINARY.index("AtMost")), step.inputs[1:])
-            rows += [_pack(functor, _NUMBER, 0, _round(bound, y)) for functor, bound in bounds if bound is not None]
-            continue
-        assert isinstance(step.operator, Elementwise)
-        functor = step.operator.pick_form().functor
-        if functor in UNARY:
-            rows.append(_pack(UNARY.index(functor), _NOTHING, 0, *step.operator.parameters()))
-            continue
-        is_swapped = int(step.inputs[0] != VALUE)
-        beside = step.inputs[1 - is_swapped]
-        if isinstance(beside, str):
-            rows.append(_pack(BINARY.index(functor), _NUMBER, is_swapped, _round(beside, y)))
-        elif beside == VALUE:
-            return None
-        elif beside == MADE:
-            rows.append(_pack(BINARY.index(functor), _MADE, is_swapped))
-        else:
-            operand = None if beside is None else inputs[beside]
-            if operand is None or operand.dtype != y.dtype or operand.spec.rank > y.spec.rank:
-                return None
-            operand = _reorder(operand, order)
-            if _find_place(operand.shape, shape) is None:
-                return None
-            if operand not in operands:
-                operands.append(operand)
-            rows.append(_pack(BINARY.index(functor), _FIRST + operands.index(operand), is_swapped))
-    if len(rows) > MAX_STEPS or len(operands) > MAX_OPERANDS or y.spec.size >= _MAX_ELEMENTS:
+    def find_first(self, form: FinishedForm) -> int | None:
+        """Return the result that a kernel of this form stores as its own; None where it can store none."""
+        for dtype in (form.dtype, *form.stored):
+            for place, y in enumerate(self.outputs):
+                if y.dtype == dtype:
+                    return place
         return None
-    places = [_find_place(operand.shape, shape) or (1, 1) for operand in operands]
-    return Epilogue(tuple(operands), tuple(places), tuple(rows))
+
+    def finish(self, kernel: Kernel, form: FinishedForm, first: int, emit: Emitter) -> tuple[Kernel, list[Argument]]:
+        """Return the kernel with this epilogue, and its further arguments, the last of which are further outputs.
+
+        Args:
+            kernel: The kernel without.
+            form: Of the kernel.
+            first: The result that it stores as its own.
+            emit: Emitter of the launch.
+        """
+        order = [first, *[place for place in range(len(self.outputs)) if place != first]]
+        structure = EpilogueStructure(
+            dtype_row(form.dtype).cuda,
+            self.rows,
+            tuple([(dtype_row(operand.slot.dtype).cuda, operand.way) for operand in self.operands]),
+            tuple([(self.results[place], dtype_row(self.outputs[place].dtype).cuda) for place in order]),
+            self.numbers.counts,
+        )
+        name, text, pointers = write_epilogue(structure)
+        places = [
+            pack_fast_div32(max(1, operand.inner)) + pack_fast_div32(max(1, operand.extent))
+            for operand in self.operands
+            if operand.has_place
+        ]
+        slots = [
+            operand.slot if operand.way is OperandWay.ONE else emit.contiguous(operand.slot)
+            for operand in self.operands
+        ]
+        finished = Kernel(kernel.source, f"{', '.join([kernel.expression[:-1], name, *pointers])}>", text)
+        packed = self.numbers.pack() + b"".join(places or [bytes(24)])
+        return finished, [packed + bytes(-len(packed) % 8), *slots, *[self.outputs[place] for place in order[1:]]]
 
 
-def name_functors(steps: Sequence[EpilogueStep], inputs: Slots) -> list[tuple[str, Slot | None]]:
-    """Return the functor of each step, with the operand that it adds to the value; None: it is no such sum.
+def place_operands(emit: Emitter, operands: Sequence[Slot], y: Slot) -> tuple[EpilogueOperand, ...] | None:
+    """Return how operands go with a dense result, as at the upper end of the size class.
+
+    None where one can't: it stretches the result, or its axes stand between others.
 
     Args:
-        steps: The steps.
+        emit: Emitter of the launch.
+        operands: The operands.
+        y: The result.
+
+    Raises:
+        PlanError: An operand does not lie as it does at the upper end of the size class.
+    """
+    order = _find_order(y)
+    shape = tuple([y.shape[axis] for axis in order])
+    laid = [_reorder(operand, order) for operand in operands if operand.spec.rank <= y.spec.rank]
+    places = [find_place(operand.shape, shape) for operand in laid]
+    is_placed = len(laid) == len(operands) and None not in places and y.spec.size < _MAX_ELEMENTS
+    if not emit.choose(is_placed):
+        return None
+    if not is_placed:
+        raise PlanError("An operand of an epilogue does not lie as at the upper end of the size class.")
+    placed = []
+    for slot, place in zip(laid, places, strict=True):
+        assert place is not None
+        inner, extent = place
+        is_row = inner == 1 or extent == 1
+        now = (
+            OperandWay.ONE if slot.spec.size == 1
+            else OperandWay.SHARED if not is_row
+            else OperandWay.SAME if extent == y.spec.size
+            else OperandWay.ROW
+        )  # fmt: skip
+        way = OperandWay(emit.choose(now))
+        fits = {
+            OperandWay.ONE: slot.spec.size == 1,
+            OperandWay.SAME: slot.spec.size == y.spec.size,
+            OperandWay.ROW: is_row,
+            OperandWay.SHARED: True,
+        }
+        if not fits[way]:
+            raise PlanError(f"{slot} does not lie as at the upper end of the size class.")
+        placed.append(EpilogueOperand(slot, way, 1 if way is OperandWay.ROW else inner, extent))
+    return tuple(placed)
+
+
+@functools.lru_cache(1024)
+def write_epilogue(structure: EpilogueStructure) -> tuple[str, str, tuple[str, ...]]:
+    """Return the name of the type of an epilogue, its text, and the types of the pointers behind it."""
+    sources = [f"const {cuda}*" for cuda, _ in structure.operands]
+    others = [cuda for _, cuda in structure.results[1:]]
+    stored = structure.results[0][1]
+    placed = [k for k, (_, way) in enumerate(structure.operands, 1) if way in (OperandWay.ROW, OperandWay.SHARED)]
+    parameters = [f"{source} in{k}" for k, source in enumerate(sources, 1)]
+    parameters += [f"{cuda}* out{k}" for k, cuda in enumerate(others, 1)]
+    given = [f"cast<{structure.dtype}>(values[group][lane])"]
+    reads = []
+    for k, (cuda, way) in enumerate(structure.operands, 1):
+        if way is OperandWay.ONE:
+            reads.append(f"    const {cuda} one{k} = *in{k};")
+            given.append(f"one{k}")
+            continue
+        reads.append(f"    {cuda} lanes{k}[Groups][N] = {{}};")
+        where = f"places[{placed.index(k)}], " if k in placed else ""
+        reads.append(f"    read_{way.name.lower()}(in{k}, {where}indices, counts, stride, lanes{k});")
+        given.append(f"lanes{k}[group][lane]")
+    made = [f"made{k}[group][lane]" for k in range(1, len(others) + 1)]
+    body = [
+        f"// {', '.join(row.name for row in structure.rows)}, behind sums that are {structure.dtype}.",
+        "struct @ {",
+        f"  typedef {stored} Stored;",
+        f"  typedef RegionNumbers<{', '.join(map(str, structure.counts))}> Numbers;",
+        "  Numbers numbers;",
+        f"  OperandPlace places[{max(1, len(placed))}];",
+        "",
+        *write_compute([structure.dtype, *[cuda for cuda, _ in structure.operands]], structure.rows, structure.results),
+        "",
+        "  template <class A, int Groups, int N>",
+        "  __device__ void finish(A (&values)[Groups][N], const i64 (&indices)[Groups], const int (&counts)[Groups],",
+        f"                         {', '.join(['i64 stride', *parameters])}) const {{",
+        *reads,
+        *[f"    {cuda} made{k}[Groups][N];" for k, cuda in enumerate(others, 1)],
+        "#pragma unroll",
+        "    for (int group = 0; group < Groups; ++group) {",
+        "#pragma unroll",
+        "      for (int lane = 0; lane < N; ++lane) {",
+        f"        {stored} made0;",
+        f"        compute({', '.join(['numbers', *given, 'made0', *made])});",
+        "        values[group][lane] = A(widen(made0));",
+        "      }",
+        *[
+            f"      write_lanes(out{k} + indices[group], counts[group], stride, made{k}[group]);"
+            for k in range(1, len(others) + 1)
+        ],
+        "    }",
+        "  }",
+        "};",
+    ]
+    name, text = name_text(_PREFIX, "\n".join(body) + "\n")
+    return name, text, (*sources, *[f"{cuda}*" for cuda in others])
+
+
+def list_library_steps(
+    steps: Sequence[RegionStep], results: Sequence[int], inputs: Slots
+) -> list[tuple[str, Slot | None]] | None:
+    """Return the operator of each step, with the operand that it adds; None where steps are no chain to one result.
+
+    Args:
+        steps: The steps, which take what the producer makes as input -1 and what step k makes as input -2 - k.
+        results: Of them, 0 for the producer's.
         inputs: Of the fused operator.
     """
+    if tuple(results) != (len(steps),):
+        return None
     rows: list[tuple[str, Slot | None]] = []
-    for step in steps:
-        if not isinstance(step.operator, Elementwise):
-            rows.append((step.operator.name, None))
-            continue
-        functor = step.operator.pick_form().functor
+    for place, step in enumerate(steps):
+        made = [given for given in step.inputs if isinstance(given, int) and given < 0]
         beside = [given for given in step.inputs if isinstance(given, int) and given >= 0]
-        is_sum = functor == "Add" and VALUE in step.inputs and len(beside) == 1
-        rows.append((functor, inputs[beside[0]] if is_sum else None))
+        if made != [-1 - place]:
+            return None
+        is_sum = step.operator.name == "Add" and len(beside) == 1
+        rows.append((_name(step.operator), inputs[beside[0]] if is_sum else None))
     return rows
+
+
+def _name(step: Operator) -> str:
+    """Return the functor of an elementwise operator, which tells forms apart; of others the name."""
+    return step.pick_form().functor if isinstance(step, Elementwise) else step.name
 
 
 def _find_order(y: Slot) -> tuple[int, ...]:
@@ -279,18 +341,7 @@ def _reorder(operand: Slot, order: tuple[int, ...]) -> Slot:
     return Slot(operand.buffer, operand.offset_bytes, spec, permute(strides, order))
 
 
-def _pack(functor: int, beside: int, is_swapped: int, alpha: float = 0.0, beta: float = 0.0) -> bytes:
-    """Return the bytes of a struct ``Step``, whose numbers are rounded to float as a kernel would."""
-    with np.errstate(over="ignore"):
-        return struct.pack("<3i", functor, beside, is_swapped) + np.array((alpha, beta), np.float32).tobytes()
-
-
-def _round(text: Given, y: Slot) -> float:
-    assert isinstance(text, str), "bounds that are not numbers are no step"
-    return float(make_number(text, y.dtype))
-
-
-def _find_place(shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, int] | None:
+def find_place(shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, int] | None:
     """Return (inner, extent): element i of ``whole`` is paired with element ``i // inner % extent`` of ``shape``.
 
     None where there are no such numbers: axes that stretch stand between others.
@@ -321,19 +372,20 @@ def fused_name(name: str) -> str:
 
 def count_epilogue_steps(launch: Launch) -> int:
     """Return how many steps a launch applies to each of its results; 0 for a kernel without an epilogue."""
-    packed = launch.arguments[-1]
-    if ", Steps" not in launch.kernel.expression or not isinstance(packed, bytes):
-        return 0
-    return int(struct.unpack_from("<i", packed)[0])
+    return count_steps(launch.kernel.text) if _PACK.search(launch.kernel.expression) else 0
+
+
+def without_epilogue(expression: str) -> str:
+    """Return the name expression of a kernel without the epilogue that it has."""
+    return _PACK.sub(">", expression)
 
 
 class FinishingEmitter:
-    """The emitter that a producer is lowered through: its launch of ``y`` gets the epilogue.
+    """The emitter that a producer is lowered through: its launch of ``y`` gets the epilogue, and stores its outputs.
 
-    What can't take it is ``unfinished`` then: ``y`` itself, or scratch memory in its place where steps can't work in
-    ``y``. In-place requests are ignored: a step may read bytes that would be overwritten. Where a slot of another type
-    is ``stored``, a kernel that can writes that in place of ``y``, and ``is_stored`` is set. A library that takes the
-    producer takes the steps too, by their ``functors``, or neither.
+    What can't take it is ``unfinished`` then: ``y``, to which the steps are to be applied. In-place requests are
+    ignored: a step may read bytes that would be overwritten. A library that takes the producer takes the steps too, by
+    their names, or neither.
     """
 
     def __init__(
@@ -341,16 +393,12 @@ class FinishingEmitter:
         emit: Emitter,
         y: Slot,
         epilogue: Epilogue | None,
-        *,
-        needs_scratch: bool = False,
-        stored: Slot | None = None,
-        functors: Sequence[tuple[str, Slot | None]] = (),
+        library_steps: Sequence[tuple[str, Slot | None]] | None = None,
     ) -> None:
         self.target = emit.target
         self.unfinished: Slot | None = None
-        self.is_finished = self.is_stored = False
-        self._emit, self._y, self._epilogue, self._needs_scratch = emit, y, epilogue, needs_scratch
-        self._stored, self._functors = stored, functors
+        self.is_finished = False
+        self._emit, self._y, self._epilogue, self._library_steps = emit, y, epilogue, library_steps
 
     def launch(
         self,
@@ -364,21 +412,16 @@ class FinishingEmitter:
     ) -> None:
         """Launch, with the epilogue where ``y`` is written and the kernel has it."""
         if any(self._is_y(arguments[position]) for position in writes):
-            finished = None if self._epilogue is None else FINISHED.get(kernel)
-            storing = None if self._stored is None else STORING.get((kernel, self._stored.dtype))
-            if storing is not None and self._epilogue is not None:
-                finished, self.is_stored = storing, True
-                arguments = [self._stored if self._is_y(argument) else argument for argument in arguments]
-            elif self._epilogue is not None and not self._epilogue.rows:
-                self._emit.launch(kernel, grid, block, arguments, writes, shared_bytes, cooperative)
-                self.is_finished = True
-                return
-            if finished is None or self._epilogue is None:
-                scratch = self._divert(self._y)
-                arguments = [scratch if self._is_y(argument) else argument for argument in arguments]
+            epilogue, form = self._epilogue, FINISHED.get(kernel)
+            first = None if epilogue is None or form is None else epilogue.find_first(form)
+            if epilogue is None or form is None or first is None:
+                self.unfinished = self._y
             else:
                 self.is_finished = True
-                kernel, arguments = finished, [*arguments, *self._epilogue.arguments(self._emit)]
+                kernel, more = epilogue.finish(kernel, form, first, self._emit)
+                own = [epilogue.outputs[first] if self._is_y(argument) else argument for argument in arguments]
+                arguments = [*own, *more]
+                writes = [*writes, *range(len(arguments) - len(epilogue.outputs) + 1, len(arguments))]
         self._emit.launch(kernel, grid, block, arguments, writes, shared_bytes, cooperative)
 
     def alias(self, output: Slot, view: Slot) -> None:
@@ -407,11 +450,13 @@ class FinishingEmitter:
 
     def copy(self, destination: Slot, source: Slot) -> None:
         """Copy between slots."""
-        self._emit.copy(self._divert(destination), source)
+        self._leave(destination)
+        self._emit.copy(destination, source)
 
     def fill(self, destination: Slot, value: Any) -> None:
         """Fill a slot."""
-        self._emit.fill(self._divert(destination), value)
+        self._leave(destination)
+        self._emit.fill(destination, value)
 
     def temp(self, shape: tuple[int, ...], dtype: Any) -> Slot:
         """Return scratch memory."""
@@ -443,30 +488,29 @@ class FinishingEmitter:
 
     def provide(self, pose: Callable[[], Posed], launch: Callable[[], None], *, keeps_order: bool = False) -> bool:
         """Emit a product or convolution with the steps by the cheapest of its providers."""
-        before = self.unfinished, self.is_finished, self.is_stored
+        before = self.unfinished, self.is_finished
 
         def pose_finished() -> Posed:
             posed = pose()
             if self._epilogue is None:
                 return Posed("its epilogue is launched behind it", posed.slots)
-            return finish_posed(posed, self._functors, self._stored)
+            if self._library_steps is None:
+                return Posed("its epilogue is no chain of steps to one result", posed.slots)
+            return finish_posed(posed, self._library_steps, self._epilogue.outputs[0])
 
         def launch_anew() -> None:
-            self.unfinished, self.is_finished, self.is_stored = before
+            self.unfinished, self.is_finished = before
             launch()
 
         is_library = self._emit.provide(pose_finished, launch_anew, keeps_order=keeps_order)
         if is_library:
-            self.unfinished, self.is_finished, self.is_stored = None, True, self._stored is not None
+            self.unfinished, self.is_finished = None, True
         return is_library
 
-    def _divert(self, slot: Slot) -> Slot:
-        """Return the scratch slot for ``y``, to which steps are applied; other slots as they are."""
-        if not self._is_y(slot):
-            return slot
-        if self.unfinished is None:
-            self.unfinished = self._emit.temp(slot.shape, slot.dtype) if self._needs_scratch else slot
-        return self.unfinished
+    def _leave(self, slot: Slot) -> None:
+        """Note that ``y`` is written without the epilogue, if that is the slot."""
+        if self._is_y(slot):
+            self.unfinished = self._y
 
     def _is_y(self, argument: Argument) -> bool:
         return isinstance(argument, Slot) and argument.buffer == self._y.buffer

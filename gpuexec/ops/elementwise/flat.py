@@ -9,14 +9,11 @@ structure holds for all its sizes.
 from __future__ import annotations
 
 import functools
-import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
-
-import numpy as np
 
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
@@ -24,7 +21,8 @@ from gpuexec.ir.geometry import broadcast_strides, ceil_div, contiguous_strides,
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
-from gpuexec.ops.elementwise.region_steps import StepForms, StepRow, read_number, read_steps, step_of
+from gpuexec.ops.elementwise.region_steps import StepForms, StepRow
+from gpuexec.ops.elementwise.region_text import CodeRow, count_steps, name_text, write_compute, write_steps
 from gpuexec.ops.lib.broadcast import THREADS, VECTOR_BYTES, vector_width
 from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div32, pack_fast_div64
 
@@ -81,15 +79,6 @@ class FlatStructure:
     width: int
 
 
-@dataclass(frozen=True, slots=True)
-class CodeRow:
-    """A step: the operator, the C++ expression of its result, and its element type."""
-
-    name: str
-    code: str
-    cuda: str
-
-
 def launch_flat(
     emit: Emitter,
     rows: tuple[StepRow, ...],
@@ -113,14 +102,14 @@ def launch_flat(
     """
     used = [slot for slot in inputs if slot is not None]
     walk = _JoinedWalk.of(emit, used, outputs[0])
-    code, numbers = _write_steps(rows, forms, tuple([slot is not None for slot in inputs]))
+    code, numbers = write_steps(rows, forms, tuple([slot is not None for slot in inputs]))
     width = vector_width((*used, *outputs))
     is_vector = walk.can_vectorize(width, (*used, *outputs))
     structure = FlatStructure(
         code,
         walk.operands,
         tuple([(step, dtype_row(slot.dtype).cuda) for step, slot in zip(results, outputs, strict=True)]),
-        (len(numbers.floats), len(numbers.doubles), len(numbers.integers)),
+        numbers.counts,
         len(walk.extents),
         walk.is_wide,
         width,
@@ -276,69 +265,12 @@ def _choose_kind(
     return Operand(dtype_row(slot.dtype).cuda, kind, kept)
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """Numbers of a launch in the order that the text counts them in: attributes, and constants of the model."""
-
-    floats: list[float] = field(default_factory=list)
-    doubles: list[float] = field(default_factory=list)
-    integers: list[int] = field(default_factory=list)
-
-    def add_float(self, number: float) -> str:
-        """Add a number that float holds; return its name in the text."""
-        self.floats.append(number)
-        return f"numbers.floats[{len(self.floats) - 1}]"
-
-    def add(self, text: str) -> str:
-        """Add a number as `write_number` writes it; return the C++ expression of its value."""
-        array = read_number(text)
-        if array.dtype == np.float64:
-            self.doubles.append(float(array))
-            return f"numbers.doubles[{len(self.doubles) - 1}]"
-        if dtype_row(array.dtype).is_float:
-            return self.add_float(float(array))
-        self.integers.append(int(array))
-        return f"{dtype_row(array.dtype).cuda}(numbers.integers[{len(self.integers) - 1}])"
-
-    def pack(self) -> bytes:
-        """Return the bytes of ``RegionNumbers``."""
-        floats, doubles, integers = self.floats or [0.0], self.doubles or [0.0], self.integers or [0]
-        packed = struct.pack(
-            f"<{len(doubles)}d{len(integers)}Q", *doubles, *[each & (1 << 64) - 1 for each in integers]
-        )
-        return packed + struct.pack(f"<{len(floats)}f{4 * (len(floats) % 2)}x", *floats)
-
-
-@functools.lru_cache(4096)
-def _write_steps(
-    rows: tuple[StepRow, ...], forms: StepForms, is_given: tuple[bool, ...]
-) -> tuple[tuple[CodeRow, ...], _Numbers]:
-    """Return the code of steps over ``x0``, ``x1`` for inputs and ``v0``, ``v1`` for results, and their numbers."""
-    places = {position: place for place, position in enumerate(p for p, given in enumerate(is_given) if given)}
-    numbers = _Numbers()
-    code = []
-    assert forms.forms is not None
-    for step, form, (name, _, _) in zip(read_steps(rows), forms.forms, rows, strict=True):
-        names = []
-        for given in step.inputs:
-            if given is None:
-                names.append("")
-            elif isinstance(given, str):
-                names.append(numbers.add(given))
-            else:
-                names.append(f"x{places[given]}" if given >= 0 else f"v{step_of(given)}")
-        attributes = {f"n{place}": numbers.add_float(number) for place, number in enumerate(form.numbers)}
-        code.append(CodeRow(name, form.code.format(*names, **attributes), dtype_row(form.dtype).cuda))
-    return tuple(code), numbers
-
-
 @functools.lru_cache(1024)
 def write_kernel(structure: FlatStructure) -> Kernel:
     """Return the kernel of a structure, with the text of its `Region`."""
-    body = _write_body(structure)
-    name = f"Flat_{hashlib.sha256(body.encode()).hexdigest()[:16]}"
+    name, text = name_text("Flat", _write_body(structure))
     operands = [f"const {operand.cuda}" for operand in structure.operands] + [cuda for _, cuda in structure.results]
-    return Kernel(SOURCE, f"flat<{', '.join([name, *operands])}>", body.replace("@", name))
+    return Kernel(SOURCE, f"flat<{', '.join([name, *operands])}>", text)
 
 
 def _write_body(structure: FlatStructure) -> str:
@@ -357,7 +289,11 @@ def _write_body(structure: FlatStructure) -> str:
         "",
         *_write_unit(structure, offset, strided),
         "",
-        *_write_element(structure),
+        *write_compute(
+            [operand.cuda for operand in structure.operands],
+            structure.rows,
+            [(f"v{step}", cuda) for step, cuda in structure.results],
+        ),
         "",
         f"  static __device__ void run(const Unit& unit, const Numbers& numbers, {', '.join([*inputs, *outputs])}) {{",
         *_write_shared(structure),
@@ -415,19 +351,6 @@ def _find_place(k: int, operand: Operand) -> str:
     return {OperandKind.ONE: "0", OperandKind.DENSE: "unit.at"}.get(operand.kind, f"unit.at{k}")
 
 
-def _write_element(structure: FlatStructure) -> list[str]:
-    """Return the function that computes the results of one element."""
-    inputs = [f"{operand.cuda} element{k}" for k, operand in enumerate(structure.operands)]
-    outputs = [f"{cuda}& result{k}" for k, (_, cuda) in enumerate(structure.results)]
-    lines = [f"  static __device__ void compute(const Numbers& numbers, {', '.join([*inputs, *outputs])}) {{"]
-    lines += [f"    const auto x{k} = widen(element{k});" for k in range(len(structure.operands))]
-    for k, row in enumerate(structure.rows):
-        lines.append(f"    const auto v{k} = round_to<{row.cuda}>({row.code});  // {row.name}")
-    for k, (step, cuda) in enumerate(structure.results):
-        lines.append(f"    result{k} = cast<{cuda}>(v{step});")
-    return [*lines, "  }"]
-
-
 def _call_element(structure: FlatStructure, given: str, made: str) -> str:
     """Return a call of that function; ``given`` and ``made`` spell an element by an operand's number and its place."""
     inputs = [
@@ -457,7 +380,7 @@ def _write_loads(structure: FlatStructure) -> list[str]:
 @work_of(SOURCE, "flat")
 def count_flat(launch: Launch) -> Work:
     """Count the steps of a flat region by the lines of its text."""
-    steps = launch.kernel.text.count("= round_to<")
+    steps = count_steps(launch.kernel.text)
     written = launch.writes_to()
     elements = written[0].spec.size
     own = elements / max(1, prod(launch.grid) * prod(launch.block))

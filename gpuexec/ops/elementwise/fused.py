@@ -1,18 +1,14 @@
-"""Fused operators: a producer (Conv, Gemm, a normalization) with the elementwise operators behind it.
+"""Operators with an epilogue: a producer, and operators on the elements of what it makes, as one operator.
 
-Each has the fields and inputs of the producer; its field ``steps`` says what follows
-(`gpuexec.ops.elementwise.epilogue`), and
-behind the producer's inputs come the operands of steps. The first step may be a Reshape to a shape that is its operand:
-a view, which no kernel needs to know of. The result is, to the bit, what the operators would give one after the other:
-`infer` and `compute` are just that, `compute` in the memory of one result. On a device the
-producer's kernel takes the steps before it stores, where there is an instance for the types and operands fit; else the
-steps are launched behind it. The pass `gpuexec.passes.fuse_epilogues` makes these operators; no file has them.
+Each result is, to the bit, what the operators would give one after the other: `infer` and `compute` are just that. On a
+device the producer's kernel takes the steps before it stores, where it takes an epilogue and operands fit; else the
+steps are a region behind it. The pass `gpuexec.passes.fuse_epilogues` makes these operators; no file has them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,22 +16,30 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
-from gpuexec.ir.geometry import contiguous_strides
+from gpuexec.ir.geometry import contiguous_strides, reshape_shape
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, count_elements, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
-from gpuexec.ops.elementwise.elementwise_cast import Cast, convert_commands
 from gpuexec.ops.elementwise.epilogue import (
     FUSED_DOMAIN,
-    MADE,
-    EpilogueStep,
+    Epilogue,
     FinishingEmitter,
     StepEmitter,
     fused_name,
-    make_epilogue,
-    name_functors,
+    list_library_steps,
+    place_operands,
+)
+from gpuexec.ops.elementwise.region import Region
+from gpuexec.ops.elementwise.region_steps import (
+    Given,
+    RegionStep,
+    SpecKey,
+    StepRow,
+    find_forms,
+    list_keys,
     read_steps,
 )
+from gpuexec.ops.elementwise.region_text import write_steps
 from gpuexec.ops.linalg.einsum import Einsum
 from gpuexec.ops.linalg.matmul import Gemm, MatMul
 from gpuexec.ops.linalg.scaled_matmul import ScaledMatMul
@@ -43,13 +47,22 @@ from gpuexec.ops.microsoft.matmul import FusedMatMul
 from gpuexec.ops.nn.batch_norm import BatchNormalization
 from gpuexec.ops.nn.conv import Conv, ConvTranspose
 from gpuexec.ops.nn.dot_product_attention import ScaledDotProductAttention
+from gpuexec.ops.nn.gradient import SumTo
 from gpuexec.ops.nn.norm import LayerNormalization, RMSNormalization
 from gpuexec.ops.nn.norm_channels import GroupNormalization, InstanceNormalization
+from gpuexec.ops.nn.pool import AveragePool, LpPool, MaxPool
+from gpuexec.ops.nn.softmax import LogSoftmax, Softmax
 from gpuexec.ops.quant import narrow
-from gpuexec.ops.tensor.layout import Reshape, window
+from gpuexec.ops.reduce.reduce import REDUCTIONS
+from gpuexec.ops.reduce.reduce_pool import GlobalAveragePool, GlobalLpPool, GlobalMaxPool
+from gpuexec.ops.tensor.layout import window
+from gpuexec.ops.vision.resize import Resize
 
-_SHAPES_KEPT = 64
-# Each says by `epilogue_rank` from how many axes on its result can be finished.
+_SPECS_KEPT = 64
+_CONTENT_SIZE = 64  # elements of integers that a shape may depend on, such as axes
+# A shape, an element type, and the bytes of a few integers.
+_ContentKey = tuple[tuple[int, ...], np.dtype[Any], bytes]
+# Each says so by `takes_epilogue`.
 PRODUCERS: dict[str, type[Operator]] = {
     cls.name: cls
     for cls in (
@@ -66,6 +79,17 @@ PRODUCERS: dict[str, type[Operator]] = {
         LayerNormalization,
         RMSNormalization,
         ScaledDotProductAttention,
+        Softmax,
+        LogSoftmax,
+        MaxPool,
+        AveragePool,
+        LpPool,
+        GlobalAveragePool,
+        GlobalMaxPool,
+        GlobalLpPool,
+        *REDUCTIONS.values(),
+        SumTo,
+        Resize,
         *(getattr(narrow, f"Narrow{name}") for name, form in narrow.FORMS.items() if form.weight > 0),
     )
 }
@@ -73,47 +97,49 @@ PRODUCERS: dict[str, type[Operator]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """A producer and the steps behind it.
+    """What a fused operator consists of.
 
     Attributes:
-        producer: Producer of the first step's input.
-        steps: The steps, but for the view.
-        view: The Reshape in front of them; None: there is none.
-        first_operand: Position of the first input that only steps have; None: there is none.
-        last_use: The last step that reads what the producer made once more; -1: none does.
-        shapes: By the shapes of all inputs, that of what the producer makes, and whether steps keep the one they see.
+        producer: The operator with sums.
+        steps: The steps behind it, as its rows have them.
+        region: The same as one operator, which takes what the producer makes, then all inputs of the fused operator;
+            its results are those of the fused operator but for what the producer makes.
+        first_operand: Position of the first input that only steps have.
+        operands: Positions of the inputs that steps read.
+        specs: By shapes, types and content of all inputs, those of what steps see and make.
     """
 
     producer: Operator
-    steps: tuple[EpilogueStep, ...]
-    view: EpilogueStep | None = None
-    first_operand: int | None = field(init=False)
-    last_use: int = field(init=False)
-    shapes: dict[tuple[tuple[int, ...] | None, ...], tuple[tuple[int, ...], bool]] = field(
-        init=False, default_factory=dict
-    )
+    steps: tuple[RegionStep, ...]
+    region: Region
+    first_operand: int | None
+    operands: frozenset[int]
+    specs: dict[tuple[_ContentKey | None, ...], tuple[TensorSpec, ...]] = field(init=False, default_factory=dict)
 
     @classmethod
-    def of(cls, producer: Operator, steps: tuple[EpilogueStep, ...]) -> Parts:
-        """Return the parts, the first step apart where it is a view."""
-        if steps and isinstance(steps[0].operator, Reshape):
-            return cls(producer, steps[1:], steps[0])
-        return cls(producer, steps)
-
-    def __post_init__(self) -> None:
-        steps = self.steps if self.view is None else (self.view, *self.steps)
-        operands = [given for step in steps for given in step.inputs if isinstance(given, int) and given >= 0]
-        uses = [place for place, step in enumerate(self.steps) if MADE in step.inputs]
-        object.__setattr__(self, "first_operand", min(operands, default=None))
-        object.__setattr__(self, "last_use", max(uses, default=-1))
+    def of(cls, producer: Operator, rows: tuple[StepRow, ...], results: tuple[int, ...]) -> Parts:
+        """Return the parts of rows whose sources are as `Fused` has them."""
+        shifted = tuple([(name, attributes, tuple(map(_shift, inputs))) for name, attributes, inputs in rows])
+        operands = {given for _, _, inputs in rows for given in inputs if isinstance(given, int) and given >= 0}
+        region = Region(shifted, tuple([result - 1 for result in results if result > 0]))
+        return cls(producer, read_steps(rows), region, min(operands, default=None), frozenset(operands))
 
 
 class Fused(Operator):
-    """Base of the operators here: a producer's fields, and ``steps``, rows of (name, attributes, inputs)."""
+    """Base of the operators here: a producer's fields, and steps on the elements of what it makes.
+
+    Attributes:
+        steps: Rows of (name, attributes, inputs) as a region has them, but that -1 stands for what the producer makes
+            and -2 - k for what step k does. Inputs of the producer come first; those of steps alone follow.
+        results: What the outputs are: 0 for what the producer makes, k + 1 for what step k does.
+        view: The shape under which steps and outputs see what the producer makes, as Reshape has it; None: its own.
+    """
 
     __slots__ = ("_parts",)
     of: ClassVar[type[Operator]]
     steps: tuple[Any, ...]
+    results: tuple[int, ...]
+    view: tuple[int, ...] | None
     _parts: Parts
 
     @property
@@ -124,13 +150,15 @@ class Fused(Operator):
         except AttributeError:  # new, or out of a pickle, which has fields alone
             names = [f.name for f in dataclasses.fields(self.of)]  # type: ignore[arg-type]
             producer = self.of(**{name: getattr(self, name) for name in names})
-            object.__setattr__(self, "_parts", Parts.of(producer, read_steps(self.steps)))
+            object.__setattr__(self, "_parts", Parts.of(producer, self.steps, self.results))
             return self._parts
 
     def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
-        """Return the producer's type, or that of a Cast that is the last step."""
-        last = self.parts.steps[-1].operator if self.parts.steps else None
-        return last.find_dtype([]) if isinstance(last, Cast) else self.parts.producer.find_dtype(self.split(dtypes))
+        """Return the type that the producer gives, and steps make of it."""
+        made = [self.parts.producer.find_dtype(self.split(dtypes))]
+        for step in self.parts.steps:
+            made.append(step.operator.find_dtype(step.pick(dtypes, made, lambda array: array.dtype)))
+        return made[self.results[0]]
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Infer one operator after the other.
@@ -138,25 +166,17 @@ class Fused(Operator):
         Raises:
             InputError: As they do.
         """
-        if not self.parts.steps:
+        if not self.steps:
             raise InputError(f"{self.name} expects steps, got none.")
-        if any(isinstance(step.operator, Cast) for step in self.parts.steps[:-1]):
-            raise InputError(f"{self.name} expects a Cast as its last step alone, got one before others.")
-        made = value = self._infer_seen(inputs)
-        for step in self.parts.steps:
-            (value,) = step.operator.infer(*step.pick(value, made, inputs, TensorSpec.of))
-        return (value,)
-
-    def _infer_seen(self, inputs: Sequence[TensorSpec | None]) -> TensorSpec:
-        """Return the spec that steps see of what the producer makes."""
-        made = self.parts.producer.infer(*self.split(inputs))[0]
-        view = self.parts.view
-        return made if view is None else view.operator.infer(*view.pick(made, made, inputs, TensorSpec.of))[0]
+        if not self.results or not all(0 <= result <= len(self.steps) for result in self.results):
+            raise InputError(f"{self.name} expects results among its {len(self.steps)} steps, got {self.results}.")
+        made = self._infer_made(inputs)
+        return tuple([made[result] for result in self.results])
 
     def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int | None:
         """Count what the producer does, and an operation of each step for each element."""
         made = self.parts.producer.count_flops(self.split(inputs), outputs)
-        return None if made is None else made + len(self.parts.steps) * count_elements(outputs, 0)
+        return None if made is None else made + len(self.steps) * count_elements(outputs, 0)
 
     def reads_any_format(self, position: int, inputs: Sequence[TensorSpec | None]) -> bool:
         """Return whether the producer does; the steps don't."""
@@ -175,117 +195,159 @@ class Fused(Operator):
         return self.parts.producer.count_format_gain(self.split(inputs), outputs, target)
 
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
-        """Compute one after the other, in the memory of one result where shapes stay."""
-        parts, wanted = self.parts, out[0] if out else None
-        keeps_type = not isinstance(parts.steps[-1].operator, Cast)
-        shape, stays = ((), True) if parts.first_operand is None else self._find_shapes(inputs)
-        target = (wanted,) if stays and keeps_type and wanted is not None else None
-        if target is not None and parts.view is not None:
-            target = (target[0].reshape(shape),) if target[0].flags.c_contiguous else None
-        made = parts.producer.compute(*self.split(inputs), out=target)[0]
+        """Compute what the producer makes, then the steps block by block; the last one in the same memory."""
+        wanted: list[Array | None] = list(out or (None,) * len(self.results))
+        specs, last = self._find_made(inputs), len(self.steps)
+        seen = specs[0]
+        own = self.results.index(0) if 0 in self.results else self.results.index(last) if last in self.results else -1
+        memory = wanted[own] if own >= 0 else None
+        fits = memory is not None and (memory.shape, memory.dtype) == (seen.shape, seen.dtype)
+        target = (memory,) if fits and self.view is None else None
+        made = self.parts.producer.compute(*self.split(inputs), out=target)[0]
         assert made is not None
-        if parts.view is not None:
-            made = parts.view.operator.compute(*parts.view.pick(made, made, inputs, np.asarray))[0]
-            assert made is not None
-        value: Array = made
-        last = len(parts.steps) - 1
-        for place, step in enumerate(parts.steps):
-            if place == last and wanted is not None:
-                target = (wanted,)
-            elif place == last and not keeps_type:
-                target = None
-            else:
-                target = (value,) if stays and (value is not made or place >= parts.last_use) else None
-            result = step.operator.compute(*step.pick(value, made, inputs, np.asarray), out=target)[0]
-            assert result is not None
-            value = result
-        return (value,)
+        if self.view is not None:
+            made = made.reshape(seen.shape)
+        if 0 in self.results:
+            if memory is None:
+                wanted[own] = made
+            elif made is not memory:
+                memory[...] = made
+        elif own >= 0 and memory is None and specs[last] == seen:
+            wanted[own] = made
+        others = [place for place, result in enumerate(self.results) if result > 0]
+        if others:
+            finished = self.parts.region.compute(
+                made, *self._pick(inputs), out=tuple([wanted[place] for place in others])
+            )
+            for place, y in zip(others, finished, strict=True):
+                wanted[place] = y
+        return tuple(wanted)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the producer's kernel with the steps; where that can't be, the steps behind it."""
-        (y,) = outputs
-        if y is None:
+        kept = [(result, y) for result, y in zip(self.results, outputs, strict=True) if y is not None]
+        if not kept:
             return
-        producer, steps, taken = self.parts.producer, self.parts.steps, self.split(inputs)
+        producer, taken = self.parts.producer, self.split(inputs)
         made = producer.infer(*(None if slot is None else slot.spec for slot in taken))[0]
-        seen = self._infer_seen([None if slot is None else slot.spec for slot in inputs])
-        view, is_cast = self.parts.view, made.dtype != y.dtype
-        is_same = seen.shape == y.shape and (view is None or y.is_contiguous)
-        if isinstance(steps[-1].operator, Cast):  # what is stored as, or nothing where types are one
-            steps = steps[:-1]
-        result = y
-        if is_cast or not is_same:
-            result = emit.temp(seen.shape, made.dtype)
-            if is_same and not y.is_contiguous:  # channels last
-                result = Slot(result.buffer, result.offset_bytes, result.spec, y.strides)
-        epilogue = None
-        if is_same and not emit.target.has_textures:
-            epilogue = make_epilogue(steps, inputs, result)
-        if not emit.choose(epilogue is not None):
-            epilogue = None
-        needs_scratch = emit.target.has_textures or self.parts.last_use >= 0
-        stored = y if is_cast else None
-        finishing = FinishingEmitter(
-            emit,
-            result,
-            epilogue,
-            needs_scratch=needs_scratch,
-            stored=stored,
-            functors=name_functors(steps, inputs),
-        )
+        seen = made if self.view is None else made.with_shape(reshape_shape(made.shape, self.view))
+        result = emit.temp(seen.shape, seen.dtype)
+        if self.view is None and all(y.shape == seen.shape and y.strides == kept[0][1].strides for _, y in kept):
+            result = Slot(result.buffer, result.offset_bytes, result.spec, kept[0][1].strides)  # channels last, maybe
+        epilogue = self._make_epilogue(emit, result, inputs, kept)
+        library_steps = list_library_steps(self.parts.steps, [place for place, _ in kept], inputs)
+        finishing = FinishingEmitter(emit, result, epilogue, library_steps)
         assert producer.lower is not None
-        producer.lower(finishing, taken, (result if view is None else _view(result, made.shape),))
-        if finishing.unfinished is not None:
-            unfinished = finishing.unfinished
-            self._lower_apart(emit, unfinished if view is None else _view(unfinished, seen.shape), inputs, y)
-        else:
-            assert finishing.is_finished or finishing.is_stored, f"{producer} wrote its result unseen"
-            if is_cast and not finishing.is_stored:
-                convert_commands(emit, y, result)
+        producer.lower(finishing, taken, (result if self.view is None else _view(result, made.shape),))
+        if finishing.unfinished is None:
+            assert finishing.is_finished, f"{producer} wrote its result unseen"
+            return
+        for place, y in kept:
+            if place == 0:
+                emit.copy(y, result)
+        others = tuple([y for place, y in zip(self.results, outputs, strict=True) if place > 0])
+        # On the host, the producer works in the memory of an output, which so can't be that of an operand.
+        behind = emit if emit.target.has_kernels else StepEmitter(emit, result)
+        self.parts.region.lower(behind, (result, *self._pick(inputs)), others)
 
-    def without_last_step(self) -> Operator:
-        """Return the operator that ends one step before; the producer where there is no other step."""
-        if len(self.steps) == 1:
-            return self.parts.producer
-        return dataclasses.replace(self, steps=self.steps[:-1])  # type: ignore[type-var]
+    def without_roundings(self, outputs: Collection[int]) -> tuple[Operator, tuple[int, ...]]:
+        """Return the operator whose outputs are what the steps behind some outputs round.
+
+        Args:
+            outputs: Positions of outputs whose steps do nothing but round, and are to go.
+
+        Returns:
+            The operator, which is the producer where no step is left; then of each output of this one, the position
+            among those of that.
+        """
+        taken = [
+            -1 - self.steps[result - 1][2][0] if position in outputs else result
+            for position, result in enumerate(self.results)
+        ]
+        results = tuple(dict.fromkeys(taken))
+        places = tuple([results.index(result) for result in taken])
+        needed: set[int] = set()
+        for step in range(len(self.steps), 0, -1):
+            if step in results or step in needed:
+                needed |= {-1 - given for given in self.steps[step - 1][2] if isinstance(given, int) and given < 0}
+                needed.add(step)
+        kept = [step for step in range(1, len(self.steps) + 1) if step in needed]
+        if not kept and self.view is None:
+            return self.parts.producer, places
+        if not kept:
+            return self, tuple(range(len(self.results)))
+        number = {0: 0} | {step: place for place, step in enumerate(kept, 1)}
+        rows = tuple([
+            (name, attributes, tuple([
+                -1 - number[-1 - given] if isinstance(given, int) and given < 0 else given for given in inputs
+            ]))
+            for name, attributes, inputs in [self.steps[step - 1] for step in kept]
+        ])  # fmt: skip
+        changed = {"steps": rows, "results": tuple([number[result] for result in results])}
+        return dataclasses.replace(self, **changed), places  # type: ignore[type-var]
 
     def split(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return the inputs of the producer: those before the first operand."""
         return tuple(inputs[: self.parts.first_operand])
 
-    def _find_shapes(self, inputs: Sequence[Array | None]) -> tuple[tuple[int, ...], bool]:
-        """Return the shape of what the producer makes, and whether no operand broadcasts what steps see of it."""
-        key = tuple([None if array is None else array.shape for array in inputs])
-        known = self.parts.shapes
-        if key not in known:
-            if len(known) > _SHAPES_KEPT:
-                known.clear()
-            view = self.parts.view
-            read = None if view is None else view.inputs[1]  # the shape alone is content that others follow from
-            specs = [
-                None
-                if array is None
-                else TensorSpec.of(array)
-                if place == read
-                else TensorSpec(array.shape, array.dtype)
-                for place, array in enumerate(inputs)
-            ]
-            made = self.parts.producer.infer(*self.split(specs))[0]
-            known[key] = (made.shape, self.infer(*specs)[0].shape == self._infer_seen(specs).shape)
-        return known[key]
+    def _pick(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the inputs that steps read, None in place of others."""
+        return [each if position in self.parts.operands else None for position, each in enumerate(inputs)]
 
-    def _lower_apart(self, emit: Emitter, made: Slot, inputs: Slots, y: Slot) -> None:
-        """Launch each step by itself."""
-        value, steps = made, self.parts.steps
-        for place, step in enumerate(steps):
-            given = step.pick(value, made, inputs, emit.constant)
-            (spec,) = step.operator.infer(*(None if slot is None else slot.spec for slot in given))
-            works_in_place = value is y and place < len(steps) - 1
-            value = y if place == len(steps) - 1 or works_in_place else emit.temp(spec.shape, spec.dtype)
-            lower = step.operator.lower
-            assert lower is not None
-            # Through an emitter that ignores in-place requests and adds no steps.
-            lower(StepEmitter(emit, value), given, (value,))
+    def _list_keys(self, seen: Any, inputs: Sequence[Any]) -> tuple[SpecKey | None, ...]:
+        return list_keys([seen, *self._pick(inputs)])
+
+    def _infer_made(self, inputs: Sequence[TensorSpec | None]) -> tuple[TensorSpec, ...]:
+        """Return the specs of what steps see of what the producer makes, and of what they make."""
+        made = self.parts.producer.infer(*self.split(inputs))[0]
+        seen = made if self.view is None else made.with_shape(reshape_shape(made.shape, self.view))
+        return (seen, *find_forms(self.parts.region.steps, self._list_keys(seen, inputs)).specs)
+
+    def _find_made(self, inputs: Sequence[Array | None]) -> tuple[TensorSpec, ...]:
+        """Return the same for arrays, known from calls before."""
+        keys = tuple([None if x is None else (x.shape, x.dtype, _read_content(x)) for x in inputs])
+        known = self.parts.specs
+        if keys not in known:
+            if len(known) > _SPECS_KEPT:
+                known.clear()
+            specs = [
+                None if x is None or key is None else TensorSpec.of(x) if key[2] else TensorSpec(x.shape, x.dtype)
+                for x, key in zip(inputs, keys, strict=True)
+            ]
+            known[keys] = self._infer_made(specs)
+        return known[keys]
+
+    def _make_epilogue(
+        self, emit: Emitter, result: Slot, inputs: Slots, kept: Sequence[tuple[int, Slot]]
+    ) -> Epilogue | None:
+        """Return the steps for the producer's kernel; None where they can't be in one."""
+        outputs = [y for _, y in kept]
+        forms = find_forms(self.parts.region.steps, self._list_keys(result, inputs))
+        is_able = (
+            not emit.target.has_textures
+            and forms.forms is not None
+            and all(y.shape == result.shape and y.strides == result.strides for y in outputs)
+        )
+        if not emit.choose(is_able) or not is_able:
+            return None
+        used = self._pick(inputs)
+        operands = place_operands(emit, [slot for slot in used if slot is not None], result)
+        if operands is None:
+            return None
+        given = (True, *[slot is not None for slot in used])
+        rows, numbers = write_steps(self.parts.region.steps, forms, given)
+        names = [f"v{place - 1}" if place else "x0" for place, _ in kept]
+        return Epilogue(rows, numbers, operands, tuple(names), tuple(outputs))
+
+
+def _read_content(x: Array) -> bytes:
+    """Return the bytes of an array of few integers, on which the shape of a result may depend; else none."""
+    return x.tobytes() if x.dtype.kind in "iu" and x.size <= _CONTENT_SIZE else b""
+
+
+def _shift(given: Given) -> Given:
+    """Return a source of a fused operator's row as the region has it, whose first input is what the producer makes."""
+    return given + 1 if isinstance(given, int) else given
 
 
 def _view(slot: Slot, shape: tuple[int, ...]) -> Slot:
@@ -300,13 +362,15 @@ def _make(producer: type[Operator]) -> None:
         is_required = f.default is dataclasses.MISSING
         fields.append((f.name, f.type) if is_required else (f.name, f.type, dataclasses.field(default=f.default)))
     fields.append(("steps", tuple, dataclasses.field(default=())))
+    fields.append(("results", tuple, dataclasses.field(default=(1,))))
+    fields.append(("view", tuple[int, ...] | None, dataclasses.field(default=None)))
     namespace = {
         "__doc__": f"{producer.__name__} with an epilogue; see `gpuexec.ops.elementwise.fused`.",
         "__module__": __name__,
         "of": producer,
         "tolerance": producer.tolerance,
         "uses_all_cores": producer.uses_all_cores,
-        "keeps_dtype": False,  # a Cast may be the last step
+        "keeps_dtype": False,  # a Cast may be a step
         "has_blits": producer.has_blits,
         "format_use": producer.format_use,
         "padded_factors": producer.padded_factors,

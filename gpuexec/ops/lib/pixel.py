@@ -99,12 +99,12 @@ _BLITS: Mapping[str, Mapping[str, str | Mapping[int | None, str]]] = {
     "trilu.cu": {"trilu": ""},
 }
 # Floats below half, doubles and small signed integers are computed on the host, except for statistics, and
-# small integers that are quantised numbers. So are kernels with an epilogue: each operator is a blit of its own.
-_LEFT_OUT = re.compile(r"\b(bf16|double|i8|i16|Steps|StepsTo)\b")
+# small integers that are quantised numbers.
+_LEFT_OUT = re.compile(r"\b(bf16|double|i8|i16)\b")
 _LEFT_OUT_IN = {
-    **dict.fromkeys(("conv.cu", "matmul.cu"), re.compile(r"\b(bf16|double|i16|Steps|StepsTo)\b")),
+    **dict.fromkeys(("conv.cu", "matmul.cu"), re.compile(r"\b(bf16|double|i16)\b")),
     "quantize.cu": re.compile(r"\bbf16\b"),
-    "statistics.cu": re.compile(r"\bSteps\b"),
+    "statistics.cu": re.compile(r"(?!)"),  # none of it
 }
 # Blends of integers go through double.
 _BLENDED_INTEGERS = re.compile(r"resize_blend<[iu]")

@@ -119,17 +119,19 @@ def pose_conv(
     return Posed(problem, placed)
 
 
-def finish_posed(posed: Posed, steps: Sequence[tuple[str, Slot | None]], stored: Slot | None = None) -> Posed:
+def finish_posed(posed: Posed, steps: Sequence[tuple[str, Slot | None]], y: Slot) -> Posed:
     """Return the problem with an epilogue, or why it can't have it.
 
     Args:
         posed: The problem without.
         steps: Functors in order, with the operand that is added; None: there is none.
-        stored: Where the result goes in another type; None: where it was.
+        y: Where the result goes, in a type of its own.
     """
     problem, slots = posed.problem, posed.slots
     if isinstance(problem, str):
         return posed
+    if steps and steps[-1][0] == "Cast":
+        steps = steps[:-1]
     for functor, operand in steps:
         if functor == "Add" and operand is not None and _is_bias(problem, operand):
             if problem.has_bias or problem.activation or getattr(problem, "c_row", None) is not None:
@@ -139,11 +141,11 @@ def finish_posed(posed: Posed, steps: Sequence[tuple[str, Slot | None]], stored:
             problem = replace(problem, activation=ACTIVATIONS[functor])
         else:
             return Posed(f"its epilogue has {functor}, which libraries lack", slots)
-    if stored is not None:
+    if y.dtype.name != problem.result:
         if problem.has_bias or getattr(problem, "c_row", None) is not None:
             return Posed("it adds floats and stores another type", slots)
-        problem, slots = replace(problem, result=stored.dtype.name), replace(slots, y=stored)
-    return Posed(problem, slots)
+        problem = replace(problem, result=y.dtype.name)
+    return Posed(problem, replace(slots, y=y))
 
 
 def _is_bias(problem: ProductProblem | ConvProblem, operand: Slot) -> bool:

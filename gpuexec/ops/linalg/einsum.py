@@ -55,7 +55,7 @@ class Einsum(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
-    epilogue_rank = 0
+    takes_epilogue = True
     multiplied = (0, 1)
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:

@@ -49,7 +49,7 @@ class MatMul(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
-    epilogue_rank = 0
+    takes_epilogue = True
     multiplied = (0, 1)
     takes_narrow = True
     precision: str = ""  # of `ir.precision`: what operands come rounded to, "reference", or "": any order of sums
@@ -157,7 +157,7 @@ class Gemm(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
-    epilogue_rank = 2
+    takes_epilogue = True
     multiplied = (0, 1)
     takes_narrow = True
     precision: str = ""  # as of MatMul; C is of the result's type

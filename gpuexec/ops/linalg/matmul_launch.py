@@ -26,11 +26,12 @@ from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import dtype_row, dtypes_of
 from gpuexec.ir.weight_forms import Converted
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
+from gpuexec.ops.elementwise.epilogue import allow_epilogue, allow_for_floats
 from gpuexec.ops.lib.posing import pose_product
 from gpuexec.ops.linalg.mma_launch import has_mma, launch_mma, launch_mma_narrow, multiplies, take_lines, take_tf32
 from gpuexec.ops.linalg.product import MAX_BATCH_AXES, Product, fits_extents, turn_few
 from gpuexec.ops.linalg.simt_launch import launch_simt
-from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
+from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, PAIRS, NarrowWeight, name_types
 
 DTYPES = (*dtypes_of("float"), *(np.dtype(t) for t in (np.int32, np.int64, np.uint32, np.uint64)))
 TILE = 64  # rows and columns of a block; kTile of tile.cuh
@@ -39,6 +40,9 @@ _FLOAT = np.dtype(np.float32)
 
 instantiate("matmul.cu", [f"gemm<{dtype_row(dtype).cuda}>" for dtype in DTYPES])
 instantiate("matmul.cu", [f"gemm_narrow<{types}>" for types in NARROW_TYPES])
+allow_for_floats("matmul.cu", "gemm<{t}>", stores_others=False)
+for _wide, _narrow in PAIRS:
+    allow_epilogue(_wide, [Kernel("matmul.cu", f"gemm_narrow<{name_types(_wide, _narrow)}>")])
 
 
 def launch_gemm(

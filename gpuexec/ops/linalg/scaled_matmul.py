@@ -47,7 +47,7 @@ class ScaledMatMul(Operator):
     uses_all_cores: ClassVar[bool] = True
     example = "float8e4m3fn[4,4] float8e4m3fn[4,4] float32[1] float32[1]"
     has_blits = True
-    epilogue_rank = 0
+    takes_epilogue = True
     multiplied = (0, 1)
 
     def infer(

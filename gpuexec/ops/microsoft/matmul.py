@@ -53,7 +53,7 @@ class FusedMatMul(Operator):
     precision: str = ""  # as of MatMul
     keeps_dtype = True
     has_blits = True
-    epilogue_rank = 0
+    takes_epilogue = True
     multiplied = (0, 1)
     takes_narrow = True
 

@@ -29,6 +29,7 @@ from gpuexec.ir.operator import (
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
+from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, count_rows
@@ -44,6 +45,7 @@ _ROLES = ("scale", "B", "input_mean", "input_var")
 # Types of x, of scale and bias, of the statistics. Other mixtures are converted to the accumulator first.
 instantiate(_SOURCE, [f"normalize_channels<{t}, {t}, {t}>" for t in _CUDA])
 instantiate(_SOURCE, [f"normalize_channels<{t}, {p}, float>" for t in ("half", "bf16") for p in (t, "float")])
+allow_for_floats(_SOURCE, "normalize_channels<{t}, {t}, {t}>", stores_others=False)
 instantiate(_SOURCE, [f"measure_channels<{t}, {s}>" for t in _CUDA for s in _CUDA])
 
 
@@ -67,7 +69,7 @@ class BatchNormalization(Operator):
     keeps_dtype = True
     derivative = Derivative.PARTS
     has_blits = True
-    epilogue_rank = 1
+    takes_epilogue = True
     format_use = FormatUse.FOLLOWS
 
     def infer(

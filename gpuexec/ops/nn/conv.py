@@ -38,7 +38,7 @@ from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ir.target import Target
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
-from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
+from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, allow_epilogue, allow_for_floats, count_epilogue_steps
 from gpuexec.ops.lib.posing import pose_conv
 from gpuexec.ops.lib.window_extents import conv_transpose_output
 from gpuexec.ops.lib.windows import Windows, pack_strides
@@ -59,7 +59,7 @@ from gpuexec.ops.nn.conv_mma import (
 from gpuexec.ops.nn.conv_simt import launch_simt_conv
 from gpuexec.ops.nn.conv_transpose_mma import launch_mma_transpose, runs_as_products
 from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
-from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, NarrowWeight, name_types
+from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, PAIRS, NarrowWeight, name_types
 
 DTYPES = dtypes_of("float")
 _HALF: np.dtype[Any] = np.dtype(np.float16)
@@ -71,6 +71,9 @@ instantiate(
     [f"{name}<{dtype_row(t).cuda}>" for name in _KERNELS for t in DTYPES],
 )
 instantiate("conv.cu", [f"{name}_narrow<{types}>" for name in _KERNELS for types in NARROW_TYPES])
+allow_for_floats("conv.cu", *[f"{name}<{{t}}>" for name in _KERNELS], stores_others=False)
+for _wide, _narrow in PAIRS:
+    allow_epilogue(_wide, [Kernel("conv.cu", f"{name}_narrow<{name_types(_wide, _narrow)}>") for name in _KERNELS])
 
 
 @operator("Conv")
@@ -84,7 +87,7 @@ class Conv(Convolution):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
-    epilogue_rank = 3
+    takes_epilogue = True
     multiplied = (0, 1)
     padded_factors = (1,)
     format_use = FormatUse.FOLLOWS
@@ -237,7 +240,7 @@ class ConvTranspose(Convolution):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
-    epilogue_rank = 3
+    takes_epilogue = True
     multiplied = (0, 1)
     padded_factors = (1,)
     format_use = FormatUse.FOLLOWS

@@ -25,7 +25,7 @@ from gpuexec.ir.gpus import Gpu, find_gpu
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, build, operator
 from gpuexec.ir.spec import TensorSpec, dtypes_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
-from gpuexec.ops.elementwise.epilogue import VALUE, fused_name
+from gpuexec.ops.elementwise.epilogue import fused_name
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.slices import count_cycles
 from gpuexec.ops.linalg.matmul import MatMul, find_narrow, find_result
@@ -80,7 +80,7 @@ class ScaledDotProductAttention(Operator):
     tolerance = Tolerance.REDUCTION
     uses_all_cores = True
     has_blits = True
-    epilogue_rank = 2
+    takes_epilogue = True
     example = "float32[1,2,3,4] float32[1,2,4,5] float32[1,2,5,4]"
 
     def infer(
@@ -275,16 +275,20 @@ def _convert(emit: Emitter, slot: Slot, dtype: np.dtype[Any]) -> Slot:
     return converted
 
 
-def _multiply(emit: Emitter, q: Slot, k: Slot, scale: float, steps: Sequence[Step], precision: str) -> Slot:
+def _multiply(emit: Emitter, q: Slot, k: Slot, scale: float, given_steps: Sequence[Step], precision: str) -> Slot:
     """Launch a product with steps in its kernel; return the scores."""
     rows: list[Any] = []
     operands: list[Slot] = []
-    for step, given in steps:
+    for step, given in given_steps:
         places = [2 + len(operands) + place for place in range(len(given))]
-        rows.append((step, (), (VALUE, *places)))
+        rows.append((step, (), (-1 - len(rows), *places)))
         operands += given
     name = FusedMatMul.name
-    attributes = {"alpha": scale, "precision": precision, **({"steps": tuple(rows)} if rows else {})}
+    attributes = {
+        "alpha": scale,
+        "precision": precision,
+        **({"steps": tuple(rows), "results": (len(rows),)} if rows else {}),
+    }
     product = build(fused_name(name) if rows else name, attributes)
     inputs = (q, k, *operands)
     (spec,) = product.infer(*(slot.spec for slot in inputs))

@@ -69,6 +69,7 @@ class SumTo(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
+    takes_epilogue = True
 
     def infer(self, x: TensorSpec | None, like: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Return the input's type in the other's shape.

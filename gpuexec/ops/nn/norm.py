@@ -21,8 +21,7 @@ from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
-from gpuexec.ops.elementwise.elementwise_cast import convert_commands
-from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, STORED, count_epilogue_steps
+from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, allow_for_floats, count_epilogue_steps
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
@@ -35,7 +34,7 @@ _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 _STASH = {1: _FLOAT, 16: BFLOAT16}  # stash_type: the type of Mean and InvStdDev
 
 instantiate(_SOURCE, [f"normalize_rows<{t}, {v}>" for t in _CUDA for v in _CUDA])
-instantiate(_SOURCE, [f"normalize_and_round_rows<{dtype_row(dtype).cuda}>" for dtype in STORED])
+allow_for_floats(_SOURCE, "normalize_rows<{t}, {t}>")
 instantiate(_SOURCE, [f"normalize_and_measure_rows<{t}, {u}>" for t in _CUDA for u in ("float", "bf16")])
 
 
@@ -74,9 +73,8 @@ class NormalizedRows:
         scale: Slot,
         bias: Slot | None,
         outputs: Sequence[Slot | None],
-        rounded: Slot | None = None,
     ) -> None:
-        """Launch the kernel for y alone, for y, mean and inverse deviation, or for y and what it is rounded to."""
+        """Launch the kernel for y alone, or for y, mean and inverse deviation."""
         count = self.count
         team = choose_team(self.columns, count)
         sizes = (np.int64(count), np.int64(self.columns), np.int32(team.lanes))
@@ -84,12 +82,6 @@ class NormalizedRows:
         y, *statistics = outputs
         types = [dtype_row(slot.dtype).cuda for slot in (x, scale)]
         tensors: list[Argument] = [emit.contiguous(x), scale, scale if bias is None else bias]
-        if rounded is not None:
-            assert y is not None
-            kernel = Kernel(_SOURCE, f"normalize_and_round_rows<{dtype_row(rounded.dtype).cuda}>")
-            arguments = [*tensors, y, rounded, *sizes, *constants, np.int32(self.is_centered)]
-            emit.launch(kernel, team.grid(count), _BLOCK, arguments, writes=[3, 4])
-            return
         if not any(statistics):
             assert y is not None
             arguments = [*tensors, y, *sizes, *constants, np.int32(self.is_centered)]
@@ -141,7 +133,7 @@ class _TrailingNormalization(Operator):
     flops_per_output = 7  # sum, difference, square, sum, product, scale, shift
     derivative = Derivative.PARTS
     has_blits = True
-    epilogue_rank: ClassVar[int | None] = 1
+    takes_epilogue: ClassVar[bool] = True
 
     def _check(self, x: TensorSpec, *parameters: tuple[str, TensorSpec | None]) -> int:
         axis = normalize_axis(self.axis, x.rank)
@@ -160,7 +152,6 @@ class _TrailingNormalization(Operator):
         bias: Slot | None,
         outputs: Sequence[Slot | None],
         centered: bool,
-        rounded: Slot | None = None,
     ) -> None:
         axis = normalize_axis(self.axis, x.spec.rank)
         columns = prod(x.shape[axis:])
@@ -170,7 +161,7 @@ class _TrailingNormalization(Operator):
             bias, bias_stride = _spread(emit, bias, x.shape, axis)
         count = prod(x.shape[:axis])
         affine = Affine(count, scale_stride, bias_stride, 1)
-        NormalizedRows(count, columns, affine, self.epsilon, centered).launch(emit, x, scale, bias, outputs, rounded)
+        NormalizedRows(count, columns, affine, self.epsilon, centered).launch(emit, x, scale, bias, outputs)
 
 
 def _check_broadcast(name: str, role: str, spec: TensorSpec, x: TensorSpec) -> None:
@@ -267,67 +258,10 @@ class RMSNormalization(_TrailingNormalization):
         self._lower(emit, x, scale, None, (outputs[0], None, None), False)
 
 
-@operator("RoundedNormalization", "gpuexec")
-@dataclass(frozen=True, slots=True)
-class RoundedNormalization(_TrailingNormalization):
-    """LayerNormalization or RMSNormalization of floats, and its result rounded to half or bfloat16 as second output.
-
-    The pass `gpuexec.passes.fuse_rounding` makes it where a precision wants both; no file has it.
-
-    Attributes:
-        is_centered: Whether it is LayerNormalization.
-        to: The code of the second output's type.
-    """
-
-    is_centered: int = 1
-    to: int = 10
-    keeps_dtype = True
-    epilogue_rank = None  # of two results
-    example = "float32[2,8] float32[8]"
-    derivative = Derivative.REFUSED
-
-    def infer(self, x: TensorSpec, scale: TensorSpec, bias: TensorSpec | None = None) -> tuple[TensorSpec, ...]:
-        """Return the specs of the result and of what it is rounded to.
-
-        Raises:
-            InputError: Types are not float, or scale or bias don't broadcast to the input.
-        """
-        x, scale = check_dtype(self.name, x, (_FLOAT,)), check_dtype(self.name, scale, (_FLOAT,), "scale")
-        bias = None if bias is None else check_dtype(self.name, bias, (_FLOAT,), "bias")
-        self._check(x, ("scale", scale), ("bias", bias))
-        return x.with_shape(x.shape), TensorSpec(x.shape, dtype_row(self.to).numpy)
-
-    def compute(
-        self, x: Array, scale: Array, bias: Array | None = None, *, out: Out = None
-    ) -> tuple[Array | None, ...]:
-        """Normalise with NumPy, and round."""
-        if self.is_centered:
-            y = LayerNormalization(self.axis, self.epsilon, self.stash_type).compute(x, scale, bias, out=out)[0]
-        else:
-            y = RMSNormalization(self.axis, self.epsilon, self.stash_type).compute(x, scale, out=out)[0]
-        assert y is not None
-        with np.errstate(over="ignore"):
-            return y, y.astype(dtype_row(self.to).numpy)
-
-    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch a team of threads per row."""
-        x, scale, bias = (*inputs, None)[:3]
-        y, rounded = (*outputs, None)[:2]
-        assert x is not None and scale is not None
-        y = emit.temp(x.shape, x.dtype) if y is None else y
-        rounded = emit.temp(x.shape, dtype_row(self.to).numpy) if rounded is None else rounded
-        centered = bool(self.is_centered)
-        if not emit.target.has_textures:
-            self._lower(emit, x, scale, bias, (y, None, None), centered, rounded)
-            return
-        self._lower(emit, x, scale, bias, (y, None, None), centered)
-        convert_commands(emit, rounded, y)
-
-
 _LOOP = RowLoop(around=350, each=36, held=16, flops=7, folds=2)
 
 
-@work_of(_SOURCE, "normalize_rows", "normalize_and_round_rows", "normalize_and_measure_rows", "normalize_summed_rows")
+@work_of(_SOURCE, "normalize_rows", "normalize_and_measure_rows", "normalize_summed_rows")
 def _count_rows(launch: Launch) -> Work:
     sizes = [int(argument) for argument in launch.arguments if isinstance(argument, np.integer)]
     _, columns, lanes = sizes[:3]

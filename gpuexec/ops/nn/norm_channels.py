@@ -43,7 +43,7 @@ class _ChannelNormalization(Operator):
     keeps_dtype = True
     derivative = Derivative.PARTS
     has_blits = True
-    epilogue_rank = 2
+    takes_epilogue = True
 
     def _check(self, x: TensorSpec, scale: TensorSpec, bias: TensorSpec, entries: int | None = None) -> TensorSpec:
         x = check_dtype(self.name, x, _FLOATS)

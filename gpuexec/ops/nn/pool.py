@@ -30,6 +30,7 @@ from gpuexec.ir.operator import (
 )
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
+from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.windows import MAX_AXES, Windows, pack_strides, resolve_windows, trailing
@@ -42,6 +43,7 @@ _LIMIT = 2**31
 
 instantiate("pool.cu", [f"max_pool<{dtype_row(t).cuda}>" for t in MAX_DTYPES])
 instantiate("pool.cu", [f"{name}<{dtype_row(t).cuda}>" for name in ("average_pool", "lp_pool") for t in FLOATS])
+allow_for_floats("pool.cu", "max_pool<{t}>", "average_pool<{t}>", "lp_pool<{t}>")
 
 
 @operator("MaxPool")
@@ -65,6 +67,7 @@ class MaxPool(Operator):
     keeps_dtype = True
     derivative = Derivative.RULE
     has_blits = True
+    takes_epilogue = True
     format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -119,6 +122,7 @@ class AveragePool(Operator):
     keeps_dtype = True
     derivative = Derivative.PARTS
     has_blits = True
+    takes_epilogue = True
     format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -169,6 +173,7 @@ class LpPool(Operator):
     example = "float32[1,1,4,4] kernel_shape=(2,2)"
     keeps_dtype = True
     has_blits = True
+    takes_epilogue = True
     format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:

@@ -19,6 +19,7 @@ from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
+from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
@@ -27,6 +28,7 @@ _PLAIN, _LOG, _GUARDED = range(3)  # SoftmaxForm of softmax.cu
 SOFTMAX_FLOPS = 5  # of each element: maximum, difference, exponential, sum, quotient
 _FLOATS = dtypes_of("float")
 instantiate(_SOURCE, [f"{kernel}<{dtype_row(t).cuda}>" for kernel in ("softmax", "hardmax") for t in _FLOATS])
+allow_for_floats(_SOURCE, "softmax<{t}>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Softmax(RowMap):
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     flops_per_output = SOFTMAX_FLOPS
+    takes_epilogue = True
     derivative = Derivative.RULE
 
     def _along(self, x: Array, axis: int, buffer: Array | None) -> Array:
@@ -106,6 +109,7 @@ class LogSoftmax(RowMap):
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     flops_per_output = SOFTMAX_FLOPS
+    takes_epilogue = True
     derivative = Derivative.RULE
 
     def _along(self, x: Array, axis: int, buffer: Array | None) -> Array:

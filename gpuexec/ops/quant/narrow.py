@@ -236,7 +236,7 @@ def _make(form: WeightOperand) -> None:
         "has_blits": form.has_blits,
         "rounded": form.rounded,
         "takes_narrow": bool(form.rounded),
-        "epilogue_rank": consumer.epilogue_rank,
+        "takes_epilogue": consumer.takes_epilogue and form.weight > 0,
         "padded_factors": (form.weight, form.inputs) if form.weight in consumer.padded_factors else (),  # and scales
     }
     made = dataclasses.make_dataclass(

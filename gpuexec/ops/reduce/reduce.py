@@ -38,6 +38,7 @@ from gpuexec.ir.operator import (
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
+from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import MAX_RANK, Walk, join
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
@@ -93,6 +94,7 @@ class Reduction(Operator):
     flops_per_input = 1
     keeps_dtype = True
     has_blits = True
+    takes_epilogue = True
     example = "float32[2,3] int64[1]=1"
     format_use = FormatUse.ANY
 
@@ -175,6 +177,8 @@ def _cuda_types(dtypes: Sequence[np.dtype[Any]]) -> list[str]:
 
 
 _KERNELS = ("reduce", "reduce_chunks", "reduce_partials")
+_FINISHING = ("reduce", "reduce_partials")
+allow_for_floats(SOURCE, *[f"{kernel}<{row.functor}<{{t}}>, {{t}}>" for row in ROWS for kernel in _FINISHING])
 REDUCTIONS = {row.name: _register(row) for row in ROWS}
 globals().update(REDUCTIONS)  # so that each class is found where its __module__ says
 

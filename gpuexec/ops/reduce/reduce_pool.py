@@ -12,6 +12,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
+from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.reduce import reduce_host as host
 from gpuexec.ops.reduce.reduce import SOURCE, Finish, launch_rows
@@ -28,6 +29,7 @@ class GlobalPool(Operator):
     flops_per_input = 1
     keeps_dtype = True
     has_blits = True
+    takes_epilogue = True
     format_use = FormatUse.ANY
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -104,3 +106,4 @@ def _spatial(rank: int) -> tuple[int, ...]:
 
 
 instantiate(SOURCE, [f"lp_norm<{dtype_row(dtype).cuda}>" for dtype in _FLOATS])
+allow_for_floats(SOURCE, "lp_norm<{t}>")

@@ -33,6 +33,7 @@ from gpuexec.ir.operator import (
     upgrade,
 )
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import require_floats, require_ints
 from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div64
 from gpuexec.ops.vision.resize_tables import AxisTable, ResizedAxis, Sampling, make_table
@@ -46,6 +47,7 @@ _POLICIES = ("stretch", "not_larger", "not_smaller")
 
 instantiate("resize.cu", [f"resize_nearest<{bits}>" for bits in ("u8", "u16", "u32", "u64")])
 instantiate("resize.cu", [f"resize_blend<{dtype_row(dtype).cuda}>" for dtype in BLENDED])
+allow_for_floats("resize.cu", "resize_blend<{t}>")
 
 
 @operator("Resize")
@@ -78,6 +80,7 @@ class Resize(Operator):
     derivative = Derivative.RULE
     fixed_inputs = (1, 2, 3)
     has_blits = True
+    takes_epilogue = True
     format_use = FormatUse.FOLLOWS
 
     def infer(

@@ -11,9 +11,10 @@ from onnx import helper
 import gpuexec as gx
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.elementwise.epilogue import VALUE, fused_name
+from gpuexec.ops.elementwise.epilogue import fused_name
 from tests.model.control_models import ControlModel
 from tests.model.small_models import make_model, two_layers
+from tests.ops.chains import chain
 
 Shape = tuple[int, ...]
 
@@ -65,8 +66,8 @@ def test_operations_follow_from_shapes(
 
 def test_fused_operators_count_what_is_in_them() -> None:
     x, w, b = (TensorSpec(shape, np.dtype(np.float32)) for shape in ((3, 4), (4, 5), (5,)))
-    steps = (("Add", (), (VALUE, 2)), ("Relu", (), (VALUE,)))
-    fused = build(fused_name("MatMul"), {"steps": steps})
+    steps = (("Add", (), (-1, 2)), ("Relu", (), (-1,)))
+    fused = build(fused_name("MatMul"), chain(steps))
     assert fused.count_flops([x, w, b], fused.infer(x, w, b)) == 15 * (2 * 4 + 1 + 1)
 
 

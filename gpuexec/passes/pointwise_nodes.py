@@ -1,0 +1,106 @@
+"""Nodes that compute element by element, as passes put them into one operator: what they read, and who reads them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Mapping, Sequence
+
+from gpuexec.ir.graphs import Array, Graph, Node, Value
+from gpuexec.ir.operator import describe
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.elementwise.region_steps import Given, StepRow, write_number
+from gpuexec.passes.known_specs import Shapes
+
+
+class PointwiseNodes:
+    """A graph, and which of its nodes compute element by element on the device.
+
+    Attributes:
+        specs: Specs of the values, as far as they follow.
+        on_host: Values whose content the host knows.
+        made_at: Of each value that a node makes, the position of the node.
+    """
+
+    def __init__(self, graph: Graph, inputs: Mapping[str, TensorSpec]) -> None:
+        shapes = Shapes.of(graph, inputs)
+        self.specs, self.on_host = shapes.specs, shapes.on_host
+        self.made_at = {value: n for n, node in enumerate(graph.nodes) for value in node.outputs if value is not None}
+        self._graph, self._demanded = graph, shapes.find_demanded(graph)
+        self._readers, self._outputs = graph.consumers(), set(graph.outputs)
+        self._positions = {id(node): position for position, node in enumerate(graph.nodes)}
+
+    def is_pointwise(self, node: Node) -> bool:
+        """Return whether a node can be a step.
+
+        It makes one value of known shape that the host does not know, and that no shape depends on.
+        """
+        inputs = [None if value is None else self.specs.get(value) for value in node.inputs]
+        made = [None if value is None else self.specs.get(value) for value in node.outputs]
+        if len(made) != 1 or made[0] is None or node.outputs[0] in self.on_host:
+            return False
+        if any(value is not None and spec is None for value, spec in zip(node.inputs, inputs, strict=True)):
+            return False
+        return self._demanded.isdisjoint(node.outputs) and node.operator.as_pointwise(inputs) is not None
+
+    def list_readers(self, value: Value) -> list[int]:
+        """Return the positions of the nodes that read a value."""
+        return [self._positions[id(reader)] for reader in self._readers.get(value, ())]
+
+    def is_read_beside(self, value: Value, members: Collection[int]) -> bool:
+        """Return whether the graph gives a value out, or others than these nodes read it."""
+        return value in self._outputs or any(reader not in members for reader in self.list_readers(value))
+
+    def list_operands(self, node: Node) -> list[Value]:
+        """Return the values that a node reads, but for numbers."""
+        numbers = self.write_numbers(node)
+        return [value for value, text in zip(node.inputs, numbers, strict=True) if value is not None and text is None]
+
+    def write_numbers(self, node: Node) -> list[str | None]:
+        """Return each input of a node that is a constant of one element and stretches nothing as text."""
+        others = [self.specs[value].rank for value in node.inputs if value is not None and not self._is_number(value)]
+        rank = max(others, default=-1)
+        return [None if value is None else self._write_number(value, rank) for value in node.inputs]
+
+    def write_row(self, node: Node, sources: Mapping[Value, Given]) -> StepRow:
+        """Return a node as the row of a step.
+
+        Args:
+            node: The node.
+            sources: Of each value that is no number, where the step finds it.
+        """
+        inputs = tuple([
+            None if value is None else sources[value] if text is None else text
+            for value, text in zip(node.inputs, self.write_numbers(node), strict=True)
+        ])  # fmt: skip
+        return (*describe(node.operator), inputs)
+
+    def _is_number(self, value: Value) -> bool:
+        array = self._graph.constants.get(value)
+        return array is not None and array.size == 1
+
+    def _write_number(self, value: Value, rank: int) -> str | None:
+        array: Array | None = self._graph.constants.get(value)
+        return write_number(array) if array is not None and array.size == 1 and array.ndim <= rank else None
+
+
+def order_nodes(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Return nodes in an order in which each finds its inputs, as near as can be to the one given."""
+    made_by_node = {value: n for n, node in enumerate(nodes) for value in node.outputs if value is not None}
+    before = [{made_by_node[value] for value in node.inputs if value in made_by_node} for node in nodes]
+    after: list[list[int]] = [[] for _ in nodes]
+    for position, makers in enumerate(before):
+        for maker in makers:
+            after[maker].append(position)
+    waits = [len(makers) for makers in before]
+    ready = [position for position, count in enumerate(waits) if not count]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        position = heapq.heappop(ready)
+        ordered.append(nodes[position])
+        for behind in after[position]:
+            waits[behind] -= 1
+            if not waits[behind]:
+                heapq.heappush(ready, behind)
+    assert len(ordered) == len(nodes), "a way leads out of nodes that are one and back"
+    return tuple(ordered)
