@@ -21,7 +21,7 @@ from gpuexec.ops.tensor.append import Append
 from gpuexec.ops.tensor.copy import Concat
 from gpuexec.ops.tensor.layout import Expand, Reshape, Squeeze, Transpose, Unsqueeze
 from gpuexec.planner.analyse import Analysis
-from gpuexec.planner.caches import Caches
+from gpuexec.planner.caches import Cache, Caches
 
 _VIEWS = (Transpose, Unsqueeze, Squeeze, Expand, Reshape, GroupHeads)
 _MAX_VIEWS = 8
@@ -47,7 +47,7 @@ def join_appends(graph: Graph, analysis: Analysis, caches: Caches, target: Targe
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _CachedAttention:
     """Attention, the Appends of keys and of values, and the views of what these make, the one nearest to it first."""
 
     attention: Node
@@ -55,7 +55,7 @@ class _Found:
     views: tuple[list[Node], list[Node]]
 
 
-def _find(graph: Graph, node: Node, analysis: Analysis, caches: Caches) -> _Found | None:
+def _find(graph: Graph, node: Node, analysis: Analysis, caches: Caches) -> _CachedAttention | None:
     """Return attention of few queries over two memories that grow; None where the node is none."""
     operator, q = node.operator, node.inputs[0] if node.inputs else None
     if not isinstance(operator, ScaledDotProductAttention) or q is None:
@@ -64,13 +64,13 @@ def _find(graph: Graph, node: Node, analysis: Analysis, caches: Caches) -> _Foun
         return None
     producers = graph.producers()
     ways = [_climb(value, producers) for value in node.inputs[1:3]]
-    grown = {cache.output: cache for cache in caches.values()}
+    grown: dict[Value | None, Cache] = {cache.output: cache for cache in caches.values()}
     for way in ways:
         cache = None if way is None else grown.get(way[-1].outputs[0])
         if cache is None or analysis.specs[cache.rows].shape[cache.axis] > FEW_QUERIES:
             return None
     (*k_views, k_append), (*v_views, v_append) = (way for way in ways if way is not None)
-    return None if k_append is v_append else _Found(node, (k_append, v_append), (k_views, v_views))
+    return None if k_append is v_append else _CachedAttention(node, (k_append, v_append), (k_views, v_views))
 
 
 def _climb(value: Value | None, producers: dict[Value, Node]) -> list[Node] | None:
@@ -89,7 +89,7 @@ def _climb(value: Value | None, producers: dict[Value, Node]) -> list[Node] | No
     return None
 
 
-def _join(graph: Graph, found: _Found, analysis: Analysis) -> Graph | None:
+def _join(graph: Graph, found: _CachedAttention, analysis: Analysis) -> Graph | None:
     """Return the graph with one node for them; None where attention waits for something else made of the memories."""
     joined = _make_node(found)
     late = set(joined.outputs[1:])
@@ -113,7 +113,7 @@ def _join(graph: Graph, found: _Found, analysis: Analysis) -> Graph | None:
     return replace(graph, nodes=tuple(before))
 
 
-def _make_node(found: _Found) -> Node:
+def _make_node(found: _CachedAttention) -> Node:
     """Return the node, under the name of the attention."""
     inputs: list[Value | None] = []
     rows: list[StepRow] = []

@@ -36,7 +36,7 @@ _DTYPES = (np.dtype(np.float16), BFLOAT16)
 _THREADS, _WARPS, _COLUMNS, _LOADS = 256, 8, 4, 4  # kFewThreads, kFewWarps, kColumns, kLoads
 _ROWS = (1, 4)  # of the instances
 _REGISTERS = {1: 90, 4: 124}
-_LEAST_LANES, _MOST_LANES = 8, 32
+_LEAST_LANES, _MOST_LANES, _MOST_KEYS = 8, 32, 1 << 30
 _BLOCKS = 2  # of a multiprocessor
 _ROW_AXIS = 2  # of [batch, heads, rows, size]
 # Times of a block in tiles of keys: it waits for memory about as long as for a tile, and for each slice that is merged.
@@ -181,11 +181,12 @@ def _find_appended(operands: AttentionOperands, new: Sequence[NewRows]) -> _Appe
 
 
 def _fits(operands: AttentionOperands) -> bool:
-    """Return whether heads lie as vectors of four take them, and lanes of a warp hold one."""
+    """Return whether heads lie as vectors of four take them, lanes of a warp hold one, and 32 bits the keys."""
     depth, values = operands.q.shape[3], operands.v.shape[3]
     is_head = min(depth, values) > 0 and max(depth, values) <= _COLUMNS * _MOST_LANES
     is_whole = not (depth % _COLUMNS or values % _COLUMNS)
-    return is_head and is_whole and all(_is_wide(each) for each in (operands.q, operands.k, operands.v))
+    is_counted = operands.v.shape[2] < _MOST_KEYS
+    return is_head and is_whole and is_counted and all(map(_is_wide, (operands.q, operands.k, operands.v)))
 
 
 def _is_wide(slot: Slot) -> bool:
@@ -229,7 +230,8 @@ def _pack(
     if mask is not None:
         kind = 1 + MASK_TYPES.index(mask.dtype)
         mask_strides = broadcast_strides(mask.shape, mask.strides, (batch, heads, queries, keys))
-    past, new_strides = keys, (0,) * 6
+    past = keys
+    new_strides: Strides = (0,) * 6
     if appended is not None:
         of_k, of_v = appended
         past, new_strides = of_k.past.shape[_ROW_AXIS], (*of_k.rows.strides[:3], *of_v.rows.strides[:3])
@@ -246,7 +248,7 @@ _EACH_TILE, _EACH_TILE_ROW, _EACH_ROW, _EACH_SLICE, _AROUND = 290, 150, 150, 45,
 
 @work_of(_SOURCE, "attend_few")
 def _count_few(launch: Launch) -> Work:
-    q, k, v, _, y, *_, new_k, new_v, room_k, room_v, packed = launch.arguments
+    q, k, v, _, y, *_, room_k, room_v, packed = launch.arguments
     assert isinstance(q, Slot) and isinstance(k, Slot) and isinstance(v, Slot) and isinstance(y, Slot)
     assert isinstance(packed, bytes)
     heads, group, queries, keys, _, depth, values, _, lanes, kind, *_ = struct.unpack(_STRUCT, packed)[22:]

@@ -189,7 +189,9 @@ def test_one_launch_appends_and_attends(decoder: Decoder, target: str) -> None:
     assert len(writers) == 1 and "copy_strided" not in list_launches(template.plan)
     # It reads what is held, and writes the rows behind that.
     (launch,) = writers
-    held, room = ([slot for slot in slots if slot.buffer in states] for slots in (launch.reads_from(), launch.writes_to()))
+    held, room = (
+        [slot for slot in slots if slot.buffer in states] for slots in (launch.reads_from(), launch.writes_to())
+    )
     assert {slot.buffer for slot in held} == {slot.buffer for slot in room} == states
     for past, new in zip(held, room, strict=True):
         assert new.shape[2] == 1 and new.offset_bytes == past.offset_bytes + past.shape[2] * past.strides[2] * 4
@@ -226,5 +228,5 @@ def test_a_prompt_copies_its_rows_and_a_precision_of_floats_does() -> None:
 
 def test_a_cache_that_is_full_is_refused() -> None:
     decoder = replace(DECODERS[0], capacity=3, steps=(2, 2))
-    with pytest.raises(gx.InputError, match="'past.key' is full: it holds 2 rows, 2 more exceed its capacity of 3"):
+    with pytest.raises(gx.InputError, match=r"'past.key' is full: it holds 2 rows, 2 more exceed its capacity of 3"):
         run(decoder, "simulator")
