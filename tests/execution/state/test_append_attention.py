@@ -24,6 +24,7 @@ from tests.devices.opening import open_device
 Array = np.ndarray[Any, Any]
 DEPTH = 8
 DEVICES = ("cpu", "simulator", "check")
+SIMULATOR = gx.BackendType.SIMULATOR
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class Decoder:
 
 DECODERS = [
     Decoder("heads", (3, *(1,) * 20)),
+    Decoder("a prompt", (20, 1, 1), heads=4),
     Decoder("bfloat16", (1,) * 4, precision="bf16", past=2),
     Decoder("several rows", (2, 4, 1, 8, 1), heads=4),
     Decoder("batch", (1, 1, 2, 1), batch=3, past=1, mask="Where"),
@@ -138,11 +140,14 @@ DECODERS = [
 ]
 
 
+GROUPS = next(each for each in DECODERS if each.id == "groups")
+
+
 def run(decoder: Decoder, device: str) -> list[Array]:
     """Return the results of all steps, and what is held at the end."""
     made, total = decoder.make(), decoder.past
     opened = open_device(device)
-    kind = gx.BackendType.CPU if device == "cpu" else gx.BackendType.SIMULATOR
+    kind = gx.BackendType.CPU if device == "cpu" else SIMULATOR
     found = []
     with gx.Worker(made.load(), backend=Backend(opened, kind, "for a test")) as worker:
         if decoder.past:
@@ -169,6 +174,35 @@ def test_steps_give_what_they_give_with_rows_copied_first(
         apart = run(decoder, device)
     for got, expected in zip(joined, apart, strict=True):
         np.testing.assert_array_equal(got, expected)
+
+
+def test_caches_that_two_go_on_from_stay_apart() -> None:
+    """Who goes on second finds its rows taken, and has a cache of its own."""
+    decoder = replace(GROUPS, past=4)
+    made = decoder.make()
+    rows = [decoder.draw(decoder.batch, 1, 64) + np.float32(number) for number in range(4)]
+    with gx.Worker(made.load(), backend=Backend(open_device("check"), SIMULATOR, "for a test")) as worker:
+        worker.state.set(made.memories)
+        worker.run({"x": rows[0]})
+        start, expected = worker.state.snapshot(), []
+        for x in rows[1:]:
+            expected.append(np.array(worker.run({"x": x})))
+        held = worker.state.get(next(iter(made.state)))
+        worker.state.restore(start)
+        worker.run({"x": rows[3]})
+        worker.state.restore(start)
+        for x, y in zip(rows[1:], expected, strict=True):
+            np.testing.assert_array_equal(np.array(worker.run({"x": x})), y)
+        np.testing.assert_array_equal(worker.state.get(next(iter(made.state))), held)
+
+
+def test_runs_compared_with_the_cpu_go_on() -> None:
+    decoder = GROUPS
+    backend = Backend(open_device("simulator"), SIMULATOR, "for a test")
+    with gx.Worker(decoder.make().load(), backend=backend, compare_with=gx.BackendType.CPU) as worker:
+        for number in range(3):
+            worker.run({"x": decoder.draw(decoder.batch, 1 + number, 64)})
+        assert worker.state.get(next(iter(decoder.make().state))).shape[2] == 6
 
 
 def list_launches(plan: Plan) -> list[str]:
@@ -207,7 +241,7 @@ def test_gpt2_has_seven_launches_in_a_layer() -> None:
 
 @pytest.mark.parametrize("past", [0, 1, 5, 30])
 def test_sizes_of_a_class_append_in_one_launch(past: int) -> None:
-    decoder = DECODERS[5]
+    decoder = GROUPS
     made = decoder.make()
     template = made.make_template(Target.named("sm_90"))
     specs = {port.name: port.spec for port in template.plan.inputs}
