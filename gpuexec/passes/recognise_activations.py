@@ -12,7 +12,7 @@ import numpy as np
 from gpuexec.ir.graphs import Array, Graph, Node, Value
 from gpuexec.ir.operator import build
 from gpuexec.passes.formulas import Term, call
-from gpuexec.passes.recognition import ARITHMETIC, Cone, Facts, Form, Match, Reader, Recognition
+from gpuexec.passes.recognition import ARITHMETIC, Cone, Facts, Match, Reader, Recognition, Spelling
 from gpuexec.passes.remove_noops import DTypes, find_dtypes
 
 
@@ -38,15 +38,15 @@ def _mish(x: Term) -> Term:
 
 # HardSwish and HardSigmoid that are written with Clip are none of these: near -3 they are off by more than their last
 # bits from what the operators give.
-_FORMS = (
-    Form("Gelu", "Erf", _gelu),
-    Form("Gelu", "Tanh", _gelu_tanh, attributes={"approximate": "tanh"}),
-    Form("Swish", "Sigmoid", _swish),
-    Form("Swish", "Sigmoid", _swish, number="alpha"),
-    Form("HardSwish", "HardSigmoid", _hard_swish),
-    Form("Mish", "Softplus", _mish),
+_SPELLINGS = (
+    Spelling("Gelu", "Erf", _gelu),
+    Spelling("Gelu", "Tanh", _gelu_tanh, attributes={"approximate": "tanh"}),
+    Spelling("Swish", "Sigmoid", _swish),
+    Spelling("Swish", "Sigmoid", _swish, number="alpha"),
+    Spelling("HardSwish", "HardSigmoid", _hard_swish),
+    Spelling("Mish", "Softplus", _mish),
 )
-ACTIVATION_ANCHORS = frozenset(form.anchor for form in _FORMS)
+ACTIVATION_ANCHORS = frozenset(each.anchor for each in _SPELLINGS)
 
 
 def recognise_activations(graph: Graph) -> Graph:
@@ -56,12 +56,12 @@ def recognise_activations(graph: Graph) -> Graph:
     bits are rounded after each of the nodes, which one operator would not do, so they stay.
     """
     readers = {**ARITHMETIC, "HardSigmoid": Reader(_read_hard_sigmoid)}
-    return Recognition(graph, _FORMS, _DtypesAlone(graph), readers).replace(_place)
+    return Recognition(graph, _SPELLINGS, _DtypesAlone(graph), readers).replace(_place)
 
 
 def _place(match: Match) -> tuple[list[Node], dict[Value, Array]]:
     last = match.nodes[-1]
-    operator = build(match.form.operator, dict(match.attributes))
+    operator = build(match.spelling.operator, dict(match.attributes))
     return [Node(operator, (match.x,), last.outputs, last.name, last.part_of)], {}
 
 

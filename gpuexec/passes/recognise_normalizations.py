@@ -19,7 +19,7 @@ from gpuexec.ops.nn.norm_channels import InstanceNormalization
 from gpuexec.ops.reduce.reduce import Reduction
 from gpuexec.passes.formulas import Term, call
 from gpuexec.passes.known_specs import infer_known
-from gpuexec.passes.recognition import ARITHMETIC, Cone, Facts, Form, Match, Reader, Recognition
+from gpuexec.passes.recognition import ARITHMETIC, Cone, Facts, Match, Reader, Recognition, Spelling
 from gpuexec.system.mapped import read_content
 
 # What a block normalizes well by itself. Where groups or rows are larger, their nodes have more blocks for one.
@@ -43,7 +43,7 @@ def recognise_normalizations(graph: Graph, specs: Mapping[str, TensorSpec]) -> G
         specs: Specs of the inputs, by name.
     """
     placing = _Placing(graph, _Specs(graph, specs))
-    search = Recognition(graph, _FORMS, placing.specs, {**ARITHMETIC, **_READERS}, _NARROW, _CLIMBED)
+    search = Recognition(graph, _SPELLINGS, placing.specs, {**ARITHMETIC, **_READERS}, _NARROW, _CLIMBED)
     return search.replace(placing.place)
 
 
@@ -79,20 +79,20 @@ def _log_softmax(x: Term) -> Term:
 
 
 # Softmax without the maximum is none: it overflows where Softmax doesn't.
-_LAYER = partial(Form, "LayerNormalization", "ReduceMean", number="epsilon")
-_FORMS = (
+_LAYER = partial(Spelling, "LayerNormalization", "ReduceMean", number="epsilon")
+_SPELLINGS = (
     _LAYER(_layer, ("scale", "bias")),
     _LAYER(lambda x, scale, epsilon: _layer(x, scale, 0, epsilon), ("scale",)),
     _LAYER(lambda x, bias, epsilon: _layer(x, 1, bias, epsilon), ("bias",)),
     _LAYER(lambda x, epsilon: _layer(x, 1, 0, epsilon)),
-    Form("RMSNormalization", "ReduceMean", _rms, ("scale",), "epsilon"),
-    Form("RMSNormalization", "ReduceMean", lambda x, epsilon: _rms(x, 1, epsilon), (), "epsilon"),
-    Form("GroupNormalization", "InstanceNormalization", _group, ("scale", "bias"), "epsilon"),
-    Form("GroupNormalization", "ReduceMean", _group_apart, ("scale", "bias"), "epsilon"),
-    Form("Softmax", "ReduceMax", _softmax),
-    Form("LogSoftmax", "ReduceMax", _log_softmax),
+    Spelling("RMSNormalization", "ReduceMean", _rms, ("scale",), "epsilon"),
+    Spelling("RMSNormalization", "ReduceMean", lambda x, epsilon: _rms(x, 1, epsilon), (), "epsilon"),
+    Spelling("GroupNormalization", "InstanceNormalization", _group, ("scale", "bias"), "epsilon"),
+    Spelling("GroupNormalization", "ReduceMean", _group_apart, ("scale", "bias"), "epsilon"),
+    Spelling("Softmax", "ReduceMax", _softmax),
+    Spelling("LogSoftmax", "ReduceMax", _log_softmax),
 )
-NORMALIZATION_ANCHORS = frozenset(form.anchor for form in _FORMS)
+NORMALIZATION_ANCHORS = frozenset(each.anchor for each in _SPELLINGS)
 
 
 class _Specs(Facts):
@@ -227,7 +227,7 @@ class _Placing:
         spec, shape = self.specs.find(match.x), self.specs.find_shape(match.anchor.inputs[0])
         axes = self.specs.find_axes(match.anchor)
         assert spec is not None and shape is not None
-        match match.form.operator:
+        match match.spelling.operator:
             case "Softmax" | "LogSoftmax" as name:
                 assert axes is not None
                 return self._finish(match, name, (), axis=axes[0]) if len(axes) == 1 else None
@@ -238,7 +238,7 @@ class _Placing:
             placed = self._place_rows(match, spec, axes[0])
             if placed is not None:
                 return placed
-        if match.form.operator == "LayerNormalization" and axes == tuple(range(2, spec.rank)) and match.others:
+        if match.spelling.operator == "LayerNormalization" and axes == tuple(range(2, spec.rank)) and match.others:
             return self._place_channels(match, spec, "InstanceNormalization")
         return None
 
@@ -249,13 +249,13 @@ class _Placing:
             if shape is None or any(extent != 1 for extent in shape[: max(0, len(shape) + axis - spec.rank)]):
                 return None
         dtype = spec.dtype
-        if match.form.operator == "RMSNormalization" and (made := self.specs.find_dtype(match.result)) is not None:
+        if match.spelling.operator == "RMSNormalization" and (made := self.specs.find_dtype(match.result)) is not None:
             dtype = made
         bias = match.others.get("bias")
         like = self.specs.find_shape(bias) or (1,)
         scale = match.others.get("scale") or np.ones(like, dtype)
         inputs: list[Value | Array] = [scale] if bias is None else [scale, bias]
-        return self._finish(match, match.form.operator, inputs, axis=axis)
+        return self._finish(match, match.spelling.operator, inputs, axis=axis)
 
     def _place_groups(
         self, match: Match, spec: TensorSpec, split: Shape, axes: tuple[int, ...] | None

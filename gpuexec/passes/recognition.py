@@ -42,7 +42,7 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Spelling:
     """An operator, and the formula that graphs spell it as.
 
     Attributes:
@@ -67,7 +67,7 @@ class Match:
     """Nodes that compute what an operator does.
 
     Attributes:
-        form: The formula.
+        spelling: The formula.
         anchor: The node that it was looked for at.
         x: The first input.
         others: The inputs behind it, by name.
@@ -76,7 +76,7 @@ class Match:
         nodes: The nodes, in order; all but the last one make what nothing else reads.
     """
 
-    form: Form
+    spelling: Spelling
     anchor: Node
     x: Value
     others: Mapping[str, Value]
@@ -132,7 +132,7 @@ class Recognition:
 
     Args:
         graph: The graph.
-        forms: What to look for.
+        spellings: What to look for.
         facts: What is known of values.
         readers: Operators that are evaluated, by name.
         narrow: Those of them whose results may be of 16 bits; others would round where the formula doesn't.
@@ -142,7 +142,7 @@ class Recognition:
     def __init__(
         self,
         graph: Graph,
-        forms: Sequence[Form],
+        spellings: Sequence[Spelling],
         facts: Facts,
         readers: Mapping[str, Reader] = ARITHMETIC,
         narrow: Sequence[str] = (),
@@ -153,9 +153,9 @@ class Recognition:
         self.producers, self.consumers = graph.producers(), graph.consumers()
         self.positions = {id(node): position for position, node in enumerate(graph.nodes)}
         self._outputs = set(graph.outputs)
-        self._forms: dict[str, list[Form]] = {}
-        for form in forms:
-            self._forms.setdefault(form.anchor, []).append(form)
+        self._spellings: dict[str, list[Spelling]] = {}
+        for spelling in spellings:
+            self._spellings.setdefault(spelling.anchor, []).append(spelling)
         self._algebras: dict[np.dtype[Any], Algebra] = {}
         self._known: dict[object, Term] = {}  # formulas that were evaluated
 
@@ -170,7 +170,7 @@ class Recognition:
         put: dict[int, Sequence[Node]] = {}
         constants: dict[Value, Array] = {}
         for anchor in self.graph.nodes:
-            if anchor.operator.name not in self._forms or id(anchor) in gone:
+            if anchor.operator.name not in self._spellings or id(anchor) in gone:
                 continue
             matches = [match for x in self._list_sources(anchor) for match in self._explore(anchor, x)]
             for match in sorted(matches, key=lambda match: -len(match.nodes)):
@@ -193,7 +193,9 @@ class Recognition:
     def read_number(self, value: Value, rank: int) -> float | None:
         """Return a constant of one element that stretches nothing of that many axes."""
         array = self.graph.constants.get(value)
-        if array is None or array.size != 1 or array.ndim > rank or array.dtype not in (_FLOAT, _DOUBLE, *_NARROW):
+        if array is None or array.size != 1 or array.ndim > rank:
+            return None
+        if array.dtype.kind not in "iu" and array.dtype not in (_FLOAT, _DOUBLE, *_NARROW):
             return None
         return float(np.asarray(read_content(array)).reshape(()))
 
@@ -224,24 +226,24 @@ class Recognition:
         """Return the formulas that a value is the result of."""
         nodes, found = cone.list_nodes(value), []
         others = cone.list_others(nodes)
-        forms = [form for form in self._forms[cone.anchor.operator.name] if len(form.others) == len(others)]
-        if not forms or not self._is_closed(nodes, value):
+        able = [each for each in self._spellings[cone.anchor.operator.name] if len(each.others) == len(others)]
+        if not able or not self._is_closed(nodes, value):
             return []
-        for form in forms:
+        for spelling in able:
             for order in permutations(others):
-                for number in cone.numbers if form.number else (None,):
-                    if self._evaluate(form, cone, order, number).equals(cone.terms[value]):
-                        inputs = dict(zip(form.others, order, strict=True))
-                        named = {**form.attributes, **({} if number is None else {form.number: number})}
-                        found.append(Match(form, cone.anchor, cone.x, inputs, named, value, nodes))
+                for number in cone.numbers if spelling.number else (None,):
+                    if self._evaluate(spelling, cone, order, number).equals(cone.terms[value]):
+                        inputs = dict(zip(spelling.others, order, strict=True))
+                        named = {**spelling.attributes, **({} if number is None else {spelling.number: number})}
+                        found.append(Match(spelling, cone.anchor, cone.x, inputs, named, value, nodes))
         return found
 
-    def _evaluate(self, form: Form, cone: Cone, order: Sequence[Value], number: float | None) -> Term:
+    def _evaluate(self, spelling: Spelling, cone: Cone, order: Sequence[Value], number: float | None) -> Term:
         indices = tuple([cone.others[value] for value in order])
-        key = id(form), id(cone.algebra), indices, number
+        key = id(spelling), id(cone.algebra), indices, number
         if key not in self._known:
             inputs = [cone.algebra.input(0), *map(cone.algebra.input, indices)]
-            self._known[key] = form.formula(*inputs, *(() if number is None else (number,)))
+            self._known[key] = spelling.formula(*inputs, *(() if number is None else (number,)))
         return self._known[key]
 
     def _is_closed(self, nodes: Sequence[Node], result: Value) -> bool:

@@ -22,6 +22,7 @@ LISTED = "{2, 0.5, 1, -1, 3, 0.25}"
 NUMBERS = (
     f"float[6] w = {LISTED}, float[6] b = {{1, 0, -1, 0.5, 2, 3}}, float eps = {{0.00001}}, float one = {{1}}, "
     "float two = {2}, float three = {3}, float minus_half = {-0.5}, float half = {0.5}, float low = {-inf}, "
+    "int64 whole = {2}, "
     "int64[1] last = {-1}, int64[1] axis2 = {2}, int64[1] axis1 = {1}, int64[2] pair = {1, 2}, int64[2] space = {2, 3}"
 )
 CENTERED = "m = ReduceMean (x, last) d = Sub (x, m) p = Pow (d, two) v = ReduceMean (p, last)"
@@ -53,6 +54,7 @@ FORMS = {
         "divided": f"{SQUARES} {DEVIATION} n = Div (x, s) y = Mul (n, w)",
         "power": f"{SQUARES} e = Add (eps, v) r = Pow (e, minus_half) n = Mul (r, x) y = Mul (n, w)",
         "squared by itself": RMS.replace("Pow (x, two)", "Mul (x, x)"),
+        "power of an integer": RMS.replace("two", "whole"),
         "no scale": f"{SQUARES} {DEVIATION} y = Div (x, s)",
         "several axes": RMS.replace("last", "pair"),
     },
@@ -109,14 +111,15 @@ def test_space_of_images_becomes_an_instance_normalization(form: str) -> None:
     check_computed(graph, after, rtol=2e-6, x=IMAGE)
 
 
-def make_groups(groups: int, nodes: str, scale: str = "w3", reshape: str = "") -> Graph:
+def make_groups(groups: int, nodes: str, scale: str = "w3") -> Graph:
     ones, zeros = ", ".join("1" * groups), ", ".join("0" * groups)
     numbers = (
         f"{NUMBERS}, float[4, 1, 1] w3 = {{1, 2, -1, 3}}, float[4, 1, 1] b3 = {{0, 1, 2, 3}}, "
         f"int64[3] split = {{0, {groups}, -1}}, float[{groups}] ones = {{{ones}}}, float[{groups}] zeros = {{{zeros}}}"
     )
-    whole = reshape or "whole = Shape (x)"
-    text = f"g = Reshape (x, split) {nodes} {whole} j = Reshape (n, whole) k = Mul (j, {scale}) y = Add (k, b3)"
+    text = (
+        f"g = Reshape (x, split) {nodes} shape = Shape (x) j = Reshape (n, shape) k = Mul (j, {scale}) y = Add (k, b3)"
+    )
     return load(f"agraph (float[2, 4, 5, 6] x) => (float[2, 4, 5, 6] y) <{numbers}> {{ {text} }}")
 
 
