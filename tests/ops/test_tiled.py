@@ -31,7 +31,7 @@ SUM: Steps = (("Add", (), (0, 1)), ("Relu", (), (-1,)))
 @pytest.fixture
 def tiles_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have small operands that lie across tiled as well, by squares as large as can be."""
-    for name in ("_MIN_EXCESS", "MIN_TILED_ELEMENTS", "_FILLING_SQUARES"):
+    for name in ("MIN_EXCESS", "MIN_TILED_ELEMENTS", "_FILLING_SQUARES"):
         monkeypatch.setattr(tiled, name, 0)
 
 

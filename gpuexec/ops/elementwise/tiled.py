@@ -38,7 +38,7 @@ from gpuexec.ops.lib.strided import pack_fast_div32
 
 SOURCE = "tiled.cu"
 # Bytes that a flat launch asks of L2 beyond those of its operands: with less, tiles are not worth it.
-_MIN_EXCESS = 1 << 20
+MIN_EXCESS = 1 << 20
 _SHARED_BYTES = 48 << 10  # of a block
 _SQUARE_BYTES = 256  # of operands that a thread holds
 _FILLING_SQUARES = 1 << 15  # so many before these grow
@@ -186,7 +186,7 @@ def _find_tiling(walk: JoinedWalk, inputs: Sequence[Slot], outputs: Sequence[Slo
             if min(walk.extents[0], walk.extents[axis]) > 1 and _lies_across(strides, axis):
                 excess[axis] = excess.get(axis, 0) + _count_excess(walk, slot, strides, axis)
     axis = max(excess, key=lambda each: excess[each], default=0)
-    if not axis or excess[axis] < _MIN_EXCESS or walk.extents[0] * walk.extents[axis] < MIN_TILED_ELEMENTS:
+    if not axis or excess[axis] < MIN_EXCESS or walk.extents[0] * walk.extents[axis] < MIN_TILED_ELEMENTS:
         return None
     reads, shared = [], 0
     for slot, strides in zip(inputs, walk.strides, strict=True):
