@@ -11,21 +11,33 @@ from gpuexec.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of reading or uploading weights.
+    """Progress of reading or uploading weights, or of compiling kernels.
 
     Attributes:
-        stage: ``"read"``: from the model's file to the host; ``"upload"``: to a device.
-        name: Name of the current file or weight.
+        stage: ``"read"``: from the model's file to the host; ``"upload"``: to a device; ``"compile"``: kernels that
+            are not loaded yet, whether they are compiled or found in a cache.
+        name: Name of the current file, weight or kernel.
         done_nbytes: Bytes that have arrived.
         total_nbytes: Bytes in all, of this stage.
+        done_kernels: Kernels that are there.
+        total_kernels: Kernels in all, of this stage.
     """
 
     stage: str
     name: str
-    done_nbytes: int
-    total_nbytes: int
+    done_nbytes: int = 0
+    total_nbytes: int = 0
+    done_kernels: int = 0
+    total_kernels: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """True if this is the last of its stage."""
+        return self.done_nbytes >= self.total_nbytes and self.done_kernels >= self.total_kernels
 
     def __str__(self) -> str:
+        if self.total_kernels:
+            return f"{self.stage} {self.done_kernels} of {self.total_kernels} kernels ({self.name})"
         return f"{self.stage} {self.done_nbytes:,} of {self.total_nbytes:,} bytes ({self.name})"
 
 
