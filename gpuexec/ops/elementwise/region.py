@@ -38,11 +38,13 @@ class Region(_Kept):
     """Operators on elements, in an order in which each finds its inputs.
 
     ``steps`` are rows of (name, attributes, inputs), see `gpuexec.ops.elementwise.region_steps`; ``results`` are the
-    positions of those that make the outputs. Inputs and outputs may be of any type that kernels compute with.
+    positions of those that make the outputs. Inputs and outputs may be of any type that kernels compute with. With
+    ``rounds`` false, floats that pass between steps are not rounded to their type.
     """
 
     steps: tuple  # type: ignore[type-arg]
     results: tuple[int, ...]
+    rounds: bool = True
     tolerance = Tolerance.REDUCTION
     uses_all_cores = True
     example = "float32[2] float32[2] steps=(('Add',(),(0,1)),('Relu',(),(-1,))) results=(1,)"
@@ -105,7 +107,7 @@ class Region(_Kept):
         launch_flat(emit, self.steps, forms, [step for step, _ in kept], inputs, [slot for _, slot in kept])
 
     def _find_forms(self, inputs: Sequence[Any]) -> StepForms:
-        return find_forms(self.steps, list_keys(inputs))
+        return find_forms(self.steps, list_keys(inputs), self.rounds)
 
     def _find_program(self, keys: tuple[SpecKey | None, ...]) -> BlockProgram | None:
         """Return the steps prepared for inputs, kept with the operator; None where results differ in shape."""
@@ -117,7 +119,7 @@ class Region(_Kept):
         if keys not in known:
             if len(known) > _PROGRAMS_KEPT:
                 known.clear()
-            forms = find_forms(self.steps, keys)
+            forms = find_forms(self.steps, keys, self.rounds)
             known[keys] = prepare_blocks(self.steps, forms, self.results, keys) if self._is_flat(forms) else None
         return known[keys]
 
