@@ -41,7 +41,7 @@ from gpuexec.model.loading import load
 from gpuexec.model.model import Model, check_process, choose_precision
 from gpuexec.model.outputs import Outputs
 from gpuexec.system.pickling import not_picklable
-from gpuexec.system.progress import ProgressCallback, check_progress_callback
+from gpuexec.system.progress import ProgressCallback, check_progress_callback, open_progress_line
 
 Array = np.ndarray[Any, Any]
 
@@ -109,8 +109,9 @@ class Worker:
             leaves nothing behind; a thread of ours waits for each plan, the caller does not. ``"report"``: nothing
             waits, and `Run.inspection` has what was found.
         progress: Called with a `Progress` after each piece of the weights that is uploaded, in the call that uploads
-            them, and of a model loaded here, that is read; and as kernels are compiled that the call waits for. What it
-            raises ends the work, which then leaves nothing behind.
+            them, and of a model loaded here, that is read; and between the classes of a range that are planned, and
+            the kernels that are compiled. What it raises ends the work, which then leaves nothing behind. None: a line
+            shows what takes longer than a second, in a terminal or notebook, unless GPUEXEC_PROGRESS=0.
         compile: ``"background"``: nothing waits for kernels whose text is generated for fused operators. Runs take
             plans without them until they are compiled, on threads beside; the first schedule after that takes the fused
             plan, with the same bits. See `is_compiled` and `wait_for_kernels`. None: they are compiled before the first
@@ -187,7 +188,7 @@ class Worker:
             providers=open_providers(chosen, self._backend.device),
             compiles_later=compile is not None,
         )
-        self._engine.planning.listener.report = progress
+        self._engine.planning.listener.report = open_progress_line() if progress is None else progress
         self._engine.profiler = profiler
         if seed is not None:
             self._engine.states.state.seed(seed)

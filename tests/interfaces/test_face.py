@@ -66,7 +66,7 @@ FACE = {
         "count_syncs events find_total memory rows runs save_chrome_trace save_tsv summarise table to_dataframe"
     ),
     "Program": "build contents load load_method method_meta method_names save weight_names with_weights",
-    "Progress": "done_kernels done_nbytes is_over name stage total_kernels total_nbytes",
+    "Progress": "describe done_count done_nbytes is_over name stage total_count total_nbytes",
     "ReadbackRequest": "add_done_callback cancel is_cancelled is_done result spec view wait",
     "Replay": "close has_graph is_done nbytes submit",
     "Run": "cancel inspection is_cancelled is_done number outputs peek_output wait",

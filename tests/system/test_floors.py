@@ -28,8 +28,8 @@ FLOORS = (
 # stands here, modules import each other as they like.
 INNER = {
     "system": (
-        ("array_files", "extensions", "knobs", "phases", "progress", "atomic_file", "system_files", "version"),
-        ("mapped", "threads"),
+        ("array_files", "extensions", "knobs", "phases", "atomic_file", "system_files", "version"),
+        ("mapped", "progress", "threads"),
         ("pickling",),
     ),
     "ir": (

@@ -82,14 +82,17 @@ class KernelLibrary:
             made = {kernel: found for kernel in missing if (found := self._find_stored(kernel, code)) is not None}
             jobs = knobs.build_jobs()
             groups = _group([kernel for kernel in missing if kernel not in made], 0 if apart else jobs)
+
+            def tell(kernel: Kernel) -> None:
+                if report is not None:
+                    report(Progress("compile", str(kernel), done_count=len(made), total_count=len(missing)))
+
+            tell(missing[0])
             for number, entry in in_threads(groups, self._compile_group, jobs, "gpuexec-nvrtc"):
                 made.update(dict.fromkeys(groups[number], entry))
                 with self._guard:
                     self.compile_count += len(groups[number]) if entry.was_compiled else 0
-                if report is not None:
-                    report(
-                        Progress("compile", str(groups[number][0]), done_kernels=len(made), total_kernels=len(missing))
-                    )
+                tell(groups[number][0])
             return made
 
         if all(kernel in self._cubins for kernel in kernels):

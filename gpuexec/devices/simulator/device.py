@@ -262,12 +262,17 @@ class SimulatorDevice:
         def make(missing: Sequence[_Unit]) -> dict[_Unit, BuiltObject]:
             sources = self._list_sources(missing)
             listed, made = list(sources), dict[_Unit, BuiltObject]()
-            for number, built in build_each(listed, None, self.mode):
-                made.update(dict.fromkeys(sources[listed[number]], built))
+
+            def tell(name: str) -> None:
                 if report is not None:
                     done = sum(unit in made for unit in units.values())
                     total = sum(unit in missing for unit in units.values())
-                    report(Progress("compile", built.source, done_kernels=done, total_kernels=total))
+                    report(Progress("compile", name, done_count=done, total_count=total))
+
+            tell(listed[0].path.name)
+            for number, built in build_each(listed, None, self.mode):
+                made.update(dict.fromkeys(sources[listed[number]], built))
+                tell(built.source)
             return made
 
         built = self._built.get(units.values(), make)

@@ -33,6 +33,7 @@ from gpuexec.planner.classes import find_ends, free_axes, range_ends, with_exten
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.system.phases import phase
+from gpuexec.system.progress import Progress
 
 _VARIANTS_KEPT = 256
 # Room that a plan gets whose forerunner was too small for content: so it is made anew a few times, not with every run.
@@ -310,13 +311,21 @@ class PlanCache:
         ends = {dim: range_ends(*bound) for dim, bound in declared.items() if dim in axes and isinstance(bound, tuple)}
         if not ends or prod(map(len, ends.values())) > _CLASSES_AT_ONCE:
             return
-        for chosen in product(*(each[::-1] for each in ends.values())):  # the largest first: it serves more sizes
+        classes = list(product(*(each[::-1] for each in ends.values())))  # the largest first: it serves more sizes
+        for number, chosen in enumerate(classes):
+            self._tell_planned(number, len(classes))
             extents = {axis: end for dim, end in zip(ends, chosen, strict=True) for axis in axes[dim]}
             at_end = with_extents(specs, extents)
             try:
                 self._narrow(PlannedVariant(wide, wide.template.specialise(at_end)), at_end)
             except GpuexecError:
                 continue  # dimensions that are tied do not all reach their ends together
+        self._tell_planned(len(classes), len(classes))
+
+    def _tell_planned(self, done: int, total: int) -> None:
+        report = self._planning.listener.report
+        if report is not None:
+            report(Progress("plan", self._graph.name, done_count=done, total_count=total))
 
     def _plan(self, specs: Mapping[str, TensorSpec], slack: int) -> PlannedVariant:
         """Plan for inputs of these specs; where there is no compiler, without kernels of generated text."""
