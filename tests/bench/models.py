@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -55,13 +55,17 @@ class BenchModel:
         model = choose_precision(model, self.precision)
         return model.bind_state(self.state, capacity=self.capacity) if self.state else model
 
-    def plan(self, target: Target) -> Plan:
+    def plan(self, target: Target, disabled: Collection[str] = ()) -> Plan:
         """Plan the model for a target without a device, with the commands of these inputs.
+
+        Args:
+            target: What to plan for.
+            disabled: Passes that are left out.
 
         Raises:
             ValueError: It takes more than one plan.
         """
-        return self.specialise(self.make_template(target))
+        return self.specialise(self.make_template(target, disabled))
 
     def specialise(self, template: Template) -> Plan:
         """Return the template's plan with the commands of these inputs."""
@@ -69,8 +73,8 @@ class BenchModel:
         variant = template.specialise({port.name: TensorSpec.of(self.inputs[port.name]) for port in plan.inputs})
         return replace(plan, segment=replace(plan.segment, commands=variant.commands))
 
-    def make_template(self, target: Target) -> Template:
-        """Return what makes the plans for a target; its graph has the weights.
+    def make_template(self, target: Target, disabled: Collection[str] = ()) -> Template:
+        """Return what makes the plans for a target, without some passes; its graph has the weights.
 
         Raises:
             ValueError: The model takes more than one plan.
@@ -81,7 +85,7 @@ class BenchModel:
         if partition.ready is None or partition.reads or partition.host_nodes or partition.repeat or partition.rest:
             raise ValueError(f"{self.name} takes more than one plan.")
         given = {value.name: specs[value] for value in partition.ready.inputs}
-        graph = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given)
+        graph = run_passes(partition.ready, model._plan_passes, model.disabled_passes.union(disabled), given)
         return plan_graph(graph, given, target, model.dims, grows=True)
 
     @property

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from tests.bench import arenas, cpu_models, host_time, measure, memory_requests, overlap, predictions, run, weights
+from tests.bench import (
+    arenas,
+    compiling,
+    cpu_models,
+    host_time,
+    measure,
+    memory_requests,
+    overlap,
+    predictions,
+    run,
+    weights,
+)
 from tests.bench.cpu_models import open_onnxruntime, open_reference
 from tests.bench.measure import Bystanders, interleave, percentile
 from tests.bench.models import SMALL_MODELS
@@ -83,6 +94,7 @@ def test_tables_are_printed_and_written(
     monkeypatch.setattr(arenas, "SEEDS", range(1, 2))
     monkeypatch.setattr(weights, "SIDE", 64)
     monkeypatch.setattr(memory_requests, "NUMBERS", (12,))
+    monkeypatch.setattr(compiling, "MODELS", {"mlp": SMALL_MODELS["mlp"]})
     monkeypatch.setattr(predictions, "MODELS", {"mlp": (SMALL_MODELS["mlp"], predictions.PRECISIONS)})
     monkeypatch.delenv("GPUEXEC_MODELS", raising=False)
     file = tmp_path / "figures.json"
@@ -92,7 +104,7 @@ def test_tables_are_printed_and_written(
     assert {row["model"] for row in written["figures"][0]["rows"]} == {"chain", "lstm"}
     benches = [each["bench"] for each in written["figures"]]
     expected = ["models", "overlap", "schedule", "schedule", "budget", "decode", "arenas", "arenas", "weights"]
-    assert benches == [*expected, "requests", "predictions"]
+    assert benches == [*expected, "compiling", "requests", "predictions"]
     rows = written["figures"][-1]["rows"]
     assert [(row["target"], row["precision"]) for row in rows] == [
         (target, precision) for target in predictions.TARGETS for precision in predictions.PRECISIONS

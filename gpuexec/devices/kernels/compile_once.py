@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 _Key = TypeVar("_Key")
@@ -21,14 +21,17 @@ class OnceEach(Generic[_Key, _Made]):
     def __contains__(self, key: _Key) -> bool:
         return key in self._made
 
-    def get(self, keys: Iterable[_Key], make: Callable[[Sequence[_Key]], Mapping[_Key, _Made]]) -> dict[_Key, _Made]:
+    def get(
+        self, keys: Iterable[_Key], make: Callable[[Sequence[_Key]], Iterable[tuple[_Key, _Made]]]
+    ) -> dict[_Key, _Made]:
         """Return the value of each key; those that nobody made or is making are made together.
 
         Where another thread fails to make what this one waits for, this one tries.
 
         Args:
             keys: Which.
-            make: Returns a value for each of the keys it is given; called without a lock.
+            make: Yields a value for each of the keys it is given; others get it as soon as it is there. Called without
+                a lock.
         """
         wanted = list(dict.fromkeys(keys))
         while True:
@@ -41,12 +44,14 @@ class OnceEach(Generic[_Key, _Made]):
                     self._changed.wait()
                     continue
                 self._making.update(own)
-            made: Mapping[_Key, _Made] = {}
             try:
-                made = make(own)
+                for key, value in make(own):
+                    with self._changed:
+                        self._made[key] = value
+                        self._making.discard(key)
+                        self._changed.notify_all()
             finally:
                 with self._changed:
-                    self._made.update(made)
                     self._making.difference_update(own)
                     self._changed.notify_all()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpuexec.devices.kernels import nvrtc
@@ -78,22 +78,18 @@ class KernelLibrary:
             KernelError: A kernel does not compile, or its source is missing.
         """
 
-        def make(missing: Sequence[Kernel]) -> dict[Kernel, CachedCubin]:
-            made = {kernel: found for kernel in missing if (found := self._find_stored(kernel, code)) is not None}
-            jobs = knobs.build_jobs()
-            groups = _group([kernel for kernel in missing if kernel not in made], 0 if apart else jobs)
-
-            def tell(kernel: Kernel) -> None:
-                if report is not None:
-                    report(Progress("compile", str(kernel), done_count=len(made), total_count=len(missing)))
-
-            tell(missing[0])
+        def make(missing: Sequence[Kernel]) -> Iterator[tuple[Kernel, CachedCubin]]:
+            stored = {kernel: found for kernel in missing if (found := self._find_stored(kernel, code)) is not None}
+            yield from stored.items()
+            jobs, done = knobs.build_jobs(), len(stored)
+            groups = _group([kernel for kernel in missing if kernel not in stored], 0 if apart else jobs)
+            _tell(report, missing[0], done, len(missing))
             for number, entry in in_threads(groups, self._compile_group, jobs, "gpuexec-nvrtc"):
-                made.update(dict.fromkeys(groups[number], entry))
                 with self._guard:
                     self.compile_count += len(groups[number]) if entry.was_compiled else 0
-                tell(groups[number][0])
-            return made
+                yield from [(kernel, entry) for kernel in groups[number]]
+                done += len(groups[number])
+                _tell(report, groups[number][0], done, len(missing))
 
         if all(kernel in self._cubins for kernel in kernels):
             return self._cubins.get(kernels, make)
@@ -179,6 +175,11 @@ class KernelLibrary:
         text = read_text(find_source(kernels[0].source), [kernel.text for kernel in kernels])
         expressions = tuple([kernel.expression for kernel in kernels])
         return make_key(text, expressions, self.architecture, nvrtc.OPTIONS, nvrtc.compiler_version()), text
+
+
+def _tell(report: ProgressCallback | None, kernel: Kernel, done: int, total: int) -> None:
+    if report is not None:
+        report(Progress("compile", str(kernel), done_count=done, total_count=total))
 
 
 def _group(kernels: Sequence[Kernel], count: int) -> list[tuple[Kernel, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from gpuexec.devices.device import Recording, Region, Stream
@@ -259,21 +259,22 @@ class SimulatorDevice:
         self.context.check_alive()
         units = self._find_units(kernels)
 
-        def make(missing: Sequence[_Unit]) -> dict[_Unit, BuiltObject]:
+        def make(missing: Sequence[_Unit]) -> Iterator[tuple[_Unit, BuiltObject]]:
             sources = self._list_sources(missing)
-            listed, made = list(sources), dict[_Unit, BuiltObject]()
+            listed, left = list(sources), set(missing)
 
             def tell(name: str) -> None:
                 if report is not None:
-                    done = sum(unit in made for unit in units.values())
-                    total = sum(unit in missing for unit in units.values())
-                    report(Progress("compile", name, done_count=done, total_count=total))
+                    rows = [unit for unit in units.values() if unit in missing]
+                    done = sum(unit not in left for unit in rows)
+                    report(Progress("compile", name, done_count=done, total_count=len(rows)))
 
             tell(listed[0].path.name)
             for number, built in build_each(listed, None, self.mode):
-                made.update(dict.fromkeys(sources[listed[number]], built))
+                members = sources[listed[number]]
+                yield from [(unit, built) for unit in members]
+                left.difference_update(members)
                 tell(built.source)
-            return made
 
         built = self._built.get(units.values(), make)
         return {kernel: built[unit] for kernel, unit in units.items()}

@@ -62,7 +62,9 @@ class BackgroundCompiler:
         self._device = device
         self._pool = WorkPool(1, "gpuexec-compile")
         self._changed = threading.Condition()
+        # Those that are not over, and those of them that wait for `begin`.
         self._open: list[Compilation] = []
+        self._held: list[tuple[Compilation, StoredCode]] = []
         self._is_closed = False
 
     @property
@@ -70,8 +72,8 @@ class BackgroundCompiler:
         """Plans whose kernels are not there yet."""
         return len(self._open)
 
-    def start(self, kernels: Sequence[Kernel], code: StoredCode) -> Compilation | None:
-        """Begin to compile the kernels of a plan; None where none of generated text is missing.
+    def enter(self, kernels: Sequence[Kernel], code: StoredCode) -> Compilation | None:
+        """Take up the kernels of a plan, to be compiled from `begin` on; None where none of generated text is missing.
 
         Args:
             kernels: All that the plan launches.
@@ -85,11 +87,20 @@ class BackgroundCompiler:
         compilation = Compilation(kernels)
         with self._changed:
             self._open.append(compilation)
-        try:
-            self._pool.submit(partial(self._compile, compilation, code))
-        except OutOfMemoryError:  # no room for a thread: the caller does it
-            self._compile(compilation, code)
+            self._held.append((compilation, code))
         return compilation
+
+    def begin(self) -> None:
+        """Begin with what was taken up: the caller compiles nothing now that it would hold up."""
+        if not self._held:
+            return
+        with self._changed:
+            held, self._held = self._held, []
+        for compilation, code in held:
+            try:
+                self._pool.submit(partial(self._compile, compilation, code))
+            except OutOfMemoryError:  # no room for a thread: the caller does it
+                self._compile(compilation, code)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is compiled any more; False when the time ran out."""
@@ -100,7 +111,7 @@ class BackgroundCompiler:
         """Give up what was not begun; what is under way is not waited for. A second call does nothing."""
         with self._changed:
             self._is_closed = True
-            given_up, self._open = self._open, []
+            given_up, self._open, self._held = self._open, [], []
             self._changed.notify_all()
         for compilation in given_up:
             compilation.end(ClosedError("Its Worker was closed while kernels were compiled."))
@@ -109,8 +120,10 @@ class BackgroundCompiler:
     def _compile(self, compilation: Compilation, code: StoredCode) -> None:
         error: GpuexecError | None = None
         try:
-            if not self._is_closed:
-                self._device.compile(compilation.kernels, code)
+            # Those of text first: the others may be wanted by a plan that runs meanwhile, whose caller makes them.
+            for kernels in ([kernel for kernel in compilation.kernels if kernel.text], compilation.kernels):
+                if not self._is_closed:
+                    self._device.compile(kernels, code)
         except GpuexecError as failure:
             error = failure
         except BaseException as failure:  # whatever it is, runs go on

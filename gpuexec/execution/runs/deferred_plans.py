@@ -35,7 +35,7 @@ class DeferredPlans:
     def __init__(
         self, graph: Graph, planning: PlanningContext, compiler: BackgroundCompiler, *, grows: bool = False
     ) -> None:
-        self._planning = planning
+        self._planning, self._compiler = planning, compiler
         disabled = planning.model.disabled_passes
         self._fused = PlanCache(graph, planning, grows=grows, compiler=compiler)
         self._unfused = PlanCache(graph, planning, grows=grows, disabled=disabled | GENERATING, is_stand_in=True)
@@ -50,6 +50,13 @@ class DeferredPlans:
             InputError: The inputs don't fit the graph; names the node.
             NeedsHostValue: A shape depends on content that is not on the host.
         """
+        try:
+            return self._choose(specs)
+        finally:
+            # Not before a stand-in has its kernels, which are wanted first.
+            self._compiler.begin()
+
+    def _choose(self, specs: Mapping[str, TensorSpec]) -> PlannedVariant:
         planned = self._fused.choose(specs)
         compiled = planned.compiled
         if compiled.compilation is None or self._take_up(compiled):
@@ -97,6 +104,7 @@ class DeferredPlans:
             GpuexecError: They can't be compiled.
         """
         if planned.compiled.compilation is not None:
+            self._compiler.begin()
             planned.compiled.compilation.wait()
             self._fused.load(planned.compiled)
         return planned

@@ -364,7 +364,7 @@ class PlanCache:
         planning, kernels = self._planning, template.plan.kernels()
         compiled = CompiledPlan(template, constants)
         if self._compiler is not None:
-            compiled.compilation = self._compiler.start(kernels, planning.model._code)
+            compiled.compilation = self._compiler.enter(kernels, planning.model._code)
         if compiled.compilation is None:
             self.load(compiled)
         self._compiled.insert(0, compiled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -225,16 +225,35 @@ def test_values_are_made_once_and_an_interrupted_maker_is_replaced() -> None:
     once: OnceEach[int, int] = OnceEach()
     asked: list[int] = []
 
-    def make(keys: Sequence[int]) -> dict[int, int]:
+    def make(keys: Sequence[int]) -> Iterator[tuple[int, int]]:
         asked.extend(keys)
-        return {key: 2 * key for key in keys}
+        yield from [(key, 2 * key) for key in keys]
 
-    def fail(keys: Sequence[int]) -> dict[int, int]:
+    def fail(keys: Sequence[int]) -> Iterator[tuple[int, int]]:
+        yield keys[0], 2 * keys[0]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         once.get([1, 2], fail)
     assert once.get([1, 2, 1], make) == {1: 2, 2: 4} and 1 in once and 3 not in once
-    assert once.get([2, 3], make) == {2: 4, 3: 6} and asked == [1, 2, 3]
+    assert once.get([2, 3], make) == {2: 4, 3: 6} and asked == [2, 3]
     once.clear()
     assert 1 not in once
+
+
+def test_what_is_made_is_there_for_others_before_all_of_it_is() -> None:
+    once: OnceEach[int, int] = OnceEach()
+    begun, gate = threading.Event(), threading.Event()
+
+    def make(keys: Sequence[int]) -> Iterator[tuple[int, int]]:
+        for key in keys:
+            yield key, 2 * key
+            begun.set()
+            assert gate.wait(PATIENCE_S)
+
+    (thread,) = start(lambda: once.get([1, 2], make))
+    assert begun.wait(PATIENCE_S)
+    assert once.get([1], make) == {1: 2}
+    gate.set()
+    thread.join(PATIENCE_S)
+    assert once.get([2], make) == {2: 4}
