@@ -35,25 +35,27 @@ class OnceEach(Generic[_Key, _Made]):
         """
         wanted = list(dict.fromkeys(keys))
         while True:
-            with self._changed:
-                missing = [key for key in wanted if key not in self._made]
-                if not missing:
-                    return {key: self._made[key] for key in wanted}
-                own = [key for key in missing if key not in self._making]
-                if not own:
-                    self._changed.wait()
-                    continue
-                self._making.update(own)
+            own: list[_Key] = []
             try:
+                with self._changed:
+                    missing = [key for key in wanted if key not in self._made]
+                    if not missing:
+                        return {key: self._made[key] for key in wanted}
+                    own = [key for key in missing if key not in self._making]
+                    if not own:
+                        self._changed.wait()
+                        continue
+                    self._making.update(own)
                 for key, value in make(own):
                     with self._changed:
                         self._made[key] = value
                         self._making.discard(key)
                         self._changed.notify_all()
             finally:
-                with self._changed:
-                    self._making.difference_update(own)
-                    self._changed.notify_all()
+                if own:
+                    with self._changed:
+                        self._making.difference_update(own)
+                        self._changed.notify_all()
 
     def clear(self) -> None:
         """Forget all values."""

@@ -86,8 +86,8 @@ class BackgroundCompiler:
             return None
         compilation = Compilation(kernels)
         with self._changed:
-            self._open.append(compilation)
             self._held.append((compilation, code))
+            self._open.append(compilation)
         return compilation
 
     def begin(self) -> None:
@@ -95,12 +95,14 @@ class BackgroundCompiler:
         if not self._held:
             return
         with self._changed:
-            held, self._held = self._held, []
-        for compilation, code in held:
-            try:
-                self._pool.submit(partial(self._compile, compilation, code))
-            except OutOfMemoryError:  # no room for a thread: the caller does it
-                self._compile(compilation, code)
+            while self._held:
+                compilation, code = self._held[0]
+                try:
+                    self._pool.submit(partial(self._compile, compilation, code))
+                except OutOfMemoryError:  # no room for a thread: the caller does it
+                    self._compile(compilation, code)
+                # Whoever is interrupted here begins it twice, which does no harm.
+                del self._held[0]
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is compiled any more; False when the time ran out."""
