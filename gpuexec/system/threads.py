@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -143,19 +145,25 @@ def shared_by(most: int | None) -> Iterator[None]:
         _here.most = before
 
 
+def count_sharing() -> int:
+    """Return how many threads share the work of this one, itself included."""
+    return _here.most or knobs.compute_threads()
+
+
 def share_work(count: int, work: Callable[[int], None]) -> None:
     """Call ``work`` with each number below ``count``, on this thread and on those of other cores that are free.
 
-    All calls have ended when this returns. A call may run beside others, each in no particular order. How many threads
-    there are is said by ``GPUEXEC_THREADS`` and `shared_by`.
+    All calls have ended when this returns. A call may run beside others, each in no particular order, and sees what is
+    set in the caller's context (`contextvars`, hence `numpy.errstate`). How many threads there are is said by
+    ``GPUEXEC_THREADS`` and `shared_by`.
 
     Raises:
         BaseException: What the first call raised that did; later numbers are left out then.
     """
     sharing = _Sharing(count, work)
-    for _ in range(min(count, _here.most or knobs.compute_threads()) - 1):
+    for _ in range(min(count, count_sharing()) - 1):
         try:
-            _find_pool().submit(sharing.help)
+            _find_pool().submit(partial(contextvars.copy_context().run, sharing.help))
         except OutOfMemoryError:  # no room for threads: the caller does it all
             break
     sharing.run()

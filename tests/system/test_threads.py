@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextvars import ContextVar
 
 import pytest
 
@@ -80,3 +81,16 @@ def test_without_room_for_threads_the_caller_does_it_all(monkeypatch: pytest.Mon
     done: list[int] = []
     share_work(5, done.append)
     assert done == list(range(5))
+
+
+def test_threads_see_what_is_set_in_the_callers_context() -> None:
+    name: ContextVar[str] = ContextVar("name", default="none")
+    met, seen = threading.Barrier(3), []
+
+    def look(number: int) -> None:
+        met.wait(60)
+        seen.append(name.get())
+
+    name.set("caller")
+    share_work(3, look)
+    assert seen == ["caller"] * 3
