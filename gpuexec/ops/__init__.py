@@ -21,6 +21,7 @@ import gpuexec.ops.linalg.scaled_matmul
 import gpuexec.ops.linalg.simt_work
 import gpuexec.ops.microsoft
 import gpuexec.ops.ml
+import gpuexec.ops.nn.appending_attention
 import gpuexec.ops.nn.attention
 import gpuexec.ops.nn.attention_forms
 import gpuexec.ops.nn.batch_norm

@@ -28,6 +28,7 @@ from gpuexec.planner.classes import has_fixed_inputs
 from gpuexec.planner.content_key import content_key, is_same_spec
 from gpuexec.planner.emitter import NodeEmitter, emit_copy
 from gpuexec.planner.host_fallback import lacks_kernel
+from gpuexec.planner.join_appends import join_appends
 from gpuexec.planner.memory_format import assign_formats, is_image, list_images
 from gpuexec.planner.own_rounding import leave_out_roundings
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
@@ -110,7 +111,8 @@ class Lowering:
         if self._needed is None:
             if not self._providers.names:  # libraries take operands as they are
                 self._graph = leave_out_roundings(self._graph, analysis.specs, self._target)
-                self._cached = [None] * len(self._graph.nodes)
+            self._graph = join_appends(self._graph, analysis, self._caches, self._target)
+            self._cached = [None] * len(self._graph.nodes)
             self._needed = _find_needed(self._graph, analysis)
             _refuse_unsupported([self._graph.nodes[i] for i in self._needed], analysis, self._target)
             _check_sizes([self._graph.nodes[i] for i in self._needed], analysis, self._target)

@@ -329,10 +329,11 @@ GATES: Mapping[str, Gate] = {
         for t in _FLOATS
     },
     "attention.cu:attend<double>": Gate(instructions=10000),
-    # Loads are vectors of four; the scores' way through shared memory is a fixed part of a tile.
+    # Loads are vectors of four; the scores' way through shared memory is a fixed part of a tile. On sm_75, which has no
+    # instruction for it, rounding floats to bf16 takes 600 of them.
     **{
         f"attention_few.cu:attend_few<{stored}, {t}, {rows}>": Gate(
-            instructions=3600, opcodes=("FFMA", "MUFU"), blocks=2
+            instructions=3800 if (stored, t) == ("float", "bf16") else 3400, opcodes=("FFMA", "MUFU"), blocks=2
         )
         for t in _HALVES
         for stored in ("float", t)

@@ -1,8 +1,9 @@
 """Region: a graph of operators on elements as one operator.
 
 Its results are, to the bit, what the operators would give one after the other: `infer` is just that, `compute` is that
-over blocks that stay in cache (`region_blocks`), and on a device with kernels one launch does it (`flat`), or where
-that can't be, a launch for each step. The pass `gpuexec.passes.fuse_regions` makes regions; no file has them.
+over blocks that stay in cache (`region_blocks`), and on a device with kernels one launch does it (`flat`), one for each
+result over textures (`region_blits`), or where that can't be, a launch for each step. The pass
+`gpuexec.passes.fuse_regions` makes regions; no file has them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator,
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.epilogue import FUSED_DOMAIN, StepEmitter
 from gpuexec.ops.elementwise.flat import can_walk, launch_flat
+from gpuexec.ops.elementwise.region_blits import can_draw, draw_region
 from gpuexec.ops.elementwise.region_blocks import BlockProgram, prepare_blocks
 from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, find_forms, list_keys, read_steps
 
@@ -38,11 +40,13 @@ class Region(_Kept):
     """Operators on elements, in an order in which each finds its inputs.
 
     ``steps`` are rows of (name, attributes, inputs), see `gpuexec.ops.elementwise.region_steps`; ``results`` are the
-    positions of those that make the outputs. Inputs and outputs may be of any type that kernels compute with.
+    positions of those that make the outputs. Inputs and outputs may be of any type that kernels compute with. With
+    ``rounds`` false, floats that pass between steps are not rounded to their type.
     """
 
     steps: tuple  # type: ignore[type-arg]
     results: tuple[int, ...]
+    rounds: bool = True
     tolerance = Tolerance.REDUCTION
     uses_all_cores = True
     example = "float32[2] float32[2] steps=(('Add',(),(0,1)),('Relu',(),(-1,))) results=(1,)"
@@ -96,16 +100,18 @@ class Region(_Kept):
             return
         laid = {slot.strides for _, slot in kept}
         is_flat = self._is_flat(forms) and can_walk(kept[0][1].shape) and len(laid) == 1
-        if emit.target.has_textures or not emit.choose(is_flat):
+        slots = [slot for slot in (*inputs, *outputs) if slot is not None]
+        if not emit.choose(is_flat and not (emit.target.has_textures and not can_draw(slots))):
             self._lower_apart(emit, forms, inputs, outputs)
             return
         if not is_flat:
             raise PlanError("A region has results of several shapes, which have one at the upper end.")
+        launch = draw_region if emit.target.has_textures else launch_flat
         self._allow_in_place(emit, inputs, kept)
-        launch_flat(emit, self.steps, forms, [step for step, _ in kept], inputs, [slot for _, slot in kept])
+        launch(emit, self.steps, forms, [step for step, _ in kept], inputs, [slot for _, slot in kept])
 
     def _find_forms(self, inputs: Sequence[Any]) -> StepForms:
-        return find_forms(self.steps, list_keys(inputs))
+        return find_forms(self.steps, list_keys(inputs), self.rounds)
 
     def _find_program(self, keys: tuple[SpecKey | None, ...]) -> BlockProgram | None:
         """Return the steps prepared for inputs, kept with the operator; None where results differ in shape."""
@@ -117,7 +123,7 @@ class Region(_Kept):
         if keys not in known:
             if len(known) > _PROGRAMS_KEPT:
                 known.clear()
-            forms = find_forms(self.steps, keys)
+            forms = find_forms(self.steps, keys, self.rounds)
             known[keys] = prepare_blocks(self.steps, forms, self.results, keys) if self._is_flat(forms) else None
         return known[keys]
 

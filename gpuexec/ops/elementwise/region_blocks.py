@@ -44,7 +44,7 @@ class _StepCall(NamedTuple):
         target: The output in whose memory it is then.
         output: The output that it is; -1: none.
         dtype: The type that the result is rounded to, where that is not the one it is computed in.
-        is_read: Whether another step reads it.
+        is_read: Whether another step reads it rounded.
     """
 
     function: Callable[..., Any]
@@ -403,14 +403,16 @@ def _prepare(
         target, register = output, -1
         done = [each for each in row if last[each] == place]
         registers.free([each for each in done if shapes.get(each) == own])  # a result may take an input's memory
-        if output < 0 or wide != form.dtype:
-            is_whole = own == shape and wide == form.dtype and place >= read
+        rounded = form.dtype if output < 0 else spec.dtype
+        if output < 0 or wide != rounded:
+            is_whole = own == shape and output < 0 and wide == rounded and place >= read
             target = registers.take_output(value, wide, place, last.get(value, place)) if is_whole else -1
             register = -1 if target >= 0 else registers.take(value, wide)
         registers.free(done)
         shapes[value] = own
-        rounded = None if wide == form.dtype else form.dtype
-        calls.append(_StepCall(form.function, row, own, register, target, output, rounded, value in last))
+        is_read = value in last and wide != form.dtype
+        rounding = None if wide == rounded else rounded
+        calls.append(_StepCall(form.function, row, own, register, target, output, rounding, is_read))
     whole = [key[1] for number, key in enumerate(inputs) if key is not None and shapes[number] == shape]
     taken = [dtype.itemsize for dtype in (*whole, *registers.dtypes, *[forms.specs[step].dtype for step in results])]
     return BlockProgram(

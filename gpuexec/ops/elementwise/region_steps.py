@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,11 @@ class StepForms:
     specs: tuple[TensorSpec, ...]
     forms: tuple[Pointwise, ...] | None
 
+    def without_roundings(self) -> StepForms:
+        """Return the forms with what makes a float in its accumulator, which others see as it is computed."""
+        forms = None if self.forms is None else tuple([_widen(form) for form in self.forms])
+        return StepForms(self.specs, forms)
+
 
 def made_by(step: int) -> int:
     """Return the source that stands for the result of a step."""
@@ -102,13 +107,22 @@ def widen_number(text: str) -> Array:
     return array.astype(accumulator(array.dtype))
 
 
+def _widen(form: Pointwise) -> Pointwise:
+    return replace(form, dtype=accumulator(form.dtype)) if dtype_row(form.dtype).is_float else form
+
+
 # A shape and an element type.
 SpecKey = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 @functools.lru_cache(4096)
-def find_forms(rows: tuple[StepRow, ...], inputs: tuple[SpecKey | None, ...]) -> StepForms:
+def find_forms(rows: tuple[StepRow, ...], inputs: tuple[SpecKey | None, ...], rounds: bool = True) -> StepForms:
     """Return what steps make of inputs of these shapes and types.
+
+    Args:
+        rows: The steps.
+        inputs: Shapes and types of the region's inputs; None: absent.
+        rounds: Whether floats that pass between steps are rounded to their type.
 
     Raises:
         InputError: They don't fit a step.
@@ -121,7 +135,8 @@ def find_forms(rows: tuple[StepRow, ...], inputs: tuple[SpecKey | None, ...]) ->
         specs.append(step.operator.infer(*picked)[0])
         forms.append(step.operator.as_pointwise(picked))
     known = [form for form in forms if form is not None]
-    return StepForms(tuple(specs), tuple(known) if len(known) == len(forms) else None)
+    found = StepForms(tuple(specs), tuple(known) if len(known) == len(forms) else None)
+    return found if rounds else found.without_roundings()
 
 
 def list_keys(items: Sequence[Any]) -> tuple[SpecKey | None, ...]:
