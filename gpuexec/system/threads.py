@@ -127,9 +127,10 @@ class WorkPool:
 
 
 class _Here(threading.local):
-    """What holds for the calls of one thread: how many threads share their work; None: one per core."""
+    """What holds for the calls of one thread: how many threads share their work (None: one per core), and do now."""
 
     most: int | None = None
+    is_sharing = False
 
 
 _here = _Here()
@@ -150,6 +151,11 @@ def count_sharing() -> int:
     return _here.most or knobs.compute_threads()
 
 
+def is_sharing() -> bool:
+    """Return whether this thread is at work that others share: it does best in calls that seldom take a lock."""
+    return _here.is_sharing
+
+
 def share_work(count: int, work: Callable[[int], None]) -> None:
     """Call ``work`` with each number below ``count``, on this thread and on those of other cores that are free.
 
@@ -160,13 +166,14 @@ def share_work(count: int, work: Callable[[int], None]) -> None:
     Raises:
         BaseException: What the first call raised that did; later numbers are left out then.
     """
-    sharing = _Sharing(count, work)
+    sharing, helpers = _Sharing(count, work), 0
     for _ in range(min(count, count_sharing()) - 1):
         try:
             _find_pool().submit(partial(contextvars.copy_context().run, sharing.help))
+            helpers += 1
         except OutOfMemoryError:  # no room for threads: the caller does it all
             break
-    sharing.run()
+    sharing.run(is_shared=helpers > 0)
 
 
 class _Sharing:
@@ -179,10 +186,10 @@ class _Sharing:
         self._helping, self._is_over = 0, False
         self._error: BaseException | None = None
 
-    def run(self) -> None:
+    def run(self, *, is_shared: bool) -> None:
         """Take numbers until none is left, then wait for the threads that are at theirs."""
         try:
-            self._take()
+            self._take(is_shared=is_shared)
         except BaseException as error:
             self._note(error)
         while not self._is_over or self._helping:
@@ -202,7 +209,7 @@ class _Sharing:
                 return
             self._helping += 1
         try:
-            self._take()
+            self._take(is_shared=True)
         except BaseException as error:
             self._note(error)
         finally:
@@ -210,11 +217,15 @@ class _Sharing:
                 self._helping -= 1
                 self._changed.notify()
 
-    def _take(self) -> None:
-        for number in self._numbers:
-            if number >= self._count or self._error is not None:
-                return
-            self._work(number)
+    def _take(self, *, is_shared: bool) -> None:
+        before, _here.is_sharing = _here.is_sharing, is_shared
+        try:
+            for number in self._numbers:
+                if number >= self._count or self._error is not None:
+                    return
+                self._work(number)
+        finally:
+            _here.is_sharing = before
 
     def _note(self, error: BaseException) -> None:
         with self._changed:

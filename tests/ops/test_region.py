@@ -318,6 +318,17 @@ def test_results_may_take_the_memory_of_inputs_read_last_with_them(
             np.testing.assert_array_equal(to_bits(y), to_bits(expected[place]))
 
 
+@pytest.mark.parametrize("name", ["Gelu", "Swish", "Sigmoid", "Relu"])
+def test_what_is_computed_in_pieces_is_the_same_in_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUEXEC_THREADS", "2")
+    steps: Steps = ((name, (), (0,)), ("Neg", (), (-1,)))
+    x = numbers(FLOAT, 2 * region_blocks.CALL_NBYTES + 77) * np.float32(40)
+    x[:7] = np.nan, np.inf, -np.inf, -87, -88, -0.0, 1e-40
+    (y,) = Region(steps, (1,)).compute(x)
+    for part in (slice(0, 9), slice(100, 5_000), slice(-70_000, None)):
+        np.testing.assert_array_equal(to_bits(y[part]), to_bits(apply_steps(steps, [x[part]])[1]))  # type: ignore[index]
+
+
 def test_threads_warn_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUEXEC_THREADS", "2")
     x = np.full(8 * region_blocks.CALL_NBYTES, 100, FLOAT)

@@ -9,7 +9,7 @@ import pytest
 
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.system import threads
-from gpuexec.system.threads import WorkPool, share_work, shared_by
+from gpuexec.system.threads import WorkPool, count_sharing, is_sharing, share_work, shared_by
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +94,19 @@ def test_threads_see_what_is_set_in_the_callers_context() -> None:
     name.set("caller")
     share_work(3, look)
     assert seen == ["caller"] * 3
+
+
+def test_work_knows_whether_it_is_shared() -> None:
+    met, seen = threading.Barrier(3), []
+
+    def look(number: int) -> None:
+        met.wait(60)
+        seen.append(is_sharing())
+
+    assert count_sharing() == 3
+    share_work(3, look)
+    assert seen == [True] * 3 and not is_sharing()
+    with shared_by(1):
+        share_work(2, lambda number: seen.append(is_sharing()))
+        assert count_sharing() == 1
+    assert seen[3:] == [False, False]

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuexec.ir.operator import Array
+from gpuexec.system.threads import is_sharing
 
 # Lowest power first.
 _SINGLE_TOP = (
@@ -35,7 +36,9 @@ _SINGLE_BOTTOM = (
     3.783191808763186e-05,
 )
 _SINGLE_LIMIT = 3.95
-_PIECE = 1 << 14  # elements
+# Elements of a piece: as many as temporaries have room for in the cache, and where threads share the work, as many as
+# make calls long, since NumPy takes the interpreter's lock after each.
+_PIECE, _SHARED_PIECE = 1 << 15, 1 << 18
 
 _NEAR_TOP = (3209.37758913846947, 377.485237685302021, 113.864154151050156, 3.16112374387056560, 0.185777706184603153)
 _NEAR_BOTTOM = (2844.23683343917062, 1282.61652607737228, 244.024637934444173, 23.6012909523441209, 1.0)
@@ -73,17 +76,18 @@ def _erf_single(x: Array) -> Array:
     # In pieces, whose temporaries stay in the cache and are the same memory from piece to piece.
     result = np.empty(x.shape, np.float32)
     source, target = x.reshape(-1), result.reshape(-1)
-    rooms = np.empty((4, min(x.size, _PIECE)))
+    length = _SHARED_PIECE if is_sharing() else _PIECE
+    rooms = np.empty((4, min(x.size, length)))
     narrow = np.empty(rooms.shape[1], np.float32)
-    for first in range(0, x.size, _PIECE):
-        part = source[first : first + _PIECE]
+    for first in range(0, x.size, length):
+        part = source[first : first + length]
         inside, square, top, bottom = rooms[:, : part.size]
         inside[...] = np.clip(part, -_SINGLE_LIMIT, _SINGLE_LIMIT, out=narrow[: part.size])
         np.multiply(inside, inside, out=square)
         _polynomial(square, _SINGLE_TOP, top)
         top *= inside
         top /= _polynomial(square, _SINGLE_BOTTOM, bottom)
-        target[first : first + _PIECE] = top
+        target[first : first + length] = top
     return result
 
 

@@ -28,8 +28,8 @@ _CACHE_NBYTES = 3 << 19
 # 2**18 and 2**19, 6.2 of 2**20; by one thread 9.9, 9.9, 10.5, 11.0, 12.0 (AMD EPYC, family 26, November 2026). Where
 # others use the cores too, who slept waits for one: 16 ms in blocks of 2**18, 11 of 2**19.
 CALL_NBYTES, _MOST = 1 << 20, 4
-# Bytes that all steps write from which on it pays to wake another thread.
-_SHARED_NBYTES = 1 << 24
+# Bytes that all steps write from which on it pays to wake a thread; what is no function of NumPy's own calls some.
+_SHARED_NBYTES, _COMPOSED = 1 << 24, 4
 _DType = np.dtype[Any]
 
 
@@ -73,7 +73,9 @@ class BlockProgram:
         registers: Type of each scratch register.
         is_even: Whether all inputs have the shape of the results or one element.
         width: Bytes of an element of the widest type.
+        cost: Calls of NumPy, about.
         length: Elements of a block where one thread computes.
+        is_padded: Whether inputs have fewer axes than results, or more.
         idle: Scratch of runs in one block that no run uses at present, where it is small.
         apart: The program for outputs that share no memory with inputs, if it takes fewer registers.
     """
@@ -87,7 +89,9 @@ class BlockProgram:
     registers: tuple[_DType, ...]
     is_even: bool
     width: int
+    cost: int
     length: int
+    is_padded: bool
     idle: list[BlockScratch] = field(default_factory=list)
     apart: BlockProgram | None = None
 
@@ -102,22 +106,22 @@ class BlockProgram:
         given = out or (None,) * len(self.dtypes)
         made = [np.empty(self.shape, d) if y is None else y for y, d in zip(given, self.dtypes)]
         size = made[0].size
-        if self.apart is not None and size * self.width > _SMALL_NBYTES and not _are_shared(inputs, made):
+        if self.apart is not None and size * self.width > SMALL_NBYTES and not _are_shared(inputs, made):
             return self.apart.run(inputs, made)
         if size > 2 * self.length:
-            _Blocks(self, inputs, made).run()
+            _SharedBlocks(self, inputs, made).run()
         elif size:
-            values = [
-                x if x is None or shape is None or x.shape == shape else x.reshape(shape)
-                for x, shape in zip(inputs, self.shapes)
-            ]
+            if self.is_padded:
+                inputs = [
+                    x if x is None or shape is None else x.reshape(shape) for x, shape in zip(inputs, self.shapes)
+                ]
             with np.errstate(all="ignore"):
-                self._run_whole(values, made, size)
+                self._run_whole(inputs, made, size)
         return tuple(made)
 
     def _run_whole(self, inputs: Sequence[Array | None], targets: Sequence[Array], size: int) -> None:
         """Compute all in one block."""
-        if size * self.width * len(self.registers) <= _SMALL_NBYTES:
+        if size * self.width * len(self.registers) <= SMALL_NBYTES:
             try:
                 scratch = self.idle.pop()
             except IndexError:
@@ -190,7 +194,7 @@ class BlockScratch:
     made: list[Array | None]
 
 
-class _Blocks:
+class _SharedBlocks:
     """The blocks of one call."""
 
     def __init__(self, program: BlockProgram, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> None:
@@ -271,7 +275,7 @@ class _Blocks:
 def _choose_length(program: BlockProgram) -> tuple[int, bool]:
     """Return how many elements a block of a program has, and whether threads share the blocks."""
     size, width, threads, longest = prod(program.shape), program.width, 1, program.length
-    if size * width * len(program.calls) >= _SHARED_NBYTES:
+    if size * width * program.cost >= _SHARED_NBYTES:
         threads = max(1, min(count_sharing(), size * width // CALL_NBYTES))
     if threads > 1:
         longest = max(longest, CALL_NBYTES * min(threads, _MOST) // width)
@@ -299,7 +303,7 @@ def _round(result: Array, dtype: _DType, target: Array | None, is_read: bool) ->
 # Memory of scratch registers that no call uses at present, by its size. Fresh memory costs more than what most steps do
 # with it: the system clears each page when it is first touched.
 _idle: dict[int, list[Array]] = {}
-_IDLE_NBYTES, _SMALL_NBYTES = 1 << 25, 1 << 14
+_IDLE_NBYTES, SMALL_NBYTES = 1 << 25, 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,26 +323,34 @@ class _Spare:
         """Return a register as an array of some shape, of a block's elements at most."""
         dtype = self.dtypes[register]
         nbytes = prod(shape) * dtype.itemsize
-        if nbytes < _SMALL_NBYTES:
+        if nbytes < SMALL_NBYTES:
             return np.empty(shape, dtype)
         buffer = self.buffers[register]
         if buffer is None or buffer.nbytes < nbytes:
-            size = 1 << (nbytes - 1).bit_length()
-            try:
-                buffer = _idle[size].pop()
-            except (KeyError, IndexError):
-                buffer = np.empty(size, np.uint8)
-            self.buffers[register] = buffer
+            buffer = self.buffers[register] = take_buffer(nbytes)
         scratch: Array = buffer[:nbytes].view(dtype).reshape(shape)
         return scratch
 
     def give_back(self) -> None:
         """Leave the memory to other calls."""
-        for buffer in self.buffers:
-            if buffer is not None:
-                idle = _idle.setdefault(buffer.nbytes, [])
-                if (len(idle) + 1) * buffer.nbytes <= _IDLE_NBYTES:
-                    idle.append(buffer)
+        give_buffers([buffer for buffer in self.buffers if buffer is not None])
+
+
+def take_buffer(nbytes: int) -> Array:
+    """Return memory for a block of any type, of at least so many bytes."""
+    size = 1 << (nbytes - 1).bit_length()
+    try:
+        return _idle[size].pop()
+    except (KeyError, IndexError):
+        return np.empty(size, np.uint8)
+
+
+def give_buffers(buffers: Sequence[Array]) -> None:
+    """Leave memory to other calls."""
+    for buffer in buffers:
+        idle = _idle.setdefault(buffer.nbytes, [])
+        if (len(idle) + 1) * buffer.nbytes <= _IDLE_NBYTES:
+            idle.append(buffer)
 
 
 def prepare_blocks(
@@ -426,7 +438,9 @@ def _prepare(
         all(key is None or prod(key[0]) == 1 or key[0] == shape for key in inputs)
         and all(spec.shape == shape or spec.size == 1 for spec in forms.specs),
         max(taken),
+        sum(1 if isinstance(call.function, np.ufunc) else _COMPOSED for call in calls),
         max(1, _CACHE_NBYTES // sum(taken)),
+        any(key is not None and key[0] != shapes[number] for number, key in enumerate(inputs)),
     )
 
 
