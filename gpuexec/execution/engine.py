@@ -28,6 +28,7 @@ from gpuexec.execution.resources.syncs import SyncLog
 from gpuexec.execution.resources.unclosed import find_caller
 from gpuexec.execution.resources.weights import weights_of
 from gpuexec.execution.run_binder import RunBinder, check_strict
+from gpuexec.execution.runs.background_compiler import BackgroundCompiler
 from gpuexec.execution.runs.comparing import Comparer, Observe, Observer
 from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.host_transfers import HostTransfers
@@ -64,6 +65,7 @@ class Engine:
         open_storage: Opens the memory it runs in; None: its own, in so many frames.
         fixes_division: Divide work at all sizes of a class as at its upper end.
         providers: What products and convolutions may be emitted by.
+        compiles_later: Whether kernels of generated text are compiled in the background.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Engine:
         open_storage: OpenStorage | None = None,
         fixes_division: bool = False,
         providers: Providers = NO_PROVIDERS,
+        compiles_later: bool = False,
     ) -> None:
         self.model, self.backend = model, backend
         self.stream = stream if stream is not None else backend.device.create_stream()
@@ -101,6 +104,7 @@ class Engine:
             is_exact=storage.is_exact,
             fixes_division=fixes_division,
             providers=providers,
+            compiler=BackgroundCompiler(backend.device) if compiles_later else None,
         )
         self.is_synchronous = is_synchronous or is_comparing
         self.comparer: Comparer | None = None
@@ -213,10 +217,10 @@ class Engine:
         with self.exclusive.at_rest():
             if self.states.outputs:
                 self.states.fill(given, None)
-            stage, planned = self._runs.choose(given)
+            stage, chosen = self._runs.choose(given)
+            planned = self._runs.check_limit(stage, chosen, given)
             if planned is None or stage.plans is None:
                 return None
-            self._runs.check_limit(stage, planned, given)
         # A run half scheduled keeps its recording as it is.
         self._runs.reserve_all(stage, planned, records=self._stepping.prepared is None)
         self.memory_usage.observe(self.run_counter.number - 1 if self.run_counter.number else None)
@@ -337,6 +341,7 @@ class Engine:
             return False
         grace_s = knobs.close_grace_s()
         self.exclusive.is_closed = True
+        self._stop_compiling()
         messages: list[str] = []
         try:
             self._stepping.drop("the Worker's end")
@@ -363,12 +368,17 @@ class Engine:
     def abandon(self) -> None:
         """Refuse later callers, and leave runs under way behind; nothing is waited for. Twice is harmless."""
         self.exclusive.is_closed = self.run_counter.is_closed = True
+        self._stop_compiling()
         self._submitter.break_off(f"Its {self.run_counter.owner} was closed.")
         self._submitter.driver.close()
         with contextlib.suppress(GpuexecError):
             event = self.backend.device.create_event()
             self.stream.record(event)
             self.backend.deferred_free.hold(event, self.arena, self.frames, self.pool, self.planning.weights)
+
+    def _stop_compiling(self) -> None:
+        if self.planning.compiler is not None:
+            self.planning.compiler.close()
 
     def _finish_runs(self, grace_s: float, messages: list[str], *, is_cancelled: bool) -> bool:
         """Wait for the driver thread, and cancel what nobody waits for after a while; False if it goes on all the same.
@@ -449,7 +459,7 @@ class Engine:
             if self.syncs.is_strict:
                 check_strict(stage)
             if self.planning.limit is not None:
-                self._runs.check_limit(stage, planned, given)
+                planned = self._runs.check_limit(stage, planned, given)
             if stepping is not None:
                 with self.exclusive.midway():
                     self._stepping.drop("a newer one")

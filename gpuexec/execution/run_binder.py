@@ -66,12 +66,15 @@ class RunBinder:
             specs[value] = item.spec if content is None else item.spec.with_value(content)
         return self._subgraph.choose(specs, frozenset(), self._planning.inspector.exposure)
 
-    def check_limit(self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]) -> None:
-        """Check that the run can stay within the limit of memory, before anything is allocated."""
+    def check_limit(
+        self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]
+    ) -> PlannedVariant | None:
+        """Check that the run can stay within the limit of memory, before anything is allocated; return its plan."""
         if self._planning.limit is not None and planned is not None and stage.plans is not None:
             target = self._planning.backend.device.target
             from_host = count_host_bytes(given) if target.has_kernels else 0
-            stage.plans.admit(planned, from_host + count_copied_bytes(target, given))
+            return stage.plans.admit(planned, from_host + count_copied_bytes(target, given))
+        return planned
 
     def reserve(
         self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]

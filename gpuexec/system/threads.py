@@ -9,14 +9,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NoReturn, TypeVar
 
 from gpuexec.errors import ClosedError, OutOfMemoryError
 from gpuexec.system import knobs
 
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
 # Addresses that a thread needs beside its stack before it can signal that it has started.
 _BESIDE_STACK_BYTES = 8 << 20
 _USUAL_STACK_BYTES = 8 << 20
@@ -124,6 +127,54 @@ class WorkPool:
             del call  # with its references, until the next call comes
             with self._lock:
                 self._open -= 1
+
+
+def in_threads(
+    items: Sequence[_Item], work: Callable[[_Item], _Made], most: int, name: str
+) -> Iterator[tuple[int, _Made]]:
+    """Yield what threads make of items, with each one's number, in the order in which they are done.
+
+    Items are begun in their order. The threads are daemons, so a process ends though they are at work. Where this is
+    left early (an error, an interrupt, a generator closed) no more items are begun, and those under way are not waited
+    for.
+
+    Args:
+        items: What to work on.
+        work: Called with each of them, in any thread.
+        most: How many threads there may be.
+        name: Theirs.
+
+    Raises:
+        BaseException: What the first call raised that did.
+    """
+    pool = WorkPool(max(1, min(len(items), most)), name)
+    ended: SimpleQueue[tuple[int, Callable[[], _Made]]] = SimpleQueue()
+    is_over = threading.Event()
+
+    def call(number: int) -> None:
+        if not is_over.is_set():
+            try:
+                made = work(items[number])
+                ended.put((number, lambda: made))
+            except BaseException as error:
+                ended.put((number, partial(_raise, error)))
+
+    try:
+        for number in range(len(items)):
+            try:
+                pool.submit(partial(call, number))
+            except OutOfMemoryError:  # no room for a thread: the caller does it
+                call(number)
+        for _ in items:
+            number, result = ended.get()
+            yield number, result()
+    finally:
+        is_over.set()
+        pool.close()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 class _Here(threading.local):

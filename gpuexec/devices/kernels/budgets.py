@@ -217,6 +217,7 @@ LARGER: Mapping[str, Budget] = {
     "pixel/statistics.cu:draw_merge_all_samples": Budget(112, "a thread holds the sample made and the one read"),
     "pixel/statistics.cu:draw_take_samples": Budget(80, "a thread holds the sample it makes"),
     "pool.cu:average_pool": Budget(72, "a sum and a count beside the walk over three axes"),
+    "tiled.cu:tiled": Budget(128, "squares of two operands, and the steps of a region; two blocks of 256 threads fit"),
     "resize.cu:resize_blend": Budget(80, "coordinates and weights of three axes stay in registers"),
     "rnn.cu:recur": Budget(128, "4 x 4 sums beside the walk over slices and tiles; two blocks of 256 threads fit"),
     "softmax.cu:softmax": Budget(96, "a thread holds its 16 terms between two passes"),

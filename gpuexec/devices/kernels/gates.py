@@ -380,7 +380,7 @@ GATES: Mapping[str, Gate] = {
     ),
     # Copies.
     "copy.cu:copy_strided": Gate(
-        instructions=1050, calls=0, store_bits=128, path_integers=73, blocks=4, seconds=2.0
+        instructions=1400, calls=0, store_bits=128, path_integers=50, blocks=4, seconds=2.0
     ),
     # Rows.
     "norm_channels.cu:measure_large_channels": Gate(instructions=2000, blocks=3),
