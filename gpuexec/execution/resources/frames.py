@@ -428,9 +428,18 @@ class Lease:
         if self._run_counter is not None:
             self._run_counter.syncs.note_wait(name, why)
 
-    def holds(self, name: str, memory: MemoryBlock) -> bool:
-        """Return whether a memory is that of an output of a Worker, which a later run would write."""
-        return self._frame is not None and not self._is_exported and self._frame.owns(name, memory)
+    def hand_over(self, name: str, memory: MemoryBlock) -> bool:
+        """Leave an output's bytes to the caller, so that no later run writes them; the tensor becomes stale as ever.
+
+        Returns:
+            False where they are not a block of the frame's own; then nothing was done.
+        """
+        with self.lock:
+            self.check(name)
+            if self._frame is None or not self._frame.owns(name, memory):
+                return False
+            self._frame.take_out(memory)
+            return True
 
     def export(self, name: str, memory: MemoryBlock) -> None:
         """Make the bytes the tensor's for good, but for those of the user's: the next run writes them."""

@@ -111,18 +111,15 @@ class Content:
         return not has_kernels and place.is_known and not place.is_object and place.spec.nbytes >= HANDED_NBYTES
 
     def hand_over(self) -> Array | None:
-        """Return what is done as an array over its own bytes, which no later run writes; the lease is the caller's.
+        """Return what is done as an array over its own bytes, which no later run writes.
 
         None where they are not all of a block that a Worker made for it.
         """
-        with self.lease.lock:
-            self.check()
-            spec, region = self.place.spec, self.place.region
-            memory, array = region.memory, region.memory.array
-            is_whole = region.offset == 0 and memory.nbytes <= spec.nbytes + spec.nbytes // 4
-            if array is None or not is_whole or not self.lease.holds(self.name, memory):
-                return None
-            self.lease.export(self.name, memory)
+        spec, region = self.place.spec, self.place.region
+        memory, array = region.memory, region.memory.array
+        is_whole = region.offset == 0 and memory.nbytes <= spec.nbytes + spec.nbytes // 4
+        if array is None or not is_whole or not self.lease.hand_over(self.name, memory):
+            return None
         return array[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
 
     def upload(self, raw: ByteArray, caller: CallerStream | None = None) -> None:

@@ -110,7 +110,10 @@ def test_the_tensors_of_a_run_are_its_results(worker: gx.Worker) -> None:
     (y,) = worker.run(x)
     assert np.shares_memory(y, np.asarray(worker.peek_output(), copy=False))
     np.testing.assert_array_equal(worker.read_output(), y)
+    tensor = worker.peek_output()
     (z,) = worker.run(x, copy=True)
+    with pytest.raises(gx.StaleError):
+        np.asarray(tensor, copy=False)
     z[...] = 0
     np.testing.assert_array_equal(worker.read_output(), y)
 
