@@ -159,12 +159,18 @@ def find_coordinates(graph: GraphBuilder, before: Value) -> Sequence[Value]:
     return [graph.node(build("gpuexec.Unravel", {}), positions, graph.constant(ints(*SHAPE))), count]
 
 
-def turn(graph: GraphBuilder, before: Value) -> Sequence[Value]:
-    """Return a sum with a transposed view, of more than the flat kernel takes across."""
-    tall = graph.node(build("Tile", {}), before, graph.constant(ints(1, SHAPE[-1] // SHAPE[1], 1)))
-    turned = graph.node(build("Transpose", {"perm": (0, 2, 1)}), tall)
-    steps = (("Add", (), (0, 1)), ("Relu", (), (-1,)))
-    return [graph.node(build("gpuexec.Region", {"steps": steps, "results": (1,)}), turned, tall)]
+def turn(*, is_odd: bool) -> Build:
+    """Return what adds a sum with a transposed view, of more than the flat kernel takes across."""
+
+    def add(graph: GraphBuilder, before: Value) -> Sequence[Value]:
+        tall = graph.node(build("Tile", {}), before, graph.constant(ints(1, SHAPE[-1] // SHAPE[1], 1)))
+        starts, ends = (graph.constant(ints(*row)) for row in ((is_odd, is_odd), (SHAPE[-1], SHAPE[-1])))
+        tall = graph.node(build("Slice", {}), tall, starts, ends, graph.constant(ints(1, 2)))
+        turned = graph.node(build("Transpose", {"perm": (0, 2, 1)}), tall)
+        steps = (("Add", (), (0, 1)), ("Relu", (), (-1,)))
+        return [graph.node(build("gpuexec.Region", {"steps": steps, "results": (1,)}), turned, tall)]
+
+    return add
 
 
 # By the kernel, and where one has several ways to read its operands, by a word behind it.
@@ -178,7 +184,8 @@ CASES: dict[str, Build] = {
     "clip": then("Clip", SCALAR, None),
     "where": choose,
     "flat": then("gpuexec.Region", ROW, steps=(("Add", (), (0, 1)), ("Relu", (), (-1,))), results=(1,)),
-    "tiled": turn,
+    "tiled": turn(is_odd=False),
+    "tiled staged": turn(is_odd=True),
     "swiglu": then("SwiGLU", X),
     # Rows.
     "softmax": then("Softmax", axis=-1),

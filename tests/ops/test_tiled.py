@@ -80,6 +80,7 @@ CASES = [
     region("staged_types", [turned(INT, 35, 47) > 0, turned(HALF, 35, 47), numbers(DOUBLE, 35, 47)],
            (("Cast", (("to", 11),), (1,)), ("Where", (), (0, -1, 2)))),
     add("few_columns", turned(FLOAT, 300, 3), numbers(FLOAT, 300, 3)),
+    add("few_columns_of_halves", turned(HALF, 300, 3), numbers(HALF, 300, 3)),
     add("few_rows", turned(HALF, 3, 300), numbers(HALF, 3, 300)),
     add("reversed", turned(FLOAT, 32, 64)[::-1, ::-1], numbers(FLOAT, 32, 64)),
     add("gaps", numbers(FLOAT, 70, 40)[3:, 2:].T, numbers(FLOAT, 38, 80)[:, 5:72]),
