@@ -164,21 +164,22 @@ class Engine:
         self.exclusive.recover()
         return contextlib.nullcontext() if self.exclusive.is_broken else self.exclusive
 
-    def schedule(self, inputs: object, *, copy: bool, stream: object = None) -> Run:
+    def schedule(self, inputs: object, *, copy: bool, stream: object = None, is_waited_for: bool = False) -> Run:
         """Put a run on the stream, or give it to the driver thread, and return.
 
         Args:
             inputs: Of the run.
             copy: Whether host arrays are copied.
             stream: A stream of the caller's in whose order the run is.
+            is_waited_for: Whether the caller waits for the end of the run before it returns.
         """
         log = find_log(self.profiler)
         if log is None:
-            prepared = self._bind(inputs, copy=copy, stream=stream)
+            prepared = self._bind(inputs, copy=copy, stream=stream, is_waited_for=is_waited_for)
             is_issued = self._submitter.put(prepared)
         else:
             with watching(log, "schedule"):
-                prepared = self._bind(inputs, copy=copy, stream=stream, log=log)
+                prepared = self._bind(inputs, copy=copy, stream=stream, log=log, is_waited_for=is_waited_for)
                 with following(prepared.profile):
                     is_issued = self._submitter.put(prepared)
         if not is_issued and (prepared.caller is not None or not self._owns_stream):
@@ -430,7 +431,15 @@ class Engine:
         """
         return CancelOnError(self._submitter, self.run_counter.number if number is None else number)
 
-    def _bind(self, inputs: object, *, copy: bool, stream: object = None, log: ProfileLog | None = None) -> PreparedRun:
+    def _bind(
+        self,
+        inputs: object,
+        *,
+        copy: bool,
+        stream: object = None,
+        log: ProfileLog | None = None,
+        is_waited_for: bool = False,
+    ) -> PreparedRun:
         """Accept inputs, find the plan, and bind everything; nothing is on the stream yet.
 
         Raises:
@@ -443,7 +452,7 @@ class Engine:
             check_not_capturing(self.stream)
         stepping = self._stepping.prepared
         with self.exclusive.at_rest():
-            given = self.input_reader.accept(inputs, self.binder.kept, copy=copy)
+            given = self.input_reader.accept(inputs, self.binder.kept, copy=copy, is_waited_for=is_waited_for)
             if self.states.outputs:
                 self.states.fill(given, None if stepping is None else stepping.run._fence)
             stage, planned = self._runs.choose(given)

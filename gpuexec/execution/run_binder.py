@@ -176,7 +176,7 @@ class RunBinder:
         with run_counter.lock:
             # A reader that finds its output not stale comes before this write.
             prepared.write = frame.announce(prepared.reading)
-            lease = Lease(self._planning.backend, frame, run_counter, run_counter.advance())
+            number = run_counter.advance()
         specs = dict(stage.partition.foreseen or {})
         if planned is not None and stage.partition.ready is not None:
             specs.update(zip(stage.partition.ready.outputs, planned.variant.outputs, strict=True))
@@ -187,6 +187,8 @@ class RunBinder:
             # While more is to come, an output may yet be moved by a plan that has more room.
             region = reserved[value].final if value in reserved and stage.rest is None else None
             place = Place(value.name, specs.get(value), region, bounds.get(value))
+            # Each has its own: one may be exported, and others not.
+            lease = Lease(self._planning.backend, frame, run_counter, number)
             content = Content(value.name, self._planning.backend, place, run._fence, lease, self._stream)
             run._outputs[value.name] = Tensor(content)
         return prepared

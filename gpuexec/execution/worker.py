@@ -22,6 +22,7 @@ from gpuexec.execution.resources.memory_usage import MemoryUsageRow
 from gpuexec.execution.resources.opened_providers import open_providers, read_providers
 from gpuexec.execution.resources.unclosed import warn_unless_closed
 from gpuexec.execution.resources.weights import weights_of
+from gpuexec.execution.results.content import Content
 from gpuexec.execution.results.copying import copy_tensor
 from gpuexec.execution.results.given import ArrayLike, Inputs
 from gpuexec.execution.results.tensor import Tensor
@@ -44,6 +45,13 @@ from gpuexec.system.pickling import not_picklable
 from gpuexec.system.progress import ProgressCallback, check_progress_callback, open_progress_line
 
 Array = np.ndarray[Any, Any]
+
+
+def _take(content: Content) -> Array:
+    """Return an output that is the caller's own from now on, without a copy where that can be."""
+    content.fence.synchronize()
+    taken = content.hand_over()
+    return content.read_privately().result() if taken is None else taken
 
 
 @not_picklable("Send its model, and make a Worker of that there.")
@@ -219,17 +227,37 @@ class Worker:
             self._progress = 1.0
             return self._last
 
-    def run(self, inputs: Inputs | None = None, *, copy: bool = True, stream: object = None) -> Outputs[Any]:
+    def run(self, inputs: Inputs | None = None, *, copy: bool | None = None, stream: object = None) -> Outputs[Any]:
         """Run and block for all outputs: a tuple that also knows names, whether they are one or several.
 
         Each is an array of the caller's own. Strings are an array of str, a sequence is a list, an optional what it
-        holds or None, a map a dict. Arguments are those of `schedule`. A KeyboardInterrupt cancels the run.
+        holds or None, a map a dict. A KeyboardInterrupt cancels the run.
+
+        Args:
+            inputs: As for `schedule`.
+            copy: True: inputs are copied as for `schedule`, and so are outputs. None: on the CPU, large arrays are not.
+                An input that the run before was given too is read where it lies; a later run that leaves it out is
+                refused. An output is the very bytes that the run wrote: `peek_output` stands for them until the next
+                run, and no run writes them again. False: as None, and dense inputs are borrowed as for `schedule`.
+            stream: As for `schedule`.
+
+        Raises:
+            InputError: As `schedule`, or an input is left out that was not kept.
         """
         with working_here(), waking_deferred(), self._engine.cancel_on_error():
-            run = self.schedule(inputs, copy=copy, stream=stream)
+            with self._engine.exclusive:
+                is_copied = copy is None or copy
+                run = self._engine.schedule(inputs, copy=is_copied, stream=stream, is_waited_for=copy is None)
+                self._last, self._progress = run, 1.0
+            contents = {name: tensor._content for name, tensor in run.outputs.items()}
             # Nobody else asks for these: their pinned memory goes back with them.
-            requests = {name: tensor._content.read_privately() for name, tensor in run.outputs.items()}
-            return Outputs({name: request.result() for name, request in requests.items()})
+            requests = {
+                name: content.read_privately() for name, content in contents.items() if copy or not content.is_large()
+            }
+            return Outputs({
+                name: requests[name].result() if name in requests else _take(content)
+                for name, content in contents.items()
+            })  # fmt: skip
 
     def schedule_iterable(
         self,

@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
-from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.geometry import ceil_div, memory_axes
 
 SECTOR_BYTES = 32  # of L2 and device memory
 WARP = 32
@@ -109,6 +109,27 @@ def count_run_bytes(elements: int, stride: int, itemsize: int) -> int:
         return SECTOR_BYTES
     span = ((elements - 1) * abs(stride) + 1) * itemsize
     return min(ceil_div(span, SECTOR_BYTES), elements) * SECTOR_BYTES if elements else 0
+
+
+def count_apart_bytes(slot: Slot, result: Slot, threads: int) -> int:
+    """Return the bytes of the sectors that blocks ask for where they read a slot in the order in which a result lies.
+
+    Args:
+        slot: What is read; it stretches to the result's shape.
+        result: What is made of it.
+        threads: Of a block, each with an element; the rows that one has find what they share in L1.
+    """
+    whole = count_slot_bytes(slot)
+    lead = len(result.shape) - len(slot.shape)
+    if not whole or lead < 0 or not result.shape:
+        return whole
+    inner = memory_axes(result.shape, result.strides)[-1]
+    stride = abs(slot.strides[inner - lead]) if inner >= lead and slot.shape[inner - lead] > 1 else 0
+    if stride <= 1:
+        return whole
+    run, rows = min(WARP, result.shape[inner]), max(1, threads // result.shape[inner])
+    apart = count_run_bytes(run, stride, slot.dtype.itemsize) / run / rows
+    return max(whole, int(prod(slot.shape) * apart))
 
 
 def count_warps(launch: Launch) -> int:

@@ -21,11 +21,13 @@ import gpuexec.ops.linalg.scaled_matmul
 import gpuexec.ops.linalg.simt_work
 import gpuexec.ops.microsoft
 import gpuexec.ops.ml
+import gpuexec.ops.nn.appending_attention
 import gpuexec.ops.nn.attention
 import gpuexec.ops.nn.attention_forms
 import gpuexec.ops.nn.batch_norm
 import gpuexec.ops.nn.causal_conv
 import gpuexec.ops.nn.conv
+import gpuexec.ops.nn.conv_few_work
 import gpuexec.ops.nn.conv_mma_work
 import gpuexec.ops.nn.conv_simt_work
 import gpuexec.ops.nn.deform_conv

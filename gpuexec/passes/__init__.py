@@ -35,8 +35,9 @@ from gpuexec.passes.merge_common import merge_common
 from gpuexec.passes.merge_products import merge_products
 from gpuexec.passes.narrow_weights import narrow_weights
 from gpuexec.passes.pack_weights import pack_weights
+from gpuexec.passes.recognise_activations import ACTIVATION_ANCHORS, recognise_activations
 from gpuexec.passes.recognise_attention import recognise_attention
-from gpuexec.passes.recognise_gelu import recognise_gelu
+from gpuexec.passes.recognise_normalizations import NORMALIZATION_ANCHORS, recognise_normalizations
 from gpuexec.passes.remove_dead import remove_dead
 from gpuexec.passes.remove_noops import remove_noops
 
@@ -72,7 +73,7 @@ AT_LOAD = (
     Pass("fold_constants", fold_constants),
     Pass("inline_branches", inline_branches, operators={If.name}),
     Pass("remove_noops", remove_noops),
-    Pass("recognise_gelu", recognise_gelu, operators={"Erf"}),
+    Pass("recognise_activations", recognise_activations, operators=ACTIVATION_ANCHORS),
     Pass("group_heads", group_heads, operators={Attention.name, AttentionOverCache.name}),
     Pass("fuse_conv_batchnorm", fuse_conv_batchnorm, operators={"BatchNormalization"}),
     Pass("merge_common", merge_common),
@@ -84,6 +85,7 @@ AT_LOAD = (
 _SETTLING = ("differentiate", "fold_constants", "inline_branches", "remove_noops", "fuse_conv_batchnorm", "remove_dead")
 AT_PLAN = (
     Pass("fold_shapes", fold_shapes, needs_specs=True),
+    Pass("recognise_normalizations", recognise_normalizations, needs_specs=True, operators=NORMALIZATION_ANCHORS),
     Pass("recognise_attention", recognise_attention, needs_specs=True, operators={Softmax.name}),
     Pass("fuse_epilogues", fuse_epilogues, needs_specs=True),
     Pass("fuse_regions", fuse_regions, needs_specs=True),

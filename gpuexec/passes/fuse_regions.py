@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 from gpuexec.errors import name_after
 from gpuexec.ir.graphs import Graph, Node, Value, take_free
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.work import SECTOR_BYTES
 from gpuexec.ops.elementwise.elementwise_unary import ROUND_OPERAND
 from gpuexec.ops.elementwise.region import Region
 from gpuexec.ops.elementwise.region_steps import made_by
+from gpuexec.ops.elementwise.tiled import MIN_EXCESS
+from gpuexec.ops.tensor.layout import Transpose
 from gpuexec.passes.pointwise_nodes import PointwiseNodes, order_nodes
 
 # Registers and time to compile grow with the steps, arguments of the launch with the operands.
@@ -28,8 +31,9 @@ def fuse_regions(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | Non
     """Fuse operators on elements that make values of one shape, one from another, into one operator.
 
     What passes between them stays in registers or in the cache. Values with readers elsewhere are results of the
-    region. Values that a shape depends on stay with the nodes that make them, since the host computes these. Results
-    stay the same to the bit.
+    region. One operator that reads a large transposed view is a region too, since the kernels of regions read whole
+    sectors of it. Values that a shape depends on stay with the nodes that make them, since the host computes these.
+    Results stay the same to the bit.
 
     Args:
         graph: The graph as loaded.
@@ -65,8 +69,8 @@ class _RegionFusing:
                         self._cluster_of[member] = other
 
     def finish(self, limit: int | None) -> Graph:
-        """Return the graph with each of the first clusters of several nodes as one."""
-        found = {id(each): each for each in self._cluster_of.values() if len(each.members) > 1}
+        """Return the graph with each of the first clusters of several nodes, or with an operand across, as one."""
+        found = {id(each): each for each in self._cluster_of.values() if self._is_region(each)}
         clusters = sorted(found.values(), key=lambda cluster: cluster.members[-1])[:limit]
         if not clusters:
             return self._graph
@@ -75,6 +79,21 @@ class _RegionFusing:
         gone = {member for cluster in clusters for member in cluster.members[:-1]}
         nodes = [fused.get(n, node) for n, node in enumerate(self._graph.nodes) if n not in gone]
         return replace(self._graph, nodes=order_nodes(nodes))
+
+    def _is_region(self, cluster: _Cluster) -> bool:
+        """Return whether a cluster is better one region than the nodes that it has."""
+        node = self._graph.nodes[cluster.members[0]]
+        return len(cluster.members) > 1 or any(self._lies_across(v) for v in node.inputs if v is not None)
+
+    def _lies_across(self, value: Value) -> bool:
+        """Return whether a value is a view whose elements along the last axis lie apart, and there are many of them."""
+        made_at = self._nodes.made_at.get(value)
+        operator = None if made_at is None else self._graph.nodes[made_at].operator
+        if not isinstance(operator, Transpose):
+            return False
+        spec = self._nodes.specs[value]
+        is_across = operator.perm is None or operator.perm[-1] != spec.rank - 1
+        return is_across and spec.size * SECTOR_BYTES >= MIN_EXCESS
 
     def _fits(self, own: _Cluster, other: _Cluster) -> bool:
         """Return whether two clusters may be one."""

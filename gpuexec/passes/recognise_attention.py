@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.geometry import normalize_axis
+from gpuexec.ir.geometry import Shape, normalize_axis
 from gpuexec.ir.graphs import Graph, Node, Value, take_free
 from gpuexec.ir.operator import Operator
 from gpuexec.ir.precision import STORED
@@ -30,6 +30,7 @@ _ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 # What may stand between a softmax and its products that no attention here has; it is looked through for the reason.
 _FOREIGN = ("Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Dropout", "Clip", "Max", "Min", "Neg", "Identity")
 _MAX_STEPS = 10
+_FLOAT = np.dtype(np.float32)
 Operands = tuple[Value, ...]
 
 
@@ -173,6 +174,11 @@ class _AttentionSearch:
             self._known = infer_known(self._graph, self._inputs)
         return None if value is None else self._known.get(value)
 
+    def _note(self, value: Value, shape: Shape) -> None:
+        """Note the shape of floats that a view shows."""
+        assert self._known is not None
+        self._known[value] = TensorSpec(shape, _FLOAT)
+
     def _climb(self, value: Value, depth: int) -> _Scores | None:
         """Return the way up to a product."""
         node = self._producers.get(value)
@@ -301,6 +307,7 @@ class _AttentionSearch:
         if len(set(ranks)) > 1 and max(ranks) > 4:
             return "its operands have more than four axes, and some have fewer"
         precision = _find_precision(product)
+        query, keys, values = self._widen((query, keys, values), precision, gone, before)
         keys, values = self._group(query, keys, values, before)
         scale, steps = self._fold(factors + scores.steps)
         used = {query, keys, values, *(operand for _, given in steps for operand in given)}
@@ -319,7 +326,6 @@ class _AttentionSearch:
         elif perm == tuple(range(len(perm))):
             perm = None
         is_narrow = rounding is not None
-        query, keys, values = self._widen((query, keys, values), precision, gone, before)
         return _FoundAttention(
             [query, keys, values], scale, steps, is_guarded, perm, precision, is_narrow, result, product, gone, before
         )
@@ -379,6 +385,7 @@ class _AttentionSearch:
         """Return what a view makes of a value."""
         made = Value(take_free(f"{value.name}.{operator.name.rpartition('.')[2].lower()}", self._names))
         before.append(Node(operator, (value, *more), (made,), made.name))
+        self._producers[made] = before[-1]
         return made
 
     def _strip(self, value: Value, factors: list[tuple[str, Operands]], before: list[Node]) -> Value:
@@ -448,7 +455,7 @@ class _AttentionSearch:
         spec, narrow = self._spec(operands[0]), find_narrow(precision)
         if narrow is None or spec is None or spec.shape[-2] > FEW_QUERIES:
             return operands
-        climbs = [self._climb_views(each, narrow, before) for each in operands]
+        climbs = [self._climb_views(each, narrow) for each in operands]
         if any(climb is None for climb in climbs) or not all(self._is_held(climb[-1]) for climb in climbs[1:] if climb):
             return operands
         found = []
@@ -456,7 +463,9 @@ class _AttentionSearch:
             value = cast.inputs[0]
             assert value is not None
             for node in reversed(views):
-                value = self._add(value, node.operator, node.inputs[1:], before)
+                value, seen = self._add(value, node.operator, node.inputs[1:], before), self._spec(_first(node))
+                if seen is not None:
+                    self._note(value, seen.shape)
             found.append(value)
             for node in (*views, cast):  # but what others read, too
                 if len(self._consumers.get(_first(node), [])) > 1 or _first(node) in self._outputs:
@@ -464,12 +473,11 @@ class _AttentionSearch:
                 gone.append(node)
         return found[0], found[1], found[2]
 
-    def _climb_views(self, value: Value, narrow: np.dtype[Any], before: Sequence[Node]) -> list[Node] | None:
+    def _climb_views(self, value: Value, narrow: np.dtype[Any]) -> list[Node] | None:
         """Return the views that show a rounded value, the last one first, and the Cast that rounds it."""
-        added = {_first(node): node for node in before}
         nodes: list[Node] = []
         for _ in range(_MAX_STEPS):
-            node = self._producers.get(value, added.get(value))
+            node = self._producers.get(value)
             if node is None or node.inputs[0] is None:
                 return None
             nodes.append(node)

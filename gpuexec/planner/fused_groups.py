@@ -25,6 +25,7 @@ _JOINING = (
     *(
         "elementwise_",
         "flat.cu",
+        "tiled.cu",
         "copy.cu",
         "pad.cu",
         "gather.cu",

@@ -36,7 +36,6 @@ _SOURCES: Mapping[str, SourceRow] = {
     "elementwise_unary.cu": SourceRow(24, 1),
     "elementwise_variadic.cu": SourceRow(20, 1),
     "batch_norm.cu": SourceRow(37, 2),
-    "copy.cu": SourceRow(25),
     "cumulative.cu": SourceRow(20, 1),
     "generate.cu": SourceRow(10),
     "lrn.cu": SourceRow(40, 7),

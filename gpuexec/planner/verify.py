@@ -20,8 +20,8 @@ def verify(plan: Plan, variant: Variant | None = None) -> None:
     Holds: every slot lies within its buffer; arena places are aligned and within the arena; two commands that touch
     common bytes, one of them writing, are joined by a path; commands on two buffers that share arena bytes are joined
     by paths whatever the size; what is read of a temporary or output was written before, by a path; constants and
-    inputs are not written; a command reads bytes that it writes through the same dense window only; every output is
-    written.
+    inputs are not written; a command reads bytes that it writes through the same dense window only, and beside windows
+    that it writes, other places of their axes; every output is written.
 
     Args:
         plan: The plan.
@@ -36,13 +36,14 @@ def verify(plan: Plan, variant: Variant | None = None) -> None:
 
 
 class _Touch(NamedTuple):
-    """A command touches bytes ``[low, high)`` of a buffer: all of them, in this `Slot.order`, or some (None)."""
+    """A command touches bytes ``[low, high)`` of a buffer by a window: all, in this `Slot.order`, or some (None)."""
 
     command: int
     low: int
     high: int
     written: bool
     order: tuple[tuple[int, ...], ...] | None
+    window: Slot
 
 
 class Verifier:
@@ -210,12 +211,43 @@ def _list_touches(plan: Plan, index: int, command: Command) -> dict[int, list[_T
         for row in rows if written else ():
             overlaps = low < row.high and row.low < high
             is_same = order is not None and (row.low, row.high, row.order) == (low, high, order)
-            if overlaps and not row.written and not is_same:
+            if overlaps and not row.written and not is_same and not _are_apart(row.window, slot):
                 raise PlanError(
                     f"Command {index}, {format_command(command)}: reads bytes that it writes through another window."
                 )
-        rows.append(_Touch(index, low, high, written, order))
+        rows.append(_Touch(index, low, high, written, order, slot))
     return touches
+
+
+def _are_apart(first: Slot, second: Slot) -> bool:
+    """Return whether two windows of the same strides show different places along an axis, and so no element twice.
+
+    That is so where strides tell all places apart: each is longer than what all smaller ones reach together.
+    """
+    if first.offset_bytes > second.offset_bytes:
+        first, second = second, first
+    shift, rest = divmod(second.offset_bytes - first.offset_bytes, first.dtype.itemsize)
+    if first.strides != second.strides or first.dtype != second.dtype or rest:
+        return False
+    extents = [max(pair) for pair in zip(first.shape, second.shape, strict=True)]
+    for axis, stride in enumerate(first.strides):
+        start, odd = divmod(shift, stride) if stride > 0 else (0, 1)
+        if not odd and start >= first.shape[axis]:
+            ends = [*extents[:axis], start + second.shape[axis], *extents[axis + 1 :]]
+            if _tell_apart(ends, first.strides):
+                return True
+    return False
+
+
+def _tell_apart(extents: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether no two places of these extents have the same offset."""
+    reach = 0
+    for stride, extent in sorted(zip(strides, extents, strict=True)):
+        if extent > 1:
+            if stride <= reach:
+                return False
+            reach += (extent - 1) * stride
+    return True
 
 
 def _check_layout(plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import os
 import sys
@@ -177,9 +178,10 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 class _Here(threading.local):
-    """What holds for the calls of one thread: how many threads share their work; None: one per core."""
+    """What holds for the calls of one thread: how many threads share their work (None: one per core), and do now."""
 
     most: int | None = None
+    is_sharing = False
 
 
 _here = _Here()
@@ -195,22 +197,34 @@ def shared_by(most: int | None) -> Iterator[None]:
         _here.most = before
 
 
+def count_sharing() -> int:
+    """Return how many threads share the work of this one, itself included."""
+    return _here.most or knobs.compute_threads()
+
+
+def is_sharing() -> bool:
+    """Return whether this thread is at work that others share: it does best in calls that seldom take a lock."""
+    return _here.is_sharing
+
+
 def share_work(count: int, work: Callable[[int], None]) -> None:
     """Call ``work`` with each number below ``count``, on this thread and on those of other cores that are free.
 
-    All calls have ended when this returns. A call may run beside others, each in no particular order. How many threads
-    there are is said by ``GPUEXEC_THREADS`` and `shared_by`.
+    All calls have ended when this returns. A call may run beside others, each in no particular order, and sees what is
+    set in the caller's context (`contextvars`, hence `numpy.errstate`). How many threads there are is said by
+    ``GPUEXEC_THREADS`` and `shared_by`.
 
     Raises:
         BaseException: What the first call raised that did; later numbers are left out then.
     """
-    sharing = _Sharing(count, work)
-    for _ in range(min(count, _here.most or knobs.compute_threads()) - 1):
+    sharing, helpers = _Sharing(count, work), 0
+    for _ in range(min(count, count_sharing()) - 1):
         try:
-            _find_pool().submit(sharing.help)
+            _find_pool().submit(partial(contextvars.copy_context().run, sharing.help))
+            helpers += 1
         except OutOfMemoryError:  # no room for threads: the caller does it all
             break
-    sharing.run()
+    sharing.run(is_shared=helpers > 0)
 
 
 class _Sharing:
@@ -223,10 +237,10 @@ class _Sharing:
         self._helping, self._is_over = 0, False
         self._error: BaseException | None = None
 
-    def run(self) -> None:
+    def run(self, *, is_shared: bool) -> None:
         """Take numbers until none is left, then wait for the threads that are at theirs."""
         try:
-            self._take()
+            self._take(is_shared=is_shared)
         except BaseException as error:
             self._note(error)
         while not self._is_over or self._helping:
@@ -246,7 +260,7 @@ class _Sharing:
                 return
             self._helping += 1
         try:
-            self._take()
+            self._take(is_shared=True)
         except BaseException as error:
             self._note(error)
         finally:
@@ -254,11 +268,15 @@ class _Sharing:
                 self._helping -= 1
                 self._changed.notify()
 
-    def _take(self) -> None:
-        for number in self._numbers:
-            if number >= self._count or self._error is not None:
-                return
-            self._work(number)
+    def _take(self, *, is_shared: bool) -> None:
+        before, _here.is_sharing = _here.is_sharing, is_shared
+        try:
+            for number in self._numbers:
+                if number >= self._count or self._error is not None:
+                    return
+                self._work(number)
+        finally:
+            _here.is_sharing = before
 
     def _note(self, error: BaseException) -> None:
         with self._changed:

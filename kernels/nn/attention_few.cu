@@ -2,7 +2,9 @@
 //
 // Keys and values may be floats, of a cache, which are rounded to the type that a precision says while they are read: a
 // tensor of the rounded would be made anew for each token. A block has some rows (queries of heads that share a head of
-// keys) and a slice of the keys; the last block of a slice merges them. So attention is one launch.
+// keys) and a slice of the keys; the last block of a slice merges them. So attention is one launch, and so it is with
+// the keys and values of the step appended to the cache: blocks read those from where they were made, and one block of
+// each head stores them behind the past, where no block of the launch reads.
 #include "attention_kinds.cuh"
 #include "dependent_launch.cuh"
 #include "grid.cuh"
@@ -17,8 +19,10 @@ constexpr int kMaxKeys = kLoads * kFewThreads / 8;  // of a tile: those that all
 // Packed by gpuexec/ops/nn/attention_few.py. Strides in elements, along batch, head and row; a mask's along keys too.
 struct FewAttention {
   i64 q_strides[3], k_strides[3], v_strides[3], y_strides[3], mask_strides[4];
+  i64 new_k_strides[3], new_v_strides[3];
   i32 heads, group, queries;  // heads of keys; query heads per head of keys
-  i32 keys, depth, values;
+  i32 keys, past;             // all keys; those before the new ones: all, where none are appended
+  i32 depth, values;
   i32 row_tiles, lanes;       // tiles of a head of keys; lanes that share a key: 8, 16 or 32
   i32 mask_kind, empty_rows;  // no mask, bools or floats
   i32 is_float;               // of y
@@ -63,6 +67,19 @@ __device__ inline void load_rounded(const S* source, bool is_there, float (&wide
   for (int j = 0; j < kColumns; ++j) wide[j] = widen(cast<R>(four.lanes[j]));
 }
 
+// Four of each of a lane's keys, or values: of the past, or new.
+template <class R, class S>
+__device__ inline void load_keys(const S* past, i64 past_stride, const S* added, i64 added_stride,
+                                 const FewAttention& shape, int first, bool is_there, float (&wide)[kLoads][kColumns]) {
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    const i64 key = first + i;
+    const bool is_past = key < shape.past;
+    const i64 offset = key * (is_past ? past_stride : added_stride);
+    load_rounded<R>((is_past ? past : added) + offset, is_there && key < shape.keys, wide[i]);
+  }
+}
+
 template <class R>
 __device__ inline void store_share(u8* y, i64 offset, bool is_float, float value) {
   if (is_float) reinterpret_cast<float*>(y)[offset] = value;
@@ -73,17 +90,21 @@ __device__ inline void store_share(u8* y, i64 offset, bool is_float, float value
 // Shapes    q [batch, heads * group, queries, depth], k [batch, heads, keys, depth], v [batch, heads, keys, values], mask
 //           [batch, heads * group, queries, keys] of bool or float, or null, y [batch, heads * group, queries, values] of
 //           float or R, all by strides; scratch [blocks, slices, Rows, values + 2, rounded up to
-//           sectors]; counters [blocks]
+//           sectors]; counters [blocks]. With new_k [batch, heads, keys - past, depth] and new_v alike, k and v are the
+//           past alone, and room_k and room_v the rows behind it, by their strides, which get the new ones
 // Grid      one block of 256 per batch, head of keys and Rows rows along x, and slice of the keys along y
-// Needs     depth and values multiples of 4, up to 4 * lanes; q, k, v and their strides multiples of 4 elements, rows
-//           dense. scratch and counters may be null with one slice; counters are 0 and are left 0
+// Needs     depth and values multiples of 4, up to 4 * lanes; q, k, v, the new ones and their strides multiples of 4
+//           elements, rows dense. scratch and counters may be null with one slice; counters are 0 and are left 0. new_k,
+//           new_v, room_k and room_v may be null where past is keys
 // Numerics  scores and sums in float: four of a head in order, one fma each, lanes by a tree; keys of a lane in order, lanes
 //           by a tree, warps and slices in order. Weights are rounded to R before they meet v, by the largest score so far.
 //           A row whose scores are all -inf is as `empty_rows` says. NaN in a score or in v spreads over its row
 template <class S, class R, int Rows>
 __global__ void __launch_bounds__(kFewThreads, 2)
     attend_few(const S* __restrict__ q, const S* __restrict__ k, const S* __restrict__ v, const u8* __restrict__ mask,
-               u8* __restrict__ y, float* scratch, unsigned* counters, const __grid_constant__ FewAttention shape) {
+               u8* __restrict__ y, float* scratch, unsigned* counters, const S* __restrict__ new_k,
+               const S* __restrict__ new_v, S* __restrict__ room_k, S* __restrict__ room_v,
+               const __grid_constant__ FewAttention shape) {
   __shared__ alignas(16) float scores[2][Rows][kMaxKeys];  // of two tiles in turn
   __shared__ alignas(16) float partial[kFewWarps][Rows][32 * kColumns];
   __shared__ float totals[kFewWarps][Rows];
@@ -95,6 +116,11 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   const FewRows<Rows> rows(shape, blockIdx.x);
   k += rows.batch * shape.k_strides[0] + rows.head * shape.k_strides[1] + column;
   v += rows.batch * shape.v_strides[0] + rows.head * shape.v_strides[1] + column;
+  // As if the past were in front of them, too.
+  new_k += rows.batch * shape.new_k_strides[0] + rows.head * shape.new_k_strides[1] + column -
+           shape.past * shape.new_k_strides[2];
+  new_v += rows.batch * shape.new_v_strides[0] + rows.head * shape.new_v_strides[1] + column -
+           shape.past * shape.new_v_strides[2];
   wait_for_predecessors();
   launch_dependents();
 
@@ -113,16 +139,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   for (int tile = int(u32(tiles) * blockIdx.y / gridDim.y); tile < end; ++tile) {
     const int first = tile * tile_keys + own;
     float of_keys[kLoads][kColumns], of_values[kLoads][kColumns];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const i64 key = first + i;
-      load_rounded<R>(k + key * shape.k_strides[2], has_depth && key < shape.keys, of_keys[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const i64 key = first + i;
-      load_rounded<R>(v + key * shape.v_strides[2], has_values && key < shape.keys, of_values[i]);
-    }
+    load_keys<R>(k, shape.k_strides[2], new_k, shape.new_k_strides[2], shape, first, has_depth, of_keys);
+    load_keys<R>(v, shape.v_strides[2], new_v, shape.new_v_strides[2], shape, first, has_values, of_values);
     float(&here)[Rows][kMaxKeys] = scores[tile % 2];
     float products[Rows][kLoads];
 #pragma unroll
@@ -173,6 +191,18 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) sums[r][j] = fmaf(rounded, of_values[i][j], sums[r][j]);
       }
+    }
+  }
+
+  // Each new row is stored once, by a block that has read it: of the first rows of its head, and the last slice.
+  if (rows.first == 0 && blockIdx.y + 1 == gridDim.y) {
+    room_k += rows.batch * shape.k_strides[0] + rows.head * shape.k_strides[1] + column;
+    room_v += rows.batch * shape.v_strides[0] + rows.head * shape.v_strides[1] + column;
+#pragma unroll 1
+    for (i64 key = shape.past + thread / lanes; key < shape.keys; key += kFewThreads / lanes) {
+      const i64 row = key - shape.past;
+      if (has_depth) store_vec(room_k + row * shape.k_strides[2], load_vec<kColumns>(new_k + key * shape.new_k_strides[2]));
+      if (has_values) store_vec(room_v + row * shape.v_strides[2], load_vec<kColumns>(new_v + key * shape.new_v_strides[2]));
     }
   }
 

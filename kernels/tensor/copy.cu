@@ -1,24 +1,22 @@
 // Strided copies between windows. Elements are moved as bits: the kernel knows their size, not their type.
+#include "across.cuh"
 #include "dependent_launch.cuh"
-#include "index.cuh"
+#include "vec.cuh"
 
-constexpr int kThreads = 256;
-constexpr int kUnits = 4;       // of a thread
-constexpr int kTileShift = 10;  // a tile has 2^10 units: kUnits for each thread
-constexpr int kStaged = 1280;   // and at most so many with the padding of rows, at 256 rows of 4
+constexpr int kThreads = kTileThreads;
+constexpr int kUnits = kTileUnits;  // of a thread
 
 struct alignas(16) Unit16 {
   u64 low;
   u64 high;
 };
 
-// Two axes moved by tiles: `inner` is walked closely by the destination, `across` by the source. A tile has 2^inner_shift
-// units along the one, the rest along the other. Packed by copy.py; inner is 0 where units are moved one by one.
+// Two axes moved by tiles: `inner` is walked closely by the destination, `across` by the source. Extents and strides count
+// units. Packed by copy.py; a tile without lanes says that units are moved one by one.
 struct CopyTile {
-  FastDiv32 inner_tiles, across_tiles;  // tiles along each axis
-  i32 inner_shift, pitch;               // pitch: from one row of staged units to the next
-  i64 inner, across;                    // extents
-  i64 source_inner, source_across;      // strides
+  AcrossTile tile;
+  i64 inner, across;                  // extents
+  i64 source_inner, source_across;    // strides
   i64 destination_inner, destination_across;
 };
 
@@ -28,13 +26,13 @@ struct Units {
   int put[kUnits], take[kUnits];
   bool is_read[kUnits], is_written[kUnits];
 
-  // One by one: unit k is that of a thread k grids further on. Or those in the tile of a block, blockIdx.x = (element of
-  // walk * across tiles + across tile) * inner tiles + inner tile: read in the order of `across`, written in that of `inner`.
-  __device__ Units(const Strided<kMaxRank, 2>& walk, const CopyTile& tile) {
+  // One by one: unit k is that of a thread k grids further on. Or those in the tile of a block: read in the order of `across`,
+  // written in that of `inner`. Or the first of a square.
+  __device__ Units(const Strided<kMaxRank, 2>& walk, const CopyTile& copy) {
     u32 inner_tile = 0, across_tile = 0;
     i64 indices[kUnits], offsets[kUnits][2];
-    if (tile.inner > 0) {
-      const u32 element = tile.across_tiles.divide(tile.inner_tiles.divide(blockIdx.x, inner_tile), across_tile);
+    if (copy.tile.lanes > 0) {
+      const u32 element = copy.tile.locate(inner_tile, across_tile);
 #pragma unroll
       for (int k = 0; k < kUnits; ++k) indices[k] = element;
     } else {
@@ -42,8 +40,13 @@ struct Units {
       for (int k = 0; k < kUnits; ++k) indices[k] = (i64(blockIdx.x) + i64(k) * gridDim.x) * kThreads + threadIdx.x;
     }
     walk.locate_each(indices, offsets);
-    if (tile.inner > 0) {
-      find_in_tile(tile, inner_tile, across_tile, offsets[0][0], offsets[0][1]);
+    if (copy.tile.lanes > 0) {
+      const i64 first_inner = (i64(inner_tile) << copy.tile.inner_shift) * copy.tile.lanes;
+      const i64 first_across = (i64(across_tile) << copy.tile.across_shift) * copy.tile.lanes;
+      from[0] = offsets[0][0] + first_inner * copy.source_inner + first_across * copy.source_across;
+      to[0] = offsets[0][1] + first_inner * copy.destination_inner + first_across * copy.destination_across;
+      if (copy.tile.lanes > 1) find_square(copy, copy.inner - first_inner, copy.across - first_across);
+      else find_staged(copy, copy.inner - first_inner, copy.across - first_across);
       return;
     }
 #pragma unroll
@@ -54,26 +57,28 @@ struct Units {
     }
   }
 
-  __device__ void find_in_tile(const CopyTile& tile, u32 inner_tile, u32 across_tile, i64 corner_from, i64 corner_to) {
-    const int across_shift = kTileShift - tile.inner_shift, thread = threadIdx.x;
-    const i64 first_inner = i64(inner_tile) << tile.inner_shift, first_across = i64(across_tile) << across_shift;
-    const i64 inner = tile.inner - first_inner, across = tile.across - first_across;
-    const int read_inner = thread >> across_shift, read_across = thread & ((1 << across_shift) - 1);
-    const int written_across = thread >> tile.inner_shift, written_inner = thread & ((1 << tile.inner_shift) - 1);
-    const i64 first_from =
-        corner_from + (first_inner + read_inner) * tile.source_inner + (first_across + read_across) * tile.source_across;
-    const i64 first_to = corner_to + (first_inner + written_inner) * tile.destination_inner +
-                         (first_across + written_across) * tile.destination_across;
-    // A side is at most kThreads, so the units of a thread lie behind one another along the other side.
-    const int read_step = kThreads >> across_shift, written_step = kThreads >> tile.inner_shift;
+  __device__ void find_square(const CopyTile& copy, i64 inner_left, i64 across_left) {
+    const SquarePlace square(copy.tile);
+    const int inner = square.inner * copy.tile.lanes, across = square.across * copy.tile.lanes;
+    is_read[0] = inner < inner_left && across < across_left;
+    from[0] += inner * copy.source_inner + across * copy.source_across;
+    to[0] += inner * copy.destination_inner + across * copy.destination_across;
+  }
+
+  __device__ void find_staged(const CopyTile& copy, i64 inner_left, i64 across_left) {
+    const StagedPlaces places(copy.tile);
+    const i64 first_from = from[0] + places.read_inner * copy.source_inner + places.read_across * copy.source_across;
+    const i64 first_to =
+        to[0] + places.written_inner * copy.destination_inner + places.written_across * copy.destination_across;
 #pragma unroll
     for (int k = 0; k < kUnits; ++k) {
-      is_read[k] = read_inner + k * read_step < inner && read_across < across;
-      is_written[k] = written_inner < inner && written_across + k * written_step < across;
-      from[k] = first_from + k * (read_step * tile.source_inner);
-      to[k] = first_to + k * (written_step * tile.destination_across);
-      put[k] = read_across * tile.pitch + read_inner + k * read_step;
-      take[k] = (written_across + k * written_step) * tile.pitch + written_inner;
+      is_read[k] = places.read_inner + k * places.read_step < inner_left && places.read_across < across_left;
+      is_written[k] =
+          places.written_inner < inner_left && places.written_across + k * places.written_step < across_left;
+      from[k] = first_from + k * (places.read_step * copy.source_inner);
+      to[k] = first_to + k * (places.written_step * copy.destination_across);
+      put[k] = places.put + k * places.read_step;
+      take[k] = places.take + k * places.take_step;
     }
   }
 
@@ -101,23 +106,45 @@ struct Units {
       if (is_written[k]) reinterpret_cast<T*>(destination)[to[k]] = values[k];
     }
   }
+
+  template <class T, int Lanes>
+  __device__ void turn(const u8* source, u8* destination, const CopyTile& copy) const {
+    if (!is_read[0]) return;
+    Vec<T, Lanes> rows[Lanes];
+#pragma unroll
+    for (int i = 0; i < Lanes; ++i) {
+      rows[i] = load_vec<Lanes>(reinterpret_cast<const T*>(source) + from[0] + i * copy.source_inner);
+    }
+#pragma unroll
+    for (int j = 0; j < Lanes; ++j) {
+      Vec<T, Lanes> turned;
+#pragma unroll
+      for (int i = 0; i < Lanes; ++i) turned.lanes[i] = rows[i].lanes[j];
+      store_vec(reinterpret_cast<T*>(destination) + to[0] + j * copy.destination_across, turned);
+    }
+  }
 };
 
 // Computes: destination[i] = source[i] over the common shape.
 // Shapes: any strides on both sides, in units of `unit` bytes (1, 2, 4, 8, 16; tiles up to 8); the windows do not overlap.
 // Grid: as many blocks of 256 threads as leave each thread at most four units of walk, or one per tile of a walk's element.
-// Needs: both pointers and all strides aligned to a unit.
+// Needs: both pointers and all strides aligned to a unit; with squares, to one of 8 (of up to 2 bytes), 4 or 2 units.
 // Numerics: none, bits are kept.
 extern "C" __global__ void __launch_bounds__(kThreads) copy_strided(
-    const u8* __restrict__ source, u8* __restrict__ destination, Strided<kMaxRank, 2> walk, CopyTile tile, i32 unit) {
-  __shared__ u64 shared[kStaged];
-  const bool is_tile = tile.inner > 0;
-  const Units units(walk, tile);
+    const u8* __restrict__ source, u8* __restrict__ destination, Strided<kMaxRank, 2> walk, CopyTile copy, i32 unit) {
+  __shared__ u64 shared[kTileStaged];
+  const bool is_staged = copy.tile.lanes == 1;
+  const Units units(walk, copy);
   wait_for_predecessors();
   launch_dependents();
-  if (unit == 1) units.move<u8>(source, destination, shared, is_tile);
-  else if (unit == 2) units.move<u16>(source, destination, shared, is_tile);
-  else if (unit == 4) units.move<u32>(source, destination, shared, is_tile);
-  else if (unit == 8) units.move<u64>(source, destination, shared, is_tile);
+  if (copy.tile.lanes > 1) {
+    if (unit == 1) units.turn<u8, 8>(source, destination, copy);
+    else if (unit == 2) units.turn<u16, 8>(source, destination, copy);
+    else if (unit == 4) units.turn<u32, 4>(source, destination, copy);
+    else units.turn<u64, 2>(source, destination, copy);
+  } else if (unit == 1) units.move<u8>(source, destination, shared, is_staged);
+  else if (unit == 2) units.move<u16>(source, destination, shared, is_staged);
+  else if (unit == 4) units.move<u32>(source, destination, shared, is_staged);
+  else if (unit == 8) units.move<u64>(source, destination, shared, is_staged);
   else units.move<Unit16>(source, destination, shared, false);
 }

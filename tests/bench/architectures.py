@@ -8,115 +8,16 @@ that no two nodes become one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod, sqrt
-from typing import Any
+from math import sqrt
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
+from tests.bench.architecture_builder import ArchitectureBuilder
+from tests.bench.decoders import make_gpt2, make_llama, make_whisper
 from tests.bench.models import Array, BenchModel, make_unet_small
-
-_IR_VERSION = 10
-_LARGE = 1 << 14  # elements
-
-
-class ArchitectureBuilder:
-    """Collects nodes and named weights; methods return the names of the values they made."""
-
-    def __init__(self, seed: int, has_weights: bool, opset: int = 18) -> None:
-        self.random = np.random.default_rng(seed)
-        self.weights: dict[str, Array] = {}
-        self._has_weights, self._opset = has_weights, opset
-        self._nodes: list[NodeProto] = []
-        self._constants: dict[str, TensorProto] = {}
-
-    def constant(self, value: Any, dtype: Any = np.float32) -> str:
-        """Add a small constant, once for each content."""
-        array = np.asarray(value, dtype)
-        name = f"{array.dtype}.{array.tolist()}"
-        self._constants.setdefault(name, numpy_helper.from_array(array, name))
-        return name
-
-    def parameter(self, name: str, *shape: int, mean: float = 0.0, scale: float | None = None) -> str:
-        """Add random weights; without ``scale`` such that products keep the variance of what enters."""
-        if prod(shape) >= _LARGE and not self._has_weights:
-            array = np.zeros(shape, np.float32)
-            array.flat[0] = 1 + len(self.weights)
-        else:
-            fan_in = prod(shape[1:]) if len(shape) > 2 else shape[0]
-            array = self.random.standard_normal(shape, np.float32)
-            array *= np.float32(fan_in**-0.5 if scale is None else scale)
-            array += np.float32(mean)
-        self.weights[name] = array
-        return name
-
-    def nodes(self, operator: str, outputs: int, *inputs: str, **attributes: Any) -> list[str]:
-        """Add a node of several outputs."""
-        name = f"{operator}_{len(self._nodes)}"
-        names = [f"{name}.{index}" for index in range(outputs)]
-        self._nodes.append(helper.make_node(operator, list(inputs), names, name=name, **attributes))
-        return names
-
-    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node of one output."""
-        return self.nodes(operator, 1, *inputs, **attributes)[0]
-
-    def linear(self, x: str, name: str, ins: int, outs: int) -> str:
-        """Add a dense layer of three axes: MatMul by ``[ins, outs]``, then Add."""
-        product = self.node("MatMul", x, self.parameter(f"{name}.weight", ins, outs))
-        return self.node("Add", product, self.parameter(f"{name}.bias", outs, scale=0.02))
-
-    def gemm(self, x: str, name: str, ins: int, outs: int, transposed: int = 1) -> str:
-        """Add a dense layer of two axes: Gemm by ``[outs, ins]`` transposed, or by ``[ins, outs]``."""
-        shape = (outs, ins) if transposed else (ins, outs)
-        w = self.parameter(f"{name}.weight", *shape, scale=ins**-0.5)
-        return self.node("Gemm", x, w, self.parameter(f"{name}.bias", outs, scale=0.02), transB=transposed)
-
-    def normalize(self, x: str, name: str, width: int, epsilon: float) -> str:
-        """Add a LayerNormalization over the last axis."""
-        scale = self.parameter(f"{name}.weight", width, mean=1.0, scale=0.1)
-        return self.node(
-            "LayerNormalization", x, scale, self.parameter(f"{name}.bias", width, scale=0.02), epsilon=epsilon
-        )
-
-    def convolve(
-        self, x: str, name: str, ins: int, outs: int, taps: int, stride: int = 1, group: int = 1, gain: float = sqrt(2)
-    ) -> str:
-        """Add a Conv with the bias that a folded BatchNormalization leaves."""
-        w = self.parameter(
-            f"{name}.weight", outs, ins // group, taps, taps, scale=gain * (ins // group * taps**2) ** -0.5
-        )
-        bias = self.parameter(f"{name}.bias", outs, scale=0.1)
-        attributes = {"kernel_shape": [taps] * 2, "strides": [stride] * 2, "pads": [taps // 2] * 4, "group": group}
-        return self.node("Conv", x, w, bias, **attributes)
-
-    def reshape(self, x: str, *shape: int) -> str:
-        """Add a Reshape."""
-        return self.node("Reshape", x, self.constant(shape, np.int64))
-
-    def finish(
-        self,
-        name: str,
-        inputs: dict[str, Array],
-        outputs: Mapping[str, Sequence[int | str]],
-        *,
-        free: Mapping[str, Sequence[int | str]] | None = None,
-        state: dict[str, str] | None = None,
-        capacity: int | None = None,
-        **config: Any,
-    ) -> BenchModel:
-        """Return the model, its outputs float32; ``free``: shapes of inputs with dimensions that have names."""
-        dtype_of, shapes = helper.np_dtype_to_tensor_dtype, {key: array.shape for key, array in inputs.items()}
-        shapes.update(free or {})
-        takes = [helper.make_tensor_value_info(key, dtype_of(a.dtype), shapes[key]) for key, a in inputs.items()]
-        gives = [helper.make_tensor_value_info(key, TensorProto.FLOAT, shape) for key, shape in outputs.items()]
-        beside = [_describe_external(key, array) for key, array in self.weights.items()]
-        graph = helper.make_graph(self._nodes, name, takes, gives, [*self._constants.values(), *beside])
-        imports = [helper.make_opsetid("", self._opset)]
-        model = helper.make_model(graph, opset_imports=imports, ir_version=_IR_VERSION)
-        return BenchModel(name, model.SerializeToString(), inputs, self.weights, state or {}, capacity, config)
 
 
 def make_bert(
@@ -162,7 +63,7 @@ def make_bert(
     for layer in range(layers):
         name = f"layer.{layer}"
         x = build.normalize(build.node("Add", attend(x, name), x), f"{name}.norm1", width, 1e-12)
-        up = _add_erf_gelu(build, build.linear(x, f"{name}.up", width, hidden))
+        up = build.gelu(build.linear(x, f"{name}.up", width, hidden))
         down = build.linear(up, f"{name}.down", hidden, width)
         x = build.normalize(build.node("Add", down, x), f"{name}.norm2", width, 1e-12)
     first = build.node("Gather", x, build.constant(0, np.int64), axis=1)
@@ -217,7 +118,7 @@ def make_vit(
         name = f"layer.{layer}"
         x = build.node("Add", attend(build.normalize(x, f"{name}.norm1", width, 1e-12), name), x)
         normal = build.normalize(x, f"{name}.norm2", width, 1e-12)
-        up = _add_erf_gelu(build, build.linear(normal, f"{name}.up", width, hidden))
+        up = build.gelu(build.linear(normal, f"{name}.up", width, hidden))
         x = build.node("Add", build.linear(up, f"{name}.down", hidden, width), x)
     x = build.normalize(x, "norm", width, 1e-12)
     first = build.node("Gather", x, build.constant(0, np.int64), axis=1)
@@ -297,59 +198,84 @@ def make_mobilenet_v2(
     return build.finish("mobilenet_v2", inputs, {logits: (batch, classes)}, stages=stages)
 
 
-def make_gpt2(
-    batch: int = 1,
-    past: int = 512,
-    capacity: int = 1024,
-    width: int = 768,
-    heads: int = 12,
-    layers: int = 12,
-    vocabulary: int = 50257,
+def make_yolox(
+    extent: int = 416,
+    channels: int = 16,
+    blocks: Sequence[int] = (1, 3, 3, 1),
+    classes: int = 80,
     *,
     has_weights: bool = True,
 ) -> BenchModel:
-    """GPT-2 of 124 million weights (Radford et al., 2019): one token; keys and values of those before are state."""
-    build, depth, hidden = ArchitectureBuilder(15, has_weights, opset=20), width // heads, 4 * width
-    table = build.parameter("words", vocabulary, width, scale=0.02)
-    places = build.node("Gather", build.parameter("positions", capacity, width, scale=0.02), "position_ids")
-    x = build.node("Add", build.node("Gather", table, "input_ids"), places)
-    cache: dict[str, Array] = {}
-    state: dict[str, str] = {}
+    """YOLOX-nano (Ge et al., 2021) up to the boxes of all cells: depthwise convolutions, SiLU spelled out."""
+    build, c = ArchitectureBuilder(18, has_weights), channels
 
-    def project(x: str, name: str, ins: int, outs: int) -> str:
-        flat = build.gemm(build.reshape(x, -1, ins), name, ins, outs, transposed=0)
-        return build.reshape(flat, batch, 1, outs)
+    def convolve(x: str, name: str, ins: int, outs: int, taps: int = 1, stride: int = 1, group: int = 1) -> str:
+        y = build.convolve(x, name, ins, outs, taps, stride, group)
+        return build.node("Mul", y, build.node("Sigmoid", y))
 
-    def attend(x: str, layer: int) -> str:
-        qkv = build.nodes("Split", 3, project(x, f"layer.{layer}.qkv", width, 3 * width), axis=2, num_outputs=3)
-        query, *new = (
-            build.node("Transpose", build.reshape(part, batch, 1, heads, depth), perm=[0, 2, 1, 3]) for part in qkv
+    def separate(x: str, name: str, ins: int, outs: int, stride: int = 1) -> str:
+        return convolve(convolve(x, f"{name}.depthwise", ins, ins, 3, stride, ins), f"{name}.pointwise", ins, outs)
+
+    def split(x: str, name: str, ins: int, outs: int, count: int, adds: bool) -> str:
+        y, other = (convolve(x, f"{name}.{part}", ins, outs // 2) for part in ("main", "side"))
+        for block in range(count):
+            z = convolve(y, f"{name}.{block}.reduce", outs // 2, outs // 2)
+            z = separate(z, f"{name}.{block}", outs // 2, outs // 2)
+            y = build.node("Add", z, y) if adds else z
+        return convolve(build.node("Concat", y, other, axis=1), f"{name}.join", outs, outs)
+
+    def pool(x: str, name: str, width: int) -> str:
+        x = convolve(x, f"{name}.reduce", width, width // 2)
+        grown = (
+            build.node("MaxPool", x, kernel_shape=[taps] * 2, strides=[1, 1], pads=[taps // 2] * 4)
+            for taps in (5, 9, 13)
         )
-        held = []
-        for part, one in zip(("key", "value"), new, strict=True):
-            name = f"past.{layer}.{part}"
-            cache[name] = build.random.standard_normal((batch, heads, past, depth), np.float32)
-            held.append(build.node("Concat", name, one, axis=-2))
-            state[held[-1]] = name
-        scores = build.node("MatMul", query, build.node("Transpose", held[0], perm=[0, 1, 3, 2]))
-        scores = build.node("Div", scores, build.constant(sqrt(depth)))
-        mixed = build.node("MatMul", build.node("Softmax", scores, axis=-1), held[1])
-        joined = build.reshape(build.node("Transpose", mixed, perm=[0, 2, 1, 3]), batch, 1, width)
-        return project(joined, f"layer.{layer}.out", width, width)
+        return convolve(build.node("Concat", x, *grown, axis=1), f"{name}.expand", 2 * width, width)
 
-    for layer in range(layers):
-        name = f"layer.{layer}"
-        x = build.node("Add", attend(build.normalize(x, f"{name}.norm1", width, 1e-5), layer), x)
-        up = project(build.normalize(x, f"{name}.norm2", width, 1e-5), f"{name}.up", width, hidden)
-        bent = build.node("Gelu", up, approximate="tanh")
-        x = build.node("Add", x, project(bent, f"{name}.down", hidden, width))
-    x = build.normalize(x, "norm", width, 1e-5)
-    logits = build.node("MatMul", x, build.node("Transpose", table, perm=[1, 0]))
-    tokens = build.random.integers(0, vocabulary, (batch, 1))
-    inputs = {"input_ids": tokens, "position_ids": np.full((batch, 1), past, np.int64), **cache}
-    outputs = {logits: (batch, 1, vocabulary), **dict.fromkeys(state, (batch, heads, "total", depth))}
-    free = dict.fromkeys(cache, (batch, heads, "past", depth))
-    return build.finish("gpt2_decode", inputs, outputs, free=free, state=state, capacity=capacity)
+    def grow(x: str, beside: str) -> str:
+        scales = build.constant([1.0, 1.0, 2.0, 2.0])
+        options = {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+        return build.node("Concat", build.node("Resize", x, "", scales, **options), beside, axis=1)
+
+    def take(x: str, row: int, column: int) -> str:
+        last, step = (build.constant([number], np.int64) for number in (np.iinfo(np.int64).max, 2))
+        for axis, first in ((2, row), (3, column)):
+            x = build.node("Slice", x, build.constant([first], np.int64), last, build.constant([axis], np.int64), step)
+        return x
+
+    def detect(x: str, name: str, ins: int) -> str:
+        x = convolve(x, f"{name}.stem", ins, 4 * c)
+        ways = []
+        for way in ("class", "box"):
+            y = separate(separate(x, f"{name}.{way}.0", 4 * c, 4 * c), f"{name}.{way}.1", 4 * c, 4 * c)
+            ways.append(y)
+        scores = build.convolve(ways[0], f"{name}.scores", 4 * c, classes, 1, gain=1.0)
+        box = build.convolve(ways[1], f"{name}.boxes", 4 * c, 4, 1, gain=1.0)
+        there = build.convolve(ways[1], f"{name}.there", 4 * c, 1, 1, gain=1.0)
+        found = build.node("Concat", box, build.node("Sigmoid", there), build.node("Sigmoid", scores), axis=1)
+        return build.reshape(found, 1, classes + 5, -1)
+
+    x = build.node("Concat", *(take("images", row, column) for column in (0, 1) for row in (0, 1)), axis=1)
+    x, levels = convolve(x, "stem", 12, c, 3), []
+    for stage, count in enumerate(blocks):
+        name, ins, outs = f"stage.{stage}", c << stage, 2 * c << stage
+        x = separate(x, f"{name}.down", ins, outs, 2)
+        is_last = stage == len(blocks) - 1
+        x = split(pool(x, f"{name}.pool", outs) if is_last else x, name, outs, outs, count, not is_last)
+        levels.append(x)
+    top = convolve(levels[3], "lateral", 16 * c, 8 * c)
+    middle = split(grow(top, levels[2]), "up.0", 16 * c, 8 * c, 1, False)
+    side = convolve(middle, "reduce", 8 * c, 4 * c)
+    low = split(grow(side, levels[1]), "up.1", 8 * c, 4 * c, 1, False)
+    down = build.node("Concat", separate(low, "down.0", 4 * c, 4 * c, 2), side, axis=1)
+    middle = split(down, "down.0.split", 8 * c, 8 * c, 1, False)
+    down = build.node("Concat", separate(middle, "down.1", 8 * c, 8 * c, 2), top, axis=1)
+    high = split(down, "down.1.split", 16 * c, 16 * c, 1, False)
+    parts = [detect(x, f"head.{n}", 4 * c << n) for n, x in enumerate((low, middle, high))]
+    found = build.node("Transpose", build.node("Concat", *parts, axis=2), perm=[0, 2, 1])
+    inputs = {"images": build.random.standard_normal((1, 3, extent, extent), np.float32)}
+    cells = sum((extent // stride) ** 2 for stride in (8, 16, 32))
+    return build.finish("yolox_nano", inputs, {found: (1, cells, classes + 5)}, blocks=blocks)
 
 
 def make_unet(batch: int = 1, channels: int = 64, extent: int = 512, *, has_weights: bool = True) -> BenchModel:
@@ -367,6 +293,9 @@ ARCHITECTURES: dict[str, Callable[..., BenchModel]] = {
     "mobilenet_v2": make_mobilenet_v2,
     "unet_512": make_unet,
     "gpt2_decode": make_gpt2,
+    "llama_1b_decode": make_llama,
+    "yolox_nano": make_yolox,
+    "whisper_tiny_step": make_whisper,
 }
 # The same, so small that the simulator runs them.
 SMALL_ARCHITECTURES: dict[str, Callable[..., BenchModel]] = {
@@ -377,18 +306,7 @@ SMALL_ARCHITECTURES: dict[str, Callable[..., BenchModel]] = {
     "mobilenet_v2": lambda **options: make_mobilenet_v2(1, 16, ((1, 4, 1, 1), (2, 6, 2, 2)), 16, 5, **options),
     "unet_512": lambda **options: make_unet(1, 2, 8, **options),
     "gpt2_decode": lambda **options: make_gpt2(1, 5, 32, 16, 2, 1, 20, **options),
+    "llama_1b_decode": lambda **options: make_llama(5, 32, 16, 4, 2, 24, 1, 20, **options),
+    "yolox_nano": lambda **options: make_yolox(32, 2, (1, 1, 1, 1), 3, **options),
+    "whisper_tiny_step": lambda **options: make_whisper(5, 7, 32, 16, 2, 1, 20, **options),
 }
-
-
-def _add_erf_gelu(build: ArchitectureBuilder, x: str) -> str:
-    erf = build.node("Erf", build.node("Div", x, build.constant(sqrt(2))))
-    half = build.node("Mul", build.constant(0.5), build.node("Add", erf, build.constant(1.0)))
-    return build.node("Mul", x, half)
-
-
-def _describe_external(name: str, array: Array) -> TensorProto:
-    """Return an initializer without its content."""
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=array.shape)
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="weights")
-    return tensor

@@ -25,8 +25,9 @@ from gpuexec.planner.launch_work import describe_work, list_operands
 from gpuexec.planner.template import plan_graph
 from tests.bench.tables import Figures
 from tests.devices.execute import LoadedPlan, specs_of
-from tests.ops.counted_launch import CountedCase, floats, make_model
+from tests.ops.counted_launch import CountedCase, find_graph, floats, make_model
 
+F16 = np.float16
 MODES = ("plain", "check", "count")
 _COLUMNS = (
     "kernel",
@@ -54,6 +55,14 @@ CASES: tuple[CountedCase, ...] = (
     CountedCase(
         "Conv", "simt_conv", {"x": (1, 3, 224, 224)}, {"w": weights(64, 3, 7, 7)}, {"pads": [3] * 4, "strides": [2, 2]}
     ),
+    CountedCase(
+        "Conv",
+        "conv_few",
+        {"x": (1, 3, 224, 224)},
+        {"w": weights(64, 3, 7, 7)},
+        {"pads": [3] * 4, "strides": [2, 2]},
+        precision="fp16",
+    ),
     CountedCase("Conv", "simt_conv", {"x": (1, 256, 56, 56)}, {"w": weights(64, 256, 1, 1)}),
     CountedCase(
         "Conv", "conv_depthwise", {"x": (1, 144, 56, 56)}, {"w": weights(144, 1, 3, 3)}, {"group": 144, "pads": [1] * 4}
@@ -66,6 +75,13 @@ CASES: tuple[CountedCase, ...] = (
     CountedCase("Add", "binary", {"x": (128, 768)}, {"b": weights(768)}),
     CountedCase("Transpose", "copy_strided", {"x": (1, 128, 12, 64)}, {}, {"perm": [0, 2, 1, 3]}),
     CountedCase("Transpose", "copy_strided", {"x": (1, 128, 12, 64)}, {}, {"perm": [0, 2, 3, 1]}),
+    CountedCase("Transpose", "copy_strided", {"x": (1, 768, 14, 14)}, {}, {"perm": [0, 2, 3, 1]}),
+    CountedCase("Transpose", "copy_strided", {"x": (512, 1024)}, {}, {"perm": [1, 0]}),
+    CountedCase("Transpose", "copy_strided", {"x": (1024, 1024)}, {}, {"perm": [1, 0]}, F16),
+    CountedCase("Add", "tiled", {"x": (512, 1024), "z": (1024, 512)}, turned={"x": (1, 0)}),
+    CountedCase("Add", "tiled", {"x": (1024, 1024), "z": (1024, 1024)}, dtype=F16, turned={"x": (1, 0)}),
+    CountedCase("Add", "tiled", {"x": (1, 56, 56, 96), "z": (1, 96, 56, 56)}, turned={"x": (0, 3, 1, 2)}),
+    CountedCase("Add", "tiled", {"x": (197, 768), "z": (768, 197)}, turned={"x": (1, 0)}),
 )
 
 
@@ -94,7 +110,7 @@ def measure_requests() -> list[Figures]:
 def run_case(case: CountedCase, mode: str) -> dict[str, Any]:
     """Run a case in this process; return processor time, the most memory and, if counted, its figures."""
     arrays = {name: floats(*shape, dtype=case.dtype) for name, shape in case.inputs.items()}
-    graph = make_model(case).graph
+    graph = find_graph(case, make_model(case), arrays)
     template = plan_graph(graph, specs_of(arrays), Target.named("sm_90"))
     plan = template.plan
     device = SimulatorDevice(
@@ -128,7 +144,9 @@ def _is_of(kernel: str, case: CountedCase) -> bool:
 
 def _spell_node(case: CountedCase) -> str:
     shapes = (*case.inputs.values(), *map(np.shape, case.weights.values()))
-    attributes = (f"{name}={value}" for name, value in case.attributes.items())
+    attributes = [f"{name}={value}" for name, value in case.attributes.items()]
+    attributes += [f"{name} turned by {list(perm)}" for name, perm in case.turned.items()]
+    attributes += [] if case.dtype is np.float32 else [np.dtype(case.dtype).name]
     return " ".join((case.operator, ", ".join("x".join(map(str, shape)) for shape in shapes), *attributes))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -79,14 +79,7 @@ class BenchModel:
         Raises:
             ValueError: The model takes more than one plan.
         """
-        model = self.load()
-        specs = {value: TensorSpec.of(self.inputs[value.name]) for value in model.graph.inputs}
-        partition = find_partition(model.graph, specs, target)
-        if partition.ready is None or partition.reads or partition.host_nodes or partition.repeat or partition.rest:
-            raise ValueError(f"{self.name} takes more than one plan.")
-        given = {value.name: specs[value] for value in partition.ready.inputs}
-        graph = run_passes(partition.ready, model._plan_passes, model.disabled_passes.union(disabled), given)
-        return plan_graph(graph, given, target, model.dims, grows=True)
+        return make_template(self.load(), self.inputs, target, disabled)
 
     @property
     def feeds(self) -> dict[str, Array]:
@@ -97,6 +90,29 @@ class BenchModel:
     def memories(self) -> dict[str, Array]:
         """Return what the state holds before the run, by input."""
         return {name: self.inputs[name] for name in self.state.values()}
+
+
+def make_template(
+    model: gx.Model, inputs: Mapping[str, Array], target: Target, disabled: Collection[str] = ()
+) -> Template:
+    """Return what makes a model's plans for a target.
+
+    Args:
+        model: The model.
+        inputs: Content by input.
+        target: The target.
+        disabled: Names of passes to leave out, beside those that the model leaves out.
+
+    Raises:
+        ValueError: The model takes more than one plan.
+    """
+    specs = {value: TensorSpec.of(inputs[value.name]) for value in model.graph.inputs}
+    partition = find_partition(model.graph, specs, target)
+    if partition.ready is None or partition.reads or partition.host_nodes or partition.repeat or partition.rest:
+        raise ValueError("it takes more than one plan")
+    given = {value.name: specs[value] for value in partition.ready.inputs}
+    graph = run_passes(partition.ready, model._plan_passes, {*model.disabled_passes, *disabled}, given)
+    return plan_graph(graph, given, target, model.dims, grows=True)
 
 
 class ModelBuilder:

@@ -26,6 +26,7 @@ from tests.bench.memory_requests import measure_requests
 from tests.bench.models import MODELS
 from tests.bench.overlap import measure_overlap
 from tests.bench.predictions import measure_predictions
+from tests.bench.regions import measure_regions
 from tests.bench.tables import Figures, show_rows
 from tests.bench.weights import measure_weights
 
@@ -41,6 +42,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
     "compiling": lambda options: measure_compiling(),
     "requests": lambda options: measure_requests(),
     "predictions": lambda options: measure_predictions(),
+    "regions": lambda options: measure_regions(knobs.models_dir()),
 }
 
 

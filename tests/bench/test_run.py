@@ -18,12 +18,13 @@ from tests.bench import (
     memory_requests,
     overlap,
     predictions,
+    regions,
     run,
     weights,
 )
 from tests.bench.cpu_models import open_onnxruntime, open_reference
 from tests.bench.measure import Bystanders, interleave, percentile
-from tests.bench.models import SMALL_MODELS
+from tests.bench.models import SMALL_MODELS, ModelBuilder
 from tests.ops.counted_launch import CountedCase
 
 
@@ -96,6 +97,7 @@ def test_tables_are_printed_and_written(
     monkeypatch.setattr(memory_requests, "NUMBERS", (12,))
     monkeypatch.setattr(compiling, "MODELS", {"mlp": SMALL_MODELS["mlp"]})
     monkeypatch.setattr(predictions, "MODELS", {"mlp": (SMALL_MODELS["mlp"], predictions.PRECISIONS)})
+    monkeypatch.setattr(regions, "MAKERS", {"chain": SMALL_MODELS["chain"]})
     monkeypatch.delenv("GPUEXEC_MODELS", raising=False)
     file = tmp_path / "figures.json"
     assert run.main(["--model", "chain", "lstm", "--repeat", "2", "--json", str(file)]) == 0
@@ -104,14 +106,32 @@ def test_tables_are_printed_and_written(
     assert {row["model"] for row in written["figures"][0]["rows"]} == {"chain", "lstm"}
     benches = [each["bench"] for each in written["figures"]]
     expected = ["models", "overlap", "schedule", "schedule", "budget", "decode", "arenas", "arenas", "weights"]
-    assert benches == [*expected, "compiling", "requests", "predictions"]
-    rows = written["figures"][-1]["rows"]
+    assert benches == [*expected, "compiling", "requests", "predictions", "regions", "regions"]
+    fused, apart = written["figures"][-1]["rows"]
+    assert 1 == fused["launches"] < apart["launches"]
+    assert fused["MB at least"] <= fused["MB moved"] < apart["MB moved"]
+    rows = written["figures"][-3]["rows"]
     assert [(row["target"], row["precision"]) for row in rows] == [
         (target, precision) for target in predictions.TARGETS for precision in predictions.PRECISIONS
     ]
     assert all(row["predicted us"] > row["floor us"] > 0 for row in rows)
     assert "Not measured: GPUEXEC_MODELS" in printed
     assert "load average" in printed
+
+
+def test_regions_and_operators_on_elements_that_are_in_none_are_counted(tmp_path: Path) -> None:
+    build = ModelBuilder(1)
+    halves = build.node("Relu", "x"), build.node("Mul", "x", build.constant(2.0))
+    joined = build.node("Concat", build.node("Sigmoid", build.node("Add", *halves)), "x", axis=0)
+    bench = build.finish("counted", (4, 8), build.node("Tanh", joined), (8, 8))
+    (tmp_path / "counted.onnx").write_bytes(bench.data)
+    np.savez(tmp_path / "case.npz", in_0=bench.inputs["x"], input_names=np.array(["x"]))
+    (tmp_path / "manifest.json").write_text(json.dumps({"counted": {"file": "counted.onnx", "cases": ["case.npz"]}}))
+    figures, failed = regions._count_folder(tmp_path)
+    (row, _) = figures.to_json()["rows"]
+    assert (row["flat"], row["epilogue"], row["steps"], row["alone"]) == (1, 0, 4, 1)
+    assert row["why alone"] == "none beside it 1"
+    assert not failed.rows
 
 
 def test_a_bench_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,8 +60,8 @@ def read_weights(bench: BenchModel) -> dict[str, Array]:
 
 
 def _dense(torch: Any, net: Any, name: str, x: Any) -> Any:
-    functional = torch.nn.functional
-    return functional.linear(x, net.get(f"{name}.weight"), net.get(f"{name}.bias"))
+    bias = net.get(f"{name}.bias") if f"{name}.bias" in net.names else None
+    return torch.nn.functional.linear(x, net.get(f"{name}.weight"), bias)
 
 
 def _normalize(torch: Any, net: Any, name: str, x: Any, epsilon: float) -> Any:
@@ -167,21 +167,133 @@ def _run_unet(torch: Any, net: Any, pixels: Any) -> Any:
 def _run_gpt2(torch: Any, net: Any, words: Any, places: Any) -> Any:
     functional = torch.nn.functional
     x = functional.embedding(words, net.get("words")) + functional.embedding(places, net.get("positions"))
-    layer, rows = 0, net.config["rows"]
+    layer = 0
     while f"layer.{layer}.up.weight" in net.names:
         name = f"layer.{layer}"
-        keys, values = net.get(f"past.{layer}.key"), net.get(f"past.{layer}.value")
         qkv = _dense(torch, net, f"{name}.qkv", _normalize(torch, net, f"{name}.norm1", x, 1e-5))
         batch, _, width = x.shape
-        query, key, value = (part.reshape(batch, 1, keys.shape[1], -1).transpose(1, 2) for part in qkv.split(width, 2))
-        keys[:, :, rows:] = key
-        values[:, :, rows:] = value
+        query, key, value = (_split_heads(part, net.config["heads"]) for part in qkv.split(width, 2))
+        keys, values = _remember(net, layer, key, value)
         mixed = functional.scaled_dot_product_attention(query, keys, values)
         x = x + _dense(torch, net, f"{name}.out", mixed.transpose(1, 2).reshape(batch, 1, width))
         hidden = _dense(torch, net, f"{name}.up", _normalize(torch, net, f"{name}.norm2", x, 1e-5))
         x = x + _dense(torch, net, f"{name}.down", functional.gelu(hidden, approximate="tanh"))
         layer += 1
     return functional.linear(_normalize(torch, net, "norm", x, 1e-5), net.get("words"))
+
+
+def _split_heads(x: Any, heads: int) -> Any:
+    return x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
+
+
+def _remember(net: Any, layer: int, key: Any, value: Any) -> tuple[Any, Any]:
+    """Return the keys and values of a layer with new rows behind those that it had."""
+    keys, values, rows = net.get(f"past.{layer}.key"), net.get(f"past.{layer}.value"), net.config["rows"]
+    keys[:, :, rows:] = key
+    values[:, :, rows:] = value
+    return keys, values
+
+
+def _run_llama(torch: Any, net: Any, words: Any, places: Any) -> Any:
+    functional = torch.nn.functional
+    heads, x, layer = net.config["heads"], functional.embedding(words, net.get("words")), 0
+    depth = x.shape[2] // heads
+    rates = 500000.0 ** (-torch.arange(0, depth, 2, device=x.device) / depth)
+    angles = places[..., None].float() * rates
+    angles = torch.cat([angles, angles], -1)[:, None]
+    cosine, sine = angles.cos(), angles.sin()
+
+    def normalize(x: Any, name: str) -> Any:
+        return functional.rms_norm(x, x.shape[-1:], net.get(f"{name}.weight"), 1e-5)
+
+    def rotate(x: Any) -> Any:
+        first, second = x.split(depth // 2, -1)
+        return x * cosine + torch.cat([-second, first], -1) * sine
+
+    while f"layer.{layer}.up.weight" in net.names:
+        name = f"layer.{layer}"
+        normal, few = normalize(x, f"{name}.norm1"), net.get(f"past.{layer}.key").shape[1]
+        query = _split_heads(_dense(torch, net, f"{name}.query", normal), heads)
+        key, value = (_split_heads(_dense(torch, net, f"{name}.{part}", normal), few) for part in ("key", "value"))
+        keys, values = _remember(net, layer, rotate(key), value)
+        mixed = functional.scaled_dot_product_attention(rotate(query), keys, values, enable_gqa=True)
+        x = x + _dense(torch, net, f"{name}.out", mixed.transpose(1, 2).reshape(x.shape))
+        normal = normalize(x, f"{name}.norm2")
+        gate = functional.silu(_dense(torch, net, f"{name}.gate", normal))
+        x = x + _dense(torch, net, f"{name}.down", gate * _dense(torch, net, f"{name}.up", normal))
+        layer += 1
+    return _dense(torch, net, "logits", normalize(x, "norm"))
+
+
+def _run_whisper(torch: Any, net: Any, words: Any, *given: Any) -> Any:
+    functional = torch.nn.functional
+    heads, rows, sound = net.config["heads"], net.config["rows"], given
+    x, layer = functional.embedding(words, net.get("words")) + net.get("positions")[rows], 0
+
+    def attend(name: str, normal: Any, keys: Any, values: Any) -> Any:
+        query = _split_heads(_dense(torch, net, f"{name}.query", normal), heads)
+        mixed = functional.scaled_dot_product_attention(query, keys, values)
+        return _dense(torch, net, f"{name}.out", mixed.transpose(1, 2).reshape(normal.shape))
+
+    while f"layer.{layer}.up.weight" in net.names:
+        name = f"layer.{layer}"
+        normal = _normalize(torch, net, f"{name}.norm1", x, 1e-5)
+        new = [_split_heads(_dense(torch, net, f"{name}.own.{part}", normal), heads) for part in ("key", "value")]
+        x = x + attend(f"{name}.own", normal, *_remember(net, layer, *new))
+        normal = _normalize(torch, net, f"{name}.norm2", x, 1e-5)
+        x = x + attend(f"{name}.sound", normal, *sound[2 * layer : 2 * layer + 2])
+        hidden = functional.gelu(_dense(torch, net, f"{name}.up", _normalize(torch, net, f"{name}.norm3", x, 1e-5)))
+        x = x + _dense(torch, net, f"{name}.down", hidden)
+        layer += 1
+    return functional.linear(_normalize(torch, net, "norm", x, 1e-5), net.get("words"))
+
+
+def _run_yolox(torch: Any, net: Any, pixels: Any) -> Any:
+    functional = torch.nn.functional
+
+    def convolve(x: Any, name: str, stride: int = 1) -> Any:
+        return functional.silu(_convolve(torch, net, name, x, stride))
+
+    def separate(x: Any, name: str, stride: int = 1) -> Any:
+        return convolve(convolve(x, f"{name}.depthwise", stride), f"{name}.pointwise")
+
+    def split(x: Any, name: str, adds: bool = False) -> Any:
+        y, other, block = convolve(x, f"{name}.main"), convolve(x, f"{name}.side"), 0
+        while f"{name}.{block}.reduce.weight" in net.names:
+            z = separate(convolve(y, f"{name}.{block}.reduce"), f"{name}.{block}")
+            y, block = z + y if adds else z, block + 1
+        return convolve(torch.cat([y, other], 1), f"{name}.join")
+
+    def pool(x: Any, name: str) -> Any:
+        x = convolve(x, f"{name}.reduce")
+        grown = [functional.max_pool2d(x, taps, 1, taps // 2) for taps in (5, 9, 13)]
+        return convolve(torch.cat([x, *grown], 1), f"{name}.expand")
+
+    def grow(x: Any, beside: Any) -> Any:
+        return torch.cat([functional.interpolate(x, scale_factor=2, mode="nearest"), beside], 1)
+
+    def detect(x: Any, name: str) -> Any:
+        x = convolve(x, f"{name}.stem")
+        classes, box = (separate(separate(x, f"{name}.{way}.0"), f"{name}.{way}.1") for way in ("class", "box"))
+        scores, there = (
+            _convolve(torch, net, f"{name}.{part}", y).sigmoid() for part, y in (("scores", classes), ("there", box))
+        )
+        return torch.cat([_convolve(torch, net, f"{name}.boxes", box), there, scores], 1).flatten(2)
+
+    corners = [pixels[:, :, row::2, column::2] for column in (0, 1) for row in (0, 1)]
+    x, levels, last = convolve(torch.cat(corners, 1), "stem"), [], len(net.config["blocks"]) - 1
+    for stage in range(last + 1):
+        name = f"stage.{stage}"
+        x = separate(x, f"{name}.down", 2)
+        x = split(pool(x, f"{name}.pool"), name) if stage == last else split(x, name, adds=True)
+        levels.append(x)
+    top = convolve(levels[3], "lateral")
+    side = convolve(split(grow(top, levels[2]), "up.0"), "reduce")
+    low = split(grow(side, levels[1]), "up.1")
+    middle = split(torch.cat([separate(low, "down.0", 2), side], 1), "down.0.split")
+    high = split(torch.cat([separate(middle, "down.1", 2), top], 1), "down.1.split")
+    found = torch.cat([detect(x, f"head.{n}") for n, x in enumerate((low, middle, high))], 2)
+    return found.transpose(1, 2)
 
 
 # By the name of the model.
@@ -193,4 +305,7 @@ FORWARDS: dict[str, Forward] = {
     "mobilenet_v2": _run_mobilenet,
     "unet_512": _run_unet,
     "gpt2_decode": _run_gpt2,
+    "llama_1b_decode": _run_llama,
+    "yolox_nano": _run_yolox,
+    "whisper_tiny_step": _run_whisper,
 }

@@ -50,6 +50,16 @@ class Tensor(np.ndarray[Any, Any]):
     def split(self, size: int, axis: int) -> list[Tensor]:
         return np.split(self, self.shape[axis] // size, axis)
 
+    @property
+    def device(self) -> str:
+        return "cuda"
+
+    def cos(self) -> Tensor:
+        return np.cos(self)
+
+    def sin(self) -> Tensor:
+        return np.sin(self)
+
     def tanh(self) -> Tensor:
         return np.tanh(self)
 
@@ -132,6 +142,7 @@ def make_torch() -> Any:
         set_grad_enabled=lambda is_on: None,
         from_numpy=wrap,
         cat=lambda tensors, axis: wrap(np.concatenate(tensors, axis)),
+        arange=lambda *range, device: wrap(np.arange(*range, dtype=np.float32)),
         randn=lambda *shape, device, dtype=np.float32: wrap(np.random.default_rng(0).standard_normal(shape)).to(dtype),
         empty_like=lambda tensor: wrap(np.empty_like(tensor)),
         matmul=np.matmul,
@@ -161,7 +172,9 @@ def make_functional() -> Any:
         linear,
         embedding,
         layer_norm,
+        rms_norm,
         gelu,
+        silu,
         scaled_dot_product_attention,
         relu,
         relu6,
@@ -176,8 +189,8 @@ def make_functional() -> Any:
     return SimpleNamespace(**{function.__name__: function for function in functions})
 
 
-def linear(x: Any, w: Any, bias: Any = 0) -> Any:
-    return x @ w.T + bias
+def linear(x: Any, w: Any, bias: Any = None) -> Any:
+    return x @ w.T if bias is None else x @ w.T + bias
 
 
 def embedding(rows: Any, table: Any) -> Any:
@@ -188,13 +201,25 @@ def layer_norm(x: Any, shape: Any, w: Any, bias: Any, epsilon: float) -> Any:
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon) * w + bias
 
 
+def rms_norm(x: Any, shape: Any, w: Any, epsilon: float) -> Any:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * w
+
+
+def silu(x: Any) -> Any:
+    return x * x.sigmoid()
+
+
 def gelu(x: Any, approximate: str = "none") -> Any:
     if approximate == "tanh":
         return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
     return 0.5 * x * (1 + wrap(_erf(x / 2**0.5)))
 
 
-def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
+def scaled_dot_product_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, enable_gqa: bool = False
+) -> Any:
+    if enable_gqa:
+        key, value = (np.repeat(each, query.shape[1] // key.shape[1], 1) for each in (key, value))
     scores = query @ np.swapaxes(key, -1, -2) * query.shape[-1] ** -0.5
     if attn_mask is not None:
         scores = wrap(np.where(attn_mask, scores, -np.inf))
@@ -242,7 +267,9 @@ def adaptive_avg_pool2d(x: Any, extent: int) -> Any:
     return x.mean((2, 3), keepdims=True)
 
 
-def interpolate(x: Any, scale_factor: int, mode: str, align_corners: bool) -> Any:
+def interpolate(x: Any, scale_factor: int, mode: str, align_corners: bool = False) -> Any:
+    if mode == "nearest":
+        return x.repeat(scale_factor, 2).repeat(scale_factor, 3)
     assert mode == "bilinear"
     assert not align_corners
     for axis in (2, 3):

@@ -15,10 +15,12 @@ from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.execution.profiling.complexity import count_work
 from gpuexec.ir.command import Launch
+from gpuexec.ir.graphs import Graph
 from gpuexec.ir.precision import STRICT
 from gpuexec.ir.target import Target
 from gpuexec.ir.work import Work, find_form
 from gpuexec.model.model import choose_precision
+from gpuexec.passes import run_passes
 from gpuexec.planner.launch_work import list_operands
 from gpuexec.planner.template import plan_graph
 from tests.devices.execute import run_template, specs_of
@@ -29,7 +31,10 @@ F32 = np.float32
 
 @dataclass(frozen=True)
 class CountedCase:
-    """A node over inputs and weights of random numbers of a type, and the kernel whose first launch is compared."""
+    """A node over inputs and weights of random numbers of a type, and the kernel whose first launch is compared.
+
+    ``turned`` has the ``perm`` of a Transpose that stands before an input; passes run on a model with one.
+    """
 
     operator: str
     kernel: str
@@ -40,6 +45,7 @@ class CountedCase:
     opset: int = 23
     target: str = "sm_90"
     precision: str = STRICT
+    turned: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         shapes = [*self.inputs.values(), *(np.shape(each) for each in self.weights.values())]
@@ -65,24 +71,34 @@ def make_model(case: CountedCase) -> gx.Model:
     code = helper.np_dtype_to_tensor_dtype(np.dtype(case.dtype))
     ports = [helper.make_tensor_value_info(name, code, shape) for name, shape in case.inputs.items()]
     constants = [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in case.weights.items()]
-    node = helper.make_node(case.operator, [*case.inputs, *case.weights], ["y"], **case.attributes)
-    graph = helper.make_graph([node], "g", ports, [onnx.ValueInfoProto(name="y")], constants)
+    views = [helper.make_node("Transpose", [name], [f"{name}_turned"], perm=perm) for name, perm in case.turned.items()]
+    given = [f"{name}_turned" if name in case.turned else name for name in (*case.inputs, *case.weights)]
+    node = helper.make_node(case.operator, given, ["y"], **case.attributes)
+    graph = helper.make_graph([*views, node], "g", ports, [onnx.ValueInfoProto(name="y")], constants)
     versions = {"": case.opset, "com.microsoft": 1}
     imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
     return choose_precision(gx.load(helper.make_model(graph, opset_imports=imports, ir_version=11)), case.precision)
+
+
+def find_graph(case: CountedCase, model: gx.Model, arrays: Mapping[str, Array]) -> Graph:
+    """Return the graph that is planned for a case."""
+    if not case.turned:
+        return model.graph
+    return run_passes(model.graph, model._plan_passes, model.disabled_passes, specs_of(arrays))
 
 
 def compare(case: CountedCase) -> Compared:
     """Run the plan of a case on a device in count mode."""
     arrays = {name: floats(*shape, dtype=case.dtype) for name, shape in case.inputs.items()}
     model = make_model(case)
-    template = plan_graph(model.graph, specs_of(arrays), Target.named(case.target))
+    graph = find_graph(case, model, arrays)
+    template = plan_graph(graph, specs_of(arrays), Target.named(case.target))
     launches = [each for each in template.plan.segment.commands if isinstance(each, Launch)]
     device = SimulatorDevice(
         lambda source: [k.expression for k in template.plan.kernels() if k.source == source], count_kernels=True
     )
     try:
-        run_template(template, model.graph, arrays, device)
+        run_template(template, graph, arrays, device)
         counts = list(device.counts)
     finally:
         device.close()

@@ -18,6 +18,7 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.instances import kernel_table
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import COMPUTED, TensorSpec
+from gpuexec.ops.lib.across import read_lanes
 from gpuexec.ops.lib.strided import Walk
 from gpuexec.ops.tensor import copy
 from tests.ops.direct import DirectEmitter
@@ -93,6 +94,35 @@ def test_copy(checks: str, case: Case) -> None:
     run_case(case, checks)
 
 
+@pytest.fixture
+def takes_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have threads take squares of however few units."""
+    monkeypatch.setattr(copy, "_FILLING_SQUARES", 0)
+    monkeypatch.setattr(copy, "_divide_work", copy._divide_work.__wrapped__)
+
+
+def turned(id: str, *shape: int, dtype: Any = np.float32) -> Case:
+    """Return a copy of an array whose last two axes are exchanged in memory, beside a copy of a row."""
+    x = (arange(*shape) % 251).astype(dtype).swapaxes(-1, -2)
+    return Case(f"turned_{id}", "Concat", (x, x[..., :1, :]), {"axis": x.ndim - 2})
+
+
+@pytest.mark.usefixtures("takes_squares")
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(turned(np.dtype(t).name, 64, 96, dtype=t) for t in (np.uint8, np.float16, np.float32, np.float64)),
+        turned("batches", 2, 3, 32, 64),
+        turned("rows", 16, 160),
+        turned("columns", 160, 16),
+        turned("pairs", 32, 48, 2),
+    ],
+    ids=lambda case: case.id,
+)
+def test_turned_copy(checks: str, case: Case) -> None:
+    run_case(case, checks)
+
+
 def same(x: Array) -> Array:
     return x
 
@@ -115,6 +145,12 @@ VIEWS: list[tuple[str, tuple[int, ...], Callable[[Array], Array], Callable[[Arra
     ("transposed_small", (5, 6), lambda x: x.T, lambda x: np.empty((6, 5), x.dtype)),
     ("transposed", (70, 45), lambda x: x.T, lambda x: np.empty((45, 70), x.dtype)),
     ("transposed_one_tile", (32, 32), lambda x: x.T, lambda x: np.empty((32, 32), x.dtype)),
+    ("transposed_squares", (96, 160), lambda x: x.T, lambda x: np.empty((160, 96), x.dtype)),
+    ("transposed_long_squares", (400, 16), lambda x: x.T, lambda x: np.empty((16, 400), x.dtype)),
+    ("transposed_tall_squares", (32, 400), lambda x: x.T, lambda x: np.empty((400, 32), x.dtype)),
+    ("into_transposed_squares", (48, 64), same, lambda x: np.empty((64, 48), x.dtype).T),
+    ("images", (2, 32, 8, 8), lambda x: x.transpose(0, 2, 3, 1), lambda x: np.empty((2, 8, 8, 32), x.dtype)),
+    ("into_square_window", (32, 64), lambda x: x.T, lambda x: np.empty((80, 96), x.dtype)[8:72, 16:48]),
     ("transposed_batches", (3, 40, 33), lambda x: x.transpose(0, 2, 1), lambda x: np.empty((3, 33, 40), x.dtype)),
     ("channels_last", (2, 20, 5, 7), lambda x: x.transpose(0, 2, 3, 1), lambda x: np.empty((2, 5, 7, 20), x.dtype)),
     ("channels_first", (2, 5, 7, 20), lambda x: x.transpose(0, 3, 1, 2), lambda x: np.empty((2, 20, 5, 7), x.dtype)),
@@ -161,6 +197,7 @@ def _align(memory: Array, alignment: int = 256) -> Array:
     return whole[first : first + memory.nbytes]
 
 
+@pytest.mark.usefixtures("takes_squares")
 @pytest.mark.parametrize("is_wide", [False, True], ids=["narrow", "wide"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.int32, np.float64], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize(("id", "shape", "source", "destination"), VIEWS, ids=[row[0] for row in VIEWS])
@@ -175,7 +212,6 @@ def test_copy_commands(
 ) -> None:
     if is_wide:  # as if offsets needed more than 32 bits
         monkeypatch.setattr(Walk, "is_wide", property(lambda walk: True))
-        monkeypatch.setattr(copy, "_divide_work", copy._divide_work.__wrapped__)
     x = ((arange(*shape, dtype=np.int64) * 7 + 1) % 60_000).astype(dtype)
     emit = DirectEmitter()
     target = emit.slot(destination(np.zeros_like(x)))
@@ -234,6 +270,9 @@ def test_commands_do_not_depend_on_extents() -> None:
     [
         (np.float32, (96, 160), lambda x: x.T, 1.0),
         (np.float16, (2, 96, 160), lambda x: x.transpose(0, 2, 1), 1.0),
+        (np.float32, (512, 640), lambda x: x.T, 1.0),
+        (np.float16, (2, 1024, 640), lambda x: x.transpose(0, 2, 1), 1.0),
+        (np.uint8, (1024, 1024), lambda x: x.T, 1.0),
         (np.float32, (70, 100), lambda x: x.T, 1.25),  # of odd rows, where tiles end within sectors
         (np.float32, (2, 1600, 3), lambda x: x.transpose(0, 2, 1), 1.0),
         (np.float32, (2, 3, 1600), lambda x: x.transpose(0, 2, 1), 1.0),
@@ -253,6 +292,25 @@ def test_sectors_are_near_the_least(dtype: Any, shape: tuple[int, ...], view: An
     for access in ("read", "write"):
         rows = [row.counts for row in emit.counts[0].lines if (row.space, row.access) == ("global", access)]
         assert sum(rows, RequestCounts()).ratio <= most, access
+
+
+def test_vectors_serve_many_units_whose_rows_are_aligned() -> None:
+    def find_lanes(dtype: Any, rows: int, columns: int, first: int = 0) -> int:
+        emit = DirectEmitter()
+        whole = np.empty((rows, columns + first), dtype)
+        source = emit.slot(whole[:, first:].T)
+        source = Slot(source.buffer, first * whole.itemsize, source.spec, source.strides)
+        emit.arrays[source.buffer] = np.zeros(whole.nbytes + 64, np.uint8)
+        copy.copy_commands(emit, emit.temp(source.shape, dtype), source)
+        ((_, arguments),) = emit.launches
+        return read_lanes(arguments[-2])
+
+    lanes = {np.uint8: 8, np.float16: 8, np.float32: 4, np.float64: 2}
+    assert {dtype: find_lanes(dtype, 1024, 1024) for dtype in lanes} == lanes
+    assert (
+        find_lanes(np.float32, 64, 64) == find_lanes(np.float32, 1023, 1024) == find_lanes(np.float32, 1024, 1022) == 1
+    )
+    assert find_lanes(np.float32, 1024, 1024, 2) == 1 and find_lanes(np.float32, 1024, 1024, 4) == 4
 
 
 def spec(*shape: int, dtype: Any = np.float32) -> TensorSpec:

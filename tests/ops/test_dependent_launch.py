@@ -159,6 +159,14 @@ def find_coordinates(graph: GraphBuilder, before: Value) -> Sequence[Value]:
     return [graph.node(build("gpuexec.Unravel", {}), positions, graph.constant(ints(*SHAPE))), count]
 
 
+def turn(graph: GraphBuilder, before: Value) -> Sequence[Value]:
+    """Return a sum with a transposed view, of more than the flat kernel takes across."""
+    tall = graph.node(build("Tile", {}), before, graph.constant(ints(1, SHAPE[-1] // SHAPE[1], 1)))
+    turned = graph.node(build("Transpose", {"perm": (0, 2, 1)}), tall)
+    steps = (("Add", (), (0, 1)), ("Relu", (), (-1,)))
+    return [graph.node(build("gpuexec.Region", {"steps": steps, "results": (1,)}), turned, tall)]
+
+
 # By the kernel, and where one has several ways to read its operands, by a word behind it.
 CASES: dict[str, Build] = {
     "unary": then("Relu"),
@@ -170,6 +178,7 @@ CASES: dict[str, Build] = {
     "clip": then("Clip", SCALAR, None),
     "where": choose,
     "flat": then("gpuexec.Region", ROW, steps=(("Add", (), (0, 1)), ("Relu", (), (-1,))), results=(1,)),
+    "tiled": turn,
     "swiglu": then("SwiGLU", X),
     # Rows.
     "softmax": then("Softmax", axis=-1),
@@ -260,7 +269,8 @@ CASES: dict[str, Build] = {
     # Convolutions.
     "simt_conv": multiply("Conv", numbers(5, 8, 3, 3), numbers(5), shape=IMAGE),
     "conv_mma": multiply("Conv", numbers(64, 8, 3, 3, dtype=np.float16), shape=IMAGE, cast=FLOAT16),
-    "pad_channels": multiply("Conv", numbers(8, 3, 3, 3, dtype=np.float16), shape=(1, 3, 26, 20), cast=FLOAT16),
+    "conv_few": multiply("Conv", numbers(64, 3, 3, 3, dtype=np.float16), shape=(1, 3, 26, 20), cast=FLOAT16),
+    "pad_channels": multiply("Conv", numbers(8, 12, 3, 3, dtype=np.float16), shape=(1, 12, 13, 10), cast=FLOAT16),
     "conv_depthwise_last": convolve_and("Conv", numbers(8, 1, 3, 3), group=8),
     "simt_conv taps": multiply("Conv", numbers(5, 2, 3, 3), shape=(1, 2, 26, 30)),
     "simt_conv points": multiply("Conv", numbers(5, 8, 1, 1), shape=IMAGE, strides=(2, 2)),
@@ -403,7 +413,8 @@ def list_launches(graph: Graph) -> list[tuple[str, bool]]:
 
 
 def test_every_kernel_that_waits_has_a_case() -> None:
-    sources = [*(source for source in kernel_table() if ":" not in source), "flat.cu"]  # whose instances are generated
+    generated = ("flat.cu", "tiled.cu")  # have no listed instances
+    sources = [*(source for source in kernel_table() if ":" not in source), *generated]
     waiting = {name for source in sources for name in find_waiting_kernels(find_source(source))}
     assert waiting == {case.partition(" ")[0] for case in CASES}
 

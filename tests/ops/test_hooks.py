@@ -33,7 +33,18 @@ POSITIONAL, VARIADIC = Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL
 # Who takes inputs together: any number of them; as a base of operators that differ in them; or in groups, a quantised
 # tensor being three inputs, which one function divides for `infer`, `compute` and `lower`.
 ANY_NUMBER = (
-    *("Concat", "Einsum", "FeatureVectorizer", "Gradient", "If", "Loop", "Momentum", "ProjectedHeads", "Scan"),
+    *(
+        "AppendingAttention",
+        "Concat",
+        "Einsum",
+        "FeatureVectorizer",
+        "Gradient",
+        "If",
+        "Loop",
+        "Momentum",
+        "ProjectedHeads",
+        "Scan",
+    ),
     *("Region", "ScaledDotProductAttention", "SequenceConstruct", "SequenceMap", "_Fold", "_Optimizer"),
 )
 BASES = ("Composite", "Drawing", "Elementwise", "Fused", "Narrowed", "Recurrent", "_NormalizedSum", "_Shown")

@@ -21,7 +21,6 @@ BY_SLOTS = {
     "cache.cu": "cache_places place_rows",
     "col2im.cu": "columns_to_image",
     "conv_simt.cu": "pack_conv_weights",
-    "copy.cu": "copy_strided",
     "cumulative.cu": "cumulative",
     "dynamic_quantize.cu": "find_range quantize_by_range",
     "elementwise_binary.cu": "binary",

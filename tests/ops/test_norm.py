@@ -67,6 +67,8 @@ def layers() -> list[Case]:
         layer("beyond-registers", sample((2, 4097)), sample((4097,)), sample((4097,))),
         layer("double-beyond-registers", sample((1, 2050), np.float64), sample((2050,), np.float64)),
         layer("many-short-rows", sample((300, 3)), sample((3,)), sample((3,))),
+        layer("one-scale", sample((3, 4, 5)), sample((1,))),
+        layer("one-scale-and-bias", sample((3, 4, 5)), sample((1,)), sample((1,)), axis=1),
         layer("far-from-zero", sample((2, 64)) + np.float32(1000), sample((64,))),
     ]
     rows += [
@@ -105,6 +107,8 @@ def rms_cases() -> list[Case]:
         *(rms(f"axis{a}", x, sample(x.shape[a % 3 :]), a) for a in (0, 1, -1)),
         rms("epsilon", x, sample((5,)), epsilon=0.5),
         rms("scale-of-rows", x, sample((4, 1)), 2),
+        rms("one-scale", x, sample((1,)), 1),
+        rms("one-scale-half", sample((3, 4, 5), np.float16), sample((1, 1), np.float16)),
         rms("long", sample((2, 5000)), sample((5000,))),
         Case("rms-reference", "RMSNormalization", (x, sample((5,))), terms=5),
     ]

@@ -81,6 +81,37 @@ def test_tiled_products_are_as_counted(case: CountedCase) -> None:
     assert found.operand_nbytes == found.counts.dram_read_nbytes + found.counts.dram_written_nbytes
 
 
+def turn(*shape: int, dtype: type = np.float32) -> CountedCase:
+    """Return a sum with an operand whose last two axes are exchanged in memory."""
+    *lead, rows, columns = shape
+    inputs = {"x": (*lead, columns, rows), "z": shape}
+    perm = (*range(len(lead)), len(lead) + 1, len(lead))
+    return CountedCase("Add", "tiled", inputs, dtype=dtype, turned={"x": perm})
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        turn(512, 256), turn(512, 512, dtype=F16), turn(512, 512, dtype=F64), turn(512, 512, dtype=U8),
+        turn(2, 3, 128, 256),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_squares_are_whole_sectors_and_as_counted(case: CountedCase) -> None:
+    found = compare(case)
+    assert found.counts.total("global").ratio == 1.0 and not found.counts.total("shared").requests
+    assert found.work.l2_nbytes == found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
+    assert found.operand_nbytes == found.counts.dram_read_nbytes + found.counts.dram_written_nbytes
+
+
+@pytest.mark.parametrize("dtype", [np.float32, F16, F64, U8], ids=lambda dtype: dtype.__name__)
+def test_staged_tiles_have_no_bank_conflicts(dtype: type) -> None:
+    found = compare(turn(517, 387, dtype=dtype))
+    assert found.counts.total("shared").requests and found.counts.total("shared").ratio == 1.0
+    # Rows begin within sectors, and tiles end there.
+    assert found.counts.total("global").ratio <= {np.float32: 1.26, F16: 1.55, F64: 1.15, U8: 1.95}[dtype]
+
+
 @pytest.mark.parametrize("case", [gemm(1, 64, 32), gemm(4, 64, 16), gemm(2, 64, 24, turned=1)], ids=str)
 def test_products_of_few_rows_are_as_counted(case: CountedCase) -> None:
     found = compare(case)
@@ -179,5 +210,6 @@ def test_recurrent_layers_issue_what_is_counted() -> None:
 
 def test_every_form_is_of_a_kernel_that_there_is() -> None:
     kernels = {(source, each.partition("<")[0]) for source, listed in kernel_table().items() for each in listed}
-    kernels |= {("flat.cu", name) for name in find_kernels(find_source("flat.cu"))}  # whose instances are generated
+    for source in ("flat.cu", "tiled.cu"):  # whose instances are generated
+        kernels |= {(source, name) for name in find_kernels(find_source(source))}
     assert {each for each in list_forms() if each[0] != "made_up.cu"} <= kernels

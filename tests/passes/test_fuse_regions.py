@@ -81,6 +81,16 @@ def test_siblings_and_their_readers_are_ordered_anew() -> None:
     assert operators(graph)[0] == "gpuexec.Region"
 
 
+def test_one_operator_on_a_large_transposed_view_is_a_region() -> None:
+    def fuse_view(rows: int, columns: int, perm: str) -> list[tuple[list[str], list[str], list[str]]]:
+        body = f"t = Transpose <perm = {perm}> (x) y = Relu (t)"
+        graph = load(f"agraph (float[{rows}, {columns}] x) => (float[p, q] y) {{ {body} }}")
+        return steps(fuse_regions(graph, {"x": TensorSpec((rows, columns), np.dtype(np.float32))}))
+
+    assert fuse_view(512, 300, "[1, 0]") == [(["Relu"], ["t"], ["y"])]
+    assert fuse_view(512, 300, "[0, 1]") == fuse_view(51, 30, "[1, 0]") == []
+
+
 def test_shapes_of_a_region_are_one() -> None:
     graph = fuse("a = Exp (row) b = Neg (a) c = Add (x, b) y = Relu (c)")
     assert steps(graph) == [(["Exp", "Neg"], ["row"], ["b"]), (["Add", "Relu"], ["x", "b"], ["y"])]

@@ -28,7 +28,7 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
         "fold_constants",
         "inline_branches",
         "remove_noops",
-        "recognise_gelu",
+        "recognise_activations",
         "group_heads",
         "fuse_conv_batchnorm",
         "merge_common",
@@ -37,6 +37,7 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
     ]
     assert [each.name for each in AT_PLAN] == [
         "fold_shapes",
+        "recognise_normalizations",
         "recognise_attention",
         "fuse_epilogues",
         "fuse_regions",

@@ -98,6 +98,33 @@ def test_plan_that_does_not_hold_is_rejected(plan: Plan, message: str) -> None:
         verify(plan)
 
 
+def rows_of(start: int, *shape: int, strides: tuple[int, ...] = (4, 2, 1)) -> Slot:
+    """Return a window on the output, which is two matrices of two rows of two."""
+    return Slot(OUTPUT, start, TensorSpec(shape, BYTE), strides)
+
+
+@pytest.mark.parametrize(
+    ("read", "written", "is_held"),
+    [
+        (rows_of(0, 2, 1, 2), rows_of(2, 2, 1, 2), True),
+        (rows_of(2, 2, 1, 2), rows_of(0, 2, 1, 2), True),
+        (rows_of(0, 2, 2, 1), rows_of(1, 2, 2, 1), True),
+        (rows_of(0, 2, 2, 2), rows_of(2, 2, 1, 2), False),
+        (rows_of(0, 2, 1, 2), rows_of(1, 2, 1, 2), False),
+        (rows_of(0, 2, 1, 2), rows_of(2, 2, 1, 2, strides=(3, 2, 1)), False),
+        (rows_of(0, 3, 1, 2, strides=(2, 2, 1)), rows_of(2, 3, 1, 2, strides=(2, 2, 1)), False),
+    ],
+    ids=["rows behind", "rows in front", "columns", "all rows", "half a row", "other strides", "rows of the next"],
+)
+def test_command_reads_other_places_of_an_axis_than_it_writes(read: Slot, written: Slot, is_held: bool) -> None:
+    plan = plan_of((*COMMANDS, call(read, written)), edges=((0, 2), (1, 2), (2, 3)))
+    if is_held:
+        verify(plan)
+    else:
+        with pytest.raises(PlanError, match="through another window"):
+            verify(plan)
+
+
 def test_reader_must_come_before_the_next_writer() -> None:
     commands = (*COMMANDS, Fill(window(A), b"\0"))
     verify(plan_of(commands, ((0, 2), (1, 2), (2, 3))))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from contextvars import ContextVar
 
 import pytest
 
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.system import threads
-from gpuexec.system.threads import WorkPool, in_threads, share_work, shared_by
+from gpuexec.system.threads import WorkPool, count_sharing, in_threads, is_sharing, share_work, shared_by
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,35 @@ def test_without_room_for_threads_the_caller_does_it_all(monkeypatch: pytest.Mon
     done: list[int] = []
     share_work(5, done.append)
     assert done == list(range(5))
+
+
+def test_threads_see_what_is_set_in_the_callers_context() -> None:
+    name: ContextVar[str] = ContextVar("name", default="none")
+    met, seen = threading.Barrier(3), []
+
+    def look(number: int) -> None:
+        met.wait(60)
+        seen.append(name.get())
+
+    name.set("caller")
+    share_work(3, look)
+    assert seen == ["caller"] * 3
+
+
+def test_work_knows_whether_it_is_shared() -> None:
+    met, seen = threading.Barrier(3), []
+
+    def look(number: int) -> None:
+        met.wait(60)
+        seen.append(is_sharing())
+
+    assert count_sharing() == 3
+    share_work(3, look)
+    assert seen == [True] * 3 and not is_sharing()
+    with shared_by(1):
+        share_work(2, lambda number: seen.append(is_sharing()))
+        assert count_sharing() == 1
+    assert seen[3:] == [False, False]
 
 
 def test_what_threads_make_comes_in_the_order_in_which_it_is_done() -> None:

@@ -199,6 +199,14 @@ LARGER: Mapping[str, Budget] = {
         for operands, result in MMA_TYPES
         if operands != "float" or tile != "LargeMma"
     },
+    **{
+        f"conv_few.cu:conv_few<{image}, {t}, {result}, SmallMma, {width}>": Budget(
+            176 if image == t != "float" else 168, "as mma_gemm, and elements of patches under way"
+        )
+        for t, result in MMA_TYPES
+        for image in {t, t if t == result != "float" else "float"}
+        for width in (1, 4 if t == "float" else 8)
+    },
     "pool.cu:lp_pool<double>": Budget(72, "powers of doubles beside the bounds of a window"),
     "roi.cu:max_roi_pool<double>": Budget(80, "bounds of a bin and a region in doubles"),
     "roi.cu:roi_align<double>": Budget(96, "samples along two axes and four weights in doubles"),
@@ -217,6 +225,7 @@ LARGER: Mapping[str, Budget] = {
     "pixel/statistics.cu:draw_merge_all_samples": Budget(112, "a thread holds the sample made and the one read"),
     "pixel/statistics.cu:draw_take_samples": Budget(80, "a thread holds the sample it makes"),
     "pool.cu:average_pool": Budget(72, "a sum and a count beside the walk over three axes"),
+    "tiled.cu:tiled": Budget(128, "squares of two operands, and the steps of a region; two blocks of 256 threads fit"),
     "resize.cu:resize_blend": Budget(80, "coordinates and weights of three axes stay in registers"),
     "rnn.cu:recur": Budget(128, "4 x 4 sums beside the walk over slices and tiles; two blocks of 256 threads fit"),
     "softmax.cu:softmax": Budget(96, "a thread holds its 16 terms between two passes"),

@@ -89,12 +89,12 @@ class DeferredPlans:
 
     def reserve(self, planned: PlannedVariant, stream: Stream) -> Recording:
         """Return the recording of a planned variant's plan; see `PlanCache.reserve`."""
-        self._make_room(planned)
+        self._make_room(planned, stream)
         return self._find_cache(planned).reserve(planned, stream)
 
     def record(self, planned: PlannedVariant, stream: Stream) -> Recording:
         """Return the recording of a planned variant, set to its sizes; see `PlanCache.record`."""
-        self._make_room(planned)
+        self._make_room(planned, stream)
         return self._find_cache(planned).record(planned, stream)
 
     def _wait_for(self, planned: PlannedVariant) -> PlannedVariant:
@@ -130,11 +130,13 @@ class DeferredPlans:
             )
         return False
 
-    def _make_room(self, planned: PlannedVariant) -> None:
+    def _make_room(self, planned: PlannedVariant, stream: Stream) -> None:
         """Reserve the arena of the fused plan together with that of its stand-in; drop stand-ins that nobody needs."""
         fused = planned.stands_for
         if fused is not None:
-            self._planning.arena.reserve(fused.compiled.widest.plan.layout.nbytes)
+            plan, arena = fused.compiled.widest.plan, self._planning.arena
+            arena.reserve(plan.layout.nbytes)
+            arena.reserve_counters(plan.counters_nbytes, plan.layout.nbytes, stream)
         elif self._unfused.has_recordings and not self._fused.is_waiting:
             self._unfused.drop_recordings()
 

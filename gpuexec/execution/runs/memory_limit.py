@@ -172,7 +172,7 @@ class MemoryLimit:
                 outputs += max(nbytes, 1) if port.name in results else 0
                 exchange += 0 if port.name in results else ExchangePool.round_up(nbytes)
         return PlanMemory(
-            arena=max(plan.layout.nbytes, 1),
+            arena=max(plan.layout.nbytes, 1) + plan.counters_nbytes,
             outputs=outputs,
             exchange=exchange,
             inputs=input_nbytes,

@@ -23,7 +23,7 @@ from gpuexec.execution.runs.background_compiler import BackgroundCompiler, Compi
 from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.stopwatch import LayerTimes
 from gpuexec.ir.graphs import Array, Graph, Value
-from gpuexec.ir.plan import Plan, Read, Variant
+from gpuexec.ir.plan import Plan, Read, Role, Variant
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.model.model import Model
@@ -167,21 +167,27 @@ class PlanCache:
         # A recording over the arena as it is has room there.
         if compiled.recording is None or compiled.generation != planning.arena.generation:
             widest = compiled.widest
-            memory = planning.arena.reserve(widest.plan.layout.nbytes)
+            together = (compiled, widest, *[each for each in widest.classes.values() if each.whole is widest])
+            memory, beside = planning.arena.reserve(widest.plan.layout.nbytes), widest.plan.layout.nbytes
+            wanted = max(each.plan.counters_nbytes for each in together)
+            counters = planning.arena.reserve_counters(wanted, beside, stream)
             self._drop_outdated()
-            together = [each for each in widest.classes.values() if each.whole is widest]
-            for each in (compiled, widest, *together):
+            for each in together:
                 if each.recording is None and each.compilation is None:
-                    each.recording = record_plan(each, planning, memory, stream, planning.graphs)
+                    each.recording = record_plan(each, planning, memory, counters, stream, planning.graphs)
                     each.generation, each.current = planning.arena.generation, None
         assert compiled.recording is not None
         return compiled.recording
 
     def record(self, planned: PlannedVariant, stream: Stream) -> Recording:
-        """Return the recording of a planned variant, set to its sizes; see `reserve`."""
+        """Return the recording of a planned variant, set to its sizes, for what comes next on a stream.
+
+        See `reserve`.
+        """
         compiled, recording = planned.compiled, planned.compiled.recording
         if recording is None or compiled.generation != self._planning.arena.generation:
             recording = self.reserve(planned, stream)
+        self._planning.arena.clear_counters(stream)
         if compiled.current is not planned.variant:
             recording.patch(planned.variant.commands)
             compiled.current = planned.variant
@@ -475,7 +481,12 @@ class PlanCache:
 
 
 def record_plan(
-    compiled: CompiledPlan, planning: PlanningContext, arena: MemoryBlock, stream: Stream, graphs: GraphCache | None
+    compiled: CompiledPlan,
+    planning: PlanningContext,
+    arena: MemoryBlock,
+    counters: Region | None,
+    stream: Stream,
+    graphs: GraphCache | None,
 ) -> Recording:
     """Return a recording of a plan over an arena; weights that are not there yet are uploaded on ``stream``.
 
@@ -483,6 +494,7 @@ def record_plan(
         compiled: The plan, at the upper end of its class.
         planning: Whose weights and device.
         arena: Of at least the bytes of the plan's layout.
+        counters: Of at least those of its counters; None: it has none.
         stream: What the recording is submitted to comes after what is put here now.
         graphs: Where its graph is counted; None: see `gpuexec.devices.recording.record_segment`.
     """
@@ -490,13 +502,15 @@ def record_plan(
     with phase("place weights"):
         places = planning.weights.place(plan.buffers, compiled.constants, stream, planning.listener.report)
     places.update({b: Region(arena, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets})
+    if counters is not None:
+        places.update({b.id: counters for b in plan.buffers if b.role is Role.COUNTERS})
     return record_segment(planning.backend.device, plan.segment, places, graphs)
 
 
 def describe_memory_needs(planned: PlannedVariant | None, weights: Share, frames: int = 1) -> str:
     """Describe the memory a plan needs, for out-of-memory messages; None: the run begins on the host."""
     plan = None if planned is None else planned.compiled.plan
-    arena = 0 if plan is None else plan.layout.nbytes
+    arena = 0 if plan is None else plan.layout.nbytes + plan.counters_nbytes
     outputs = 0 if plan is None else sum(plan.buffers[p.buffer].nbytes for p in plan.outputs if p.buffer is not None)
     each = f" in each of {frames} frames" if frames > 1 else ""
     return f"The plan needs {arena} bytes of arena and {outputs} of outputs{each}, beside {weights.nbytes} of weights."

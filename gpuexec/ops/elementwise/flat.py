@@ -20,7 +20,7 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import broadcast_strides, ceil_div, contiguous_strides, max_offset, memory_axes
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import dtype_row
-from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
+from gpuexec.ir.work import Work, count_apart_bytes, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.region_steps import StepForms, StepRow
 from gpuexec.ops.elementwise.region_text import CodeRow, count_steps, name_text, write_compute, write_steps
 from gpuexec.ops.lib.broadcast import THREADS, VECTOR_BYTES, vector_width
@@ -81,6 +81,7 @@ class FlatStructure:
 
 def launch_flat(
     emit: Emitter,
+    walk: JoinedWalk,
     rows: tuple[StepRow, ...],
     forms: StepForms,
     results: Sequence[int],
@@ -91,17 +92,14 @@ def launch_flat(
 
     Args:
         emit: Emitter of the launch.
+        walk: Of the inputs and results.
         rows: The steps.
         forms: What they make of these inputs.
         results: The step that makes each output.
         inputs: The slots that steps read; None: absent.
         outputs: The slots of the results.
-
-    Raises:
-        PlanError: An operand does not lie as it does at the upper end of the size class.
     """
     used = [slot for slot in inputs if slot is not None]
-    walk = _JoinedWalk.of(emit, used, outputs[0])
     code, numbers = write_steps(rows, forms, tuple([slot is not None for slot in inputs]))
     width = vector_width((*used, *outputs))
     is_vector = walk.can_vectorize(width, (*used, *outputs))
@@ -131,21 +129,32 @@ def can_walk(shape: Sequence[int]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _JoinedWalk:
-    """Extents of the joined axes, the innermost first, and the strides of strided operands along those they move on."""
+class JoinedWalk:
+    """A walk over the elements of results and the inputs that lie as they do or stretch to them.
+
+    Attributes:
+        extents: Of the joined axes, the innermost first.
+        operands: How each input lies.
+        strides: Of each input along every axis.
+        is_wide: Whether offsets need 64 bits.
+    """
 
     extents: tuple[int, ...]
     operands: tuple[Operand, ...]
-    strides: tuple[tuple[int, ...], ...]  # of every operand along every axis
+    strides: tuple[tuple[int, ...], ...]
     is_wide: bool
 
     @classmethod
-    def of(cls, emit: Emitter, inputs: Sequence[Slot], output: Slot) -> _JoinedWalk:
-        """Return the walk of operands, joined as at the upper end of the size class."""
+    def of(cls, emit: Emitter, inputs: Sequence[Slot], output: Slot) -> JoinedWalk:
+        """Return the walk of operands, joined as at the upper end of the size class.
+
+        Raises:
+            PlanError: An operand does not lie as it does there.
+        """
         shape = output.shape
         is_row_major = bool(emit.choose(output.is_contiguous))
         order = tuple(range(len(shape))) if is_row_major else memory_axes(shape, output.strides)
-        strides = [_broadcast(slot, shape) for slot in inputs]
+        strides = [(0,) * len(shape) if 0 in shape else _broadcast(slot, shape) for slot in inputs]
         laid = [tuple([own[axis] for axis in order]) for own in strides]
         extents = tuple([shape[axis] for axis in order])
         joined = _list_joined(extents, laid)
@@ -259,7 +268,7 @@ def _choose_kind(
     chosen = emit.choose(now | moves << 2 if now is OperandKind.STRIDED else now)
     kind, mask = OperandKind(chosen & 3), chosen >> 2
     fits = is_one if kind is OperandKind.ONE else is_dense if kind is OperandKind.DENSE else not moves & ~mask
-    if not fits:
+    if not fits and 0 not in extents:
         raise PlanError(f"{slot} does not lie as at the upper end of the size class.")
     kept = tuple([bool(mask >> axis & 1) for axis in range(len(extents))]) if kind is OperandKind.STRIDED else ()
     return Operand(dtype_row(slot.dtype).cuda, kind, kept)
@@ -384,9 +393,9 @@ def count_flat(launch: Launch) -> Work:
     written = launch.writes_to()
     elements = written[0].spec.size
     own = elements / max(1, prod(launch.grid) * prod(launch.block))
-    slots = [slot for slot in launch.arguments if isinstance(slot, Slot)]
+    read = sum(count_apart_bytes(slot, written[0], THREADS) for slot in launch.reads_from())
     return Work(
         flops=steps * elements,
         instructions=count_warps(launch) * (_AROUND + own * steps * _STEP_INSTRUCTIONS),
-        l2_nbytes=sum(map(count_slot_bytes, slots)),
+        l2_nbytes=read + sum(map(count_slot_bytes, written)),
     )

@@ -1,8 +1,9 @@
 """Region: a graph of operators on elements as one operator.
 
 Its results are, to the bit, what the operators would give one after the other: `infer` is just that, `compute` is that
-over blocks that stay in cache (`region_blocks`), and on a device with kernels one launch does it (`flat`), or where
-that can't be, a launch for each step. The pass `gpuexec.passes.fuse_regions` makes regions; no file has them.
+over blocks that stay in cache (`region_blocks`), and on a device with kernels one launch does it (`flat`, or `tiled`
+where operands lie across), over textures one for each result (`region_blits`), or where that can't be, a launch for
+each step. The pass `gpuexec.passes.fuse_regions` makes regions; no file has them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from gpuexec.ir.command import Slot
 from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.epilogue import FUSED_DOMAIN, StepEmitter
-from gpuexec.ops.elementwise.flat import can_walk, launch_flat
+from gpuexec.ops.elementwise.flat import JoinedWalk, can_walk, launch_flat
+from gpuexec.ops.elementwise.region_blits import can_draw, draw_region
 from gpuexec.ops.elementwise.region_blocks import BlockProgram, prepare_blocks
 from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, find_forms, list_keys, read_steps
+from gpuexec.ops.elementwise.tiled import choose_tiling, launch_tiled
 
 _PROGRAMS_KEPT = 64
 
@@ -98,13 +101,23 @@ class Region(_Kept):
             return
         laid = {slot.strides for _, slot in kept}
         is_flat = self._is_flat(forms) and can_walk(kept[0][1].shape) and len(laid) == 1
-        if emit.target.has_textures or not emit.choose(is_flat):
+        slots = [slot for slot in (*inputs, *outputs) if slot is not None]
+        if not emit.choose(is_flat and not (emit.target.has_textures and not can_draw(slots))):
             self._lower_apart(emit, forms, inputs, outputs)
             return
         if not is_flat:
             raise PlanError("A region has results of several shapes, which have one at the upper end.")
         self._allow_in_place(emit, inputs, kept)
-        launch_flat(emit, self.steps, forms, [step for step, _ in kept], inputs, [slot for _, slot in kept])
+        used, steps, results = [x for x in inputs if x is not None], [s for s, _ in kept], [y for _, y in kept]
+        if emit.target.has_textures:
+            draw_region(emit, self.steps, forms, steps, inputs, results)
+            return
+        walk = JoinedWalk.of(emit, used, results[0])
+        tiling = choose_tiling(emit, walk, used, results)
+        if tiling is None:
+            launch_flat(emit, walk, self.steps, forms, steps, inputs, results)
+        else:
+            launch_tiled(emit, walk, tiling, self.steps, forms, steps, inputs, results)
 
     def _find_forms(self, inputs: Sequence[Any]) -> StepForms:
         return find_forms(self.steps, list_keys(inputs), self.rounds)

@@ -2,11 +2,14 @@
 
 The keys of such queries are mostly those of a cache, which are floats and grow by one for each token. So a kernel that
 takes them as they are saves a launch and a tensor for each of Q, K and V, and it is the same kernel for every length.
+It appends the new ones to the cache, too, where that grows in place.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -22,17 +25,20 @@ from gpuexec.ir.work import Work, count_slot_bytes, work_of
 from gpuexec.ops.lib.slices import SliceCosts, slice_tiles
 from gpuexec.ops.nn.attention_operands import MASK_TYPES, AttentionOperands, EmptyRows
 from gpuexec.ops.nn.softmax import SOFTMAX_FLOPS
+from gpuexec.ops.tensor.append import NewRows
+from gpuexec.ops.tensor.layout import window
 
 FEW_QUERIES = 8  # of a head, up to which its attention takes this kernel
 _SOURCE = "attention_few.cu"
-_STRUCT = "<16q11i2f4x"  # FewAttention of attention_few.cu
+_STRUCT = "<22q12i2f"  # FewAttention of attention_few.cu
 _FLOAT = np.dtype(np.float32)
 _DTYPES = (np.dtype(np.float16), BFLOAT16)
 _THREADS, _WARPS, _COLUMNS, _LOADS = 256, 8, 4, 4  # kFewThreads, kFewWarps, kColumns, kLoads
 _ROWS = (1, 4)  # of the instances
 _REGISTERS = {1: 90, 4: 124}
-_LEAST_LANES, _MOST_LANES = 8, 32
+_LEAST_LANES, _MOST_LANES, _MOST_KEYS = 8, 32, 1 << 30
 _BLOCKS = 2  # of a multiprocessor
+_ROW_AXIS = 2  # of [batch, heads, rows, size]
 # Times of a block in tiles of keys: it waits for memory about as long as for a tile, and for each slice that is merged.
 _COSTS = SliceCosts(fixed=1.0, each_slice=0.05, min_slabs=1, slack=(1.0, 1.0, 1.0))
 instantiate(
@@ -55,6 +61,7 @@ def launch_few_queries(
     scale: float,
     fill: float,
     empty: EmptyRows,
+    new: Sequence[NewRows] = (),
 ) -> bool:
     """Launch attention whose operands are rounded to a type; return False where it takes other kernels.
 
@@ -66,6 +73,7 @@ def launch_few_queries(
         scale: Factor of scores.
         fill: The score of a key that a mask of bools takes out.
         empty: What a row of scores gives that are all -inf.
+        new: Rows to append first to the memories of k and v, where those are not stored yet.
 
     Raises:
         PlanError: The upper end of the size class runs there, and this size can't.
@@ -86,25 +94,99 @@ def launch_few_queries(
     row_tiles, lanes = max(1, ceil_div(rows, together)), _find_lanes(operands)
     tiles = batch * of_keys * row_tiles
     floats = together * _find_width(values)
+    appended = _append(emit, operands, new)
     slices = slice_tiles(emit, tiles, ceil_div(keys, _count_tile_keys(lanes)), floats, _BLOCKS, _COSTS)
-    packed = _pack(operands, y, scale, fill, empty, row_tiles, lanes)
-    arguments: list[Argument] = [q, k, v, mask, y, slices.scratch, slices.counters, packed]
+    packed = _pack(operands, appended, y, scale, fill, empty, row_tiles, lanes)
+    arguments: list[Argument] = [q, k, v, mask, y, slices.scratch, slices.counters, None, None, None, None, packed]
+    writes = slices.writes(4, 5, tiles)
+    if appended is not None:
+        of_k, of_v = appended
+        arguments[1:3] = of_k.past, of_v.past
+        arguments[7:11] = of_k.rows, of_v.rows, of_k.room, of_v.room
+        writes += [9, 10]
     emit.launch(
         Kernel(_SOURCE, f"attend_few<{dtype_row(q.dtype).cuda}, {dtype_row(dtype).cuda}, {together}>"),
         (max(1, tiles), slices.count, 1),
         (_THREADS, 1, 1),
         arguments,
-        slices.writes(4, 5, tiles),
+        writes,
     )
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class _AppendedRows:
+    """Windows of four axes: on a memory, on the new rows where they were made, and on where they belong in it."""
+
+    past: Slot
+    rows: Slot
+    room: Slot
+
+    @classmethod
+    def of(cls, view: Slot, new: NewRows) -> _AppendedRows | None:
+        """Return them for keys or values that show a memory; None where rows can't be told from strides."""
+        strides: list[int] = []
+        grown, rows = new.grown, new.rows
+        axes: list[int] = []
+        for axis, (extent, stride) in enumerate(zip(view.shape, view.strides, strict=True)):
+            if extent == 1:
+                strides.append(0)
+                continue
+            found = [at for at in range(grown.spec.rank) if (grown.shape[at], grown.strides[at]) == (extent, stride)]
+            if len(found) != 1 or (found[0] == new.axis) != (axis == _ROW_AXIS):
+                return None
+            axes += found
+            strides.append(rows.strides[found[0]])
+        is_whole = (view.buffer, view.offset_bytes) == (grown.buffer, grown.offset_bytes)
+        if not is_whole or view.spec.size != grown.spec.size or len(set(axes)) != len(axes):
+            return None
+        batch, heads, keys, size = view.shape
+        count = rows.shape[new.axis]
+        return cls(
+            window(view, (batch, heads, keys - count, size), view.strides),
+            window(rows, (batch, heads, count, size), strides),
+            window(new.room, (batch, heads, count, size), view.strides),
+        )
+
+
+_Appended = tuple[_AppendedRows, _AppendedRows]  # of keys, and of values
+
+
+def _append(emit: Emitter, operands: AttentionOperands, new: Sequence[NewRows]) -> _Appended | None:
+    """Return the rows that the launch appends; None where there are none, or they are copied in front of it.
+
+    Raises:
+        PlanError: At the upper end of the size class they are appended by the launch, at this size they can't be.
+    """
+    if not new:
+        return None
+    appended = _find_appended(operands, new)
+    if not emit.choose(appended is not None):
+        for each in new:
+            each.store(emit)
+        return None
+    if appended is None:
+        raise PlanError("New keys do not lie as they do at the upper end, where attention appends them.")
+    return appended
+
+
+def _find_appended(operands: AttentionOperands, new: Sequence[NewRows]) -> _Appended | None:
+    k, v = (_AppendedRows.of(view, each) for view, each in zip((operands.k, operands.v), new, strict=True))
+    if k is None or v is None or not all(_is_wide(each) for part in (k, v) for each in (part.rows, part.room)):
+        return None
+    # No block may read what another one stores.
+    others = {slot.buffer for slot in (operands.q, operands.mask, k.rows, v.rows) if slot is not None}
+    is_apart = k.past.buffer != v.past.buffer and others.isdisjoint((k.past.buffer, v.past.buffer))
+    return (k, v) if is_apart and operands.q.spec.size else None
+
+
 def _fits(operands: AttentionOperands) -> bool:
-    """Return whether heads lie as vectors of four take them, and lanes of a warp hold one."""
+    """Return whether heads lie as vectors of four take them, lanes of a warp hold one, and 32 bits the keys."""
     depth, values = operands.q.shape[3], operands.v.shape[3]
     is_head = min(depth, values) > 0 and max(depth, values) <= _COLUMNS * _MOST_LANES
     is_whole = not (depth % _COLUMNS or values % _COLUMNS)
-    return is_head and is_whole and all(_is_wide(each) for each in (operands.q, operands.k, operands.v))
+    is_counted = operands.v.shape[2] < _MOST_KEYS
+    return is_head and is_whole and is_counted and all(map(_is_wide, (operands.q, operands.k, operands.v)))
 
 
 def _is_wide(slot: Slot) -> bool:
@@ -131,7 +213,14 @@ def _find_width(values: int) -> int:
 
 
 def _pack(
-    operands: AttentionOperands, y: Slot, scale: float, fill: float, empty: EmptyRows, row_tiles: int, lanes: int
+    operands: AttentionOperands,
+    appended: _Appended | None,
+    y: Slot,
+    scale: float,
+    fill: float,
+    empty: EmptyRows,
+    row_tiles: int,
+    lanes: int,
 ) -> bytes:
     """Return the bytes of the struct ``FewAttention`` of attention_few.cu."""
     q, k, v, mask = operands.q, operands.k, operands.v, operands.mask
@@ -141,23 +230,28 @@ def _pack(
     if mask is not None:
         kind = 1 + MASK_TYPES.index(mask.dtype)
         mask_strides = broadcast_strides(mask.shape, mask.strides, (batch, heads, queries, keys))
-    strides = (*q.strides[:3], *k.strides[:3], *v.strides[:3], *y.strides[:3], *mask_strides)
-    extents = (max(of_keys, 1), heads // max(of_keys, 1), max(queries, 1), keys, depth, values, row_tiles, lanes)
+    past = keys
+    new_strides: Strides = (0,) * 6
+    if appended is not None:
+        of_k, of_v = appended
+        past, new_strides = of_k.past.shape[_ROW_AXIS], (*of_k.rows.strides[:3], *of_v.rows.strides[:3])
+    strides = (*q.strides[:3], *k.strides[:3], *v.strides[:3], *y.strides[:3], *mask_strides, *new_strides)
+    extents = (max(of_keys, 1), heads // max(of_keys, 1), max(queries, 1), keys, past, depth, values, row_tiles, lanes)
     with np.errstate(over="ignore"):
         numbers = [float(np.float32(each)) for each in (scale, fill)]
     return struct.pack(_STRUCT, *strides, *extents, kind, int(empty), int(y.dtype == _FLOAT), *numbers)
 
 
 # Instructions of a thread: for a tile, and of that for each row; for each row of a block; for a slice that is merged.
-_EACH_TILE, _EACH_TILE_ROW, _EACH_ROW, _EACH_SLICE, _AROUND = 230, 150, 150, 45, 250
+_EACH_TILE, _EACH_TILE_ROW, _EACH_ROW, _EACH_SLICE, _AROUND = 290, 150, 150, 45, 250
 
 
 @work_of(_SOURCE, "attend_few")
 def _count_few(launch: Launch) -> Work:
-    q, k, v, _, y, _, _, packed = launch.arguments
+    q, k, v, _, y, *_, room_k, room_v, packed = launch.arguments
     assert isinstance(q, Slot) and isinstance(k, Slot) and isinstance(v, Slot) and isinstance(y, Slot)
     assert isinstance(packed, bytes)
-    heads, group, queries, keys, depth, values, _, lanes, kind, *_ = struct.unpack(_STRUCT, packed)[16:]
+    heads, group, queries, keys, _, depth, values, _, lanes, kind, *_ = struct.unpack(_STRUCT, packed)[22:]
     together = int(launch.kernel.expression.rpartition(", ")[2].rstrip(">"))
     blocks, slices = prod(launch.grid), launch.grid[1]
     rows = y.spec.size // max(1, values)
@@ -170,6 +264,7 @@ def _count_few(launch: Launch) -> Work:
     full, rest = divmod(group * queries, together)
     merged = heads * (full * ceil_div(together * values, 32) + ceil_div(rest * values, 32))  # warps that merge slices
     merges = rows // max(1, heads * group * queries) * merged * slices if slices > 1 else 0
+    stored = sum(each.spec.nbytes for each in (room_k, room_v) if isinstance(each, Slot))
     return Work(
         flops=rows * keys * (2 * depth + SOFTMAX_FLOPS + 2 * values),
         instructions=warps * (_EACH_TILE + together * _EACH_TILE_ROW)
@@ -184,6 +279,7 @@ def _count_few(launch: Launch) -> Work:
         l2_nbytes=itemsize * (launch.grid[0] * keys * (depth + values) + blocks * together * depth)
         + y.spec.nbytes
         + 2 * scratch
+        + stored
         + (4 * rows * keys if is_masked else 0),
         rounds=(1 + is_masked) * ceil_div(ceil_div(keys, tile_keys), slices) + 1 + 2 * (slices > 1),
         barriers=ceil_div(ceil_div(keys, tile_keys), slices) + 2 + 2 * (slices > 1),

@@ -30,13 +30,14 @@ from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.slices import count_cycles
 from gpuexec.ops.linalg.matmul import MatMul, find_narrow, find_result
 from gpuexec.ops.microsoft.matmul import FusedMatMul
-from gpuexec.ops.nn.attention_few import launch_few_queries
+from gpuexec.ops.nn.attention_few import FEW_QUERIES, launch_few_queries
 from gpuexec.ops.nn.attention_host import AttentionRule
 from gpuexec.ops.nn.attention_launch import find_fused_seconds, has_chunks, launch_attention
 from gpuexec.ops.nn.attention_mma import can_multiply, find_mma_seconds
 from gpuexec.ops.nn.attention_operands import AttentionOperands, EmptyRows
 from gpuexec.ops.nn.heads import join_groups
 from gpuexec.ops.nn.softmax import SOFTMAX_FLOPS, Softmax, launch_guarded
+from gpuexec.ops.tensor.append import NewRows
 from gpuexec.ops.tensor.layout import reshaped, window
 
 FLOATS = tuple(dtype for dtype in dtypes_of("float") if dtype.itemsize >= 4)
@@ -149,8 +150,23 @@ class ScaledDotProductAttention(Operator):
         y = y.reshape(shape) if shape is not None else y
         return (y if self.perm is None else y.transpose(self.perm),)
 
+    def takes_new_rows(self, q: TensorSpec) -> bool:
+        """Return whether the launch for these queries may append to the memories that keys and values are of."""
+        return find_narrow(self.precision) is not None and q.rank > 1 and q.shape[-2] <= FEW_QUERIES
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch fused where that is faster, else apart."""
+        self.lower_appending(emit, inputs, outputs, ())
+
+    def lower_appending(self, emit: Emitter, inputs: Slots, outputs: Slots, new: Sequence[NewRows]) -> None:
+        """Launch as `lower` does, and store new rows of the memories of keys and values: by the same launch if it can.
+
+        Args:
+            emit: Emitter of the launches.
+            inputs: Of this operator; keys and values show the memories with the new rows.
+            outputs: Of this operator.
+            new: Those rows of keys, and of values; empty: all are stored.
+        """
         q, k, v, *rest = inputs
         (y,) = outputs
         assert q is not None and k is not None and v is not None and y is not None
@@ -159,8 +175,10 @@ class ScaledDotProductAttention(Operator):
             order = [self.perm.index(axis) for axis in range(len(self.perm))]
             y = window(y, permute(y.shape, order), permute(y.strides, order))
         scale, steps = self._fold_numbers(operands)
-        if self._lower_few(emit, (q, k, v, y), scale, steps):
+        if self._lower_few(emit, (q, k, v, y), scale, steps, new):
             return
+        for each in new:
+            each.store(emit)
         narrow = find_narrow(self.precision)
         if narrow is not None:
             q, k, v = (_convert(emit, each, narrow) for each in (q, k, v))
@@ -178,7 +196,12 @@ class ScaledDotProductAttention(Operator):
         return EmptyRows.GUARDED if self.is_guarded else EmptyRows.NAN
 
     def _lower_few(
-        self, emit: Emitter, slots: tuple[Slot, Slot, Slot, Slot], scale: float, steps: Sequence[Step]
+        self,
+        emit: Emitter,
+        slots: tuple[Slot, Slot, Slot, Slot],
+        scale: float,
+        steps: Sequence[Step],
+        new: Sequence[NewRows],
     ) -> bool:
         """Launch the kernel of few queries; return False where it can't be."""
         narrow, taken, y = find_narrow(self.precision), _take_operands(emit, slots, scale, steps), slots[3]
@@ -186,7 +209,7 @@ class ScaledDotProductAttention(Operator):
             return False
         given, fill = taken
         result = window(y, *_pad_axes(y.shape, y.strides))
-        return launch_few_queries(emit, given, result, narrow, scale=scale, fill=fill, empty=self._empty_rows)
+        return launch_few_queries(emit, given, result, narrow, scale=scale, fill=fill, empty=self._empty_rows, new=new)
 
     def _list_steps(self, operands: Sequence[Any]) -> list[tuple[str, tuple[Any, ...]]]:
         """Return the steps with the operands of each."""

@@ -154,13 +154,15 @@ class _TrailingNormalization(Operator):
         centered: bool,
     ) -> None:
         axis = normalize_axis(self.axis, x.spec.rank)
-        columns = prod(x.shape[axis:])
-        scale, scale_stride = _spread(emit, scale, x.shape, axis)
-        bias_stride = 0
-        if bias is not None:
-            bias, bias_stride = _spread(emit, bias, x.shape, axis)
-        count = prod(x.shape[:axis])
-        affine = Affine(count, scale_stride, bias_stride, 1)
+        columns, count = prod(x.shape[axis:]), prod(x.shape[:axis])
+        if scale.spec.size == 1 and bias is None:
+            affine = Affine(count, 0, 0, columns)  # one for all
+        else:
+            scale, scale_stride = _spread(emit, scale, x.shape, axis)
+            bias_stride = 0
+            if bias is not None:
+                bias, bias_stride = _spread(emit, bias, x.shape, axis)
+            affine = Affine(count, scale_stride, bias_stride, 1)
         NormalizedRows(count, columns, affine, self.epsilon, centered).launch(emit, x, scale, bias, outputs)
 
 

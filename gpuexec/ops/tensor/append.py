@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuexec.errors import InputError
+from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
@@ -59,13 +60,54 @@ class Append(Operator):
         """Copy the new rows behind the present ones."""
         held, rows, y = inputs[0], inputs[1], outputs[0]
         assert held is not None and rows is not None and y is not None
-        if not emit.grow(y, held):
+        new = grow_by(emit, held, rows, y, self.axis)
+        if new is None:
             Concat(self.axis).lower(emit, inputs, outputs)
-            return
-        if rows.buffer == held.buffer:
+        else:
+            new.store(emit)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """Rows that belong behind those of a memory, which lies in bytes of its capacity.
+
+    Attributes:
+        grown: The memory with them: they are not stored yet.
+        room: Where they belong.
+        rows: Where they were made.
+        axis: The axis that they are counted along, from 0.
+    """
+
+    grown: Slot
+    room: Slot
+    rows: Slot
+    axis: int
+
+    def store(self, emit: Emitter) -> None:
+        """Copy them there."""
+        rows = self.rows
+        if rows.buffer == self.room.buffer:
             # Source and destination are windows on the same bytes, so the copy goes through a temporary.
-            apart = emit.temp(rows.shape, rows.dtype)
-            emit.copy(apart, rows)
-            rows = apart
-        axis = normalize_axis(self.axis, y.spec.rank)
-        emit.copy(window(held, rows.shape, held.strides, held.shape[axis] * held.strides[axis]), rows)
+            rows = emit.temp(rows.shape, rows.dtype)
+            emit.copy(rows, self.rows)
+        emit.copy(self.room, rows)
+
+
+def grow_by(emit: Emitter, held: Slot, rows: Slot, output: Slot, axis: int) -> NewRows | None:
+    """Let an output of the operator be a memory and the rows behind it, which the caller stores.
+
+    Args:
+        emit: Emitter of the operator.
+        held: The memory.
+        rows: New rows.
+        output: Both.
+        axis: The axis that rows are counted along.
+
+    Returns:
+        The rows; None where the memory can't grow in place.
+    """
+    if not emit.grow(output, held):
+        return None
+    axis = normalize_axis(axis, output.spec.rank)
+    room = window(held, rows.shape, held.strides, held.shape[axis] * held.strides[axis])
+    return NewRows(Slot(held.buffer, held.offset_bytes, output.spec, held.strides), room, rows, axis)

@@ -2,8 +2,8 @@
 
 `copy_commands` is what `emit.copy` and `emit.contiguous` come down to. Its one kernel knows the size of an element, not
 the type. Neighbours that lie closely on both sides travel in units of up to 16 bytes; where source and destination lie
-closely along different axes, tiles of 1024 units go through shared memory: 32 x 32, or longer along one axis where the
-other is short. Both are scalars of the launch, so the same code serves every extent.
+closely along different axes, they travel in tiles (``across.cuh``). Both are scalars of the launch, so the same code
+serves every extent.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import BUFFER_ALIGNMENT, Kernel, Slot
+from gpuexec.ir.command import BUFFER_ALIGNMENT, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Shape, Strides, ceil_div, coalesce, contiguous_strides, normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
@@ -34,20 +35,28 @@ from gpuexec.ir.operator import (
     upgrade,
 )
 from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ir.work import Work, count_apart_bytes, count_slot_bytes, count_warps, read_int, work_of
+from gpuexec.ops.lib.across import (
+    ACROSS_TILE_BYTES,
+    MIN_TILED_ELEMENTS,
+    TILE_STAGED,
+    can_take_squares,
+    divide_across,
+    read_lanes,
+)
 from gpuexec.ops.lib.checks import require_ints
-from gpuexec.ops.lib.strided import MAX_RANK, Walk, join, pack_fast_div32
+from gpuexec.ops.lib.strided import MAX_RANK, Walk, join
 from gpuexec.ops.tensor.layout import read_ints, window
 
 instantiate("copy.cu", ["copy_strided"])
 
 _THREADS, _THREAD_UNITS = 256, 4  # kThreads and kUnits of copy.cu
 _FILLING_BLOCKS = 512  # so many before threads take more than one unit
-_TILE_SHIFT, _SIDE_SHIFT = 10, 5  # kTileShift, and half of it: a square tile
-_MAX_SHIFT = 8  # a side is at most kThreads
-_MAX_BLOCKS = 2**31 - 1  # of a grid
-_MIN_TILED_UNITS = 256  # units of two axes: with less a tile would stand three quarters empty
-_TILE_BYTES = 80  # sizeof(CopyTile)
+_FILLING_SQUARES = 1 << 14  # so many before threads take a square each
+_TILE_BYTES = ACROSS_TILE_BYTES + 48  # sizeof(CopyTile)
 _MAX_TILED_BYTES = 8  # bytes of a unit that shared memory has room for
+_AROUND, _UNIT_INSTRUCTIONS = 120, 4  # instructions of a thread apart from its units, and of one, about
+_SQUARE_LANES = 8  # the most of a square; 16 bytes where units have more than 2
 _CopyWork = tuple[int, tuple[bytes, bytes, np.int32]]
 
 
@@ -94,9 +103,27 @@ def _divide_work(
             ceil_div(walk.count, _THREADS * _THREAD_UNITS), min(ceil_div(walk.count, _THREADS), _FILLING_BLOCKS)
         )
     else:
-        tile, walk, tiles = _in_tiles(walk, across)
+        tile, walk, tiles = _in_tiles(walk, across, unit, misalignments)
         blocks = walk.count * tiles
     return max(blocks, 1), (walk.pack(), tile, np.int32(unit))
+
+
+@work_of("copy.cu", "copy_strided")
+def count_copy(launch: Launch) -> Work:
+    """Count what a copy moves, by sectors where it reads or writes units apart from one another."""
+    source, destination = launch.reads_from()[0], launch.writes_to()[0]
+    tile, unit = launch.arguments[-2], read_int(launch.arguments[-1])
+    assert isinstance(tile, bytes)
+    lanes = read_lanes(tile)
+    units = destination.spec.nbytes // unit / max(1, prod(launch.grid) * prod(launch.block))
+    sides = (source, destination)
+    moved = [count_slot_bytes(each) if lanes else count_apart_bytes(each, destination, _THREADS) for each in sides]
+    return Work(
+        instructions=count_warps(launch) * (_AROUND + units * _UNIT_INSTRUCTIONS),
+        l2_nbytes=sum(moved),
+        barriers=lanes == 1,
+        shared_nbytes=TILE_STAGED * 8,
+    )
 
 
 @operator("Concat")
@@ -273,32 +300,33 @@ def _axis_close_in_source(walk: Walk) -> int | None:
     if len(walk.shape) < 2 or abs(destination[-1]) != 1 or abs(source[-1]) <= 1:
         return None
     close = [axis for axis in range(len(walk.shape) - 1) if abs(source[axis]) == 1]
-    return close[0] if close and walk.shape[close[0]] * walk.shape[-1] >= _MIN_TILED_UNITS else None
+    return close[0] if close and walk.shape[close[0]] * walk.shape[-1] >= MIN_TILED_ELEMENTS else None
 
 
-def _in_tiles(walk: Walk, across: int) -> tuple[bytes, Walk, int]:
+def _in_tiles(walk: Walk, across: int, unit: int, misalignments: tuple[int, int]) -> tuple[bytes, Walk, int]:
     """Return ``CopyTile``, the walk over the other axes, and the number of tiles of each of its elements."""
     source, destination = walk.strides
     inner = len(walk.shape) - 1
     others = [axis for axis in range(inner) if axis != across]
     inner_extent, across_extent = walk.shape[inner], walk.shape[across]
-    shift = _TILE_SHIFT - _ceil_log2(across_extent) if across_extent < 1 << _SIDE_SHIFT else _SIDE_SHIFT
-    shift = min(shift, _ceil_log2(inner_extent))
-    shift = max(_TILE_SHIFT - _MAX_SHIFT, min(shift, _MAX_SHIFT))
-    tile_inner, tile_across = 1 << shift, 1 << _TILE_SHIFT - shift
-    inner_tiles, across_tiles = ceil_div(inner_extent, tile_inner), ceil_div(across_extent, tile_across)
-    # Neighbours of a warp along `across`, then along `inner`, go to different banks.
-    pitch = tile_inner + max(1, (1 << _SIDE_SHIFT) // tile_across)
-    # What no grid holds is refused with the launch.
-    divisors = [pack_fast_div32(min(tiles, _MAX_BLOCKS)) for tiles in (inner_tiles, across_tiles)]
+    lanes = _find_lanes(walk, across, unit, misalignments)
+    tile, tiles = divide_across(inner_extent, across_extent, lanes, unit)
     strides = (source[inner], source[across], destination[inner], destination[across])
-    packed = struct.pack("<2i6q", shift, pitch, inner_extent, across_extent, *strides)
+    packed = struct.pack("<6q", inner_extent, across_extent, *strides)
     rest = Walk(
         tuple(walk.shape[axis] for axis in others),
         tuple(tuple(strides[axis] for axis in others) for strides in walk.strides),
     )
-    return b"".join((*divisors, packed)), rest, inner_tiles * across_tiles
+    return tile + packed, rest, tiles
 
 
-def _ceil_log2(extent: int) -> int:
-    return (extent - 1).bit_length()
+def _find_lanes(walk: Walk, across: int, unit: int, misalignments: tuple[int, int]) -> int:
+    """Return the lanes of the squares that threads turn; 1 where rows of either side begin within a vector."""
+    lanes, inner = min(_SQUARE_LANES, BUFFER_ALIGNMENT // unit), len(walk.shape) - 1
+    if walk.count < _FILLING_SQUARES * lanes * lanes:
+        return 1
+    for strides, along, start in zip(walk.strides, (across, inner), misalignments, strict=True):
+        steps = [stride for axis, stride in enumerate(strides) if axis != along]
+        if strides[along] != 1 or start % (lanes * unit) or any(step % lanes for step in steps):
+            return 1
+    return lanes if can_take_squares(walk.shape[inner], walk.shape[across], lanes) else 1
