@@ -17,7 +17,7 @@ from gpuexec.devices.kernels.compile_once import OnceEach
 from gpuexec.devices.kernels.kernel_cache import KernelCache
 from gpuexec.devices.kernels.kernel_library import KernelLibrary
 from gpuexec.devices.kernels.nvrtc import CompiledKernel, Cubin
-from gpuexec.devices.simulator.compilation import ObjectSource, build_each
+from gpuexec.devices.simulator.compilation import ObjectSource
 from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.errors import DeviceNotFoundError, KernelError
 from gpuexec.ir.command import Kernel
@@ -205,12 +205,15 @@ def test_an_error_of_the_callback_ends_the_work(compiles: Compiles, library: Ker
 
 def test_the_simulator_compiles_equal_structures_once_across_models(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[ObjectSource] = []
+    list_sources = SimulatorDevice._list_sources
 
-    def note(sources: Sequence[ObjectSource], *rest: object) -> object:
-        built.extend(source for source in sources if source.generated)
-        return build_each(sources, *rest)  # type: ignore[arg-type]
+    def note(self: SimulatorDevice, units: Sequence[str | Kernel]) -> dict[ObjectSource, list[str | Kernel]]:
+        found = list_sources(self, units)
+        if self is backend.device:
+            built.extend(source for source in found if source.generated)
+        return found
 
-    monkeypatch.setattr("gpuexec.devices.simulator.device.build_each", note)
+    monkeypatch.setattr(SimulatorDevice, "_list_sources", note)
     backend = Backend(SimulatorDevice(instantiations, "sm_90"), gx.BackendType.SIMULATOR, "for a test")
     for width, scale in ((6, 2.0), (40, 7.0)):
         model = gx.load(parser.parse_model(LAYERS.format(width=width, scale=scale)))
