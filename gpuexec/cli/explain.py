@@ -182,6 +182,13 @@ def _print_softmaxes(console: Console, reasons: Mapping[str, str]) -> None:
 def _print_plan(console: Console, plan: Plan) -> None:
     console.print(str(plan), markup=False)
     console.print(f"arena {plan.layout.nbytes:,} bytes, lower bound {plan.layout.lower_bound:,} bytes")
+    kernels = plan.kernels()
+    generated = sum(bool(kernel.text) for kernel in kernels)
+    if generated:
+        console.print(
+            f"kernels {len(kernels)}, {generated} of generated text: a Worker with compile='background' runs unfused"
+            " until they are compiled"
+        )
     kept = make_table(("kept on the host", "reader", "why"), ("bytes",))
     for row in plan.host_values:
         kept.add_row(row.value, row.reader, row.why, str(row.nbytes))

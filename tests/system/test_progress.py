@@ -11,6 +11,10 @@ import pytest
 from onnx import parser
 
 import gpuexec as gx
+from gpuexec.devices.backend import Backend
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.ir.instances import instantiations
 from gpuexec.system.progress import Progress, ProgressLine, open_progress_line
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]>
@@ -124,8 +128,11 @@ def test_progress_says_what_is_counted() -> None:
     assert str(Progress("upload", "w", 1000, 2000)) == "upload 1,000 of 2,000 bytes (w)"
 
 
-@pytest.mark.parametrize("backend", ["simulator", "cpu"])
-def test_a_worker_tells_of_kernels_and_classes_in_the_calling_thread(backend: str) -> None:
+@pytest.mark.parametrize("kind", [gx.BackendType.SIMULATOR, gx.BackendType.CPU])
+def test_a_worker_tells_of_kernels_and_classes_in_the_calling_thread(kind: gx.BackendType) -> None:
+    # A device of its own has loaded no kernels yet.
+    device = SimulatorDevice(instantiations, "sm_90") if kind is gx.BackendType.SIMULATOR else CpuDevice()
+    backend = Backend(device, kind, "for a test")
     told: list[Progress] = []
     threads = set()
 
@@ -140,4 +147,4 @@ def test_a_worker_tells_of_kernels_and_classes_in_the_calling_thread(backend: st
         for stage in {each.stage for each in told}:
             rows = [each for each in told if each.stage == stage]
             assert rows[0].done_count == 0 and rows[-1].is_over
-        assert ("compile" in {each.stage for each in told}) == (backend == "simulator")
+        assert ("compile" in {each.stage for each in told}) == (kind is gx.BackendType.SIMULATOR)

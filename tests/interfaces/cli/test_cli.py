@@ -153,6 +153,14 @@ def test_explain_predicts_times_without_a_gpu(capsys: pytest.CaptureFixture[str]
     assert re.search(r"softmax.cu:softmax<float>\s+softmax\s+launch\s+[\d.]+", text)
 
 
+def test_explain_counts_kernels_of_generated_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "region.onnx"
+    text = "agraph (float[8, 6] x) => (float[8, 6] y) { a = Exp (x) b = Abs (a) y = Neg (b) }"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}'), path)
+    assert main(["explain", str(path), "--target", "sm_90"]) == 0
+    assert "kernels 1, 1 of generated text" in capsys.readouterr().out
+
+
 def test_explain_prints_generated_text_with_the_names_of_nodes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
