@@ -52,12 +52,15 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     tiled(typename Region::Walk walk, typename Region::Numbers numbers, Operands*... operands) {
   typedef TileElement<typename Region::Walk> Element;
   __shared__ u64 shared[Region::kShared];
+  const auto begin = [] {
+    wait_for_predecessors();
+    launch_dependents();
+  };
   if constexpr (Region::kWidth > 1) {
     if (walk.tile.lanes > 1) {
       const SquarePlace square(walk.tile);
       const Element first(walk, square.inner * Region::kWidth, square.across * Region::kWidth);
-      wait_for_predecessors();
-      launch_dependents();
+      begin();
       if (first.inner_left > 0 && first.across_left > 0) Region::run_square(walk, first, numbers, operands...);
       return;
     }
@@ -65,7 +68,6 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   const StagedPlaces places(walk.tile);
   const Element read(walk, places.read_inner, places.read_across);
   const Element written(walk, places.written_inner, places.written_across);
-  wait_for_predecessors();
-  launch_dependents();
+  begin();
   Region::run_staged(walk, places, read, written, numbers, shared, operands...);
 }
