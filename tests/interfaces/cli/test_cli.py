@@ -165,7 +165,7 @@ def test_explain_prints_generated_text_with_the_names_of_nodes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "gated.onnx"
-    text = "agraph (float[8, 6] x, float[6] w) => (float[8, 6] y) { a = Mul (x, w) s = Sigmoid (a) y = Mul (a, s) }"
+    text = "agraph (float[8, 6] x, float[6] w) => (float[8, 6] y) { a = Mul (x, w) s = Sigmoid (a) y = Mul (x, s) }"
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
     for node, name in zip(model.graph.node, ("scale", "gate", "product"), strict=True):
         node.name = name
