@@ -52,7 +52,7 @@ from gpuexec.system.atomic_file import write_file
 Array = np.ndarray[Any, Any]
 _COUNTED_TARGET = "sm_90"
 # A line of generated text with its comment, the operator.
-_STEP = re.compile(r"^( *const auto v\d+ = .*; {2}// \w[\w.]*)$", re.MULTILINE)
+_STEP = re.compile(r"^( *const auto v(\d+) = .*; {2}// \w[\w.]*)$", re.MULTILINE)
 _NEAREST = 3
 
 
@@ -227,11 +227,11 @@ def _print_generated(plans: Sequence[Plan], node: str) -> None:
 
 def _name_steps(text: str, origin: str) -> str:
     """Return text with the node of each step behind it, or all names in front where there are more steps than nodes."""
-    names, count = origin.split("+"), len(_STEP.findall(text))
+    names, count = origin.split("+"), len({match[2] for match in _STEP.finditer(text)})
     if count > len(names):
         return f"// {origin}\n{text}"
-    left = iter(names[-count:])  # a producer and its view stand in front of the steps
-    return _STEP.sub(lambda match: f"{match[1]} {next(left)}", text)
+    own = names[len(names) - count :]  # a producer and its view stand in front of the steps
+    return _STEP.sub(lambda match: f"{match[1]} {own[int(match[2])]}", text)
 
 
 def _print_partition(console: Console, partition: Partition) -> None:

@@ -39,6 +39,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.provider import Posed
+from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import WeightForm
@@ -367,6 +368,16 @@ class Operator:
         """Return what it computes of one element of each input, broadcast, so that it may be in a region.
 
         None: it is no such operator, or not of inputs of these types.
+
+        Args:
+            inputs: Specs; None: absent.
+        """
+        return None
+
+    def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
+        """Return what it computes of rows, the elements along the trailing axes, so that it may be in a region.
+
+        None: it is no such operator, or not of inputs of these types and shapes.
 
         Args:
             inputs: Specs; None: absent.

@@ -30,6 +30,7 @@ from gpuexec.passes.fuse_conv_batchnorm import fuse_conv_batchnorm
 from gpuexec.passes.fuse_epilogues import fuse_epilogues
 from gpuexec.passes.fuse_regions import fuse_regions
 from gpuexec.passes.fuse_rounding import fuse_rounding
+from gpuexec.passes.fuse_rows import fuse_rows
 from gpuexec.passes.group_heads import group_heads
 from gpuexec.passes.inline_branches import inline_branches
 from gpuexec.passes.merge_common import merge_common
@@ -90,6 +91,7 @@ AT_PLAN = (
     Pass("fold_shapes", fold_shapes, needs_specs=True),
     Pass("recognise_normalizations", recognise_normalizations, needs_specs=True, operators=NORMALIZATION_ANCHORS),
     Pass("recognise_attention", recognise_attention, needs_specs=True, operators={Softmax.name}),
+    Pass("fuse_rows", fuse_rows, needs_specs=True),
     Pass("fuse_epilogues", fuse_epilogues, needs_specs=True),
     Pass("fuse_regions", fuse_regions, needs_specs=True),
     Pass("remove_dead", remove_dead),
@@ -99,7 +101,7 @@ AT_PLAN = (
 FUSE_ROUNDING = Pass("fuse_rounding", fuse_rounding)
 
 # Passes that make operators whose kernels have generated text, which takes a compiler where a program does not hold it.
-GENERATING = frozenset({"fuse_epilogues", "fuse_regions"})
+GENERATING = frozenset({"fuse_rows", "fuse_epilogues", "fuse_regions"})
 
 
 def run_passes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,7 +27,7 @@ _RESHAPED = (Gemm.name, MatMul.name, ScaledMatMul.name)
 
 
 @dataclass(slots=True)
-class _Group:
+class EpilogueGroup:
     """A producer, and the steps that its kernel takes.
 
     Attributes:
@@ -58,29 +58,48 @@ def fuse_epilogues(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | N
         specs: Specs of the inputs, by name.
         limit: The most operators to make, the first ones; None: all.
     """
-    fusing = _Fusing(graph, PointwiseNodes(graph, specs))
-    for position, node in enumerate(graph.nodes):
-        fusing.visit(position, node)
+    fusing = _Fusing(graph, PointwiseNodes(graph, specs), ())
+    fusing.walk()
     return fusing.finish(limit)
+
+
+def find_epilogues(graph: Graph, nodes: PointwiseNodes, without: Container[int] = ()) -> list[EpilogueGroup]:
+    """Return the producers that `fuse_epilogues` finds, each with the steps that it puts into it.
+
+    Args:
+        graph: The graph.
+        nodes: Its nodes.
+        without: Positions of nodes that are to be no producers.
+    """
+    fusing = _Fusing(graph, nodes, without)
+    return fusing.walk()
 
 
 class _Fusing:
     """Walk over a graph; `_cluster_of` has the cluster that makes a value."""
 
-    def __init__(self, graph: Graph, nodes: PointwiseNodes) -> None:
-        self._graph, self._nodes = graph, nodes
-        self._cluster_of: dict[Value, _Group] = {}
-        self._clusters: list[_Group] = []
+    def __init__(self, graph: Graph, nodes: PointwiseNodes, without: Container[int]) -> None:
+        self._graph, self._nodes, self._without = graph, nodes, without
+        self._cluster_of: dict[Value, EpilogueGroup] = {}
+        self._clusters: list[EpilogueGroup] = []
         self._depths: dict[Value, int] = {}
 
-    def visit(self, position: int, node: Node) -> None:
+    def walk(self) -> list[EpilogueGroup]:
+        """Visit all nodes and return the clusters, as long as kernels can store what they make."""
+        for position, node in enumerate(self._graph.nodes):
+            self._visit(position, node)
+        for cluster in self._clusters:
+            self._shorten(cluster)
+        return self._clusters
+
+    def _visit(self, position: int, node: Node) -> None:
         """Make a node a step of a cluster, or begin one with it."""
         is_pointwise = self._nodes.is_pointwise(node)
         if is_pointwise:
             self._extend(position, node)
         elif node.operator.name == Reshape.name:
             self._view(node)
-        else:
+        elif position not in self._without:
             self._begin(position, node)
         depth = self._find_depth(node) + (not is_pointwise)
         for value in node.outputs:
@@ -89,8 +108,6 @@ class _Fusing:
 
     def finish(self, limit: int | None) -> Graph:
         """Return the graph with each of the first clusters as one node."""
-        for cluster in self._clusters:
-            self._shorten(cluster)
         taken = {node.name for node in self._graph.nodes}
         fused: dict[int, Node] = {}
         gone: set[int] = set()
@@ -111,7 +128,7 @@ class _Fusing:
             return
         if any(other is not None and self._nodes.is_read_beside(other, ()) for other in others):
             return
-        cluster = _Group(position, value, self._find_depth(node))
+        cluster = EpilogueGroup(position, value, self._find_depth(node))
         self._cluster_of[value] = cluster
         self._clusters.append(cluster)
 
@@ -141,7 +158,7 @@ class _Fusing:
                 self._cluster_of[made] = cluster
                 return
 
-    def _fits(self, cluster: _Group, node: Node, made: Value) -> bool:
+    def _fits(self, cluster: EpilogueGroup, node: Node, made: Value) -> bool:
         """Return whether a node can be the next step of a cluster."""
         shape = self._nodes.specs[cluster.value].shape
         if self._nodes.specs[made].shape != shape or len(cluster.members) >= _MAX_STEPS:
@@ -155,18 +172,18 @@ class _Fusing:
             operands[value] = None
         return len(operands) <= _MAX_OPERANDS
 
-    def _list_operands(self, cluster: _Group) -> dict[Value, None]:
+    def _list_operands(self, cluster: EpilogueGroup) -> dict[Value, None]:
         """Return the values that the steps of a cluster read of others, in order."""
         nodes = [self._graph.nodes[member] for member in cluster.members]
         made = {cluster.value, *(node.outputs[0] for node in nodes)}
         return {value: None for node in nodes for value in self._nodes.list_operands(node) if value not in made}
 
-    def _list_results(self, cluster: _Group) -> list[Value]:
+    def _list_results(self, cluster: EpilogueGroup) -> list[Value]:
         """Return what the producer and the steps make that others read."""
         made = [cluster.value, *(self._graph.nodes[member].outputs[0] for member in cluster.members)]
         return [value for value in made if value is not None and self._nodes.is_read_beside(value, cluster.members)]
 
-    def _shorten(self, cluster: _Group) -> None:
+    def _shorten(self, cluster: EpilogueGroup) -> None:
         """Take the last steps away as long as no kernel stores what others read then."""
         dtype = self._nodes.specs[cluster.value].dtype
         stored = (dtype, *(STORED if dtype == _FLOAT else ()))
@@ -179,7 +196,7 @@ class _Fusing:
     def _find_depth(self, node: Node) -> int:
         return max([self._depths.get(value, 0) for value in node.inputs if value is not None], default=0)
 
-    def _make_node(self, cluster: _Group, taken: set[str]) -> Node:
+    def _make_node(self, cluster: EpilogueGroup, taken: set[str]) -> Node:
         """Return a cluster as a node; what its steps read stands behind what the producer does."""
         producer = self._graph.nodes[cluster.position]
         members = [self._graph.nodes[member] for member in cluster.members]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpuexec.ir.graphs import Graph
 from gpuexec.ops.elementwise.fused import Fused
-from gpuexec.ops.elementwise.region import Region
+from gpuexec.ops.elementwise.region import Steps
 
 
 def fuse_rounding(graph: Graph) -> Graph:
@@ -20,7 +20,7 @@ def fuse_rounding(graph: Graph) -> Graph:
     """
     nodes = tuple([
         replace(node, operator=replace(node.operator, rounds=False))  # type: ignore[type-var]
-        if isinstance(node.operator, (Fused, Region))
+        if isinstance(node.operator, (Fused, Steps))
         else node
         for node in graph.nodes
     ])  # fmt: skip

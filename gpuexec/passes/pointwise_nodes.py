@@ -1,4 +1,4 @@
-"""Nodes that compute element by element, as passes put them into one operator: what they read, and who reads them."""
+"""Nodes that compute by elements or rows, as passes put them into one operator: what they read, and who reads them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 from gpuexec.ir.graphs import Array, Graph, Node, Value
 from gpuexec.ir.operator import describe
+from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.elementwise.region_steps import Given, StepRow, write_number
+from gpuexec.ops.elementwise.elementwise_unary import ROUND_OPERAND
+from gpuexec.ops.elementwise.region_steps import Given, StepRow, write_integers, write_number
 from gpuexec.passes.known_specs import Shapes
 
 
 class PointwiseNodes:
-    """A graph, and which of its nodes compute element by element on the device.
+    """A graph, and which of its nodes compute element by element, or row by row, on the device.
 
     Attributes:
         specs: Specs of the values, as far as they follow.
@@ -30,17 +32,39 @@ class PointwiseNodes:
         self._positions = {id(node): position for position, node in enumerate(graph.nodes)}
 
     def is_pointwise(self, node: Node) -> bool:
-        """Return whether a node can be a step.
+        """Return whether a node can be a step on elements.
 
         It makes one value of known shape that the host does not know, and that no shape depends on.
         """
-        inputs = [None if value is None else self.specs.get(value) for value in node.inputs]
+        return self._makes_value(node) and node.operator.as_pointwise(self._list_specs(node)) is not None
+
+    def can_be_step(self, node: Node) -> bool:
+        """Return whether a node can be a step on elements of a region.
+
+        A rounding in front of a product is left to the product's kernel, which may do it itself.
+        """
+        return node.operator.name != ROUND_OPERAND and self.is_pointwise(node)
+
+    def find_row_form(self, node: Node) -> RowForm | None:
+        """Return the form of a node that can be a step on rows, in the same way; what it holds is constant."""
+        form = node.operator.as_row(self._list_specs(node)) if self._makes_value(node) else None
+        if form is None:
+            return None
+        read = [node.inputs[place] for place in form.read if place < len(node.inputs)]
+        return form if all(value is None or value in self._graph.constants for value in read) else None
+
+    def _list_specs(self, node: Node) -> list[TensorSpec | None]:
+        return [None if value is None else self.specs.get(value) for value in node.inputs]
+
+    def _makes_value(self, node: Node) -> bool:
+        """Return whether a node makes one value on the device, and its inputs are known."""
+        inputs = self._list_specs(node)
         made = [None if value is None else self.specs.get(value) for value in node.outputs]
         if len(made) != 1 or made[0] is None or node.outputs[0] in self.on_host:
             return False
         if any(value is not None and spec is None for value, spec in zip(node.inputs, inputs, strict=True)):
             return False
-        return self._demanded.isdisjoint(node.outputs) and node.operator.as_pointwise(inputs) is not None
+        return self._demanded.isdisjoint(node.outputs)
 
     def list_readers(self, value: Value) -> list[int]:
         """Return the positions of the nodes that read a value."""
@@ -56,10 +80,19 @@ class PointwiseNodes:
         return [value for value, text in zip(node.inputs, numbers, strict=True) if value is not None and text is None]
 
     def write_numbers(self, node: Node) -> list[str | None]:
-        """Return each input of a node that is a constant of one element and stretches nothing as text."""
+        """Return as text each input that is a constant of one element and stretches nothing, or that forms hold."""
+        form = self.find_row_form(node)
+        read = set() if form is None else {node.inputs[place] for place in form.read if place < len(node.inputs)}
         others = [self.specs[value].rank for value in node.inputs if value is not None and not self._is_number(value)]
         rank = max(others, default=-1)
-        return [None if value is None else self._write_number(value, rank) for value in node.inputs]
+        return [
+            None
+            if value is None
+            else write_integers(self._graph.constants[value])
+            if value in read
+            else self._write_number(value, rank)
+            for value in node.inputs
+        ]
 
     def write_row(self, node: Node, sources: Mapping[Value, Given]) -> StepRow:
         """Return a node as the row of a step.

@@ -1,78 +1,11 @@
 // Reductions: sums, products, extrema, norms, log-sum-exp, ArgMax and ArgMin.
 #include "dependent_launch.cuh"
 #include "epilogue.cuh"
+#include "folds.cuh"
 #include "index.cuh"
-#include "reduce.cuh"
-#include "softmax_state.cuh"
-
-// The last step of a reduction, by its code in the table of gpuexec/ops/reduce/reduce.py.
-enum Finish : int { kAsIs, kMean, kRoot, kLog };
 
 __device__ inline float power_of(float x, float p) { return powf(x, p); }
 __device__ inline double power_of(double x, double p) { return pow(x, p); }
-
-// An operation has a Partial, its identity, the lift of an element, an order-keeping merge, and the finish.
-// Integers wrap; then mean and root are taken in double and truncated. The mean of nothing is NaN, or 0 for integers.
-template <class T>
-struct Sum {
-  typedef Acc<T> Partial;
-  static __device__ Partial identity() { return Partial(0); }
-  static __device__ Partial lift(T x) { return widen(x); }
-  static __device__ Partial merge(Partial a, Partial b) { return wrapping_add(a, b); }
-  static __device__ T finish(Partial total, int finish, i64 terms) {
-    typedef typename Select<kIsInteger<T>, double, Partial>::type Wide;
-    if (finish == kMean) return cast<T>(Wide(total) / Wide(terms));
-    if (finish == kRoot) return cast<T>(root_of(Wide(total)));
-    if (finish == kLog) return cast<T>(log_of(Wide(total)));
-    return cast<T>(total);
-  }
-};
-
-template <class T>
-struct SumMagnitude : Sum<T> {
-  static __device__ Acc<T> lift(T x) { return magnitude_of(widen(x)); }
-};
-
-template <class T>
-struct SumSquare : Sum<T> {
-  static __device__ Acc<T> lift(T x) { return wrapping_mul(widen(x), widen(x)); }
-};
-
-template <class T>
-struct Prod {
-  typedef Acc<T> Partial;
-  static __device__ Partial identity() { return Partial(1); }
-  static __device__ Partial lift(T x) { return widen(x); }
-  static __device__ Partial merge(Partial a, Partial b) { return wrapping_mul(a, b); }
-  static __device__ T finish(Partial product, int, i64) { return cast<T>(product); }
-};
-
-template <class T>
-struct Max {
-  typedef Acc<T> Partial;
-  static __device__ Partial identity() { return limits<Partial>::negative_inf(); }
-  static __device__ Partial lift(T x) { return widen(x); }
-  static __device__ Partial merge(Partial a, Partial b) { return greater_of(a, b); }
-  static __device__ T finish(Partial greatest, int, i64) { return cast<T>(greatest); }
-};
-
-template <class T>
-struct Min {
-  typedef Acc<T> Partial;
-  static __device__ Partial identity() { return limits<Partial>::inf(); }
-  static __device__ Partial lift(T x) { return widen(x); }
-  static __device__ Partial merge(Partial a, Partial b) { return lesser_of(a, b); }
-  static __device__ T finish(Partial least, int, i64) { return cast<T>(least); }
-};
-
-template <class T>
-struct LogSumExp {
-  typedef SoftmaxState<Acc<T>> Partial;
-  static __device__ Partial identity() { return Partial::empty(); }
-  static __device__ Partial lift(T x) { return Partial::of(widen(x)); }
-  static __device__ Partial merge(Partial a, Partial b) { return Partial::merge(a, b); }
-  static __device__ T finish(Partial state, int, i64) { return cast<T>(state.log_sum()); }
-};
 
 // Folds the terms first, first + step, ... below `end` of the row at x, in this order. Where the terms have one stride,
 // four are loaded before they are folded.

@@ -45,7 +45,7 @@ def load_commands(count: int, *, is_read_often: bool = False) -> gx.Model:
         else:
             x = build.node(operator, x, *([build.weight(*others)] if others else []))
     data = build.finish("commands", (16, 64), x, (16, 64)).data
-    return gx.load(data, disabled_passes=["fuse_epilogues", "fuse_regions"])
+    return gx.load(data, disabled_passes=["fuse_rows", "fuse_epilogues", "fuse_regions"])
 
 
 def measure_schedule(repeats: int) -> list[Figures]:

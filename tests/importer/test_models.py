@@ -11,7 +11,7 @@ from gpuexec.importer import load_graph, run_oracle, to_model
 from gpuexec.ir.graphs import Array, Graph
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.control.interpret import compute_graph
-from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes
+from gpuexec.passes import AT_LOAD, AT_PLAN, GENERATING, run_passes
 from tests.system.models.folder import TRAINED, ModelCase, needs_models, path_of, read_case, read_manifest
 
 CONTROL = ("hand_if_loop_scan", "silero_vad_v6", "onnxscript_greedy_decode_loop", "jax_cond", "torch_cond__d18")
@@ -40,7 +40,7 @@ def test_graph_after_all_passes_gives_the_recorded_outputs(name: str) -> None:
         specs = {key: TensorSpec(array.shape, array.dtype) for key, array in case.inputs.items()}
         # Attention that is recognised and operators with an epilogue are our own: no other engine runs them.
         compare(
-            run_passes(graph, AT_PLAN, frozenset({"recognise_attention", "fuse_epilogues", "fuse_regions"}), specs),
+            run_passes(graph, AT_PLAN, frozenset({"recognise_attention", *GENERATING}), specs),
             case,
         )
         check_computed(run_passes(graph, AT_PLAN, specs=specs), case)

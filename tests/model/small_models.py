@@ -83,7 +83,7 @@ def make_model(
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
     data = helper.make_model(graph, opset_imports=opsets).SerializeToString()
-    return gx.load(data, disabled_passes=("fuse_regions", "merge_products"))
+    return gx.load(data, disabled_passes=("fuse_rows", "fuse_regions", "merge_products"))
 
 
 def affine(shape: Sequence[int | str] = ("n", 3)) -> gx.Model:

@@ -45,9 +45,9 @@ ANY_NUMBER = (
         "ProjectedHeads",
         "Scan",
     ),
-    *("Region", "ScaledDotProductAttention", "SequenceConstruct", "SequenceMap", "_Fold", "_Optimizer"),
+    *("ScaledDotProductAttention", "SequenceConstruct", "SequenceMap", "_Fold", "_Optimizer"),
 )
-BASES = ("Composite", "Drawing", "Elementwise", "Fused", "Narrowed", "Recurrent", "_NormalizedSum", "_Shown")
+BASES = ("Composite", "Drawing", "Elementwise", "Fused", "Narrowed", "Recurrent", "Steps", "_NormalizedSum", "_Shown")
 GROUPS = (
     *("MatMulIntegerToFloat", "QGemm", "QLinearConcat", "QLinearConv", "QLinearMatMul", "QLinearWhere"),
     *("QuantizedBinary", "QuantizedUnary"),

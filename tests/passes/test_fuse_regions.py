@@ -172,7 +172,7 @@ def make_models(draw: Any) -> tuple[bytes, dict[str, Any]]:
 def check_bits(model: tuple[bytes, dict[str, Any]], backend: gx.BackendType) -> None:
     data, inputs = model
     results = []
-    for disabled in ((), ("fuse_regions",)):
+    for disabled in ((), ("fuse_rows", "fuse_regions")):
         with gx.Worker(gx.load(data, disabled_passes=disabled), backend=backend) as worker:
             results.append(worker.run(inputs))
             smaller = {name: x[: max(1, x.shape[0] // 2)] if x.shape[0] > 1 else x for name, x in inputs.items()}

@@ -40,6 +40,7 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
         "fold_shapes",
         "recognise_normalizations",
         "recognise_attention",
+        "fuse_rows",
         "fuse_epilogues",
         "fuse_regions",
         "remove_dead",

@@ -72,7 +72,7 @@ def test_elementwise_operators_are_one_group() -> None:
 def test_a_region_is_in_the_group_of_its_operators() -> None:
     nodes = [node("Exp", "a", "s"), node("Add", "s b", "t"), node("Softmax", "t", "v"), node("Tanh", "v", "y")]
     plan = make_plan(nodes, is_fused=True)
-    assert name_groups(plan) == [["s+t", "v+y"]]
+    assert name_groups(plan) == [["s+t+v+y"]]
     assert find_groups(plan).minimum_nbytes == find_groups(make_plan(nodes)).minimum_nbytes == 3 * NBYTES
 
 

@@ -33,7 +33,7 @@ def launched(model: Model, feed: dict[str, Array]) -> set[Kernel]:
 
     Those follow from what is planned together, and a run does without them where a file does not hold them.
     """
-    plain = frozenset({*model.disabled_passes, "fuse_regions"})
+    plain = frozenset({*model.disabled_passes, "fuse_rows", "fuse_regions"})
     model = model._derive(model.info, model.graph, model.dims, plain, model.memories)
     with gx.Worker(model, backend=gx.BackendType.SIMULATOR) as worker:
         worker.run(feed)

@@ -227,6 +227,9 @@ LARGER: Mapping[str, Budget] = {
     "pool.cu:average_pool": Budget(72, "a sum and a count beside the walk over three axes"),
     "tiled.cu:tiled": Budget(128, "squares of two operands, and the steps of a region; two blocks of 256 threads fit"),
     "resize.cu:resize_blend": Budget(80, "coordinates and weights of three axes stay in registers"),
+    "rows.cu:rows": Budget(
+        168, "up to 32 elements of each value that a later phase reads; one block of 256 threads fits"
+    ),
     "rnn.cu:recur": Budget(128, "4 x 4 sums beside the walk over slices and tiles; two blocks of 256 threads fit"),
     "softmax.cu:softmax": Budget(96, "a thread holds its 16 terms between two passes"),
     "svm.cu:couple_classes": Budget(72, "a thread solves the system of a row, at 64-bit offsets of its scratch"),

@@ -17,10 +17,11 @@ from math import prod
 
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
-from gpuexec.ir.geometry import broadcast_strides, ceil_div, contiguous_strides, max_offset, memory_axes
+from gpuexec.ir.geometry import ceil_div, contiguous_strides, max_offset, memory_axes
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import dtype_row
 from gpuexec.ir.work import Work, count_apart_bytes, count_slot_bytes, count_warps, work_of
+from gpuexec.ops.elementwise.joined_axes import group_axes, join_strides, list_joined, spread_strides
 from gpuexec.ops.elementwise.region_steps import StepForms, StepRow
 from gpuexec.ops.elementwise.region_text import CodeRow, count_steps, name_text, write_compute, write_steps
 from gpuexec.ops.lib.broadcast import THREADS, VECTOR_BYTES, vector_width
@@ -154,13 +155,13 @@ class JoinedWalk:
         shape = output.shape
         is_row_major = bool(emit.choose(output.is_contiguous))
         order = tuple(range(len(shape))) if is_row_major else memory_axes(shape, output.strides)
-        strides = [(0,) * len(shape) if 0 in shape else _broadcast(slot, shape) for slot in inputs]
+        strides = [(0,) * len(shape) if 0 in shape else spread_strides(slot, shape) for slot in inputs]
         laid = [tuple([own[axis] for axis in order]) for own in strides]
         extents = tuple([shape[axis] for axis in order])
-        joined = _list_joined(extents, laid)
+        joined = list_joined(extents, laid)
         chosen = emit.choose(sum(1 << axis for axis in joined))
-        groups = _group(len(extents), chosen)
-        walked = [_join(extents, own, groups) for own in laid]
+        groups = group_axes(len(extents), chosen)
+        walked = [join_strides(extents, own, groups) for own in laid]
         sizes = tuple([prod(extents[axis] for axis in group) for group in groups])
         dense = contiguous_strides(sizes)
         limit = max((max_offset(slot.shape, slot.strides) for slot in (*inputs, output)), default=0)
@@ -200,57 +201,6 @@ class JoinedWalk:
             if operand.kind is OperandKind.STRIDED and operand.moves[axis]
         ]
         return packed + struct.pack(f"<{max(1, len(moved))}{offset}", *(moved or [0]))
-
-
-def _broadcast(slot: Slot, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of an operand over a shape; one of a single element may have more axes."""
-    return (0,) * len(shape) if slot.spec.size == 1 else broadcast_strides(slot.shape, slot.strides, shape)
-
-
-def _list_joined(extents: tuple[int, ...], strides: Sequence[tuple[int, ...]]) -> list[int]:
-    """Return the axes that are joined with the next outer one: all operands walk the two as one."""
-    joined = []
-    outer: int | None = None  # the last axis of more than one element
-    for axis, extent in enumerate(extents):
-        if extent == 1:
-            if axis:
-                joined.append(axis)
-            continue
-        if axis and (outer is None or all(own[outer] == own[axis] * extent for own in strides)):
-            joined.append(axis)
-        outer = axis
-    return joined
-
-
-def _group(rank: int, joined: int) -> list[list[int]]:
-    groups: list[list[int]] = []
-    for axis in range(rank):
-        if axis and joined >> axis & 1:
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    return groups
-
-
-def _join(extents: tuple[int, ...], strides: tuple[int, ...], groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the stride of an operand along each group of axes.
-
-    Raises:
-        PlanError: It does not walk the axes of a group as one.
-    """
-    found = []
-    for group in groups:
-        step, expected = 0, None
-        for axis in reversed(group):
-            if extents[axis] == 1:
-                continue
-            if expected is None:
-                step = strides[axis]
-            elif strides[axis] != expected:
-                raise PlanError("An operand of a region does not lie as at the upper end, where axes are joined.")
-            expected = strides[axis] * extents[axis]
-        found.append(step)
-    return tuple(found)
 
 
 def _choose_kind(

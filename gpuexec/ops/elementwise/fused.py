@@ -337,7 +337,7 @@ class Fused(Operator):
         forms = find_forms(self.parts.region.steps, self._list_keys(result, inputs), self.rounds)
         is_able = (
             not emit.target.has_textures
-            and forms.forms is not None
+            and forms.pointwise is not None
             and all(y.shape == result.shape and y.strides == result.strides for y in outputs)
         )
         if not emit.choose(is_able) or not is_able:

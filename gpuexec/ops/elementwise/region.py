@@ -1,14 +1,15 @@
-"""Region: a graph of operators on elements as one operator.
+"""Regions: graphs of operators as one operator, on elements (Region), or on rows and their elements (RowRegion).
 
-Its results are, to the bit, what the operators would give one after the other: `infer` is just that, `compute` is that
-over blocks that stay in cache (`region_blocks`), and on a device with kernels one launch does it (`flat`, or `tiled`
-where operands lie across), over textures one for each result (`region_blits`), or where that can't be, a launch for
-each step. The pass `gpuexec.passes.fuse_regions` makes regions; no file has them.
+Their results are, to the bit, what the operators would give one after the other: `infer` is just that, `compute` is
+that over blocks that stay in cache (`region_blocks`), and on a device with kernels one launch does it (`flat`, or
+`tiled` where operands lie across, `row_kernel` for rows), over textures one for each result (`region_blits`), or where
+that can't be, a launch for each step. The passes `gpuexec.passes.fuse_regions` and `gpuexec.passes.fuse_rows` make
+regions; no file has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,37 +24,32 @@ from gpuexec.ops.elementwise.flat import JoinedWalk, can_walk, launch_flat
 from gpuexec.ops.elementwise.region_blits import can_draw, draw_region
 from gpuexec.ops.elementwise.region_blocks import BlockProgram, prepare_blocks
 from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, find_forms, list_keys, read_steps
+from gpuexec.ops.elementwise.row_blocks import RowProgram, prepare_row_blocks
+from gpuexec.ops.elementwise.row_kernel import can_launch, launch_rows
+from gpuexec.ops.elementwise.row_layout import RowLayout, find_row_layout
 from gpuexec.ops.elementwise.tiled import choose_tiling, launch_tiled
 
 _PROGRAMS_KEPT = 64
 
 
-class _Kept(Operator):
-    """Base with the programs that a region has made of its steps."""
+class Steps(Operator):
+    """Base of the operators here: steps in an order in which each finds its inputs.
 
-    __slots__ = ("_programs",)
-    _programs: dict[tuple[SpecKey | None, ...], BlockProgram | None]
-
-
-@operator("Region", FUSED_DOMAIN)
-@dataclass(frozen=True, slots=True)
-class Region(_Kept):
-    """Operators on elements, in an order in which each finds its inputs.
-
-    ``steps`` are rows of (name, attributes, inputs), see `gpuexec.ops.elementwise.region_steps`; ``results`` are the
-    positions of those that make the outputs. Inputs and outputs may be of any type that kernels compute with. With
-    ``rounds`` false, floats that pass between steps are not rounded to their type.
+    Attributes:
+        steps: Rows of (name, attributes, inputs), see `gpuexec.ops.elementwise.region_steps`.
+        results: The positions of those that make the outputs.
+        rounds: Whether floats that pass between steps are rounded to their type.
     """
 
+    __slots__ = ("_programs",)
     steps: tuple  # type: ignore[type-arg]
     results: tuple[int, ...]
-    rounds: bool = True
+    rounds: bool
+    _programs: dict[tuple[SpecKey | None, ...], BlockProgram | RowProgram | None]
     tolerance = Tolerance.REDUCTION
     uses_all_cores = True
-    example = "float32[2] float32[2] steps=(('Add',(),(0,1)),('Relu',(),(-1,))) results=(1,)"
     derivative = Derivative.REFUSED
     has_blits = True
-    format_use = FormatUse.FOLLOWS
 
     def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
         """Infer one operator after the other.
@@ -82,21 +78,97 @@ class Region(_Kept):
         return total
 
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
-        """Compute block by block; where results differ in shape, one operator after the other."""
+        """Compute block by block; where that can't be, one operator after the other."""
         program = self._find_program(list_keys(inputs))
-        if program is not None:
+        if isinstance(program, BlockProgram) or (program is not None and program.can_run(inputs)):
             return program.run(inputs, out)
         made: list[Array] = []
         for step in read_steps(self.steps):
             (result, *_) = step.operator.compute(*step.pick(inputs, made, np.asarray))
             assert result is not None
-            made.append(result)
+            made.append(np.asarray(result, order="C"))  # as a device stores it, for sums in the order of memory
         return tuple([made[step] for step in self.results])
+
+    def _find_forms(self, inputs: Sequence[Any]) -> StepForms:
+        return find_forms(self.steps, list_keys(inputs), self.rounds)
+
+    def _find_program(self, keys: tuple[SpecKey | None, ...]) -> BlockProgram | RowProgram | None:
+        """Return the steps prepared for inputs, kept with the operator; None where they can't be."""
+        try:
+            known = self._programs
+        except AttributeError:  # new, or out of a pickle, which has fields alone
+            known = {}
+            object.__setattr__(self, "_programs", known)
+        if keys not in known:
+            if len(known) > _PROGRAMS_KEPT:
+                known.clear()
+            known[keys] = self._prepare(find_forms(self.steps, keys, self.rounds), keys)
+        return known[keys]
+
+    def _prepare(self, forms: StepForms, keys: tuple[SpecKey | None, ...]) -> BlockProgram | RowProgram | None:
+        """Return the steps prepared for inputs, or None."""
+        raise NotImplementedError
+
+    def _list_kept(self, outputs: Slots) -> list[tuple[int, Slot]]:
+        """Return the results that are wanted, each with its step."""
+        return [(step, slot) for step, slot in zip(self.results, outputs, strict=True) if slot is not None]
+
+    def _allow_in_place(
+        self, emit: Emitter, inputs: Slots, kept: Sequence[tuple[int, Slot]], is_safe: Callable[[int, int], bool]
+    ) -> None:
+        """Let results take the bytes of inputs that no step reads once they are made.
+
+        Args:
+            emit: Emitter of the launch.
+            inputs: The inputs.
+            kept: The step of each result that is wanted, and its slot.
+            is_safe: Says of a step and the position of an input whether the kernel allows it.
+        """
+        last: dict[int, int] = {}
+        for place, step in enumerate(read_steps(self.steps)):
+            last.update({given: place for given in step.inputs if isinstance(given, int) and given >= 0})
+        for place, y in kept:
+            for position, x in enumerate(inputs):
+                if x is None or x.shape != y.shape or x.dtype != y.dtype or last.get(position, 0) > place:
+                    continue
+                others = [each for k, each in enumerate(inputs) if k != position and each is not None]
+                is_alone = all(each.buffer != x.buffer for each in others)
+                if x.strides == y.strides and is_alone and is_safe(place, position):
+                    emit.in_place(y, x)
+
+    def _lower_apart(self, emit: Emitter, forms: StepForms, inputs: Slots, outputs: Slots) -> None:
+        """Launch each step by itself."""
+        wanted = dict(zip(self.results, outputs, strict=True))
+        made: list[Slot] = []
+
+        def wrap(array: Array) -> Slot:
+            slot = emit.constant(array)
+            return Slot(slot.buffer, slot.offset_bytes, TensorSpec.of(array), slot.strides)  # axes are read
+
+        for place, (step, spec) in enumerate(zip(read_steps(self.steps), forms.specs, strict=True)):
+            y = wanted.get(place)
+            y = emit.temp(spec.shape, spec.dtype) if y is None else y
+            lower = step.operator.lower
+            assert lower is not None
+            lower(StepEmitter(emit, y), step.pick(inputs, made, wrap), (y,))
+            made.append(y)
+
+
+@operator("Region", FUSED_DOMAIN)
+@dataclass(frozen=True, slots=True)
+class Region(Steps):
+    """Operators on elements. Inputs and outputs may be of any type that kernels compute with."""
+
+    steps: tuple  # type: ignore[type-arg]
+    results: tuple[int, ...]
+    rounds: bool = True
+    example = "float32[2] float32[2] steps=(('Add',(),(0,1)),('Relu',(),(-1,))) results=(1,)"
+    format_use = FormatUse.FOLLOWS
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once; where that can't be, once for each step."""
         forms = self._find_forms(inputs)
-        kept = [(step, slot) for step, slot in zip(self.results, outputs, strict=True) if slot is not None]
+        kept = self._list_kept(outputs)
         if not kept:
             return
         laid = {slot.strides for _, slot in kept}
@@ -107,7 +179,7 @@ class Region(_Kept):
             return
         if not is_flat:
             raise PlanError("A region has results of several shapes, which have one at the upper end.")
-        self._allow_in_place(emit, inputs, kept)
+        self._allow_in_place(emit, inputs, kept, lambda step, position: True)
         used, steps, results = [x for x in inputs if x is not None], [s for s, _ in kept], [y for _, y in kept]
         if emit.target.has_textures:
             draw_region(emit, self.steps, forms, steps, inputs, results)
@@ -119,49 +191,48 @@ class Region(_Kept):
         else:
             launch_tiled(emit, walk, tiling, self.steps, forms, steps, inputs, results)
 
-    def _find_forms(self, inputs: Sequence[Any]) -> StepForms:
-        return find_forms(self.steps, list_keys(inputs), self.rounds)
-
-    def _find_program(self, keys: tuple[SpecKey | None, ...]) -> BlockProgram | None:
-        """Return the steps prepared for inputs, kept with the operator; None where results differ in shape."""
-        try:
-            known = self._programs
-        except AttributeError:  # new, or out of a pickle, which has fields alone
-            known = {}
-            object.__setattr__(self, "_programs", known)
-        if keys not in known:
-            if len(known) > _PROGRAMS_KEPT:
-                known.clear()
-            forms = find_forms(self.steps, keys, self.rounds)
-            known[keys] = prepare_blocks(self.steps, forms, self.results, keys) if self._is_flat(forms) else None
-        return known[keys]
+    def _prepare(self, forms: StepForms, keys: tuple[SpecKey | None, ...]) -> BlockProgram | None:
+        return prepare_blocks(self.steps, forms, self.results, keys) if self._is_flat(forms) else None
 
     def _is_flat(self, forms: StepForms) -> bool:
         """Return whether all results are of one shape, which that of no step goes beyond."""
         shapes = {forms.specs[step].shape for step in self.results}
-        return forms.forms is not None and len(shapes) == 1
+        return forms.pointwise is not None and len(shapes) == 1
 
-    def _allow_in_place(self, emit: Emitter, inputs: Slots, kept: Sequence[tuple[int, Slot]]) -> None:
-        """Let results take the bytes of inputs that no step reads once they are made."""
-        last: dict[int, int] = {}
-        for place, step in enumerate(read_steps(self.steps)):
-            last.update({given: place for given in step.inputs if isinstance(given, int) and given >= 0})
-        for place, y in kept:
-            for position, x in enumerate(inputs):
-                if x is None or x.shape != y.shape or x.dtype != y.dtype or last.get(position, 0) > place:
-                    continue
-                others = [each for k, each in enumerate(inputs) if k != position and each is not None]
-                if x.strides == y.strides and all(each.buffer != x.buffer for each in others):
-                    emit.in_place(y, x)
 
-    def _lower_apart(self, emit: Emitter, forms: StepForms, inputs: Slots, outputs: Slots) -> None:
-        """Launch each step by itself."""
-        wanted = dict(zip(self.results, outputs, strict=True))
-        made: list[Slot] = []
-        for place, (step, spec) in enumerate(zip(read_steps(self.steps), forms.specs, strict=True)):
-            y = wanted.get(place)
-            y = emit.temp(spec.shape, spec.dtype) if y is None else y
-            lower = step.operator.lower
-            assert lower is not None
-            lower(StepEmitter(emit, y), step.pick(inputs, made, emit.constant), (y,))
-            made.append(y)
+@operator("RowRegion", FUSED_DOMAIN)
+@dataclass(frozen=True, slots=True)
+class RowRegion(Steps):
+    """Operators on rows, which are the elements along the trailing axes, and on their elements: one level of reduction.
+
+    Rows are the same for all. Results have an element for each element of a row, or one for each row.
+    """
+
+    steps: tuple  # type: ignore[type-arg]
+    results: tuple[int, ...]
+    rounds: bool = True
+    example = "float32[2,3] float32[2,3] steps=(('Add',(),(0,1)),('Softmax',(),(-1,))) results=(1,)"
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch once; where that can't be, once for each step."""
+        forms, kept = self._find_forms(inputs), self._list_kept(outputs)
+        if not kept:
+            return
+        layout, slots = self.find_layout(list_keys(inputs)), [slot for _, slot in kept]
+        is_able = layout is not None and can_launch(self.steps, forms, layout, inputs, slots)
+        if emit.target.has_textures or not emit.choose(is_able):
+            self._lower_apart(emit, forms, inputs, outputs)
+            return
+        if layout is None or not is_able:
+            raise PlanError("Rows of a region can't be reduced in one launch, as they are at the upper end.")
+        allows = launch_rows(emit, self.steps, forms, layout, [step for step, _ in kept], inputs, slots)
+        self._allow_in_place(emit, inputs, kept, allows)
+
+    def find_layout(self, keys: tuple[SpecKey | None, ...]) -> RowLayout | None:
+        """Return the layout for inputs of these shapes and types; None where steps don't reduce the same rows."""
+        forms = find_forms(self.steps, keys, self.rounds)
+        return None if forms.forms is None else find_row_layout(self.steps, forms, keys)
+
+    def _prepare(self, forms: StepForms, keys: tuple[SpecKey | None, ...]) -> RowProgram | None:
+        layout = self.find_layout(keys)
+        return None if layout is None else prepare_row_blocks(self.steps, forms, self.results, keys, layout)

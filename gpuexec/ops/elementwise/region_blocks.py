@@ -394,7 +394,7 @@ def _prepare(
     sources = [tuple([find_value(given) for given in step.inputs]) for step in steps]
     last = {value: place for place, row in enumerate(sources) for value in row}
     shapes = {number: _pad(key[0], len(shape)) for number, key in enumerate(inputs) if key is not None}
-    assert forms.forms is not None
+    assert forms.pointwise is not None
     registers = _Registers({
         output: (step, forms.specs[step].dtype)
         for output, step in enumerate(results)
@@ -408,7 +408,7 @@ def _prepare(
     kept = [last[number] for number, register in enumerate(widened) if register < 0 and number in last]
     read = 0 if is_apart else max(kept, default=0)
     calls = []
-    for place, (form, row) in enumerate(zip(forms.forms, sources, strict=True)):
+    for place, (form, row) in enumerate(zip(forms.pointwise, sources, strict=True)):
         wide, spec, value = accumulator(form.dtype), forms.specs[place], first + place
         own = (1,) * (len(shape) - spec.rank) + spec.shape[-len(shape) :] if shape else ()
         output = results.index(place) if place in results else -1

@@ -1,4 +1,4 @@
-"""Steps of a region: operators on elements, each with the sources of its inputs."""
+"""Steps of a region: operators on elements or rows, each with the sources of its inputs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 
 from gpuexec.ir.operator import Array, Operator, build
 from gpuexec.ir.pointwise import Pointwise
+from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 
 # An input of a step: the position of one of the region's inputs, `made_by` of an earlier step, a number as text (see
-# `write_number`), or None where it is absent.
+# `write_number`) or a list of integers (`write_integers`), or None where it is absent.
 Given = int | str | None
 # The name of an operator, its attributes that differ from their defaults, and its inputs.
 StepRow = tuple[str, tuple[tuple[str, Any], ...], tuple[Given, ...]]
@@ -22,7 +23,7 @@ StepRow = tuple[str, tuple[tuple[str, Any], ...], tuple[Given, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RegionStep:
-    """An operator on elements with the sources of its inputs."""
+    """An operator with the sources of its inputs."""
 
     operator: Operator
     inputs: tuple[Given, ...]
@@ -52,11 +53,17 @@ class StepForms:
 
     Attributes:
         specs: Of the result of each step.
-        forms: The pointwise form of each; None where one of them has none for these inputs.
+        forms: The pointwise form of each, or its form on rows; None where one of them has none for these inputs.
     """
 
     specs: tuple[TensorSpec, ...]
-    forms: tuple[Pointwise, ...] | None
+    forms: tuple[Pointwise | RowForm, ...] | None
+
+    @property
+    def pointwise(self) -> tuple[Pointwise, ...] | None:
+        """The pointwise form of each; None where one of them has none."""
+        found = tuple([form for form in self.forms or () if isinstance(form, Pointwise)])
+        return found if self.forms is not None and len(found) == len(self.forms) else None
 
     def without_roundings(self) -> StepForms:
         """Return the forms with what makes a float in its accumulator, which others see as it is computed."""
@@ -80,6 +87,11 @@ def read_steps(rows: tuple[StepRow, ...]) -> tuple[RegionStep, ...]:
     return tuple([RegionStep(build(name, dict(attributes)), tuple(inputs)) for name, attributes, inputs in rows])
 
 
+def write_integers(array: Array) -> str:
+    """Return a list of integers as text, its type in front."""
+    return " ".join([dtype_row(array.dtype).name, *map(str, array.reshape(-1).tolist()), ","])
+
+
 def write_number(array: Array) -> str | None:
     """Return a tensor of one element as text, its type in front; None where there is no text for it."""
     row = dtype_row(array.dtype)
@@ -91,10 +103,13 @@ def write_number(array: Array) -> str | None:
 
 @functools.lru_cache(4096)
 def read_number(text: str) -> Array:
-    """Return the 0-d array that `write_number` made a text of; it is read-only."""
+    """Return the 0-d array that `write_number` made a text of, or the list of `write_integers`; it is read-only."""
     name, _, digits = text.partition(" ")
     row = dtype_row(name)
-    array = np.array(float(digits) if row.is_float else int(digits), np.float64 if row.is_float else None)
+    if digits.endswith(","):
+        array = np.array(digits[:-1].split(), row.numpy)
+    else:
+        array = np.array(float(digits) if row.is_float else int(digits), np.float64 if row.is_float else None)
     array = array.astype(row.numpy)
     array.flags.writeable = False
     return array
@@ -107,7 +122,7 @@ def widen_number(text: str) -> Array:
     return array.astype(accumulator(array.dtype))
 
 
-def _widen(form: Pointwise) -> Pointwise:
+def _widen(form: Pointwise | RowForm) -> Pointwise | RowForm:
     return replace(form, dtype=accumulator(form.dtype)) if dtype_row(form.dtype).is_float else form
 
 
@@ -129,11 +144,11 @@ def find_forms(rows: tuple[StepRow, ...], inputs: tuple[SpecKey | None, ...], ro
     """
     given = [None if key is None else TensorSpec(*key) for key in inputs]
     specs: list[TensorSpec] = []
-    forms: list[Pointwise | None] = []
+    forms: list[Pointwise | RowForm | None] = []
     for step in read_steps(rows):
         picked = step.pick(given, specs, TensorSpec.of)
         specs.append(step.operator.infer(*picked)[0])
-        forms.append(step.operator.as_pointwise(picked))
+        forms.append(step.operator.as_pointwise(picked) or step.operator.as_row(picked))
     known = [form for form in forms if form is not None]
     found = StepForms(tuple(specs), tuple(known) if len(known) == len(forms) else None)
     return found if rounds else found.without_roundings()

@@ -48,12 +48,16 @@ class RegionNumbers:
         self.floats.append(number)
         return f"numbers.floats[{len(self.floats) - 1}]"
 
+    def add_double(self, number: float) -> str:
+        """Add a number as a double; return its name in the text."""
+        self.doubles.append(number)
+        return f"numbers.doubles[{len(self.doubles) - 1}]"
+
     def add(self, text: str) -> str:
         """Add a number as `write_number` writes it; return the C++ expression of its value."""
         array = read_number(text)
         if array.dtype == np.float64:
-            self.doubles.append(float(array))
-            return f"numbers.doubles[{len(self.doubles) - 1}]"
+            return self.add_double(float(array))
         if dtype_row(array.dtype).is_float:
             return self.add_float(float(array))
         self.integers.append(int(array))
@@ -82,8 +86,8 @@ def write_steps(
     places = {position: place for place, position in enumerate(p for p, given in enumerate(is_given) if given)}
     numbers = RegionNumbers()
     code = []
-    assert forms.forms is not None
-    for step, form, (name, _, _) in zip(read_steps(rows), forms.forms, rows, strict=True):
+    assert forms.pointwise is not None
+    for step, form, (name, _, _) in zip(read_steps(rows), forms.pointwise, rows, strict=True):
         names = []
         for given in step.inputs:
             if given is None:

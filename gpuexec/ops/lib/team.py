@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuexec.ir.command import Launch
-from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.command import Launch, Slot
+from gpuexec.ir.geometry import ceil_div, coalesce
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps
+from gpuexec.ops.lib.strided import Walk, join
 
 BLOCK_THREADS = 256
 _TERMS_PER_LANE = 4  # below this a lane has too little to read to hide the latency of the fold
@@ -56,6 +57,26 @@ def choose_team(terms: int, rows: int, neighbours: int = 1) -> Team:
     widest = _NARROW if rows < _FEW_ROWS else 32
     lanes = min(lanes, BLOCK_THREADS // min(widest, _power_of_two(neighbours)))
     return Team(lanes, BLOCK_THREADS // lanes)
+
+
+def walk_rows(x: Slot, axes: tuple[int, ...]) -> tuple[Walk, Walk]:
+    """Return the walk over rows, in the order of their axes, and that over the terms of a row, along some axes."""
+    others = [axis for axis in range(x.spec.rank) if axis not in axes]
+    shape, strides = coalesce([x.shape[axis] for axis in others], ([x.strides[axis] for axis in others],))
+    return Walk(shape, strides), join([x.shape[axis] for axis in axes], ([x.strides[axis] for axis in axes],))
+
+
+def choose_walking_team(kept: Walk, reduced: Walk) -> Team:
+    """Choose the team for rows that are read as they lie."""
+    return choose_team(reduced.count, kept.count, _count_neighbours(kept, reduced))
+
+
+def _count_neighbours(kept: Walk, reduced: Walk) -> int:
+    """Return how many rows lie side by side in memory: 1 where the terms of a row lie closer."""
+    if not kept.shape:
+        return 1
+    near = abs(kept.inner_strides[0])
+    return kept.shape[-1] if not reduced.shape or 0 < near < abs(reduced.inner_strides[0]) else 1
 
 
 @dataclass(frozen=True, slots=True)

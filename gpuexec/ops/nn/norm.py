@@ -19,6 +19,7 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Shape, broadcast_strides, normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.row_form import RowForm, RowLine
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, allow_for_floats, count_epilogue_steps
@@ -165,6 +166,18 @@ class _TrailingNormalization(Operator):
             affine = Affine(count, scale_stride, bias_stride, 1)
         NormalizedRows(count, columns, affine, self.epsilon, centered).launch(emit, x, scale, bias, outputs)
 
+    def _write_row(self, x: TensorSpec, scale: TensorSpec, has_bias: bool, centered: bool) -> RowForm:
+        """Return the form of ``normalize_row`` in norm.cu."""
+        work = "double" if _DOUBLE in (x.dtype, scale.dtype) else "float"
+        given, center = f"{work}({{0}})", "{t0}" if centered else f"{work}(0)"
+        sums = f"Sum<{work}>"
+        inverse = f"{work}(1) / root_of({{p}} / {work}({{columns}}) + {work}({{n0}}))"
+        means = (RowLine(given, sums, f"{{p}} / {work}({{columns}})"),) if centered else ()
+        squares = RowLine(f"({given} - {center}) * ({given} - {center})", sums, inverse)
+        result = f"({given} - {center}) * {{t{len(means)}}} * {work}({{1}})" + (f" + {work}({{2}})" if has_bias else "")
+        axis = normalize_axis(self.axis, x.rank)
+        return RowForm(axis, (*means, squares, RowLine(result)), work, scale.dtype, (self.epsilon,))
+
 
 def _check_broadcast(name: str, role: str, spec: TensorSpec, x: TensorSpec) -> None:
     padded = (1,) * (x.rank - spec.rank) + spec.shape
@@ -220,6 +233,11 @@ class LayerNormalization(_TrailingNormalization):
             stash = _STASH[self.stash_type]
             return y.astype(x.dtype, copy=False), np.asarray(mean).astype(stash), inverse.astype(stash)
 
+    def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
+        """Return the form of the kernel."""
+        x, scale, bias = (*inputs, None, None)[:3]
+        return None if x is None or scale is None else self._write_row(x, scale, bias is not None, True)
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per row."""
         x, scale, bias = (*inputs, None)[:3]
@@ -252,6 +270,11 @@ class RMSNormalization(_TrailingNormalization):
             y = np.asarray(np.multiply(wide, inverse, out=_buffer(out, scale.dtype, wide.dtype)))
             y *= scale
             return (y.astype(scale.dtype, copy=False),)
+
+    def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
+        """Return the form of the kernel."""
+        x, scale = (*inputs, None)[:2]
+        return None if x is None or scale is None else self._write_row(x, scale, False, False)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per row."""

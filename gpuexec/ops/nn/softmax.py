@@ -6,6 +6,7 @@ neighbouring rows; the kernel is the same. A row is worked on by one block at mo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
+from gpuexec.ir.row_form import RowForm, RowLine
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.epilogue import allow_for_floats
@@ -25,6 +27,7 @@ from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
 _SOURCE = "softmax.cu"
 _PLAIN, _LOG, _GUARDED = range(3)  # SoftmaxForm of softmax.cu
+_HELD = 16  # kHeld
 SOFTMAX_FLOPS = 5  # of each element: maximum, difference, exponential, sum, quotient
 _FLOATS = dtypes_of("float")
 instantiate(_SOURCE, [f"{kernel}<{dtype_row(t).cuda}>" for kernel in ("softmax", "hardmax") for t in _FLOATS])
@@ -75,6 +78,33 @@ class RowMap(Operator):
         expression, *scalars = self._launch(dtype_row(x.dtype).cuda)
         _launch_rows(emit, x, y, self._split(x.shape), expression, *scalars)
 
+    def _write_row(self, inputs: Sequence[TensorSpec | None], is_log: bool) -> RowForm | None:
+        """Return the form of ``softmax`` in softmax.cu, by running sums where its lanes can't hold a row."""
+        x = inputs[0]
+        if x is None or x.rank == 0:
+            return None
+        axis = normalize_axis(self.axis, x.rank)
+        if axis != x.rank - 1 and not self.flatten:
+            return None
+        columns, work = prod(x.shape[axis:]), dtype_row(accumulator(x.dtype)).cuda
+        if columns <= _HELD * choose_team(columns, 1).lanes:
+            shifted, power = RowLine("{0} - {t0}"), RowLine("exp_of({0} - {t0})")
+            lines = (
+                RowLine("{0}", f"Largest<{work}>"),
+                shifted if is_log else power,
+                RowLine("exp_of({t1})" if is_log else "{t1}", f"Sum<{work}>", "log_of({p})" if is_log else "{p}"),
+                RowLine("{t1} - {t2}" if is_log else "{t1} / {t2}"),
+            )
+            return RowForm(axis, lines, work, x.dtype)
+        total = "{t0}.strict_sum()"
+        lines = (
+            RowLine(f"SoftmaxState<{work}>::of({{0}})", f"LogSumExp<{work}>"),
+            RowLine(f"log_of({total})" if is_log else total, is_of_row=True),
+            RowLine("{0} - {t0}.largest"),
+            RowLine("{t2} - {t1}" if is_log else "exp_of({t2}) / {t1}"),
+        )
+        return RowForm(axis, lines, work, x.dtype, variant=1)
+
     def _split(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the tensor as ``[outer, columns, inner]``."""
         axis = normalize_axis(self.axis, len(shape))
@@ -98,6 +128,10 @@ class Softmax(RowMap):
         powers /= np.add.reduce(powers, axis=axis, keepdims=True)
         return powers
 
+    def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
+        """Return the form of the kernel along the last axis."""
+        return self._write_row(inputs, False)
+
     def _launch(self, cuda: str) -> tuple[Any, ...]:
         return f"softmax<{cuda}>", np.int32(_PLAIN)
 
@@ -116,6 +150,10 @@ class LogSoftmax(RowMap):
         shifted = _subtract_largest(x, axis, buffer)
         shifted -= np.log(np.add.reduce(np.exp(shifted), axis=axis, keepdims=True))
         return shifted
+
+    def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
+        """Return the form of the kernel along the last axis."""
+        return self._write_row(inputs, True)
 
     def _launch(self, cuda: str) -> tuple[Any, ...]:
         return f"softmax<{cuda}>", np.int32(_LOG)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
-from gpuexec.ir.geometry import ceil_div, coalesce, normalize_axes
+from gpuexec.ir.geometry import ceil_div, normalize_axes
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
@@ -35,13 +35,14 @@ from gpuexec.ir.operator import (
     operator,
     upgrade,
 )
+from gpuexec.ir.row_form import RowForm, RowLine
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.strided import MAX_RANK, Walk, join
-from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
+from gpuexec.ops.lib.strided import MAX_RANK, join
+from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_walking_team, count_rows, walk_rows
 from gpuexec.ops.reduce import reduce_host as host
 
 SOURCE = "reduce.cu"
@@ -125,6 +126,21 @@ class Reduction(Operator):
             emit.alias(y, x)
         else:
             lower_reduction(emit, self.row, x, y, axes)
+
+    def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
+        """Return the form of the kernel ``reduce`` along the last axes, which are not all."""
+        x, given = (*inputs, None)[:2]
+        is_known = given is None or given.size == 0 or given.value is not None
+        if x is None or x.dtype not in self.row.dtypes or not is_known:
+            return None
+        axes = self._axes(x.rank, _known_axes(self.name, given))
+        first = x.rank - len(axes)
+        if not 0 < first < x.rank or axes != tuple(range(first, x.rank)):
+            return None
+        work = dtype_row(accumulator(x.dtype)).cuda
+        fold = f"{self.row.functor}<{work}>"
+        line = RowLine(f"{fold}::lift({{0}})", fold, f"{fold}::finish({{p}}, {int(self.row.finish)}, {{columns}})")
+        return RowForm(first, (line,), work, x.dtype, read=(1,), is_strided=True)
 
     def _axes(self, rank: int, given: Array | None) -> tuple[int, ...]:
         if given is None or given.size == 0:
@@ -222,29 +238,13 @@ def launch_rows(
     emit: Emitter, kernel: str, x: Slot, y: Slot, axes: tuple[int, ...], scalars: Sequence[Argument]
 ) -> None:
     """Launch a kernel that gives each row of kept axes to a team of threads."""
-    others = tuple(axis for axis in range(x.spec.rank) if axis not in axes)
-    kept = _walk(x, others)
+    kept, reduced = walk_rows(x, axes)
     if len(kept.shape) > MAX_RANK:
         x = emit.contiguous(x)
-        kept = _walk(x, others)
-    reduced = join([x.shape[axis] for axis in axes], ([x.strides[axis] for axis in axes],))
-    team = choose_team(reduced.count, kept.count, _neighbours(kept, reduced))
+        kept, reduced = walk_rows(x, axes)
+    team = choose_walking_team(kept, reduced)
     arguments: list[Argument] = [x, y, kept.pack(), reduced.pack(), *team.arguments(), *scalars]
     emit.launch(Kernel(SOURCE, kernel), team.grid(kept.count), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
-
-
-def _walk(x: Slot, axes: tuple[int, ...]) -> Walk:
-    """Return the walk over some axes in their own order."""
-    shape, strides = coalesce([x.shape[axis] for axis in axes], ([x.strides[axis] for axis in axes],))
-    return Walk(shape, strides)
-
-
-def _neighbours(kept: Walk, reduced: Walk) -> int:
-    """Return how many rows lie side by side in memory: 1 where the terms of a row lie closer."""
-    if not kept.shape:
-        return 1
-    near = abs(kept.inner_strides[0])
-    return kept.shape[-1] if not reduced.shape or 0 < near < abs(reduced.inner_strides[0]) else 1
 
 
 _LOOP = RowLoop(around=150, each=7, held=0, flops=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -12,6 +13,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.row_form import RowForm, RowLine
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.reduce.reduce import SOURCE, launch_rows
@@ -63,6 +65,16 @@ class ArgExtremum(Operator):
         assert x is not None and y is not None
         flags = (np.int32(self.is_minimum), np.int32(self.select_last_index))
         launch_rows(emit, f"find_extremum<{dtype_row(x.dtype).cuda}>", x, y, self._axes(x.spec.rank), flags)
+
+    def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
+        """Return the form of the kernel along the last axis."""
+        x = inputs[0]
+        if x is None or x.rank == 0 or self._axes(x.rank) != (x.rank - 1,):
+            return None
+        work = dtype_row(accumulator(x.dtype)).cuda
+        flags = ", ".join(str(bool(flag)).lower() for flag in (self.is_minimum, self.select_last_index))
+        line = RowLine(f"Placed<{work}>{{{{{{0}}, {{column}}}}}}", f"Extremum<{work}, {flags}>", "{p}.place")
+        return RowForm(x.rank - 1, (line,), work, _INDEX, is_strided=True)
 
     def _axes(self, rank: int) -> tuple[int, ...]:
         return (normalize_axis(self.axis, rank),) if rank else ()

@@ -145,7 +145,7 @@ def test_plan_stored_before_there_were_regions_is_taken_as_it_is(backend: gx.Bac
     text = "(float[n, 4] x) => (float[n, 4] y) { a = Neg (x) y = Exp (a) }"
     file = io.BytesIO()
     made = load_text(text, dims={"n": (1, 8)})
-    apart = made._derive(made.info, made.graph, made.dims, frozenset({"fuse_regions"}), made.memories)
+    apart = made._derive(made.info, made.graph, made.dims, frozenset({"fuse_rows", "fuse_regions"}), made.memories)
     write_contents(build_contents({"forward": apart}, architectures=("sm_90",)), file)
     model = read_contents(BufferDataLoader(file.getvalue())).methods["forward"].model
     model.disabled_passes = frozenset()  # as of a release that did not have the pass

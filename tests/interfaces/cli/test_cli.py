@@ -179,6 +179,23 @@ def test_explain_prints_generated_text_with_the_names_of_nodes(
     assert "node 'gates'; there are such of 3 nodes, like 'gate'" in capsys.readouterr().err
 
 
+def test_explain_names_the_steps_of_rows_that_stand_in_phases(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.onnx"
+    text = """agraph (float[200, 9000] x, float[9000] w) => (float[200, 9000] y) {
+        a = Mul (x, w) s = Softmax <axis = -1> (a) b = Neg (w) y = Add (s, a) }"""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    for node, name in zip(model.graph.node, ("scale", "weigh", "apart", "residual"), strict=True):
+        node.name = name
+    onnx.save(model, path)
+    assert main(["explain", str(path), "--target", "sm_90", "--source", "weigh"]) == 0
+    printed = capsys.readouterr().out
+    assert "// rows.cu: rows<Rows_" in printed
+    named = [line.partition("  // ")[2] for line in printed.splitlines() if "= round_to<" in line]
+    assert named == ["Mul scale", "Mul scale", "Softmax weigh", "Add residual"]
+
+
 def test_explain_says_why_a_softmax_between_products_stays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = (
         '<ir_version: 10, opset_import: ["": 20]> g (float[4, 5] q, float[5, 6] k, float[6, 7] v) => (float[4, 7] y) '

@@ -7,7 +7,7 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.ir.command import HostCall, Launch
-from gpuexec.ops.elementwise.region import Region
+from gpuexec.ops.elementwise.region import Region, RowRegion
 from tests.ops.tolerance import to_bits
 from tests.system.models.folder import needs_models, path_of, read_case, read_manifest
 
@@ -21,14 +21,14 @@ def run(model: str, backend: str, *disabled: str) -> tuple[list[np.ndarray], int
     with gx.Worker(gx.load(path_of(model), disabled_passes=disabled), backend=backend, seed=1) as worker:
         made = [np.asarray(each) for each in worker.run(case.inputs)]
         commands = [command for plan in worker.plans for command in plan.segment.commands]
-    calls = [each for each in commands if isinstance(each, HostCall) and each.operator == Region.name]
-    launches = [each for each in commands if isinstance(each, Launch) and each.kernel.source == "flat.cu"]
+    calls = [each for each in commands if isinstance(each, HostCall) and each.operator in (Region.name, RowRegion.name)]
+    launches = [each for each in commands if isinstance(each, Launch) and each.kernel.source in ("flat.cu", "rows.cu")]
     return made, len(calls) + len(launches)
 
 
 def check_bits(model: str, backend: str) -> int:
     """Check that regions change no bit; return how many commands are regions."""
-    (made, count), (apart, others) = run(model, backend), run(model, backend, "fuse_regions")
+    (made, count), (apart, others) = run(model, backend), run(model, backend, "fuse_rows", "fuse_regions")
     assert others == 0
     for got, expected in zip(made, apart, strict=True):
         np.testing.assert_array_equal(to_bits(got), to_bits(expected))

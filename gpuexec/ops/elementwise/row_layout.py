@@ -1,0 +1,138 @@
+"""Layout of row regions: which values have an element for each element of a row, and which one for each row."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from gpuexec.ir.row_form import RowForm
+from gpuexec.ops.elementwise.region_steps import Given, SpecKey, StepForms, StepRow, read_steps, step_of
+
+
+class Level(IntEnum):
+    """Where the elements of a value lie."""
+
+    ELEMENT = 0  # one for each element of a row
+    KEPT = 1  # one for each row, in as many axes
+    GONE = 2  # one for each row, in the axes of rows alone
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """The rows of a region.
+
+    Attributes:
+        shape: Of a value with all elements: the axes of rows, then those that a row lies along.
+        axis: The first of the latter.
+        levels: Of the steps' results.
+        ranks: Of each input, how many axes it goes with: all, those of rows, or none where it has one element.
+    """
+
+    shape: tuple[int, ...]
+    axis: int
+    levels: tuple[Level, ...]
+    ranks: tuple[int, ...]
+
+    def spread(self, number: int) -> tuple[int, ...]:
+        """Return the shape that an input broadcasts to."""
+        return self.shape[: self.ranks[number]]
+
+
+def find_row_layout(
+    rows: tuple[StepRow, ...], forms: StepForms, inputs: tuple[SpecKey | None, ...]
+) -> RowLayout | None:
+    """Return the layout of steps that reduce the same rows alone; None where others are among them, or no reduction.
+
+    Args:
+        rows: The steps.
+        forms: What they make of these inputs.
+        inputs: Shapes and types.
+    """
+    return _find(rows, forms, inputs)
+
+
+@functools.lru_cache(1024)
+def _find(rows: tuple[StepRow, ...], forms: StepForms, inputs: tuple[SpecKey | None, ...]) -> RowLayout | None:
+    whole = {
+        (_shape_of(step.inputs[0], forms, inputs), form.axis)
+        for step, form in zip(read_steps(rows), forms.forms or (), strict=False)
+        if isinstance(form, RowForm)
+    }
+    if len(whole) != 1:
+        return None
+    ((shape, axis),) = whole
+    return None if shape is None else _Levels(shape, axis, forms, inputs).assign(rows)
+
+
+def _shape_of(given: Given, forms: StepForms, inputs: Sequence[SpecKey | None]) -> tuple[int, ...] | None:
+    """Return the shape of a value that a step reads; None of one that is absent or a number."""
+    if not isinstance(given, int):
+        return None
+    if given < 0:
+        return forms.specs[step_of(given)].shape
+    key = inputs[given]
+    return None if key is None else key[0]
+
+
+class _Levels:
+    """The levels of a region's values, as far as they are known."""
+
+    def __init__(self, shape: tuple[int, ...], axis: int, forms: StepForms, inputs: tuple[SpecKey | None, ...]) -> None:
+        self._shape, self._axis, self._forms, self._inputs = shape, axis, forms, inputs
+        self._kept = (*shape[:axis], *(1,) * (len(shape) - axis))
+        self._folded: set[int] = set()  # inputs that are reduced, so have all elements
+        self._levels: list[Level] = []
+        self._ranks: dict[int, int] = {}  # of inputs
+
+    def assign(self, rows: tuple[StepRow, ...]) -> RowLayout | None:
+        """Return the layout, or None where a step fits none."""
+        assert self._forms.forms is not None
+        pairs = zip(read_steps(rows), self._forms.forms, strict=True)
+        self._folded = {g for step, form in pairs if isinstance(form, RowForm) and isinstance(g := step.inputs[0], int)}
+        for place, (step, form) in enumerate(zip(read_steps(rows), self._forms.forms, strict=True)):
+            read = form.read if isinstance(form, RowForm) else ()
+            given = [g for position, g in enumerate(step.inputs) if isinstance(g, int) and position not in read]
+            level = self._reduce(place, form, given) if isinstance(form, RowForm) else self._map(place, given)
+            rank = self._axis if level is Level.GONE and not isinstance(form, RowForm) else len(self._shape)
+            if level is None or not self._place_inputs(given, rank):
+                return None
+            self._levels.append(level)
+        ranks = tuple([self._ranks.get(number, 0) for number in range(len(self._inputs))])
+        return RowLayout(self._shape, self._axis, tuple(self._levels), ranks)
+
+    def _reduce(self, place: int, form: RowForm, given: Sequence[int]) -> Level | None:
+        """Return the level of what an operator on rows makes."""
+        first, *others = given
+        made = [self._levels[step_of(g)] for g in others if g < 0]
+        if (first < 0 and self._levels[step_of(first)] is not Level.ELEMENT) or Level.GONE in made:
+            return None
+        if not form.is_reduced:
+            return Level.ELEMENT
+        return Level.KEPT if self._forms.specs[place].rank == len(self._shape) else Level.GONE
+
+    def _map(self, place: int, given: Sequence[int]) -> Level | None:
+        """Return the level of what an operator on elements makes."""
+        made = {self._levels[step_of(g)] for g in given if g < 0}
+        shape = self._forms.specs[place].shape
+        if Level.GONE in made:
+            return Level.GONE if len(made) == 1 and shape == self._shape[: self._axis] else None
+        # Where rows have one column, either shape would do.
+        if made == {Level.KEPT} and shape == self._kept and self._folded.isdisjoint(given):
+            return Level.KEPT
+        if shape == self._shape:
+            return Level.ELEMENT
+        if made:
+            return None
+        return Level.KEPT if shape == self._kept else Level.GONE if shape == self._shape[: self._axis] else None
+
+    def _place_inputs(self, given: Sequence[int], rank: int) -> bool:
+        """Note with how many axes inputs go; return whether that is one number. One element goes with any."""
+        for number in given:
+            key = self._inputs[number] if number >= 0 else None
+            if key is None or (all(extent == 1 for extent in key[0]) and number not in self._folded):
+                continue
+            if self._ranks.setdefault(number, rank) != rank:
+                return False
+        return True

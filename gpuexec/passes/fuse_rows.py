@@ -1,0 +1,122 @@
+"""Fusion of reductions of rows with the operators on elements around them into regions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+from gpuexec.ir.graphs import Graph, Value
+from gpuexec.ir.row_form import RowForm
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.elementwise.region import RowRegion
+from gpuexec.ops.elementwise.region_steps import list_keys
+from gpuexec.passes.clusters import Cluster, Clusters
+from gpuexec.passes.fuse_epilogues import find_epilogues
+from gpuexec.passes.pointwise_nodes import PointwiseNodes
+
+# A row is worked on by one block. Where it is longer than a block keeps on chip, and rows are too few to keep a device
+# busy, operators on elements are faster by themselves.
+_LONG, _MANY_ROWS = 8192, 128
+
+
+def fuse_rows(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | None = None) -> Graph:
+    """Fuse operators that reduce the same rows, and those on elements in front, between and behind, into one operator.
+
+    Rows are the elements along the last axes. A row is read once and stays in registers, as far as it fits. An operator
+    that an epilogue takes stays there, be it behind a product or, alone, behind a reduction: that moves as few bytes.
+    Results stay the same to the bit.
+
+    Args:
+        graph: The graph as loaded.
+        specs: Specs of the inputs, by name.
+        limit: The most regions to make, the first ones; None: all.
+    """
+    nodes = PointwiseNodes(graph, specs)
+    forms = {n: form for n, node in enumerate(graph.nodes) if (form := nodes.find_row_form(node)) is not None}
+    if not forms:
+        return graph
+    fusing = _RowFusing(graph, nodes, forms)
+    for position in forms:
+        fusing.grow(position)
+    return fusing.finish(limit)
+
+
+class _RowFusing:
+    """Clusters that grow from reductions."""
+
+    def __init__(self, graph: Graph, nodes: PointwiseNodes, forms: Mapping[int, RowForm]) -> None:
+        self._graph, self._nodes, self._forms = graph, nodes, forms
+        taken = {member for group in find_epilogues(graph, nodes, forms) for member in group.members}
+        others = (n for n, node in enumerate(graph.nodes) if n not in taken and nodes.can_be_step(node))
+        self._clusters = Clusters(graph, nodes, [*others, *forms])
+
+    def grow(self, position: int) -> None:
+        """Join a reduction with its neighbours, and with theirs, as long as rows are the same."""
+        whole = self._list_shapes(position)
+        if not whole:
+            return
+        own = self._clusters.find(position)
+        while own is not None:
+            found = (self._clusters.find(each) for each in self._list_neighbours(own, whole))
+            other = next((each for each in found if each is not None and self._fits(own, each)), None)
+            if other is None:
+                return
+            self._clusters.join(other, own)
+
+    def finish(self, limit: int | None) -> Graph:
+        """Return the graph with the first clusters that an epilogue can't do as one node each."""
+        found = [cluster for cluster in self._clusters.list_all() if len(cluster.members) > 1]
+        if not found:
+            return self._graph
+        epilogues = {group.position: set(group.members) for group in find_epilogues(self._graph, self._nodes)}
+        wanted = [
+            cluster
+            for cluster in found
+            if not any(set(cluster.members) <= {n, *epilogues.get(n, ())} for n in cluster.members)
+        ]
+        return self._clusters.replace(wanted[:limit], RowRegion)
+
+    def _list_shapes(self, position: int) -> set[tuple[int, ...]]:
+        """Return the shapes of values that go with the rows of a reduction; none where it is better left alone."""
+        value, axis = self._graph.nodes[position].inputs[0], self._forms[position].axis
+        assert value is not None
+        shape = self._nodes.specs[value].shape
+        rows, columns = prod(shape[:axis]), prod(shape[axis:])
+        if columns > _LONG and rows < _MANY_ROWS:
+            return set()
+        return {shape, (*shape[:axis], *(1,) * (len(shape) - axis)), shape[:axis]}
+
+    def _list_neighbours(self, cluster: Cluster, shapes: set[tuple[int, ...]]) -> Iterator[int]:
+        """Yield the nodes that make what a cluster reads, those that read what it makes, and reductions of its rows."""
+        inside = set(cluster.members)
+        makers = [
+            maker for value in self._clusters.list_borders(cluster.members)[0]
+            if (maker := self._nodes.made_at.get(value, -1)) >= 0
+        ]  # fmt: skip
+        readers = {
+            reader for member in cluster.members for value in self._clusters.list_made(member)
+            for reader in self._nodes.list_readers(value) if reader not in inside
+        }  # fmt: skip
+        beside = {
+            reader for member in cluster.members if member in self._forms
+            for reader in self._nodes.list_readers(self._find_source(member))
+            if reader in self._forms and reader not in inside
+        }  # fmt: skip
+        for position in (*sorted(makers, reverse=True), *sorted(readers | beside)):
+            if all(self._nodes.specs[value].shape in shapes for value in self._clusters.list_made(position)):
+                yield position
+
+    def _find_source(self, position: int) -> Value:
+        """Return the value whose rows a node reduces."""
+        value = self._graph.nodes[position].inputs[0]
+        assert value is not None
+        return value
+
+    def _fits(self, own: Cluster, other: Cluster) -> bool:
+        """Return whether two clusters may be one: rows are the same, and no way leads out and back."""
+        members = sorted({*own.members, *other.members})
+        if not self._clusters.is_small(members) or self._clusters.leads_back(set(members)):
+            return False
+        operator, inputs, _ = self._clusters.write_steps(members, RowRegion)
+        assert isinstance(operator, RowRegion)
+        return operator.find_layout(list_keys([self._nodes.specs[value] for value in inputs])) is not None
