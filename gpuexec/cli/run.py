@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 # Of pixels printed in a terminal, two character cells each.
 _SHADES = " ░▒▓█"
-_STAGES = {"read": "reading weights", "upload": "uploading weights"}
 
 
 def add_parser(commands: Any) -> None:
@@ -121,22 +120,35 @@ def show_progress(console: Console) -> Iterator[ProgressCallback | None]:
     if not console.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Task, TransferSpeedColumn
     from rich.progress import Progress as Bars
+    from rich.text import Text
 
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    class Amount(DownloadColumn):
+        """Bytes, or how many are done."""
+
+        def render(self, task: Task) -> Text:
+            counted = Text(f"{int(task.completed)}/{int(task.total or 0)}", style="progress.download")
+            return counted if task.fields["is_counted"] else super().render(task)
+
+    class Speed(TransferSpeedColumn):
+        """Bytes in a second."""
+
+        def render(self, task: Task) -> Text:
+            return Text() if task.fields["is_counted"] else super().render(task)
+
     tasks: dict[str, TaskID] = {}
-    with Bars(*columns, console=console, transient=True) as bars:
+    with Bars("{task.description}", BarColumn(), Amount(), Speed(), console=console, transient=True) as bars:
 
         def report(progress: Progress) -> None:
+            is_counted = progress.total_count > 0
             if progress.stage not in tasks:
-                tasks[progress.stage] = bars.add_task(_STAGES.get(progress.stage, progress.stage))
-            is_over = progress.done_nbytes >= progress.total_nbytes
+                tasks[progress.stage] = bars.add_task(progress.describe(), is_counted=is_counted)
             bars.update(
                 tasks[progress.stage],
-                completed=progress.done_nbytes,
-                total=progress.total_nbytes,
-                visible=not is_over,
+                completed=progress.done_count if is_counted else progress.done_nbytes,
+                total=progress.total_count if is_counted else progress.total_nbytes,
+                visible=not progress.is_over,
             )
 
         yield report

@@ -20,6 +20,7 @@ from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.ir.command import Kernel, LaunchConfig
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.target import Target
+from gpuexec.system.progress import ProgressCallback
 
 ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
 # Alignment in bytes of memory allocated here, and of each region in it. Kernels need less: BUFFER_ALIGNMENT.
@@ -250,6 +251,28 @@ class Device(Protocol):
 
     def create_timed_event(self) -> TimedEvent:
         """Return an event that notes the time, not recorded."""
+
+    def list_uncompiled(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> list[Kernel]:
+        """Return the kernels that are neither loaded, nor in ``code`` or in a cache: it takes a compiler to load them.
+
+        Raises:
+            DeviceNotFoundError: There is no compiler.
+        """
+
+    def compile(
+        self, kernels: Sequence[Kernel], code: StoredCode | None = None, report: ProgressCallback | None = None
+    ) -> None:
+        """Compile (or find) kernels without loading them: in any thread, beside runs of others.
+
+        Args:
+            kernels: Which. What another thread is compiling is waited for.
+            code: As for `load`.
+            report: Called in this thread whenever some are done.
+
+        Raises:
+            DeviceNotFoundError: There is no compiler.
+            KernelError: One does not compile.
+        """
 
     def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Compile (or find) and load kernels; later `function` calls are look-ups.

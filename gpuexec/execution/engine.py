@@ -28,6 +28,7 @@ from gpuexec.execution.resources.syncs import SyncLog
 from gpuexec.execution.resources.unclosed import find_caller
 from gpuexec.execution.resources.weights import weights_of
 from gpuexec.execution.run_binder import RunBinder, check_strict
+from gpuexec.execution.runs.background_compiler import BackgroundCompiler
 from gpuexec.execution.runs.comparing import Comparer, Observe, Observer
 from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.host_transfers import HostTransfers
@@ -64,6 +65,7 @@ class Engine:
         open_storage: Opens the memory it runs in; None: its own, in so many frames.
         fixes_division: Divide work at all sizes of a class as at its upper end.
         providers: What products and convolutions may be emitted by.
+        compiles_later: Whether kernels of generated text are compiled in the background.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Engine:
         open_storage: OpenStorage | None = None,
         fixes_division: bool = False,
         providers: Providers = NO_PROVIDERS,
+        compiles_later: bool = False,
     ) -> None:
         self.model, self.backend = model, backend
         self.stream = stream if stream is not None else backend.device.create_stream()
@@ -101,6 +104,7 @@ class Engine:
             is_exact=storage.is_exact,
             fixes_division=fixes_division,
             providers=providers,
+            compiler=BackgroundCompiler(backend.device) if compiles_later else None,
         )
         self.is_synchronous = is_synchronous or is_comparing
         self.comparer: Comparer | None = None
@@ -160,21 +164,22 @@ class Engine:
         self.exclusive.recover()
         return contextlib.nullcontext() if self.exclusive.is_broken else self.exclusive
 
-    def schedule(self, inputs: object, *, copy: bool, stream: object = None) -> Run:
+    def schedule(self, inputs: object, *, copy: bool, stream: object = None, is_waited_for: bool = False) -> Run:
         """Put a run on the stream, or give it to the driver thread, and return.
 
         Args:
             inputs: Of the run.
             copy: Whether host arrays are copied.
             stream: A stream of the caller's in whose order the run is.
+            is_waited_for: Whether the caller waits for the end of the run before it returns.
         """
         log = find_log(self.profiler)
         if log is None:
-            prepared = self._bind(inputs, copy=copy, stream=stream)
+            prepared = self._bind(inputs, copy=copy, stream=stream, is_waited_for=is_waited_for)
             is_issued = self._submitter.put(prepared)
         else:
             with watching(log, "schedule"):
-                prepared = self._bind(inputs, copy=copy, stream=stream, log=log)
+                prepared = self._bind(inputs, copy=copy, stream=stream, log=log, is_waited_for=is_waited_for)
                 with following(prepared.profile):
                     is_issued = self._submitter.put(prepared)
         if not is_issued and (prepared.caller is not None or not self._owns_stream):
@@ -212,10 +217,10 @@ class Engine:
         with self.exclusive.at_rest():
             if self.states.outputs:
                 self.states.fill(given, None)
-            stage, planned = self._runs.choose(given)
+            stage, chosen = self._runs.choose(given)
+            planned = self._runs.check_limit(stage, chosen, given)
             if planned is None or stage.plans is None:
                 return None
-            self._runs.check_limit(stage, planned, given)
         # A run half scheduled keeps its recording as it is.
         self._runs.reserve_all(stage, planned, records=self._stepping.prepared is None)
         self.memory_usage.observe(self.run_counter.number - 1 if self.run_counter.number else None)
@@ -336,6 +341,7 @@ class Engine:
             return False
         grace_s = knobs.close_grace_s()
         self.exclusive.is_closed = True
+        self._stop_compiling()
         messages: list[str] = []
         try:
             self._stepping.drop("the Worker's end")
@@ -362,12 +368,17 @@ class Engine:
     def abandon(self) -> None:
         """Refuse later callers, and leave runs under way behind; nothing is waited for. Twice is harmless."""
         self.exclusive.is_closed = self.run_counter.is_closed = True
+        self._stop_compiling()
         self._submitter.break_off(f"Its {self.run_counter.owner} was closed.")
         self._submitter.driver.close()
         with contextlib.suppress(GpuexecError):
             event = self.backend.device.create_event()
             self.stream.record(event)
             self.backend.deferred_free.hold(event, self.arena, self.frames, self.pool, self.planning.weights)
+
+    def _stop_compiling(self) -> None:
+        if self.planning.compiler is not None:
+            self.planning.compiler.close()
 
     def _finish_runs(self, grace_s: float, messages: list[str], *, is_cancelled: bool) -> bool:
         """Wait for the driver thread, and cancel what nobody waits for after a while; False if it goes on all the same.
@@ -420,7 +431,15 @@ class Engine:
         """
         return CancelOnError(self._submitter, self.run_counter.number if number is None else number)
 
-    def _bind(self, inputs: object, *, copy: bool, stream: object = None, log: ProfileLog | None = None) -> PreparedRun:
+    def _bind(
+        self,
+        inputs: object,
+        *,
+        copy: bool,
+        stream: object = None,
+        log: ProfileLog | None = None,
+        is_waited_for: bool = False,
+    ) -> PreparedRun:
         """Accept inputs, find the plan, and bind everything; nothing is on the stream yet.
 
         Raises:
@@ -433,14 +452,14 @@ class Engine:
             check_not_capturing(self.stream)
         stepping = self._stepping.prepared
         with self.exclusive.at_rest():
-            given = self.input_reader.accept(inputs, self.binder.kept, copy=copy)
+            given = self.input_reader.accept(inputs, self.binder.kept, copy=copy, is_waited_for=is_waited_for)
             if self.states.outputs:
                 self.states.fill(given, None if stepping is None else stepping.run._fence)
             stage, planned = self._runs.choose(given)
             if self.syncs.is_strict:
                 check_strict(stage)
             if self.planning.limit is not None:
-                self._runs.check_limit(stage, planned, given)
+                planned = self._runs.check_limit(stage, planned, given)
             if stepping is not None:
                 with self.exclusive.midway():
                     self._stepping.drop("a newer one")

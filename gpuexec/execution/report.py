@@ -24,7 +24,9 @@ class Report:
     and were put on the stream as launches, layer by layer. ``precision`` is what products and convolutions are computed
     in, and the layers that are not. ``device_copies`` are inputs and outputs of the caller's
     that are copied on the device for where they start. ``providers`` are rows (node, provider, why) of the products and
-    convolutions for which a library was asked. Times in milliseconds.
+    convolutions for which a library was asked. ``plans_waiting`` are those whose kernels are being compiled in the
+    background, ``runs_unfused`` runs in which other plans stood for such; ``uncompiled`` says of kernels that can't be
+    compiled there why, and plans go on unfused then. Times in milliseconds.
     """
 
     backend: str
@@ -46,6 +48,9 @@ class Report:
     device_copies: tuple[CopyRow, ...] = ()
     precision: str = STRICT
     providers: tuple[tuple[str, str, str], ...] = ()
+    plans_waiting: int = 0
+    runs_unfused: int = 0
+    uncompiled: tuple[str, ...] = ()
 
 
 def make_report(engine: Engine, reason: str) -> Report:
@@ -71,6 +76,9 @@ def make_report(engine: Engine, reason: str) -> Report:
         device_copies=syncs.copies,
         precision=str(engine.model.precision),
         providers=tuple((node, offer.chosen, offer.reason) for node, offer in dict(engine.planning.offers).items()),
+        plans_waiting=0 if engine.planning.compiler is None else engine.planning.compiler.waiting,
+        runs_unfused=counters.unfused,
+        uncompiled=tuple(counters.uncompiled),
     )
 
 
@@ -97,6 +105,9 @@ def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[Memo
         f"  planning {report.plan_ms:.1f} ms, compiling {report.compile_ms:.1f} ms",
         *([f"  plans restored from the program {report.plans_restored}"] if report.plans_restored else []),
         *(f"  a plan of the program was made again: {why}" for why in report.plans_refused),
+        *([f"  plans that wait for kernels {report.plans_waiting}"] if report.plans_waiting else []),
+        *([f"  runs unfused meanwhile {report.runs_unfused}"] if report.runs_unfused else []),
+        *(f"  a plan goes on unfused: {why}" for why in report.uncompiled),
         *([f"  graphs {report.graphs}"] if report.graphs else []),
         *([f"  runs profiled, as launches layer by layer {report.profiled}"] if report.profiled else []),
         *([f"  graphs there was no memory for {report.graphs_refused}"] if report.graphs_refused else []),

@@ -66,12 +66,15 @@ class RunBinder:
             specs[value] = item.spec if content is None else item.spec.with_value(content)
         return self._subgraph.choose(specs, frozenset(), self._planning.inspector.exposure)
 
-    def check_limit(self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]) -> None:
-        """Check that the run can stay within the limit of memory, before anything is allocated."""
+    def check_limit(
+        self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]
+    ) -> PlannedVariant | None:
+        """Check that the run can stay within the limit of memory, before anything is allocated; return its plan."""
         if self._planning.limit is not None and planned is not None and stage.plans is not None:
             target = self._planning.backend.device.target
             from_host = count_host_bytes(given) if target.has_kernels else 0
-            stage.plans.admit(planned, from_host + count_copied_bytes(target, given))
+            return stage.plans.admit(planned, from_host + count_copied_bytes(target, given))
+        return planned
 
     def reserve(
         self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]
@@ -173,7 +176,7 @@ class RunBinder:
         with run_counter.lock:
             # A reader that finds its output not stale comes before this write.
             prepared.write = frame.announce(prepared.reading)
-            lease = Lease(self._planning.backend, frame, run_counter, run_counter.advance())
+            number = run_counter.advance()
         specs = dict(stage.partition.foreseen or {})
         if planned is not None and stage.partition.ready is not None:
             specs.update(zip(stage.partition.ready.outputs, planned.variant.outputs, strict=True))
@@ -184,6 +187,8 @@ class RunBinder:
             # While more is to come, an output may yet be moved by a plan that has more room.
             region = reserved[value].final if value in reserved and stage.rest is None else None
             place = Place(value.name, specs.get(value), region, bounds.get(value))
+            # Each has its own: one may be exported, and others not.
+            lease = Lease(self._planning.backend, frame, run_counter, number)
             content = Content(value.name, self._planning.backend, place, run._fence, lease, self._stream)
             run._outputs[value.name] = Tensor(content)
         return prepared

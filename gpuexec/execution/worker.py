@@ -22,6 +22,7 @@ from gpuexec.execution.resources.memory_usage import MemoryUsageRow
 from gpuexec.execution.resources.opened_providers import open_providers, read_providers
 from gpuexec.execution.resources.unclosed import warn_unless_closed
 from gpuexec.execution.resources.weights import weights_of
+from gpuexec.execution.results.content import Content
 from gpuexec.execution.results.copying import copy_tensor
 from gpuexec.execution.results.given import ArrayLike, Inputs
 from gpuexec.execution.results.tensor import Tensor
@@ -41,9 +42,16 @@ from gpuexec.model.loading import load
 from gpuexec.model.model import Model, check_process, choose_precision
 from gpuexec.model.outputs import Outputs
 from gpuexec.system.pickling import not_picklable
-from gpuexec.system.progress import ProgressCallback, check_progress_callback
+from gpuexec.system.progress import ProgressCallback, check_progress_callback, open_progress_line
 
 Array = np.ndarray[Any, Any]
+
+
+def _take(content: Content) -> Array:
+    """Return an output that is the caller's own from now on, without a copy where that can be."""
+    content.fence.synchronize()
+    taken = content.hand_over()
+    return content.read_privately().result() if taken is None else taken
 
 
 @not_picklable("Send its model, and make a Worker of that there.")
@@ -56,9 +64,9 @@ class Worker:
             y = worker.read_output("y")     # blocks for one output
 
     To run: `run`, `schedule`, `schedule_iterable`, `cancel`. To read outputs: `peek_output`, `read_output`,
-    `copy_output`. To order work: `order_before`, `wait_for_completion`. Before runs: `prepare`, `record`, `tap`,
-    `replace_weights`, `state`. To look: `summary`, `report`, `memory_report`, `plans`, `backend_reason`. At the end:
-    `trim`, `close`.
+    `copy_output`. To order work: `order_before`, `wait_for_completion`. Before runs: `prepare`, `wait_for_kernels`,
+    `record`, `tap`, `replace_weights`, `state`. To look: `summary`, `report`, `memory_report`, `plans`,
+    `backend_reason`, `is_compiled`. At the end: `trim`, `close`.
 
     A Worker belongs to one caller at a time; a second one entering is refused. Many Workers over one Model share its
     weights.
@@ -109,16 +117,21 @@ class Worker:
             leaves nothing behind; a thread of ours waits for each plan, the caller does not. ``"report"``: nothing
             waits, and `Run.inspection` has what was found.
         progress: Called with a `Progress` after each piece of the weights that is uploaded, in the call that uploads
-            them, and of a model loaded here, that is read. What it raises ends the upload, which then leaves nothing
-            behind.
+            them, and of a model loaded here, that is read; and between the classes of a range that are planned, and
+            the kernels that are compiled. What it raises ends the work, which then leaves nothing behind. None: a line
+            shows what takes longer than a second, in a terminal or notebook, unless GPUEXEC_PROGRESS=0.
+        compile: ``"background"``: nothing waits for kernels whose text is generated for fused operators. Runs take
+            plans without them until they are compiled, on threads beside; the first schedule after that takes the fused
+            plan, with the same bits. See `is_compiled` and `wait_for_kernels`. None: they are compiled before the first
+            run.
 
     Raises:
         DeviceNotFoundError: The backend or provider asked for can't run here; the message says what to install.
         ModelError: The model given by its bytes is broken; see `load`.
         InputError: ``frames`` or ``max_bytes`` is below 1, ``device`` is no ordinal, ``stream`` is none of the
-            device's, ``compare_with`` is not the CPU, there is no such precision or node to keep, or ``model``,
-            ``watch``, ``profiler`` or ``progress`` is something else; there is no such provider, or ``tuning`` goes
-            without one, is no tune file, or was measured on another GPU.
+            device's, ``compare_with`` is not the CPU, ``compile`` is another word, there is no such precision or node
+            to keep, or ``model``, ``watch``, ``profiler`` or ``progress`` is something else; there is no such provider,
+            or ``tuning`` goes without one, is no tune file, or was measured on another GPU.
     """
 
     def __init__(
@@ -143,7 +156,10 @@ class Worker:
         tuning: str | os.PathLike[str] | None = None,
         profiler: Profiler | None = None,
         progress: ProgressCallback | None = None,
+        compile: str | None = None,
     ) -> None:
+        if compile not in (None, "background"):
+            raise InputError(f"compile takes None or 'background', got {compile!r}.")
         if deterministic not in (None, "size"):
             raise InputError(f"deterministic takes None or 'size', got {deterministic!r}.")
         if not isinstance(frames, int) or frames < 1:
@@ -178,8 +194,9 @@ class Worker:
             open_storage=own_storage(frames, limit),
             fixes_division=deterministic == "size",
             providers=open_providers(chosen, self._backend.device),
+            compiles_later=compile is not None,
         )
-        self._engine.planning.listener.report = progress
+        self._engine.planning.listener.report = open_progress_line() if progress is None else progress
         self._engine.profiler = profiler
         if seed is not None:
             self._engine.states.state.seed(seed)
@@ -210,17 +227,37 @@ class Worker:
             self._progress = 1.0
             return self._last
 
-    def run(self, inputs: Inputs | None = None, *, copy: bool = True, stream: object = None) -> Outputs[Any]:
+    def run(self, inputs: Inputs | None = None, *, copy: bool | None = None, stream: object = None) -> Outputs[Any]:
         """Run and block for all outputs: a tuple that also knows names, whether they are one or several.
 
         Each is an array of the caller's own. Strings are an array of str, a sequence is a list, an optional what it
-        holds or None, a map a dict. Arguments are those of `schedule`. A KeyboardInterrupt cancels the run.
+        holds or None, a map a dict. A KeyboardInterrupt cancels the run.
+
+        Args:
+            inputs: As for `schedule`.
+            copy: True: inputs are copied as for `schedule`, and so are outputs. None: on the CPU, large arrays are not.
+                An input that the run before was given too is read where it lies; a later run that leaves it out is
+                refused. An output is the very bytes that the run wrote: `peek_output` stands for them until the next
+                run, and no run writes them again. False: as None, and dense inputs are borrowed as for `schedule`.
+            stream: As for `schedule`.
+
+        Raises:
+            InputError: As `schedule`, or an input is left out that was not kept.
         """
         with working_here(), waking_deferred(), self._engine.cancel_on_error():
-            run = self.schedule(inputs, copy=copy, stream=stream)
+            with self._engine.exclusive:
+                is_copied = copy is None or copy
+                run = self._engine.schedule(inputs, copy=is_copied, stream=stream, is_waited_for=copy is None)
+                self._last, self._progress = run, 1.0
+            contents = {name: tensor._content for name, tensor in run.outputs.items()}
             # Nobody else asks for these: their pinned memory goes back with them.
-            requests = {name: tensor._content.read_privately() for name, tensor in run.outputs.items()}
-            return Outputs({name: request.result() for name, request in requests.items()})
+            requests = {
+                name: content.read_privately() for name, content in contents.items() if copy or not content.is_large()
+            }
+            return Outputs({
+                name: requests[name].result() if name in requests else _take(content)
+                for name, content in contents.items()
+            })  # fmt: skip
 
     def schedule_iterable(
         self,
@@ -315,6 +352,25 @@ class Worker:
             mark = self._engine.mark()
         with self._engine.releasing_staging():
             await mark.wait(self._engine.backend.completion)
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if nothing is being compiled in the background; see ``compile`` of the Worker."""
+        self._engine.check_open()
+        compiler = self._engine.planning.compiler
+        return compiler is None or compiler.waiting == 0
+
+    def wait_for_kernels(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is compiled in the background any more; False when the time ran out.
+
+        The runs scheduled from then on take fused plans, but for kernels that can't be compiled: see `report`.
+
+        Raises:
+            ClosedError: The Worker is closed.
+        """
+        self._engine.check_open()
+        compiler = self._engine.planning.compiler
+        return compiler is None or compiler.wait(timeout_s)
 
     def order_before(self, stream: object) -> None:
         """Have a stream of yours wait for everything issued so far; return at once.

@@ -27,7 +27,8 @@ class Role(Enum):
     """Purpose of a buffer, which decides who owns its bytes and whether its address is known when recording.
 
     TEMP lies in the arena; CONSTANT with the weights; INPUT, OUTPUT, STATE and EXCHANGE are bound at submit; OBJECT
-    lives on the host (strings, containers).
+    lives on the host (strings, containers). COUNTERS lie beside the arena: they are 0 when a run begins, and every
+    launch leaves them at 0.
     """
 
     INPUT = "input"
@@ -37,6 +38,7 @@ class Role(Enum):
     TEMP = "temp"
     EXCHANGE = "exchange"
     OBJECT = "object"
+    COUNTERS = "counters"
 
 
 BOUND_ROLES = frozenset({Role.INPUT, Role.OUTPUT, Role.STATE, Role.EXCHANGE})
@@ -131,6 +133,11 @@ class Plan:
 
     def __str__(self) -> str:
         return format_plan(self)
+
+    @property
+    def counters_nbytes(self) -> int:
+        """Bytes of its counters."""
+        return sum(buffer.nbytes for buffer in self.buffers if buffer.role is Role.COUNTERS)
 
     def kernels(self) -> tuple[Kernel, ...]:
         """Return the kernels launched, each once, in order of first use."""

@@ -20,6 +20,7 @@ from gpuexec.ops.linalg.matmul import Gemm, MatMul
 from gpuexec.ops.nn.attention import Attention, AttentionOverCache
 from gpuexec.ops.nn.gradient import Gradient
 from gpuexec.ops.nn.softmax import Softmax
+from gpuexec.ops.tensor.gather import Gather
 from gpuexec.passes.compress_weights import Only, compress_weights
 from gpuexec.passes.decompose import decompose
 from gpuexec.passes.differentiate import differentiate
@@ -40,6 +41,7 @@ from gpuexec.passes.recognise_attention import recognise_attention
 from gpuexec.passes.recognise_normalizations import NORMALIZATION_ANCHORS, recognise_normalizations
 from gpuexec.passes.remove_dead import remove_dead
 from gpuexec.passes.remove_noops import remove_noops
+from gpuexec.passes.slice_gathers import slice_gathers
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ AT_LOAD = (
     Pass("fold_constants", fold_constants),
     Pass("inline_branches", inline_branches, operators={If.name}),
     Pass("remove_noops", remove_noops),
+    Pass("slice_gathers", slice_gathers, operators={Gather.name}),
     Pass("recognise_activations", recognise_activations, operators=ACTIVATION_ANCHORS),
     Pass("group_heads", group_heads, operators={Attention.name, AttentionOverCache.name}),
     Pass("fuse_conv_batchnorm", fuse_conv_batchnorm, operators={"BatchNormalization"}),

@@ -184,7 +184,7 @@ class CommandEmitter:
         return "long long" if self._repeat(wide) else "int"
 
     def counters(self, count: int) -> Slot:
-        """Return numbers that are 0 when a run begins."""
+        """Return numbers that are 0 when a run begins, and that kernels leave at 0."""
         spec = TensorSpec((count,), np.dtype(np.uint32))
         return dense(self._new_buffer(UnpackedBuffer(Role.TEMP, spec.nbytes, is_zeroed=True)), spec)
 

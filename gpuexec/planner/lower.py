@@ -10,11 +10,9 @@ import struct
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from gpuexec.errors import GpuexecError, KernelError, OutOfMemoryError, UnsupportedError, locate
 from gpuexec.ir.apply import host_failure
-from gpuexec.ir.command import BUFFER_ALIGNMENT, Fill, Slot
+from gpuexec.ir.command import BUFFER_ALIGNMENT, Slot
 from gpuexec.ir.geometry import channels_last_strides, round_up
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.operator import FormatUse
@@ -32,7 +30,7 @@ from gpuexec.planner.join_appends import join_appends
 from gpuexec.planner.memory_format import assign_formats, is_image, list_images
 from gpuexec.planner.own_rounding import leave_out_roundings
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
-from gpuexec.planner.unpacked_plan import Effects, Group, UnpackedBuffer, UnpackedPlan, dense, move_effects
+from gpuexec.planner.unpacked_plan import Effects, UnpackedBuffer, UnpackedPlan, dense, move_effects
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +46,13 @@ class CachedLowering:
 class Lowered:
     """Unpacked plan with the slots of the graph inputs that have readers, and of the graph outputs.
 
-    ``grown`` are the positions of outputs that memories become where they lie; ``zeroed`` the buffer that holds all
-    counters, if there is one.
+    ``grown`` are the positions of outputs that memories become where they lie.
     """
 
     unpacked: UnpackedPlan
     inputs: dict[str, Slot]
     outputs: list[Slot]
     grown: frozenset[int] = frozenset()
-    zeroed: tuple[int, ...] = ()
 
 
 class Lowering:
@@ -291,10 +287,11 @@ class _Walk:
         inputs = {value.name: self._slots[value] for value in self._graph.inputs if value in self._slots}
         grown = {cache.output for cache in self._caches.values()}
         positions = frozenset([n for n, value in enumerate(self._graph.outputs) if value in grown])
-        return Lowered(self._unpacked, inputs, outputs, positions, self._zero_counters())
+        self._gather_counters()
+        return Lowered(self._unpacked, inputs, outputs, positions)
 
-    def _zero_counters(self) -> tuple[int, ...]:
-        """Place all counters in one buffer, which the plan's first command sets to 0; return that buffer."""
+    def _gather_counters(self) -> None:
+        """Place all counters in one buffer."""
         end = 0
         unpacked = self._unpacked
         whole = len(unpacked.buffers)
@@ -302,12 +299,8 @@ class _Walk:
             if buffer.is_zeroed and self._target.has_kernels:
                 unpacked.placed[number] = (whole, end)
                 end += round_up(buffer.nbytes, BUFFER_ALIGNMENT)
-        if not end:
-            return ()
-        unpacked.new_buffer(UnpackedBuffer(Role.TEMP, end))
-        zeros = dense(whole, TensorSpec((end // 4,), np.dtype(np.uint32)))
-        unpacked.groups.insert(0, Group(("zeros", whole), "counters", [Fill(zeros, bytes(4))]))
-        return (whole,)
+        if end:
+            unpacked.new_buffer(UnpackedBuffer(Role.COUNTERS, end, "counters"))
 
     def _slot(self, value: Value) -> Slot:
         """Return a value's slot; an input, constant or host value gets a buffer at its first use."""

@@ -2,7 +2,8 @@
 
 In tf32 a precision rounds operands from float to float, by a launch or as the last step of an epilogue. A kernel that
 rounds what it multiplies, as convolutions on tensor cores do (`Operator.rounds_to`), needs neither, and a residual
-beside it goes on with the same memory. Numbers stay the same to the bit, since what is rounded twice is what is rounded
+beside it goes on with the same memory. So does one that narrows what it multiplies need no Cast: it reads floats where
+the operator says halves. Numbers stay the same to the bit, since what is rounded twice is what is rounded
 once. What else reads an operand, and what a graph gives out, is rounded as it says.
 """
 
@@ -11,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpuexec.ir.graphs import Graph, Value
+import numpy as np
+
+from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.operator import Operator
-from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.precision import STORED
+from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise.elementwise_unary import ROUND_OPERAND
 from gpuexec.ops.elementwise.fused import Fused
@@ -54,7 +58,7 @@ def _find_left_out(graph: Graph, specs: Mapping[Value, TensorSpec], target: Targ
     precisions: dict[Value | None, str] = {}
     for node in graph.nodes:
         for position, value in enumerate(node.outputs):
-            precision = _find_rounding(node.operator, position)
+            precision = _find_narrowing(node, specs) or _find_rounding(node.operator, position)
             if precision and value not in graph.outputs:
                 precisions[value] = precision
     left_out = set(precisions)
@@ -64,6 +68,18 @@ def _find_left_out(graph: Graph, specs: Mapping[Value, TensorSpec], target: Targ
             if value in left_out and node.operator.rounds_to(position, given, target) != precisions[value]:
                 left_out.remove(value)
     return left_out
+
+
+def _find_narrowing(node: Node, specs: Mapping[Value, TensorSpec]) -> str:
+    """Return the precision that a Cast of floats stores them in; empty where a node is none.
+
+    One among other steps stays, since they store as few bytes then.
+    """
+    source, made = node.inputs[0] if node.inputs else None, node.outputs[0]
+    if node.operator.name != "Cast" or source is None or made is None or specs[source].dtype != np.float32:
+        return ""
+    stored = specs[made].dtype
+    return next((name for name, dtype in STORED.items() if stored == dtype_row(dtype).numpy), "")
 
 
 def _find_rounding(operator: Operator, position: int) -> str:

@@ -65,7 +65,7 @@ class Settlement:
         """Return the same decisions with larger buffers for the commands' results."""
         if factor == 1:
             return self
-        made = {Role.TEMP, Role.OUTPUT}
+        made = {Role.TEMP, Role.OUTPUT, Role.COUNTERS}
         buffers = [replace(each, nbytes=each.nbytes * factor) if each.role in made else each for each in self.buffers]
         return replace(self, buffers=tuple(buffers))
 
@@ -76,7 +76,7 @@ def settle(lowered: Lowered, graph: Graph, target: Target, copies: OutputCopies)
     promoted = _promote(lowered)
     outputs = copies.add(lowered, promoted)
     names = {buffer: value.name for buffer, value in zip(outputs, graph.outputs, strict=True)}
-    groups, positions = _keep_live(unpacked, {*names, *lowered.zeroed})
+    groups, positions = _keep_live(unpacked, set(names))
     places, granted = _merge_in_place(unpacked.buffers, groups, unpacked.placed, names)
     picks = []
     stored: set[int] = set()

@@ -36,8 +36,8 @@ BufferOffset = tuple[int, int]
 class UnpackedBuffer:
     """A buffer without a place. ``content`` is a host value to be stored; ``data`` a table made while planning.
 
-    ``is_zeroed``: its bytes are 0 when a run begins. ``packed`` are the buffer of a weight, perhaps packed itself, and
-    the form that this one holds it in.
+    ``is_zeroed``: its bytes are 0 when a run begins, and when it ends. ``packed`` are the buffer of a weight, perhaps
+    packed itself, and the form that this one holds it in.
     """
 
     role: Role

@@ -13,6 +13,7 @@ from gpuexec.devices.backend import Backend, BackendType
 from gpuexec.devices.device import align
 from gpuexec.errors import InputError
 from gpuexec.execution.results.arenas import make_bytes
+from gpuexec.ir.plan import Plan
 from gpuexec.ir.spec import Dim, TensorSpec, is_container, is_host_object, name_dtype
 from gpuexec.model.model import Model
 from gpuexec.model.ports import ModelPort
@@ -84,7 +85,7 @@ class MethodMeta:
         )
         device, sizes = name_device(backend), [0] * len(PURPOSES)
         if plan.has_bounds:
-            sizes[ACTIVATIONS] = plan.plan.layout.nbytes if plan.plan is not None else 0
+            sizes[ACTIVATIONS] = _count_arena(plan.plan) if plan.plan is not None else 0
             sizes[INPUTS] = inputs_nbytes if planned_inputs else 0
             sizes[OUTPUTS] = outputs_nbytes if planned_outputs else 0
             sizes[STATE] = self._state_nbytes
@@ -239,6 +240,12 @@ def _name_kind(port: ModelPort) -> str:
 def _nbytes(spec: TensorSpec | None) -> int | None:
     """Return how many bytes a tensor takes on a device; None where that is unknown, or it is none that lies there."""
     return None if spec is None or is_host_object(spec.dtype) else spec.nbytes
+
+
+def _count_arena(plan: Plan) -> int:
+    """Return the bytes of a plan's temporaries, and of its counters behind them."""
+    nbytes, counters = plan.layout.nbytes, plan.counters_nbytes
+    return align(nbytes) + counters if counters else nbytes
 
 
 def _convert_formats(sizes: Sequence[int | None]) -> tuple[tuple[int | None, ...], int]:

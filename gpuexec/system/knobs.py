@@ -116,6 +116,7 @@ KNOBS: Mapping[str, Knob] = {
         Knob("GPUEXEC_BUILD_JOBS", int, None, "Compilers that run at once.", 1, 4096, _CORES),
         Knob("GPUEXEC_CXX", str, None, "C++17 compiler of the simulator.", default_text="g++, then clang++"),
         Knob("GPUEXEC_SIMULATORS", int, 2, "Simulated GPUs, for what runs on several.", 1, 64),
+        Knob("GPUEXEC_PROGRESS", bool, True, "Show work that takes longer than a second in a terminal or notebook."),
         Knob("GPUEXEC_SYNC_EACH", bool, False, "Wait after every command, so that a device fault names its command."),
         Knob("GPUEXEC_CHECK_ORDER", bool, True, "Simulators refuse unordered accesses to the same bytes."),
         Knob("GPUEXEC_CHECK_KERNELS", bool, False, "Simulators look for races and invalid accesses in kernels."),
@@ -194,6 +195,11 @@ def models_dir() -> Path | None:
     """GPUEXEC_MODELS: a folder of models with inputs and reference outputs, for the tests over models."""
     value = read_text("GPUEXEC_MODELS")
     return Path(value) if value else None
+
+
+def shows_progress() -> bool:
+    """GPUEXEC_PROGRESS: show work that takes longer than a second in a terminal or notebook (default: yes)."""
+    return read_flag("GPUEXEC_PROGRESS")
 
 
 def sync_each() -> bool:

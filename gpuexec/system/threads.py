@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NoReturn, TypeVar
 
 from gpuexec.errors import ClosedError, OutOfMemoryError
 from gpuexec.system import knobs
 
+_Item = TypeVar("_Item")
+_Made = TypeVar("_Made")
 # Addresses that a thread needs beside its stack before it can signal that it has started.
 _BESIDE_STACK_BYTES = 8 << 20
 _USUAL_STACK_BYTES = 8 << 20
@@ -124,10 +129,59 @@ class WorkPool:
                 self._open -= 1
 
 
+def in_threads(
+    items: Sequence[_Item], work: Callable[[_Item], _Made], most: int, name: str
+) -> Iterator[tuple[int, _Made]]:
+    """Yield what threads make of items, with each one's number, in the order in which they are done.
+
+    Items are begun in their order. The threads are daemons, so a process ends though they are at work. Where this is
+    left early (an error, an interrupt, a generator closed) no more items are begun, and those under way are not waited
+    for.
+
+    Args:
+        items: What to work on.
+        work: Called with each of them, in any thread.
+        most: How many threads there may be.
+        name: Theirs.
+
+    Raises:
+        BaseException: What the first call raised that did.
+    """
+    pool = WorkPool(max(1, min(len(items), most)), name)
+    ended: SimpleQueue[tuple[int, Callable[[], _Made]]] = SimpleQueue()
+    is_over = threading.Event()
+
+    def call(number: int) -> None:
+        if not is_over.is_set():
+            try:
+                made = work(items[number])
+                ended.put((number, lambda: made))
+            except BaseException as error:
+                ended.put((number, partial(_raise, error)))
+
+    try:
+        for number in range(len(items)):
+            try:
+                pool.submit(partial(call, number))
+            except OutOfMemoryError:  # no room for a thread: the caller does it
+                call(number)
+        for _ in items:
+            number, result = ended.get()
+            yield number, result()
+    finally:
+        is_over.set()
+        pool.close()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
 class _Here(threading.local):
-    """What holds for the calls of one thread: how many threads share their work; None: one per core."""
+    """What holds for the calls of one thread: how many threads share their work (None: one per core), and do now."""
 
     most: int | None = None
+    is_sharing = False
 
 
 _here = _Here()
@@ -143,22 +197,34 @@ def shared_by(most: int | None) -> Iterator[None]:
         _here.most = before
 
 
+def count_sharing() -> int:
+    """Return how many threads share the work of this one, itself included."""
+    return _here.most or knobs.compute_threads()
+
+
+def is_sharing() -> bool:
+    """Return whether this thread is at work that others share: it does best in calls that seldom take a lock."""
+    return _here.is_sharing
+
+
 def share_work(count: int, work: Callable[[int], None]) -> None:
     """Call ``work`` with each number below ``count``, on this thread and on those of other cores that are free.
 
-    All calls have ended when this returns. A call may run beside others, each in no particular order. How many threads
-    there are is said by ``GPUEXEC_THREADS`` and `shared_by`.
+    All calls have ended when this returns. A call may run beside others, each in no particular order, and sees what is
+    set in the caller's context (`contextvars`, hence `numpy.errstate`). How many threads there are is said by
+    ``GPUEXEC_THREADS`` and `shared_by`.
 
     Raises:
         BaseException: What the first call raised that did; later numbers are left out then.
     """
-    sharing = _Sharing(count, work)
-    for _ in range(min(count, _here.most or knobs.compute_threads()) - 1):
+    sharing, helpers = _Sharing(count, work), 0
+    for _ in range(min(count, count_sharing()) - 1):
         try:
-            _find_pool().submit(sharing.help)
+            _find_pool().submit(partial(contextvars.copy_context().run, sharing.help))
+            helpers += 1
         except OutOfMemoryError:  # no room for threads: the caller does it all
             break
-    sharing.run()
+    sharing.run(is_shared=helpers > 0)
 
 
 class _Sharing:
@@ -171,10 +237,10 @@ class _Sharing:
         self._helping, self._is_over = 0, False
         self._error: BaseException | None = None
 
-    def run(self) -> None:
+    def run(self, *, is_shared: bool) -> None:
         """Take numbers until none is left, then wait for the threads that are at theirs."""
         try:
-            self._take()
+            self._take(is_shared=is_shared)
         except BaseException as error:
             self._note(error)
         while not self._is_over or self._helping:
@@ -194,7 +260,7 @@ class _Sharing:
                 return
             self._helping += 1
         try:
-            self._take()
+            self._take(is_shared=True)
         except BaseException as error:
             self._note(error)
         finally:
@@ -202,11 +268,15 @@ class _Sharing:
                 self._helping -= 1
                 self._changed.notify()
 
-    def _take(self) -> None:
-        for number in self._numbers:
-            if number >= self._count or self._error is not None:
-                return
-            self._work(number)
+    def _take(self, *, is_shared: bool) -> None:
+        before, _here.is_sharing = _here.is_sharing, is_shared
+        try:
+            for number in self._numbers:
+                if number >= self._count or self._error is not None:
+                    return
+                self._work(number)
+        finally:
+            _here.is_sharing = before
 
     def _note(self, error: BaseException) -> None:
         with self._changed:

@@ -19,7 +19,7 @@ from gpuexec.errors import GpuexecError
 from gpuexec.ir.command import Command, Launch, Slot
 from gpuexec.ir.plan import Plan, Segment
 from tests.bench.gpu_contenders import OURS, Budget, Contender, Turns, take_turns
-from tests.bench.gpu_kernels import count_fills, repeat_segment
+from tests.bench.gpu_kernels import repeat_segment
 from tests.bench.gpu_prediction import fit, predict
 from tests.bench.measure import percentile
 from tests.bench.models import BenchModel
@@ -111,8 +111,7 @@ def _measure_plan(device: Device, bench: BenchModel, turns: Turns, budget: Budge
             alone = _keep_only(plan, positions[0])
             recording = record_graph(device, alone.segment, kept[0])  # type: ignore[arg-type]
             submit = partial(recording.submit, loaded.stream, loaded.bindings)
-            zero = partial(loaded.recording.submit, loaded.stream, loaded.bindings, 0, count_fills(plan.segment))
-            contender = Contender(OURS, submit, loaded.stream.synchronize, lambda: np.zeros(0), zero)
+            contender = Contender(OURS, submit, loaded.stream.synchronize, lambda: np.zeros(0))
             taken = take_turns([contender], Turns(turns.count, 0, _IN_A_ROW), budget)[OURS].in_a_row
             recording.close()
             predicted = predict(alone)

@@ -13,7 +13,6 @@ import numpy as np
 from gpuexec.devices.device import Device, Region
 from gpuexec.devices.recording import record_graph
 from gpuexec.errors import GpuexecError
-from gpuexec.ir.command import Fill
 from gpuexec.ir.plan import Segment
 from gpuexec.planner.edges import Edge
 from tests.bench.architectures import ArchitectureBuilder
@@ -113,7 +112,7 @@ def _measure_case(
     template = bench.make_template(device.target)
     constants = {value.name: array for value, array in template.graph.constants.items()}
     segment = template.plan.segment
-    commands = len(segment.commands) - count_fills(segment)
+    commands = len(segment.commands)
     with LoadedPlan(template.plan, constants, device, partial(_record_repeated, times=_TIMES)) as loaded:
         expected = loaded.run(bench.inputs)[0]
         submit = partial(loaded.recording.submit, loaded.stream, loaded.bindings)
@@ -155,25 +154,16 @@ def _record_repeated(device: Device, segment: Segment, memory: Mapping[int, Regi
 
 
 def repeat_segment(segment: Segment, times: int) -> Segment:
-    """Return a segment several times in a row, but for the fill at its begin that sets counters to 0."""
-    once = count_fills(segment)
-    commands = segment.commands[once:]
-    count = len(commands)
-    inner = [(a - once, b - once) for a, b in segment.edges if a >= once]
-    befores, afters = ({edge[end] for edge in inner} for end in (0, 1))
+    """Return a segment several times in a row."""
+    count = len(segment.commands)
+    befores, afters = ({edge[end] for edge in segment.edges} for end in (0, 1))
     lasts, firsts = ([i for i in range(count) if i not in within] for within in (befores, afters))
-    edges: list[Edge] = [(a, b) for a in range(once) for b in range(once, once + count)]
-    for start in range(once, once + count * times, count):
-        edges += [(start + a, start + b) for a, b in inner]
-        if start > once:
+    edges: list[Edge] = []
+    for start in range(0, count * times, count):
+        edges += [(start + a, start + b) for a, b in segment.edges]
+        if start:
             edges += [(start - count + a, start + b) for a in lasts for b in firsts]
-    origins = segment.origins[:once] + segment.origins[once:] * times
-    return Segment(segment.commands[:once] + commands * times, tuple(edges), origins)
-
-
-def count_fills(segment: Segment) -> int:
-    """Return how many commands at the begin of a plan's segment set counters to 0: none or one."""
-    return int(len(segment.commands) > 1 and isinstance(segment.commands[0], Fill))
+    return Segment(segment.commands * times, tuple(edges), segment.origins * times)
 
 
 def _open_torch_case(torch: Any, case: Case, bench: BenchModel) -> Contender:

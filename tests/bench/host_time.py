@@ -133,9 +133,14 @@ def measure_submit(
     for buffer in plan.buffers:
         if buffer.role is Role.CONSTANT:
             places[buffer.id] = Region(device.allocate(buffer.nbytes), 0, buffer.nbytes)
+    stream = device.create_stream()
+    for buffer in plan.buffers:
+        if buffer.role is Role.COUNTERS:
+            places[buffer.id] = Region(device.allocate(buffer.nbytes), 0, buffer.nbytes)
+            stream.fill(places[buffer.id].address, bytes(1), buffer.nbytes)
     bound = [buffer for buffer in plan.buffers if buffer.id not in places]
     bindings = [{b.id: Region(device.allocate(b.nbytes), 0, b.nbytes) for b in bound} for _ in range(2)]
-    recording, stream = (record or device.record)(segment, places), device.create_stream()
+    recording = (record or device.record)(segment, places)
     recording.submit(stream, bindings[0])
     samples: tuple[list[float], list[float]] = [], []
     for taken, turns in zip(samples, (cycle(bindings[:1]), cycle(bindings[::-1])), strict=True):

@@ -55,6 +55,14 @@ CASES: tuple[CountedCase, ...] = (
     CountedCase(
         "Conv", "simt_conv", {"x": (1, 3, 224, 224)}, {"w": weights(64, 3, 7, 7)}, {"pads": [3] * 4, "strides": [2, 2]}
     ),
+    CountedCase(
+        "Conv",
+        "conv_few",
+        {"x": (1, 3, 224, 224)},
+        {"w": weights(64, 3, 7, 7)},
+        {"pads": [3] * 4, "strides": [2, 2]},
+        precision="fp16",
+    ),
     CountedCase("Conv", "simt_conv", {"x": (1, 256, 56, 56)}, {"w": weights(64, 256, 1, 1)}),
     CountedCase(
         "Conv", "conv_depthwise", {"x": (1, 144, 56, 56)}, {"w": weights(144, 1, 3, 3)}, {"group": 144, "pads": [1] * 4}

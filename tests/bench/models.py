@@ -55,13 +55,17 @@ class BenchModel:
         model = choose_precision(model, self.precision)
         return model.bind_state(self.state, capacity=self.capacity) if self.state else model
 
-    def plan(self, target: Target) -> Plan:
+    def plan(self, target: Target, disabled: Collection[str] = ()) -> Plan:
         """Plan the model for a target without a device, with the commands of these inputs.
+
+        Args:
+            target: What to plan for.
+            disabled: Passes that are left out.
 
         Raises:
             ValueError: It takes more than one plan.
         """
-        return self.specialise(self.make_template(target))
+        return self.specialise(self.make_template(target, disabled))
 
     def specialise(self, template: Template) -> Plan:
         """Return the template's plan with the commands of these inputs."""
@@ -69,13 +73,13 @@ class BenchModel:
         variant = template.specialise({port.name: TensorSpec.of(self.inputs[port.name]) for port in plan.inputs})
         return replace(plan, segment=replace(plan.segment, commands=variant.commands))
 
-    def make_template(self, target: Target) -> Template:
-        """Return what makes the plans for a target; its graph has the weights.
+    def make_template(self, target: Target, disabled: Collection[str] = ()) -> Template:
+        """Return what makes the plans for a target, without some passes; its graph has the weights.
 
         Raises:
             ValueError: The model takes more than one plan.
         """
-        return make_template(self.load(), self.inputs, target)
+        return make_template(self.load(), self.inputs, target, disabled)
 
     @property
     def feeds(self) -> dict[str, Array]:

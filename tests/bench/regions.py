@@ -25,10 +25,10 @@ from tests.bench.models import Array, make_template
 from tests.bench.tables import Figures
 
 TARGET, PRECISION = "sm_90", "fp16"
-# Texts of their own; other kernels have text as an epilogue.
-TEMPLATES = ("flat", "row", "tile")
+# By the file of kernels that are all generated text; other kernels have text as an epilogue.
+TEMPLATES = {"flat.cu": "flat", "rows.cu": "row", "tiled.cu": "tile"}
 EPILOGUE, APART = "epilogue", "launched apart"
-_COLUMNS = ("model", "launches", *TEMPLATES, EPILOGUE, APART, "steps", "alone", "why alone")
+_COLUMNS = ("model", "launches", *TEMPLATES.values(), EPILOGUE, APART, "steps", "alone", "why alone")
 _SAVED_COLUMNS = ("model", "fused", "launches", "MB moved", "MB at least", "predicted us")
 # Makers of architectures that `measure_regions` takes.
 MAKERS = {name: partial(make, has_weights=False) for name, make in ARCHITECTURES.items()}
@@ -46,8 +46,7 @@ def count_regions(template: Template) -> tuple[Counter[str], int]:
     launched = {name: EPILOGUE if name not in _list_regions(template.graph) else APART for name in steps}
     for command, origin in zip(plan.segment.commands, plan.segment.origins, strict=True):
         if isinstance(command, Launch) and command.kernel.text and origin in launched:
-            stem = command.kernel.source.removesuffix(".cu")
-            launched[origin] = EPILOGUE if "Epilogue_" in command.kernel.expression else stem
+            launched[origin] = TEMPLATES.get(command.kernel.source, EPILOGUE)
     found.update(launched.values())
     return found, sum(steps.values())
 
@@ -101,7 +100,7 @@ def _count_folder(folder: Path | None) -> list[Figures]:
         found, steps = count_regions(template)
         alone = explain_alone(template.graph, {key: TensorSpec.of(array) for key, array in given.items()})
         why = ", ".join(f"{reason} {count}" for reason, count in alone.most_common())
-        counts = [found[each] for each in (*TEMPLATES, EPILOGUE, APART)]
+        counts = [found[each] for each in (*TEMPLATES.values(), EPILOGUE, APART)]
         figures.add(name, len(template.plan.segment.commands), *counts, steps, alone.total(), why)
     if figures.rows:
         columns = zip(*(row[1:-1] for row in figures.rows), strict=True)

@@ -17,6 +17,7 @@ from rich.console import Console
 from gpuexec.system import knobs
 from tests.bench.arenas import measure_arenas
 from tests.bench.budgets import measure_budgets
+from tests.bench.compiling import measure_compiling
 from tests.bench.cpu_models import measure_models
 from tests.bench.decoding import measure_decoding
 from tests.bench.host_time import measure_schedule
@@ -38,6 +39,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
     "decode": lambda options: measure_decoding(knobs.models_dir()),
     "arenas": lambda options: measure_arenas(knobs.models_dir()),
     "weights": lambda options: measure_weights(),
+    "compiling": lambda options: measure_compiling(),
     "requests": lambda options: measure_requests(),
     "predictions": lambda options: measure_predictions(),
     "regions": lambda options: measure_regions(knobs.models_dir()),

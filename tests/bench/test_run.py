@@ -11,6 +11,7 @@ import pytest
 import gpuexec as gx
 from tests.bench import (
     arenas,
+    compiling,
     cpu_models,
     host_time,
     measure,
@@ -94,6 +95,7 @@ def test_tables_are_printed_and_written(
     monkeypatch.setattr(arenas, "SEEDS", range(1, 2))
     monkeypatch.setattr(weights, "SIDE", 64)
     monkeypatch.setattr(memory_requests, "NUMBERS", (12,))
+    monkeypatch.setattr(compiling, "MODELS", {"mlp": SMALL_MODELS["mlp"]})
     monkeypatch.setattr(predictions, "MODELS", {"mlp": (SMALL_MODELS["mlp"], predictions.PRECISIONS)})
     monkeypatch.setattr(regions, "MAKERS", {"chain": SMALL_MODELS["chain"]})
     monkeypatch.delenv("GPUEXEC_MODELS", raising=False)
@@ -104,7 +106,7 @@ def test_tables_are_printed_and_written(
     assert {row["model"] for row in written["figures"][0]["rows"]} == {"chain", "lstm"}
     benches = [each["bench"] for each in written["figures"]]
     expected = ["models", "overlap", "schedule", "schedule", "budget", "decode", "arenas", "arenas", "weights"]
-    assert benches == [*expected, "requests", "predictions", "regions", "regions"]
+    assert benches == [*expected, "compiling", "requests", "predictions", "regions", "regions"]
     fused, apart = written["figures"][-1]["rows"]
     assert 1 == fused["launches"] < apart["launches"]
     assert fused["MB at least"] <= fused["MB moved"] < apart["MB moved"]

@@ -15,9 +15,7 @@ import pytest
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.cuda.cuda import CudaDevice
-from gpuexec.ir.command import Fill, Slot
 from gpuexec.ir.plan import Segment
-from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.template import plan_graph
 from tests.bench import gpu_contenders, gpu_prediction, run_gpu, torch_standin
@@ -224,15 +222,6 @@ def test_weights_lie_in_the_form_that_kernels_read(simulated: Backend) -> None:
     assert any(buffer.form is not None for buffer in template.plan.buffers)
     (found,) = run_template(template, graph, arrays, simulated.device)
     np.testing.assert_array_equal(found, weight())
-
-
-def test_counters_are_set_to_0_once_before_a_repeated_segment() -> None:
-    zero = Fill(Slot(0, 0, TensorSpec((1,), np.dtype(np.uint32)), (1,)), bytes(4))
-    segment = Segment((zero, "a", "b"), ((0, 1), (1, 2)), ("counters", "A", "B"))  # type: ignore[arg-type]
-    repeated = repeat_segment(segment, 2)
-    assert repeated.commands == (zero, *"abab")
-    assert repeated.edges == ((0, 1), (0, 2), (1, 2), (3, 4), (2, 3))
-    assert repeated.origins == ("counters", *"ABAB")
 
 
 def test_commands_that_differ_in_places_alone_are_alike() -> None:

@@ -63,6 +63,10 @@ class LoadedPlan:
         for buffer in plan.buffers:
             if buffer.role is Role.CONSTANT:
                 memory[buffer.id] = self._place(buffer, constants)
+            elif buffer.role is Role.COUNTERS:
+                block = self._allocate(buffer.nbytes, is_poisoned=False)
+                self.stream.fill(block.address, bytes(1), buffer.nbytes)
+                memory[buffer.id] = Region(block, 0, buffer.nbytes)
             elif buffer.role is not Role.TEMP:
                 block = self._allocate(buffer.nbytes, is_poisoned=buffer.role is not Role.INPUT)
                 self.bindings[buffer.id] = Region(block, 0, buffer.nbytes)

@@ -92,7 +92,7 @@ def collect_launches(path: Path, architectures: Sequence[str], cases: str = "tes
 def read_tests(path: Path) -> dict[Kernel, tuple[str, ...]]:
     """Return the tests that launch each kernel, from what `collect_launches` wrote."""
     rows = json.loads(path.read_text())
-    return {Kernel(source, expression): tuple(tests) for source, expression, _, _, _, tests in rows}
+    return {Kernel(source, expression, text): tuple(tests) for source, expression, _, _, text, tests in rows}
 
 
 def main() -> None:

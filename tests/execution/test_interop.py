@@ -16,7 +16,17 @@ from gpuexec.devices import dlpack
 from gpuexec.devices.backend import Backend, open_backend
 from gpuexec.devices.recorder.tracer import TracerDevice
 from tests.devices.foreign_arrays import CudaStreamArray, DeviceArray, DlpackArray, HostOnly, InterfaceArray
-from tests.model.small_models import CPU, affine, expect_affine, hold, make_model, make_tracer, ramp, trace
+from tests.model.small_models import (
+    CPU,
+    affine,
+    expect_affine,
+    hold,
+    make_model,
+    make_tracer,
+    ramp,
+    trace,
+    two_inputs,
+)
 
 SIMULATOR = gx.BackendType.SIMULATOR
 
@@ -281,3 +291,25 @@ def test_stream_that_is_none_is_refused(stream: object, reported: str) -> None:
 def test_stream_by_handle_on_the_host_is_refused() -> None:
     with pytest.raises(gx.InputError, match="belong to GPUs"):
         gx.Worker(affine(), backend=CPU, stream=1)
+
+
+def test_each_of_several_tensors_that_are_given_stays_the_readers() -> None:
+    with gx.Worker(two_inputs(), backend=CPU) as worker:
+        x = ramp(4, 3)
+        run = worker.schedule([x, 2 * x])
+        run.wait()
+        taken = [np.from_dlpack(run.peek_output(name)) for name in ("sum", "difference")]
+        for number in range(4):
+            worker.run([x + number, x])
+        np.testing.assert_array_equal(taken[0], 3 * x)
+        np.testing.assert_array_equal(taken[1], -x)
+
+
+def test_a_tensor_beside_one_that_is_given_becomes_stale() -> None:
+    with gx.Worker(two_inputs(), backend=CPU) as worker:
+        run = worker.schedule([ramp(4, 3), ramp(4, 3)])
+        run.wait()
+        np.from_dlpack(run.peek_output("sum"))
+        worker.run([ramp(4, 3), ramp(4, 3)])
+        with pytest.raises(gx.StaleError):
+            run.peek_output("difference").readback_and_clone()

@@ -149,6 +149,8 @@ def test_forked_objects_raise_with_the_word_spawn(worker: gx.Worker) -> None:
     uses = [
         lambda: worker.schedule(ramp(2, 3)),
         worker.peek_output,
+        worker.wait_for_kernels,
+        lambda: worker.is_compiled,
         worker.close,
         run.wait,
         run.is_done,

@@ -66,7 +66,7 @@ FACE = {
         "count_syncs events find_total memory rows runs save_chrome_trace save_tsv summarise table to_dataframe"
     ),
     "Program": "build contents load load_method method_meta method_names save weight_names with_weights",
-    "Progress": "done_nbytes name stage total_nbytes",
+    "Progress": "describe done_count done_nbytes is_over name stage total_count total_nbytes",
     "ReadbackRequest": "add_done_callback cancel is_cancelled is_done result spec view wait",
     "Replay": "close has_graph is_done nbytes submit",
     "Run": "cancel inspection is_cancelled is_done number outputs peek_output wait",
@@ -91,10 +91,10 @@ FACE = {
     "WeightGap": "nbytes outputs rows wide_nbytes",
     "WeightRow": "nbytes node operator output weight wide_nbytes",
     "Worker": (
-        "backend_reason backend_type cancel close copy_output create_state is_closed memory_report "
+        "backend_reason backend_type cancel close copy_output create_state is_closed is_compiled memory_report "
         "memory_stats model order_before peek_output plans prepare read_output record replace_weights report "
         "run schedule schedule_iterable schedule_progress state summary tap trim wait_for_completion "
-        "wait_for_completion_async"
+        "wait_for_completion_async wait_for_kernels"
     ),
 }
 DATA_LOADERS = ["BufferDataLoader", "DataLoader", "FileDataLoader", "FileLikeDataLoader", "MmapDataLoader"]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpuexec.errors import InputError, NeedsHostValue
 from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.graphs import Graph
 from gpuexec.ir.operator import build
@@ -105,6 +106,21 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_appending_attention(checks: str, case: Case) -> None:
     run_case(case, checks)
+
+
+def test_shapes_that_are_not_known_are_asked_for_by_the_input_that_has_them() -> None:
+    case = next(case for case in CASES if case.id == "groups")
+    specs = [None if x is None else TensorSpec(x.shape, x.dtype) for x in case.inputs]
+    with pytest.raises(NeedsHostValue) as caught:
+        build(NAME, case.attributes).infer(*specs)
+    assert (caught.value.index, caught.value.role) == (5, "axes")
+
+
+def test_steps_that_are_no_attention_over_what_is_joined_are_refused() -> None:
+    specs = [TensorSpec((1, 2, 3, 4), FLOAT)] * 5
+    for steps in (JOINS, (*JOINS, SWAP), (SWAP, *JOINS)):
+        with pytest.raises(InputError, match="expects two Concats, views, and attention as its steps"):
+            build(NAME, {"steps": steps}).infer(*specs)
 
 
 @dataclass(frozen=True)

@@ -276,7 +276,8 @@ CASES: dict[str, Build] = {
     # Convolutions.
     "simt_conv": multiply("Conv", numbers(5, 8, 3, 3), numbers(5), shape=IMAGE),
     "conv_mma": multiply("Conv", numbers(64, 8, 3, 3, dtype=np.float16), shape=IMAGE, cast=FLOAT16),
-    "pad_channels": multiply("Conv", numbers(8, 3, 3, 3, dtype=np.float16), shape=(1, 3, 26, 20), cast=FLOAT16),
+    "conv_few": multiply("Conv", numbers(64, 3, 3, 3, dtype=np.float16), shape=(1, 3, 26, 20), cast=FLOAT16),
+    "pad_channels": multiply("Conv", numbers(8, 12, 3, 3, dtype=np.float16), shape=(1, 12, 13, 10), cast=FLOAT16),
     "conv_depthwise_last": convolve_and("Conv", numbers(8, 1, 3, 3), group=8),
     "simt_conv taps": multiply("Conv", numbers(5, 2, 3, 3), shape=(1, 2, 26, 30)),
     "simt_conv points": multiply("Conv", numbers(5, 8, 1, 1), shape=IMAGE, strides=(2, 2)),

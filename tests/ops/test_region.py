@@ -268,7 +268,7 @@ def test_offsets_of_many_elements_have_64_bits() -> None:
 @pytest.mark.parametrize(
     "shapes",
     [
-        ((3 * region_blocks.BLOCK + 5,),) * 3,
+        ((3 * region_blocks.CALL_NBYTES + 5,),) * 3,
         ((50, 3000), (3000,), (50, 1)),
         ((3, 70000), (1,), (3, 1)),
         ((200000, 2), (2,), (1,)),
@@ -289,6 +289,52 @@ def test_blocks_give_the_bits_of_whole_arrays(shapes: tuple[tuple[int, ...], ...
         Region(AFFINE, (2,)).compute(*inputs, out=(inputs[0],)) if inputs[0].shape == made[0].shape else (made[0],)
     )
     np.testing.assert_array_equal(to_bits(in_place), to_bits(expected[2]))
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("size", [7, 30_000, 3 * region_blocks.CALL_NBYTES], ids=["few", "one block", "blocks"])
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+def test_results_may_take_the_memory_of_inputs_read_last_with_them(
+    dtype: Any, size: int, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUEXEC_THREADS", threads)
+    steps: Steps = (
+        ("Mul", (), (0, 1)),
+        ("Neg", (), (-1,)),
+        ("Sub", (), (-2, 1)),
+        ("Add", (), (-3, -1)),
+        ("Relu", (), (-4,)),
+        ("Max", (), (-5, 0)),
+    )
+    inputs = [numbers(dtype, size), numbers(dtype, size)]
+    expected = apply_steps(steps, inputs)
+    op = Region(steps, (3, 5))
+    apart = op.compute(*inputs)
+    in_place = op.compute(inputs[0], inputs[1].copy(), out=(inputs[1].copy(), inputs[0]))
+    assert in_place[1] is inputs[0]
+    for made in (apart, in_place):
+        for y, place in zip(made, (3, 5), strict=True):
+            assert y is not None
+            np.testing.assert_array_equal(to_bits(y), to_bits(expected[place]))
+
+
+@pytest.mark.parametrize("name", ["Gelu", "Swish", "Sigmoid", "Relu"])
+def test_what_is_computed_in_pieces_is_the_same_in_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUEXEC_THREADS", "2")
+    steps: Steps = ((name, (), (0,)), ("Neg", (), (-1,)))
+    x = numbers(FLOAT, 2 * region_blocks.CALL_NBYTES + 77) * np.float32(40)
+    x[:7] = np.nan, np.inf, -np.inf, -87, -88, -0.0, 1e-40
+    (y,) = Region(steps, (1,)).compute(x)
+    for part in (slice(0, 9), slice(100, 5_000), slice(-70_000, None)):
+        np.testing.assert_array_equal(to_bits(y[part]), to_bits(apply_steps(steps, [x[part]])[1]))  # type: ignore[index]
+
+
+def test_threads_warn_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUEXEC_THREADS", "2")
+    x = np.full(8 * region_blocks.CALL_NBYTES, 100, FLOAT)
+    with np.errstate(all="raise"):
+        (y,) = Region((("Exp", (), (0,)), ("Log", (), (-1,))), (1,)).compute(x)
+    assert y is not None and np.isinf(y).all()
 
 
 def test_results_take_the_bytes_of_inputs_that_are_done_with() -> None:

@@ -100,6 +100,20 @@ def test_they_run_on_the_simulator_without_scale(name: str) -> None:
         np.testing.assert_allclose(worker.run(X)[0], np.asarray(expected), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("nodes", [LAYER, RMS, SOFTMAX])
+def test_a_plan_serves_other_sizes(nodes: str) -> None:
+    text = f"agraph (float[n, t, 6] x) => (float[n, t, 6] y) <{NUMBERS}> {{ {nodes} }}"
+    models = [gx.load(to_model(load(text)), disabled_passes=each) for each in ((), ("recognise_normalizations",))]
+    with (
+        gx.Worker(models[0], backend=gx.BackendType.SIMULATOR) as one,
+        gx.Worker(models[1], backend=gx.BackendType.CPU) as apart,
+    ):
+        for shape in ((4, 3), (2, 3), (1, 1), (9, 5)):
+            x = RANDOM.standard_normal((*shape, 6)).astype(np.float32)
+            np.testing.assert_allclose(one.run(x)[0], apart.run(x)[0], rtol=1e-5, atol=1e-6)
+        assert all(len(plan.segment.commands) == 1 for plan in one.plans)
+
+
 @pytest.mark.parametrize("form", ["Mul (d, q)", "Mul (n, w3)"])
 def test_space_of_images_becomes_an_instance_normalization(form: str) -> None:
     numbers = f"{NUMBERS}, float[4, 1, 1] w3 = {{1, 2, -1, 3}}, float[1, 4, 1, 1] b3 = {{0, 1, 2, 3}}"

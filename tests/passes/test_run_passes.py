@@ -28,6 +28,7 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
         "fold_constants",
         "inline_branches",
         "remove_noops",
+        "slice_gathers",
         "recognise_activations",
         "group_heads",
         "fuse_conv_batchnorm",

@@ -1,4 +1,4 @@
-"""Counters of launches: one command of a plan sets all of them to 0 before their first use."""
+"""Counters of launches: all of a plan lie beside its arena, and no command sets them to 0."""
 
 from __future__ import annotations
 
@@ -59,47 +59,39 @@ def find_counters(plan: Plan) -> list[tuple[int, Slot]]:
     ]
 
 
-def test_first_command_sets_the_counters_of_all_launches_to_0() -> None:
+def test_counters_of_all_launches_lie_apart_in_one_buffer_beside_the_arena() -> None:
     plan = make_template(5).plan
-    zeros = plan.segment.commands[0]
-    assert isinstance(zeros, Fill) and zeros.pattern == bytes(4) and plan.segment.origins[0] == "counters"
     counters = find_counters(plan)
     assert len(counters) == 2
-    low, high = zeros.destination.byte_range()
-    behind = {0}
-    for before, after in sorted(plan.segment.edges):
-        behind |= {after} if before in behind else set()
-    for place, slot in counters:
+    for _, slot in counters:
+        buffer = plan.buffers[slot.buffer]
         start, end = slot.byte_range()
-        assert slot.buffer == zeros.destination.buffer and low <= start < end <= high
-        assert start % BUFFER_ALIGNMENT == 0
-        assert place in behind
+        assert (
+            buffer.role is Role.COUNTERS
+            and buffer.nbytes == plan.counters_nbytes
+            and buffer.id not in plan.layout.as_dict()
+        )
+        assert 0 <= start < end <= buffer.nbytes and start % BUFFER_ALIGNMENT == 0
     (_, first), (_, second) = counters
+    assert first.buffer == second.buffer
     assert first.byte_range()[1] <= second.byte_range()[0] or second.byte_range()[1] <= first.byte_range()[0]
+    assert not any(isinstance(command, Fill) for command in plan.segment.commands)
 
 
 def test_counters_of_a_size_lie_in_those_of_its_class() -> None:
     template = make_template(7)
     variant = template.specialise(specs(5))
     assert template.ends["x"] == (8, 4)
-    zeros, held = variant.commands[0], template.plan.buffers
-    assert isinstance(zeros, Fill) and zeros.destination.spec.nbytes <= held[zeros.destination.buffer].nbytes
-    low, high = zeros.destination.byte_range()
-    for command in variant.commands:
-        if isinstance(command, Launch) and command.kernel == KERNEL:
-            slot = command.arguments[2]
-            assert isinstance(slot, Slot) and low <= slot.byte_range()[0] and slot.byte_range()[1] <= high
+    slots = [
+        command.arguments[2] for command in variant.commands if isinstance(command, Launch) and command.kernel == KERNEL
+    ]
+    assert len(slots) == 2
+    for slot in slots:
+        assert isinstance(slot, Slot) and slot.byte_range()[1] <= template.plan.buffers[slot.buffer].nbytes
 
 
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])
-def test_plans_without_counters_set_nothing(target: str) -> None:
+def test_plans_without_counters_have_no_room_for_them(target: str) -> None:
     build = GraphBuilder()
     graph = build.graph(build.node(Scale(), build.input("x", 8, 4)))
-    plan = plan_graph(graph, specs(8), Target.named(target)).plan
-    assert not any(isinstance(command, Fill) for command in plan.segment.commands)
-
-
-def test_counters_lie_in_the_arena() -> None:
-    plan = make_template(5).plan
-    (_, slot), *_ = find_counters(plan)
-    assert plan.buffers[slot.buffer].role is Role.TEMP and slot.buffer in plan.layout.as_dict()
+    assert plan_graph(graph, specs(8), Target.named(target)).plan.counters_nbytes == 0

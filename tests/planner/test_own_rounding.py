@@ -11,8 +11,9 @@ from gpuexec.ir.apply import infer_specs
 from gpuexec.ir.command import Launch
 from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.operator import build
+from gpuexec.ir.precision import STORED
 from gpuexec.ir.provider import CUDNN
-from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ir.target import Target
 from gpuexec.planner.own_rounding import leave_out_roundings
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
@@ -39,9 +40,9 @@ class Builder(GraphBuilder):
         return self.node(build(name, attributes | (chain(steps) if steps else {})), x, weight)
 
 
-def name_left(graph: Graph, target: str = "sm_80") -> list[str]:
+def name_left(graph: Graph, target: str = "sm_80", shape: tuple[int, ...] = SHAPE) -> list[str]:
     """Return the names of the operators of what is left of a graph, with the steps of each."""
-    specs = {value: TensorSpec(SHAPE, FLOAT) for value in graph.inputs}
+    specs = {value: TensorSpec(shape, FLOAT) for value in graph.inputs}
     specs |= {value: TensorSpec.of(array) for value, array in graph.constants.items()}
     for node in graph.nodes:
         made = infer_specs(node.operator, [None if value is None else specs[value] for value in node.inputs])
@@ -107,6 +108,34 @@ def test_a_rounding_to_another_precision_stays() -> None:
     graph = Builder()
     made = graph.graph(graph.conv(graph.rounded(graph.input("x", *SHAPE), "bf16")))
     assert name_left(made) == [ROUND, "Conv"]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("channels", "target", "reader", "is_left_out"),
+    [
+        (3, "sm_80", "", True),
+        (7, "sm_120", "", True),
+        (8, "sm_80", "", False),
+        (3, "sm_75", "", False),
+        (3, "cpu", "", False),
+        (3, "sm_80", "result", False),
+        (3, "sm_80", "another", False),
+    ],
+)
+def test_an_image_of_few_channels_is_read_as_floats(
+    precision: str, channels: int, target: str, reader: str, is_left_out: bool
+) -> None:
+    graph = Builder()
+    stored = dtype_row(STORED[precision]).numpy
+    narrow = graph.node(build("Cast", {"to": dtype_row(stored).code}), graph.input("x", 1, channels, 6, 5))
+    weight = graph.constant(np.ones((8, channels, 3, 3), stored))
+    outputs = [graph.node(build("Conv", {"precision": precision}), narrow, weight)]
+    if reader == "result":
+        outputs.append(narrow)
+    elif reader:
+        outputs.append(graph.node(build("Relu", {}), narrow))
+    assert ("Cast" not in name_left(graph.graph(*outputs), target, (1, channels, 6, 5))) is is_left_out
 
 
 @pytest.mark.parametrize(("providers", "count"), [(NO_PROVIDERS, 0), (Providers((CUDNN,)), 1)])

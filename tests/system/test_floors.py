@@ -28,8 +28,8 @@ FLOORS = (
 # stands here, modules import each other as they like.
 INNER = {
     "system": (
-        ("array_files", "extensions", "knobs", "phases", "progress", "atomic_file", "system_files", "version"),
-        ("mapped", "threads"),
+        ("array_files", "extensions", "knobs", "phases", "atomic_file", "system_files", "version"),
+        ("mapped", "progress", "threads"),
         ("pickling",),
     ),
     "ir": (
@@ -107,7 +107,6 @@ SMALL = {
     "compat.onnxruntime.profile": "the format of ONNX Runtime's profile files",
     "devices.cuda.cuda_ranges": "cupy stays in its homes, and the profile log has another room",
     "devices.pixel.addresses": "the address space of textures, below the device that uses it",
-    "devices.simulator.object_cache": "the simulator's cache on disk, as `kernel_cache` is CUDA's",
     "devices.simulator.rewrite": "the text that a host compiler is given, apart from how it is called",
     "devices.staging": "one of the resources that a backend opens, as transfers and completion are",
     "execution.profiling.alignment": "the alignment of clocks, an algorithm of its own",
@@ -117,7 +116,6 @@ SMALL = {
     "model.tracing.normalizing": "a family of traced functions",
     "model.tracing.norms": "a family of traced functions",
     "model.tracing.signal": "a family of traced functions",
-    "ops.elementwise.elementwise_erf": "the error function, an algorithm with its sources",
     "ops.elementwise.region_blits": "regions over textures, beside `flat`, those over pointers",
     "ops.text.search": "the search of texts by automata, which stand beside it",
     "passes.append_rows": "a rewriting of graphs among passes, which a memory's capacity asks for",

@@ -34,6 +34,7 @@ from gpuexec.ir.command import Command, Kernel
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.target import Target
 from gpuexec.system import knobs
+from gpuexec.system.progress import ProgressCallback
 from gpuexec.system.threads import WorkPool
 
 
@@ -169,6 +170,16 @@ class CpuDevice:
     def create_timed_event(self) -> TimedEvent:
         """Return an event that notes the time, not recorded."""
         return CpuTimedEvent(self.clock)
+
+    def list_uncompiled(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> list[Kernel]:
+        """Return nothing; a CPU plan has no kernels."""
+        return []
+
+    def compile(
+        self, kernels: Sequence[Kernel], code: StoredCode | None = None, report: ProgressCallback | None = None
+    ) -> None:
+        """Refuse kernels; a CPU plan has none."""
+        self.load(kernels, code)
 
     def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Refuse kernels; a CPU plan has none."""

@@ -30,6 +30,7 @@ from gpuexec.ir.library_problem import Problem
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.target import OLDEST_ARCHITECTURE, Target
 from gpuexec.system import knobs
+from gpuexec.system.progress import ProgressCallback
 
 _PORTABLE = 1  # cudaHostAllocPortable
 _EDGE_DATA = 12030  # the first version of the driver whose graphs have programmatic edges
@@ -168,6 +169,16 @@ class CudaDevice:
     def create_timed_event(self) -> CudaTimedEvent:
         """Return an event that notes the time, not recorded."""
         return CudaTimedEvent(self.context, self.spin_us)
+
+    def list_uncompiled(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> list[Kernel]:
+        """Return the kernels that neither memory, nor ``code``, nor the kernel cache has."""
+        return self._library.list_uncompiled(kernels, code)
+
+    def compile(
+        self, kernels: Sequence[Kernel], code: StoredCode | None = None, report: ProgressCallback | None = None
+    ) -> None:
+        """Compile (or find) kernels; the GPU is not touched."""
+        self._library.compile(kernels, code, report=report)
 
     def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Compile (or find) and load kernels, with all the shared memory that a block may have."""

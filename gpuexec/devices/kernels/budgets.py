@@ -199,6 +199,14 @@ LARGER: Mapping[str, Budget] = {
         for operands, result in MMA_TYPES
         if operands != "float" or tile != "LargeMma"
     },
+    **{
+        f"conv_few.cu:conv_few<{image}, {t}, {result}, SmallMma, {width}>": Budget(
+            176 if image == t != "float" else 168, "as mma_gemm, and elements of patches under way"
+        )
+        for t, result in MMA_TYPES
+        for image in {t, t if t == result != "float" else "float"}
+        for width in (1, 4 if t == "float" else 8)
+    },
     "pool.cu:lp_pool<double>": Budget(72, "powers of doubles beside the bounds of a window"),
     "roi.cu:max_roi_pool<double>": Budget(80, "bounds of a bin and a region in doubles"),
     "roi.cu:roi_align<double>": Budget(96, "samples along two axes and four weights in doubles"),

@@ -265,6 +265,22 @@ GATES: Mapping[str, Gate] = {
         )
         for tile, share, integers in (("MediumMma", 0.335, 225), ("SmallMma", 0.2, 225), ("FlatMma", 0.165, 250))
     },
+    # Each element of a patch takes some eight instructions, a vector of them as many.
+    **{
+        f"conv_few.cu:conv_few<{image}, {t}, {result}, SmallMma, {width}>": Gate(
+            instructions=5000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0,
+            load_bits=(16 if image == t != "float" else 32) if width == 1 else 128, opcodes=("HMMA", "LDSM", "LDGSTS"),
+            blocks=2,
+        )
+        for image, t, width, share, integers in (
+            *((t, t, 1, 0.085, 670) for t in ("half", "bf16")), *((t, t, 8, 0.165, 345) for t in ("half", "bf16")),
+            *(("float", t, 1, 0.088, 520) for t in ("half", "bf16")),
+            *(("float", t, 8, 0.195, 150) for t in ("half", "bf16")),
+            ("float", "float", 1, 0.11, 450), ("float", "float", 4, 0.145, 340),
+        )
+        for operands, result in MMA_TYPES
+        if operands == t and (image == t or result == "float")
+    },
     **_products("conv.cu:conv_gemm<{t}>", _FLOATS, share=0.40, integers=245, instructions=2600, aim=_CONV_AIM),
     # Patches of planes of channels take about 25 integer instructions for 8 elements, since each channel has an address
     # of its own; the loop for positions that are copied by 16 bytes takes none. Small tiles load 48 vectors with 512

@@ -71,6 +71,13 @@ class KernelCache:
             self._entries[key] = entry
             return entry
 
+    def find(self, key: str) -> CachedCubin | None:
+        """Return the entry of ``key`` if memory or disk has it; waits for nobody who is compiling it."""
+        entry = self._entries.get(key) or self._load(key)
+        if entry is not None:
+            self._entries[key] = entry
+        return entry
+
     def file_of(self, entry: CachedCubin) -> Path:
         """Return a file with the cubin: a private copy of this process, deleted when it ends.
 

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpuexec.devices.kernels import nvrtc
 from gpuexec.devices.kernels.code_files import cache_folder
+from gpuexec.devices.kernels.compile_once import OnceEach
 from gpuexec.devices.kernels.kernel_cache import CachedCubin, KernelCache, make_key
-from gpuexec.devices.kernels.kernel_source import WAITING_ARCHITECTURE, find_source, read_text, waits_for_predecessors
+from gpuexec.devices.kernels.kernel_source import (
+    WAITING_ARCHITECTURE,
+    find_source,
+    flatten,
+    read_text,
+    waits_for_predecessors,
+)
 from gpuexec.devices.kernels.nvrtc import CompiledKernel, Cubin
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.ir.command import Kernel
 from gpuexec.system import knobs
 from gpuexec.system.mapped import read_view
+from gpuexec.system.progress import Progress, ProgressCallback
+from gpuexec.system.threads import in_threads
 
 
 def default_cache() -> KernelCache:
@@ -40,47 +48,67 @@ class KernelLibrary:
         self.compile_count = 0
         self.compile_seconds = 0.0
         self._cache = default_cache() if cache is None else cache
-        self._cubins: dict[Kernel, CachedCubin] = {}
+        self._cubins: OnceEach[Kernel, CachedCubin] = OnceEach()
         self._functions: dict[Kernel, Any] = {}
         self._made_for: dict[Kernel, str] = {}  # the architecture of stored code
         self._guard = threading.Lock()
 
     def compile(
-        self, kernels: Sequence[Kernel], code: StoredCode | None = None, *, apart: bool = False
+        self,
+        kernels: Sequence[Kernel],
+        code: StoredCode | None = None,
+        *,
+        apart: bool = False,
+        report: ProgressCallback | None = None,
     ) -> dict[Kernel, CachedCubin]:
         """Return the cubin of each kernel; missing ones are compiled by ``GPUEXEC_BUILD_JOBS`` threads.
 
         Those with text of their own are compiled together, a group for each thread, since the file in front of their
-        text takes most of the time.
+        text takes time with each program. A kernel that another thread is compiling is waited for.
 
         Args:
             kernels: Which.
             code: Compiled beforehand; looked at before the cache, so that neither a compiler nor a cache is needed for
                 what is there.
             apart: Whether each kernel gets a cubin of its own.
+            report: Called in this thread whenever some are done.
 
         Raises:
             DeviceNotFoundError: NVRTC is not installed.
             KernelError: A kernel does not compile, or its source is missing.
         """
-        missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._cubins]
-        if missing:
-            started = time.perf_counter()
-            jobs = knobs.build_jobs()
+
+        def make(missing: Sequence[Kernel]) -> Iterator[tuple[Kernel, CachedCubin]]:
             stored = {kernel: found for kernel in missing if (found := self._find_stored(kernel, code)) is not None}
+            yield from stored.items()
+            jobs, done = knobs.build_jobs(), len(stored)
             groups = _group([kernel for kernel in missing if kernel not in stored], 0 if apart else jobs)
-            pool = ThreadPoolExecutor(min(max(1, len(groups)), jobs), "gpuexec-nvrtc")
-            try:
-                compiled = list(pool.map(self._compile_group, groups))
-            finally:
-                # On an interrupt, running compiles are not waited for, and no more are started.
-                pool.shutdown(wait=False, cancel_futures=True)
-            made = {kernel: entry for group, entry in zip(groups, compiled, strict=True) for kernel in group}
-            with self._guard:
-                self._cubins.update({**stored, **made})
-                self.compile_count += sum(entry.was_compiled for entry in made.values())
-                self.compile_seconds += time.perf_counter() - started
-        return {kernel: self._cubins[kernel] for kernel in kernels}
+            _tell(report, missing[0], done, len(missing))
+            for number, entry in in_threads(groups, self._compile_group, jobs, "gpuexec-nvrtc"):
+                with self._guard:
+                    self.compile_count += len(groups[number]) if entry.was_compiled else 0
+                yield from [(kernel, entry) for kernel in groups[number]]
+                done += len(groups[number])
+                _tell(report, groups[number][0], done, len(missing))
+
+        if all(kernel in self._cubins for kernel in kernels):
+            return self._cubins.get(kernels, make)
+        started = time.perf_counter()
+        compiled = self._cubins.get(kernels, make)
+        with self._guard:
+            self.compile_seconds += time.perf_counter() - started
+        return compiled
+
+    def list_uncompiled(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> list[Kernel]:
+        """Return the kernels that `compile` would give to the compiler, or wait for; nothing is compiled.
+
+        Raises:
+            DeviceNotFoundError: NVRTC is not installed, and some are in no stored code.
+        """
+        unknown = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._cubins]
+        unknown = [kernel for kernel in unknown if self._find_stored(kernel, code) is None]
+        groups = _group(unknown, knobs.build_jobs())
+        return [kernel for group in groups if self._cache.find(self._describe(group)[0]) is None for kernel in group]
 
     def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Load the functions of kernels on the current device, so that no launch compiles or loads.
@@ -137,18 +165,32 @@ class KernelLibrary:
     def _compile_group(self, kernels: Sequence[Kernel]) -> CachedCubin:
         """Compile kernels of one file in one program."""
         source, expressions = kernels[0].source, tuple([kernel.expression for kernel in kernels])
-        text = read_text(find_source(source), [kernel.text for kernel in kernels])
-        key = make_key(text, expressions, self.architecture, nvrtc.OPTIONS, nvrtc.compiler_version())
+        key, text = self._describe(kernels)
         return self._cache.get(
             key, lambda: nvrtc.compile_cubin(text, expressions, self.architecture, nvrtc.OPTIONS, source=source)
         )
 
+    def _describe(self, kernels: Sequence[Kernel]) -> tuple[str, str]:
+        """Return the cache key of a program of kernels of one file, and its text."""
+        text = read_text(find_source(kernels[0].source), [kernel.text for kernel in kernels])
+        expressions = tuple([kernel.expression for kernel in kernels])
+        return make_key(text, expressions, self.architecture, nvrtc.OPTIONS, nvrtc.compiler_version()), text
+
+
+def _tell(report: ProgressCallback | None, kernel: Kernel, done: int, total: int) -> None:
+    if report is not None:
+        report(Progress("compile", str(kernel), done_count=done, total_count=total))
+
 
 def _group(kernels: Sequence[Kernel], count: int) -> list[tuple[Kernel, ...]]:
-    """Return kernels one by one, but those with text of their own in up to ``count`` groups for each file."""
+    """Return the programs that kernels are compiled in, those that are likely to take longest first.
+
+    Each is one of its own, but those with text of their own are in up to ``count`` for each file.
+    """
     groups: list[tuple[Kernel, ...]] = [(kernel,) for kernel in kernels if not kernel.text or not count]
     generated = sorted((each for each in kernels if each.text and count), key=str)
     for source in dict.fromkeys(kernel.source for kernel in generated):
         own = [kernel for kernel in generated if kernel.source == source]
         groups += [tuple(own[first::count]) for first in range(min(count, len(own)))]
-    return groups
+    # What a kernel takes goes, by and large, with the length of the file it stands in.
+    return sorted(groups, key=lambda group: -len(group) * len(flatten(find_source(group[0].source))))

@@ -25,6 +25,7 @@ from gpuexec.errors import InputError, KernelError
 from gpuexec.ir.command import Kernel, LaunchConfig
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.target import Target
+from gpuexec.system.progress import ProgressCallback
 
 # The attribute, in its row, of a launch that begins before the one it waits for is complete.
 DEPENDENT = "dependent"
@@ -298,6 +299,15 @@ class TracerDevice:
     def create_timed_event(self) -> TimedEvent:
         """Return an event with the tracer's own time, not recorded."""
         return TracerTimedEvent()
+
+    def list_uncompiled(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> list[Kernel]:
+        """Return nothing; kernels are names here."""
+        return []
+
+    def compile(
+        self, kernels: Sequence[Kernel], code: StoredCode | None = None, report: ProgressCallback | None = None
+    ) -> None:
+        """Do nothing; kernels are names here."""
 
     def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
         """Note the kernels that were not loaded yet."""

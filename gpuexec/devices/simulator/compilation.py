@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gpuexec.devices.simulator.rewrite import find_launch_bounds, rewrite_shared
 from gpuexec.devices.simulator.toolchain import KERNEL_FLAGS, RUNTIME_FLAGS, Mode, find_compiler
 from gpuexec.system import knobs
 from gpuexec.system.atomic_file import write_file
+from gpuexec.system.threads import in_threads
 
 _RUNTIME_SOURCES = (
     *("fibers.cpp", "block.cpp", "synchronize.cpp", "launch.cpp", "memory.cpp"),
@@ -70,6 +70,18 @@ def build_runtime(cache: ObjectCache | None = None, defines: Sequence[str] = ())
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectSource:
+    """What a shared object is built of: a kernel file, the instances of its kernels, and text behind the file.
+
+    ``expressions`` are C++ name expressions (``"unary<Exp, float>"``) or names of ``extern "C"`` kernels.
+    """
+
+    path: Path
+    expressions: tuple[str, ...]
+    generated: str = ""
+
+
 def build_file(
     path: Path,
     expressions: Sequence[str],
@@ -82,7 +94,7 @@ def build_file(
 
     Args:
         path: The ``.cu`` file.
-        expressions: C++ name expressions (``"unary<Exp, float>"``) or names of ``extern "C"`` kernels.
+        expressions: As `ObjectSource` has them.
         cache: None: the user's.
         mode: For check and count mode the same code reports every access to the runtime library.
         generated: Text that is compiled behind the file.
@@ -90,45 +102,72 @@ def build_file(
     Raises:
         KernelError: There is no compiler, or the source does not compile; the message has the compiler's first lines.
     """
-    compiler, cache = find_compiler(), cache or default_cache()
-    flags = compiler.flags((*KERNEL_FLAGS, *compiler.mode_flags(mode)))
-    include = f"-I{kernels_dir() / 'simulator' / 'include'}"
-    names = tuple(dict.fromkeys(expressions))
-    stripped = strip_comments(flatten(path) + generated)
-    text = rewrite_shared(stripped, path.name) + write_rows(names)
+    cache = cache or default_cache()
+    unit = _CompileUnit(ObjectSource(path, tuple(expressions), generated), mode)
+    found = cache.get(unit.key, lambda output: unit.build(output, cache))
+    return BuiltObject(path.name, found, unit.names, unit.launch_bounds, mode, find_waiting_kernels(path))
 
-    def build(output: Path) -> None:
-        source = output.with_suffix(".cpp")
-        write_file(source, text, sync=False)
-        header = (include, "-include", str(_precompile_header(mode, (*flags, include), cache)))
-        if mode == "plain":
-            compiler.build(path.name, [source], output, (*flags, *header))
-            return
-        # The sanitizers are flags of the compile alone: linked with them, the object would ask for their libraries.
-        compiled = output.with_suffix(".o")
-        compiler.build(path.name, [source], compiled, (*flags, *header, "-c"))
-        wrapped = [f"-Wl,--wrap={name}" for name in list_wrapped()] if mode == "count" else []
-        linked = [compiled, *_build_hooks(mode, cache)]
-        compiler.build(path.name, [], output, (*compiler.flags(KERNEL_FLAGS), *wrapped), linked)
 
-    key = make_key(text, _hash_headers(mode), flags, compiler.version)
-    found = cache.get(key, build)
-    return BuiltObject(path.name, found, names, find_launch_bounds(stripped), mode, find_waiting_kernels(path))
+def is_built(source: ObjectSource, mode: Mode = "plain", cache: ObjectCache | None = None) -> bool:
+    """Return whether the cache has the shared object of a kernel file.
+
+    Raises:
+        KernelError: There is no compiler, by which it is known.
+    """
+    return (cache or default_cache()).has(_CompileUnit(source, mode).key)
 
 
 def build_files(
     files: Mapping[Path, Sequence[str]], cache: ObjectCache | None = None, mode: Mode = "plain"
 ) -> dict[Path, BuiltObject]:
     """Build the shared objects of several files, with ``GPUEXEC_BUILD_JOBS`` compilers at once."""
-    if not files:
-        return {}
-    pool = ThreadPoolExecutor(min(len(files), knobs.build_jobs()), "gpuexec-build")
-    try:
-        built = pool.map(lambda item: build_file(item[0], item[1], cache, mode), files.items())
-        return dict(zip(files, built, strict=True))
-    finally:
-        # On an interrupt, running compilers are not waited for, and no more are started.
-        pool.shutdown(wait=False, cancel_futures=True)
+    sources = [ObjectSource(path, tuple(expressions)) for path, expressions in files.items()]
+    return {sources[number].path: built for number, built in build_each(sources, cache, mode)}
+
+
+def build_each(
+    sources: Sequence[ObjectSource], cache: ObjectCache | None = None, mode: Mode = "plain"
+) -> Iterator[tuple[int, BuiltObject]]:
+    """Yield the number of each source and its shared object as they are done, with several compilers at once.
+
+    Raises:
+        KernelError: As `build_file`.
+    """
+
+    def build(source: ObjectSource) -> BuiltObject:
+        return build_file(source.path, source.expressions, cache, mode, generated=source.generated)
+
+    return in_threads(sources, build, knobs.build_jobs(), "gpuexec-build")
+
+
+class _CompileUnit:
+    """The text of a shared object, its cache key, and how the compiler is called for it."""
+
+    def __init__(self, source: ObjectSource, mode: Mode) -> None:
+        self._path, self._mode, self._compiler = source.path, mode, find_compiler()
+        self._flags = self._compiler.flags((*KERNEL_FLAGS, *self._compiler.mode_flags(mode)))
+        self.names = tuple(dict.fromkeys(source.expressions))
+        stripped = strip_comments(flatten(source.path) + source.generated)
+        self._text = rewrite_shared(stripped, source.path.name) + write_rows(self.names)
+        self.launch_bounds = find_launch_bounds(stripped)
+        self.key = make_key(self._text, _hash_headers(mode), self._flags, self._compiler.version)
+
+    def build(self, output: Path, cache: ObjectCache) -> None:
+        """Compile and link the object; what all objects share is built too where it is missing."""
+        compiler, flags, name = self._compiler, self._flags, self._path.name
+        include = f"-I{kernels_dir() / 'simulator' / 'include'}"
+        source = output.with_suffix(".cpp")
+        write_file(source, self._text, sync=False)
+        header = (include, "-include", str(_precompile_header(self._mode, (*flags, include), cache)))
+        if self._mode == "plain":
+            compiler.build(name, [source], output, (*flags, *header))
+            return
+        # The sanitizers are flags of the compile alone: linked with them, the object would ask for their libraries.
+        compiled = output.with_suffix(".o")
+        compiler.build(name, [source], compiled, (*flags, *header, "-c"))
+        wrapped = [f"-Wl,--wrap={each}" for each in list_wrapped()] if self._mode == "count" else []
+        linked = [compiled, *_build_hooks(self._mode, cache)]
+        compiler.build(name, [], output, (*compiler.flags(KERNEL_FLAGS), *wrapped), linked)
 
 
 def _precompile_header(mode: Mode, flags: Sequence[str], cache: ObjectCache) -> Path:

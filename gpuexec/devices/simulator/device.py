@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from gpuexec.devices.device import Recording, Region, Stream
 from gpuexec.devices.host import host_memory_bytes
+from gpuexec.devices.kernels.compile_once import OnceEach
 from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.devices.launch_costs import PACKED_COSTS
@@ -16,6 +17,7 @@ from gpuexec.devices.memory_pool import MemoryPool
 from gpuexec.devices.pixel.extents import find_extents
 from gpuexec.devices.prepared import PreparedCommand
 from gpuexec.devices.recording import record_launches
+from gpuexec.devices.simulator.compilation import BuiltObject, ObjectSource, build_each, is_built
 from gpuexec.devices.simulator.context import SimulatorContext
 from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.graph import SimulatorGraph
@@ -27,7 +29,7 @@ from gpuexec.devices.simulator.memory import (
     SimulatorDeviceSource,
     SimulatorPinnedSource,
 )
-from gpuexec.devices.simulator.module import SimulatorFunction, load_files, load_generated
+from gpuexec.devices.simulator.module import KernelModule, SimulatorFunction, list_generated
 from gpuexec.devices.simulator.stream import SimulatorEvent, SimulatorStream, SimulatorTimedEvent
 from gpuexec.devices.simulator.stream_thread import StreamThread
 from gpuexec.devices.simulator.toolchain import Mode
@@ -36,6 +38,10 @@ from gpuexec.ir.command import Kernel
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.target import Target
 from gpuexec.system import knobs
+from gpuexec.system.progress import Progress, ProgressCallback
+
+# What a kernel is known by among shared objects: its file, which is compiled with its whole table, or itself.
+_Unit = str | Kernel
 
 
 class SimulatorDevice:
@@ -94,6 +100,7 @@ class SimulatorDevice:
         self._memory = Pool(blocks, ordering, MemoryPool(device_memory, self.create_event, 0))
         self._pinned_source = SimulatorPinnedSource(pinned, ordering)
         self._pinned_memory = Pool(pinned, ordering, MemoryPool(self._pinned_source, self.create_event, 0))
+        self._built: OnceEach[_Unit, BuiltObject] = OnceEach()
         self._functions: dict[Kernel, SimulatorFunction] = {}
         self._streams: weakref.WeakSet[SimulatorStream] = weakref.WeakSet()
         self._threads: list[StreamThread] = []  # also threads of unreferenced streams with work left
@@ -187,7 +194,20 @@ class SimulatorDevice:
         self.context.check_alive()
         return SimulatorGraph(self.context, commands, edges, programmatic)
 
-    def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
+    def list_uncompiled(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> list[Kernel]:
+        """Return the kernels whose shared object is not there.
+
+        Raises:
+            KernelError: The table lacks a kernel.
+        """
+        missing = {kernel: unit for kernel, unit in self._find_units(kernels).items() if unit not in self._built}
+        sources = self._list_sources(list(dict.fromkeys(missing.values())))
+        unbuilt = {unit for source, units in sources.items() if not is_built(source, self.mode) for unit in units}
+        return [kernel for kernel, unit in missing.items() if unit in unbuilt]
+
+    def compile(
+        self, kernels: Sequence[Kernel], code: StoredCode | None = None, report: ProgressCallback | None = None
+    ) -> None:
         """Compile (or find) the files of the kernels, several at once, each with all that the table names for it.
 
         In count mode these kernels alone are compiled. Kernels with text of their own are one object for each file.
@@ -195,32 +215,21 @@ class SimulatorDevice:
         Raises:
             KernelError: A file does not compile, or the table lacks a kernel.
         """
+        self._build(kernels, report)
+
+    def load(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> None:
+        """Compile (or find) the files of the kernels as `compile` does, and load them.
+
+        Raises:
+            KernelError: A file does not compile, or the table lacks a kernel.
+        """
         self.context.check_alive()
+        built = self._build([kernel for kernel in kernels if kernel not in self._functions], None)
         with self._lock:
-            missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._functions]
-            generated = [kernel for kernel in missing if kernel.text]
-            for source in sorted({kernel.source for kernel in generated}):
-                own = [kernel for kernel in generated if kernel.source == source]
-                module = load_generated(find_source(source), own, self.mode)
-                self._functions.update({kernel: module.functions[kernel.expression] for kernel in own})
-            kernels = [kernel for kernel in missing if not kernel.text]
-            sources = {kernel.source for kernel in kernels}
-            tables = {source: self._table_of(source) for source in sorted(sources)}
-            for kernel in kernels:
-                if kernel.expression not in tables[kernel.source]:
-                    raise KernelError(
-                        f"{kernel} is not in the table of instantiations ({_name_of(self._instantiations)}), which has"
-                        f" {len(tables[kernel.source])} for {kernel.source}; add it there."
-                    )
-            if self.mode == "count":  # a plan is counted once: what it does not launch is not worth compiling
-                tables = {
-                    source: tuple(each.expression for each in kernels if each.source == source) for source in sources
-                }
-            files = {source: find_source(source) for source in tables}
-            modules = load_files({files[source]: table for source, table in tables.items()}, self.mode)
-            for source, file in files.items():
-                for expression, function in modules[file].functions.items():
-                    self._functions[Kernel(source, expression)] = function
+            for kernel, each in built.items():
+                if kernel not in self._functions:
+                    for expression, function in KernelModule(each).functions.items():
+                        self._functions[Kernel(kernel.source, expression)] = function
 
     def function(self, kernel: Kernel) -> SimulatorFunction:
         """Return a kernel loaded before.
@@ -244,6 +253,62 @@ class SimulatorDevice:
         for thread in self._threads:
             thread.join()
         self.context.ordering.close()
+
+    def _build(self, kernels: Sequence[Kernel], report: ProgressCallback | None) -> dict[Kernel, BuiltObject]:
+        """Return the shared object that each kernel is in."""
+        self.context.check_alive()
+        units = self._find_units(kernels)
+
+        def make(missing: Sequence[_Unit]) -> Iterator[tuple[_Unit, BuiltObject]]:
+            sources = self._list_sources(missing)
+            listed, left = list(sources), set(missing)
+
+            def tell(name: str) -> None:
+                if report is not None:
+                    rows = [unit for unit in units.values() if unit in missing]
+                    done = sum(unit not in left for unit in rows)
+                    report(Progress("compile", name, done_count=done, total_count=len(rows)))
+
+            tell(listed[0].path.name)
+            for number, built in build_each(listed, None, self.mode):
+                members = sources[listed[number]]
+                yield from [(unit, built) for unit in members]
+                left.difference_update(members)
+                tell(built.source)
+
+        built = self._built.get(units.values(), make)
+        return {kernel: built[unit] for kernel, unit in units.items()}
+
+    def _find_units(self, kernels: Sequence[Kernel]) -> dict[Kernel, _Unit]:
+        """Return what each kernel is known by among the shared objects.
+
+        Raises:
+            KernelError: The table of instantiations lacks one.
+        """
+        units: dict[Kernel, _Unit] = {}
+        for kernel in kernels:
+            table = () if kernel.text else self._table_of(kernel.source)
+            if not kernel.text and kernel.expression not in table:
+                raise KernelError(
+                    f"{kernel} is not in the table of instantiations ({_name_of(self._instantiations)}), which has"
+                    f" {len(table)} for {kernel.source}; add it there."
+                )
+            # In count mode a plan is counted once: what it does not launch is not worth compiling.
+            units[kernel] = kernel if kernel.text or self.mode == "count" else kernel.source
+        return units
+
+    def _list_sources(self, units: Sequence[_Unit]) -> dict[ObjectSource, list[_Unit]]:
+        """Return what is built, and which units are in it."""
+        sources: dict[ObjectSource, list[_Unit]] = {}
+        single: dict[tuple[str, bool], list[Kernel]] = {}
+        for unit in units:
+            if isinstance(unit, str):
+                sources[ObjectSource(find_source(unit), self._table_of(unit))] = [unit]
+            else:
+                single.setdefault((unit.source, bool(unit.text)), []).append(unit)
+        for (source, _), kernels in single.items():
+            sources[list_generated(find_source(source), kernels)] = list[_Unit](kernels)
+        return sources
 
     def _table_of(self, source: str) -> tuple[str, ...]:
         try:

@@ -18,7 +18,7 @@ from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.kernels.code_files import load_library
 from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.devices.residency import check_residency, count_resident
-from gpuexec.devices.simulator.compilation import BuiltObject, build_file, build_files
+from gpuexec.devices.simulator.compilation import BuiltObject, ObjectSource, build_file, build_files
 from gpuexec.devices.simulator.counts import CountBuffer, LaunchCounts, read_counts
 from gpuexec.devices.simulator.findings import Finding, Place, describe, locate, read_findings
 from gpuexec.devices.simulator.library import (
@@ -280,9 +280,15 @@ def load_generated(path: Path, kernels: Sequence[Kernel], mode: Mode = "plain") 
     Raises:
         KernelError: One does not compile, or there is no compiler.
     """
+    source = list_generated(path, kernels)
+    return KernelModule(build_file(path, source.expressions, mode=mode, generated=source.generated))
+
+
+def list_generated(path: Path, kernels: Sequence[Kernel]) -> ObjectSource:
+    """Return what the shared object of kernels of one file that have text of their own is built of."""
     ordered = sorted(kernels, key=lambda kernel: kernel.expression)
     texts = dict.fromkeys(kernel.text for kernel in ordered)
-    return KernelModule(build_file(path, [each.expression for each in ordered], mode=mode, generated="".join(texts)))
+    return ObjectSource(path, tuple(each.expression for each in ordered), "".join(texts))
 
 
 def load_file(path: Path | str, expressions: Sequence[str], mode: Mode = "plain") -> Mapping[str, SimulatorFunction]:

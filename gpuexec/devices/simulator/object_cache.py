@@ -43,6 +43,10 @@ class ObjectCache:
         self.folder = folder
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
+    def has(self, key: str, suffix: str = ".so") -> bool:
+        """Return whether the object of ``key`` is there."""
+        return is_whole(self.folder / f"{key}{suffix}")
+
     def get(self, key: str, build: Callable[[Path], None], suffix: str = ".so") -> Path:
         """Return the object of ``key``; a missing one is built by ``build``, which writes to the path given."""
         path = self.folder / f"{key}{suffix}"

@@ -13,7 +13,7 @@ import contextlib
 import weakref
 from collections.abc import Mapping
 
-from gpuexec.devices.device import Event, Recording, Region, Stream
+from gpuexec.devices.device import Event, Recording, Region, Stream, align
 from gpuexec.devices.recording import LaunchRecording
 from gpuexec.errors import GpuexecError, InputError, StateError, as_failure
 from gpuexec.execution.engine import Engine
@@ -73,11 +73,17 @@ class Replay:
         self._exclusive = ExclusiveCaller(self._backend, busy, "The Replay, or its Worker, is closed.", "Replay")
         # What was put on a stream last, and where; to begin with: what the first submission needs.
         self._last_event, self._last_stream = device.create_event(), stream
-        self._arena = device.allocate(max(recorded.plan.layout.nbytes, 1))
+        start, nbytes = align(recorded.plan.layout.nbytes), recorded.plan.counters_nbytes
+        self._arena = device.allocate(max(start + nbytes, 1))
+        counters = Region(self._arena, start, nbytes) if nbytes else None
         bound = self._bound = ReplayBindings(engine.model, self._backend, recorded, self._syncs)
         try:
+            if counters is not None:
+                stream.fill(counters.address, bytes(1), nbytes)
             accepted, taken = bound.accept(given, stream), bound.take_outputs(outputs, stream)
-            recording = self._recording = record_plan(recorded.compiled, engine.planning, self._arena, stream, None)
+            recording = self._recording = record_plan(
+                recorded.compiled, engine.planning, self._arena, counters, stream, None
+            )
             recording.patch(recorded.commands)
             # They stay whatever weights the Worker goes on with.
             self._weights: Share | None = engine.planning.weights

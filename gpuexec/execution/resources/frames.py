@@ -315,6 +315,10 @@ class Frame:
         first, last = region.address, region.address + region.nbytes
         return any(first < each.address + each.nbytes and each.address < last for each in self._given.values())
 
+    def owns(self, name: str, memory: MemoryBlock) -> bool:
+        """Return whether a memory is the frame's own for an output."""
+        return self._outputs.get(name) is memory
+
     def take_out(self, memory: MemoryBlock) -> None:
         """Take an output's bytes out of the ring: they now belong to whoever holds them; the user's stay."""
         for name in [name for name, held in self._outputs.items() if held is memory]:
@@ -423,6 +427,19 @@ class Lease:
         """Count a wait of the host that nobody asked for by name."""
         if self._run_counter is not None:
             self._run_counter.syncs.note_wait(name, why)
+
+    def hand_over(self, name: str, memory: MemoryBlock) -> bool:
+        """Leave an output's bytes to the caller, so that no later run writes them; the tensor becomes stale as ever.
+
+        Returns:
+            False where they are not a block of the frame's own; then nothing was done.
+        """
+        with self.lock:
+            self.check(name)
+            if self._frame is None or not self._frame.owns(name, memory):
+                return False
+            self._frame.take_out(memory)
+            return True
 
     def export(self, name: str, memory: MemoryBlock) -> None:
         """Make the bytes the tensor's for good, but for those of the user's: the next run writes them."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.devices.backend import Backend
-from gpuexec.devices.device import ByteArray, MemoryBlock
+from gpuexec.devices.device import ALIGNMENT, ByteArray, MemoryBlock, Region, Stream
 
 Array = np.ndarray[Any, Any]
 # Returns device memory of at least so many bytes, or raises OutOfMemoryError.
@@ -37,6 +37,9 @@ class BorrowedMemory:
 class Arena:
     """The one block an engine's temporaries lie in. Grows to the largest plan; ``generation`` changes when it moves.
 
+    Beside it are the counters of plans, which take turns. Every launch leaves them at 0, so they are set to 0 when they
+    get their memory; at the end of memory of the user's, which others may write, they are so ahead of each plan.
+
     Args:
         backend: Where.
         allocate: What gives it memory; None: the device.
@@ -47,6 +50,7 @@ class Arena:
         self._allocate, self._revision = allocate or backend.device.allocate, backend.memory_revision
         self._memory = self._given = memory
         self._retired: list[MemoryBlock] = []
+        self._counters: Region | None = None
         self.generation = 0
 
     @property
@@ -64,6 +68,36 @@ class Arena:
             self._note_change()
         return self._memory
 
+    def reserve_counters(self, nbytes: int, beside: int, stream: Stream) -> Region | None:
+        """Return where counters of so many bytes lie, 0 for what comes next on a stream; None for none.
+
+        Args:
+            nbytes: Of the counters.
+            beside: Bytes of the temporaries, for which there is room.
+            stream: What uses the arena.
+        """
+        if not nbytes:
+            return None
+        held, given = self._counters, self._given
+        if held is not None and held.nbytes >= nbytes and (held.memory is not given or held.offset >= beside):
+            return held
+        start = 0 if given is None else (given.nbytes - nbytes) // ALIGNMENT * ALIGNMENT
+        if given is not None and given is self._memory and start >= beside:
+            counters = Region(given, start, nbytes)
+        else:
+            counters = Region(self._allocate(nbytes), 0, nbytes)
+            _clear(counters, stream)
+        self._counters = counters
+        if held is not None and held.memory is not given:
+            self._retired.append(held.memory)
+        self._note_change()
+        return self._counters
+
+    def clear_counters(self, stream: Stream) -> None:
+        """Set counters to 0 where others may have written: ahead of each plan."""
+        if self._counters is not None and self._counters.memory is self._given:
+            _clear(self._counters, stream)
+
     def release_retired(self) -> None:
         """Free outgrown blocks; the caller has waited for the work that used them."""
         for memory in self._retired:
@@ -73,15 +107,17 @@ class Arena:
 
     def give_back(self) -> None:
         """Free everything but memory of the user's; plans are recorded anew. The caller has waited."""
-        if self._memory is not self._given:
+        if any(memory is not self._given for memory in self._blocks()):
             self.free()
 
     def free(self) -> None:
         """Free everything; the caller has waited."""
         self.release_retired()
-        if self._memory is not None:
-            self._memory.free()
-            self._memory = None
+        blocks = list(self._blocks())
+        for memory in blocks:
+            memory.free()
+        self._memory = self._counters = None
+        if blocks:
             self._note_change()
 
     def _note_change(self) -> None:
@@ -92,3 +128,9 @@ class Arena:
         yield from self._retired
         if self._memory is not None:
             yield self._memory
+        if self._counters is not None and self._counters.memory is not self._memory:
+            yield self._counters.memory
+
+
+def _clear(counters: Region, stream: Stream) -> None:
+    stream.fill(counters.address, bytes(1), counters.nbytes)

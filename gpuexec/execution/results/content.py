@@ -19,6 +19,8 @@ from gpuexec.execution.results.readback import ReadbackRequest
 from gpuexec.ir.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
+# From how many bytes on an output is handed over in place of a copy: what replaces it costs some ten microseconds.
+HANDED_NBYTES = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +104,23 @@ class Content:
         self.lease.export(self.name, self.region.memory)
         for event in self.fence.events:
             self.backend.deferred_free.hold(event, self.region.memory)
+
+    def is_large(self) -> bool:
+        """Return whether it is known to be so large, in memory of the host, that `hand_over` may give it."""
+        has_kernels, place = self.backend.device.target.has_kernels, self.place
+        return not has_kernels and place.is_known and not place.is_object and place.spec.nbytes >= HANDED_NBYTES
+
+    def hand_over(self) -> Array | None:
+        """Return what is done as an array over its own bytes, which no later run writes.
+
+        None where they are not all of a block that a Worker made for it.
+        """
+        spec, region = self.place.spec, self.place.region
+        memory, array = region.memory, region.memory.array
+        is_whole = region.offset == 0 and memory.nbytes <= spec.nbytes + spec.nbytes // 4
+        if array is None or not is_whole or not self.lease.hand_over(self.name, memory):
+            return None
+        return array[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
 
     def upload(self, raw: ByteArray, caller: CallerStream | None = None) -> None:
         """Replace the first bytes by host bytes, which are copied before this returns."""

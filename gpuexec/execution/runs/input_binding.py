@@ -52,6 +52,8 @@ class InputBinder:
             elif item.is_borrowed and (raw := _find_bytes(item)) is not None:
                 borrowed.append((value, item, raw))
                 prepared.keep.append(item.array)
+                if not item.is_kept:
+                    kept[value.name] = item.returned()
             else:
                 staged.append((value, item, item.spec.nbytes))
         kept.update(self._bind_host(prepared, staged, borrowed))

@@ -24,19 +24,27 @@ from gpuexec.model.model import Model
 from gpuexec.model.ports import ModelPort
 
 Array = np.ndarray[Any, Any]
+# From how many bytes on a run that the caller waits for reads an array where it lies, where it may.
+IN_PLACE_NBYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class HostArray:
     """An input whose content is on the host, or will be once ``request`` is done; else only its spec matters.
 
-    ``is_borrowed``: the caller keeps the array as it is until the run is done.
+    ``is_borrowed``: the caller keeps the array as it is until the run is done. Not ``is_kept``: and no longer, so that
+    later runs can't be without it.
     """
 
     spec: TensorSpec
     array: Array | None = None
     request: ReadbackRequest | None = None
     is_borrowed: bool = False
+    is_kept: bool = True
+
+    def returned(self) -> HostArray:
+        """Return what is left once the caller has the array back."""
+        return HostArray(self.spec, is_kept=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +84,12 @@ class InputReader:
         self._ports = {port.name: port for port in model.inputs}
         # Inputs of strings and containers, which stay on the host.
         self._objects = frozenset([port.name for port in model.ports if is_host_object(port.spec.dtype)])
+        # The inputs that the run before was given.
+        self._given: frozenset[str] = frozenset()
 
-    def accept(self, inputs: object, kept: Mapping[str, GivenInput], *, copy: bool = True) -> dict[str, GivenInput]:
+    def accept(
+        self, inputs: object, kept: Mapping[str, GivenInput], *, copy: bool = True, is_waited_for: bool = False
+    ) -> dict[str, GivenInput]:
         """Return every input of the model by name: those given, and for the rest those of the run before.
 
         Args:
@@ -85,10 +97,14 @@ class InputReader:
                 are arrays as NumPy takes them; `split_inputs` says which list is one input.
             kept: Inputs of the run before.
             copy: Whether host arrays will be copied before the call returns; otherwise they are borrowed.
+            is_waited_for: Whether the caller waits for the end of the run. On a device without kernels large arrays are
+                then borrowed until it returns, where the run before was given one too: who gives an input anew each
+                time hardly leaves it out the next time.
 
         Raises:
             InputError: One is missing, misspelt, or of the wrong dtype or shape.
         """
+        again = self._given if is_waited_for and not self.backend.device.target.has_kernels else frozenset()
         named, ports = name_inputs(self.model, inputs), self._ports
         if not named.keys() <= ports.keys():
             ports = self._find_ports(named)
@@ -100,8 +116,11 @@ class InputReader:
             item = accepted[name] = (
                 self._accept(port, named[name], copy=copy) if name in named else self._renew(port, kept[name])
             )
+            if name in again and name in named and name in self._ports and isinstance(item, HostArray):
+                accepted[name] = _lend(item)
             specs[name] = item.spec
         check_ports(self.model, self.model.inputs, specs)
+        self._given = frozenset(named)
         return accepted
 
     def _find_ports(self, named: Mapping[str, object]) -> dict[str, ModelPort]:
@@ -142,7 +161,17 @@ class InputReader:
         return self._accept(port, item, copy=copy)
 
     def _renew(self, port: ModelPort, kept: GivenInput) -> GivenInput:
-        """Return the input of the run before; a device array may have been written since, and is waited for anew."""
+        """Return the input of the run before; a device array may have been written since, and is waited for anew.
+
+        Raises:
+            InputError: It was an array of the caller's, which may have been written since.
+        """
+        if isinstance(kept, HostArray) and not kept.is_kept:
+            raise InputError(
+                f"Input {port.name!r} is missing: the run before read it where it lies, and so it is not kept. Give it"
+                " again, or give copy=True to the runs before.",
+                value=port.name,
+            )
         return kept if isinstance(kept, HostArray) else self._accept(port, kept.source, copy=True)
 
     def _accept(self, port: ModelPort, item: object, *, copy: bool) -> GivenInput:
@@ -199,6 +228,13 @@ class InputReader:
             return DeviceArray(content.place, tensor, content.fence, content.lease.readers)
         # From another device: the run waits for the readback; the caller does not.
         return HostArray(content.spec, request=content.read_privately())
+
+
+def _lend(item: HostArray) -> HostArray:
+    """Return an input as one that is read where it lies, where it is large."""
+    if item.is_borrowed or item.array is None or item.spec.nbytes < IN_PLACE_NBYTES:
+        return item
+    return HostArray(item.spec, item.array, is_borrowed=True, is_kept=False)
 
 
 def check_sources(given: Mapping[str, GivenInput]) -> None:

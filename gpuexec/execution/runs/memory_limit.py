@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -119,7 +119,12 @@ class MemoryLimit:
         self._expected.clear()
 
     def check(
-        self, plan: Plan, constants: Mapping[str, Array], results: AbstractSet[str], input_nbytes: int = 0
+        self,
+        plan: Plan,
+        constants: Mapping[str, Array],
+        results: AbstractSet[str],
+        input_nbytes: int = 0,
+        beside: tuple[Plan, Mapping[str, Array]] | None = None,
     ) -> None:
         """Check that runs of a plan can stay within the limit, and expect them from now on.
 
@@ -128,12 +133,23 @@ class MemoryLimit:
             constants: Content of its weights, by name.
             results: Which of its outputs are the model's.
             input_nbytes: Inputs of a run that come from the host.
+            beside: A plan that runs in turns with it, in the same arena, and its weights.
 
         Raises:
             OutOfMemoryError: They can't; tells what is needed, what is allowed, and the node of the largest buffer.
         """
         sizes = self._weights.measure(plan.buffers, constants)
+        if beside is not None:
+            sizes = {**sizes, **self._weights.measure(beside[0].buffers, beside[1])}
         needs = self._measure(plan, sizes, results, input_nbytes)
+        if beside is not None:
+            other = self._measure(beside[0], sizes, results, input_nbytes)
+            needs = replace(
+                needs,
+                arena=max(needs.arena, other.arena),
+                outputs=max(needs.outputs, other.outputs),
+                exchange=max(needs.exchange, other.exchange),
+            )
         if needs.total <= self.max_bytes:
             self._expected.update(sizes)
             return
@@ -156,7 +172,7 @@ class MemoryLimit:
                 outputs += max(nbytes, 1) if port.name in results else 0
                 exchange += 0 if port.name in results else ExchangePool.round_up(nbytes)
         return PlanMemory(
-            arena=max(plan.layout.nbytes, 1),
+            arena=max(plan.layout.nbytes, 1) + plan.counters_nbytes,
             outputs=outputs,
             exchange=exchange,
             inputs=input_nbytes,

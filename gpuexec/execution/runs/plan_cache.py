@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import product
@@ -19,10 +19,11 @@ from gpuexec.devices.graph_cache import GraphCache
 from gpuexec.devices.recording import record_segment
 from gpuexec.errors import DeviceNotFoundError, GpuexecError, InputError, OutOfMemoryError, PlanError
 from gpuexec.execution.resources.weights import Share
+from gpuexec.execution.runs.background_compiler import BackgroundCompiler, Compilation
 from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.stopwatch import LayerTimes
 from gpuexec.ir.graphs import Array, Graph, Value
-from gpuexec.ir.plan import Plan, Read, Variant
+from gpuexec.ir.plan import Plan, Read, Role, Variant
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.model.model import Model
@@ -32,6 +33,7 @@ from gpuexec.planner.classes import find_ends, free_axes, range_ends, with_exten
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.system.phases import phase
+from gpuexec.system.progress import Progress
 
 _VARIANTS_KEPT = 256
 # Room that a plan gets whose forerunner was too small for content: so it is made anew a few times, not with every run.
@@ -61,6 +63,9 @@ class CompiledPlan:
     times: LayerTimes = field(default_factory=LayerTimes)
     classes: dict[_Ends, CompiledPlan] = field(default_factory=dict)
     whole: CompiledPlan | None = None
+    # Its kernels, while they are compiled in the background; None: they are loaded. It may turn out that they can't be.
+    compilation: Compilation | None = None
+    is_refused: bool = False
     # The plan at the upper end of the class.
     plan: Plan = field(init=False)
 
@@ -75,17 +80,42 @@ class CompiledPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedVariant:
-    """A compiled plan, and its variant for the sizes at hand."""
+    """A compiled plan, and its variant for the sizes at hand.
+
+    ``stands_for`` is what it runs in place of, until the kernels of that are compiled.
+    """
 
     compiled: CompiledPlan
     variant: Variant
+    stands_for: PlannedVariant | None = None
 
 
 class PlanCache:
-    """Finds, makes and records plans of a graph. The only caller of the planner."""
+    """Finds, makes and records plans of a graph. The only caller of the planner.
 
-    def __init__(self, graph: Graph, planning: PlanningContext, *, grows: bool = False) -> None:
+    Args:
+        graph: What is planned.
+        planning: Model and device.
+        grows: Whether memories grow where they lie.
+        disabled: Passes that are left out; None: those that the model leaves out.
+        compiler: Compiles what is missing of kernels of generated text in the background; a plan is not to be recorded
+            before `load`. None: they are compiled when a plan is made.
+        is_stand_in: Whether the plans run in place of others, which count.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        planning: PlanningContext,
+        *,
+        grows: bool = False,
+        disabled: AbstractSet[str] | None = None,
+        compiler: BackgroundCompiler | None = None,
+        is_stand_in: bool = False,
+    ) -> None:
         self._graph, self._planning, self._grows = graph, planning, grows
+        self._disabled = planning.model.disabled_passes if disabled is None else disabled
+        self._compiler, self._is_stand_in = compiler, is_stand_in
         # Inputs that are memories with room for more rows.
         self.caches = find_caches(graph) if grows else {}
         self._compiled: list[CompiledPlan] = []
@@ -137,25 +167,48 @@ class PlanCache:
         # A recording over the arena as it is has room there.
         if compiled.recording is None or compiled.generation != planning.arena.generation:
             widest = compiled.widest
-            memory = planning.arena.reserve(widest.plan.layout.nbytes)
+            together = (compiled, widest, *[each for each in widest.classes.values() if each.whole is widest])
+            memory, beside = planning.arena.reserve(widest.plan.layout.nbytes), widest.plan.layout.nbytes
+            wanted = max(each.plan.counters_nbytes for each in together)
+            counters = planning.arena.reserve_counters(wanted, beside, stream)
             self._drop_outdated()
-            together = [each for each in widest.classes.values() if each.whole is widest]
-            for each in (compiled, widest, *together):
-                if each.recording is None:
-                    each.recording = record_plan(each, planning, memory, stream, planning.graphs)
+            for each in together:
+                if each.recording is None and each.compilation is None:
+                    each.recording = record_plan(each, planning, memory, counters, stream, planning.graphs)
                     each.generation, each.current = planning.arena.generation, None
         assert compiled.recording is not None
         return compiled.recording
 
     def record(self, planned: PlannedVariant, stream: Stream) -> Recording:
-        """Return the recording of a planned variant, set to its sizes; see `reserve`."""
+        """Return the recording of a planned variant, set to its sizes, for what comes next on a stream.
+
+        See `reserve`.
+        """
         compiled, recording = planned.compiled, planned.compiled.recording
         if recording is None or compiled.generation != self._planning.arena.generation:
             recording = self.reserve(planned, stream)
+        self._planning.arena.clear_counters(stream)
         if compiled.current is not planned.variant:
             recording.patch(planned.variant.commands)
             compiled.current = planned.variant
         return recording
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the kernels of a plan are not loaded yet."""
+        return any(each.compilation is not None for each in self._compiled)
+
+    @property
+    def has_recordings(self) -> bool:
+        """Whether a plan is recorded."""
+        return any(each.recording is not None for each in self._compiled)
+
+    def drop_recordings(self) -> None:
+        """Drop all recordings; what runs by one of the plans all the same records it anew."""
+        for each in self._compiled:
+            if each.recording is not None:
+                each.recording.close()
+                each.recording = None
 
     def _drop_outdated(self) -> None:
         """Drop recordings over outgrown arenas, and these arenas with them."""
@@ -175,7 +228,7 @@ class PlanCache:
                 self._plan_range(planned.compiled, specs)
             planned = self._narrow(planned, specs)
         counters.plan_ms += (time.perf_counter() - start) * 1e3 - (counters.compile_ms - compiled)
-        counters.variants += 1
+        counters.variants += not self._is_stand_in
         return planned
 
     def _learn(self, shapes: _Shapes) -> None:
@@ -264,23 +317,30 @@ class PlanCache:
         ends = {dim: range_ends(*bound) for dim, bound in declared.items() if dim in axes and isinstance(bound, tuple)}
         if not ends or prod(map(len, ends.values())) > _CLASSES_AT_ONCE:
             return
-        for chosen in product(*(each[::-1] for each in ends.values())):  # the largest first: it serves more sizes
+        classes = list(product(*(each[::-1] for each in ends.values())))  # the largest first: it serves more sizes
+        for number, chosen in enumerate(classes):
+            self._tell_planned(number, len(classes))
             extents = {axis: end for dim, end in zip(ends, chosen, strict=True) for axis in axes[dim]}
             at_end = with_extents(specs, extents)
             try:
                 self._narrow(PlannedVariant(wide, wide.template.specialise(at_end)), at_end)
             except GpuexecError:
                 continue  # dimensions that are tied do not all reach their ends together
+        self._tell_planned(len(classes), len(classes))
+
+    def _tell_planned(self, done: int, total: int) -> None:
+        report = self._planning.listener.report
+        if report is not None:
+            report(Progress("plan", self._graph.name, done_count=done, total_count=total))
 
     def _plan(self, specs: Mapping[str, TensorSpec], slack: int) -> PlannedVariant:
         """Plan for inputs of these specs; where there is no compiler, without kernels of generated text."""
-        disabled = self._planning.model.disabled_passes
         try:
-            return self._plan_without(disabled, specs, slack)
+            return self._plan_without(self._disabled, specs, slack)
         except DeviceNotFoundError:
-            if disabled >= GENERATING:
+            if self._disabled >= GENERATING:
                 raise
-            return self._plan_without(disabled | GENERATING, specs, slack)
+            return self._plan_without(self._disabled | GENERATING, specs, slack)
 
     def _plan_without(self, disabled: AbstractSet[str], specs: Mapping[str, TensorSpec], slack: int) -> PlannedVariant:
         planning, target = self._planning, self._planning.backend.device.target
@@ -306,21 +366,49 @@ class PlanCache:
         return PlannedVariant(compiled, variant)
 
     def _compile(self, template: Template, constants: Mapping[str, Array]) -> CompiledPlan:
-        """Load the kernels of a template, and add it to the plans there are."""
-        planning = self._planning
-        start = time.perf_counter()
-        with phase("load kernels", self._graph.name):
-            planning.backend.device.load(template.plan.kernels(), planning.model._code)
-        planning.counters.compile_ms += (time.perf_counter() - start) * 1e3
+        """Load the kernels of a template, or have them compiled in the background; add it to the plans there are."""
+        planning, kernels = self._planning, template.plan.kernels()
         compiled = CompiledPlan(template, constants)
+        if self._compiler is not None:
+            compiled.compilation = self._compiler.enter(kernels, planning.model._code)
+        if compiled.compilation is None:
+            self.load(compiled)
         self._compiled.insert(0, compiled)
         planning.plans.insert(0, template.plan)
         planning.offers += template.offers
         planning.counters.plans += 1
         return compiled
 
-    def admit(self, planned: PlannedVariant, input_nbytes: int) -> None:
-        """Check that a run stays within the limit there is; ``input_nbytes`` come from the host.
+    def load(self, compiled: CompiledPlan) -> None:
+        """Load the kernels of a plan; those that are missing are compiled.
+
+        Raises:
+            DeviceNotFoundError: There is no compiler.
+            KernelError: One does not compile.
+        """
+        device, code, kernels = self._planning.backend.device, self._planning.model._code, compiled.plan.kernels()
+        start = time.perf_counter()
+        with phase("load kernels", self._graph.name):
+            device.compile(kernels, code, self._planning.listener.report)
+            device.load(kernels, code)
+        self._planning.counters.compile_ms += (time.perf_counter() - start) * 1e3
+        compiled.compilation = None
+
+    def check_beside(self, compiled: CompiledPlan, other: CompiledPlan, input_nbytes: int) -> None:
+        """Check that runs of either of two plans stay within the limit there is, with the weights of both.
+
+        Raises:
+            OutOfMemoryError: They don't; tells what they need.
+        """
+        beside = other.widest.plan, other.constants
+        self._check_limit(compiled.widest.plan, compiled.constants, input_nbytes, beside)
+
+    def admit(self, planned: PlannedVariant, input_nbytes: int) -> PlannedVariant:
+        """Check that a run stays within the limit there is, and return what it runs by.
+
+        Args:
+            planned: What was chosen.
+            input_nbytes: Bytes that come from the host.
 
         Raises:
             OutOfMemoryError: It does not; tells what it needs.
@@ -334,6 +422,7 @@ class PlanCache:
             if compiled.whole is not None:
                 self._forget(compiled.whole)
             raise
+        return planned
 
     def _forget(self, compiled: CompiledPlan) -> None:
         """Forget a plan that nothing ran by, so that smaller sizes, which it would serve, get one of their own."""
@@ -350,27 +439,36 @@ class PlanCache:
     def _admit(self, plan: Plan, constants: Mapping[Value, Array]) -> None:
         self._check_limit(plan, {value.name: array for value, array in constants.items()})
 
-    def _check_limit(self, plan: Plan, constants: Mapping[str, Array], input_nbytes: int = 0) -> None:
+    def _check_limit(
+        self,
+        plan: Plan,
+        constants: Mapping[str, Array],
+        input_nbytes: int = 0,
+        beside: tuple[Plan, Mapping[str, Array]] | None = None,
+    ) -> None:
         if self._planning.limit is not None:
             results = {value.name for value in set(self._graph.outputs) & set(self._planning.model.graph.outputs)}
-            self._planning.limit.check(plan, constants, results, input_nbytes)
+            self._planning.limit.check(plan, constants, results, input_nbytes, beside)
 
     def _restore(self, specs: Mapping[str, TensorSpec]) -> _Restored | None:
         """Return a template from a stored plan of the model, if one fits; each that does not is reported once."""
         planning = self._planning
+        is_alone = self._compiler is None and not self._is_stand_in
         found, refused = restore(
             planning.model,
             self._graph,
             specs,
             planning.backend.device.target,
             self._unfit,
+            ways=None if is_alone else (self._disabled,),
             fixes_division=planning.fixes_division,
             providers=planning.providers,
         )
         for plan, why in refused:
             self._unfit.append(plan)
-            planning.unfit.append(plan)
-            planning.counters.refused.append(why)
+            if is_alone:  # else it may be one of the other form
+                planning.unfit.append(plan)
+                planning.counters.refused.append(why)
         if found is None:
             return None
         try:
@@ -383,7 +481,12 @@ class PlanCache:
 
 
 def record_plan(
-    compiled: CompiledPlan, planning: PlanningContext, arena: MemoryBlock, stream: Stream, graphs: GraphCache | None
+    compiled: CompiledPlan,
+    planning: PlanningContext,
+    arena: MemoryBlock,
+    counters: Region | None,
+    stream: Stream,
+    graphs: GraphCache | None,
 ) -> Recording:
     """Return a recording of a plan over an arena; weights that are not there yet are uploaded on ``stream``.
 
@@ -391,6 +494,7 @@ def record_plan(
         compiled: The plan, at the upper end of its class.
         planning: Whose weights and device.
         arena: Of at least the bytes of the plan's layout.
+        counters: Of at least those of its counters; None: it has none.
         stream: What the recording is submitted to comes after what is put here now.
         graphs: Where its graph is counted; None: see `gpuexec.devices.recording.record_segment`.
     """
@@ -398,13 +502,15 @@ def record_plan(
     with phase("place weights"):
         places = planning.weights.place(plan.buffers, compiled.constants, stream, planning.listener.report)
     places.update({b: Region(arena, offset, plan.buffers[b].nbytes) for b, offset in plan.layout.offsets})
+    if counters is not None:
+        places.update({b.id: counters for b in plan.buffers if b.role is Role.COUNTERS})
     return record_segment(planning.backend.device, plan.segment, places, graphs)
 
 
 def describe_memory_needs(planned: PlannedVariant | None, weights: Share, frames: int = 1) -> str:
     """Describe the memory a plan needs, for out-of-memory messages; None: the run begins on the host."""
     plan = None if planned is None else planned.compiled.plan
-    arena = 0 if plan is None else plan.layout.nbytes
+    arena = 0 if plan is None else plan.layout.nbytes + plan.counters_nbytes
     outputs = 0 if plan is None else sum(plan.buffers[p.buffer].nbytes for p in plan.outputs if p.buffer is not None)
     each = f" in each of {frames} frames" if frames > 1 else ""
     return f"The plan needs {arena} bytes of arena and {outputs} of outputs{each}, beside {weights.nbytes} of weights."
@@ -425,6 +531,7 @@ def restore(
     target: Target,
     tried: Collection[Plan] = (),
     *,
+    ways: Sequence[AbstractSet[str]] | None = None,
     fixes_division: bool = False,
     providers: Providers = NO_PROVIDERS,
 ) -> tuple[_Restored | None, list[tuple[Plan, str]]]:
@@ -438,6 +545,8 @@ def restore(
         specs: Of its inputs.
         target: What to plan for.
         tried: Plans to leave out.
+        ways: Passes that may have been left out when the plan was made, the likeliest first. None: those that the model
+            leaves out, or those of `GENERATING` besides, as in plans that an earlier release stored.
         fixes_division: Whether sizes of a class divide work as its upper end.
         providers: What products and convolutions may be emitted by; stored plans hold our kernels alone.
     """
@@ -448,8 +557,7 @@ def restore(
         ends = _find_ends(plan, graph, specs)
         if ends is None:
             continue
-        # A plan that an earlier release stored may be one without generated kernels.
-        for disabled in dict.fromkeys((model.disabled_passes, model.disabled_passes | GENERATING)):
+        for disabled in ways or (model.disabled_passes, model.disabled_passes | GENERATING):
             try:
                 planned = run_passes(graph, model._plan_passes, disabled, ends)
                 template = Template(

@@ -10,6 +10,7 @@ from gpuexec.devices.graph_cache import GraphCache
 from gpuexec.execution.inspection.inspector import Inspector
 from gpuexec.execution.resources.memory import Arena
 from gpuexec.execution.resources.weights import Share
+from gpuexec.execution.runs.background_compiler import BackgroundCompiler
 from gpuexec.execution.runs.memory_limit import MemoryLimit
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.plan import Plan
@@ -25,6 +26,8 @@ class PlanCounters:
     """Counts of plans and variants made so far; times in milliseconds.
 
     ``restored`` are plans of which a program brought the layout; ``refused`` says why those it brought did not do.
+    ``unfused`` are runs in which a plan stood for one whose kernels were not compiled yet; ``uncompiled`` says why
+    kernels can't be compiled in the background.
     """
 
     plans: int = 0
@@ -33,6 +36,8 @@ class PlanCounters:
     refused: list[str] = field(default_factory=list)
     plan_ms: float = 0.0
     compile_ms: float = 0.0
+    unfused: int = 0
+    uncompiled: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +72,9 @@ class PlanningContext:
     offers: list[tuple[str, Offer]] = field(default_factory=list)
     # Bytes that a node may touch to be light work, for the host to do.
     host_work: int = HOST_WORK_LIMIT
-    # Notified of weights that are uploaded.
+    # Compiles kernels of generated text while plans without them run; None: they are compiled before the first run.
+    compiler: BackgroundCompiler | None = None
+    # Notified of weights that are uploaded and kernels that are compiled.
     listener: Listener = field(default_factory=Listener)
     # Outputs that lie in frames; those that become memories outlive the next run of theirs.
     framed: dict[Value, None] = field(init=False)

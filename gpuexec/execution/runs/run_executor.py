@@ -43,6 +43,8 @@ class RunExecutor:
         self._device = context.planning.backend.device
         # Whether a plan wrote an output beside the user's bytes.
         self._has_aside = False
+        # Whether a plan stood for one whose kernels are not compiled yet.
+        self._is_unfused = False
         # Whether a plan goes onto the stream in one call, for nobody looks at its commands or layers.
         self._is_whole = pacer is None and prepared.profile is None and not context.is_synchronous
 
@@ -231,6 +233,9 @@ class RunExecutor:
         graph, plan = stage.partition.ready, planned.compiled.plan
         assert graph is not None and stage.plans is not None
         recording = stage.plans.record(planned, self._stream)
+        if planned.stands_for is not None and not self._is_unfused:
+            self._is_unfused = True
+            self._planning.counters.unfused += 1
         bindings: dict[int, Region] = {}
         for value, port in zip(graph.inputs, plan.inputs, strict=True):
             if port.buffer is not None:

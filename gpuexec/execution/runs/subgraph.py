@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from gpuexec.errors import NeedsHostValue
 from gpuexec.execution.inspection.exposing import Exposed, Exposure
-from gpuexec.execution.runs.plan_cache import PlanCache, PlannedVariant
+from gpuexec.execution.runs.deferred_plans import Plans, open_plans
+from gpuexec.execution.runs.plan_cache import PlannedVariant
 from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.stopwatch import LayerTimes
 from gpuexec.ir.graphs import Graph, Value
@@ -30,7 +31,7 @@ class Stage:
     """A partition of a subgraph: the plans of its ready graph, the subgraph left over, and the values exposed."""
 
     partition: Partition
-    plans: PlanCache | None
+    plans: Plans | None
     rest: Subgraph | None
     conditions: tuple[tuple[Value, bytes], ...]
     shapes: tuple[tuple[int, ...], ...] | None
@@ -75,7 +76,7 @@ class Subgraph:
         self._grows = grows
         self._planning, self._is_body, self._condition = planning, is_body, condition
         self._stages: dict[object, list[Stage]] = {}
-        self._wholes: dict[Exposure, PlanCache] = {}
+        self._wholes: dict[Exposure, Plans] = {}
 
     def choose(
         self, given: _Specs, computed: AbstractSet[Value], exposure: Exposure = _PLAIN
@@ -129,7 +130,7 @@ class Subgraph:
             condition=self._condition,
             host_work=self._planning.host_work,
         )
-        plans = None
+        plans: Plans | None = None
         is_whole = partition.ready is self.graph
         exposed = None
         if exposure and partition.ready is not None:
@@ -141,9 +142,9 @@ class Subgraph:
             if plans is None:
                 # What is kept is copied, and a cache that grows lies where it is.
                 grows = self._grows and not exposure.keeps_all
-                plans = self._wholes[exposure] = PlanCache(partition.ready, self._planning, grows=grows)
+                plans = self._wholes[exposure] = open_plans(partition.ready, self._planning, grows=grows)
         elif partition.ready is not None:
-            plans = PlanCache(partition.ready, self._planning)
+            plans = open_plans(partition.ready, self._planning)
         rest = None
         if partition.rest is not None:
             reported = () if partition.ready is None else (*partition.ready.inputs, *partition.ready.constants)

@@ -23,7 +23,7 @@ UNSIGNED_BY_SIZE = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 BLOCK = 1 << 15  # elements of one pass of a composed NumPy form, so that its temporaries stay in cache
 # Elements of a block of one number, and those that it is worth one for.
-_REPEATED, _FEW = 1 << 16, 1 << 9
+_REPEATED, _FEW = 1 << 18, 1 << 12
 
 
 def require_inputs(name: str, inputs: Sequence[TensorSpec | None], count: int) -> list[TensorSpec]:

@@ -27,15 +27,21 @@ def _sigmoid(x: Array) -> Array:
     return result
 
 
+# Below it exp(-x) may leave the range of float, and 1 + exp(x) is 1.
+_SIGMOID_TAIL = -87.0
+
+
 def _sigmoid_into(x: Array, out: Array) -> None:
-    # exp(min(x, 0)) / (1 + exp(-|x|)), of which the upper half is 1 or the same exponential.
-    top = np.asarray(x >= 0).astype(x.dtype)
-    np.abs(x, out=out)
-    np.negative(out, out=out)
+    # 1 / (1 + exp(-x)), and exp(x) in the tail; where nothing lies there, it is not looked for element by element.
+    tail = None
+    if x.size and not x.min() >= _SIGMOID_TAIL:
+        tail = np.asarray(x < _SIGMOID_TAIL), np.exp(np.minimum(x, 0))
+    np.negative(x, out=out)
     np.exp(out, out=out)
-    np.maximum(out, top, out=top)
-    out += 1
-    np.divide(top, out, out=out)
+    np.add(out, 1, out=out)
+    np.divide(1, out, out=out)
+    if tail is not None:
+        np.copyto(out, tail[1], where=tail[0])
 
 
 def _softplus(x: Array) -> Array:

@@ -107,6 +107,8 @@ class Parts:
             its results are those of the fused operator but for what the producer makes.
         first_operand: Position of the first input that only steps have.
         operands: Positions of the inputs that steps read.
+        own: Position of the output in whose memory the producer may work; -1: none.
+        others: Positions of the outputs that steps make.
         specs: By shapes, types and content of all inputs, those of what steps see and make.
     """
 
@@ -115,6 +117,8 @@ class Parts:
     region: Region
     first_operand: int | None
     operands: frozenset[int]
+    own: int
+    others: tuple[int, ...]
     specs: dict[tuple[_ContentKey | None, ...], tuple[TensorSpec, ...]] = field(init=False, default_factory=dict)
 
     @classmethod
@@ -123,7 +127,16 @@ class Parts:
         shifted = tuple([(name, attributes, tuple(map(_shift, inputs))) for name, attributes, inputs in rows])
         operands = {given for _, _, inputs in rows for given in inputs if isinstance(given, int) and given >= 0}
         region = Region(shifted, tuple([result - 1 for result in results if result > 0]), rounds)
-        return cls(producer, read_steps(rows), region, min(operands, default=None), frozenset(operands))
+        taken = 0 if 0 in results else len(rows)
+        return cls(
+            producer,
+            read_steps(rows),
+            region,
+            min(operands, default=None),
+            frozenset(operands),
+            results.index(taken) if taken in results else -1,
+            tuple([place for place, result in enumerate(results) if result > 0]),
+        )
 
 
 class Fused(Operator):
@@ -200,13 +213,12 @@ class Fused(Operator):
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Compute what the producer makes, then the steps block by block; the last one in the same memory."""
         wanted: list[Array | None] = list(out or (None,) * len(self.results))
-        specs, last = self._find_made(inputs), len(self.steps)
-        seen = specs[0]
-        own = self.results.index(0) if 0 in self.results else self.results.index(last) if last in self.results else -1
+        parts, specs = self.parts, self._find_made(inputs)
+        seen, own, others = specs[0], parts.own, parts.others
         memory = wanted[own] if own >= 0 else None
         fits = memory is not None and (memory.shape, memory.dtype) == (seen.shape, seen.dtype)
         target = (memory,) if fits and self.view is None else None
-        made = self.parts.producer.compute(*self.split(inputs), out=target)[0]
+        made = parts.producer.compute(*self.split(inputs), out=target)[0]
         assert made is not None
         if self.view is not None:
             made = made.reshape(seen.shape)
@@ -215,13 +227,10 @@ class Fused(Operator):
                 wanted[own] = made
             elif made is not memory:
                 memory[...] = made
-        elif own >= 0 and memory is None and specs[last] == seen:
+        elif own >= 0 and memory is None and specs[-1] == seen:
             wanted[own] = made
-        others = [place for place, result in enumerate(self.results) if result > 0]
         if others:
-            finished = self.parts.region.compute(
-                made, *self._pick(inputs), out=tuple([wanted[place] for place in others])
-            )
+            finished = parts.region.compute(made, *self._pick(inputs), out=[wanted[place] for place in others])
             for place, y in zip(others, finished, strict=True):
                 wanted[place] = y
         return tuple(wanted)

@@ -9,74 +9,91 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpuexec.ir.operator import Array, Out
 from gpuexec.ir.spec import accumulator
 from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, StepRow, read_steps, step_of, widen_number
-from gpuexec.system.threads import share_work
+from gpuexec.system.threads import count_sharing, share_work
 
-# Elements: what a core keeps in its cache, and fewer calls than would wait for each other.
-BLOCK = 1 << 17
+# What the arrays of a block take together where one thread computes: as much as stays in the cache of a core.
+_CACHE_NBYTES = 3 << 19
+# What one array takes at least where threads share the blocks, for each of them, but for so many at most. NumPy takes
+# the interpreter's lock after each call, and who finds it taken sleeps: short calls cost more so than a larger block
+# costs the cache. Twenty steps over 4,000,000 floats by two threads: 11.6 ms in blocks of 2**16, 7.3 of 2**17, 6.0 of
+# 2**18 and 2**19, 6.2 of 2**20; by one thread 9.9, 9.9, 10.5, 11.0, 12.0 (AMD EPYC, family 26, November 2026). Where
+# others use the cores too, who slept waits for one: 16 ms in blocks of 2**18, 11 of 2**19.
+CALL_NBYTES, _MOST = 1 << 20, 4
+# Bytes that all steps write from which on it pays to wake a thread; what is no function of NumPy's own calls some.
+_SHARED_NBYTES, _COMPOSED = 1 << 24, 4
 _DType = np.dtype[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _StepCall:
+class _StepCall(NamedTuple):
     """One step: its function over values by number, and where the result goes.
 
     Attributes:
         function: As of `gpuexec.ir.pointwise.Pointwise`.
-        sources: Numbers of the values that it reads; -1: absent.
+        sources: Numbers of the values that it reads.
         shape: Of the result, as many axes as results of the region have.
-        register: The scratch register of the result; -1: it is written to an output.
+        register: The scratch register of the result; -1: it is written to the memory of an output.
+        target: The output in whose memory it is then.
         output: The output that it is; -1: none.
         dtype: The type that the result is rounded to, where that is not the one it is computed in.
-        is_whole: Whether no input is absent.
+        is_read: Whether another step reads it rounded.
     """
 
     function: Callable[..., Any]
     sources: tuple[int, ...]
     shape: tuple[int, ...]
     register: int
+    target: int
     output: int
     dtype: _DType | None
-    is_whole: bool
-
-    def pick(self, values: Sequence[Any]) -> list[Any]:
-        """Return the inputs, some of which are absent."""
-        return [values[source] if source >= 0 else None for source in self.sources]
+    is_read: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BlockProgram:
     """Steps prepared for inputs of certain shapes and types.
 
-    Values are numbered: inputs, then numbers, then what steps make.
+    Values are numbered: inputs, then numbers, then None for what is absent, then what steps make.
 
     Attributes:
         shape: Of the results.
         dtypes: Of the results.
         shapes: Of the inputs with as many axes; None: absent.
         widened: The register of an input that is computed in another type; -1: it is read as it is.
-        numbers: The numbers, as 0-d arrays.
+        numbers: The numbers, as 0-d arrays, and None.
         calls: The steps in order.
         registers: Type of each scratch register.
         is_even: Whether all inputs have the shape of the results or one element.
+        width: Bytes of an element of the widest type.
+        cost: Calls of NumPy, about.
+        length: Elements of a block where one thread computes.
+        is_padded: Whether inputs have fewer axes than results, or more.
+        idle: Scratch of runs in one block that no run uses at present, where it is small.
+        apart: The program for outputs that share no memory with inputs, if it takes fewer registers.
     """
 
     shape: tuple[int, ...]
     dtypes: tuple[_DType, ...]
     shapes: tuple[tuple[int, ...] | None, ...]
     widened: tuple[int, ...]
-    numbers: tuple[Array, ...]
+    numbers: tuple[Array | None, ...]
     calls: tuple[_StepCall, ...]
     registers: tuple[_DType, ...]
     is_even: bool
+    width: int
+    cost: int
+    length: int
+    is_padded: bool
+    idle: list[BlockScratch] = field(default_factory=list)
+    apart: BlockProgram | None = None
 
     def run(self, inputs: Sequence[Array | None], out: Out) -> tuple[Array, ...]:
         """Return the results of a region, in the arrays of ``out`` where there are some.
@@ -87,49 +104,65 @@ class BlockProgram:
                 step reads once that output is made.
         """
         given = out or (None,) * len(self.dtypes)
-        made = [np.empty(self.shape, d) if y is None else y for y, d in zip(given, self.dtypes, strict=True)]
+        made = [np.empty(self.shape, d) if y is None else y for y, d in zip(given, self.dtypes)]
         size = made[0].size
-        if size > BLOCK:
+        if self.apart is not None and size * self.width > SMALL_NBYTES and not _are_shared(inputs, made):
+            return self.apart.run(inputs, made)
+        if size > 2 * self.length:
             _SharedBlocks(self, inputs, made).run()
         elif size:
-            values = [
-                x if x is None or shape is None or x.shape == shape else x.reshape(shape)
-                for x, shape in zip(inputs, self.shapes, strict=True)
-            ]
-            spare = _Spare.of(self.registers)
-            self.run_block(values, made, self.make_scratch(spare.find, values, None))
-            spare.give_back()
+            if self.is_padded:
+                inputs = [
+                    x if x is None or shape is None else x.reshape(shape) for x, shape in zip(inputs, self.shapes)
+                ]
+            with np.errstate(all="ignore"):
+                self._run_whole(inputs, made, size)
         return tuple(made)
 
+    def _run_whole(self, inputs: Sequence[Array | None], targets: Sequence[Array], size: int) -> None:
+        """Compute all in one block."""
+        if size * self.width * len(self.registers) <= SMALL_NBYTES:
+            try:
+                scratch = self.idle.pop()
+            except IndexError:
+                scratch = self.make_scratch(self._allocate, inputs, None)
+            self.run_block(inputs, targets, scratch)
+            self.idle.append(scratch)
+        else:
+            spare = _Spare.of(self.registers)
+            self.run_block(inputs, targets, self.make_scratch(spare.find, inputs, None))
+            spare.give_back()
+
     def run_block(self, inputs: Sequence[Array | None], targets: Sequence[Array], scratch: BlockScratch) -> None:
-        """Compute one block.
+        """Compute one block; the caller has NumPy warn of nothing.
 
         Args:
             inputs: Their parts of it; None: absent.
             targets: Of the results.
             scratch: For what is neither.
         """
-        values: list[Any] = [*inputs]
-        with np.errstate(all="ignore"):
-            for number, wide in scratch.widened:
-                wide[...] = values[number]
-                values[number] = wide
-            values += self.numbers
-            for call, result in zip(self.calls, scratch.made, strict=True):
-                given = [values[source] for source in call.sources] if call.is_whole else call.pick(values)
-                if result is None:
-                    result = targets[call.output]
-                    call.function(*given, out=result)
-                else:
-                    call.function(*given, out=result)
-                    if call.output >= 0:
-                        targets[call.output][...] = result
-                    if call.dtype is not None:
-                        result[...] = result.astype(call.dtype) if call.output < 0 else targets[call.output]
-                values.append(result)
+        values: list[Any] = [*inputs, *self.numbers]
+        for number, wide in scratch.widened:
+            wide[...] = values[number]
+            values[number] = wide
+        for (function, sources, _, _, target, output, dtype, is_read), register in zip(self.calls, scratch.made):
+            result = targets[target] if register is None else register
+            if len(sources) == 2:
+                function(values[sources[0]], values[sources[1]], out=result)
+            else:
+                function(*[values[source] for source in sources], out=result)
+            if dtype is not None:
+                _round(result, dtype, None if output < 0 else targets[output], is_read)
+            values.append(result)
+
+    def _allocate(self, register: int, shape: tuple[int, ...]) -> Array:
+        return np.empty(shape, self.registers[register])
 
     def make_scratch(
-        self, find: Callable[[int, tuple[int, ...]], Array], block: Sequence[Array | None], measure: _Measure | None
+        self,
+        find: Callable[[int, tuple[int, ...]], Array],
+        block: Sequence[Array | None],
+        measure: _Measure | None,
     ) -> BlockScratch:
         """Return scratch arrays for blocks of one shape.
 
@@ -167,20 +200,21 @@ class _SharedBlocks:
     def __init__(self, program: BlockProgram, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> None:
         self._program = program
         arrays = [
-            None if x is None or shape is None else x.reshape(shape)
+            None if x is None or shape is None else x.reshape(shape if x.size > 1 else ())
             for x, shape in zip(inputs, program.shapes, strict=True)
         ]
         shape = program.shape
         is_flat = program.is_even and all(x.flags.c_contiguous for x in (*outputs, *arrays) if x is not None)
         if is_flat:
             shape = (prod(shape),)
-            arrays = [None if x is None else x.reshape(-1) for x in arrays]
+            arrays = [x if x is None or not x.ndim else x.reshape(-1) for x in arrays]
             outputs = [y.reshape(-1) for y in outputs]
         self._arrays, self._outputs, self._is_flat = arrays, outputs, is_flat
+        block, self._is_shared = _choose_length(program)
         # Blocks are whole along the axes behind the divided one, and one element of those before it.
         inner = list(itertools.accumulate(shape[:0:-1], int.__mul__, initial=1))[::-1]
-        self._axis = next((axis for axis, size in enumerate(inner) if size <= BLOCK), 0)
-        self._length = max(1, BLOCK // inner[self._axis]) if inner else 1
+        self._axis = next((axis for axis, size in enumerate(inner) if size <= block), 0)
+        self._length = max(1, block // inner[self._axis]) if inner else 1
         self._outer = shape[: self._axis]
         self._pieces = -(-shape[self._axis] // self._length) if shape else 1
         self._shape = shape
@@ -189,10 +223,12 @@ class _SharedBlocks:
     def run(self) -> None:
         """Compute all blocks."""
         count = prod(self._outer) * self._pieces
-        if count == 1:
-            self._compute(0)
-        else:
-            share_work(count, self._compute)
+        with np.errstate(all="ignore"):
+            if self._is_shared and count > 1:
+                share_work(count, self._compute)
+            else:
+                for number in range(count):
+                    self._compute(number)
         for spare in self._spare:
             spare.give_back()
 
@@ -204,7 +240,10 @@ class _SharedBlocks:
             spare = _Spare.of(self._program.registers)
         place = self._find_place(number)
         targets = [y[place] for y in self._outputs]
-        block = [None if array is None else self._window(array, place) for array in self._arrays]
+        if self._is_flat:
+            block = [x[place] if x is not None and x.ndim else x for x in self._arrays]
+        else:
+            block = [x if x is None or not x.ndim else self._window(x, place) for x in self._arrays]
         shape = targets[0].shape
         if shape not in spare.scratch:
             measure = functools.partial(self._measure, shape)
@@ -223,11 +262,7 @@ class _SharedBlocks:
 
     def _window(self, array: Array, place: tuple[Any, ...]) -> Array:
         """Return the elements of an input that go with a block."""
-        if array.size == 1:
-            return array.reshape(())
-        if not self._is_flat:
-            place = tuple([part if extent > 1 else slice(None) for part, extent in zip(place, array.shape)])
-        view: Array = array[place]
+        view: Array = array[tuple([part if extent > 1 else slice(None) for part, extent in zip(place, array.shape)])]
         return view
 
     def _measure(self, block: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -237,10 +272,38 @@ class _SharedBlocks:
         return tuple([extent if have > 1 else 1 for have, extent in zip(shape, block, strict=True)])
 
 
-# Memory of scratch registers that no call uses at present. Fresh memory costs more than what most steps do with it: the
-# system clears each page when it is first touched.
-_idle: list[Array] = []
-_IDLE_COUNT, _BUFFER_NBYTES, _SMALL_NBYTES = 32, 8 * BLOCK, 1 << 14
+def _choose_length(program: BlockProgram) -> tuple[int, bool]:
+    """Return how many elements a block of a program has, and whether threads share the blocks."""
+    size, width, threads, longest = prod(program.shape), program.width, 1, program.length
+    if size * width * program.cost >= _SHARED_NBYTES:
+        threads = max(1, min(count_sharing(), size * width // CALL_NBYTES))
+    if threads > 1:
+        longest = max(longest, CALL_NBYTES * min(threads, _MOST) // width)
+    # As many for each thread, of one size.
+    count = -(-size // (longest * threads)) * threads
+    return -(-size // count), threads > 1
+
+
+def _are_shared(inputs: Sequence[Array | None], outputs: Sequence[Array]) -> bool:
+    """Return whether an output may be memory of an input."""
+    return any(x is not None and np.may_share_memory(x, y) for x in inputs for y in outputs)
+
+
+def _round(result: Array, dtype: _DType, target: Array | None, is_read: bool) -> None:
+    """Round a result to a type, and write it to an output, if it is one."""
+    rounded = target
+    if rounded is None:
+        rounded = result.astype(dtype)
+    else:
+        rounded[...] = result
+    if is_read:
+        result[...] = rounded
+
+
+# Memory of scratch registers that no call uses at present, by its size. Fresh memory costs more than what most steps do
+# with it: the system clears each page when it is first touched.
+_idle: dict[int, list[Array]] = {}
+_IDLE_NBYTES, SMALL_NBYTES = 1 << 25, 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,22 +323,34 @@ class _Spare:
         """Return a register as an array of some shape, of a block's elements at most."""
         dtype = self.dtypes[register]
         nbytes = prod(shape) * dtype.itemsize
-        if nbytes < _SMALL_NBYTES or nbytes > _BUFFER_NBYTES:
+        if nbytes < SMALL_NBYTES:
             return np.empty(shape, dtype)
         buffer = self.buffers[register]
-        if buffer is None:
-            try:
-                buffer = _idle.pop()
-            except IndexError:
-                buffer = np.empty(_BUFFER_NBYTES, np.uint8)
-            self.buffers[register] = buffer
+        if buffer is None or buffer.nbytes < nbytes:
+            buffer = self.buffers[register] = take_buffer(nbytes)
         scratch: Array = buffer[:nbytes].view(dtype).reshape(shape)
         return scratch
 
     def give_back(self) -> None:
         """Leave the memory to other calls."""
-        if len(_idle) < _IDLE_COUNT:
-            _idle.extend(buffer for buffer in self.buffers if buffer is not None)
+        give_buffers([buffer for buffer in self.buffers if buffer is not None])
+
+
+def take_buffer(nbytes: int) -> Array:
+    """Return memory for a block of any type, of at least so many bytes."""
+    size = 1 << (nbytes - 1).bit_length()
+    try:
+        return _idle[size].pop()
+    except (KeyError, IndexError):
+        return np.empty(size, np.uint8)
+
+
+def give_buffers(buffers: Sequence[Array]) -> None:
+    """Leave memory to other calls."""
+    for buffer in buffers:
+        idle = _idle.setdefault(buffer.nbytes, [])
+        if (len(idle) + 1) * buffer.nbytes <= _IDLE_NBYTES:
+            idle.append(buffer)
 
 
 def prepare_blocks(
@@ -289,53 +364,83 @@ def prepare_blocks(
         results: The steps that make the outputs.
         inputs: Shapes and types; None: absent.
     """
+    program = _prepare(rows, forms, results, inputs, is_apart=False)
+    apart = _prepare(rows, forms, results, inputs, is_apart=True)
+    return replace(program, apart=apart) if len(apart.registers) < len(program.registers) else program
+
+
+def _prepare(
+    rows: tuple[StepRow, ...],
+    forms: StepForms,
+    results: tuple[int, ...],
+    inputs: tuple[SpecKey | None, ...],
+    *,
+    is_apart: bool,
+) -> BlockProgram:
+    """Return the steps prepared; ``is_apart``: for outputs that share no memory with inputs."""
     shape = forms.specs[results[0]].shape
     steps = read_steps(rows)
     texts = list(dict.fromkeys(given for step in steps for given in step.inputs if isinstance(given, str)))
-    first = len(inputs) + len(texts)  # number of the first step's result
+    absent = len(inputs) + len(texts)
+    first = absent + 1  # number of the first step's result
 
     def find_value(given: int | str | None) -> int:
         if given is None:
-            return -1
+            return absent
         if isinstance(given, str):
             return len(inputs) + texts.index(given)
         return given if given >= 0 else first + step_of(given)
 
     sources = [tuple([find_value(given) for given in step.inputs]) for step in steps]
     last = {value: place for place, row in enumerate(sources) for value in row}
-    registers = _Registers()
+    shapes = {number: _pad(key[0], len(shape)) for number, key in enumerate(inputs) if key is not None}
+    assert forms.forms is not None
+    registers = _Registers({
+        output: (step, forms.specs[step].dtype)
+        for output, step in enumerate(results)
+        if accumulator(forms.specs[step].dtype) == forms.specs[step].dtype
+    })  # fmt: skip
     widened = []
     for number, key in enumerate(inputs):
         is_small = key is not None and accumulator(key[1]) != key[1] and number in last
         widened.append(registers.take(number, accumulator(key[1])) if is_small and key is not None else -1)
+    # From this step on outputs may be written, though they be the memory of inputs: these are read no more.
+    kept = [last[number] for number, register in enumerate(widened) if register < 0 and number in last]
+    read = 0 if is_apart else max(kept, default=0)
     calls = []
-    assert forms.forms is not None
     for place, (form, row) in enumerate(zip(forms.forms, sources, strict=True)):
-        wide, spec = accumulator(form.dtype), forms.specs[place]
+        wide, spec, value = accumulator(form.dtype), forms.specs[place], first + place
+        own = (1,) * (len(shape) - spec.rank) + spec.shape[-len(shape) :] if shape else ()
         output = results.index(place) if place in results else -1
-        is_direct = output >= 0 and wide == spec.dtype
-        calls.append(
-            _StepCall(
-                form.function,
-                row,
-                (1,) * (len(shape) - spec.rank) + spec.shape[-len(shape) :] if shape else (),
-                -1 if is_direct else registers.take(first + place, wide),
-                output,
-                None if wide == form.dtype else form.dtype,
-                min(row, default=0) >= 0,
-            )
-        )
-        registers.free([value for value, end in last.items() if end == place])
+        target, register = output, -1
+        done = [each for each in row if last[each] == place]
+        registers.free([each for each in done if shapes.get(each) == own])  # a result may take an input's memory
+        rounded = form.dtype if output < 0 else spec.dtype
+        if output < 0 or wide != rounded:
+            is_whole = own == shape and output < 0 and wide == rounded and place >= read
+            target = registers.take_output(value, wide, place, last.get(value, place)) if is_whole else -1
+            register = -1 if target >= 0 else registers.take(value, wide)
+        registers.free(done)
+        shapes[value] = own
+        is_read = value in last and wide != form.dtype
+        rounding = None if wide == rounded else rounded
+        calls.append(_StepCall(form.function, row, own, register, target, output, rounding, is_read))
+    whole = [key[1] for number, key in enumerate(inputs) if key is not None and shapes[number] == shape]
+    taken = [dtype.itemsize for dtype in (*whole, *registers.dtypes, *[forms.specs[step].dtype for step in results])]
     return BlockProgram(
         shape,
         tuple([forms.specs[step].dtype for step in results]),
-        tuple([None if key is None else _pad(key[0], len(shape)) for key in inputs]),
+        tuple([None if key is None else shapes[number] for number, key in enumerate(inputs)]),
         tuple(widened),
-        tuple([widen_number(text) for text in texts]),
+        (*[widen_number(text) for text in texts], None),
         tuple(calls),
         tuple(registers.dtypes),
         all(key is None or prod(key[0]) == 1 or key[0] == shape for key in inputs)
         and all(spec.shape == shape or spec.size == 1 for spec in forms.specs),
+        max(taken),
+        sum(1 if isinstance(call.function, np.ufunc) else _COMPOSED for call in calls),
+        max(1, _CACHE_NBYTES // sum(taken)),
+        any(key is not None and key[0] != shapes[number] for number, key in enumerate(inputs)),
     )
 
 
@@ -346,10 +451,17 @@ def _pad(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class _Registers:
-    """Scratch registers that values share whose lives don't meet."""
+    """Scratch registers that values share whose lives don't meet.
 
+    Attributes:
+        outputs: The step that makes an output, and its type, where no rounding comes in between.
+        dtypes: Types of the registers.
+    """
+
+    outputs: dict[int, tuple[int, _DType]]
     dtypes: list[_DType] = field(default_factory=list)
     _holders: list[int | None] = field(default_factory=list)
+    _guests: dict[int, int] = field(default_factory=dict)
 
     def take(self, value: int, dtype: _DType) -> int:
         """Return a register for a value."""
@@ -361,6 +473,15 @@ class _Registers:
         self._holders.append(value)
         return len(self.dtypes) - 1
 
+    def take_output(self, value: int, dtype: _DType, place: int, end: int) -> int:
+        """Return an output whose memory a value can be in until it is read last; -1: there is none."""
+        for output, (step, own) in self.outputs.items():
+            if output not in self._guests and own == dtype and place < step and end <= step:
+                self._guests[output] = value
+                return output
+        return -1
+
     def free(self, values: Sequence[int]) -> None:
         """Let go of the registers of values that nothing reads any more."""
         self._holders = [None if holder in values else holder for holder in self._holders]
+        self._guests = {output: value for output, value in self._guests.items() if value not in values}

@@ -1,12 +1,12 @@
 """Convolution and its transpose over one to three spatial axes: Conv, ConvTranspose.
 
 On a device a convolution is one matrix product of which one operand is gathered while it is loaded: of half, bf16 and
-tf32 images that lie channels last by `conv_mma`, on tensor cores, as are transposes whose taps do not overlap by
-`conv_transpose_mma`, and patches apart of many taps, as products; of floats by `conv_simt`; of other types and kernels
-of many taps by ``conv.cu``. Depthwise convolutions are those of `conv_depthwise`, or of `conv_depthwise_last` where
-images lie channels last; where their tiles are too small, or a group has several input channels and one output channel,
-each thread makes one output. On the host patches are laid out as columns, a few images or rows at a time, for a product
-of matrices.
+tf32 images that lie channels last by `conv_mma`, on tensor cores, those of few channels by `conv_few`, as they lie; as
+are transposes whose taps do not overlap by `conv_transpose_mma`, and patches apart of many taps, as products; of floats
+by `conv_simt`; of other types and kernels of many taps by ``conv.cu``. Depthwise convolutions are those of
+`conv_depthwise`, or of `conv_depthwise_last` where images lie channels last; where their tiles are too small, or a
+group has several input channels and one output channel, each thread makes one output. On the host patches are laid out
+as columns, a few images or rows at a time, for a product of matrices.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from gpuexec.ir.operator import (
     count_elements,
     operator,
 )
-from gpuexec.ir.precision import REFERENCE, TF32
+from gpuexec.ir.precision import REFERENCE, STORED, TF32
 from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ir.target import Target
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
+from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, allow_epilogue, allow_for_floats, count_epilogue_steps
 from gpuexec.ops.lib.posing import pose_conv
 from gpuexec.ops.lib.window_extents import conv_transpose_output
@@ -47,6 +48,7 @@ from gpuexec.ops.linalg.matmul_launch import TILE, widen_operand
 from gpuexec.ops.linalg.matmul_work import TiledProduct, TileLoop, count_slab_bytes
 from gpuexec.ops.nn.conv_depthwise import launch_depthwise
 from gpuexec.ops.nn.conv_depthwise_last import count_widened, launch_depthwise_last, takes_depthwise_last
+from gpuexec.ops.nn.conv_few import MAX_CHANNELS, fits_few, launch_few, takes_few
 from gpuexec.ops.nn.conv_host import convolve, convolve_transposed
 from gpuexec.ops.nn.conv_mma import (
     count_chunk,
@@ -63,6 +65,7 @@ from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, PAIRS, NarrowWeight, n
 
 DTYPES = dtypes_of("float")
 _HALF: np.dtype[Any] = np.dtype(np.float16)
+_FLOAT: np.dtype[Any] = np.dtype(np.float32)
 _TILED_OUTS = 8
 _KERNELS = ("conv_gemm", "conv_direct", "conv_transpose")
 
@@ -82,6 +85,7 @@ class Conv(Convolution):
     """Convolution: ``y[n, o] = b[o] + sum over c, t of w[o, c, t] * x[n, c, window + t]``, by groups of channels."""
 
     # Of `ir.precision`: operands are of float, perhaps rounded to it, or stored in it: bias and result are float then.
+    # An image of float beside stored weights is rounded to their type.
     precision: str = ""
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     keeps_dtype = True
@@ -104,6 +108,8 @@ class Conv(Convolution):
         Raises:
             InputError: Ranks, types, channels or attributes do not fit together.
         """
+        if x.dtype == _FLOAT and self._stores(w.dtype):
+            x = TensorSpec(x.shape, w.dtype)
         x, w = _check_inputs(self, x, w, bias, out_axis=0)
         check_channels(self.name, x, x.shape[1], w, self.group)
         shape = (x.shape[0], w.shape[0], *self.windows(x.shape, w.shape).counts)
@@ -125,23 +131,30 @@ class Conv(Convolution):
 
     def compute(self, x: Array, w: Array, bias: Array | None = None, *, out: Out = None) -> tuple[Array | None, ...]:
         """Convolve; half and bfloat16 in float, rounded once."""
+        if self._stores(w.dtype):
+            x = x.astype(w.dtype, copy=False)
         x, w = widen_operands(self.precision, x, w)
         return (convolve(x, w, bias, self.windows(x.shape, w.shape), self.group, out[0] if out else None),)
 
     def reads_any_format(self, position: int, inputs: Sequence[TensorSpec | None]) -> bool:
-        """Return whether it is the image, whose channels are padded on the way."""
+        """Return whether it is the image, which is gathered where its channels are few, or padded on the way."""
         x = inputs[0]
         if x is None or position != 0 or self.group != 1:
             return False
-        return x.shape[1] % count_chunk(x.dtype if self.precision == TF32 else _HALF) != 0
+        return x.shape[1] <= MAX_CHANNELS or x.shape[1] % count_chunk(x.dtype if self.precision == TF32 else _HALF) != 0
 
     def rounds_to(self, position: int, inputs: Sequence[TensorSpec | None], target: Target) -> str:
-        """Return tf32 for the image of a convolution of such operands on tensor cores."""
+        """Return the precision of an image with few channels, and of others tf32, on tensor cores."""
         x, w = inputs[0], inputs[1]
-        if position != 0 or self.precision != TF32 or x is None or w is None:
+        if position != 0 or x is None or w is None:
             return ""
-        windows = self.windows(x.shape, w.shape)
-        dtypes = (x.dtype, w.dtype, self._find_result(x.dtype))
+        windows, dtypes = self.windows(x.shape, w.shape), (x.dtype, w.dtype, self._find_result(x.dtype))
+        if self.precision == TF32 or self._stores(w.dtype):
+            sees_few = takes_few(dtypes[1:], windows, x.shape[1], self.group, target, self.precision)
+            if sees_few and fits_few(x, windows, w.shape[0]):
+                return self.precision
+        if self.precision != TF32:
+            return ""
         is_able = runs_on_tensor_cores(dtypes, windows.kernel, target, self.group, w.shape[1], self.precision)
         return TF32 if is_able and fits_numbers(x, windows, w.shape[0]) else ""
 
@@ -156,6 +169,9 @@ class Conv(Convolution):
         if x is None or w is None or y is None:
             return 0
         dtypes = (x.dtype, w.dtype, self._find_result(x.dtype))
+        windows = self.windows(x.shape, w.shape)
+        if takes_few(dtypes[1:], windows, x.shape[1], self.group, target, self.precision):
+            return 0  # it reads and writes images as they lie
         if runs_on_tensor_cores(dtypes, w.shape[2:], target, self.group, w.shape[1], self.precision):
             return count_transposed(x, y)
         is_depthwise = w.shape[0] == self.group == x.shape[1] and takes_depthwise_last(dtypes, self.group, w.shape[2:])
@@ -196,6 +212,12 @@ class Conv(Convolution):
         check_index(self.name, "outputs of one channel", sizes.outputs)
         check_index(self.name, "output channels of a group", sizes.group_outs)
         slots, keeps_order = (x, w, bias, y), self.precision == REFERENCE
+        if narrow is None and launch_few(emit, slots, windows, self.group, self.precision):
+            return
+        if x.dtype != w.dtype and self._stores(w.dtype):
+            rounded = emit.temp(x.shape, w.dtype)
+            convert_commands(emit, rounded, x)
+            slots = x, w, bias, y = rounded, w, bias, y
         if narrow is None and launch_mma_conv(emit, slots, windows, self.group, self.precision):
             return
         if narrow is None and launch_patches(emit, slots, windows, self.group, self.precision):
@@ -222,6 +244,10 @@ class Conv(Convolution):
         if sizes.has_single:
             name, blocks = "conv_direct", ceil_div(y.spec.size, THREADS)
         _launch(emit, name, blocks, slots, windows, sizes, narrow)
+
+    def _stores(self, dtype: np.dtype[Any]) -> bool:
+        """Return whether a weight of a type is one that the precision has stored so."""
+        return self.precision in STORED and dtype == dtype_row(STORED[self.precision]).numpy
 
     def _find_result(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """Return the type of the result for operands of a type, which a precision may have stored so."""

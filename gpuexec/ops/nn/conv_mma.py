@@ -3,8 +3,8 @@
 ``conv_mma.cu`` multiplies patches of the input, which are copied as they lie, by weights packed as ``[out channels,
 taps, channels]``; groups are batches. A kernel of one tap that sees each position once is a product of matrices, and so
 `launch_gemm`'s; so are patches of more taps than its tables have, which vision transformers cut an image into. Channels
-are copied 16 bytes at a time: an input that has others (`count_chunk`) is padded first (``pad_channels.cu``), and one
-that is not aligned is copied.
+are copied 16 bytes at a time: an input that has others (`count_chunk`) is padded first (``pad_channels.cu``), if not so
+few that they are gathered (`gpuexec.ops.nn.conv_few`), and one that is not aligned is copied.
 
 Floats are multiplied as tf32. The kernel rounds those of the image itself, as they come out of shared memory, so that a
 rounding in front is left out of the plan (`gpuexec.planner.own_rounding`), and one tap is this kernel's, too. Weights

@@ -137,6 +137,7 @@ DECODERS = [
     Decoder("rows before heads", (2, 1, 1, 3), heads=4, group=2, is_row_first=True, batch=2),
     Decoder("slices", (1, 2, 1, 1), past=380, capacity=400, depth=16, heads=4, group=4),
     Decoder("one row of room", (1,), capacity=1),
+    Decoder("a step of no rows", (2, 1, 0, 1)),
 ]
 
 

@@ -38,7 +38,7 @@ def test_profile_prints_layers_and_writes_trace_and_values(
     assert events["schedule"][1] == "5" and events["analyse"][1] == "1"
     assert "0 implicit waits, reads or computations of the host" in text
     layers = [each for each in json.loads(trace.read_text())["traceEvents"] if each.get("cat") == "layer"]
-    count = 5 * (7 + (backend == "simulator"))  # seven, and on a GPU the one that sets counters to 0
+    count = 5 * 7  # runs by layers
     assert len(layers) == count
     with open(values, newline="") as file:
         assert len(list(csv.DictReader(file, dialect="excel-tab"))) == count

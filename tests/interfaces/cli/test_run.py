@@ -22,6 +22,14 @@ def test_bar_is_drawn_in_a_terminal_and_goes_at_the_end() -> None:
     assert "uploading weights" in file.getvalue() and "0.5/2.0 MB" in file.getvalue()
 
 
+def test_bar_counts_kernels() -> None:
+    file = io.StringIO()
+    with show_progress(Console(file=file, force_terminal=True, width=100)) as tell:
+        assert tell is not None
+        tell(Progress("compile", "f.cu:f", done_count=5, total_count=11))
+    assert "compiling kernels" in file.getvalue() and "5/11" in file.getvalue()
+
+
 def test_nothing_is_drawn_where_there_is_no_terminal() -> None:
     file = io.StringIO()
     with show_progress(Console(file=file)) as tell:

@@ -86,7 +86,7 @@ def choose_trial(
     chosen = dict.fromkeys(test for test in (*spread, *waits) if test not in tried)
     instances: dict[str, list[str]] = {}
     for kernel, tests in tests_of.items():
-        if not chosen.keys().isdisjoint(tests):
+        if not kernel.text and not chosen.keys().isdisjoint(tests):  # generated text is compiled with its plan
             instances.setdefault(kernel.source, []).append(kernel.expression)
     return Trial(tuple(chosen), {source: tuple(rows) for source, rows in instances.items()})
 

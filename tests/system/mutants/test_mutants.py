@@ -156,6 +156,7 @@ def test_choose_trial_takes_own_tests_first_and_all_instances_they_launch(tmp_pa
         Kernel("a.cu", "f<int>"): (own, other),
         Kernel("b.cu", "g"): (other, own),
         Kernel("b.cu", "h"): (other,),
+        Kernel("c.cu", "g<Epilogue>", "struct Epilogue {};"): (own,),  # compiled with the plan
     }
     assert choose_trial("a.cu", tmp_path, tests_of) == Trial((own,), {"a.cu": ("f<int>",), "b.cu": ("g",)})
     assert choose_trial("h.cuh", tmp_path, tests_of).tests == (own,)
