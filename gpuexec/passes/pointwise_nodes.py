@@ -1,4 +1,4 @@
-"""Nodes that compute element by element, as passes put them into one operator: what they read, and who reads them."""
+"""Nodes that compute element by element, or have an index map, as passes put them into one operator."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import heapq
 from collections.abc import Collection, Mapping, Sequence
 
 from gpuexec.ir.graphs import Array, Graph, Node, Value
+from gpuexec.ir.index_map import IndexMap, Windows
 from gpuexec.ir.operator import describe
 from gpuexec.ir.spec import TensorSpec
-from gpuexec.ops.elementwise.region_steps import Given, StepRow, write_number
+from gpuexec.ops.elementwise.region_steps import Given, StepRow, find_map, write_integers, write_number
 from gpuexec.passes.known_specs import Shapes
 
 
@@ -34,13 +35,41 @@ class PointwiseNodes:
 
         It makes one value of known shape that the host does not know, and that no shape depends on.
         """
-        inputs = [None if value is None else self.specs.get(value) for value in node.inputs]
+        return self._is_free(node) and node.operator.as_pointwise(self._list_specs(node)) is not None
+
+    def find_map(self, node: Node) -> IndexMap | None:
+        """Return the index map of a node that can be a step by it, as `is_pointwise` says of others.
+
+        What the map follows from are constants.
+        """
+        if not self._is_free(node):
+            return None
+        specs = self._list_specs(node)
+        found = find_map(node.operator, specs)
+        if not isinstance(found, Windows):
+            return found
+        if any(self._is_computed(node, position) for position in found.contents):
+            return None
+        if found.filler is not None and self._write_contents(node, found)[found.filler] is None:
+            filler, filled = specs[found.filler], specs[0]
+            return found if filler is not None and filled is not None and filler.dtype == filled.dtype else None
+        return found
+
+    def _is_free(self, node: Node) -> bool:
+        """Return whether a node makes one value of known shape, which neither the host knows nor a shape depends on."""
         made = [None if value is None else self.specs.get(value) for value in node.outputs]
         if len(made) != 1 or made[0] is None or node.outputs[0] in self.on_host:
             return False
-        if any(value is not None and spec is None for value, spec in zip(node.inputs, inputs, strict=True)):
+        if any(value is not None and value not in self.specs for value in node.inputs):
             return False
-        return self._demanded.isdisjoint(node.outputs) and node.operator.as_pointwise(inputs) is not None
+        return self._demanded.isdisjoint(node.outputs)
+
+    def _list_specs(self, node: Node) -> list[TensorSpec | None]:
+        return [None if value is None else self.specs[value] for value in node.inputs]
+
+    def _is_computed(self, node: Node, position: int) -> bool:
+        value = node.inputs[position] if position < len(node.inputs) else None
+        return value is not None and value not in self._graph.constants
 
     def list_readers(self, value: Value) -> list[int]:
         """Return the positions of the nodes that read a value."""
@@ -56,7 +85,13 @@ class PointwiseNodes:
         return [value for value, text in zip(node.inputs, numbers, strict=True) if value is not None and text is None]
 
     def write_numbers(self, node: Node) -> list[str | None]:
-        """Return each input of a node that is a constant of one element and stretches nothing as text."""
+        """Return each input of a node that is a constant of one element and stretches nothing as text.
+
+        Of a node with an index map those that the map follows from.
+        """
+        found = find_map(node.operator, self._list_specs(node))
+        if found is not None:
+            return self._write_contents(node, found)
         others = [self.specs[value].rank for value in node.inputs if value is not None and not self._is_number(value)]
         rank = max(others, default=-1)
         return [None if value is None else self._write_number(value, rank) for value in node.inputs]
@@ -73,6 +108,19 @@ class PointwiseNodes:
             for value, text in zip(node.inputs, self.write_numbers(node), strict=True)
         ])  # fmt: skip
         return (*describe(node.operator), inputs)
+
+    def _write_contents(self, node: Node, found: IndexMap) -> list[str | None]:
+        """Return those inputs that a map follows from, and its filler where it is known, as text."""
+        texts: list[str | None] = [None] * len(node.inputs)
+        if isinstance(found, Windows):
+            for position, value in enumerate(node.inputs):
+                array = None if value is None else self._graph.constants.get(value)
+                if array is not None and position in found.contents:
+                    texts[position] = write_integers(array)
+                elif array is not None and position == found.filler:
+                    made = self.specs[node.inputs[0]].dtype if node.inputs[0] is not None else array.dtype
+                    texts[position] = write_number(array.astype(made))
+        return texts
 
     def _is_number(self, value: Value) -> bool:
         array = self._graph.constants.get(value)

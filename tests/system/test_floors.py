@@ -35,7 +35,7 @@ INNER = {
     "ir": (
         ("validate", "signatures", "geometry", "instances", "library_problem", "precision", "spec", "target"),
         ("command", "containers", "gpus", "host_values", "weight_forms"),
-        ("pointwise", "provider"),
+        ("index_map", "pointwise", "provider"),
         ("operator", "plan", "work"),
         ("apply", "graphs", "plan_json"),
         ("graph_json",),

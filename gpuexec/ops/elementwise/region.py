@@ -1,8 +1,9 @@
-"""Region: a graph of operators on elements as one operator.
+"""Region: a graph of operators on elements, and of such as move elements to other places, as one operator.
 
 Its results are, to the bit, what the operators would give one after the other: `infer` is just that, `compute` is that
-over blocks that stay in cache (`region_blocks`), and on a device with kernels one launch does it (`flat`), or where
-that can't be, a launch for each step. The pass `gpuexec.passes.fuse_regions` makes regions; no file has them.
+over blocks that stay in cache (`region_blocks`; with index maps `region_boxes`), and on a device with kernels one
+launch does it (`flat`, `flat_maps`), or where that can't be, a launch for each step. The pass
+`gpuexec.passes.fuse_regions` makes regions; no file has them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,17 @@ from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator,
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.epilogue import FUSED_DOMAIN, StepEmitter
 from gpuexec.ops.elementwise.flat import can_walk, launch_flat
+from gpuexec.ops.elementwise.flat_maps import can_map, launch_mapped
 from gpuexec.ops.elementwise.region_blocks import BlockProgram, prepare_blocks
-from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, find_forms, list_keys, read_steps
+from gpuexec.ops.elementwise.region_boxes import BoxProgram
+from gpuexec.ops.elementwise.region_steps import (
+    SpecKey,
+    StepForms,
+    find_forms,
+    list_keys,
+    list_moved,
+    read_steps,
+)
 
 _PROGRAMS_KEPT = 64
 
@@ -29,13 +39,13 @@ class _Kept(Operator):
     """Base with the programs that a region has made of its steps."""
 
     __slots__ = ("_programs",)
-    _programs: dict[tuple[SpecKey | None, ...], BlockProgram | None]
+    _programs: dict[tuple[SpecKey | None, ...], BlockProgram | BoxProgram | None]
 
 
 @operator("Region", FUSED_DOMAIN)
 @dataclass(frozen=True, slots=True)
 class Region(_Kept):
-    """Operators on elements, in an order in which each finds its inputs.
+    """Operators on elements, or with index maps, in an order in which each finds its inputs.
 
     ``steps`` are rows of (name, attributes, inputs), see `gpuexec.ops.elementwise.region_steps`; ``results`` are the
     positions of those that make the outputs. Inputs and outputs may be of any type that kernels compute with.
@@ -95,19 +105,23 @@ class Region(_Kept):
         if not kept:
             return
         laid = {slot.strides for _, slot in kept}
+        wanted = [step for step, _ in kept]
         is_flat = self._is_flat(forms) and can_walk(kept[0][1].shape) and len(laid) == 1
+        if is_flat and forms.forms is None:
+            is_flat = can_map(self.steps, forms, wanted, inputs)
         if emit.target.has_textures or not emit.choose(is_flat):
             self._lower_apart(emit, forms, inputs, outputs)
             return
         if not is_flat:
             raise PlanError("A region has results of several shapes, which have one at the upper end.")
-        self._allow_in_place(emit, inputs, kept)
-        launch_flat(emit, self.steps, forms, [step for step, _ in kept], inputs, [slot for _, slot in kept])
+        self._allow_in_place(emit, forms, inputs, kept)
+        launch = launch_mapped if forms.forms is None else launch_flat
+        launch(emit, self.steps, forms, wanted, inputs, [slot for _, slot in kept])
 
     def _find_forms(self, inputs: Sequence[Any]) -> StepForms:
         return find_forms(self.steps, list_keys(inputs))
 
-    def _find_program(self, keys: tuple[SpecKey | None, ...]) -> BlockProgram | None:
+    def _find_program(self, keys: tuple[SpecKey | None, ...]) -> BlockProgram | BoxProgram | None:
         """Return the steps prepared for inputs, kept with the operator; None where results differ in shape."""
         try:
             known = self._programs
@@ -118,22 +132,30 @@ class Region(_Kept):
             if len(known) > _PROGRAMS_KEPT:
                 known.clear()
             forms = find_forms(self.steps, keys)
-            known[keys] = prepare_blocks(self.steps, forms, self.results, keys) if self._is_flat(forms) else None
+            known[keys] = self._prepare(forms, keys) if self._is_flat(forms) else None
         return known[keys]
+
+    def _prepare(self, forms: StepForms, keys: tuple[SpecKey | None, ...]) -> BlockProgram | BoxProgram:
+        if forms.forms is None:
+            return BoxProgram.of(self.steps, forms, self.results, keys)
+        return prepare_blocks(self.steps, forms, self.results, keys)
 
     def _is_flat(self, forms: StepForms) -> bool:
         """Return whether all results are of one shape, which that of no step goes beyond."""
         shapes = {forms.specs[step].shape for step in self.results}
-        return forms.forms is not None and len(shapes) == 1
+        return forms.kinds is not None and len(shapes) == 1
 
-    def _allow_in_place(self, emit: Emitter, inputs: Slots, kept: Sequence[tuple[int, Slot]]) -> None:
-        """Let results take the bytes of inputs that no step reads once they are made."""
+    def _allow_in_place(self, emit: Emitter, forms: StepForms, inputs: Slots, kept: Sequence[tuple[int, Slot]]) -> None:
+        """Let results take the bytes of inputs that no step reads once they are made, nor at other places."""
+        moved = list_moved(self.steps, forms)
         last: dict[int, int] = {}
         for place, step in enumerate(read_steps(self.steps)):
             last.update({given: place for given in step.inputs if isinstance(given, int) and given >= 0})
         for place, y in kept:
             for position, x in enumerate(inputs):
                 if x is None or x.shape != y.shape or x.dtype != y.dtype or last.get(position, 0) > place:
+                    continue
+                if position in moved:
                     continue
                 others = [each for k, each in enumerate(inputs) if k != position and each is not None]
                 if x.strides == y.strides and all(each.buffer != x.buffer for each in others):
@@ -143,10 +165,15 @@ class Region(_Kept):
         """Launch each step by itself."""
         wanted = dict(zip(self.results, outputs, strict=True))
         made: list[Slot] = []
+
+        def wrap(array: Array) -> Slot:
+            slot = emit.constant(array)
+            return Slot(slot.buffer, slot.offset_bytes, TensorSpec.of(array), slot.strides)
+
         for place, (step, spec) in enumerate(zip(read_steps(self.steps), forms.specs, strict=True)):
             y = wanted.get(place)
             y = emit.temp(spec.shape, spec.dtype) if y is None else y
             lower = step.operator.lower
             assert lower is not None
-            lower(StepEmitter(emit, y), step.pick(inputs, made, emit.constant), (y,))
+            lower(StepEmitter(emit, y), step.pick(inputs, made, wrap), (y,))
             made.append(y)

@@ -240,7 +240,7 @@ class _SharedBlocks:
 # Memory of scratch registers that no call uses at present. Fresh memory costs more than what most steps do with it: the
 # system clears each page when it is first touched.
 _idle: list[Array] = []
-_IDLE_COUNT, _BUFFER_NBYTES, _SMALL_NBYTES = 32, 8 * BLOCK, 1 << 14
+_IDLE_COUNT, BUFFER_NBYTES, SMALL_NBYTES = 32, 8 * BLOCK, 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,22 +260,31 @@ class _Spare:
         """Return a register as an array of some shape, of a block's elements at most."""
         dtype = self.dtypes[register]
         nbytes = prod(shape) * dtype.itemsize
-        if nbytes < _SMALL_NBYTES or nbytes > _BUFFER_NBYTES:
+        if nbytes < SMALL_NBYTES or nbytes > BUFFER_NBYTES:
             return np.empty(shape, dtype)
         buffer = self.buffers[register]
         if buffer is None:
-            try:
-                buffer = _idle.pop()
-            except IndexError:
-                buffer = np.empty(_BUFFER_NBYTES, np.uint8)
-            self.buffers[register] = buffer
+            buffer = self.buffers[register] = take_buffer()
         scratch: Array = buffer[:nbytes].view(dtype).reshape(shape)
         return scratch
 
     def give_back(self) -> None:
         """Leave the memory to other calls."""
-        if len(_idle) < _IDLE_COUNT:
-            _idle.extend(buffer for buffer in self.buffers if buffer is not None)
+        give_buffers([buffer for buffer in self.buffers if buffer is not None])
+
+
+def take_buffer() -> Array:
+    """Return memory for a block of any type, as bytes."""
+    try:
+        return _idle.pop()
+    except IndexError:
+        return np.empty(BUFFER_NBYTES, np.uint8)
+
+
+def give_buffers(buffers: Sequence[Array]) -> None:
+    """Leave memory to other calls."""
+    if len(_idle) < _IDLE_COUNT:
+        _idle.extend(buffers)
 
 
 def prepare_blocks(

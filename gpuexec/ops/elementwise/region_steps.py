@@ -1,4 +1,4 @@
-"""Steps of a region: operators on elements, each with the sources of its inputs."""
+"""Steps of a region: operators on elements, or ones that move elements, each with the sources of its inputs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.ir.index_map import IndexMap
 from gpuexec.ir.operator import Array, Operator, build
 from gpuexec.ir.pointwise import Pointwise
-from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
+from gpuexec.ir.spec import COMPUTED, TensorSpec, accumulator, dtype_row
 
 # An input of a step: the position of one of the region's inputs, `made_by` of an earlier step, a number as text (see
-# `write_number`), or None where it is absent.
+# `write_number` and `write_integers`), or None where it is absent.
 Given = int | str | None
 # The name of an operator, its attributes that differ from their defaults, and its inputs.
 StepRow = tuple[str, tuple[tuple[str, Any], ...], tuple[Given, ...]]
@@ -22,7 +23,7 @@ StepRow = tuple[str, tuple[tuple[str, Any], ...], tuple[Given, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RegionStep:
-    """An operator on elements with the sources of its inputs."""
+    """An operator with the sources of its inputs."""
 
     operator: Operator
     inputs: tuple[Given, ...]
@@ -46,6 +47,10 @@ class RegionStep:
         return tuple(picked)
 
 
+StepKind = Pointwise | IndexMap
+_DTYPES = frozenset(row.numpy for row in COMPUTED)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepForms:
     """What steps make of inputs of certain types and shapes.
@@ -53,10 +58,12 @@ class StepForms:
     Attributes:
         specs: Of the result of each step.
         forms: The pointwise form of each; None where one of them has none for these inputs.
+        kinds: The pointwise form or the index map of each; None where one of them has neither.
     """
 
     specs: tuple[TensorSpec, ...]
     forms: tuple[Pointwise, ...] | None
+    kinds: tuple[StepKind, ...] | None
 
 
 def made_by(step: int) -> int:
@@ -84,12 +91,20 @@ def write_number(array: Array) -> str | None:
     return f"{row.name} {float(number)!r}" if row.is_float else f"{row.name} {int(number)}"
 
 
+def write_integers(array: Array) -> str:
+    """Return a list of integers as text, its type and ``[]`` in front."""
+    return f"{dtype_row(array.dtype).name}[] {','.join(map(str, array.reshape(-1).tolist()))}"
+
+
 @functools.lru_cache(4096)
 def read_number(text: str) -> Array:
-    """Return the 0-d array that `write_number` made a text of; it is read-only."""
+    """Return the 0-d array that `write_number` made a text of, or the list of `write_integers`; it is read-only."""
     name, _, digits = text.partition(" ")
-    row = dtype_row(name)
-    array = np.array(float(digits) if row.is_float else int(digits), np.float64 if row.is_float else None)
+    row = dtype_row(name.removesuffix("[]"))
+    if name.endswith("[]"):
+        array = np.array([int(each) for each in digits.split(",") if each], row.numpy)
+    else:
+        array = np.array(float(digits) if row.is_float else int(digits), np.float64 if row.is_float else None)
     array = array.astype(row.numpy)
     array.flags.writeable = False
     return array
@@ -115,15 +130,49 @@ def find_forms(rows: tuple[StepRow, ...], inputs: tuple[SpecKey | None, ...]) ->
     """
     given = [None if key is None else TensorSpec(*key) for key in inputs]
     specs: list[TensorSpec] = []
-    forms: list[Pointwise | None] = []
+    kinds: list[StepKind | None] = []
     for step in read_steps(rows):
         picked = step.pick(given, specs, TensorSpec.of)
         specs.append(step.operator.infer(*picked)[0])
-        forms.append(step.operator.as_pointwise(picked))
-    known = [form for form in forms if form is not None]
-    return StepForms(tuple(specs), tuple(known) if len(known) == len(forms) else None)
+        kinds.append(step.operator.as_pointwise(picked) or find_map(step.operator, picked))
+    known = [kind for kind in kinds if kind is not None]
+    forms = [kind for kind in known if isinstance(kind, Pointwise)]
+    return StepForms(
+        tuple(specs),
+        tuple(forms) if len(forms) == len(kinds) else None,
+        tuple(known) if len(known) == len(kinds) else None,
+    )
+
+
+def find_map(operator: Operator, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:
+    """Return the index map of an operator that a region can have; None: it has none of such inputs.
+
+    Args:
+        operator: Which.
+        inputs: Specs, with content where that is known; None: absent.
+    """
+    if any(spec is not None and spec.dtype not in _DTYPES for spec in inputs):
+        return None
+    return operator.as_index_map(inputs)
 
 
 def list_keys(items: Sequence[Any]) -> tuple[SpecKey | None, ...]:
     """Return the shapes and types of specs, arrays or slots, for `find_forms`."""
     return tuple([None if item is None else (item.shape, item.dtype) for item in items])
+
+
+def list_moved(rows: tuple[StepRow, ...], forms: StepForms) -> set[int]:
+    """Return the inputs of a region that some step reads at places other than those of the results.
+
+    Args:
+        rows: The steps.
+        forms: What they make of the inputs.
+    """
+    if forms.forms is not None or forms.kinds is None:
+        return set()
+    moved: set[int] = set()
+    for place in range(len(rows) - 1, -1, -1):
+        given = {each for each in rows[place][2] if isinstance(each, int)}
+        if made_by(place) in moved or not isinstance(forms.kinds[place], Pointwise):
+            moved |= given
+    return {position for position in moved if position >= 0}
