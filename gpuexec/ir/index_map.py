@@ -50,4 +50,30 @@ class Picked:
     rank: int
 
 
-IndexMap = Windows | Picked
+@dataclass(frozen=True, slots=True)
+class ViewedAxis:
+    """Where along an axis of the input a result's elements lie: ``offset + sum(coordinate * step)``.
+
+    Attributes:
+        offset: Of the first element.
+        moves: Axes of the result that move along this one, each with its step.
+    """
+
+    offset: int
+    moves: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Viewed:
+    """A result that shows input 0 by strides of it, as of Transpose and Slice.
+
+    Attributes:
+        axes: Of the input.
+        contents: Positions of the inputs whose content the map follows from.
+    """
+
+    axes: tuple[ViewedAxis, ...]
+    contents: tuple[int, ...] = ()
+
+
+IndexMap = Windows | Picked | Viewed

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Collection, Mapping, Sequence
 
 from gpuexec.ir.graphs import Array, Graph, Node, Value
-from gpuexec.ir.index_map import IndexMap, Windows
+from gpuexec.ir.index_map import IndexMap, Picked, Windows
 from gpuexec.ir.operator import describe
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.region_steps import Given, StepRow, find_map, write_integers, write_number
@@ -46,11 +46,15 @@ class PointwiseNodes:
             return None
         specs = self._list_specs(node)
         found = find_map(node.operator, specs)
-        if not isinstance(found, Windows):
+        if found is None or isinstance(found, Picked):
             return found
         if any(self._is_computed(node, position) for position in found.contents):
             return None
-        if found.filler is not None and self._write_contents(node, found)[found.filler] is None:
+        if (
+            isinstance(found, Windows)
+            and found.filler is not None
+            and self._write_contents(node, found)[found.filler] is None
+        ):
             filler, filled = specs[found.filler], specs[0]
             return found if filler is not None and filled is not None and filler.dtype == filled.dtype else None
         return found
@@ -74,6 +78,10 @@ class PointwiseNodes:
     def list_readers(self, value: Value) -> list[int]:
         """Return the positions of the nodes that read a value."""
         return [self._positions[id(reader)] for reader in self._readers.get(value, ())]
+
+    def is_output(self, value: Value) -> bool:
+        """Return whether the graph gives a value out."""
+        return value in self._outputs
 
     def is_read_beside(self, value: Value, members: Collection[int]) -> bool:
         """Return whether the graph gives a value out, or others than these nodes read it."""
@@ -112,14 +120,14 @@ class PointwiseNodes:
     def _write_contents(self, node: Node, found: IndexMap) -> list[str | None]:
         """Return those inputs that a map follows from, and its filler where it is known, as text."""
         texts: list[str | None] = [None] * len(node.inputs)
-        if isinstance(found, Windows):
-            for position, value in enumerate(node.inputs):
-                array = None if value is None else self._graph.constants.get(value)
-                if array is not None and position in found.contents:
-                    texts[position] = write_integers(array)
-                elif array is not None and position == found.filler:
-                    made = self.specs[node.inputs[0]].dtype if node.inputs[0] is not None else array.dtype
-                    texts[position] = write_number(array.astype(made))
+        contents = () if isinstance(found, Picked) else found.contents
+        filler = found.filler if isinstance(found, Windows) else None
+        for position, value in enumerate(node.inputs):
+            array = None if value is None else self._graph.constants.get(value)
+            if array is not None and position in contents:
+                texts[position] = write_integers(array)
+            elif array is not None and position == filler and node.inputs[0] is not None:
+                texts[position] = write_number(array.astype(self.specs[node.inputs[0]].dtype))
         return texts
 
     def _is_number(self, value: Value) -> bool:

@@ -21,7 +21,7 @@ from gpuexec.ir.operator import Emitter
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import dtype_row
 from gpuexec.ops.elementwise.flat import NARROW, PICKING, SOURCE
-from gpuexec.ops.elementwise.region_spaces import CannotMapError, Evaluation, Place, Space, Spaces
+from gpuexec.ops.elementwise.region_spaces import CannotMapError, Evaluation, Form, Place, Space, Spaces, Variable
 from gpuexec.ops.elementwise.region_steps import StepForms, StepRow
 from gpuexec.ops.elementwise.region_text import STEP, RegionNumbers, name_text
 from gpuexec.ops.lib.broadcast import THREADS, vector_width
@@ -65,7 +65,7 @@ def launch_mapped(
     Raises:
         PlanError: An input does not lie as it does at the upper end of the size class.
     """
-    spaces, names = Spaces.of(rows, forms, results, inputs)
+    spaces, names = Spaces.of(rows, forms, results, inputs, emit.choose)
     used = [position for position, slot in enumerate(inputs) if slot is not None]
     slots = {position: slot for position, slot in enumerate(inputs) if slot is not None}
     walk = _SpaceWalk.of(emit, spaces, slots, outputs[0])
@@ -93,10 +93,29 @@ def launch_mapped(
 
 @dataclass(frozen=True, slots=True)
 class _Lie:
-    """How a place lies: as the results do, or along which joined axes it moves, the innermost first."""
+    """How a place lies, or what a coordinate is a sum of.
+
+    Attributes:
+        is_dense: Whether as the results do.
+        moves: Else whether it moves along each joined axis, the innermost first.
+        others: And the coordinates of windows along no axis of the root.
+        has_offset: Whether something is added.
+    """
 
     is_dense: bool
     moves: tuple[bool, ...]
+    others: tuple[Variable, ...] = ()
+    has_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinedForm:
+    """A form over joined axes, the innermost first, and how it lies."""
+
+    row: tuple[int, ...]
+    others: tuple[tuple[Variable, int], ...]
+    offset: int
+    lie: _Lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +126,16 @@ class _SpaceWalk:
         extents: Of each joined axis.
         spaces: The spaces.
         windows: Of each space, by joined axis: start and extent of its window.
-        strides: Of each place, along each joined axis.
-        lies: Of each place.
+        cuts: Of windows along no axis of the root, by space and axis: the coordinate around it.
+        places: Where each place lies.
         is_wide: Whether offsets need 64 bits.
     """
 
     extents: tuple[int, ...]
     spaces: Spaces
     windows: tuple[dict[int, tuple[int, int]], ...]
-    strides: tuple[tuple[int, ...], ...]
-    lies: tuple[_Lie, ...]
+    cuts: dict[Variable, _JoinedForm]
+    places: tuple[_JoinedForm, ...]
     is_wide: bool
 
     @classmethod
@@ -125,24 +144,37 @@ class _SpaceWalk:
         shape = output.shape
         is_row_major = bool(emit.choose(output.is_contiguous))
         order = tuple(range(len(shape))) if is_row_major else memory_axes(shape, output.strides)
-        laid = [tuple([place.strides[axis] for axis in order]) for place in spaces.places]
-        own = [tuple([spaces.spaces[place.space].shape[axis] for axis in order]) for place in spaces.places]
+        cuts = {
+            (number, window.axis): window
+            for number, space in enumerate(spaces.spaces)
+            for window in space.windows
+            if window.root < 0
+        }
+        rows = [(place.form, spaces.spaces[place.space]) for place in spaces.places]
+        rows += [(window.form, spaces.spaces[spaces.spaces[number].parent]) for (number, _), window in cuts.items()]
+        laid = [tuple([form.row[axis] for axis in order]) for form, _ in rows]
+        own = [tuple([space.extents[axis] for axis in order]) for _, space in rows]
         extents = tuple([shape[axis] for axis in order])
-        cut = {order.index(axis) for space in spaces.spaces for axis, _ in space.windows}
+        cut = {order.index(window.root) for space in spaces.spaces for window in space.windows if window.root >= 0}
         joined = _list_joined(extents, list(zip(laid, own, strict=True)), cut)
         groups = _group(len(extents), emit.choose(sum(1 << axis for axis in joined)))
         walked = [_join(strides, extent, groups)[::-1] for strides, extent in zip(laid, own, strict=True)]
         sizes = tuple([prod(extents[axis] for axis in group) for group in groups])[::-1]
         windows = tuple([_join_windows(space, order, groups) for space in spaces.spaces])
         starts = [abs(start) + extent for each in windows for start, extent in each.values()]
+        starts += [abs(window.start) + abs(window.form.offset) + _reach(window.form, shape) for window in cuts.values()]
         limit = max([max_offset(s.shape, s.strides) for s in (*slots.values(), output)] + starts, default=0)
         is_wide = bool(emit.choose(max(limit, output.spec.size) >= NARROW))
         dense = contiguous_strides(sizes[::-1])[::-1]
-        lies = [
-            _choose_lie(emit, place, strides, sizes, dense)
-            for place, strides in zip(spaces.places, walked, strict=True)
-        ]
-        return cls(sizes, spaces, windows, tuple(walked), tuple(lies), is_wide)
+        made = []
+        for number, ((form, space), row) in enumerate(zip(rows, walked, strict=True)):
+            is_place = number < len(spaces.places)
+            can_be_dense = is_place and spaces.places[number].space == 0 and spaces.places[number].picked is None
+            lie = _choose_lie(emit, form, row, sizes, dense if can_be_dense else None, has_offset=space.is_shown)
+            made.append(_JoinedForm(row, form.others, form.offset, lie))
+        count = len(spaces.places)
+        named = dict(zip(cuts, made[count:], strict=True))
+        return cls(sizes, spaces, windows, named, tuple(made[:count]), is_wide)
 
     def choose_width(self, slots: dict[int, Slot], outputs: Sequence[Slot]) -> int:
         """Return the lanes of a unit by the types: one where neighbours have indices of their own."""
@@ -154,7 +186,7 @@ class _SpaceWalk:
 
     def is_vector(self, place: int) -> bool:
         """Return whether the lanes of a unit have elements of their own at a place."""
-        lie = self.lies[place]
+        lie = self.places[place].lie
         return lie.is_dense or (bool(lie.moves) and lie.moves[0])
 
     def can_vectorize(self, width: int, slots: dict[int, Slot], outputs: Sequence[Slot]) -> bool:
@@ -164,19 +196,29 @@ class _SpaceWalk:
         if any(slot.offset_bytes % (width * slot.dtype.itemsize) for slot in outputs):
             return False
         borders = [border for windows in self.windows for border in windows.get(0, ())]
+        for (number, axis), form in self.cuts.items():
+            if not form.row[0]:
+                continue  # neighbours share the coordinate
+            window = next(each for each in self.spaces.spaces[number].windows if each.axis == axis)
+            borders += [window.start, window.extent, *self._list_steps(form), form.row[0] - 1]
         if any(border % width for border in borders):
             return False
-        for number, (place, strides) in enumerate(zip(self.spaces.places, self.strides, strict=True)):
+        for number, (place, form) in enumerate(zip(self.spaces.places, self.places, strict=True)):
             slot = slots[place.source]
             if not self.is_vector(number) or not slot.spec.size:
                 continue
-            steps = [stride for stride, extent in zip(strides[1:], self.extents[1:]) if extent > 1]
+            steps = self._list_steps(form)
             steps += [place.picked[1]] if place.picked is not None and place.picked[2] > 1 else []
             if slot.offset_bytes % (width * slot.dtype.itemsize) or any(step % width for step in steps):
                 return False
-            if strides[0] != 1:
+            if form.row[0] != 1:
                 return False
         return True
+
+    def _list_steps(self, form: _JoinedForm) -> list[int]:
+        """Return all that is added to a form from unit to unit, but along the innermost axis, and its offset."""
+        steps = [factor for factor, extent in zip(form.row[1:], self.extents[1:], strict=True) if extent > 1]
+        return [*steps, *[factor for _, factor in form.others], form.offset]
 
     def pack(self, lanes: int, numbers: Sequence[int]) -> bytes:
         """Return the bytes of ``FlatWalk`` with these numbers as its strides."""
@@ -252,30 +294,53 @@ def _join(strides: tuple[int, ...], extents: tuple[int, ...], groups: Sequence[S
 def _join_windows(space: Space, order: tuple[int, ...], groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
     """Return start and extent of a space's window along each joined axis, the innermost numbered 0."""
     found = {}
-    for axis, start in space.windows:
-        position = order.index(axis)
+    for window in space.windows:
+        if window.root < 0:
+            continue
+        position = order.index(window.root)
         number = next(n for n, group in enumerate(groups) if position in group)
-        inner = prod(space.shape[order[each]] for each in groups[number] if each != position)
-        found[len(groups) - 1 - number] = (start * inner, space.shape[axis] * inner)
+        inner = prod(space.extents[order[each]] for each in groups[number] if each != position)
+        start = window.start - window.form.offset
+        found[len(groups) - 1 - number] = (start * inner, window.extent * inner)
     return found
 
 
+def _reach(form: Form, shape: tuple[int, ...]) -> int:
+    """Return what a coordinate is at most, but for windows in it."""
+    return sum(abs(factor) * extent for factor, extent in zip(form.row, shape, strict=True))
+
+
 def _choose_lie(
-    emit: Emitter, place: Place, strides: tuple[int, ...], extents: tuple[int, ...], dense: tuple[int, ...]
+    emit: Emitter,
+    form: Form,
+    row: tuple[int, ...],
+    extents: tuple[int, ...],
+    dense: tuple[int, ...] | None,
+    *,
+    has_offset: bool,
 ) -> _Lie:
-    """Return how a place lies, as at the upper end of the size class.
+    """Return how a form lies, as at the upper end of the size class.
+
+    Args:
+        emit: Which repeats what was chosen there.
+        form: The form.
+        row: Its factors of the joined axes.
+        extents: Of the joined axes.
+        dense: Strides of the results, where it may lie as they do.
+        has_offset: Whether something may be added.
 
     Raises:
         PlanError: It does not.
     """
-    rows = [(have, want) for extent, have, want in zip(extents, strides, dense, strict=True) if extent > 1]
-    is_dense = place.space == 0 and place.picked is None and bool(rows) and all(have == want for have, want in rows)
-    moves = sum(1 << axis for axis, stride in enumerate(strides) if stride)
+    rows = [(have, want) for extent, have, want in zip(extents, row, dense or (), strict=False) if extent > 1]
+    is_dense = dense is not None and bool(rows) and all(have == want for have, want in rows)
+    moves = sum(1 << axis for axis, factor in enumerate(row) if factor)
     chosen = emit.choose(moves << 1 | is_dense)
     must_be_dense, mask = bool(chosen & 1), chosen >> 1
     if moves & ~mask or (must_be_dense and not all(have == want for have, want in rows)):
         raise PlanError("An input of a region does not lie as at the upper end of the size class.")
-    return _Lie(must_be_dense, tuple([bool(mask >> axis & 1) for axis in range(len(extents))]))
+    kept = tuple([bool(mask >> axis & 1) for axis in range(len(extents))])
+    return _Lie(must_be_dense, kept, tuple([variable for variable, _ in form.others]), has_offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +412,9 @@ class _Writer:
         """Return the type that finds where the unit of a thread is inside, and where it lies in inputs."""
         base, walk, offset = f"FlatUnit<kWidth, {self._offset}>", self._walk, self._offset
         rank = len(walk.extents)
+        guards = [number for number, space in enumerate(walk.spaces.spaces) if number and space.guard == number]
         lines = [f"  struct Unit : {base} {{"]
-        lines += [f"    bool inside{space};" for space in range(1, len(walk.spaces.spaces))]
+        lines += [f"    bool inside{space};" for space in guards]
         for number, place in enumerate(walk.spaces.places):
             lines.append(f"    {offset} at{number};")
             if place.picked is not None:
@@ -364,52 +430,63 @@ class _Writer:
             lines.append(f"      const {offset} p0_{rank - 1} = {offset}(rest);")
         elif rank:
             lines.append(f"      const {offset} p0_0 = this->at;")
-        for space in range(1, len(walk.spaces.spaces)):
+        for space in guards:
             lines += self._write_space(space)
         for number, place in enumerate(walk.spaces.places):
-            lines.append(f"      at{number} = {self._write_place(number)};")
+            lines.append(f"      at{number} = {self._write_form(walk.places[number], place.space)};")
             if place.picked is not None:
                 lines.append(f"      extent{number} = {self.places.add(place.picked[2])};")
                 lines.append(f"      stride{number} = {self.places.add(place.picked[1])};")
         return [*lines, "    }", "  };"]
 
     def _write_space(self, space: int) -> list[str]:
-        """Return the lines that find the coordinates of a space, which are 0 outside."""
+        """Return the lines that find the coordinates of a window, which are 0 outside."""
         walk, offset = self._walk, self._offset
-        parent = walk.spaces.spaces[space].parent
+        own = walk.spaces.spaces[space]
+        guard = walk.spaces.spaces[own.parent].guard
         unsigned = "u64" if walk.is_wide else "u32"
-        lines, terms = [], [f"inside{parent}"] if parent else []
-        for axis, (start, extent) in walk.windows[space].items():
-            outer = self._find_coordinate(parent, axis)
-            lines.append(f"      const {offset} q{space}_{axis} = {outer} - {self.places.add(start)};")
-            terms.append(f"{unsigned}(q{space}_{axis}) < {unsigned}({self.places.add(extent)})")
+        lines, terms, names = [], [f"inside{guard}"] if guard else [], []
+        rows = [
+            (f"{axis}", self._find_coordinate(own.parent, axis), *each) for axis, each in walk.windows[space].items()
+        ]
+        for window in own.windows:
+            if window.root < 0:
+                outer = self._write_form(walk.cuts[space, window.axis], own.parent)
+                rows.append((f"w{window.axis}", outer, window.start, window.extent))
+        for name, outer, start, extent in rows:
+            lines.append(f"      const {offset} q{space}_{name} = {outer} - {self.places.add(start)};")
+            terms.append(f"{unsigned}(q{space}_{name}) < {unsigned}({self.places.add(extent)})")
+            names.append(name)
         lines.append(f"      inside{space} = {' && '.join(terms) or 'true'};")
-        for axis in walk.windows[space]:
-            lines.append(f"      const {offset} p{space}_{axis} = inside{space} ? q{space}_{axis} : {offset}(0);")
+        for name in names:
+            lines.append(f"      const {offset} p{space}_{name} = inside{space} ? q{space}_{name} : {offset}(0);")
         return lines
 
     def _find_coordinate(self, space: int, axis: int) -> str:
-        """Return the name of a coordinate: that of the next space around which is a window along the axis."""
+        """Return the name of a coordinate along a joined axis: that of the next space around with a window there."""
         while space and axis not in self._walk.windows[space]:
             space = self._walk.spaces.spaces[space].parent
         return f"p{space}_{axis}"
 
-    def _write_place(self, number: int) -> str:
-        lie, place = self._walk.lies[number], self._walk.spaces.places[number]
-        if lie.is_dense:
+    def _write_form(self, form: _JoinedForm, space: int) -> str:
+        """Return a sum of coordinates, seen from a space."""
+        if form.lie.is_dense:
             return "this->at"
         terms = [
-            f"{self._find_coordinate(place.space, axis)} * {self.places.add(self._walk.strides[number][axis])}"
-            for axis, moves in enumerate(lie.moves)
+            f"{self._find_coordinate(space, axis)} * {self.places.add(form.row[axis])}"
+            for axis, moves in enumerate(form.lie.moves)
             if moves
         ]
+        factors = dict(form.others)
+        terms += [f"p{each[0]}_w{each[1]} * {self.places.add(factors[each])}" for each in form.lie.others]
+        if form.lie.has_offset:
+            terms.append(self.places.add(form.offset))
         return " + ".join(terms) or "0"
 
     def _write_compute(
         self, rows: tuple[StepRow, ...], forms: StepForms, names: Sequence[str], types: Sequence[str]
     ) -> list[str]:
         """Return the function that computes the results of one element."""
-        places = self._walk.spaces.places
         parameters = [f"{self._find_type(place.source)} element{k}" for k, place in self._list_read()]
         parameters += [f"{cuda}& result{k}" for k, cuda in enumerate(types)]
         lines = [
@@ -428,7 +505,6 @@ class _Writer:
                 lines.append(f"    const auto v{k} {STEP}{cuda}>({code});  // {name}")
             elif isinstance(kind, Windows):
                 lines.append(f"    const Acc<{cuda}> v{k} = {self._select(each, kind, cuda)};  // {name}")
-        assert len(places) >= len(self._list_read())
         lines += [f"    result{k} = cast<{cuda}>({name});" for k, (name, cuda) in enumerate(zip(names, types))]
         return [*lines, "  }"]
 
@@ -459,7 +535,8 @@ class _Writer:
                 continue
             index = place.picked[0]
             source = f"in{self._walk.spaces.places[index].source} + unit.at{index}"
-            inside = f"unit.inside{place.space}" if place.space else "true"
+            guard = self._walk.spaces.spaces[place.space].guard
+            inside = f"unit.inside{guard}" if guard else "true"
             lines.append(
                 f"    const auto slice{k} {PICKING}{self._offset}>({inside}, {source}, unit.extent{k}, unit.stride{k});"
             )
@@ -471,7 +548,8 @@ class _Writer:
     def _load(self, k: int, place: Place, vector: str = "") -> str:
         """Return the load of an element, or of a vector of so many."""
         source = f"in{place.source} + unit.at{k}"
-        condition = f"unit.inside{place.space}" if place.space else ""
+        guard = self._walk.spaces.spaces[place.space].guard
+        condition = f"unit.inside{guard}" if guard else ""
         if place.picked is not None:
             source, condition = f"{source} + slice{k}.at", f"slice{k}.is_within"
         if vector:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.index_map import Picked, Windows
+from gpuexec.ir.index_map import Picked, Viewed, Windows
 from gpuexec.ir.operator import Array, Out
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import accumulator
@@ -142,7 +142,7 @@ class _Block:
         self._program, self._inputs, self._picked = program, inputs, picked
         self._known: dict[tuple[int, Box], Array] = {}
         self._free: list[Array] = []
-        self._held: dict[int, Array] = {}  # memory of scratch arrays, by identity
+        self._held: dict[int, tuple[Array, Array]] = {}  # scratch arrays and their memory, by identity
 
     def run(self, box: Box, outputs: Sequence[Array]) -> None:
         """Compute the block; nothing is written before all that it needs of inputs is read."""
@@ -157,7 +157,7 @@ class _Block:
                 y[window] = array
         else:
             self._make(last, box, target)
-        give_buffers([*self._free, *self._held.values()])
+        give_buffers([*self._free, *[buffer for _, buffer in self._held.values()]])
 
     def _find(self, given: Given, box: Box) -> Any:
         """Return a source over a box of its own coordinates, as the accumulator of its type."""
@@ -191,7 +191,13 @@ class _Block:
         kind, dtype = self._program.kinds[step], self._program.dtypes[step]
         shape = tuple([last - first for first, last in box])
         if isinstance(kind, Picked):
-            return self._pick(step, kind, box, shape)
+            made = self._pick(step, kind, box, shape)
+        elif isinstance(kind, Viewed):
+            made = self._show(step, kind, box, shape)
+        if isinstance(kind, Picked | Viewed):
+            if target is not None:
+                target[...] = made
+            return made if target is None else target
         wide = accumulator(dtype)
         if isinstance(kind, Windows):
             result = self._take(shape, wide) if target is None else target
@@ -255,6 +261,24 @@ class _Block:
             self._release(made)
         return wide
 
+    def _show(self, step: int, kind: Viewed, box: Box, shape: tuple[int, ...]) -> Array:
+        """Return a view of the smallest box that holds what a box shows."""
+        source = self._program.steps[step].inputs[0]
+        own, firsts = [], []
+        for axis in kind.axes:
+            first = axis.offset + sum(by * box[n][0] for n, by in axis.moves)
+            spans = [by * (box[n][1] - box[n][0] - 1) for n, by in axis.moves]
+            low, high = first + sum(min(0, each) for each in spans), first + sum(max(0, each) for each in spans)
+            own.append((low, high + 1))
+            firsts.append(first - low)
+        array = self._find(source, tuple(own))
+        strides = [0] * len(shape)
+        for axis, stride in zip(kind.axes, array.strides, strict=True):
+            for n, by in axis.moves:
+                strides[n] += by * stride
+        start = array[tuple([slice(first, None) for first in firsts])]
+        return np.lib.stride_tricks.as_strided(start, shape, strides, writeable=False)
+
     def _find_shape(self, given: Given) -> tuple[int, ...]:
         assert isinstance(given, int)
         if given < 0:
@@ -271,7 +295,7 @@ class _Block:
             return np.empty(shape, dtype)
         buffer = self._free.pop() if self._free else take_buffer()
         array: Array = buffer[:nbytes].view(dtype).reshape(shape)
-        self._held[id(array)] = buffer
+        self._held[id(array)] = (array, buffer)
         return array
 
     def _drop(self, source: Given, array: Any) -> None:
@@ -280,6 +304,6 @@ class _Block:
             self._release(array)
 
     def _release(self, array: Array) -> None:
-        buffer = self._held.pop(id(array), None)
-        if buffer is not None:
-            self._free.append(buffer)
+        held = self._held.pop(id(array), None)
+        if held is not None:
+            self._free.append(held[1])

@@ -1,36 +1,106 @@
 """Spaces of a region with index maps: the coordinates that each step is evaluated at, and where inputs lie by them.
 
-The root space has the coordinates of the results. A step that is made of windows (`gpuexec.ir.index_map.Windows`)
-evaluates each part in a space of its own: coordinates are shifted back by the window's start, and are inside where
-they are within its extents. All spaces have the axes of the root; a value of fewer axes, or of extent 1, is broadcast.
+The root space has the coordinates of the results. A step that shows views of another (`gpuexec.ir.index_map.Viewed`)
+evaluates that in a space whose coordinates are sums of its own with steps. A step that is made of windows (`Windows`)
+evaluates each part in a space of its own: coordinates are shifted back by the window's start, and are inside where they
+are within its extents. Coordinates of all spaces are `Form`s: sums of those of the root, or of the nearest window
+around, with factors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gpuexec.errors import PlanError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import broadcast_strides
-from gpuexec.ir.index_map import Picked, Windows
+from gpuexec.ir.index_map import Picked, Viewed, Windows
 from gpuexec.ops.elementwise.region_steps import Given, StepForms, StepRow, read_steps, step_of
 
 Strides = tuple[int, ...]
+# A coordinate of a window that is none along an axis of the root: the numbers of its space and its axis there.
+Variable = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A sum of coordinates with factors.
+
+    Attributes:
+        row: The factor of each axis of the root; where the space, or one around it, is a window along that axis, of the
+            coordinate in the innermost such window.
+        others: Coordinates of windows along no axis of the root, with their factors.
+        offset: What is added.
+    """
+
+    row: tuple[int, ...]
+    others: tuple[tuple[Variable, int], ...] = ()
+    offset: int = 0
+
+    def is_axis(self) -> int | None:
+        """Return the axis of the root that it is the coordinate along, but for the offset; None: it is none."""
+        moved = [axis for axis, factor in enumerate(self.row) if factor]
+        return moved[0] if len(moved) == 1 and self.row[moved[0]] == 1 and not self.others else None
+
+
+def add_forms(rank: int, terms: Sequence[tuple[Form, int]], offset: int = 0) -> Form:
+    """Return the sum of forms with factors.
+
+    Args:
+        rank: Axes of the root.
+        terms: Forms and their factors.
+        offset: What is added.
+    """
+    row, others = [0] * rank, dict[Variable, int]()
+    for form, factor in terms:
+        row = [have + factor * more for have, more in zip(row, form.row, strict=True)]
+        offset += factor * form.offset
+        for variable, more in form.others:
+            others[variable] = others.get(variable, 0) + factor * more
+    return Form(tuple(row), tuple(others.items()), offset)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAxis:
+    """An axis of a space along which it is a window.
+
+    Attributes:
+        axis: Of the space.
+        form: The coordinate around it, in the space that it is a window of.
+        start: Of the window in that.
+        extent: Of the window.
+        root: The axis of the root that the coordinate is along; -1: none.
+    """
+
+    axis: int
+    form: Form
+    start: int
+    extent: int
+    root: int
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Coordinates of a part.
+    """Coordinates that steps are evaluated at.
 
     Attributes:
-        parent: Number of the space that it is a window of; -1: it is the root.
-        shape: Extents of the window.
-        windows: Axes along which it is a window, and its starts there.
+        parent: Number of the space that it was made of; -1: it is the root.
+        shape: Its extents.
+        axes: The coordinate along each axis.
+        extents: Along the axes of the root, those of windows where there are some around.
+        windows: Axes along which it is a window.
+        guard: Number of the nearest space, of it and those around it, that is a window; 0: none is.
+        is_shown: Whether it or one around it is the space of a view.
     """
 
     parent: int
     shape: tuple[int, ...]
-    windows: tuple[tuple[int, int], ...] = ()
+    axes: tuple[Form, ...]
+    extents: tuple[int, ...]
+    windows: tuple[WindowAxis, ...] = ()
+    guard: int = 0
+    is_shown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +110,14 @@ class Place:
     Attributes:
         source: The input.
         space: Number of the space.
-        strides: Along each axis.
+        form: Elements from its first one on.
         picked: Where slices of it are picked: the number of the place of the indices, the input's stride along the
             axis that is picked along, and the extent of that axis.
     """
 
     source: int
     space: int
-    strides: Strides
+    form: Form
     picked: tuple[int, int, int] | None = None
 
 
@@ -57,14 +127,12 @@ class Evaluation:
 
     Attributes:
         step: Its number.
-        space: Number of the space.
         given: For each input the name of a value: ``x0`` for a place, ``v0`` for an evaluation, a number as text, or
             None.
         inside: Of a step made of windows, the numbers of the parts' spaces.
     """
 
     step: int
-    space: int
     given: tuple[str | None, ...]
     inside: tuple[int, ...] = ()
 
@@ -90,7 +158,12 @@ class Spaces:
 
     @classmethod
     def of(
-        cls, rows: tuple[StepRow, ...], forms: StepForms, results: Sequence[int], inputs: Sequence[Slot | None]
+        cls,
+        rows: tuple[StepRow, ...],
+        forms: StepForms,
+        results: Sequence[int],
+        inputs: Sequence[Slot | None],
+        choose: Callable[[int], int] = int,
     ) -> tuple[Spaces, tuple[str, ...]]:
         """Return the spaces of a region and the names of its results.
 
@@ -99,13 +172,22 @@ class Spaces:
             forms: What they make of the inputs; all have a kind.
             results: The steps that make the results, all of one shape.
             inputs: Where they lie.
+            choose: As `Emitter.choose`.
 
         Raises:
             CannotMapError: There are none.
+            PlanError: A window is along another axis than at the upper end of the size class.
         """
-        found = cls([Space(-1, forms.specs[results[0]].shape)])
-        finder = _Finder(found, rows, forms, inputs)
+        shape = forms.specs[results[0]].shape
+        axes = [Form(tuple([int(axis == each) for each in range(len(shape))])) for axis in range(len(shape))]
+        found = cls([Space(-1, shape, tuple(axes), shape)])
+        finder = _Finder(found, rows, forms, inputs, choose)
         return found, tuple([finder.find_step(step, 0) for step in results])
+
+    @property
+    def rank(self) -> int:
+        """Axes of the root."""
+        return len(self.spaces[0].shape)
 
     def add_place(self, place: Place, step: int = -1) -> int:
         """Return the number of a place.
@@ -120,14 +202,25 @@ class Spaces:
             self.places.append(place)
         return self._numbers[key]
 
+    def add_space(self, space: Space) -> int:
+        """Return the number of a space."""
+        self.spaces.append(space)
+        return len(self.spaces) - 1
+
 
 class _Finder:
     """Walk from the results back to the inputs."""
 
     def __init__(
-        self, spaces: Spaces, rows: tuple[StepRow, ...], forms: StepForms, inputs: Sequence[Slot | None]
+        self,
+        spaces: Spaces,
+        rows: tuple[StepRow, ...],
+        forms: StepForms,
+        inputs: Sequence[Slot | None],
+        choose: Callable[[int], int],
     ) -> None:
         self._spaces, self._steps, self._forms, self._inputs = spaces, read_steps(rows), forms, inputs
+        self._choose = choose
         self._names: dict[tuple[int, int], str] = {}
 
     def find(self, given: Given, space: int) -> str | None:
@@ -137,8 +230,7 @@ class _Finder:
         if given < 0:
             return self.find_step(step_of(given), space)
         slot = self._find_slot(given)
-        strides = spread(slot.shape, slot.strides, self._spaces.spaces[space].shape)
-        return f"x{self._spaces.add_place(Place(given, space, strides))}"
+        return f"x{self._spaces.add_place(Place(given, space, self._locate(space, slot.shape, slot.strides)))}"
 
     def find_step(self, step: int, space: int) -> str:
         """Return the name of what a step makes in a space."""
@@ -147,16 +239,40 @@ class _Finder:
             kind, given = self._forms.kinds[step], self._steps[step].inputs
             if isinstance(kind, Picked):
                 name = self._pick(step, kind, space)
+            elif isinstance(kind, Viewed):
+                found = self.find(given[0], self._show(step, kind, space))
+                assert found is not None
+                name = found
             elif isinstance(kind, Windows):
                 name = self._add(self._open(step, kind, space))
             else:
-                name = self._add(Evaluation(step, space, tuple([self.find(each, space) for each in given])))
+                name = self._add(Evaluation(step, tuple([self.find(each, space) for each in given])))
             self._names[step, space] = name
         return self._names[step, space]
 
     def _add(self, evaluation: Evaluation) -> str:
         self._spaces.evaluations.append(evaluation)
         return f"v{len(self._spaces.evaluations) - 1}"
+
+    def _locate(self, space: int, shape: Sequence[int], strides: Sequence[int]) -> Form:
+        """Return where an operand lies that broadcasts to a space."""
+        here = self._spaces.spaces[space]
+        return add_forms(self._spaces.rank, list(zip(here.axes, spread(shape, strides, here.shape), strict=True)))
+
+    def _show(self, step: int, kind: Viewed, space: int) -> int:
+        """Return the space of what a view shows."""
+        parent, made = self._spaces.spaces[space], self._forms.specs[step].shape
+        first = len(parent.shape) - len(made)
+        if first < 0:
+            raise CannotMapError
+        axes = []
+        for each in kind.axes:
+            moved = [(parent.axes[first + axis], by) for axis, by in each.moves if made[axis] != 1]
+            axes.append(add_forms(self._spaces.rank, moved, each.offset))
+        shape = self._find_shape(self._steps[step].inputs[0])
+        return self._spaces.add_space(
+            Space(space, shape, tuple(axes), parent.extents, guard=parent.guard, is_shown=True)
+        )
 
     def _open(self, step: int, kind: Windows, space: int) -> Evaluation:
         """Return the evaluation of windows, each in a space of its own."""
@@ -168,29 +284,55 @@ class _Finder:
         for part in kind.parts:
             source = self._steps[step].inputs[part.source]
             own = self._find_shape(source)
-            shape = list(parent.shape)
-            for axis in kind.axes:
-                shape[first + axis] = own[axis]
-            windows = tuple([(first + axis, part.starts[axis]) for axis in kind.axes])
-            self._spaces.spaces.append(Space(space, tuple(shape), windows))
-            inside.append(len(self._spaces.spaces) - 1)
+            windows = [(first + axis, part.starts[axis], own[axis]) for axis in kind.axes]
+            inside.append(self._add_window(space, windows))
             given.append(self.find(source, inside[-1]))
         if not kind.is_whole:
             given.append(None if kind.filler is None else self.find(self._steps[step].inputs[kind.filler], space))
-        return Evaluation(step, space, tuple(given), tuple(inside))
+        return Evaluation(step, tuple(given), tuple(inside))
+
+    def _add_window(self, space: int, windows: Sequence[tuple[int, int, int]]) -> int:
+        """Return the space of a window, which has a start and an extent along some axes."""
+        parent, number = self._spaces.spaces[space], len(self._spaces.spaces)
+        rank = self._spaces.rank
+        shape, axes, extents, cut = list(parent.shape), list(parent.axes), list(parent.extents), []
+        for axis, start, extent in windows:
+            form = parent.axes[axis]
+            root = self._choose_axis(form, parent.extents)
+            cut.append(WindowAxis(axis, form, start, extent, root))
+            shape[axis] = extent
+            if root >= 0:
+                axes[axis], extents[root] = Form(tuple([int(each == root) for each in range(rank)])), extent
+            else:
+                axes[axis] = Form((0,) * rank, (((number, axis), 1),))
+        return self._spaces.add_space(
+            Space(space, tuple(shape), tuple(axes), tuple(extents), tuple(cut), number, parent.is_shown)
+        )
+
+    def _choose_axis(self, form: Form, extents: Sequence[int]) -> int:
+        """Return the axis of the root that a coordinate is along, as at the upper end; -1: none."""
+        along = form.is_axis()
+        root = self._choose(0 if along is None else along + 1) - 1
+        # Along an axis of one element a coordinate is 0, whatever its factor.
+        stands = all(not factor or extent == 1 for factor, extent in zip(form.row, extents, strict=True))
+        if root not in (-1, along) and not (extents[root] == 1 and stands and not form.others):
+            raise PlanError("A window of a region is along another axis than at the upper end of the size class.")
+        return root
 
     def _pick(self, step: int, kind: Picked, space: int) -> str:
         """Return the place of slices of an input."""
         data, indices = (self._find_slot(each) for each in self._steps[step].inputs)
-        shape, made = self._spaces.spaces[space].shape, self._forms.specs[step].shape
+        made = self._forms.specs[step].shape
         axis, behind = kind.axis, data.spec.rank - kind.axis - 1
         strides = (*data.strides[:axis], *(0,) * kind.rank, *data.strides[axis + 1 :])
         of_index = ((0,) * axis) + indices.strides + (0,) * behind
         source, index = self._steps[step].inputs
         assert isinstance(source, int) and isinstance(index, int)
-        number = self._spaces.add_place(Place(index, space, spread(made, of_index, shape)))
+        number = self._spaces.add_place(Place(index, space, self._locate(space, made, of_index)), step)
         picked = (number, data.strides[axis], data.shape[axis])
-        return f"x{self._spaces.add_place(Place(source, space, spread(made, strides, shape), picked), step)}"
+        place = Place(source, space, self._locate(space, made, strides), picked)
+        # The two may be one input.
+        return f"x{self._spaces.add_place(place, len(self._steps) + step)}"
 
     def _find_slot(self, given: Given) -> Slot:
         if not isinstance(given, int) or given < 0:
@@ -213,10 +355,7 @@ def spread(shape: Sequence[int], strides: Sequence[int], to: Sequence[int]) -> S
     """
     if all(extent == 1 for extent in shape):
         return (0,) * len(to)
-    if len(shape) > len(to):
+    if len(shape) > len(to) or any(extent not in (1, want) for extent, want in zip(reversed(shape), reversed(to))):
         raise CannotMapError
-    for extent, want in zip(reversed(shape), reversed(to)):
-        if extent not in (1, want):
-            raise CannotMapError
     strides = broadcast_strides(shape, strides, to)
     return tuple([0 if extent == 1 else stride for extent, stride in zip(to, strides, strict=True)])

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.index_map import IndexMap
+from gpuexec.ir.index_map import IndexMap, Picked
 from gpuexec.ir.operator import Array, Operator, build
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import COMPUTED, TensorSpec, accumulator, dtype_row
+from gpuexec.ops.lib.view_probe import find_view
 
 # An input of a step: the position of one of the region's inputs, `made_by` of an earlier step, a number as text (see
 # `write_number` and `write_integers`), or None where it is absent.
@@ -134,7 +135,9 @@ def find_forms(rows: tuple[StepRow, ...], inputs: tuple[SpecKey | None, ...]) ->
     for step in read_steps(rows):
         picked = step.pick(given, specs, TensorSpec.of)
         specs.append(step.operator.infer(*picked)[0])
-        kinds.append(step.operator.as_pointwise(picked) or find_map(step.operator, picked))
+        kind = step.operator.as_pointwise(picked) or find_map(step.operator, picked)
+        is_picked = isinstance(kind, Picked) and not all(isinstance(each, int) and each >= 0 for each in step.inputs)
+        kinds.append(None if is_picked else kind)  # slices are picked of what is in memory
     known = [kind for kind in kinds if kind is not None]
     forms = [kind for kind in known if isinstance(kind, Pointwise)]
     return StepForms(
@@ -153,7 +156,7 @@ def find_map(operator: Operator, inputs: Sequence[TensorSpec | None]) -> IndexMa
     """
     if any(spec is not None and spec.dtype not in _DTYPES for spec in inputs):
         return None
-    return operator.as_index_map(inputs)
+    return find_view(operator, inputs) if operator.makes_views else operator.as_index_map(inputs)
 
 
 def list_keys(items: Sequence[Any]) -> tuple[SpecKey | None, ...]:
