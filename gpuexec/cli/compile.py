@@ -76,7 +76,9 @@ def main(options: argparse.Namespace) -> int:
     start = time.perf_counter()
     named = _name_models(options.models)
     check_output(options.output, named.values(), SUFFIX)
-    methods = choose_precisions({name: load(path) for name, path in named.items()}, options.precision, options.keep)
+    methods = choose_precisions(
+        {name: load(path) for name, path in named.items()}, options.precision, options.keep, options.fuse_rounding
+    )
     bounds = {name: parse_bound(text) for name, text in _split_items(options.dim, "--dim").items()}
     shapes = {
         name: tuple([parse_bound(part) for part in text.split(",") if part])

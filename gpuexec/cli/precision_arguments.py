@@ -9,7 +9,7 @@ from gpuexec.model.model import Model, choose_precision
 
 
 def add_precision_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --precision and --keep."""
+    """Add --precision, --keep and --fuse-rounding."""
     parser.add_argument(
         "--precision",
         choices=PRECISIONS,
@@ -22,6 +22,11 @@ def add_precision_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE",
         help="nodes that stay in float: names, or patterns such as 'a/*'",
     )
+    parser.add_argument(
+        "--fuse-rounding",
+        action=argparse.BooleanOptionalAction,
+        help="leave out roundings to half and bfloat16 within fused kernels (default: a program's own, else not)",
+    )
 
 
 def take_precision(model: Model, options: argparse.Namespace) -> Model:
@@ -30,4 +35,4 @@ def take_precision(model: Model, options: argparse.Namespace) -> Model:
     Raises:
         InputError: A name to keep is that of no node, or the model does not say how to compute in int8.
     """
-    return choose_precision(model, options.precision, options.keep)
+    return choose_precision(model, options.precision, options.keep, options.fuse_rounding)

@@ -35,7 +35,7 @@ from gpuexec.execution.state.state import State
 from gpuexec.execution.weights.alike import take_weights
 from gpuexec.importer.read import Source
 from gpuexec.ir.plan import Plan
-from gpuexec.ir.precision import Precision
+from gpuexec.ir.precision import STRICT, Precision
 from gpuexec.model.editing.weight_replacement import WeightSource
 from gpuexec.model.loading import load
 from gpuexec.model.model import Model, check_process, choose_precision
@@ -91,6 +91,10 @@ class Worker:
             at the same places. None: as the model is, which is ``"strict"`` unless a program says otherwise.
         keep: Names of nodes that stay in float in a lower precision, or patterns of them such as ``"decoder/*"``;
             `measure_gap` says which lose most.
+        fuse_rounding: What passes from step to step within a fused kernel stays as it is computed, in float for half
+            and bfloat16: a model in those types takes fewer instructions and loses less, and its results differ by
+            roundings from those of single operators. False: it is rounded to its type, and fusing changes no bit.
+            None: as the model is, which is False unless a program says otherwise.
         deterministic: ``"size"``: sums are taken in an order that depends on the size class alone, so that a row of a
             batch has the same bits however many rows there are within a class. None: it may depend on the sizes too,
             which keeps more of a device busy.
@@ -134,6 +138,7 @@ class Worker:
         deterministic: str | None = None,
         precision: str | None = None,
         keep: Collection[str] = (),
+        fuse_rounding: bool | None = None,
         providers: Collection[str] = (),
         tuning: str | os.PathLike[str] | None = None,
         profiler: Profiler | None = None,
@@ -151,12 +156,13 @@ class Worker:
             check_seed(seed)
         check_profiler(profiler)
         check_progress_callback(progress)
-        if precision is not None:
-            Precision.of(precision, keep)
+        Precision.of(
+            STRICT if precision is None else precision, keep, False if fuse_rounding is None else fuse_rounding
+        )
         chosen = read_providers(providers, tuning)
         model = model if isinstance(model, Model) else load(model, progress=progress)
         check_process(model)
-        model = choose_precision(model, precision, keep)
+        model = choose_precision(model, precision, keep, fuse_rounding)
         self.model = model
         self._backend, self._reason = find_backend(backend, device)
         limit = None if max_bytes is None else MemoryLimit(max_bytes, weights_of(model, self._backend), frames)

@@ -27,30 +27,36 @@ class Precision:
             ``"tf32"``, ``"bf16"``, ``"fp16"``, ``"fp8"``: operands rounded to that type, sums in float. ``"int8"``: as
             the model's QuantizeLinear and DequantizeLinear say.
         keep: Names of nodes that stay in float, or patterns of them as in a shell (``"decoder/*"``).
+        fuse_rounding: Whether what passes from step to step within a fused kernel stays as it is computed, in float for
+            half and bfloat16. False: it is rounded to its type, as if it was stored.
     """
 
     name: str = STRICT
     keep: frozenset[str] = frozenset()
+    fuse_rounding: bool = False
 
     @staticmethod
-    def of(name: str, keep: Collection[str] = ()) -> Precision:
+    def of(name: str, keep: Collection[str] = (), fuse_rounding: bool = False) -> Precision:
         """Return the precision of a name, with what is left out of it.
 
         Raises:
-            InputError: There is no such precision, or ``keep`` is no collection of names.
+            InputError: There is no such precision, ``keep`` is no collection of names, or ``fuse_rounding`` no bool.
         """
         if name not in PRECISIONS:
             raise InputError(f"precision takes one of {', '.join(map(repr, PRECISIONS))}, got {name!r}.")
         if isinstance(keep, str) or not all(isinstance(each, str) for each in keep):
             raise InputError(f"keep takes names of nodes or patterns of them, as in {{'lm_head'}}, got {keep!r}.")
-        return Precision(name, frozenset(keep))
+        if not isinstance(fuse_rounding, bool):
+            raise InputError(f"fuse_rounding takes True or False, got {fuse_rounding!r}.")
+        return Precision(name, frozenset(keep), fuse_rounding)
 
     def keeps(self, node: str) -> bool:
         """Return whether the node of a name stays in float: one that stands for several, if one of those does."""
         return any(has_name(each, node) for each in self.keep)
 
     def __str__(self) -> str:
-        return self.name + (f", but for {', '.join(sorted(self.keep))}" if self.keep else "")
+        kept = f", but for {', '.join(sorted(self.keep))}" if self.keep else ""
+        return self.name + kept + (", without roundings inside of kernels" if self.fuse_rounding else "")
 
 
 def has_name(pattern: str, node: str) -> bool:

@@ -21,7 +21,7 @@ from gpuexec.model.editing.editable_model import EditableModel, apply_load_passe
 from gpuexec.model.editing.weight_replacement import WeightSource, read_weights, replace_weights
 from gpuexec.model.ports import make_input, make_output
 from gpuexec.model.state_spec import Memory, bind_pairs, make_memory
-from gpuexec.passes import AT_PLAN, Pass, compress, settle
+from gpuexec.passes import AT_PLAN, FUSE_ROUNDING, Pass, compress, settle
 from gpuexec.passes.add_random_key import add_random_key, find_keys, without_keys
 from gpuexec.passes.compress_weights import Only
 from gpuexec.passes.lower_precision import list_known, lower_precision
@@ -78,7 +78,7 @@ class Model:
         # Weights on devices, made by the first Worker and shared by all; see `gpuexec.execution.resources.weights`.
         self._slabs: dict[Any, Any] = {}
         # Passes to run once the specs of the inputs are known.
-        self._plan_passes: Sequence[Pass] = AT_PLAN
+        self._plan_passes: Sequence[Pass] = (*AT_PLAN, FUSE_ROUNDING) if precision.fuse_rounding else AT_PLAN
         # Stored plans by target and compiled kernels, for a model from a program; see `gpuexec.program.contents`.
         self._plans: Mapping[str, tuple[Plan, ...]] = {}
         self._code = StoredCode()
@@ -289,7 +289,7 @@ class Model:
     ) -> Model:
         """Return a model that shares with this one the device copies of their common weights."""
         chosen = self.precision if precision is None else precision
-        kept = Precision(chosen.name, frozenset(list_known(graph, chosen.keep))) if precision is None else chosen
+        kept = replace(chosen, keep=frozenset(list_known(graph, chosen.keep))) if precision is None else chosen
         derived = Model(info, graph, dims, disabled, memories, kept)
         derived._slabs, derived._lock, derived._code = self._slabs, self._lock, self._code
         return derived
@@ -311,7 +311,9 @@ class Model:
         return f"Model({self.graph.name!r}, {len(self.graph.nodes)} nodes, {inputs} -> {outputs})"
 
 
-def choose_precision(model: Model, name: str | None, keep: Collection[str] = ()) -> Model:
+def choose_precision(
+    model: Model, name: str | None, keep: Collection[str] = (), fuse_rounding: bool | None = None
+) -> Model:
     """Return a model in a precision; the one given where that is its own, or where none is named.
 
     Weights on devices are shared, in the forms that both need.
@@ -320,19 +322,26 @@ def choose_precision(model: Model, name: str | None, keep: Collection[str] = ())
         model: In any precision.
         name: Of `gpuexec.ir.precision`; None: the model's own.
         keep: Names of nodes that stay in float, or patterns of them.
+        fuse_rounding: Whether roundings within kernels are left out; None: as the model has it.
 
     Raises:
         InputError: There is no such precision or node, or the model does not say how to compute in int8.
     """
     own = model.precision
-    wanted = Precision.of(own.name if name is None else name, keep or (own.keep if name is None else ()))
+    wanted = Precision.of(
+        own.name if name is None else name,
+        keep or (own.keep if name is None else ()),
+        own.fuse_rounding if fuse_rounding is None else fuse_rounding,
+    )
     if wanted == own:
         return model
     graph, memories = model._source_graph, model.memories
     return model._derive(model.info, graph, model.dims, model.disabled_passes, memories, wanted)
 
 
-def choose_precisions(models: Mapping[str, Model], name: str | None, keep: Collection[str] = ()) -> dict[str, Model]:
+def choose_precisions(
+    models: Mapping[str, Model], name: str | None, keep: Collection[str] = (), fuse_rounding: bool | None = None
+) -> dict[str, Model]:
     """Return several models in a precision; each keeps those nodes in float that it has.
 
     Raises:
@@ -341,7 +350,10 @@ def choose_precisions(models: Mapping[str, Model], name: str | None, keep: Colle
     known = {each for model in models.values() for each in list_known(model._source_graph, keep)}
     if models and (lost := sorted(set(keep) - known)):
         raise InputError(f"keep names {', '.join(map(repr, lost))}, and no model has a node of such a name.")
-    return {key: choose_precision(model, name, list_known(model._source_graph, keep)) for key, model in models.items()}
+    return {
+        key: choose_precision(model, name, list_known(model._source_graph, keep), fuse_rounding)
+        for key, model in models.items()
+    }
 
 
 def check_process(model: Model) -> None:

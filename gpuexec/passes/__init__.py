@@ -28,6 +28,7 @@ from gpuexec.passes.fold_shapes import fold_shapes
 from gpuexec.passes.fuse_conv_batchnorm import fuse_conv_batchnorm
 from gpuexec.passes.fuse_epilogues import fuse_epilogues
 from gpuexec.passes.fuse_regions import fuse_regions
+from gpuexec.passes.fuse_rounding import fuse_rounding
 from gpuexec.passes.group_heads import group_heads
 from gpuexec.passes.inline_branches import inline_branches
 from gpuexec.passes.merge_common import merge_common
@@ -89,6 +90,9 @@ AT_PLAN = (
     Pass("remove_dead", remove_dead),
 )
 
+# Behind AT_PLAN where a model's precision says so: it changes results, by roundings.
+FUSE_ROUNDING = Pass("fuse_rounding", fuse_rounding)
+
 # Passes that make operators whose kernels have generated text, which takes a compiler where a program does not hold it.
 GENERATING = frozenset({"fuse_epilogues", "fuse_regions"})
 
@@ -111,7 +115,7 @@ def run_passes(
         InputError: A disabled name is the name of no pass.
     """
     if disabled:
-        known = {each.name for each in (*AT_LOAD, *AT_PLAN, *passes)}
+        known = {each.name for each in (*AT_LOAD, *AT_PLAN, FUSE_ROUNDING, *passes)}
         unknown = sorted(set(disabled) - known)
         if unknown:
             raise InputError(f"There is no pass {', '.join(unknown)}; there are {', '.join(sorted(known))}.")

@@ -45,7 +45,7 @@ class _Group:
     members: list[int] = field(default_factory=list)
 
 
-def fuse_epilogues(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
+def fuse_epilogues(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | None = None) -> Graph:
     """Fuse operators on elements into the operator with sums before them.
 
     Its kernel applies them before it stores, and stores all that others read. What else they read must be there when
@@ -56,11 +56,12 @@ def fuse_epilogues(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
     Args:
         graph: The graph as loaded.
         specs: Specs of the inputs, by name.
+        limit: The most operators to make, the first ones; None: all.
     """
     fusing = _Fusing(graph, PointwiseNodes(graph, specs))
     for position, node in enumerate(graph.nodes):
         fusing.visit(position, node)
-    return fusing.finish()
+    return fusing.finish(limit)
 
 
 class _Fusing:
@@ -86,17 +87,17 @@ class _Fusing:
             if value is not None:
                 self._depths[value] = 0 if value in self._nodes.on_host else depth
 
-    def finish(self) -> Graph:
-        """Return the graph with each cluster as one node."""
+    def finish(self, limit: int | None) -> Graph:
+        """Return the graph with each of the first clusters as one node."""
+        for cluster in self._clusters:
+            self._shorten(cluster)
         taken = {node.name for node in self._graph.nodes}
         fused: dict[int, Node] = {}
         gone: set[int] = set()
-        for cluster in self._clusters:
-            self._shorten(cluster)
-            if cluster.members:
-                fused[cluster.position] = self._make_node(cluster, taken)
-                gone.update(cluster.members)
-                gone.update([] if cluster.view is None else [self._nodes.made_at[cluster.value]])
+        for cluster in [each for each in self._clusters if each.members][:limit]:
+            fused[cluster.position] = self._make_node(cluster, taken)
+            gone.update(cluster.members)
+            gone.update([] if cluster.view is None else [self._nodes.made_at[cluster.value]])
         if not fused:
             return self._graph
         nodes = [fused.get(n, node) for n, node in enumerate(self._graph.nodes) if n not in gone]

@@ -42,7 +42,7 @@ class _Cluster:
         self.inner |= {*other.members} if is_inner else other.inner
 
 
-def fuse_regions(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
+def fuse_regions(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | None = None) -> Graph:
     """Fuse operators on elements that make values of one shape, one from another, into one operator.
 
     What passes between them stays in registers or in the cache. Values with readers elsewhere are results of the
@@ -55,11 +55,12 @@ def fuse_regions(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
     Args:
         graph: The graph as loaded.
         specs: Specs of the inputs, by name.
+        limit: The most regions to make, the first ones; None: all.
     """
     fusing = _RegionFusing(graph, PointwiseNodes(graph, specs))
     fusing.cluster()
     fusing.absorb()
-    return fusing.finish()
+    return fusing.finish(limit)
 
 
 class _RegionFusing:
@@ -217,14 +218,15 @@ class _RegionFusing:
         """Return the shape of a cluster's results."""
         return self._nodes.specs[self._list_made(max({*cluster.members} - cluster.inner))[0]].shape
 
-    def finish(self) -> Graph:
-        """Return the graph with each cluster of several nodes as one."""
-        clusters = {id(each): each for each in self._cluster_of.values() if len(each.members) > 1}
+    def finish(self, limit: int | None) -> Graph:
+        """Return the graph with each of the first clusters of several nodes as one."""
+        found = {id(each): each for each in self._cluster_of.values() if len(each.members) > 1}
+        clusters = sorted(found.values(), key=lambda cluster: cluster.members[-1])[:limit]
         if not clusters:
             return self._graph
         taken = {node.name for node in self._graph.nodes}
-        fused = {cluster.members[-1]: self._make_node(cluster, taken) for cluster in clusters.values()}
-        gone = {member for cluster in clusters.values() for member in cluster.members[:-1]}
+        fused = {cluster.members[-1]: self._make_node(cluster, taken) for cluster in clusters}
+        gone = {member for cluster in clusters for member in cluster.members[:-1]}
         nodes = [fused.get(n, node) for n, node in enumerate(self._graph.nodes) if n not in gone]
         return replace(self._graph, nodes=order_nodes(nodes))
 

@@ -220,7 +220,8 @@ def _encode_precision(precision: Precision) -> dict[str, Any]:
     """Return what says a precision, which is not in files of the default one."""
     if precision == DEFAULT_PRECISION:
         return {}
-    return {"precision": {"name": precision.name, "keep": sorted(precision.keep)}}
+    fused = {"fuse_rounding": True} if precision.fuse_rounding else {}
+    return {"precision": {"name": precision.name, "keep": sorted(precision.keep), **fused}}
 
 
 def _decode_precision(data: Any) -> Precision:
@@ -229,7 +230,7 @@ def _decode_precision(data: Any) -> Precision:
     row = _take(data, "precision", dict, "It")
     name, keep = _take(row, "name", str, "Its precision"), _take(row, "keep", list, "Its precision")
     try:
-        return Precision.of(name, keep)
+        return Precision.of(name, keep, row.get("fuse_rounding", False))
     except InputError as error:
         raise ModelError(f"Its precision is none: {error}") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -218,7 +219,7 @@ class Module:
             InputError: It was made in another.
         """
         for name, method in program.contents.methods.items():
-            own = method.model.precision
+            own = replace(method.model.precision, fuse_rounding=False)
             if self._precision is not None and own != self._precision:
                 raise InputError(
                     f"Method {name!r} was made in precision {own}, not in {self._precision}: make the program with"

@@ -75,6 +75,7 @@ class Program:
         backend: BackendLike = BackendType.AUTO,
         precision: str | None = None,
         keep: Collection[str] = (),
+        fuse_rounding: bool | None = None,
     ) -> Program:
         """Make a program of models.
 
@@ -87,6 +88,7 @@ class Program:
             backend: Where Methods run unless `load_method` says otherwise.
             precision: What products and convolutions are computed in, as for `Worker`; the program keeps it.
             keep: Names of nodes that stay in float, or patterns of them; of each method those that it has.
+            fuse_rounding: Whether roundings within fused kernels are left out, as for `Worker`; the program keeps it.
 
         Raises:
             ModelError: A model is broken.
@@ -95,7 +97,7 @@ class Program:
         check_named("models", models)
         check_backend(backend)
         loaded = {name: item if isinstance(item, Model) else load(item) for name, item in models.items()}
-        loaded = choose_precisions(loaded, precision, keep)
+        loaded = choose_precisions(loaded, precision, keep, fuse_rounding)
         contents = build_contents(loaded, shapes=shapes, architectures=architectures, cases=cases)
         return Program(contents, backend)
 

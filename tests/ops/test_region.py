@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gpuexec.cli.operator_types import PIXEL
 from gpuexec.devices.kernels import nvrtc
 from gpuexec.devices.kernels.kernel_source import find_source, read_text
 from gpuexec.devices.kernels.machine_code import read_figures
@@ -166,6 +168,7 @@ class PlanningEmitter(DirectEmitter):
     ) -> None:
         """Keep the launch."""
         self.kept = (kernel, grid, block, arguments)
+        self.launches.append((kernel, arguments))
 
 
 def list_whole_calls(name: str) -> list[Call]:
@@ -238,6 +241,17 @@ def test_regions_of_other_sizes_take_the_kernel_of_the_upper_end() -> None:
         lower((8, 64), (8, 64), (8, 64), choices=end.choices)
     # Other extents and numbers are arguments, other strides a structure of their own.
     assert lower((4, 32), (32,), (4, 32))[1] == kernel != lower((4, 32), (4, 1), (4, 32))[1]
+
+
+def test_textures_take_a_blit_for_each_result() -> None:
+    operator = Region((("Add", (), (0, 1)), ("Relu", (), (-1,))), (0, 1))
+    emit = PlanningEmitter()
+    emit.target = replace(emit.target, kind=PIXEL.kind)
+    inputs = [emit.slot(numbers(HALF, 3, 4)) for _ in range(2)]
+    operator.lower(emit, inputs, [emit.fresh((3, 4), HALF) for _ in range(2)])
+    kernels = [kernel for kernel, _ in emit.launches]
+    assert [kernel.source for kernel in kernels] == ["pixel/flat.cu"] * 2
+    assert len(set(kernels)) == 2
 
 
 def test_offsets_of_many_elements_have_64_bits() -> None:

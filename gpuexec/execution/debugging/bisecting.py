@@ -3,16 +3,17 @@
     bisect(source, inputs) -> Verdict
 
 Passes are tried as growing prefixes of their list, AT_LOAD and then AT_PLAN: the outputs are right without them and off
-with all of them, so halving finds a pass with which they turn. Then both models run with all values kept, and the first
-value that turned is named. Where outputs are off without any pass, each layer is compared with what the engine makes
-of the same inputs.
+with all of them, so halving finds a pass with which they turn. Of a pass that fuses operators, the first so many that
+it makes are tried in the same way, which finds one of them. Else both models run with all values kept, and the first
+value that turned is named. Where outputs are off without any pass, each layer is compared with what the engine makes of
+the same inputs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,11 @@ from gpuexec.execution.results.given import Inputs
 from gpuexec.importer.load import ImportedModel, load_graph
 from gpuexec.importer.oracle import run_oracle
 from gpuexec.importer.read import Source
-from gpuexec.ir.graphs import Node, Value, walk
+from gpuexec.ir.graphs import Graph, Node, Value, walk
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.model.model import Model
-from gpuexec.passes import AT_LOAD, AT_PLAN, Pass, run_passes
+from gpuexec.ops.elementwise.fused import Fused
+from gpuexec.passes import AT_LOAD, AT_PLAN, GENERATING, Pass, run_passes
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.planner.classes import DeclaredDims
 
@@ -39,12 +42,16 @@ RTOL = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A run with some passes: their names, and the worst output's gap; None where it can't run."""
+    """A run with some passes: their names, and the worst output's gap; None where it can't run.
+
+    ``fused`` is how many operators the last pass made, where that was limited.
+    """
 
     passes: tuple[str, ...]
     gap: Gap | None
     output: str
     failure: str = ""
+    fused: int | None = None
 
     @property
     def is_off(self) -> bool:
@@ -53,6 +60,7 @@ class Trial:
 
     def __str__(self) -> str:
         which = f"{len(self.passes)} passes" + (f", the last {self.passes[-1]}" if self.passes else "")
+        which += "" if self.fused is None else f" of the first {self.fused} operators"
         if self.gap is None:
             return f"{which}: can't run ({self.failure})"
         return f"{which}: {'OFF' if self.is_off else 'ok'}, {self.output} {self.gap.share:.3g} of the tolerance"
@@ -60,15 +68,21 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """The fault: a node and its value, with its gap; and the nodes that a pass added (+) or removed (-)."""
+    """The fault: a node and its value, with its gap; and the nodes that a pass added (+) or removed (-).
+
+    Where a pass fuses operators, the node is what it makes of ``steps``, the names of their operators.
+    """
 
     node: str = ""
     operator: str = ""
     value: str = ""
     gap: Gap | None = None
     changed: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        if self.steps:
+            return f"{self.operator} {self.node!r} ({', '.join(self.steps)})"
         text = f"{self.operator} {self.node!r}, value {self.value!r}" if self.node else "no value by itself"
         return text if self.gap is None else f"{text}: {self.gap}"
 
@@ -100,6 +114,14 @@ class Verdict:
         heading = [f"{self.backend} against {self.engine}", *(f"  {trial}" for trial in self.trials)]
         if self.kind == "close":
             return [*heading, "verdict: the outputs agree; there is nothing to look for."]
+        if self.kind == "pass" and self.blame.steps:
+            return [
+                *heading,
+                f"verdict: pass {self.culprit} changes the result.",
+                f"  first operator that it fuses and that does: {self.blame}",
+                f"go on: explain --source {self.blame.node!r} prints its kernel; load(...,"
+                f" disabled_passes=[{self.culprit!r}]) runs without it.",
+            ]
         if self.kind == "pass":
             changed = ", ".join(self.blame.changed[:8]) or "no nodes of the outer graph"
             return [
@@ -180,6 +202,22 @@ def bisect(
     return search.blame_pass(high)
 
 
+@dataclass(slots=True)
+class _LimitedPass:
+    """A pass that fuses operators, made to fuse no more of them than allowed in all graphs together; None: all."""
+
+    function: Callable[..., Graph]
+    allowed: int | None = None
+    made: list[Node] = field(default_factory=list)
+
+    def __call__(self, graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
+        before = set(map(id, graph.nodes))
+        limit = None if self.allowed is None else self.allowed - len(self.made)
+        after = self.function(graph, specs, limit=limit)
+        self.made += [node for node in after.nodes if id(node) not in before]
+        return after
+
+
 @dataclass(frozen=True, slots=True)
 class _TestedModel:
     """The model under test: as it was read, on a backend, with the first so many passes."""
@@ -191,11 +229,14 @@ class _TestedModel:
     passes: tuple[Pass, ...]
     at_load: int
 
-    def make(self, count: int) -> Model:
-        """Return the model with the first passes."""
+    def make(self, count: int, limited: _LimitedPass | None = None) -> Model:
+        """Return the model with the first passes, the last of which may be limited."""
         graph = run_passes(self.info.graph, self.passes[: min(count, self.at_load)])
         model = Model(self.info, graph, self.dims)
-        model._plan_passes = self.passes[self.at_load : count]
+        passes = list(self.passes[self.at_load : count])
+        if limited is not None:
+            passes[-1] = replace(passes[-1], function=limited)
+        model._plan_passes = passes
         return model
 
 
@@ -220,17 +261,18 @@ class _Search:
         self._rtol, self._atol = rtol, atol
         self._trials: list[Trial] = []
 
-    def attempt(self, count: int) -> Trial:
+    def attempt(self, count: int, limited: _LimitedPass | None = None) -> Trial:
         """Run with the first passes, and compare the outputs."""
         names = tuple([each.name for each in self.passes[:count]])
+        fused = None if limited is None else limited.allowed
         try:
-            outputs = run_plainly(self._tested.make(count), self._feeds, self._backend)
+            outputs = run_plainly(self._tested.make(count, limited), self._feeds, self._backend)
         except Exception as error:  # any error that a wrong pass causes is the result of the trial
-            trial = Trial(names, None, "", f"{type(error).__name__}: {error}")
+            trial = Trial(names, None, "", f"{type(error).__name__}: {error}", fused)
         else:
             gaps = {name: self._measure(self._expected[name], array) for name, array in outputs.items()}
             worst = max(gaps, key=lambda name: gaps[name].share)
-            trial = Trial(names, gaps[worst], worst)
+            trial = Trial(names, gaps[worst], worst, fused=fused)
         self._trials.append(trial)
         return trial
 
@@ -246,8 +288,10 @@ class _Search:
         return None
 
     def blame_pass(self, count: int) -> Verdict:
-        """Find the first value that the last of the first passes changed."""
+        """Find what the last of the first passes fused, or else the first value that it changed."""
         culprit = self.passes[count - 1].name
+        if culprit in GENERATING:
+            return self.end("pass", culprit=culprit, blame=self._find_fused(count))
         if any(trial.gap is None for trial in self._trials if len(trial.passes) == count):
             return self.end("pass", culprit=culprit)
         before, after = self._tested.make(count - 1), self._tested.make(count)
@@ -270,6 +314,22 @@ class _Search:
                 blame = replace(blame, node=name if node is None else node.name, operator=operator, value=name, gap=gap)
                 break
         return self.end("pass", culprit=culprit, blame=blame)
+
+    def _find_fused(self, count: int) -> Blame:
+        """Return the operator of the last of the first passes with which outputs turn."""
+        function = self.passes[count - 1].function
+        whole = _LimitedPass(function)
+        self.attempt(count, whole)
+        if not whole.made:
+            return Blame()  # it fails before it makes one
+        low, high = 0, len(whole.made)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.attempt(count, _LimitedPass(function, middle)).is_off else (middle, high)
+        node = whole.made[high - 1]
+        operator = node.operator
+        producer = [operator.of.name] if isinstance(operator, Fused) else []
+        return Blame(node.name, operator.name, steps=(*producer, *(row[0] for row in operator.steps)))  # type: ignore[attr-defined]
 
     def blame_layer(self) -> Verdict:
         """Find the first layer that is wrong for its own inputs, with the fewest passes that run."""

@@ -26,7 +26,7 @@ from gpuexec.ir.geometry import memory_axes, permute
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Emitter, Operator, Slots
 from gpuexec.ir.provider import Posed
-from gpuexec.ir.spec import BFLOAT16, dtype_row
+from gpuexec.ir.spec import BFLOAT16, accumulator, dtype_row
 from gpuexec.ir.weight_forms import WeightForm
 from gpuexec.ops.elementwise.elementwise import Elementwise
 from gpuexec.ops.elementwise.region_steps import RegionStep
@@ -148,6 +148,7 @@ class Epilogue:
         operands: In the order of the code.
         results: The name of each result in the code.
         outputs: Where each goes; all lie alike.
+        rounds: Whether what the kernel makes is rounded to its type in front of the steps.
     """
 
     rows: tuple[CodeRow, ...]
@@ -155,6 +156,7 @@ class Epilogue:
     operands: tuple[EpilogueOperand, ...]
     results: tuple[str, ...]
     outputs: tuple[Slot, ...]
+    rounds: bool = True
 
     def find_first(self, form: FinishedForm) -> int | None:
         """Return the result that a kernel of this form stores as its own; None where it can store none."""
@@ -175,7 +177,7 @@ class Epilogue:
         """
         order = [first, *[place for place in range(len(self.outputs)) if place != first]]
         structure = EpilogueStructure(
-            dtype_row(form.dtype).cuda,
+            dtype_row(form.dtype if self.rounds else accumulator(form.dtype)).cuda,
             self.rows,
             tuple([(dtype_row(operand.slot.dtype).cuda, operand.way) for operand in self.operands]),
             tuple([(self.results[place], dtype_row(self.outputs[place].dtype).cuda) for place in order]),

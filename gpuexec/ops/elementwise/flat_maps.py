@@ -502,7 +502,8 @@ class _Writer:
                     added = {f"n{n}": self.numbers.add_float(number) for n, number in enumerate(kind.numbers)}
                     attributes[each.step] = added
                 code = kind.code.format(*map(self._write_value, each.given), **attributes[each.step])
-                lines.append(f"    const auto v{k} {STEP}{cuda}>({code});  // {name}")
+                rounded = dtype_row(kind.dtype).cuda
+                lines.append(f"    const auto v{k} {STEP}{rounded}>({code});  // {name}")
             elif isinstance(kind, Windows):
                 lines.append(f"    const Acc<{cuda}> v{k} = {self._select(each, kind, cuda)};  // {name}")
         lines += [f"    result{k} = cast<{cuda}>({name});" for k, (name, cuda) in enumerate(zip(names, types))]

@@ -59,8 +59,9 @@ from gpuexec.ops.tensor.layout import window
 from gpuexec.ops.vision.resize import Resize
 
 _SPECS_KEPT = 64
-_CONTENT_SIZE = 64  # elements of integers that a shape may depend on, such as axes
-# A shape, an element type, and the bytes of a few integers.
+# Elements that a shape may depend on: of integers such as axes, of floats such as the scales of Resize.
+_CONTENT_SIZES = {"i": 64, "u": 64, "f": 8}
+# A shape, an element type, and the bytes of a few numbers.
 _ContentKey = tuple[tuple[int, ...], np.dtype[Any], bytes]
 # Each says so by `takes_epilogue`.
 PRODUCERS: dict[str, type[Operator]] = {
@@ -117,11 +118,11 @@ class Parts:
     specs: dict[tuple[_ContentKey | None, ...], tuple[TensorSpec, ...]] = field(init=False, default_factory=dict)
 
     @classmethod
-    def of(cls, producer: Operator, rows: tuple[StepRow, ...], results: tuple[int, ...]) -> Parts:
+    def of(cls, producer: Operator, rows: tuple[StepRow, ...], results: tuple[int, ...], rounds: bool) -> Parts:
         """Return the parts of rows whose sources are as `Fused` has them."""
         shifted = tuple([(name, attributes, tuple(map(_shift, inputs))) for name, attributes, inputs in rows])
         operands = {given for _, _, inputs in rows for given in inputs if isinstance(given, int) and given >= 0}
-        region = Region(shifted, tuple([result - 1 for result in results if result > 0]))
+        region = Region(shifted, tuple([result - 1 for result in results if result > 0]), rounds)
         return cls(producer, read_steps(rows), region, min(operands, default=None), frozenset(operands))
 
 
@@ -132,6 +133,7 @@ class Fused(Operator):
         steps: Rows of (name, attributes, inputs) as a region has them, but that -1 stands for what the producer makes
             and -2 - k for what step k does. Inputs of the producer come first; those of steps alone follow.
         results: What the outputs are: 0 for what the producer makes, k + 1 for what step k does.
+        rounds: Whether floats that pass between steps are rounded to their type.
         view: The shape under which steps and outputs see what the producer makes, as Reshape has it; None: its own.
     """
 
@@ -139,6 +141,7 @@ class Fused(Operator):
     of: ClassVar[type[Operator]]
     steps: tuple[Any, ...]
     results: tuple[int, ...]
+    rounds: bool
     view: tuple[int, ...] | None
     _parts: Parts
 
@@ -150,7 +153,7 @@ class Fused(Operator):
         except AttributeError:  # new, or out of a pickle, which has fields alone
             names = [f.name for f in dataclasses.fields(self.of)]  # type: ignore[arg-type]
             producer = self.of(**{name: getattr(self, name) for name in names})
-            object.__setattr__(self, "_parts", Parts.of(producer, self.steps, self.results))
+            object.__setattr__(self, "_parts", Parts.of(producer, self.steps, self.results, self.rounds))
             return self._parts
 
     def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
@@ -322,7 +325,7 @@ class Fused(Operator):
     ) -> Epilogue | None:
         """Return the steps for the producer's kernel; None where they can't be in one."""
         outputs = [y for _, y in kept]
-        forms = find_forms(self.parts.region.steps, self._list_keys(result, inputs))
+        forms = find_forms(self.parts.region.steps, self._list_keys(result, inputs), self.rounds)
         is_able = (
             not emit.target.has_textures
             and forms.forms is not None
@@ -337,12 +340,12 @@ class Fused(Operator):
         given = (True, *[slot is not None for slot in used])
         rows, numbers = write_steps(self.parts.region.steps, forms, given)
         names = [f"v{place - 1}" if place else "x0" for place, _ in kept]
-        return Epilogue(rows, numbers, operands, tuple(names), tuple(outputs))
+        return Epilogue(rows, numbers, operands, tuple(names), tuple(outputs), self.rounds)
 
 
 def _read_content(x: Array) -> bytes:
-    """Return the bytes of an array of few integers, on which the shape of a result may depend; else none."""
-    return x.tobytes() if x.dtype.kind in "iu" and x.size <= _CONTENT_SIZE else b""
+    """Return the bytes of a few numbers along one axis, on which the shape of a result may depend; else none."""
+    return x.tobytes() if x.ndim <= 1 and x.size <= _CONTENT_SIZES.get(x.dtype.kind, 0) else b""
 
 
 def _shift(given: Given) -> Given:
@@ -363,6 +366,7 @@ def _make(producer: type[Operator]) -> None:
         fields.append((f.name, f.type) if is_required else (f.name, f.type, dataclasses.field(default=f.default)))
     fields.append(("steps", tuple, dataclasses.field(default=())))
     fields.append(("results", tuple, dataclasses.field(default=(1,))))
+    fields.append(("rounds", bool, dataclasses.field(default=True)))
     fields.append(("view", tuple[int, ...] | None, dataclasses.field(default=None)))
     namespace = {
         "__doc__": f"{producer.__name__} with an epilogue; see `gpuexec.ops.elementwise.fused`.",

@@ -2,7 +2,8 @@
 
 Its results are, to the bit, what the operators would give one after the other: `infer` is just that, `compute` is that
 over blocks that stay in cache (`region_blocks`; with index maps `region_boxes`), and on a device with kernels one
-launch does it (`flat`, `flat_maps`), or where that can't be, a launch for each step. The pass
+launch does it (`flat`, `flat_maps`), one for each result over textures (`region_blits`), or where that can't be, a
+launch for each step. The pass
 `gpuexec.passes.fuse_regions` makes regions; no file has them.
 """
 
@@ -21,6 +22,7 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.epilogue import FUSED_DOMAIN, StepEmitter
 from gpuexec.ops.elementwise.flat import can_walk, launch_flat
 from gpuexec.ops.elementwise.flat_maps import can_map, launch_mapped
+from gpuexec.ops.elementwise.region_blits import can_draw, draw_region
 from gpuexec.ops.elementwise.region_blocks import BlockProgram, prepare_blocks
 from gpuexec.ops.elementwise.region_boxes import BoxProgram
 from gpuexec.ops.elementwise.region_steps import (
@@ -48,11 +50,13 @@ class Region(_Kept):
     """Operators on elements, or with index maps, in an order in which each finds its inputs.
 
     ``steps`` are rows of (name, attributes, inputs), see `gpuexec.ops.elementwise.region_steps`; ``results`` are the
-    positions of those that make the outputs. Inputs and outputs may be of any type that kernels compute with.
+    positions of those that make the outputs. Inputs and outputs may be of any type that kernels compute with. With
+    ``rounds`` false, floats that pass between steps are not rounded to their type.
     """
 
     steps: tuple  # type: ignore[type-arg]
     results: tuple[int, ...]
+    rounds: bool = True
     tolerance = Tolerance.REDUCTION
     uses_all_cores = True
     example = "float32[2] float32[2] steps=(('Add',(),(0,1)),('Relu',(),(-1,))) results=(1,)"
@@ -108,18 +112,19 @@ class Region(_Kept):
         wanted = [step for step, _ in kept]
         is_flat = self._is_flat(forms) and can_walk(kept[0][1].shape) and len(laid) == 1
         if is_flat and forms.forms is None:
-            is_flat = can_map(self.steps, forms, wanted, inputs)
-        if emit.target.has_textures or not emit.choose(is_flat):
+            is_flat = not emit.target.has_textures and can_map(self.steps, forms, wanted, inputs)
+        slots = [slot for slot in (*inputs, *outputs) if slot is not None]
+        if not emit.choose(is_flat and not (emit.target.has_textures and not can_draw(slots))):
             self._lower_apart(emit, forms, inputs, outputs)
             return
         if not is_flat:
             raise PlanError("A region has results of several shapes, which have one at the upper end.")
         self._allow_in_place(emit, forms, inputs, kept)
-        launch = launch_mapped if forms.forms is None else launch_flat
+        launch = draw_region if emit.target.has_textures else launch_flat if forms.forms is not None else launch_mapped
         launch(emit, self.steps, forms, wanted, inputs, [slot for _, slot in kept])
 
     def _find_forms(self, inputs: Sequence[Any]) -> StepForms:
-        return find_forms(self.steps, list_keys(inputs))
+        return find_forms(self.steps, list_keys(inputs), self.rounds)
 
     def _find_program(self, keys: tuple[SpecKey | None, ...]) -> BlockProgram | BoxProgram | None:
         """Return the steps prepared for inputs, kept with the operator; None where results differ in shape."""
@@ -131,7 +136,7 @@ class Region(_Kept):
         if keys not in known:
             if len(known) > _PROGRAMS_KEPT:
                 known.clear()
-            forms = find_forms(self.steps, keys)
+            forms = find_forms(self.steps, keys, self.rounds)
             known[keys] = self._prepare(forms, keys) if self._is_flat(forms) else None
         return known[keys]
 

@@ -322,7 +322,7 @@ def prepare_blocks(
     for place, (form, row) in enumerate(zip(forms.forms, sources, strict=True)):
         wide, spec = accumulator(form.dtype), forms.specs[place]
         output = results.index(place) if place in results else -1
-        is_direct = output >= 0 and wide == form.dtype
+        is_direct = output >= 0 and wide == spec.dtype
         calls.append(
             _StepCall(
                 form.function,

@@ -207,8 +207,8 @@ class _Block:
         result = self._take(shape, wide) if target is None else target
         assert isinstance(kind, Pointwise)
         kind.function(*given, out=result)
-        if wide != dtype:
-            result[...] = result.astype(dtype)
+        if wide != kind.dtype:
+            result[...] = result.astype(kind.dtype)
         for source, array in zip(self._program.steps[step].inputs, given, strict=True):
             self._drop(source, array)
         return result

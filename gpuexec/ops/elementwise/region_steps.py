@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,12 @@ class StepForms:
     forms: tuple[Pointwise, ...] | None
     kinds: tuple[StepKind, ...] | None
 
+    def without_roundings(self) -> StepForms:
+        """Return the forms with what makes a float in its accumulator, which others see as it is computed."""
+        forms = None if self.forms is None else tuple([_widen(form) for form in self.forms])
+        kinds = [_widen(kind) if isinstance(kind, Pointwise) else kind for kind in self.kinds or ()]
+        return StepForms(self.specs, forms, None if self.kinds is None else tuple(kinds))
+
 
 def made_by(step: int) -> int:
     """Return the source that stands for the result of a step."""
@@ -118,13 +124,22 @@ def widen_number(text: str) -> Array:
     return array.astype(accumulator(array.dtype))
 
 
+def _widen(form: Pointwise) -> Pointwise:
+    return replace(form, dtype=accumulator(form.dtype)) if dtype_row(form.dtype).is_float else form
+
+
 # A shape and an element type.
 SpecKey = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 @functools.lru_cache(4096)
-def find_forms(rows: tuple[StepRow, ...], inputs: tuple[SpecKey | None, ...]) -> StepForms:
+def find_forms(rows: tuple[StepRow, ...], inputs: tuple[SpecKey | None, ...], rounds: bool = True) -> StepForms:
     """Return what steps make of inputs of these shapes and types.
+
+    Args:
+        rows: The steps.
+        inputs: Shapes and types of the region's inputs; None: absent.
+        rounds: Whether floats that pass between steps are rounded to their type.
 
     Raises:
         InputError: They don't fit a step.
@@ -140,11 +155,12 @@ def find_forms(rows: tuple[StepRow, ...], inputs: tuple[SpecKey | None, ...]) ->
         kinds.append(None if is_picked else kind)  # slices are picked of what is in memory
     known = [kind for kind in kinds if kind is not None]
     forms = [kind for kind in known if isinstance(kind, Pointwise)]
-    return StepForms(
+    found = StepForms(
         tuple(specs),
         tuple(forms) if len(forms) == len(kinds) else None,
         tuple(known) if len(known) == len(kinds) else None,
     )
+    return found if rounds else found.without_roundings()
 
 
 def find_map(operator: Operator, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 import gpuexec as gx
@@ -14,6 +16,7 @@ from gpuexec.ir.graphs import Graph
 from gpuexec.ir.operator import Operator, Tolerance, build, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.elementwise_unary import Relu, Tanh  # type: ignore[attr-defined]
+from gpuexec.ops.elementwise.region import Region
 from gpuexec.passes import AT_LOAD, AT_PLAN, Pass
 from tests.execution.debugging.models import X, parse, wrong_pass, wrong_plan_pass, wrong_tanh
 from tests.model.small_models import CPU, DOMAIN
@@ -146,3 +149,57 @@ def test_models_of_several_plans_are_bisected(name: str, backend: gx.BackendType
     assert gx.bisect(model, x, backend=backend).kind == "close"
     verdict = gx.bisect(model, x, backend=backend, at_load=[*AT_LOAD, Pass("swap", swap)])
     assert (verdict.kind, verdict.culprit) == ("pass", "swap")
+
+
+CHAINS = """
+<ir_version: 10, opset_import: ["": 21]>
+agraph (float[4, 4] x) => (float[4, 4] y)
+<float[4, 4] w = {0.5, -1, 2, 0.25, 1, 3, -2, 1, 0.5, 0, 1, 1, -1, 2, 0.5, -0.5}> {
+  [neg] a = Neg (x)
+  [exp] b = Exp (a)
+  [transpose] c = Transpose (b)
+  [add] d = Add (c, c)
+  [tanh] e = Tanh (d)
+  [product] f = MatMul (e, w)
+  [sigmoid] g = Sigmoid (f)
+  [scale] h = Mul (g, w)
+  [second] i = MatMul (h, w)
+  [relu] y = Relu (i)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("culprit", "step", "steps"),
+    [("fuse_regions", "Tanh", ("Add", "Tanh")), ("fuse_epilogues", "Sigmoid", ("MatMul", "Sigmoid", "Mul"))],
+)
+def test_the_operator_that_a_fusing_pass_makes_wrong_is_named(
+    culprit: str, step: str, steps: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Region.compute
+
+    def compute(self: Region, *inputs: Array, **options: Any) -> Any:
+        (y, *others) = real(self, *inputs, **options)
+        if step in [row[0] for row in self.steps]:
+            y += 1
+        return (y, *others)
+
+    monkeypatch.setattr(Region, "compute", compute)
+    x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4)
+    verdict = gx.bisect(onnx.parser.parse_model(CHAINS), x, backend=CPU)
+    assert (verdict.kind, verdict.culprit, verdict.blame.steps) == ("pass", culprit, steps)
+    assert [trial.fused for trial in verdict.trials if trial.fused is not None] == [1]
+    text = "\n".join(verdict.lines())
+    assert f"fuses and that does: {verdict.blame.operator} {verdict.blame.node!r} ({', '.join(steps)})" in text
+    assert f"{culprit} of the first 1 operators: " in text
+    assert f"explain --source {verdict.blame.node!r} prints its kernel" in text
+
+
+def test_a_fusing_pass_that_fails_before_it_makes_an_operator_is_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(graph: Graph, specs: object, limit: int | None = None) -> Graph:
+        """Fail."""
+        raise RuntimeError("no")
+
+    passes = [replace(each, function=fail) if each.name == "fuse_regions" else each for each in AT_PLAN]
+    verdict = gx.bisect(onnx.parser.parse_model(CHAINS), np.zeros((4, 4), np.float32), backend=CPU, at_plan=passes)
+    assert (verdict.kind, verdict.culprit, verdict.blame.steps) == ("pass", "fuse_regions", ())
