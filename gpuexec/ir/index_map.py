@@ -19,7 +19,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class Assembled:
     """A result made of windows, each of which shows an input, as of Concat and Pad.
 
     Attributes:
@@ -76,4 +76,4 @@ class Viewed:
     contents: tuple[int, ...] = ()
 
 
-IndexMap = Windows | Picked | Viewed
+IndexMap = Assembled | Picked | Viewed

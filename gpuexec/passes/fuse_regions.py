@@ -8,7 +8,7 @@ from math import prod
 
 from gpuexec.errors import name_after
 from gpuexec.ir.graphs import Graph, Node, Value, take_free
-from gpuexec.ir.index_map import IndexMap, Picked, Viewed, Windows
+from gpuexec.ir.index_map import Assembled, IndexMap, Picked, Viewed
 from gpuexec.ir.operator import Tolerance
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.work import LAUNCH_NBYTES
@@ -77,7 +77,7 @@ class _RegionFusing:
             if node.operator.name != ROUND_OPERAND and (position in self._maps or nodes.is_pointwise(node))
         }
         for position, each in self._maps.items():
-            if isinstance(each, Viewed) or (isinstance(each, Windows) and not self._gains(position, each)):
+            if isinstance(each, Viewed) or (isinstance(each, Assembled) and not self._gains(position, each)):
                 del self._cluster_of[position]
 
     def cluster(self) -> None:
@@ -124,7 +124,7 @@ class _RegionFusing:
         if not self._is_shown_to(own, other, views):
             return None
         reader = self._maps.get(position)
-        if isinstance(reader, Windows):
+        if isinstance(reader, Assembled):
             inputs = self._graph.nodes[position].inputs
             if value not in [inputs[part.source] for part in reader.parts]:
                 return None
@@ -198,7 +198,7 @@ class _RegionFusing:
             made_at = self._nodes.made_at.get(shown, -1) if shown is not None else -1
         return made_at
 
-    def _gains(self, position: int, windows: Windows) -> bool:
+    def _gains(self, position: int, windows: Assembled) -> bool:
         """Return whether windows cost less inside a region: by themselves, what others make may be placed in them."""
         node = self._graph.nodes[position]
         made = self._nodes.specs[self._list_made(position)[0]]

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Collection, Mapping, Sequence
 
 from gpuexec.ir.graphs import Array, Graph, Node, Value
-from gpuexec.ir.index_map import IndexMap, Picked, Windows
+from gpuexec.ir.index_map import Assembled, IndexMap, Picked
 from gpuexec.ir.operator import describe
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.region_steps import Given, StepRow, find_map, write_integers, write_number
@@ -51,7 +51,7 @@ class PointwiseNodes:
         if any(self._is_computed(node, position) for position in found.contents):
             return None
         if (
-            isinstance(found, Windows)
+            isinstance(found, Assembled)
             and found.filler is not None
             and self._write_contents(node, found)[found.filler] is None
         ):
@@ -121,7 +121,7 @@ class PointwiseNodes:
         """Return those inputs that a map follows from, and its filler where it is known, as text."""
         texts: list[str | None] = [None] * len(node.inputs)
         contents = () if isinstance(found, Picked) else found.contents
-        filler = found.filler if isinstance(found, Windows) else None
+        filler = found.filler if isinstance(found, Assembled) else None
         for position, value in enumerate(node.inputs):
             array = None if value is None else self._graph.constants.get(value)
             if array is not None and position in contents:

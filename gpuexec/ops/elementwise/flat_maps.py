@@ -16,12 +16,20 @@ from math import prod
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, max_offset, memory_axes
-from gpuexec.ir.index_map import Windows
+from gpuexec.ir.index_map import Assembled
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import dtype_row
 from gpuexec.ops.elementwise.flat import NARROW, PICKING, SOURCE
-from gpuexec.ops.elementwise.region_spaces import CannotMapError, Evaluation, Form, Place, Space, Spaces, Variable
+from gpuexec.ops.elementwise.region_spaces import (
+    CannotMapError,
+    Evaluation,
+    InputPlace,
+    LinearForm,
+    Space,
+    Spaces,
+    Variable,
+)
 from gpuexec.ops.elementwise.region_steps import StepForms, StepRow
 from gpuexec.ops.elementwise.region_text import STEP, RegionNumbers, name_text
 from gpuexec.ops.lib.broadcast import THREADS, vector_width
@@ -71,7 +79,7 @@ def launch_mapped(
     walk = _SpaceWalk.of(emit, spaces, slots, outputs[0])
     width = walk.choose_width(slots, outputs)
     lanes = width if walk.can_vectorize(width, slots, outputs) else 1
-    writer = _Writer(walk, slots, width)
+    writer = _MapsWriter(walk, slots, width)
     body = writer.write(rows, forms, used, names, outputs)
     name, text = name_text("Mapped", body)
     operands = [f"const {dtype_row(slots[position].dtype).cuda}" for position in used]
@@ -305,14 +313,14 @@ def _join_windows(space: Space, order: tuple[int, ...], groups: Sequence[Sequenc
     return found
 
 
-def _reach(form: Form, shape: tuple[int, ...]) -> int:
+def _reach(form: LinearForm, shape: tuple[int, ...]) -> int:
     """Return what a coordinate is at most, but for windows in it."""
     return sum(abs(factor) * extent for factor, extent in zip(form.row, shape, strict=True))
 
 
 def _choose_lie(
     emit: Emitter,
-    form: Form,
+    form: LinearForm,
     row: tuple[int, ...],
     extents: tuple[int, ...],
     dense: tuple[int, ...] | None,
@@ -355,7 +363,7 @@ class PlaceNumbers:
         return f"walk.strides[{len(self.numbers) - 1}]"
 
 
-class _Writer:
+class _MapsWriter:
     """The text of a region with index maps; ``places`` and ``numbers`` are its arguments."""
 
     def __init__(self, walk: _SpaceWalk, slots: dict[int, Slot], width: int) -> None:
@@ -504,12 +512,12 @@ class _Writer:
                 code = kind.code.format(*map(self._write_value, each.given), **attributes[each.step])
                 rounded = dtype_row(kind.dtype).cuda
                 lines.append(f"    const auto v{k} {STEP}{rounded}>({code});  // {name}")
-            elif isinstance(kind, Windows):
+            elif isinstance(kind, Assembled):
                 lines.append(f"    const Acc<{cuda}> v{k} = {self._select(each, kind, cuda)};  // {name}")
         lines += [f"    result{k} = cast<{cuda}>({name});" for k, (name, cuda) in enumerate(zip(names, types))]
         return [*lines, "  }"]
 
-    def _select(self, each: Evaluation, kind: Windows, cuda: str) -> str:
+    def _select(self, each: Evaluation, kind: Assembled, cuda: str) -> str:
         """Return the value of the window that an element is in."""
         values = [self._write_value(name) if name is not None else f"Acc<{cuda}>(0)" for name in each.given]
         *inner, last = values
@@ -521,7 +529,7 @@ class _Writer:
         """Return the C++ of a value by its name, or of a number."""
         return "" if name is None else self.numbers.add(name) if " " in name else name
 
-    def _list_read(self) -> list[tuple[int, Place]]:
+    def _list_read(self) -> list[tuple[int, InputPlace]]:
         """Return the places that hold elements: all but those of indices."""
         places = self._walk.spaces.places
         indices = {place.picked[0] for place in places if place.picked is not None}
@@ -546,7 +554,7 @@ class _Writer:
                 lines.append(f"    const {self._find_type(place.source)} shared{k} = {self._load(k, place)};")
         return lines
 
-    def _load(self, k: int, place: Place, vector: str = "") -> str:
+    def _load(self, k: int, place: InputPlace, vector: str = "") -> str:
         """Return the load of an element, or of a vector of so many."""
         source = f"in{place.source} + unit.at{k}"
         guard = self._walk.spaces.spaces[place.space].guard

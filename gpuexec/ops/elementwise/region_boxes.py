@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.index_map import Picked, Viewed, Windows
+from gpuexec.ir.index_map import Assembled, Picked, Viewed
 from gpuexec.ir.operator import Array, Out
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import accumulator
@@ -112,7 +112,7 @@ class BoxProgram:
             if shape:
                 box.append((first, min(first + length, shape[axis])))
                 box += [(0, extent) for extent in shape[axis + 1 :]]
-            _Block(self, inputs, picked).run(tuple(box), made)
+            _BoxRun(self, inputs, picked).run(tuple(box), made)
 
         if not prod(shape):
             return tuple(made)
@@ -135,7 +135,7 @@ class BoxProgram:
         return found
 
 
-class _Block:
+class _BoxRun:
     """The values of one block of the results, by source and box."""
 
     def __init__(self, program: BoxProgram, inputs: Sequence[Array | None], picked: dict[int, Array]) -> None:
@@ -147,7 +147,7 @@ class _Block:
     def run(self, box: Box, outputs: Sequence[Array]) -> None:
         """Compute the block; nothing is written before all that it needs of inputs is read."""
         *others, last = self._program.results
-        window = tuple([slice(*each) for each in box])
+        window = _index(box)
         made = [self._find(-1 - step, box) for step in others]
         is_wide = accumulator(self._program.dtypes[last]) == self._program.dtypes[last]
         target = outputs[-1][window] if is_wide and not others else None
@@ -175,7 +175,7 @@ class _Block:
     def _read(self, position: int, box: Box) -> Array:
         x = self._inputs[position]
         assert x is not None
-        view: Array = x[tuple([slice(*each) for each in box])]
+        view: Array = x[_index(box)]
         return self._widen(view)
 
     def _widen(self, array: Array) -> Array:
@@ -199,7 +199,7 @@ class _Block:
                 target[...] = made
             return made if target is None else target
         wide = accumulator(dtype)
-        if isinstance(kind, Windows):
+        if isinstance(kind, Assembled):
             result = self._take(shape, wide) if target is None else target
             self._assemble(step, kind, box, result)
             return result
@@ -223,7 +223,7 @@ class _Block:
         own = zip(shape, made[len(made) - len(shape) :], box[len(box) - len(shape) :], strict=True)
         return self._find(given, tuple([(0, 1) if have == 1 and want != 1 else part for have, want, part in own]))
 
-    def _assemble(self, step: int, kind: Windows, box: Box, result: Array) -> None:
+    def _assemble(self, step: int, kind: Assembled, box: Box, result: Array) -> None:
         """Write the windows that a box meets."""
         sources = self._program.steps[step].inputs
         if not kind.is_whole:
@@ -242,7 +242,7 @@ class _Block:
                 continue
             array = self._find(source, own)
             place = [slice(a + s - b[0], z + s - b[0]) for (a, z), s, b in zip(own, part.starts, box, strict=True)]
-            result[tuple(place)] = array
+            result[(*place, ...)] = array
             self._drop(source, array)
 
     def _pick(self, step: int, kind: Picked, box: Box, shape: tuple[int, ...]) -> Array:
@@ -250,8 +250,8 @@ class _Block:
         source, _ = self._program.steps[step].inputs
         data = self._inputs[source] if isinstance(source, int) else None
         assert data is not None
-        windows = [slice(*each) for each in box]
-        indices = self._picked[step][tuple(windows[kind.axis : kind.axis + kind.rank])]
+        windows: list[Any] = [slice(*each) for each in box]
+        indices = self._picked[step][(*windows[kind.axis : kind.axis + kind.rank], ...)]
         seen = data[(*windows[: kind.axis], slice(None), *windows[kind.axis + kind.rank :])]
         made = self._take(shape, data.dtype)
         # In mode "raise" NumPy would buffer the output; the indices are checked already.
@@ -276,8 +276,8 @@ class _Block:
         for axis, stride in zip(kind.axes, array.strides, strict=True):
             for n, by in axis.moves:
                 strides[n] += by * stride
-        start = array[tuple([slice(first, None) for first in firsts])]
-        return np.lib.stride_tricks.as_strided(start, shape, strides, writeable=False)
+        corner: tuple[Any, ...] = (..., *[slice(first, None) for first in firsts])
+        return np.lib.stride_tricks.as_strided(array[corner], shape, strides, writeable=False)
 
     def _find_shape(self, given: Given) -> tuple[int, ...]:
         assert isinstance(given, int)
@@ -307,3 +307,8 @@ class _Block:
         held = self._held.pop(id(array), None)
         if held is not None:
             self._free.append(held[1])
+
+
+def _index(box: Box) -> tuple[Any, ...]:
+    """Return the index of a box, by which arrays without axes stay arrays."""
+    return (*[slice(*each) for each in box], ...)

@@ -1,9 +1,9 @@
 """Spaces of a region with index maps: the coordinates that each step is evaluated at, and where inputs lie by them.
 
 The root space has the coordinates of the results. A step that shows views of another (`gpuexec.ir.index_map.Viewed`)
-evaluates that in a space whose coordinates are sums of its own with steps. A step that is made of windows (`Windows`)
+evaluates that in a space whose coordinates are sums of its own with steps. A step that is made of windows (`Assembled`)
 evaluates each part in a space of its own: coordinates are shifted back by the window's start, and are inside where they
-are within its extents. Coordinates of all spaces are `Form`s: sums of those of the root, or of the nearest window
+are within its extents. Coordinates of all spaces are `LinearForm`s: sums of those of the root, or of the nearest window
 around, with factors.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import broadcast_strides
-from gpuexec.ir.index_map import Picked, Viewed, Windows
+from gpuexec.ir.index_map import Assembled, Picked, Viewed
 from gpuexec.ops.elementwise.region_steps import Given, StepForms, StepRow, read_steps, step_of
 
 Strides = tuple[int, ...]
@@ -24,7 +24,7 @@ Variable = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class LinearForm:
     """A sum of coordinates with factors.
 
     Attributes:
@@ -44,7 +44,7 @@ class Form:
         return moved[0] if len(moved) == 1 and self.row[moved[0]] == 1 and not self.others else None
 
 
-def add_forms(rank: int, terms: Sequence[tuple[Form, int]], offset: int = 0) -> Form:
+def add_forms(rank: int, terms: Sequence[tuple[LinearForm, int]], offset: int = 0) -> LinearForm:
     """Return the sum of forms with factors.
 
     Args:
@@ -58,7 +58,7 @@ def add_forms(rank: int, terms: Sequence[tuple[Form, int]], offset: int = 0) -> 
         offset += factor * form.offset
         for variable, more in form.others:
             others[variable] = others.get(variable, 0) + factor * more
-    return Form(tuple(row), tuple(others.items()), offset)
+    return LinearForm(tuple(row), tuple(others.items()), offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class WindowAxis:
     """
 
     axis: int
-    form: Form
+    form: LinearForm
     start: int
     extent: int
     root: int
@@ -96,7 +96,7 @@ class Space:
 
     parent: int
     shape: tuple[int, ...]
-    axes: tuple[Form, ...]
+    axes: tuple[LinearForm, ...]
     extents: tuple[int, ...]
     windows: tuple[WindowAxis, ...] = ()
     guard: int = 0
@@ -104,7 +104,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class InputPlace:
     """Where an input lies by the coordinates of a space.
 
     Attributes:
@@ -117,7 +117,7 @@ class Place:
 
     source: int
     space: int
-    form: Form
+    form: LinearForm
     picked: tuple[int, int, int] | None = None
 
 
@@ -152,7 +152,7 @@ class Spaces:
     """
 
     spaces: list[Space]
-    places: list[Place] = field(default_factory=list)
+    places: list[InputPlace] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     _numbers: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
@@ -179,7 +179,7 @@ class Spaces:
             PlanError: A window is along another axis than at the upper end of the size class.
         """
         shape = forms.specs[results[0]].shape
-        axes = [Form(tuple([int(axis == each) for each in range(len(shape))])) for axis in range(len(shape))]
+        axes = [LinearForm(tuple([int(axis == each) for each in range(len(shape))])) for axis in range(len(shape))]
         found = cls([Space(-1, shape, tuple(axes), shape)])
         finder = _Finder(found, rows, forms, inputs, choose)
         return found, tuple([finder.find_step(step, 0) for step in results])
@@ -189,7 +189,7 @@ class Spaces:
         """Axes of the root."""
         return len(self.spaces[0].shape)
 
-    def add_place(self, place: Place, step: int = -1) -> int:
+    def add_place(self, place: InputPlace, step: int = -1) -> int:
         """Return the number of a place.
 
         Args:
@@ -230,7 +230,7 @@ class _Finder:
         if given < 0:
             return self.find_step(step_of(given), space)
         slot = self._find_slot(given)
-        return f"x{self._spaces.add_place(Place(given, space, self._locate(space, slot.shape, slot.strides)))}"
+        return f"x{self._spaces.add_place(InputPlace(given, space, self._locate(space, slot.shape, slot.strides)))}"
 
     def find_step(self, step: int, space: int) -> str:
         """Return the name of what a step makes in a space."""
@@ -243,7 +243,7 @@ class _Finder:
                 found = self.find(given[0], self._show(step, kind, space))
                 assert found is not None
                 name = found
-            elif isinstance(kind, Windows):
+            elif isinstance(kind, Assembled):
                 name = self._add(self._open(step, kind, space))
             else:
                 name = self._add(Evaluation(step, tuple([self.find(each, space) for each in given])))
@@ -254,7 +254,7 @@ class _Finder:
         self._spaces.evaluations.append(evaluation)
         return f"v{len(self._spaces.evaluations) - 1}"
 
-    def _locate(self, space: int, shape: Sequence[int], strides: Sequence[int]) -> Form:
+    def _locate(self, space: int, shape: Sequence[int], strides: Sequence[int]) -> LinearForm:
         """Return where an operand lies that broadcasts to a space."""
         here = self._spaces.spaces[space]
         return add_forms(self._spaces.rank, list(zip(here.axes, spread(shape, strides, here.shape), strict=True)))
@@ -274,7 +274,7 @@ class _Finder:
             Space(space, shape, tuple(axes), parent.extents, guard=parent.guard, is_shown=True)
         )
 
-    def _open(self, step: int, kind: Windows, space: int) -> Evaluation:
+    def _open(self, step: int, kind: Assembled, space: int) -> Evaluation:
         """Return the evaluation of windows, each in a space of its own."""
         parent, made = self._spaces.spaces[space], self._forms.specs[step]
         first = len(parent.shape) - made.rank
@@ -302,14 +302,14 @@ class _Finder:
             cut.append(WindowAxis(axis, form, start, extent, root))
             shape[axis] = extent
             if root >= 0:
-                axes[axis], extents[root] = Form(tuple([int(each == root) for each in range(rank)])), extent
+                axes[axis], extents[root] = LinearForm(tuple([int(each == root) for each in range(rank)])), extent
             else:
-                axes[axis] = Form((0,) * rank, (((number, axis), 1),))
+                axes[axis] = LinearForm((0,) * rank, (((number, axis), 1),))
         return self._spaces.add_space(
             Space(space, tuple(shape), tuple(axes), tuple(extents), tuple(cut), number, parent.is_shown)
         )
 
-    def _choose_axis(self, form: Form, extents: Sequence[int]) -> int:
+    def _choose_axis(self, form: LinearForm, extents: Sequence[int]) -> int:
         """Return the axis of the root that a coordinate is along, as at the upper end; -1: none."""
         along = form.is_axis()
         root = self._choose(0 if along is None else along + 1) - 1
@@ -328,9 +328,9 @@ class _Finder:
         of_index = ((0,) * axis) + indices.strides + (0,) * behind
         source, index = self._steps[step].inputs
         assert isinstance(source, int) and isinstance(index, int)
-        number = self._spaces.add_place(Place(index, space, self._locate(space, made, of_index)), step)
+        number = self._spaces.add_place(InputPlace(index, space, self._locate(space, made, of_index)), step)
         picked = (number, data.strides[axis], data.shape[axis])
-        place = Place(source, space, self._locate(space, made, strides), picked)
+        place = InputPlace(source, space, self._locate(space, made, strides), picked)
         # The two may be one input.
         return f"x{self._spaces.add_place(place, len(self._steps) + step)}"
 

@@ -19,7 +19,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Kernel, Slot
 from gpuexec.ir.geometry import Shape, Strides, ceil_div, coalesce, contiguous_strides, normalize_axis
 from gpuexec.ir.graphs import RawNode
-from gpuexec.ir.index_map import IndexMap, Window, Windows
+from gpuexec.ir.index_map import Assembled, IndexMap, Window
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import (
     Array,
@@ -147,7 +147,7 @@ class Concat(Operator):
             axis = normalize_axis(self.axis, x.rank)
             parts.append(Window(source, tuple([first if each == axis else 0 for each in range(x.rank)])))
             first += x.shape[axis]
-        return Windows((axis,), tuple(parts), is_whole=True)
+        return Assembled((axis,), tuple(parts), is_whole=True)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Place each input in its window of the output, or copy it there."""

@@ -15,7 +15,7 @@ from gpuexec.ir.containers import make_blank
 from gpuexec.ir.geometry import ceil_div, memory_axes, normalize_axes
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
-from gpuexec.ir.index_map import IndexMap, Window, Windows
+from gpuexec.ir.index_map import Assembled, IndexMap, Window
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import (
     Array,
@@ -121,7 +121,7 @@ class Pad(Operator):
         padded = tuple([axis for axis, each in enumerate(plan) if not each.is_plain])
         inside = Window(0, tuple([each.begin - each.first for each in plan]))
         filler = None if constant is None else 2
-        return Windows(padded, (inside,), is_whole=False, filler=filler, contents=(1, 3))
+        return Assembled(padded, (inside,), is_whole=False, filler=filler, contents=(1, 3))
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per element of the output."""
