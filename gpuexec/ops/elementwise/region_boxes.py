@@ -241,7 +241,9 @@ class _BoxRun:
             if any(first >= last for first, last in own):
                 continue
             array = self._find(source, own)
-            place = [slice(a + s - b[0], z + s - b[0]) for (a, z), s, b in zip(own, part.starts, box, strict=True)]
+            place: list[Any] = [
+                slice(a + s - b[0], z + s - b[0]) for (a, z), s, b in zip(own, part.starts, box, strict=True)
+            ]
             result[(*place, ...)] = array
             self._drop(source, array)
 
