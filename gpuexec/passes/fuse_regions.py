@@ -49,8 +49,9 @@ def fuse_regions(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | Non
     region. Values that a shape depends on stay with the nodes that make them, since the host computes these. Results
     stay the same to the bit.
 
-    Operators with an index map are among them: what only a Concat or Pad reads is made part by part, and slices that a
-    Gather picks are read where they lie.
+    Operators with an index map are among them: what only a Concat or Pad reads is made part by part, slices that a
+    Gather picks are read where they lie, and so is what is behind a view. A Concat by itself is a region too: one
+    launch where its parts can't be made in place.
 
     Args:
         graph: The graph as loaded.
@@ -214,6 +215,13 @@ class _RegionFusing:
                 placed += 1
         return copied > 0 or not placed
 
+    def _is_joined(self, position: int) -> bool:
+        """Return whether a node joins several parts, which one launch moves where they can't be made in place."""
+        found = self._maps[position]
+        if not isinstance(found, Assembled) or not found.is_whole or not 1 < len(found.parts) < _MAX_OPERANDS:
+            return False
+        return self._nodes.specs[self._list_made(position)[0]].rank <= MAX_RANK
+
     def _find_shape(self, cluster: _Cluster) -> tuple[int, ...]:
         """Return the shape of a cluster's results."""
         return self._nodes.specs[self._list_made(max({*cluster.members} - cluster.inner))[0]].shape
@@ -221,6 +229,8 @@ class _RegionFusing:
     def finish(self, limit: int | None) -> Graph:
         """Return the graph with each of the first clusters of several nodes as one."""
         found = {id(each): each for each in self._cluster_of.values() if len(each.members) > 1}
+        taken_in = {member for each in found.values() for member in each.members}
+        found.update({~n: _Cluster([n]) for n in self._maps if n not in taken_in and self._is_joined(n)})
         clusters = sorted(found.values(), key=lambda cluster: cluster.members[-1])[:limit]
         if not clusters:
             return self._graph
@@ -322,6 +332,6 @@ class _RegionFusing:
         sources.update({value: place for place, value in enumerate(inputs)})
         rows = [self._nodes.write_row(node, sources) for node in nodes]
         operator = Region(tuple(rows), tuple([made_at[value] for value in results]))
-        name = take_free("+".join(node.name for node in nodes), taken)
+        name = nodes[0].name if len(nodes) == 1 else take_free("+".join(node.name for node in nodes), taken)
         part_of = nodes[0].part_of if len({node.part_of for node in nodes}) == 1 else ""
         return Node(operator, tuple(inputs), tuple(results), name_after(name, nodes[0].name), part_of)

@@ -162,9 +162,20 @@ def test_what_takes_a_library_function_is_not_made_several_times() -> None:
 def test_values_placed_in_windows_stay_with_what_makes_them() -> None:
     placed = """agraph (float[4, 4] x, float[4, 4] k) => (float[8, 4] y) {
         a = MatMul (x, k) b = Exp (x) y = Concat <axis = 0> (a, b) }"""
-    assert fuse(placed) == []
+    assert fuse(placed) == [["Concat"]]
     beside = placed.replace("float[8, 4]", "float[4, 8]").replace("axis = 0", "axis = 1")
     assert fuse(beside) == [["Exp", "Concat"]], "the product's result is copied anyway"
+
+
+@pytest.mark.parametrize(("shape", "along", "count"), [("8, 4", 0, 2), ("4, 8", 1, 3)])
+def test_a_concat_by_itself_costs_nothing_or_one_launch(shape: str, along: int, count: int) -> None:
+    data = model(f"""agraph (float[4, 4] x, float[4, 4] k) => (float[{shape}] y) {{
+        a = MatMul (x, k) b = MatMul (a, k) y = Concat <axis = {along}> (a, b) }}""")
+    inputs = {"x": floats(4, 4), "k": floats(4, 4)}
+    commands = count_commands(data, inputs, SIMULATOR)
+    assert len([each for each in commands if isinstance(each, Launch)]) == len(commands) == count
+    for backend in (CPU, SIMULATOR):
+        check_equal(data, inputs, backend)
 
 
 def test_slices_are_picked_of_what_is_in_memory() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Slot
+from gpuexec.ir.index_map import Assembled
 from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.epilogue import FUSED_DOMAIN, StepEmitter
@@ -33,6 +34,7 @@ from gpuexec.ops.elementwise.region_steps import (
     list_moved,
     read_steps,
 )
+from gpuexec.ops.tensor.layout import window
 
 _PROGRAMS_KEPT = 64
 
@@ -108,6 +110,8 @@ class Region(_Kept):
         kept = [(step, slot) for step, slot in zip(self.results, outputs, strict=True) if slot is not None]
         if not kept:
             return
+        if self._place(emit, forms, inputs, kept[0][1]):
+            return
         laid = {slot.strides for _, slot in kept}
         wanted = [step for step, _ in kept]
         is_flat = self._is_flat(forms) and can_walk(kept[0][1].shape) and len(laid) == 1
@@ -122,6 +126,28 @@ class Region(_Kept):
         self._allow_in_place(emit, forms, inputs, kept)
         launch = draw_region if emit.target.has_textures else launch_flat if forms.forms is not None else launch_mapped
         launch(emit, self.steps, forms, wanted, inputs, [slot for _, slot in kept])
+
+    def _place(self, emit: Emitter, forms: StepForms, inputs: Slots, y: Slot) -> bool:
+        """Let the parts of a Concat by itself be made where they are wanted; return whether that is done.
+
+        Those that can't be are copied; where none can, one launch moves all.
+        """
+        kind = forms.kinds[0] if forms.kinds is not None and len(self.steps) == 1 else None
+        if not isinstance(kind, Assembled) or not kind.is_whole:
+            return False
+        sources = self.steps[0][2]
+        rows = []
+        for part in kind.parts:
+            x = inputs[sources[part.source]]
+            assert x is not None
+            offset = sum(start * stride for start, stride in zip(part.starts, y.strides, strict=True))
+            rows.append((x, window(y, x.shape, y.strides, offset)))
+        left = [(x, shown) for x, shown in rows if not emit.place(x, shown)]
+        if len(left) == len(rows):
+            return False
+        for x, shown in left:
+            emit.copy(shown, x)
+        return True
 
     def _find_forms(self, inputs: Sequence[Any]) -> StepForms:
         return find_forms(self.steps, list_keys(inputs), self.rounds)
