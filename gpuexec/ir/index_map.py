@@ -76,4 +76,15 @@ class Viewed:
     contents: tuple[int, ...] = ()
 
 
-IndexMap = Assembled | Picked | Viewed
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """A result that holds the elements of input 0 in order, whose axes are joined and divided otherwise.
+
+    Attributes:
+        contents: Positions of the inputs whose content the map follows from.
+    """
+
+    contents: tuple[int, ...] = ()
+
+
+IndexMap = Assembled | Picked | Viewed | Reshaped

@@ -7,14 +7,17 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from gpuexec.errors import name_after
+from gpuexec.ir.command import Slot
+from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.graphs import Graph, Node, Value, take_free
-from gpuexec.ir.index_map import Assembled, IndexMap, Picked, Viewed
+from gpuexec.ir.index_map import Assembled, IndexMap, Picked, Reshaped, Viewed
 from gpuexec.ir.operator import Tolerance
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.work import LAUNCH_NBYTES
 from gpuexec.ops.elementwise.elementwise_unary import ROUND_OPERAND
+from gpuexec.ops.elementwise.flat_maps import can_map
 from gpuexec.ops.elementwise.region import Region
-from gpuexec.ops.elementwise.region_steps import made_by
+from gpuexec.ops.elementwise.region_steps import find_forms, list_keys, made_by
 from gpuexec.ops.lib.strided import MAX_RANK
 from gpuexec.passes.pointwise_nodes import PointwiseNodes, order_nodes
 
@@ -78,7 +81,7 @@ class _RegionFusing:
             if node.operator.name != ROUND_OPERAND and (position in self._maps or nodes.is_pointwise(node))
         }
         for position, each in self._maps.items():
-            if isinstance(each, Viewed) or (isinstance(each, Assembled) and not self._gains(position, each)):
+            if isinstance(each, Viewed | Reshaped) or (isinstance(each, Assembled) and not self._gains(position, each)):
                 del self._cluster_of[position]
 
     def cluster(self) -> None:
@@ -161,7 +164,7 @@ class _RegionFusing:
 
     def _is_free_view(self, position: int) -> bool:
         """Return whether a node makes a view and is in no cluster."""
-        return isinstance(self._maps.get(position), Viewed) and position not in self._cluster_of
+        return isinstance(self._maps.get(position), Viewed | Reshaped) and position not in self._cluster_of
 
     def _is_worth(self, cluster: _Cluster, views: set[int], times: float) -> bool:
         """Return whether to read a cluster's inputs through views costs no more than to write what it makes.
@@ -185,7 +188,9 @@ class _RegionFusing:
     def _is_scattered(self, view: int) -> bool:
         """Return whether neighbours of a view lie apart."""
         found, shown = self._maps[view], self._graph.nodes[view].inputs[0]
-        assert isinstance(found, Viewed) and shown is not None
+        assert shown is not None
+        if not isinstance(found, Viewed):
+            return False
         own, made = self._nodes.specs[shown].shape, self._nodes.specs[self._list_made(view)[0]].shape
         moved = [axis.moves for axis, extent in zip(found.axes, own, strict=True) if extent > 1]
         inner = max([axis for axis, extent in enumerate(made) if extent > 1], default=0)
@@ -259,7 +264,18 @@ class _RegionFusing:
             return False  # slices are picked of what is in memory
         if is_inner and self._count_evaluations(sorted(members)) > _MAX_EVALUATIONS:
             return False
+        if any(isinstance(self._maps.get(member), Reshaped) for member in members) and not self._is_mapped(members):
+            return False
         return len(inputs) + len(results) <= _MAX_OPERANDS and not self._leads_back(members, is_ordered=is_ordered)
+
+    def _is_mapped(self, members: set[int]) -> bool:
+        """Return whether a region of these nodes finds all that it reads by coordinates of its results."""
+        node = self._make_node(_Cluster(sorted(members)), set())
+        assert isinstance(node.operator, Region)
+        specs = [None if value is None else self._nodes.specs[value] for value in node.inputs]
+        slots = [None if s is None else Slot(n, 0, s, contiguous_strides(s.shape)) for n, s in enumerate(specs)]
+        rows = node.operator.steps
+        return not node.outputs or can_map(rows, find_forms(rows, list_keys(specs)), node.operator.results, slots)
 
     def _count_evaluations(self, members: Sequence[int]) -> int:
         """Return how many values of one element a region of these nodes has: one for each window or view of a node."""

@@ -71,6 +71,25 @@ ONE_LAUNCH: dict[str, tuple[str, Inputs]] = {
         c = Mul (x, cos) s = Mul (r, sin) y = Add (c, s) }""",
         {"q": floats(1, 4, 2, 8), "w": floats(8), "cos": floats(4, 8), "sin": floats(4, 8)},
     ),
+    "rotary_of_interleaved_pairs": (
+        """agraph (float[1, 2, 4, 8] x, float[4, 8] cos, float[4, 8] sin) => (float[1, 2, 4, 8] y)
+        <int64[1] zero = {0}, int64[1] one = {1}, int64[1] end = {9223372036854775807}, int64[1] last = {-1},
+        int64[1] two = {2}, int64[4] shape = {1, 2, 4, 8}> {
+        a = Slice (x, zero, end, last, two) b = Slice (x, one, end, last, two) n = Neg (b)
+        m = Unsqueeze (n, last) l = Unsqueeze (a, last) p = Concat <axis = -1> (m, l) r = Reshape (p, shape)
+        c = Mul (x, cos) s = Mul (r, sin) y = Add (c, s) }""",
+        {"x": floats(1, 2, 4, 8), "cos": floats(4, 8), "sin": floats(4, 8)},
+    ),
+    "rotary_of_a_stack": (
+        """agraph (float[2, 4, 3, 8] x, float[4, 1, 4] cos, float[4, 1, 4] sin) => (float[2, 4, 3, 8] y)
+        <int64[5] pairs = {2, 4, 3, 4, 2}, int64 zero = {0}, int64 one = {1}, int64[1] last = {-1},
+        int64[4] shape = {2, 4, 3, 8}> {
+        q = Reshape (x, pairs) a = Gather <axis = -1> (q, zero) b = Gather <axis = -1> (q, one)
+        ac = Mul (a, cos) bs = Mul (b, sin) as = Mul (a, sin) bc = Mul (b, cos)
+        u = Sub (ac, bs) v = Add (as, bc) m = Unsqueeze (u, last) l = Unsqueeze (v, last)
+        p = Concat <axis = -1> (m, l) r = Reshape (p, shape) y = Relu (r) }""",
+        {"x": floats(2, 4, 3, 8), "cos": floats(4, 1, 4), "sin": floats(4, 1, 4)},
+    ),
     "cast_and_padding_of_an_image": (
         """agraph (uint8[1, 3, 6, 5] x) => (float[1, 3, 8, 8] y)
         <int64[8] pads = {0, 0, 1, 1, 0, 0, 1, 2}, float scale = {0.00392}, float fill = {0.5}> {
@@ -253,7 +272,7 @@ class Drawing:
         shape = self.shapes[name]
         axis = self.draw(st.integers(0, len(shape) - 1))
         match self.draw(
-            st.sampled_from(["unary", "binary", "binary", "concat", "pad", "slice", "turn", "split", "gather"])
+            st.sampled_from(["unary", "binary", "binary", "concat", "pad", "slice", "turn", "split", "join", "gather"])
         ):
             case "unary":
                 self.add(self.pick(UNARY), [name], shape)
@@ -282,6 +301,10 @@ class Drawing:
             case "turn":
                 order = self.draw(st.permutations(range(len(shape))))
                 self.add("Transpose", [name], tuple([shape[each] for each in order]), perm=list(order))
+            case "join":
+                if axis and 0 not in shape:
+                    made = (*shape[: axis - 1], shape[axis - 1] * shape[axis], *shape[axis + 1 :])
+                    self.add("Reshape", [name, self.give(list(made))], made)
             case "split":
                 if len(shape) < 4:
                     parts = next((n for n in (2, 3) if shape[axis] and shape[axis] % n == 0), 1)

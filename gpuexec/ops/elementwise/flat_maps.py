@@ -149,9 +149,9 @@ class _SpaceWalk:
     @classmethod
     def of(cls, emit: Emitter, spaces: Spaces, slots: dict[int, Slot], output: Slot) -> _SpaceWalk:
         """Return the walk of places, joined as at the upper end of the size class."""
-        shape = output.shape
+        shape = spaces.spaces[0].extents
         is_row_major = bool(emit.choose(output.is_contiguous))
-        order = tuple(range(len(shape))) if is_row_major else memory_axes(shape, output.strides)
+        order = tuple(range(len(shape))) if is_row_major else memory_axes(shape, _divide(output, spaces.divided))
         cuts = {
             (number, window.axis): window
             for number, space in enumerate(spaces.spaces)
@@ -311,6 +311,14 @@ def _join_windows(space: Space, order: tuple[int, ...], groups: Sequence[Sequenc
         start = window.start - window.form.offset
         found[len(groups) - 1 - number] = (start * inner, window.extent * inner)
     return found
+
+
+def _divide(output: Slot, divided: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """Return the strides of results along the axes of the root."""
+    strides = []
+    for stride, own in zip(output.strides, divided, strict=True):
+        strides += [stride * prod(own[n + 1 :]) for n in range(len(own))]
+    return tuple(strides)
 
 
 def _reach(form: LinearForm, shape: tuple[int, ...]) -> int:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.index_map import Assembled, Picked, Viewed
+from gpuexec.ir.geometry import contiguous_strides
+from gpuexec.ir.index_map import Assembled, Picked, Reshaped, Viewed
 from gpuexec.ir.operator import Array, Out
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import accumulator
@@ -194,7 +195,9 @@ class _BoxRun:
             made = self._pick(step, kind, box, shape)
         elif isinstance(kind, Viewed):
             made = self._show(step, kind, box, shape)
-        if isinstance(kind, Picked | Viewed):
+        elif isinstance(kind, Reshaped):
+            made = self._divide(step, box, shape)
+        if isinstance(kind, Picked | Viewed | Reshaped):
             if target is not None:
                 target[...] = made
             return made if target is None else target
@@ -281,6 +284,22 @@ class _BoxRun:
         corner: tuple[Any, ...] = (..., *[slice(first, None) for first in firsts])
         return np.lib.stride_tricks.as_strided(array[corner], shape, strides, writeable=False)
 
+    def _divide(self, step: int, box: Box, shape: tuple[int, ...]) -> Array:
+        """Return what a box shows of elements under another shape, of which all between its first and last are made."""
+        source = self._program.steps[step].inputs[0]
+        inner, made = self._find_shape(source), self._program.shapes[step]
+        strides = contiguous_strides(made)
+        first = sum(at * stride for (at, _), stride in zip(box, strides, strict=True))
+        last = sum((end - 1) * stride for (_, end), stride in zip(box, strides, strict=True))
+        own, is_whole = [], False
+        for extent, low, high in zip(inner, _unravel(first, inner), _unravel(last, inner), strict=True):
+            own.append((0, extent) if is_whole else (low, high + 1))
+            is_whole = is_whole or low != high
+        array = np.ascontiguousarray(self._find(source, tuple(own)))
+        begin = sum(at * stride for (at, _), stride in zip(own, contiguous_strides(inner), strict=True))
+        by_bytes = [stride * array.itemsize for stride in strides]
+        return np.lib.stride_tricks.as_strided(array.reshape(-1)[first - begin :], shape, by_bytes, writeable=False)
+
     def _find_shape(self, given: Given) -> tuple[int, ...]:
         assert isinstance(given, int)
         if given < 0:
@@ -314,3 +333,12 @@ class _BoxRun:
 def _index(box: Box) -> tuple[Any, ...]:
     """Return the index of a box, by which arrays without axes stay arrays."""
     return (*[slice(*each) for each in box], ...)
+
+
+def _unravel(place: int, shape: tuple[int, ...]) -> list[int]:
+    """Return the coordinates of an element by its place in row-major order."""
+    found = []
+    for extent in reversed(shape):
+        place, own = divmod(place, extent)
+        found.append(own)
+    return found[::-1]

@@ -4,19 +4,23 @@ The root space has the coordinates of the results. A step that shows views of an
 evaluates that in a space whose coordinates are sums of its own with steps. A step that is made of windows (`Assembled`)
 evaluates each part in a space of its own: coordinates are shifted back by the window's start, and are inside where they
 are within its extents. Coordinates of all spaces are `LinearForm`s: sums of those of the root, or of the nearest window
-around, with factors.
+around, with factors. Where a step joins axes of another one's result, the root has these axes in place of the joined
+one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from math import prod
 
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import broadcast_strides
-from gpuexec.ir.index_map import Assembled, Picked, Viewed
+from gpuexec.ir.index_map import Assembled, Picked, Reshaped, Viewed
 from gpuexec.ops.elementwise.region_steps import Given, StepForms, StepRow, read_steps, step_of
+from gpuexec.ops.lib.strided import MAX_RANK
 
 Strides = tuple[int, ...]
 # A coordinate of a window that is none along an axis of the root: the numbers of its space and its axis there.
@@ -141,17 +145,27 @@ class CannotMapError(Exception):
     """The steps can't be evaluated at coordinates of the results."""
 
 
+class _DivideAxisError(Exception):
+    """An axis of the root must be several."""
+
+    def __init__(self, axis: int, extents: Sequence[int]) -> None:
+        super().__init__(axis, extents)
+        self.axis, self.extents = axis, tuple(extents)
+
+
 @dataclass(slots=True)
 class Spaces:
     """The spaces, places and evaluations that make the results of a region, in order.
 
     Attributes:
         spaces: Number 0 is the root.
+        divided: For each axis of the results the extents of the root's axes that it is.
         places: Where inputs lie.
         evaluations: In an order in which each finds its inputs.
     """
 
     spaces: list[Space]
+    divided: tuple[tuple[int, ...], ...]
     places: list[InputPlace] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     _numbers: dict[tuple[int, int, int], int] = field(default_factory=dict)
@@ -179,15 +193,30 @@ class Spaces:
             PlanError: A window is along another axis than at the upper end of the size class.
         """
         shape = forms.specs[results[0]].shape
-        axes = [LinearForm(tuple([int(axis == each) for each in range(len(shape))])) for axis in range(len(shape))]
-        found = cls([Space(-1, shape, tuple(axes), shape)])
+        divided: tuple[tuple[int, ...], ...] = tuple([(extent,) for extent in shape])
+        while True:
+            found = cls([_make_root(shape, divided)], divided)
+            finder = _Finder(found, rows, forms, inputs, int)
+            try:
+                for step in results:
+                    finder.find_step(step, 0)
+                break
+            except _DivideAxisError as more:
+                flat = [[(n, extent) for extent in each] for n, each in enumerate(divided)]
+                pairs = [pair for each in flat for pair in each]
+                owner = pairs[more.axis][0]
+                pairs[more.axis : more.axis + 1] = [(owner, extent) for extent in more.extents]
+                divided = tuple([tuple([e for n, e in pairs if n == axis]) for axis in range(len(shape))])
+        if sum(map(len, divided)) > MAX_RANK:
+            raise CannotMapError
+        found = cls([_make_root(shape, divided)], divided)
         finder = _Finder(found, rows, forms, inputs, choose)
         return found, tuple([finder.find_step(step, 0) for step in results])
 
     @property
     def rank(self) -> int:
         """Axes of the root."""
-        return len(self.spaces[0].shape)
+        return len(self.spaces[0].extents)
 
     def add_place(self, place: InputPlace, step: int = -1) -> int:
         """Return the number of a place.
@@ -239,8 +268,9 @@ class _Finder:
             kind, given = self._forms.kinds[step], self._steps[step].inputs
             if isinstance(kind, Picked):
                 name = self._pick(step, kind, space)
-            elif isinstance(kind, Viewed):
-                found = self.find(given[0], self._show(step, kind, space))
+            elif isinstance(kind, Viewed | Reshaped):
+                inner = self._show(step, kind, space) if isinstance(kind, Viewed) else self._divide(step, space)
+                found = self.find(given[0], inner)
                 assert found is not None
                 name = found
             elif isinstance(kind, Assembled):
@@ -273,6 +303,58 @@ class _Finder:
         return self._spaces.add_space(
             Space(space, shape, tuple(axes), parent.extents, guard=parent.guard, is_shown=True)
         )
+
+    def _divide(self, step: int, space: int) -> int:
+        """Return the space of what holds the same elements under another shape."""
+        parent, made = self._spaces.spaces[space], self._forms.specs[step].shape
+        shape = self._find_shape(self._steps[step].inputs[0])
+        if parent.shape != made:
+            raise CannotMapError
+        axes = [LinearForm((0,) * self._spaces.rank)] * len(shape)
+        if 0 not in shape:
+            parts = _list_common(made, shape)
+            atoms: list[LinearForm] = []
+            for form, extents in zip(parent.axes, _deal(made, parts), strict=True):
+                atoms += self._divide_form(form, extents, parent.extents)
+            counts = [len(each) for each in _deal(shape, parts)]
+            firsts = [0, *accumulate(counts)]
+            for axis, (first, count) in enumerate(zip(firsts, counts)):
+                own = parts[first : first + count]
+                terms = [(atoms[first + n], prod(own[n + 1 :])) for n in range(count)]
+                axes[axis] = add_forms(self._spaces.rank, terms)
+        return self._spaces.add_space(
+            Space(space, shape, tuple(axes), parent.extents, guard=parent.guard, is_shown=True)
+        )
+
+    def _divide_form(self, form: LinearForm, parts: Sequence[int], extents: Sequence[int]) -> list[LinearForm]:
+        """Return a coordinate as those of the parts that its axis is divided into.
+
+        Raises:
+            CannotMapError: It is none of coordinates of the root side by side.
+            _DivideAxisError: The root must be divided first.
+        """
+        if len(parts) <= 1:
+            return [form] * len(parts)
+        root = self._spaces.spaces[0].extents
+        moved = sorted([axis for axis, factor in enumerate(form.row) if factor], key=lambda axis: -form.row[axis])
+        if form.others or form.offset or any(extents[axis] != root[axis] for axis in moved):
+            raise CannotMapError
+        own = [root[axis] for axis in moved]
+        factors = [prod(own[n + 1 :]) for n in range(len(own))]
+        if [form.row[axis] for axis in moved] != factors or prod(own) != prod(parts):
+            raise CannotMapError
+        common = _list_common(own, parts)
+        for axis, each in zip(moved, _deal(own, common), strict=True):
+            if len(each) > 1:
+                raise _DivideAxisError(axis, each)
+        found, left = [], list(moved)
+        for each in _deal(parts, common):
+            taken, left = left[: len(each)], left[len(each) :]
+            row = [0] * self._spaces.rank
+            for n, axis in enumerate(taken):
+                row[axis] = prod(each[n + 1 :])
+            found.append(LinearForm(tuple(row)))
+        return found
 
     def _open(self, step: int, kind: Assembled, space: int) -> Evaluation:
         """Return the evaluation of windows, each in a space of its own."""
@@ -359,3 +441,47 @@ def spread(shape: Sequence[int], strides: Sequence[int], to: Sequence[int]) -> S
         raise CannotMapError
     strides = broadcast_strides(shape, strides, to)
     return tuple([0 if extent == 1 else stride for extent, stride in zip(to, strides, strict=True)])
+
+
+def _make_root(shape: tuple[int, ...], divided: tuple[tuple[int, ...], ...]) -> Space:
+    """Return the space of results, some of whose axes are several of the root."""
+    extents = tuple([extent for each in divided for extent in each])
+    axes, first = [], 0
+    for each in divided:
+        row = [0] * len(extents)
+        for n in range(len(each)):
+            row[first + n] = prod(each[n + 1 :])
+        axes.append(LinearForm(tuple(row)))
+        first += len(each)
+    return Space(-1, shape, tuple(axes), extents)
+
+
+def _list_common(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """Return the fewest extents that axes of both shapes, which have as many elements, are products of neighbours of.
+
+    Raises:
+        CannotMapError: There are none.
+    """
+    ends = sorted({*_list_ends(first), *_list_ends(second)})
+    parts = []
+    for inner, outer in pairwise(ends):
+        if outer % inner:
+            raise CannotMapError
+        parts.append(outer // inner)
+    return parts[::-1]
+
+
+def _list_ends(shape: Sequence[int]) -> list[int]:
+    """Return the elements behind and in each axis, and 1."""
+    return [1, *accumulate(reversed(shape), lambda a, b: a * b)]
+
+
+def _deal(shape: Sequence[int], parts: Sequence[int]) -> list[list[int]]:
+    """Return for each axis of a shape the parts that it is the product of; none for one of one element."""
+    left, dealt = list(parts), []
+    for extent in shape:
+        own: list[int] = []
+        while prod(own) < extent:
+            own.append(left.pop(0))
+        dealt.append(own)
+    return dealt

@@ -172,7 +172,7 @@ def find_map(operator: Operator, inputs: Sequence[TensorSpec | None]) -> IndexMa
     """
     if any(spec is not None and spec.dtype not in _DTYPES for spec in inputs):
         return None
-    return find_view(operator, inputs) if operator.makes_views else operator.as_index_map(inputs)
+    return (find_view(operator, inputs) if operator.makes_views else None) or operator.as_index_map(inputs)
 
 
 def list_keys(items: Sequence[Any]) -> tuple[SpecKey | None, ...]:

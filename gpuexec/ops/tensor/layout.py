@@ -25,7 +25,7 @@ from gpuexec.ir.geometry import (
     try_view,
 )
 from gpuexec.ir.graphs import RawNode
-from gpuexec.ir.index_map import IndexMap
+from gpuexec.ir.index_map import IndexMap, Reshaped
 from gpuexec.ir.operator import (
     Array,
     Derivative,
@@ -107,6 +107,10 @@ class View(Operator):
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
         emit.alias(y, reshaped(emit, x, y.shape))
+
+    def as_index_map(self, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:
+        """Return that the elements keep their order."""
+        return Reshaped(tuple(range(1, len(inputs))))
 
 
 @operator("Reshape")
