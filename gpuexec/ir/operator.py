@@ -37,6 +37,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.index_map import IndexMap
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.provider import Posed
 from gpuexec.ir.row_form import RowForm
@@ -381,6 +382,16 @@ class Operator:
 
         Args:
             inputs: Specs; None: absent.
+        """
+        return None
+
+    def as_index_map(self, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:
+        """Return where the elements of its result lie in its inputs, so that it may be in a region.
+
+        None: it is no such operator, or not with these attributes and inputs.
+
+        Args:
+            inputs: Specs, with content where it follows from that; None: absent.
         """
         return None
 

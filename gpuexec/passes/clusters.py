@@ -17,9 +17,15 @@ MAX_STEPS, MAX_OPERANDS = 48, 16
 
 @dataclass(slots=True)
 class Cluster:
-    """Nodes that are to be one region, by position."""
+    """Nodes that are to be one region, by position.
+
+    Attributes:
+        members: The nodes.
+        inner: Those that make parts of windows, or slices that are broadcast, and no results.
+    """
 
     members: list[int] = field(default_factory=list)
+    inner: set[int] = field(default_factory=set)
 
 
 class Clusters:
@@ -30,16 +36,28 @@ class Clusters:
         self._cluster_of = {position: Cluster([position]) for position in members}
         self._reach = -1  # the last node that is in a cluster with others
 
+    @property
+    def positions(self) -> list[int]:
+        """The nodes that are in clusters."""
+        return sorted(self._cluster_of)
+
     def find(self, position: int) -> Cluster | None:
         """Return the cluster of a node."""
         return self._cluster_of.get(position)
 
+    def leave_out(self, position: int) -> None:
+        """Take a node that is a cluster by itself out of these."""
+        del self._cluster_of[position]
+
     def join(self, own: Cluster, other: Cluster) -> None:
         """Put the members of a cluster into another one."""
-        other.members = sorted(own.members + other.members)
-        self._reach = max(self._reach, other.members[-1])
-        for member in own.members:
-            self._cluster_of[member] = other
+        other.inner |= own.inner
+        self._add(own.members, other)
+
+    def take_in(self, own: Cluster, inner: Cluster) -> None:
+        """Add nodes to a cluster that make values for others in it alone."""
+        own.inner |= {*inner.members}
+        self._add(inner.members, own)
 
     def is_small(self, members: Sequence[int]) -> bool:
         """Return whether nodes are few enough for one launch, and so are their operands."""
@@ -106,6 +124,12 @@ class Clusters:
         made = operator(tuple(rows), tuple([made_at[value] for value in results]))  # type: ignore[call-arg]
         return made, inputs, results
 
+    def _add(self, members: Sequence[int], cluster: Cluster) -> None:
+        cluster.members = sorted([*cluster.members, *members])
+        self._reach = max(self._reach, cluster.members[-1])
+        for member in members:
+            self._cluster_of[member] = cluster
+
     def _list_next(self, group: set[int]) -> Iterator[int]:
         """Yield the positions behind a group that read what it makes."""
         for member in group:
@@ -118,6 +142,6 @@ class Clusters:
         """Return a cluster as a node."""
         nodes = [self._graph.nodes[member] for member in cluster.members]
         made, inputs, results = self.write_steps(cluster.members, operator)
-        name = take_free("+".join(node.name for node in nodes), taken)
+        name = nodes[0].name if len(nodes) == 1 else take_free("+".join(node.name for node in nodes), taken)
         part_of = nodes[0].part_of if len({node.part_of for node in nodes}) == 1 else ""
         return Node(made, tuple(inputs), tuple(results), name_after(name, nodes[0].name), part_of)

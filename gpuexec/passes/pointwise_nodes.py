@@ -1,4 +1,4 @@
-"""Nodes that compute by elements or rows, as passes put them into one operator: what they read, and who reads them."""
+"""Nodes that compute by elements or rows, or move elements, as passes put them into one operator."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import heapq
 from collections.abc import Collection, Mapping, Sequence
 
 from gpuexec.ir.graphs import Array, Graph, Node, Value
+from gpuexec.ir.index_map import Assembled, IndexMap, Picked
 from gpuexec.ir.operator import describe
 from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.elementwise_unary import ROUND_OPERAND
-from gpuexec.ops.elementwise.region_steps import Given, StepRow, write_integers, write_number
+from gpuexec.ops.elementwise.region_steps import Given, StepRow, find_map, write_integers, write_number
 from gpuexec.passes.known_specs import Shapes
 
 
@@ -36,7 +37,7 @@ class PointwiseNodes:
 
         It makes one value of known shape that the host does not know, and that no shape depends on.
         """
-        return self._makes_value(node) and node.operator.as_pointwise(self._list_specs(node)) is not None
+        return self._is_free(node) and node.operator.as_pointwise(self._list_specs(node)) is not None
 
     def can_be_step(self, node: Node) -> bool:
         """Return whether a node can be a step on elements of a region.
@@ -47,28 +48,57 @@ class PointwiseNodes:
 
     def find_row_form(self, node: Node) -> RowForm | None:
         """Return the form of a node that can be a step on rows, in the same way; what it holds is constant."""
-        form = node.operator.as_row(self._list_specs(node)) if self._makes_value(node) else None
+        form = node.operator.as_row(self._list_specs(node)) if self._is_free(node) else None
         if form is None:
             return None
         read = [node.inputs[place] for place in form.read if place < len(node.inputs)]
         return form if all(value is None or value in self._graph.constants for value in read) else None
 
-    def _list_specs(self, node: Node) -> list[TensorSpec | None]:
-        return [None if value is None else self.specs.get(value) for value in node.inputs]
+    def find_map(self, node: Node) -> IndexMap | None:
+        """Return the index map of a node that can be a step by it, as `is_pointwise` says of others.
 
-    def _makes_value(self, node: Node) -> bool:
-        """Return whether a node makes one value on the device, and its inputs are known."""
-        inputs = self._list_specs(node)
+        What the map follows from are constants.
+        """
+        if not self._is_free(node):
+            return None
+        specs = self._list_specs(node)
+        found = find_map(node.operator, specs)
+        if found is None or isinstance(found, Picked):
+            return found
+        if any(self._is_computed(node, position) for position in found.contents):
+            return None
+        if (
+            isinstance(found, Assembled)
+            and found.filler is not None
+            and self._write_contents(node, found)[found.filler] is None
+        ):
+            filler, filled = specs[found.filler], specs[0]
+            return found if filler is not None and filled is not None and filler.dtype == filled.dtype else None
+        return found
+
+    def _is_free(self, node: Node) -> bool:
+        """Return whether a node makes one value of known shape, which neither the host knows nor a shape depends on."""
         made = [None if value is None else self.specs.get(value) for value in node.outputs]
         if len(made) != 1 or made[0] is None or node.outputs[0] in self.on_host:
             return False
-        if any(value is not None and spec is None for value, spec in zip(node.inputs, inputs, strict=True)):
+        if any(value is not None and value not in self.specs for value in node.inputs):
             return False
         return self._demanded.isdisjoint(node.outputs)
+
+    def _list_specs(self, node: Node) -> list[TensorSpec | None]:
+        return [None if value is None else self.specs.get(value) for value in node.inputs]
+
+    def _is_computed(self, node: Node, position: int) -> bool:
+        value = node.inputs[position] if position < len(node.inputs) else None
+        return value is not None and value not in self._graph.constants
 
     def list_readers(self, value: Value) -> list[int]:
         """Return the positions of the nodes that read a value."""
         return [self._positions[id(reader)] for reader in self._readers.get(value, ())]
+
+    def is_output(self, value: Value) -> bool:
+        """Return whether the graph gives a value out."""
+        return value in self._outputs
 
     def is_read_beside(self, value: Value, members: Collection[int]) -> bool:
         """Return whether the graph gives a value out, or others than these nodes read it."""
@@ -80,7 +110,13 @@ class PointwiseNodes:
         return [value for value, text in zip(node.inputs, numbers, strict=True) if value is not None and text is None]
 
     def write_numbers(self, node: Node) -> list[str | None]:
-        """Return as text each input that is a constant of one element and stretches nothing, or that forms hold."""
+        """Return as text each input that is a constant of one element and stretches nothing, or that forms hold.
+
+        Of a node with an index map those that the map follows from.
+        """
+        found = find_map(node.operator, self._list_specs(node))
+        if found is not None:
+            return self._write_contents(node, found)
         form = self.find_row_form(node)
         read = set() if form is None else {node.inputs[place] for place in form.read if place < len(node.inputs)}
         others = [self.specs[value].rank for value in node.inputs if value is not None and not self._is_number(value)]
@@ -106,6 +142,19 @@ class PointwiseNodes:
             for value, text in zip(node.inputs, self.write_numbers(node), strict=True)
         ])  # fmt: skip
         return (*describe(node.operator), inputs)
+
+    def _write_contents(self, node: Node, found: IndexMap) -> list[str | None]:
+        """Return those inputs that a map follows from, and its filler where it is known, as text."""
+        texts: list[str | None] = [None] * len(node.inputs)
+        contents = () if isinstance(found, Picked) else found.contents
+        filler = found.filler if isinstance(found, Assembled) else None
+        for position, value in enumerate(node.inputs):
+            array = None if value is None else self._graph.constants.get(value)
+            if array is not None and position in contents:
+                texts[position] = write_integers(array)
+            elif array is not None and position == filler and node.inputs[0] is not None:
+                texts[position] = write_number(array.astype(self.specs[node.inputs[0]].dtype))
+        return texts
 
     def _is_number(self, value: Value) -> bool:
         array = self._graph.constants.get(value)

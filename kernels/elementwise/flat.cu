@@ -1,5 +1,6 @@
 // Flat regions: a graph of operators on elements in one pass, whose results have one shape.
 #include "dependent_launch.cuh"
+#include "index_maps.cuh"
 #include "region.cuh"
 
 // Computes: the results of Region, which gpuexec/ops/elementwise/flat.py generates: element by element, each step rounded to its

@@ -35,7 +35,7 @@ INNER = {
     "ir": (
         ("validate", "signatures", "geometry", "instances", "library_problem", "precision", "spec", "target"),
         ("command", "containers", "gpus", "host_values", "weight_forms"),
-        ("pointwise", "provider", "row_form"),
+        ("index_map", "pointwise", "provider", "row_form"),
         ("operator", "plan", "work"),
         ("apply", "graphs", "plan_json"),
         ("graph_json",),

@@ -29,9 +29,12 @@ from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div32, pack_fast_div64
 
 SOURCE = "flat.cu"
 # Offsets of more need 64 bits; threads of the last block compute some beyond the end.
-_NARROW = 2**31 - 2 * THREADS * VECTOR_BYTES
+NARROW = 2**31 - 2 * THREADS * VECTOR_BYTES
 # Instructions of a thread apart from its steps, and of a step for an element, about.
 _AROUND, _STEP_INSTRUCTIONS = 40, 8
+# What the names of types with index maps begin with, and how their text reads an index, behind which it reads what that
+# picks (`flat_maps`).
+MAPPED, PICKING = "Mapped", "= pick_slice<"
 
 
 class OperandKind(IntEnum):
@@ -165,7 +168,7 @@ class JoinedWalk:
         sizes = tuple([prod(extents[axis] for axis in group) for group in groups])
         dense = contiguous_strides(sizes)
         limit = max((max_offset(slot.shape, slot.strides) for slot in (*inputs, output)), default=0)
-        is_wide = bool(emit.choose(max(limit, output.spec.size) >= _NARROW))
+        is_wide = bool(emit.choose(max(limit, output.spec.size) >= NARROW))
         operands = [_choose_kind(emit, slot, sizes, own, dense) for slot, own in zip(inputs, walked, strict=True)]
         return cls(sizes[::-1], tuple(operands), tuple([own[::-1] for own in walked]), is_wide)
 
@@ -338,14 +341,23 @@ def _write_loads(structure: FlatStructure) -> list[str]:
 
 @work_of(SOURCE, "flat")
 def count_flat(launch: Launch) -> Work:
-    """Count the steps of a flat region by the lines of its text."""
+    """Count the steps of a flat region by the lines of its text; of an input it reads no more than it has results."""
     steps = count_steps(launch.kernel.text)
     written = launch.writes_to()
     elements = written[0].spec.size
     own = elements / max(1, prod(launch.grid) * prod(launch.block))
-    read = sum(count_apart_bytes(slot, written[0], THREADS) for slot in launch.reads_from())
+    is_mapped = MAPPED in launch.kernel.text
+    touched = {
+        position: min(count_slot_bytes(slot), elements * slot.dtype.itemsize)
+        if is_mapped or position in launch.writes
+        else count_apart_bytes(slot, written[0], THREADS)
+        for position, slot in enumerate(launch.arguments)
+        if isinstance(slot, Slot)
+    }
     return Work(
         flops=steps * elements,
         instructions=count_warps(launch) * (_AROUND + own * steps * _STEP_INSTRUCTIONS),
-        l2_nbytes=read + sum(map(count_slot_bytes, written)),
+        l2_nbytes=sum(touched.values()),
+        rounds=1 + (PICKING in launch.kernel.text),
+        operand_nbytes=touched,
     )

@@ -1,10 +1,10 @@
 """Regions: graphs of operators as one operator, on elements (Region), or on rows and their elements (RowRegion).
 
 Their results are, to the bit, what the operators would give one after the other: `infer` is just that, `compute` is
-that over blocks that stay in cache (`region_blocks`), and on a device with kernels one launch does it (`flat`, or
-`tiled` where operands lie across, `row_kernel` for rows), over textures one for each result (`region_blits`), or where
-that can't be, a launch for each step. The passes `gpuexec.passes.fuse_regions` and `gpuexec.passes.fuse_rows` make
-regions; no file has them.
+that over blocks that stay in cache (`region_blocks`, with index maps `region_boxes`, of rows `row_blocks`), and on a
+device with kernels one launch does it (`flat`, with index maps `flat_maps`, `tiled` where operands lie across,
+`row_kernel` for rows), over textures one for each result (`region_blits`), or where that can't be, a launch for each
+step. The passes `gpuexec.passes.fuse_regions` and `gpuexec.passes.fuse_rows` make regions; no file has them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,31 @@ import numpy as np
 
 from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Slot
+from gpuexec.ir.index_map import Assembled
 from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.epilogue import FUSED_DOMAIN, StepEmitter
 from gpuexec.ops.elementwise.flat import JoinedWalk, can_walk, launch_flat
+from gpuexec.ops.elementwise.flat_maps import can_map, launch_mapped
 from gpuexec.ops.elementwise.region_blits import can_draw, draw_region
 from gpuexec.ops.elementwise.region_blocks import BlockProgram, prepare_blocks
-from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, find_forms, list_keys, read_steps
+from gpuexec.ops.elementwise.region_boxes import BoxProgram
+from gpuexec.ops.elementwise.region_steps import (
+    SpecKey,
+    StepForms,
+    find_forms,
+    list_keys,
+    list_moved,
+    read_steps,
+)
 from gpuexec.ops.elementwise.row_blocks import RowProgram, prepare_row_blocks
 from gpuexec.ops.elementwise.row_kernel import can_launch, launch_rows
 from gpuexec.ops.elementwise.row_layout import RowLayout, find_row_layout
 from gpuexec.ops.elementwise.tiled import choose_tiling, launch_tiled
+from gpuexec.ops.tensor.layout import window
 
 _PROGRAMS_KEPT = 64
+_Program = BlockProgram | BoxProgram | RowProgram
 
 
 class Steps(Operator):
@@ -45,7 +57,7 @@ class Steps(Operator):
     steps: tuple  # type: ignore[type-arg]
     results: tuple[int, ...]
     rounds: bool
-    _programs: dict[tuple[SpecKey | None, ...], BlockProgram | RowProgram | None]
+    _programs: dict[tuple[SpecKey | None, ...], _Program | None]
     tolerance = Tolerance.REDUCTION
     uses_all_cores = True
     derivative = Derivative.REFUSED
@@ -80,7 +92,7 @@ class Steps(Operator):
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Compute block by block; where that can't be, one operator after the other."""
         program = self._find_program(list_keys(inputs))
-        if isinstance(program, BlockProgram) or (program is not None and program.can_run(inputs)):
+        if program is not None and (not isinstance(program, RowProgram) or program.can_run(inputs)):
             return program.run(inputs, out)
         made: list[Array] = []
         for step in read_steps(self.steps):
@@ -92,7 +104,7 @@ class Steps(Operator):
     def _find_forms(self, inputs: Sequence[Any]) -> StepForms:
         return find_forms(self.steps, list_keys(inputs), self.rounds)
 
-    def _find_program(self, keys: tuple[SpecKey | None, ...]) -> BlockProgram | RowProgram | None:
+    def _find_program(self, keys: tuple[SpecKey | None, ...]) -> _Program | None:
         """Return the steps prepared for inputs, kept with the operator; None where they can't be."""
         try:
             known = self._programs
@@ -105,7 +117,7 @@ class Steps(Operator):
             known[keys] = self._prepare(find_forms(self.steps, keys, self.rounds), keys)
         return known[keys]
 
-    def _prepare(self, forms: StepForms, keys: tuple[SpecKey | None, ...]) -> BlockProgram | RowProgram | None:
+    def _prepare(self, forms: StepForms, keys: tuple[SpecKey | None, ...]) -> _Program | None:
         """Return the steps prepared for inputs, or None."""
         raise NotImplementedError
 
@@ -157,7 +169,7 @@ class Steps(Operator):
 @operator("Region", FUSED_DOMAIN)
 @dataclass(frozen=True, slots=True)
 class Region(Steps):
-    """Operators on elements. Inputs and outputs may be of any type that kernels compute with."""
+    """Operators on elements, or with index maps. Inputs and outputs may be of any type that kernels compute with."""
 
     steps: tuple  # type: ignore[type-arg]
     results: tuple[int, ...]
@@ -171,33 +183,68 @@ class Region(Steps):
         kept = self._list_kept(outputs)
         if not kept:
             return
+        if self._place(emit, forms, inputs, kept[0][1]):
+            return
         laid = {slot.strides for _, slot in kept}
+        wanted = [step for step, _ in kept]
         is_flat = self._is_flat(forms) and can_walk(kept[0][1].shape) and len(laid) == 1
+        if is_flat and forms.pointwise is None:
+            is_flat = not emit.target.has_textures and can_map(self.steps, forms, wanted, inputs)
         slots = [slot for slot in (*inputs, *outputs) if slot is not None]
         if not emit.choose(is_flat and not (emit.target.has_textures and not can_draw(slots))):
             self._lower_apart(emit, forms, inputs, outputs)
             return
         if not is_flat:
             raise PlanError("A region has results of several shapes, which have one at the upper end.")
-        self._allow_in_place(emit, inputs, kept, lambda step, position: True)
-        used, steps, results = [x for x in inputs if x is not None], [s for s, _ in kept], [y for _, y in kept]
+        moved = list_moved(self.steps, forms)
+        self._allow_in_place(emit, inputs, kept, lambda step, position: position not in moved)
+        used, results = [x for x in inputs if x is not None], [y for _, y in kept]
         if emit.target.has_textures:
-            draw_region(emit, self.steps, forms, steps, inputs, results)
+            draw_region(emit, self.steps, forms, wanted, inputs, results)
+            return
+        if forms.pointwise is None:
+            launch_mapped(emit, self.steps, forms, wanted, inputs, results)
             return
         walk = JoinedWalk.of(emit, used, results[0])
         tiling = choose_tiling(emit, walk, used, results)
         if tiling is None:
-            launch_flat(emit, walk, self.steps, forms, steps, inputs, results)
+            launch_flat(emit, walk, self.steps, forms, wanted, inputs, results)
         else:
-            launch_tiled(emit, walk, tiling, self.steps, forms, steps, inputs, results)
+            launch_tiled(emit, walk, tiling, self.steps, forms, wanted, inputs, results)
 
-    def _prepare(self, forms: StepForms, keys: tuple[SpecKey | None, ...]) -> BlockProgram | None:
-        return prepare_blocks(self.steps, forms, self.results, keys) if self._is_flat(forms) else None
+    def _prepare(self, forms: StepForms, keys: tuple[SpecKey | None, ...]) -> BlockProgram | BoxProgram | None:
+        if not self._is_flat(forms):
+            return None
+        if forms.pointwise is None:
+            return BoxProgram.of(self.steps, forms, self.results, keys)
+        return prepare_blocks(self.steps, forms, self.results, keys)
+
+    def _place(self, emit: Emitter, forms: StepForms, inputs: Slots, y: Slot) -> bool:
+        """Let the parts of a Concat by itself be made where they are wanted; return whether that is done.
+
+        Those that can't be are copied; where none can, one launch moves all.
+        """
+        kind = forms.kinds[0] if forms.kinds is not None and len(self.steps) == 1 else None
+        if not isinstance(kind, Assembled) or not kind.is_whole:
+            return False
+        sources = self.steps[0][2]
+        rows = []
+        for part in kind.parts:
+            x = inputs[sources[part.source]]
+            assert x is not None
+            offset = sum(start * stride for start, stride in zip(part.starts, y.strides, strict=True))
+            rows.append((x, window(y, x.shape, y.strides, offset)))
+        left = [(x, shown) for x, shown in rows if not emit.place(x, shown)]
+        if len(left) == len(rows):
+            return False
+        for x, shown in left:
+            emit.copy(shown, x)
+        return True
 
     def _is_flat(self, forms: StepForms) -> bool:
         """Return whether all results are of one shape, which that of no step goes beyond."""
         shapes = {forms.specs[step].shape for step in self.results}
-        return forms.pointwise is not None and len(shapes) == 1
+        return forms.kinds is not None and len(shapes) == 1
 
 
 @operator("RowRegion", FUSED_DOMAIN)

@@ -1,18 +1,20 @@
-"""Steps of a region: operators on elements or rows, each with the sources of its inputs."""
+"""Steps of a region: operators on elements or rows, or ones that move elements, with the sources of their inputs."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from gpuexec.ir.index_map import IndexMap, Picked
 from gpuexec.ir.operator import Array, Operator, build
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.row_form import RowForm
-from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
+from gpuexec.ir.spec import COMPUTED, TensorSpec, accumulator, dtype_row
+from gpuexec.ops.lib.view_probe import find_view
 
 # An input of a step: the position of one of the region's inputs, `made_by` of an earlier step, a number as text (see
 # `write_number`) or a list of integers (`write_integers`), or None where it is absent.
@@ -47,6 +49,11 @@ class RegionStep:
         return tuple(picked)
 
 
+StepKind = Pointwise | IndexMap
+_Form = TypeVar("_Form", bound=Pointwise | RowForm)
+_DTYPES = frozenset(row.numpy for row in COMPUTED)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepForms:
     """What steps make of inputs of certain types and shapes.
@@ -54,10 +61,12 @@ class StepForms:
     Attributes:
         specs: Of the result of each step.
         forms: The pointwise form of each, or its form on rows; None where one of them has none for these inputs.
+        kinds: The pointwise form or the index map of each; None where one of them has neither.
     """
 
     specs: tuple[TensorSpec, ...]
     forms: tuple[Pointwise | RowForm, ...] | None
+    kinds: tuple[StepKind, ...] | None
 
     @property
     def pointwise(self) -> tuple[Pointwise, ...] | None:
@@ -67,8 +76,13 @@ class StepForms:
 
     def without_roundings(self) -> StepForms:
         """Return the forms with what makes a float in its accumulator, which others see as it is computed."""
-        forms = None if self.forms is None else tuple([_widen(form) for form in self.forms])
-        return StepForms(self.specs, forms)
+        forms = [_widen(form) for form in self.forms or ()]
+        kinds = [_widen(kind) if isinstance(kind, Pointwise) else kind for kind in self.kinds or ()]
+        return StepForms(
+            self.specs,
+            None if self.forms is None else tuple(forms),
+            None if self.kinds is None else tuple(kinds),
+        )
 
 
 def made_by(step: int) -> int:
@@ -87,11 +101,6 @@ def read_steps(rows: tuple[StepRow, ...]) -> tuple[RegionStep, ...]:
     return tuple([RegionStep(build(name, dict(attributes)), tuple(inputs)) for name, attributes, inputs in rows])
 
 
-def write_integers(array: Array) -> str:
-    """Return a list of integers as text, its type in front."""
-    return " ".join([dtype_row(array.dtype).name, *map(str, array.reshape(-1).tolist()), ","])
-
-
 def write_number(array: Array) -> str | None:
     """Return a tensor of one element as text, its type in front; None where there is no text for it."""
     row = dtype_row(array.dtype)
@@ -101,13 +110,18 @@ def write_number(array: Array) -> str | None:
     return f"{row.name} {float(number)!r}" if row.is_float else f"{row.name} {int(number)}"
 
 
+def write_integers(array: Array) -> str:
+    """Return a list of integers as text, its type and ``[]`` in front."""
+    return f"{dtype_row(array.dtype).name}[] {','.join(map(str, array.reshape(-1).tolist()))}"
+
+
 @functools.lru_cache(4096)
 def read_number(text: str) -> Array:
     """Return the 0-d array that `write_number` made a text of, or the list of `write_integers`; it is read-only."""
     name, _, digits = text.partition(" ")
-    row = dtype_row(name)
-    if digits.endswith(","):
-        array = np.array(digits[:-1].split(), row.numpy)
+    row = dtype_row(name.removesuffix("[]"))
+    if name.endswith("[]"):
+        array = np.array([int(each) for each in digits.split(",") if each], row.numpy)
     else:
         array = np.array(float(digits) if row.is_float else int(digits), np.float64 if row.is_float else None)
     array = array.astype(row.numpy)
@@ -122,7 +136,7 @@ def widen_number(text: str) -> Array:
     return array.astype(accumulator(array.dtype))
 
 
-def _widen(form: Pointwise | RowForm) -> Pointwise | RowForm:
+def _widen(form: _Form) -> _Form:
     return replace(form, dtype=accumulator(form.dtype)) if dtype_row(form.dtype).is_float else form
 
 
@@ -145,15 +159,54 @@ def find_forms(rows: tuple[StepRow, ...], inputs: tuple[SpecKey | None, ...], ro
     given = [None if key is None else TensorSpec(*key) for key in inputs]
     specs: list[TensorSpec] = []
     forms: list[Pointwise | RowForm | None] = []
+    kinds: list[StepKind | None] = []
     for step in read_steps(rows):
         picked = step.pick(given, specs, TensorSpec.of)
         specs.append(step.operator.infer(*picked)[0])
-        forms.append(step.operator.as_pointwise(picked) or step.operator.as_row(picked))
+        form = step.operator.as_pointwise(picked)
+        kind = form or find_map(step.operator, picked)
+        is_picked = isinstance(kind, Picked) and not all(isinstance(each, int) and each >= 0 for each in step.inputs)
+        kinds.append(None if is_picked else kind)  # slices are picked of what is in memory
+        forms.append(form or step.operator.as_row(picked))
     known = [form for form in forms if form is not None]
-    found = StepForms(tuple(specs), tuple(known) if len(known) == len(forms) else None)
+    moved = [kind for kind in kinds if kind is not None]
+    found = StepForms(
+        tuple(specs),
+        tuple(known) if len(known) == len(forms) else None,
+        tuple(moved) if len(moved) == len(kinds) else None,
+    )
     return found if rounds else found.without_roundings()
+
+
+def find_map(operator: Operator, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:
+    """Return the index map of an operator that a region can have; None: it has none of such inputs.
+
+    Args:
+        operator: Which.
+        inputs: Specs, with content where that is known; None: absent.
+    """
+    if any(spec is not None and spec.dtype not in _DTYPES for spec in inputs):
+        return None
+    return (find_view(operator, inputs) if operator.makes_views else None) or operator.as_index_map(inputs)
 
 
 def list_keys(items: Sequence[Any]) -> tuple[SpecKey | None, ...]:
     """Return the shapes and types of specs, arrays or slots, for `find_forms`."""
     return tuple([None if item is None else (item.shape, item.dtype) for item in items])
+
+
+def list_moved(rows: tuple[StepRow, ...], forms: StepForms) -> set[int]:
+    """Return the inputs of a region that some step reads at places other than those of the results.
+
+    Args:
+        rows: The steps.
+        forms: What they make of the inputs.
+    """
+    if forms.pointwise is not None or forms.kinds is None:
+        return set()
+    moved: set[int] = set()
+    for place in range(len(rows) - 1, -1, -1):
+        given = {each for each in rows[place][2] if isinstance(each, int)}
+        if made_by(place) in moved or not isinstance(forms.kinds[place], Pointwise):
+            moved |= given
+    return {position for position in moved if position >= 0}

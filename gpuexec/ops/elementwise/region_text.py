@@ -18,7 +18,7 @@ from gpuexec.ir.spec import dtype_row
 from gpuexec.ops.elementwise.region_steps import StepForms, StepRow, read_number, read_steps, step_of
 
 # How each step begins its line; see `count_steps`.
-_STEP = "= round_to<"
+STEP = "= round_to<"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def write_compute(inputs: Sequence[str], rows: Sequence[CodeRow], results: Seque
     parameters += [f"{cuda}& result{k}" for k, (_, cuda) in enumerate(results)]
     lines = [f"  static __device__ void compute(const Numbers& numbers, {', '.join(parameters)}) {{"]
     lines += [f"    const auto x{k} = widen(element{k});" for k in range(len(inputs))]
-    lines += [f"    const auto v{k} {_STEP}{row.cuda}>({row.code});  // {row.name}" for k, row in enumerate(rows)]
+    lines += [f"    const auto v{k} {STEP}{row.cuda}>({row.code});  // {row.name}" for k, row in enumerate(rows)]
     lines += [f"    result{k} = cast<{cuda}>({name});" for k, (name, cuda) in enumerate(results)]
     return [*lines, "  }"]
 
@@ -131,4 +131,4 @@ def name_text(kind: str, body: str) -> tuple[str, str]:
 
 def count_steps(text: str) -> int:
     """Return how many steps a generated text has."""
-    return text.count(_STEP)
+    return text.count(STEP)

@@ -20,6 +20,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Shape, Strides, ceil_div, coalesce, contiguous_strides, normalize_axis
 from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.index_map import Assembled, IndexMap, Window
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import (
     Array,
@@ -163,6 +164,17 @@ class Concat(Operator):
     def compute(self, *inputs: Array, out: Out = None) -> tuple[Array, ...]:
         """Copy each input to its place."""
         return (np.concatenate(inputs, self.axis, out=out[0] if out else None),)
+
+    def as_index_map(self, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:
+        """Return the windows of the inputs, one behind the other."""
+        first, parts = 0, []
+        axis = 0
+        for source, x in enumerate(inputs):
+            assert x is not None
+            axis = normalize_axis(self.axis, x.rank)
+            parts.append(Window(source, tuple([first if each == axis else 0 for each in range(x.rank)])))
+            first += x.shape[axis]
+        return Assembled((axis,), tuple(parts), is_whole=True)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Place each input in its window of the output, or copy it there."""

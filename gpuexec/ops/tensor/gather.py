@@ -17,6 +17,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, normalize_axis
+from gpuexec.ir.index_map import IndexMap, Picked
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
@@ -56,6 +57,12 @@ class Gather(Operator):
         picked = resolve_indices(indices, data.shape[axis], axis)
         # In mode "raise" NumPy would buffer the output; the indices are checked already.
         return (np.asarray(np.take(data, picked, axis, out=out[0] if out else None, mode="clip"), data.dtype),)
+
+    def as_index_map(self, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:
+        """Return the axis that is picked along."""
+        data, indices = inputs
+        assert data is not None and indices is not None
+        return Picked(normalize_axis(self.axis, data.rank), indices.rank)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Treat the axes before as batches that share the indices, the axes behind as the slice."""

@@ -25,6 +25,7 @@ from gpuexec.ir.geometry import (
     try_view,
 )
 from gpuexec.ir.graphs import RawNode
+from gpuexec.ir.index_map import IndexMap, Reshaped
 from gpuexec.ir.operator import (
     Array,
     Derivative,
@@ -40,6 +41,7 @@ from gpuexec.ir.operator import (
 )
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import require_ints
+from gpuexec.ops.lib.view_probe import find_view
 
 
 def read_ints(array: Array) -> tuple[int, ...]:
@@ -105,6 +107,10 @@ class View(Operator):
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
         emit.alias(y, reshaped(emit, x, y.shape))
+
+    def as_index_map(self, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:
+        """Return that the elements keep their order."""
+        return Reshaped(tuple(range(1, len(inputs))))
 
 
 @operator("Reshape")
@@ -233,6 +239,10 @@ class Expand(Operator):
     def compute(self, x: Array, shape: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Broadcast; always a view."""
         return (np.broadcast_to(x, _expand(x.shape, read_ints(shape))),)
+
+    def as_index_map(self, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:
+        """Return the axes that stand still."""
+        return find_view(self, inputs)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Alias the input's bytes; stretched axes have stride 0."""

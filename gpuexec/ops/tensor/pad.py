@@ -15,6 +15,7 @@ from gpuexec.ir.containers import make_blank
 from gpuexec.ir.geometry import ceil_div, memory_axes, normalize_axes
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
+from gpuexec.ir.index_map import Assembled, IndexMap, Window
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import (
     Array,
@@ -108,6 +109,19 @@ class Pad(Operator):
                 coordinates = _fold(np.arange(axis.output) - axis.begin, axis.extent, self.mode)
                 x = np.take(x, axis.first + coordinates, position)
         return (x,)
+
+    def as_index_map(self, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:
+        """Return the window of the input, where a constant is around it."""
+        x, pads, constant, axes = (*inputs, None, None)[:4]
+        if self.mode != "constant" or x is None or pads is None or pads.value is None:
+            return None
+        if axes is not None and axes.value is None:
+            return None
+        plan = self._read(x.shape, pads, axes)
+        padded = tuple([axis for axis, each in enumerate(plan) if not each.is_plain])
+        inside = Window(0, tuple([each.begin - each.first for each in plan]))
+        filler = None if constant is None else 2
+        return Assembled(padded, (inside,), is_whole=False, filler=filler, contents=(1, 3))
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per element of the output."""
