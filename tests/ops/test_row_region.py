@@ -419,7 +419,7 @@ def test_offsets_of_many_elements_have_64_bits() -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [(3, BLOCK + 5), (50, 3000), (3, 70000), (200000, 2), (2, 300, 900), (1, 1, 2 * BLOCK)],
+    [(3, BLOCK + 5), (400, 3000), (7, 150000), (600000, 2), (2, 700, 900), (1, 1, 3 * BLOCK)],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [FLOAT, HALF, DOUBLE], ids=str)
