@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gpuexec.devices.kernels import nvrtc
+from gpuexec.devices.kernels.kernel_source import find_source, read_text
+from gpuexec.devices.kernels.machine_code import read_figures
 from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.index_map import Assembled, Picked, Viewed, ViewedAxis, Window
@@ -24,6 +28,7 @@ from gpuexec.ops.elementwise.region_steps import (
     write_integers,
 )
 from gpuexec.ops.lib.view_probe import find_view
+from tests.devices.cuda_wheels import needs_nvdisasm
 from tests.ops.direct import lower_and_run
 from tests.ops.harness import Array, Case, run_case
 from tests.ops.test_region import PlanningEmitter, Steps, apply_steps, numbers, region
@@ -495,3 +500,27 @@ def test_views_are_found_by_what_they_do_to_strides() -> None:
     assert view("Reshape", spec(2, 3), known(6)) is None, "no strides of two axes are those of one"
     assert view("Split", spec(6), num_outputs=2) is None, "a step makes one value"
     assert view("Reshape", spec(0, 3), known(3, 0), allowzero=1) == Viewed((ViewedAxis(0, ()),) * 2, (1,))
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize(
+    ("steps", "arrays", "bound"),
+    [
+        (ROTARY, rotary(FLOAT, 1, 4, 64, 128), 56),
+        (EMBEDDING, [numbers(FLOAT, 99, 64), indices(LONG, *[[1] * 16] * 2), numbers(FLOAT, 7, 64),
+                     indices(LONG, *[[2] * 16] * 2), numbers(FLOAT, 16, 64)], 70),
+        ((("Neg", (), (0,)), ("Concat", axis(1), (-1, 1))), [numbers(FLOAT, 1, 64, 64)] * 2, 30),
+    ],
+    ids=["rotary", "embedding", "concat"],
+)  # fmt: skip
+def test_few_integer_instructions_stand_before_the_store(
+    steps: Steps, arrays: list[Array], bound: int, tmp_path: Path
+) -> None:
+    """Of a thread, which stores 16 bytes, and keeps all in registers."""
+    _, kernel, _ = lower(Region(steps, (len(steps) - 1,)), arrays)
+    for architecture in ("sm_80", "sm_90", "sm_120"):
+        text = read_text(find_source(kernel.source), [kernel.text])
+        cubin = nvrtc.compile_cubin(text, [kernel.expression], architecture)
+        figures = read_figures(cubin.image, tmp_path)[cubin.kernels[0].lowered_name]
+        assert figures.store_bits == 128 and not figures.local_accesses, architecture
+        assert figures.path_integers <= bound, architecture
