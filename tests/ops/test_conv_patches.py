@@ -48,11 +48,11 @@ def make(
 
 
 CASES = [
-    make("pixels", (2, 3, 33, 34), 20, (16, 16)),
-    make("stored as float", (1, 3, 32, 48), 9, (16, 16), precision="fp16"),
+    make("pixels", (2, 8, 33, 34), 20, (16, 16)),
+    make("stored as float", (1, 8, 32, 48), 9, (16, 16), precision="fp16"),
     make("bfloat16", (1, 8, 24, 33), 5, (12, 11), BFLOAT16, "bf16", has_bias=False),
-    make("samples", (2, 2, 300), 7, (144,)),
-    make("frames", (1, 1, 9, 12, 8), 3, (9, 4, 4)),
+    make("samples", (2, 8, 300), 7, (144,)),
+    make("frames", (1, 8, 9, 12, 8), 3, (9, 4, 4)),
 ]
 FLOAT = np.dtype(np.float32)
 FLOAT_CASES = [

@@ -21,6 +21,7 @@ from gpuexec.ir.operator import Emitter
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import dtype_row
 from gpuexec.ops.elementwise.flat import MAPPED, NARROW, PICKING, SOURCE
+from gpuexec.ops.elementwise.joined_axes import group_axes, join_strides
 from gpuexec.ops.elementwise.region_spaces import (
     CannotMapError,
     Evaluation,
@@ -165,8 +166,8 @@ class _SpaceWalk:
         extents = tuple([shape[axis] for axis in order])
         cut = {order.index(window.root) for space in spaces.spaces for window in space.windows if window.root >= 0}
         joined = _list_joined(extents, list(zip(laid, own, strict=True)), cut)
-        groups = _group(len(extents), emit.choose(sum(1 << axis for axis in joined)))
-        walked = [_join(strides, extent, groups)[::-1] for strides, extent in zip(laid, own, strict=True)]
+        groups = group_axes(len(extents), emit.choose(sum(1 << axis for axis in joined)))
+        walked = [join_strides(extent, strides, groups)[::-1] for strides, extent in zip(laid, own, strict=True)]
         sizes = tuple([prod(extents[axis] for axis in group) for group in groups])[::-1]
         windows = tuple([_join_windows(space, order, groups) for space in spaces.spaces])
         starts = [abs(start) + extent for each in windows for start, extent in each.values()]
@@ -265,38 +266,6 @@ def _list_joined(
             joined.append(axis)
         outer = axis
     return joined
-
-
-def _group(rank: int, joined: int) -> list[list[int]]:
-    groups: list[list[int]] = []
-    for axis in range(rank):
-        if axis and joined >> axis & 1:
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    return groups
-
-
-def _join(strides: tuple[int, ...], extents: tuple[int, ...], groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the stride of a place along each group of axes.
-
-    Raises:
-        PlanError: It does not walk the axes of a group as one.
-    """
-    found = []
-    for group in groups:
-        step, expected = 0, None
-        for axis in reversed(group):
-            if extents[axis] == 1:
-                continue
-            if expected is None:
-                # Axes of one element behind it count in the coordinate no more than they do in the extent.
-                step = strides[axis]
-            elif strides[axis] != expected:
-                raise PlanError("An input of a region does not lie as at the upper end, where axes are joined.")
-            expected = strides[axis] * extents[axis]
-        found.append(step)
-    return tuple(found)
 
 
 def _join_windows(space: Space, order: tuple[int, ...], groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -86,7 +86,7 @@ def launch_few_queries(
     if not emit.choose(_fits(operands) and q.shape[2] <= FEW_QUERIES):
         return False
     if not _fits(operands):
-        raise PlanError("Heads do not lie as they do at the upper end, which has chosen the kernel of few queries.")
+        raise PlanError("Heads are not as they are at the upper end, which has chosen the kernel of few queries.")
     batch, heads, queries, _ = q.shape
     _, of_keys, keys, values = v.shape
     rows = heads // max(of_keys, 1) * queries
@@ -95,6 +95,9 @@ def launch_few_queries(
     tiles = batch * of_keys * row_tiles
     floats = together * _find_width(values)
     appended = _append(emit, operands, new)
+    # Whatever addresses and strides are, it is this kernel that computes, so that they change no bit.
+    q, k, v = (_widen(emit, slot) for slot in (q, k, v))
+    operands = replace(operands, q=q, k=k, v=v)
     slices = slice_tiles(emit, tiles, ceil_div(keys, _count_tile_keys(lanes)), floats, _BLOCKS, _COSTS)
     packed = _pack(operands, appended, y, scale, fill, empty, row_tiles, lanes)
     arguments: list[Argument] = [q, k, v, mask, y, slices.scratch, slices.counters, None, None, None, None, packed]
@@ -181,12 +184,28 @@ def _find_appended(operands: AttentionOperands, new: Sequence[NewRows]) -> _Appe
 
 
 def _fits(operands: AttentionOperands) -> bool:
-    """Return whether heads lie as vectors of four take them, lanes of a warp hold one, and 32 bits the keys."""
+    """Return whether heads are whole vectors of four, lanes of a warp hold one, and 32 bits the keys."""
     depth, values = operands.q.shape[3], operands.v.shape[3]
     is_head = min(depth, values) > 0 and max(depth, values) <= _COLUMNS * _MOST_LANES
     is_whole = not (depth % _COLUMNS or values % _COLUMNS)
     is_counted = operands.v.shape[2] < _MOST_KEYS
-    return is_head and is_whole and is_counted and all(map(_is_wide, (operands.q, operands.k, operands.v)))
+    return is_head and is_whole and is_counted
+
+
+def _widen(emit: Emitter, slot: Slot) -> Slot:
+    """Return a slot whose heads lie as vectors: itself, or a dense copy.
+
+    Raises:
+        PlanError: It is itself at the upper end of the size class.
+    """
+    is_wide = _is_wide(slot)
+    if not emit.choose(is_wide):
+        dense = emit.temp(slot.shape, slot.dtype)
+        emit.copy(dense, slot)
+        return dense
+    if not is_wide:
+        raise PlanError(f"{slot} does not lie in vectors, as it does at the upper end of the size class.")
+    return slot
 
 
 def _is_wide(slot: Slot) -> bool:

@@ -32,7 +32,8 @@ PATIENCE_S = 60.0
 # Layers of one structure, with other numbers and sizes.
 LAYERS = """<ir_version: 10, opset_import: ["": 21]>
 agraph (float[n, {width}] x) => (float[n, {width}] y) <float s = {{{scale}}}, float t = {{3}}> {{
-  a = Mul (x, s) b = Sigmoid (a) c = Softmax (b) d = Mul (c, t) e = Sigmoid (d) f = Softmax (e) y = Tanh (f) }}"""
+  a = Mul (x, s) b = Sigmoid (a) c = Trilu (b) d = Mul (c, t) e = Sigmoid (d) f = Trilu (e) g = Sub (f, t)
+  y = Tanh (g) }}"""
 
 
 class Compiles:

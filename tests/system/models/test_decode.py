@@ -85,6 +85,8 @@ def test_decoding_makes_few_plans_and_the_right_logits(
                 distance = measure(f"{MODEL} decoding {device}{' bounded' if dims else ''}", logits, expected)
                 assert distance <= 1, f"step {number} is {distance:.3g} times further off than allowed"
         report = worker.report()
-        assert kernels_of(worker) == early, "a kernel was loaded after the second step"
+        # Indices of the mask are computed by the host as long as they are few; then one launch joins them.
+        late = kernels_of(worker) - early
+        assert early <= kernels_of(worker) and len(late) <= (dims is None), f"{late} were loaded after the second step"
         assert report.plans <= max_plans
         assert (report.runs, report.host_calls, report.host_reads) == (STEPS, (), ())
