@@ -30,8 +30,8 @@ struct RowPlace {
         first(row * walk.columns) {}
 };
 
-// Computes: the results of Region, which gpuexec/ops/elementwise/row_kernel.py generates: of each row, and of each of its elements, each
-//           step rounded to its type.
+// Computes: the results of Region, which gpuexec/ops/elementwise/row_kernel.py generates: of each row, and of each of its
+//           elements, each step rounded to its type.
 // Shapes: operands [rows, columns] by strides that are 0 or come with the walk; results [rows, columns] or [rows], dense.
 // Grid: 256 / lanes rows per block.
 // Needs: nothing of alignment. A result may be an input that lies as it does, as the lowering allows.

@@ -195,8 +195,8 @@ __device__ inline void normalize(
 // Shapes   x, y [rows, columns] dense; scale, bias as `affine` says.
 // Grid     256 / lanes rows per block.
 // Needs    nothing of alignment.
-// Numerics in A (float; double where T or V is), mean before variance, one rounding, then the epilogue; rows of up to 16 * lanes columns
-//          (doubles 8 * lanes) are read once, longer ones three times.
+// Numerics in A (float; double where T or V is), mean before variance, one rounding, then the epilogue; rows of up to
+//          16 * lanes columns (doubles 8 * lanes) are read once, longer ones three times.
 template <class T, class V, class... Epilogue>
 __global__ void __launch_bounds__(kBlockThreads, 1) normalize_rows(
     const T* __restrict__ x, const V* __restrict__ scale, const V* __restrict__ bias,

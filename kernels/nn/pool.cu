@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(256, 1)
 //           tap; then the epilogue
 template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, 1)
-    average_pool(const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, Windows windows, WindowStrides strides, PoolSizes sizes,
-                 int counts_padding, Epilogue... epilogue) {
+    average_pool(const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, Windows windows, WindowStrides strides,
+                 PoolSizes sizes, int counts_padding, Epilogue... epilogue) {
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   Place place;
   const bool is_window = place.find(windows, strides, sizes, index);
@@ -138,8 +138,8 @@ __device__ inline double square_root(double x) { return sqrt(x); }
 //           then the epilogue
 template <class T, class... Epilogue>
 __global__ void __launch_bounds__(256, 1)
-    lp_pool(const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, Windows windows, WindowStrides strides, PoolSizes sizes,
-            int p, Epilogue... epilogue) {
+    lp_pool(const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, Windows windows, WindowStrides strides,
+            PoolSizes sizes, int p, Epilogue... epilogue) {
   typedef Acc<T> A;
   i64 index = i64(blockIdx.x) * 256 + threadIdx.x;
   Place place;

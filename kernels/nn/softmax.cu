@@ -17,8 +17,8 @@ enum SoftmaxForm { kPlain, kLog, kGuarded };
 //          sums (two reads). A row whose maximum is not finite gives NaN, guarded 0.
 template <class T, class... Epilogue>
 __global__ void __launch_bounds__(kBlockThreads, 1) softmax(
-    const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, i64 rows, i64 columns, i64 inner, int lanes, int lane_stride,
-    int form, Epilogue... epilogue) {
+    const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, i64 rows, i64 columns, i64 inner, int lanes,
+    int lane_stride, int form, Epilogue... epilogue) {
   typedef Acc<T> A;
   typedef SoftmaxState<A> State;
   __shared__ A shared[kBlockThreads];

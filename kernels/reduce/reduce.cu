@@ -40,8 +40,8 @@ __device__ inline typename Op::Partial fold_serially(
 // Numerics partial in Acc<T>; every lanes-th term serially, then a tree over lanes; one rounding.
 template <class Op, class T, class... Epilogue>
 __global__ void __launch_bounds__(kBlockThreads) reduce(
-    const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, Strided<kMaxRank, 1> kept, Strided<kMaxRank, 1> reduced, int lanes,
-    int lane_stride, int finish, Epilogue... epilogue) {
+    const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, Strided<kMaxRank, 1> kept, Strided<kMaxRank, 1> reduced,
+    int lanes, int lane_stride, int finish, Epilogue... epilogue) {
   typedef typename Op::Partial Partial;
   __shared__ Partial shared[kBlockThreads];
   const Team team(lanes, lane_stride);
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kBlockThreads) reduce(
 // Numerics powers and sum in Acc<T>, order as reduce; one rounding.
 template <class T, class... Epilogue>
 __global__ void __launch_bounds__(kBlockThreads) lp_norm(
-    const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, Strided<kMaxRank, 1> kept, Strided<kMaxRank, 1> reduced, int lanes,
-    int lane_stride, float power, Epilogue... epilogue) {
+    const T* __restrict__ x, Stored<T, Epilogue...>* __restrict__ y, Strided<kMaxRank, 1> kept, Strided<kMaxRank, 1> reduced,
+    int lanes, int lane_stride, float power, Epilogue... epilogue) {
   typedef Acc<T> A;
   __shared__ A shared[kBlockThreads];
   const Team team(lanes, lane_stride);
@@ -114,7 +114,8 @@ __global__ void __launch_bounds__(kBlockThreads) reduce_chunks(
 // Numerics every 256th partial serially, then a tree; one rounding.
 template <class Op, class T, class... Epilogue>
 __global__ void __launch_bounds__(kBlockThreads) reduce_partials(
-    const typename Op::Partial* __restrict__ partials, Stored<T, Epilogue...>* __restrict__ y, i64 chunks, i64 terms, int finish, Epilogue... epilogue) {
+    const typename Op::Partial* __restrict__ partials, Stored<T, Epilogue...>* __restrict__ y, i64 chunks, i64 terms,
+    int finish, Epilogue... epilogue) {
   typedef typename Op::Partial Partial;
   __shared__ Partial shared[kBlockThreads];
   const Team team(kBlockThreads, 1);

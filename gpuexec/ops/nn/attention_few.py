@@ -86,7 +86,7 @@ def launch_few_queries(
     if not emit.choose(_fits(operands) and q.shape[2] <= FEW_QUERIES):
         return False
     if not _fits(operands):
-        raise PlanError("Heads are not as they are at the upper end, which has chosen the kernel of few queries.")
+        raise PlanError("Heads do not lie as they do at the upper end, which has chosen the kernel of few queries.")
     batch, heads, queries, _ = q.shape
     _, of_keys, keys, values = v.shape
     rows = heads // max(of_keys, 1) * queries
@@ -95,8 +95,8 @@ def launch_few_queries(
     tiles = batch * of_keys * row_tiles
     floats = together * _find_width(values)
     appended = _append(emit, operands, new)
-    # Whatever addresses and strides are, it is this kernel that computes, so that they change no bit.
-    q, k, v = (_widen(emit, slot) for slot in (q, k, v))
+    # Whatever the addresses are, it is this kernel that computes, so that they change no bit.
+    q, k, v = (_align(emit, slot) for slot in (q, k, v))
     operands = replace(operands, q=q, k=k, v=v)
     slices = slice_tiles(emit, tiles, ceil_div(keys, _count_tile_keys(lanes)), floats, _BLOCKS, _COSTS)
     packed = _pack(operands, appended, y, scale, fill, empty, row_tiles, lanes)
@@ -184,16 +184,16 @@ def _find_appended(operands: AttentionOperands, new: Sequence[NewRows]) -> _Appe
 
 
 def _fits(operands: AttentionOperands) -> bool:
-    """Return whether heads are whole vectors of four, lanes of a warp hold one, and 32 bits the keys."""
+    """Return whether heads lie as vectors of four but for the first address, lanes hold one, and 32 bits the keys."""
     depth, values = operands.q.shape[3], operands.v.shape[3]
     is_head = min(depth, values) > 0 and max(depth, values) <= _COLUMNS * _MOST_LANES
     is_whole = not (depth % _COLUMNS or values % _COLUMNS)
     is_counted = operands.v.shape[2] < _MOST_KEYS
-    return is_head and is_whole and is_counted
+    return is_head and is_whole and is_counted and all(map(_has_rows, (operands.q, operands.k, operands.v)))
 
 
-def _widen(emit: Emitter, slot: Slot) -> Slot:
-    """Return a slot whose heads lie as vectors: itself, or a dense copy.
+def _align(emit: Emitter, slot: Slot) -> Slot:
+    """Return a slot that begins with a whole vector: itself, or a dense copy.
 
     Raises:
         PlanError: It is itself at the upper end of the size class.
@@ -209,11 +209,14 @@ def _widen(emit: Emitter, slot: Slot) -> Slot:
 
 
 def _is_wide(slot: Slot) -> bool:
+    """Return whether heads lie as vectors."""
+    return _has_rows(slot) and (not slot.spec.size or slot.offset_bytes % (_COLUMNS * slot.dtype.itemsize) == 0)
+
+
+def _has_rows(slot: Slot) -> bool:
+    """Return whether heads are dense, and vectors apart from each other."""
     *outer, column = (0 if extent == 1 else stride for extent, stride in zip(slot.shape, slot.strides, strict=True))
-    if not slot.spec.size:
-        return True
-    is_aligned = slot.offset_bytes % (_COLUMNS * slot.dtype.itemsize) == 0
-    return is_aligned and column == 1 and not any(each % _COLUMNS for each in outer)
+    return not slot.spec.size or (column == 1 and not any(each % _COLUMNS for each in outer))
 
 
 def _find_lanes(operands: AttentionOperands) -> int:
