@@ -70,5 +70,6 @@ def test_models_transpose_images_at_the_ends_alone(name: str) -> None:
         inputs = {str(port): case[f"in_{index}"] for index, port in enumerate(case["input_names"])}
     model = BenchModel(name, Path(path).read_bytes(), inputs, precision=STRICT if name in HALF else "fp16")
     plan = model.plan(TARGET)
-    assert not name_kernels(plan).isdisjoint({"conv_mma", "conv_few"})
+    # Of models whose other convolutions are products or depthwise, the first one is the only one.
+    assert ("conv_few" if name in ("mobilenet_v2__d18", "efficientnet__d19") else "conv_mma") in name_kernels(plan)
     assert count_transposes(plan.segment.commands)[0] == LEFT[name]

@@ -86,7 +86,10 @@ def test_decoding_makes_few_plans_and_the_right_logits(
                 assert distance <= 1, f"step {number} is {distance:.3g} times further off than allowed"
         report = worker.report()
         # Indices of the mask are computed by the host as long as they are few; then one launch joins them.
-        late = kernels_of(worker) - early
-        assert early <= kernels_of(worker) and len(late) <= (dims is None), f"{late} were loaded after the second step"
+        late = {kernel for kernel in kernels_of(worker) - early if not kernel.text.startswith("// Concat, ")}
+        assert not late and len(kernels_of(worker) - early) <= (dims is None), (
+            "a kernel was loaded after the second step"
+        )
+        assert early <= kernels_of(worker)
         assert report.plans <= max_plans
         assert (report.runs, report.host_calls, report.host_reads) == (STEPS, (), ())
