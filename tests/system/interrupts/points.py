@@ -23,10 +23,13 @@ class Interrupter:
         self.count = 0
         # Where it was interrupted, for messages.
         self.place = ""
+        # Held as long as this: an event that allocates may collect garbage, and a finalizer that is interrupted then
+        # takes the profile function out; CPython 3.11 goes on to call what it had read before, without a reference.
+        self._hook = self._pass
 
     def call(self, function: Callable[[], object]) -> bool:
         """Call a function; return whether it was interrupted, in which case its exception is done with."""
-        sys.setprofile(self._pass)
+        sys.setprofile(self._hook)
         try:
             function()
         except KeyboardInterrupt:
