@@ -47,18 +47,43 @@ class PackedArguments:
         # Storing by a memoryview takes half the time that storing in the array does.
         self._words = self._block.data
         self._bytes = self._words.cast("B")
-        self._places = np.array([self._block.ctypes.data + offset for offset in offsets] or [0], np.uint64)
         self._pointers = {i: offsets[i] // 8 for i, value in enumerate(values) if value is None}
-        self.address: int = self._places.ctypes.data
+        self._find_places()
         for offset, value in zip(offsets, values, strict=True):
             self._store(offset, value)
 
-    def update(self, values: Sequence[np.generic | bytes | None]) -> None:
-        """Replace the values by others of the same kinds and sizes; pointers stay."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block."""
+        return self._block.nbytes
+
+    def update(self, values: Sequence[np.generic | bytes | None], *, is_whole: bool = False) -> None:
+        """Replace the values by others of the same kinds and sizes; pointers stay.
+
+        Args:
+            values: The new ones.
+            is_whole: Whether all are stored, not only other objects than those before.
+        """
         for offset, new, old in zip(self._offsets, values, self._values, strict=True):
-            if new is not old:
+            if is_whole or new is not old:
                 self._store(offset, new)
         self._values = tuple(values)
+
+    def move(self, block: np.ndarray[Any, Any]) -> None:
+        """Move the block to other memory, at a multiple of 16 bytes; what `find_pointer` returned is void then."""
+        block[: self._block.size] = self._block
+        self._block, self._words = block, block.data
+        self._bytes = self._words.cast("B")
+        self._find_places()
+
+    def find_value(self, position: int) -> int:
+        """Return the address of the argument at ``position``."""
+        return int(self._places[position])
+
+    def _find_places(self) -> None:
+        start = self._block.ctypes.data
+        self._places = np.array([start + offset for offset in self._offsets] or [0], np.uint64)
+        self.address: int = self._places.ctypes.data
 
     def _store(self, offset: int, value: np.generic | bytes | None) -> None:
         if value is not None:
@@ -86,10 +111,8 @@ class PackedArguments:
 
     def items(self) -> tuple[Any, ...]:
         """Return the arguments as NumPy scalars: addresses as uint64, structs as void."""
-        return tuple(
-            _ADDRESS.type(self.pointer(i)) if value is None else _as_scalar(value)
-            for i, value in enumerate(self._values)
-        )
+        rows = zip(self._values, self.read(), strict=True)
+        return tuple(_as_scalar(data, _find_dtype(value, data)) for value, data in rows)
 
     def read(self) -> list[bytes]:
         """Return the present bytes of each argument."""
@@ -105,8 +128,12 @@ def _measure(value: np.generic | bytes | None) -> tuple[int, int]:
     return (16, len(value)) if isinstance(value, bytes) else (value.itemsize, value.itemsize)
 
 
-def _as_scalar(value: np.generic | bytes) -> Any:
-    return np.frombuffer(value, f"V{len(value)}")[0] if isinstance(value, bytes) else value
+def _find_dtype(value: np.generic | bytes | None, data: bytes) -> np.dtype[Any]:
+    return np.dtype(f"V{len(data)}") if isinstance(value, bytes) else _ADDRESS if value is None else value.dtype
+
+
+def _as_scalar(data: bytes, dtype: np.dtype[Any]) -> Any:
+    return np.frombuffer(data, dtype)[0]
 
 
 def _kind(value: np.generic | bytes | None) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.ir.command import Kernel, LaunchConfig
-from gpuexec.ir.plan import Segment
+from gpuexec.ir.plan import Segment, Variant
 from gpuexec.ir.target import Target
 from gpuexec.system.progress import ProgressCallback
 
@@ -199,6 +199,9 @@ class Recording(Protocol):
 
     def patch(self, commands: Sequence[Any]) -> None:
         """Replace the commands by those of another size of the class: grids, scalars and offsets; kernels stay."""
+
+    def resize(self, variant: Variant) -> None:
+        """Do the same for a variant, whose commands need not be made for it."""
 
     def close(self) -> None:
         """Release the device objects of the recording; work under way finishes. It may still be submitted again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 
 from gpuexec.devices.dependent_launch import find_programmatic
@@ -73,6 +73,12 @@ class GraphForm:
                 is_called = any(isinstance(self._commands[position], PreparedLibraryCall) for position in changed)
                 if is_called or self._find_programmatic() != self._programmatic:
                     self.close()
+
+    def note_resized(self, changed: Collection[int]) -> None:
+        """Mark commands for update whose numbers alone are others, as `note_patched` does."""
+        self._resized = self._resized.union(changed)
+        if self._graph is not None:
+            self._stale.update(changed)
 
     def launch(self, stream: Stream, touched: AbstractSet[int]) -> bool:
         """Launch all commands as a graph, if that costs less now; ``touched`` are those just bound anew."""

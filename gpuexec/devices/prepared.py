@@ -5,8 +5,9 @@ For each bound buffer a prepared segment knows the places where its address goes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,8 +16,10 @@ from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.device import Device, Function, Region, Stream
 from gpuexec.devices.launch_costs import LaunchCosts
 from gpuexec.devices.libraries.device_library import LibraryPlan
+from gpuexec.devices.size_writer import SizeWriter
 from gpuexec.errors import KernelError, PlanError
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Command, Copy, Fill, HostCall, Launch, LibraryCall, Slot
+from gpuexec.ir.size_layout import FieldKind, SizedVariant, SizeLayout
 
 _NOTHING: frozenset[int] = frozenset()
 
@@ -79,7 +82,7 @@ class PreparedLaunch:
     __slots__ = ("arguments", "config", "function")
 
     def __init__(self, function: Function, command: Launch, origin: str = "") -> None:
-        self.arguments = PackedArguments(_values(command), command, origin)
+        self.arguments = PackedArguments(list_values(command), command, origin)
         self.function, self.config = function, command.config
         signature = function.signature
         if signature is not None and signature != self.arguments.kinds():
@@ -87,10 +90,10 @@ class PreparedLaunch:
                 f"{command.kernel} takes ({', '.join(signature)}), got ({', '.join(self.arguments.kinds())})."
             )
 
-    def update(self, command: Launch) -> None:
-        """Replace grid, block and scalars by those of another size of the same launch."""
+    def update(self, command: Launch, *, is_whole: bool = False) -> None:
+        """Replace grid, block and scalars by those of another size of the same launch; see `PackedArguments.update`."""
         self.config = command.config
-        self.arguments.update(_values(command))
+        self.arguments.update(list_values(command), is_whole=is_whole)
         self.arguments.command = command
 
     def find_place(self, position: int) -> tuple[Any, int]:
@@ -120,6 +123,10 @@ class PreparedCopy:
         self.addresses = [0, 0]
         self.nbytes = command.source.spec.nbytes
 
+    def set_count(self, nbytes: int) -> None:
+        """Set the number of bytes."""
+        self.nbytes = nbytes
+
     def find_place(self, position: int) -> tuple[Any, int]:
         """Return where destination or source is stored."""
         return self.addresses, position
@@ -136,14 +143,19 @@ class PreparedCopy:
 class PreparedFill:
     """A fill: position 0 is the destination. 8 bytes of two equal halves are filled as 4."""
 
-    __slots__ = ("addresses", "count", "origin", "pattern")
+    __slots__ = ("_width", "addresses", "count", "origin", "pattern")
 
     def __init__(self, command: Fill, origin: str = "") -> None:
         self.origin = origin
         self.addresses = [0]
-        self.pattern, self.count = command.pattern, command.destination.spec.size
+        self.pattern, self._width = command.pattern, 1
         if len(self.pattern) == 8 and self.pattern[:4] == self.pattern[4:]:
-            self.pattern, self.count = self.pattern[:4], 2 * self.count
+            self.pattern, self._width = self.pattern[:4], 2
+        self.set_count(command.destination.spec.size)
+
+    def set_count(self, count: int) -> None:
+        """Set the number of elements of the command."""
+        self.count = self._width * count
 
     @property
     def address(self) -> int:
@@ -185,6 +197,36 @@ class PreparedLibraryCall:
         stream.call_library(self.plan, self.addresses)  # type: ignore[attr-defined]
 
 
+@dataclass(slots=True, eq=False)
+class _MovingSlot:
+    """A slot whose offset depends on the sizes.
+
+    Attributes:
+        words: Where its address stands.
+        word: Index in them.
+        entry: Of the row: the offset in bytes.
+        buffer: What it is a window on.
+        place: The row of `PreparedSegment._places` for it, where the buffer is bound at submit.
+        base: The address of the buffer, where it is not.
+    """
+
+    words: Any
+    word: int
+    entry: int
+    buffer: int
+    place: list[Any] | None
+    base: int | None
+
+    def move(self, row: Sequence[int], bound: Mapping[int, int]) -> None:
+        """Store the offset of a row."""
+        base = self.base
+        if self.place is not None:
+            self.place[2] = row[self.entry]
+            base = bound.get(self.buffer)
+        if base is not None:
+            self.words[self.word] = base + row[self.entry]
+
+
 class PreparedSegment:
     """All commands of a segment, and the places of the addresses of bound buffers.
 
@@ -203,8 +245,14 @@ class PreparedSegment:
             self._check_alignment(buffer, region)
         self._origins = tuple(origins) or ("",) * len(commands)
         self._current: list[Command] = list(commands)
-        # By buffer: (words, index of the word, byte offset, position of the command).
-        self._places: dict[int, list[tuple[Any, int, int, int]]] = {}
+        # By buffer: [words, index of the word, byte offset, position of the command].
+        self._places: dict[int, list[list[Any]]] = {}
+        # What stores sizes of one layout; the commands that it changes are no more those of `_current`.
+        self._writer: SizeWriter | None = None
+        self._stored: frozenset[int] = frozenset()
+        self._moving: list[_MovingSlot] = []
+        # Whether launches are looked up by their commands, beside what is packed.
+        self._reads_commands = bool(getattr(device, "reads_commands", False))
         self._positions: dict[int, frozenset[int]] = {}
         self._bound: dict[int, int] = {}
         self.commands: list[PreparedCommand] = [self._prepare(index) for index in range(len(commands))]
@@ -217,7 +265,12 @@ class PreparedSegment:
         current = self._current
         if len(commands) != len(current):
             raise PlanError(f"A recording of {len(current)} commands can't take {len(commands)}.")
-        changed = [i for i, command in enumerate(commands) if command is not current[i] and command != current[i]]
+        stored, self._stored, self._writer = self._stored, _NOTHING, None
+        changed = [
+            i
+            for i, command in enumerate(commands)
+            if i in stored or (command is not current[i] and command != current[i])
+        ]
         if not changed:
             return changed
         for index in changed:
@@ -226,10 +279,48 @@ class PreparedSegment:
         for buffer, rows in self._places.items():
             self._places[buffer] = [row for row in rows if row[3] not in gone]
         for index in changed:
-            self._update(index, commands[index])
+            self._update(index, commands[index], is_whole=index in stored)
             self._place(index, commands[index])
         self._gather()
         return changed
+
+    def store(self, variant: SizedVariant) -> Collection[int]:
+        """Set the commands to another size, by its row where they are of its layout; return the positions changed."""
+        layout = variant.layout
+        if self._writer is None or self._writer.layout is not layout:
+            changed = self.patch(variant.commands)
+            self._prepare_writer(layout)
+            return changed
+        row = variant.row
+        self._writer.store(row)
+        self._stored = layout.commands
+        for slot in self._moving:
+            slot.move(row, self._bound)
+        if self._reads_commands:
+            for index in self._stored:
+                prepared = self.commands[index]
+                if isinstance(prepared, PreparedLaunch):
+                    prepared.arguments.command = variant.commands[index]  # type: ignore[assignment]
+        return self._stored
+
+    def _prepare_writer(self, layout: SizeLayout) -> None:
+        """Let rows of a layout be stored, the commands being those of one of its variants."""
+        self._writer = SizeWriter(layout, self.commands)
+        moved = self._writer.moved
+        for buffer, rows in self._places.items():
+            self._places[buffer] = [row for row in rows if row[3] not in moved]
+        for index in moved:
+            self._place(index, self._current[index])
+        self._gather()
+        places = {(id(place[0]), place[1]): place for rows in self._places.values() for place in rows}
+        self._moving = []
+        for field in layout.fields:
+            if field.kind is FieldKind.OFFSET:
+                words, word = self.commands[field.command].find_place(field.position)
+                buffer = dict(_positions(self._current[field.command]))[field.position].buffer
+                place = places.get((id(words), word))
+                base = None if place is not None else self._memory[buffer].address
+                self._moving.append(_MovingSlot(words, word, field.entry, buffer, place, base))
 
     def bind(self, bindings: Mapping[int, Region]) -> frozenset[int]:
         """Patch the addresses of bound buffers that changed; return the positions of the commands patched."""
@@ -274,14 +365,14 @@ class PreparedSegment:
             case HostCall():
                 raise PlanError(f"{command.operator}: a host call can't be part of a recording of {self._device.name}.")
 
-    def _update(self, index: int, command: Command) -> None:
+    def _update(self, index: int, command: Command, *, is_whole: bool = False) -> None:
         old, prepared = self._current[index], self.commands[index]
         self._current[index] = command
         match old, command, prepared:
             case Launch(), Launch(), PreparedLaunch() if old.kernel == command.kernel and _kinds(old) == _kinds(
                 command
             ):
-                prepared.update(command)
+                prepared.update(command, is_whole=is_whole)
             case _:
                 self.commands[index] = self._prepare(index)
 
@@ -304,13 +395,14 @@ class PreparedSegment:
             if region is not None:
                 words[word] = region.address + slot.offset_bytes
                 continue
-            self._places.setdefault(slot.buffer, []).append((words, word, slot.offset_bytes, index))
+            self._places.setdefault(slot.buffer, []).append([words, word, slot.offset_bytes, index])
             if slot.buffer in self._bound:
                 words[word] = self._bound[slot.buffer] + slot.offset_bytes
 
 
-def _values(command: Launch) -> list[np.generic | bytes | None]:
-    return [None if isinstance(a, Slot) else a for a in command.arguments]
+def list_values(command: Launch) -> list[np.generic | bytes | None]:
+    """Return the arguments of a launch by value; None for those that are pointers."""
+    return [a if isinstance(a, np.generic | bytes) else None for a in command.arguments]
 
 
 def _is_cooperative(command: Command) -> bool:

@@ -17,7 +17,8 @@ from gpuexec.devices.graph_form import GraphForm
 from gpuexec.devices.prepared import GraphDevice, PreparedSegment
 from gpuexec.errors import GpuexecError, locate
 from gpuexec.ir.command import Command
-from gpuexec.ir.plan import Segment
+from gpuexec.ir.plan import Segment, Variant
+from gpuexec.ir.size_layout import SizedVariant
 from gpuexec.system import knobs
 
 
@@ -89,6 +90,15 @@ class LaunchRecording:
             self._issues, self._early = self._find_issues()
         if self._graph is not None:
             self._graph.note_patched(changed)
+
+    def resize(self, variant: Variant) -> None:
+        """Set the commands to another size of the same class."""
+        if not isinstance(variant, SizedVariant):
+            self.patch(variant.commands)
+            return
+        changed = self._segment.store(variant)
+        if self._graph is not None and changed:
+            self._graph.note_resized(changed)
 
     def close(self) -> None:
         """Release the graph; runs under way finish, and a later submission may make it again."""

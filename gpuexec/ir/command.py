@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.ir.kernel_values import SymbolicBytes, SymbolicScalar
 from gpuexec.ir.library_problem import Problem
 from gpuexec.ir.spec import TensorSpec
 
@@ -106,7 +107,7 @@ class Kernel:
         return f"{self.source}:{self.expression}"
 
 
-Argument = Slot | None | np.generic | bytes
+Argument = Slot | None | np.generic | bytes | SymbolicBytes | SymbolicScalar
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,8 +188,8 @@ class Emitter(Protocol):
         One command sets those of all launches of a plan. No two launches share them, so a kernel may leave anything.
         """
 
-    def choose(self, now: int) -> int:
-        """Return a small number that is the same for all sizes of a size class: ``now`` at its upper end.
+    def choose(self, now: int | Callable[[], int]) -> int:
+        """Return a small number that is the same for all sizes of a class: ``now``, or what it returns, at its end.
 
         What decides on a kernel instance or on the number of arguments and commands goes through here: the plan of a
         class has one of each. Other sizes of the class must be right with it, and may be slower. ``now`` is to depend

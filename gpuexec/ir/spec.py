@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from gpuexec.errors import InputError
+from gpuexec.ir.symbolic_int import SymbolicInt
 
 Dim = int | str | None  # an extent, a named free dimension, or a nameless one
 
@@ -208,6 +209,28 @@ class HostValue:
     log: ReadLog | None = None
 
 
+class SymbolicValue(HostValue):
+    """Content of an integer tensor of which some elements are symbolic.
+
+    Attributes:
+        symbols: The elements, as an array of objects.
+        dtype: What they are elements of.
+    """
+
+    __slots__ = ("dtype", "symbols")
+    symbols: np.ndarray[Any, Any]
+    dtype: np.dtype[Any]
+
+    def __init__(self, symbols: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+        for name, value in (("symbols", symbols), ("dtype", dtype), ("log", None)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def array(self) -> np.ndarray[Any, Any]:
+        """The digits, which tie the trace to the extents at hand."""
+        return np.array([int(each) for each in self.symbols.reshape(-1)], self.dtype).reshape(self.symbols.shape)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """Shape and dtype of a tensor; ``value`` is its content where the host knows it, outside equality."""
@@ -241,7 +264,14 @@ class TensorSpec:
         return TensorSpec(shape, self.dtype)
 
     def with_value(self, array: np.ndarray[Any, Any] | None, log: ReadLog | None = None) -> TensorSpec:
-        """Return this spec with its content known (or, given None, unknown)."""
+        """Return this spec with its content known (or, given None, unknown).
+
+        Of an integer tensor it may be an array of objects, some of them symbolic.
+        """
+        if array is not None and array.dtype == STRING != self.dtype:
+            if any(isinstance(each, SymbolicInt) for each in array.reshape(-1)):
+                return TensorSpec(self.shape, self.dtype, SymbolicValue(array, self.dtype))
+            array = array.astype(self.dtype)
         return TensorSpec(self.shape, self.dtype, None if array is None else HostValue(array, log))
 
     @staticmethod

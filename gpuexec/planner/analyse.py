@@ -19,11 +19,14 @@ from gpuexec.ir.apply import infer_specs
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.plan import KeptOnHost, Read
 from gpuexec.ir.spec import TensorSpec, is_host_object
+from gpuexec.ir.symbolic_int import MemoTable
 from gpuexec.planner.content_key import HOST_VALUE_LIMIT, are_same, content_key
 from gpuexec.planner.evaluate import compute_node, frozen
 
 Array = np.ndarray[Any, Any]
 Specs = tuple[TensorSpec | None, ...]
+# By node: the specs of its inputs and outputs.
+_Inferred = list[tuple[Specs, tuple[TensorSpec, ...]] | None]
 # Bytes that the host touches in the time of one read from a device (about 20 us: copy, event, waking up).
 HOST_WORK_LIMIT = 1 << 16
 
@@ -54,11 +57,15 @@ class Analyser:
         self._graph = graph
         self._producers = graph.producers()
         self._constants = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
-        self._last: list[tuple[Specs, tuple[TensorSpec, ...]] | None] = [None] * len(graph.nodes)
+        self._last: _Inferred = [None] * len(graph.nodes)
         self._known: frozenset[Value] | None = None
 
-    def run(self, inputs: Mapping[str, TensorSpec]) -> Analysis:
+    def run(self, inputs: Mapping[str, TensorSpec], *, is_symbolic: bool = False) -> Analysis:
         """Return specs and host values for inputs of these specs (with content where it is on the host).
+
+        Args:
+            inputs: Specs by name.
+            is_symbolic: Whether extents are symbolic: the last analysis is not compared with, nor this one kept.
 
         Raises:
             InputError: The inputs don't fit the graph; the message names the node.
@@ -66,9 +73,8 @@ class Analyser:
             PlanError: What is known at the upper end is not known at this size.
         """
         given = {value: inputs[value.name] for value in self._graph.inputs}
-        analysis = ShapeInference(self._producers, self._constants, given, self._known).run(
-            self._graph.nodes, self._last
-        )
+        last: _Inferred = [None] * len(self._last) if is_symbolic else self._last
+        analysis = ShapeInference(self._producers, self._constants, given, self._known).run(self._graph.nodes, last)
         if self._known is None:
             self._known = frozenset(analysis.known)
         elif not self._known <= analysis.known:
@@ -108,9 +114,9 @@ class ShapeInference:
         # Demanded values; values in between may be visited many times.
         self._demanded: dict[Value, TensorSpec] = {}
         # Layers repeat: equal operators on equal specs are inferred once in a walk.
-        self._seen: dict[Hashable, tuple[TensorSpec, ...]] = {}
+        self._seen: MemoTable[Hashable, tuple[TensorSpec, ...]] = MemoTable()
 
-    def run(self, nodes: Sequence[Node], last: list[tuple[Specs, tuple[TensorSpec, ...]] | None]) -> Analysis:
+    def run(self, nodes: Sequence[Node], last: _Inferred) -> Analysis:
         """Infer every node in order; those with the inputs of the ``last`` analysis are not inferred anew."""
         specs = self.analysis.specs
         for position, node in enumerate(nodes):
@@ -221,7 +227,7 @@ class ShapeInference:
             if may_know:
                 outputs = self._propagate(node, inputs, outputs)
             if key is not None and inputs is given:
-                self._seen[key] = outputs
+                self._seen.keep(key, outputs)
         return inputs, outputs
 
     def _infer(self, node: Node, inputs: Specs) -> tuple[Specs, tuple[TensorSpec, ...]]:

@@ -31,7 +31,11 @@ class Cache:
 
     def whole(self, spec: TensorSpec) -> TensorSpec:
         """Return the spec of the whole buffer, for the spec of the present rows."""
-        return spec.with_shape((*spec.shape[: self.axis], self.capacity, *spec.shape[self.axis + 1 :]))
+        return spec.with_shape(self.whole_shape(spec.shape))
+
+    def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the whole buffer, for the shape of the present rows."""
+        return (*shape[: self.axis], self.capacity, *shape[self.axis + 1 :])
 
     def strides(self, spec: TensorSpec) -> tuple[int, ...]:
         """Return the strides of the window on the present rows, in elements."""

@@ -63,6 +63,29 @@ def has_fixed_inputs(graph: Graph) -> bool:
     )
 
 
+def find_class_ranges(
+    graph: Graph, inputs: Mapping[str, TensorSpec], declared: DeclaredDims, free: AbstractSet[tuple[str, int]]
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the extents within which each axis (input, axis) that may change stays in its class: the first, the last.
+
+    Args:
+        graph: Whose inputs they are.
+        inputs: Specs by name.
+        declared: Dimensions the caller fixed or bounded.
+        free: Axes that change though nothing declares them.
+    """
+    axes = {**dict.fromkeys(sorted(free), ""), **free_axes(graph, declared)}
+    ranges = {}
+    for (name, axis), end in find_ends(graph, inputs, declared, free, is_whole=False).items():
+        bound = declared.get(axes[name, axis])
+        if isinstance(bound, tuple):
+            before = [each for each in range_ends(*bound) if each < end]
+            ranges[name, axis] = (before[-1] + 1 if before else bound[0], end)
+        else:
+            ranges[name, axis] = ((end // 2 if end <= _POWERS_UP_TO else end - _POWERS_UP_TO) + 1, end)
+    return ranges
+
+
 def find_ends(
     graph: Graph,
     inputs: Mapping[str, TensorSpec],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from gpuexec.ir.spec import HostValue, TensorSpec, is_host_object
+from gpuexec.ir.spec import HostValue, SymbolicValue, TensorSpec, is_host_object
 from gpuexec.system.mapped import read_content
 
 # The largest value, in bytes, that is propagated and may become part of a launch.
@@ -20,6 +20,8 @@ def is_same_spec(a: TensorSpec, b: TensorSpec) -> bool:
     first, second = a.value, b.value
     if first is None or second is None:
         return first is second
+    if isinstance(first, SymbolicValue) or isinstance(second, SymbolicValue):
+        return first is second
     if first.array is second.array:
         return True
     # The bytes of a host object are addresses, not content.
@@ -32,6 +34,8 @@ def content_key(specs: Iterable[TensorSpec | None]) -> Hashable:
 
 
 def _value_key(spec: TensorSpec, value: HostValue) -> Hashable:
+    if isinstance(value, SymbolicValue):
+        return spec, tuple(value.symbols.reshape(-1).tolist())
     is_compared = spec.nbytes <= HOST_VALUE_LIMIT and not is_host_object(spec.dtype)
     return spec, value.array.tobytes() if is_compared else id(value.array)
 

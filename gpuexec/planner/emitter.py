@@ -26,7 +26,7 @@ from gpuexec.ir.library_problem import Problem
 from gpuexec.ir.operator import describe
 from gpuexec.ir.plan import Role
 from gpuexec.ir.provider import OURS, BitsClass, Offer, Posed, ProblemSlots
-from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.spec import HostValue, SymbolicValue, TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import PackedForm, WeightForm
 from gpuexec.ops.lib.pixel import TEXEL_BYTES, draw, draw_copy, draw_fill
@@ -188,8 +188,8 @@ class CommandEmitter:
         spec = TensorSpec((count,), np.dtype(np.uint32))
         return dense(self._new_buffer(UnpackedBuffer(Role.TEMP, spec.nbytes, is_zeroed=True)), spec)
 
-    def choose(self, now: int) -> int:
-        """Return ``now`` at the upper end of a size class, and the same at its other sizes."""
+    def choose(self, now: int | Callable[[], int]) -> int:
+        """Return ``now``, or what it returns, at the upper end of a size class, and the same at its other sizes."""
         chosen = self._repeat(now)
         self.effects.chosen.append(chosen)
         return chosen
@@ -239,9 +239,11 @@ class CommandEmitter:
             limit = bits = BitsClass.ORDERED
         return weigh(OwnKernels(launch, commands, bits), posed, self.target, self._providers, limit)
 
-    def _repeat(self, now: int) -> int:
+    def _repeat(self, now: int | Callable[[], int]) -> int:
         """Return what was decided at the upper end; that does not tell size classes apart."""
-        chosen = now if self._given is None else next(self._given, now)
+        chosen = None if self._given is None else next(self._given, None)
+        if chosen is None:
+            chosen = now() if callable(now) else now
         self.effects.choices.append(chosen)
         return chosen
 
@@ -346,15 +348,17 @@ def emit_copy(
 
 
 def emit_store(
-    target: Target, unpacked: UnpackedPlan, destination: Slot, content: Array, capacity: int
+    target: Target, unpacked: UnpackedPlan, destination: Slot, content: HostValue, capacity: int
 ) -> list[Command]:
     """Return the commands that write a host value; as many for every content of up to ``capacity`` bytes."""
     if destination.spec.size == 0:
         return []
     if not target.has_kernels:
-        return [HostCall("Constant", (("value", to_literal(content)),), (), (destination,))]
+        literal = content if isinstance(content, SymbolicValue) else to_literal(content.array)
+        return [HostCall("Constant", (("value", literal),), (), (destination,))]
     emitter = CommandEmitter(target, unpacked)
-    store_commands(emitter, destination, content, capacity)
+    array = content.symbols if isinstance(content, SymbolicValue) else content.array
+    store_commands(emitter, destination, array, capacity)
     return emitter.effects.commands
 
 

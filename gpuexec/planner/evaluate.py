@@ -11,7 +11,8 @@ from gpuexec.errors import GpuexecError, NeedsHostValue, PlanError, locate
 from gpuexec.ir.apply import compute_arrays, infer_specs
 from gpuexec.ir.graphs import Node
 from gpuexec.ir.operator import Operator
-from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.spec import STRING, TensorSpec
+from gpuexec.planner.symbolic_content import compute_symbols, has_symbols
 from gpuexec.system.mapped import read_small_content
 
 Array = np.ndarray[Any, Any]
@@ -19,6 +20,10 @@ Array = np.ndarray[Any, Any]
 
 def compute_node(node: Node, specs: Sequence[TensorSpec | None]) -> tuple[Array | None, ...]:
     """Compute a node from known content."""
+    if has_symbols(specs):
+        symbols = compute_symbols(node, specs)
+        if symbols is not None:
+            return symbols
     arrays = [None if spec is None or spec.value is None else spec.value.array for spec in specs]
     try:
         return compute_arrays(node.operator, arrays)
@@ -66,6 +71,8 @@ def _check_types(specs: Sequence[TensorSpec], arrays: Sequence[Array | None]) ->
 
 def frozen(array: Array) -> Array:
     """Return the array, closed to writing."""
+    if array.dtype == STRING:
+        return array  # symbolic numbers, which a trace alone holds, or strings
     array = read_small_content(np.asarray(array))
     if array.flags.writeable:
         array = array.copy() if array.base is not None else array

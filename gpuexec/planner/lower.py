@@ -19,6 +19,7 @@ from gpuexec.ir.operator import FormatUse
 from gpuexec.ir.plan import Role
 from gpuexec.ir.provider import Offer
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.symbolic_int import MemoTable
 from gpuexec.ir.target import Target
 from gpuexec.planner.analyse import Analysis
 from gpuexec.planner.caches import Caches
@@ -96,8 +97,12 @@ class Lowering:
         """What lowerings decided by extents at the upper end, node by node; empty where no kernel depends on any."""
         return tuple(self._chosen) if any(self._chosen) and self._target.has_kernels else ()
 
-    def run(self, analysis: Analysis) -> Lowered:
+    def run(self, analysis: Analysis, *, is_symbolic: bool = False) -> Lowered:
         """Lower every node that is needed and has outputs the host does not know.
+
+        Args:
+            analysis: Of the sizes to lower for.
+            is_symbolic: Whether extents are symbolic: the last lowering is not compared with, nor this one kept.
 
         Raises:
             PlanError: A decision of the upper end can't be repeated at this size.
@@ -113,15 +118,16 @@ class Lowering:
             _refuse_unsupported([self._graph.nodes[i] for i in self._needed], analysis, self._target)
             _check_sizes([self._graph.nodes[i] for i in self._needed], analysis, self._target)
             self._channels_last = assign_formats(self._graph, self._needed, analysis.specs, self._target)
+        given, cached = (self._given, self._cached) if not is_symbolic else ({}, [None] * len(self._cached))
         walk = _Walk(
-            self._graph, self._target, analysis, self._given, self._caches, self._fixes_division, self._channels_last,
+            self._graph, self._target, analysis, given, self._caches, self._fixes_division, self._channels_last,
             self._transposes, self._providers,
         )  # fmt: skip
         for number, position in enumerate(self._needed):
             node = self._graph.nodes[position]
             analysis.reader = node.name
             choices = None if is_first else self._choices[number]
-            effects = walk.lower(position, node, self._cached, choices)
+            effects = walk.lower(position, node, cached, choices)
             if is_first:
                 self._choices.append(effects.choices)
                 self._chosen.append(tuple(effects.chosen))
@@ -159,7 +165,7 @@ class _Walk:
         self._unpacked = UnpackedPlan()
         self._slots: dict[Value, Slot] = {}
         # Layers repeat: equal operators on slots alike are lowered once in a walk.
-        self._seen: dict[Hashable, tuple[list[int], Effects]] = {}
+        self._seen: MemoTable[Hashable, tuple[list[int], Effects]] = MemoTable()
 
     def lower(
         self, position: int, node: Node, cached: list[CachedLowering | None], choices: Sequence[int] | None
@@ -226,7 +232,7 @@ class _Walk:
             ) from error
         except Exception as error:
             raise locate(host_failure("lowering", error), node, node.name) from error
-        self._seen[key] = (numbers, effects)
+        self._seen.keep(key, (numbers, effects))
         return effects
 
     def _describe(
@@ -320,7 +326,7 @@ class _Walk:
             buffer = UnpackedBuffer(Role.CONSTANT, spec.nbytes, value.name)
         elif value in self._analysis.known:
             assert spec.value is not None
-            buffer = UnpackedBuffer(Role.TEMP, spec.nbytes, value.name, content=spec.value.array)
+            buffer = UnpackedBuffer(Role.TEMP, spec.nbytes, value.name, content=spec.value)
         elif value in self._caches:
             cache, bare = self._caches[value], TensorSpec(spec.shape, spec.dtype)
             buffer = UnpackedBuffer(Role.STATE, cache.whole(bare).nbytes, value.name)

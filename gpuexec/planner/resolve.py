@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, LibraryCall, Slot
-from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.kernel_values import SymbolicBytes
+from gpuexec.ir.spec import SymbolicValue, TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.settle import Pick, Settlement, make_stores
 from gpuexec.planner.unpacked_plan import BufferOffset, GroupKey, UnpackedPlan, find_root, map_slots
@@ -39,8 +40,12 @@ class Resolver:
         self._stores: dict[int, tuple[bytes, list[Command]]] = {}
         self._placed: dict[int, BufferOffset] | None = None
 
-    def resolve(self, unpacked: UnpackedPlan) -> tuple[Command, ...]:
+    def resolve(self, unpacked: UnpackedPlan, *, is_symbolic: bool = False) -> tuple[Command, ...]:
         """Return the commands of an unpacked plan.
+
+        Args:
+            unpacked: The plan.
+            is_symbolic: Whether extents are symbolic: the last plan is not compared with, nor this one kept.
 
         Raises:
             PlanError: The unpacked plan differs from the upper end in more than sizes, or needs more room.
@@ -51,7 +56,10 @@ class Resolver:
             raise AssertionError("Two groups of an unpacked plan have the same key.")
         places = {**self._settlement.merged, **unpacked.placed}
         # Most sizes place buffers as the last one did. None until all picks are done, should one fail.
-        is_still, self._placed = unpacked.placed == self._placed, None
+        remembered: dict[GroupKey, _ResolvedGroup] = {} if is_symbolic else self._done
+        is_still = not is_symbolic and unpacked.placed == self._placed
+        if not is_symbolic:
+            self._placed = None
         roots: dict[int, BufferOffset] = {}
         commands: list[Command] = []
         for pick in self._settlement.picks:
@@ -64,11 +72,12 @@ class Resolver:
                 if pick.in_place is not None and pick.in_place not in group.in_place:
                     raise PlanError(f"{pick.origin} can't work in place at this size, as it does at the upper end.")
                 drafted = group.commands
-            done = self._done.get(pick.key)
+            done = remembered.get(pick.key)
             if done is None or done.commands is not drafted or not (is_still or self._lies_still(done, places, roots)):
-                done = self._done[pick.key] = self._resolve_pick(pick, drafted, places, roots)
+                done = remembered[pick.key] = self._resolve_pick(pick, drafted, places, roots)
             commands += done.resolved
-        self._placed = unpacked.placed
+        if not is_symbolic:
+            self._placed = unpacked.placed
         return tuple(commands)
 
     def _lies_still(
@@ -110,7 +119,9 @@ class Resolver:
     def _find_stores(self, unpacked: UnpackedPlan, buffer: int) -> list[Command]:
         content = unpacked.buffers[buffer].content
         assert content is not None
-        key = content.tobytes()
+        if isinstance(content, SymbolicValue):
+            return make_stores(unpacked, self._target, buffer, self._settlement.buffers[buffer].nbytes)
+        key = content.array.tobytes()
         last = self._stores.get(buffer)
         if last is None or last[0] != key:
             capacity = self._settlement.buffers[buffer].nbytes
@@ -147,7 +158,13 @@ def _describe(command: Command) -> tuple[object, ...]:
     match command:
         case Launch():
             rows = [
-                a.buffer if isinstance(a, Slot) else len(a) if isinstance(a, bytes) else None if a is None else a.dtype
+                a.buffer
+                if isinstance(a, Slot)
+                else len(a)
+                if isinstance(a, bytes | SymbolicBytes)
+                else None
+                if a is None
+                else a.dtype
                 for a in command.arguments
             ]
             return (command.kernel, command.writes, *rows)

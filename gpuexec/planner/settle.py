@@ -13,7 +13,7 @@ from gpuexec.errors import GpuexecError, PlanError, locate
 from gpuexec.ir.command import Command, Slot
 from gpuexec.ir.graphs import Graph
 from gpuexec.ir.plan import Role
-from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.spec import SymbolicValue, TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.emitter import emit_copy, emit_store
 from gpuexec.planner.lower import Lowered
@@ -104,8 +104,13 @@ class OutputCopies:
         self._last: dict[int, tuple[Slot, Slot, list[Command]]] = {}
         self._choices: dict[int, list[int]] = {}
 
-    def add(self, lowered: Lowered, promoted: Sequence[int | None]) -> tuple[int, ...]:
+    def add(self, lowered: Lowered, promoted: Sequence[int | None], *, is_symbolic: bool = False) -> tuple[int, ...]:
         """Add a buffer and a copy for every output that is not promoted; return the buffers of all outputs.
+
+        Args:
+            lowered: What has the outputs.
+            promoted: The buffer that each output is itself.
+            is_symbolic: Whether extents are symbolic: the last copies is not compared with, nor this one kept.
 
         Raises:
             PlanError: A promoted output does not lie where it lay at the upper end.
@@ -122,7 +127,7 @@ class OutputCopies:
                 spec = TensorSpec(slot.shape, slot.dtype)
                 own = unpacked.new_buffer(UnpackedBuffer(Role.OUTPUT, spec.nbytes, value.name))
                 try:
-                    commands = self._copy(unpacked, position, dense(own, spec), slot)
+                    commands = self._copy(unpacked, position, dense(own, spec), slot, is_symbolic=is_symbolic)
                 except GpuexecError as error:
                     raise locate(error, f"Output {value}") from None
                 if commands:
@@ -132,12 +137,16 @@ class OutputCopies:
             outputs.append(own)
         return tuple(outputs)
 
-    def _copy(self, unpacked: UnpackedPlan, position: int, destination: Slot, source: Slot) -> list[Command]:
-        last = self._last.get(position)
+    def _copy(
+        self, unpacked: UnpackedPlan, position: int, destination: Slot, source: Slot, *, is_symbolic: bool
+    ) -> list[Command]:
+        last = None if is_symbolic else self._last.get(position)
         if last is None or last[0] != destination or last[1] != source:
             effects = emit_copy(self._target, unpacked, destination, source, self._choices.get(position))
-            self._choices.setdefault(position, effects.choices)
-            last = self._last[position] = (destination, source, effects.commands)
+            last = (destination, source, effects.commands)
+            if not is_symbolic:
+                self._choices.setdefault(position, effects.choices)
+                self._last[position] = last
         return last[2]
 
 
@@ -145,7 +154,11 @@ def make_stores(unpacked: UnpackedPlan, target: Target, buffer: int, capacity: i
     """Return the commands that write the content of a host value."""
     content = unpacked.buffers[buffer].content
     assert content is not None
-    return emit_store(target, unpacked, dense(buffer, TensorSpec(content.shape, content.dtype)), content, capacity)
+    if isinstance(content, SymbolicValue):
+        spec = TensorSpec(content.symbols.shape, content.dtype)
+    else:
+        spec = TensorSpec(content.array.shape, content.array.dtype)
+    return emit_store(target, unpacked, dense(buffer, spec), content, capacity)
 
 
 def _promote(lowered: Lowered) -> tuple[int | None, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.plan import ArenaLayout, Buffer, Plan, Port, Role, Segment, Variant, format_command
 from gpuexec.ir.plan_json import encode
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.symbolic_int import SymbolicTrace, UntraceableError
 from gpuexec.ir.target import Target
 from gpuexec.planner.analyse import Analyser, Analysis, list_kept
 from gpuexec.planner.arena import ALIGNMENT
@@ -32,6 +34,7 @@ from gpuexec.planner.lower import Lowered, Lowering
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
 from gpuexec.planner.resolve import Resolver
 from gpuexec.planner.settle import OutputCopies, Settlement, settle
+from gpuexec.planner.symbolic_variant import SymbolicVariant
 from gpuexec.planner.verify import Verifier
 from gpuexec.system.phases import phase
 
@@ -216,6 +219,35 @@ class Template:
             self._last = None if variant.reads else variant
             return variant
 
+    def trace(self, inputs: Mapping[str, TensorSpec], groups: Sequence[Sequence[tuple[str, int]]]) -> SymbolicVariant:
+        """Return the variants of all sizes that take the same way through the planner as these inputs do.
+
+        Args:
+            inputs: Specs by name, of a size of the class.
+            groups: Axes (input, axis) whose extents change; those of a group are equal.
+
+        Raises:
+            UntraceableError: There are none: a step of the planner needs these very extents.
+            GpuexecError: As `specialise`.
+        """
+        trace = SymbolicTrace()
+        extents: dict[tuple[str, int], Any] = {}
+        for group in groups:
+            (name, axis), *_ = group
+            extents.update(dict.fromkeys(group, trace.variable(inputs[name].shape[axis])))
+        with self._lock:
+            given = {name: _with_symbols(name, spec, extents) for name, spec in inputs.items()}
+            analysis = self._analyser.run(given, is_symbolic=True)
+            if analysis.reads:
+                raise UntraceableError("planning reads content of inputs")
+            lowered = self._lowering.run(analysis, is_symbolic=True)
+            self._copies.add(lowered, self._settlement.promoted, is_symbolic=True)
+            commands = self._resolver.resolve(lowered.unpacked, is_symbolic=True)
+            self._verifier.check_symbolic(commands)
+        specs = tuple([_bare(given[port.name]) for port in self.plan.inputs])
+        outputs = tuple([_bare(slot.spec) for slot in lowered.outputs])
+        return SymbolicVariant(trace, commands, specs, outputs, tuple(map(tuple, groups)))
+
     def narrow(
         self, inputs: Mapping[str, TensorSpec], declared: DeclaredDims, free: AbstractSet[tuple[str, int]]
     ) -> Template:
@@ -311,6 +343,13 @@ class Template:
             reads=tuple(analysis.reads),
             host_values=list_kept(self._graph, analysis),
         )
+
+
+def _with_symbols(name: str, spec: TensorSpec, extents: Mapping[tuple[str, int], Any]) -> TensorSpec:
+    """Return the spec of an input with symbolic extents on some axes; content stays where there are none."""
+    if not any((name, axis) in extents for axis in range(spec.rank)):
+        return spec
+    return spec.with_shape(tuple([extents.get((name, axis), extent) for axis, extent in enumerate(spec.shape)]))
 
 
 def _bare(spec: TensorSpec) -> TensorSpec:

@@ -21,7 +21,7 @@ from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, LibraryCal
 from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.plan import Role
 from gpuexec.ir.provider import Offer
-from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.spec import HostValue, TensorSpec
 from gpuexec.ir.weight_forms import PackedForm
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +44,7 @@ class UnpackedBuffer:
     nbytes: int
     name: str = ""
     data: bytes | None = None
-    content: Array | None = None
+    content: HostValue | None = None
     is_zeroed: bool = False
     packed: tuple[int, PackedForm] | None = None
 

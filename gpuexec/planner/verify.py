@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from copy import copy
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -71,6 +72,14 @@ class Verifier:
         """
         self._check.update(commands)
 
+    def check_symbolic(self, commands: Sequence[Command]) -> None:
+        """Check commands of symbolic sizes: they hold wherever the guards noted meanwhile hold.
+
+        Raises:
+            PlanError: They don't hold.
+        """
+        self._check.fork().update(commands)
+
 
 class _SegmentCheck:
     """Commands checked last, with the bytes each touches."""
@@ -86,6 +95,13 @@ class _SegmentCheck:
         self._users: dict[int, set[int]] = {}
         self.update(segment.commands)
         self._check_arena()
+
+    def fork(self) -> _SegmentCheck:
+        """Return the same state, to be changed apart."""
+        other = copy(self)
+        other._commands, other._touches = self._commands.copy(), self._touches.copy()
+        other._users = {buffer: users.copy() for buffer, users in self._users.items()}
+        return other
 
     def written_buffers(self) -> set[int]:
         """Return the buffers that some command writes."""
@@ -122,7 +138,7 @@ class _SegmentCheck:
         if role is Role.CONSTANT or role is Role.INPUT:
             return
         touches = [touch for index in sorted(self._users.get(buffer, ())) for touch in self._touches[index][buffer]]
-        cuts = sorted({cut for touch in touches for cut in (touch.low, touch.high)})
+        cuts = _list_apart([cut for touch in touches for cut in (touch.low, touch.high)])
         writer = [-1] * len(cuts)
         readers = [0] * len(cuts)
         for touch in touches:
@@ -217,6 +233,15 @@ def _list_touches(plan: Plan, index: int, command: Command) -> dict[int, list[_T
                 )
         rows.append(_Touch(index, low, high, written, order, slot))
     return touches
+
+
+def _list_apart(numbers: Sequence[int]) -> list[int]:
+    """Return numbers in order, each once; they may be symbolic, which sets don't take."""
+    apart: list[int] = []
+    for number in sorted(numbers):
+        if not apart or apart[-1] != number:
+            apart.append(number)
+    return apart
 
 
 def _are_apart(first: Slot, second: Slot) -> bool:

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from gpuexec.ir.operator import Tolerance, find_operator, operator_names
 from gpuexec.ir.spec import DTYPES, dtype_row
+from gpuexec.ir.target import Target
 from tests.ops.agreement import check_agreement
 from tests.ops.calls import Call, find_schema
 from tests.ops.every_call import choose_calls, list_asked, list_calls
 from tests.ops.odd import EXTREME, ORDINARY, SPECIAL, Inputs, fill, reshape, vary_dtypes, vary_shapes
 from tests.ops.test_dtypes import find_allowed
+from tests.planner.tracing import find_obstacles
 
 CHECKED = ("cpu", "check")
 # Inputs whose content is an agreement with whoever made them, which no kernel can hold against anything: what it is.
@@ -32,6 +34,25 @@ AGREED = {
 UNBOUNDED = ("ReduceProd", "CumProd", "Det", "STFT")
 # Operators that are what their graphs say.
 GRAPHS = ("If", "Loop", "Scan", "SequenceMap", "ai.onnx.preview.training.Gradient")
+# What ties a plan to one extent, by operator: functions that need its digits. It may only shrink. Most are extents that
+# belong to a model and not to a run: of weights, a kernel, a depth.
+_CONV = ("ops/nn/conv_simt.py:ConvSum.of.<locals>.<genexpr>", "ops/nn/conv_depthwise.py:find_tile")
+_CONV_NAMES = ("ops/nn/conv_depthwise.py:name_instance",)
+_LINEAR, _RULE = ("ops/ml/linear.py:_Coefficients.bind",), ("ops/nn/attention.py:_Attention._rule",)
+_IMAGE = ("ops/vision/image.py:_launch",)
+TIED = {
+    **dict.fromkeys(("Attention", "gpuexec.AttentionOverCache", "gpuexec.RoundedAttention"), _RULE),
+    **dict.fromkeys(("Conv", "gpuexec.FusedConv", "gpuexec.FusedNarrowConv"), _CONV + _CONV_NAMES),
+    **dict.fromkeys(("ai.onnx.ml.LinearClassifier", "ai.onnx.ml.LinearRegressor"), _LINEAR),
+    **dict.fromkeys(("gpuexec.ImageToTensor", "gpuexec.TensorToImage"), _IMAGE),
+    "Det": ("ops/linalg/det.py:Det.lower",),
+    "GatherND": ("ops/tensor/gather.py:GatherND.infer", "ops/tensor/gather.py:GatherND.lower"),
+    "STFT": ("ops/signal/fourier_lines.py:Lines.launch",),
+    "com.microsoft.RelativePositionBias": ("ops/control/interpret.py:_propagate.<locals>.<listcomp>",),
+    "gpuexec.FusedResize": ("ops/vision/resize_tables.py:make_table",),
+    "gpuexec.NarrowConvTranspose": ("ops/nn/conv_simt.py:_list_axis",),
+    "gpuexec.RelativeBuckets": ("ops/microsoft/position.py:RelativeBuckets._tabulate",),
+}
 ALL_TYPES = frozenset(row.name for row in DTYPES)
 NAMES = [
     name
@@ -98,6 +119,14 @@ def test_types(name: str) -> None:
             check(call, given, label, CHECKED, held)
             single = tuple(x if x is None or i in kept else reshape(x, ()) for i, x in enumerate(given))
             check(call, single, f"{label}, 0-d", ("cpu",), held)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_symbolic_extents(name: str) -> None:
+    """Planned once with symbolic extents, an operator gives what ints give; few need the digits of an extent."""
+    for call in choose_calls(name, 2):
+        for target in ("cpu", "sm_90"):
+            assert set(find_obstacles(call, Target.named(target))) <= set(TIED.get(name, ()))
 
 
 def check(call: Call, inputs: Inputs, label: str, devices: tuple[str, ...], held: set[Hashable] | None = None) -> None:

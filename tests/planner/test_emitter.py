@@ -11,7 +11,7 @@ import pytest
 from gpuexec.errors import KernelError
 from gpuexec.ir.command import Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.ir.plan import Role
-from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.spec import HostValue, TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.emitter import CommandEmitter, emit_copy, emit_store
 from gpuexec.planner.unpacked_plan import UnpackedBuffer, UnpackedPlan, dense
@@ -165,7 +165,7 @@ def test_store_is_as_many_commands_for_every_content_of_a_capacity() -> None:
         for extent in (1, 8, 128):
             content = np.arange(extent)
             slot = dense(1, TensorSpec(content.shape, content.dtype))
-            counts.add(len(emit_store(target, UnpackedPlan(), slot, content, 1024)))
+            counts.add(len(emit_store(target, UnpackedPlan(), slot, HostValue(content), 1024)))
         assert len(counts) == 1
 
 

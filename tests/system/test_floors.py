@@ -33,18 +33,20 @@ INNER = {
         ("pickling",),
     ),
     "ir": (
-        ("validate", "signatures", "geometry", "instances", "library_problem", "precision", "spec", "target"),
+        ("symbolic_int",),
+        ("validate", "signatures", "geometry", "instances", "kernel_values", "library_problem")
+        + ("precision", "spec", "target"),
         ("command", "containers", "gpus", "host_values", "weight_forms"),
         ("index_map", "pointwise", "provider", "row_form"),
         ("operator", "plan", "work"),
-        ("apply", "graphs", "plan_json"),
+        ("apply", "graphs", "plan_json", "size_layout"),
         ("graph_json",),
     ),
     "devices": (
         ("arguments", "dlpack", "host", "kernels", "latch", "libraries", "residency", "revision", "working_here"),
         ("device", "work_thread"),
         ("pixel",),
-        ("launch_costs", "completion", "deferred_free"),
+        ("launch_costs", "completion", "deferred_free", "size_writer"),
         ("prepared", "cpu", "memory_pool", "staging", "transfers"),
         ("graph_cache", "dependent_launch"),
         ("graph_form",),

@@ -31,7 +31,7 @@ from gpuexec.devices.host import host_memory_bytes
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.errors import InputError, KernelError, OutOfMemoryError, PlanError
 from gpuexec.ir.command import Command, Kernel
-from gpuexec.ir.plan import Segment
+from gpuexec.ir.plan import Segment, Variant
 from gpuexec.ir.target import Target
 from gpuexec.system import knobs
 from gpuexec.system.progress import ProgressCallback
@@ -74,6 +74,10 @@ class CpuRecording:
             call if call.command is command else Call(command, self._memory, call)
             for command, call in zip(commands, self._calls, strict=True)
         ]
+
+    def resize(self, variant: Variant) -> None:
+        """Replace the commands by a variant's."""
+        self.patch(variant.commands)
 
     def submit(self, stream: Stream, bindings: Mapping[int, Region], first: int = 0, last: int | None = None) -> None:
         """Put the commands ``[first, last)`` on the stream; see `gpuexec.devices.device.Recording`."""

@@ -21,8 +21,9 @@ from gpuexec.devices.cuda.cuda_stream import CudaStream
 from gpuexec.devices.device import ByteArray, Function, MemoryBlock, Stream
 from gpuexec.devices.pixel.addresses import AddressSpace, name_textures
 from gpuexec.devices.pixel.extents import TEXEL_BYTES, Rectangle, find_extents, split_range
+from gpuexec.devices.prepared import list_values
 from gpuexec.errors import GpuexecError
-from gpuexec.ir.command import Launch, LaunchConfig, Slot
+from gpuexec.ir.command import Launch, LaunchConfig
 from gpuexec.ops.lib.pixel import copy_kernels, make_copy, make_fill
 
 _CHANNEL_BITS = 32
@@ -127,7 +128,7 @@ class CudaPixelStream(CudaStream):
         self._draw(make_fill(pattern, count), (address,))
 
     def _draw(self, command: Launch, addresses: Sequence[int]) -> None:
-        arguments = PackedArguments([None if isinstance(a, Slot) else a for a in command.arguments], command)
+        arguments = PackedArguments(list_values(command), command)
         for position, address in enumerate(addresses):
             arguments.set_pointer(position, address)
         self.launch(self._pixel.function(command.kernel), command.config, arguments)

@@ -65,7 +65,10 @@ class SimulatorDevice:
 
     Attributes:
         launch_costs: Those of a GPU, so that it takes the forms that a GPU would.
+        reads_commands: Launches are held against the slots of their commands, which follow every change of size.
     """
+
+    reads_commands = True
 
     def __init__(
         self,

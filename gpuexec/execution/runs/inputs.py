@@ -265,9 +265,10 @@ def check_ports(model: Model, ports: Sequence[ModelPort], specs: Mapping[str, Te
         InputError: They don't fit; names input, expected and got.
     """
     extents: dict[str, tuple[int, str]] = {}
+    fitting: set[tuple[object, object]] = set()  # many memories are alike
     for port in ports:
         spec, dims = specs[port.name], port.spec.dims
-        if dims is None:
+        if dims is None or (dims, spec.shape) in fitting:
             continue
         if len(dims) != len(spec.shape):
             raise _misfit(port, spec, f"{spec.rank} axes, not {len(dims)}")
@@ -281,6 +282,7 @@ def check_ports(model: Model, ports: Sequence[ModelPort], specs: Mapping[str, Te
                 known = extents.setdefault(dim, (extent, port.name))
                 if known[0] != extent:
                     raise _misfit(port, spec, f"{dim!r} is {extent}, but {known[0]} in input {known[1]!r}")
+        fitting.add((dims, spec.shape))
 
 
 def _misfit(port: ModelPort, spec: TensorSpec, why: str) -> InputError:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from math import prod
 
@@ -21,6 +22,7 @@ from gpuexec.errors import DeviceNotFoundError, GpuexecError, InputError, OutOfM
 from gpuexec.execution.resources.weights import Share
 from gpuexec.execution.runs.background_compiler import BackgroundCompiler, Compilation
 from gpuexec.execution.runs.planning_context import PlanningContext
+from gpuexec.execution.runs.size_traces import SizeTraces
 from gpuexec.execution.runs.stopwatch import LayerTimes
 from gpuexec.ir.graphs import Array, Graph, Value
 from gpuexec.ir.plan import Plan, Read, Role, Variant
@@ -29,7 +31,7 @@ from gpuexec.ir.target import Target
 from gpuexec.model.model import Model
 from gpuexec.passes import GENERATING, run_passes
 from gpuexec.planner.caches import find_caches
-from gpuexec.planner.classes import find_ends, free_axes, range_ends, with_extents
+from gpuexec.planner.classes import find_class_ranges, find_ends, free_axes, range_ends, with_extents
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
 from gpuexec.planner.template import Template, plan_graph
 from gpuexec.system.phases import phase
@@ -66,6 +68,9 @@ class CompiledPlan:
     # Its kernels, while they are compiled in the background; None: they are loaded. It may turn out that they can't be.
     compilation: Compilation | None = None
     is_refused: bool = False
+    # Variants of all sizes that are planned alike, once sizes keep changing, and the one found last.
+    traces: SizeTraces | None = None
+    sized: PlannedVariant | None = None
     # The plan at the upper end of the class.
     plan: Plan = field(init=False)
 
@@ -142,17 +147,60 @@ class PlanCache:
             if planned is not None and contents is not None:
                 self._variants.move_to_end((shapes, contents))
                 return planned
+        found = self._find_sized(shapes)
+        if found is not None:
+            return found
         planned = self._make(specs, shapes)
         reads = tuple({(read.input, read.least): read for read in planned.variant.reads}.values())
         contents = _contents(specs, reads)
         assert contents is not None, "planning read what is not on the host"
         self._reads.setdefault(shapes, set()).add(reads)
         self._variants[shapes, contents] = planned
+        if not reads:
+            self._trace(planned, specs, shapes)
         if len(self._variants) > _VARIANTS_KEPT:
             (oldest, _), _ = self._variants.popitem(last=False)
             if all(kept != oldest for kept, _ in self._variants):
                 del self._reads[oldest]
         return planned
+
+    def _find_sized(self, shapes: _Shapes) -> PlannedVariant | None:
+        """Return a plan and variant by a trace, None where none holds for these shapes."""
+        for compiled in self._compiled:
+            if compiled.traces is None or compiled.is_refused:
+                continue
+            variant = compiled.traces.find(shapes, partial(self._find_class_ranges, compiled))
+            if variant is not None:
+                last = compiled.sized
+                if last is None or last.variant is not variant:
+                    last = compiled.sized = PlannedVariant(compiled, variant)
+                return last
+        return None
+
+    def _find_class_ranges(
+        self, compiled: CompiledPlan, specs: Mapping[str, TensorSpec]
+    ) -> Mapping[_Axis, tuple[int, int]] | None:
+        """Return the extents within which sizes belong to the class of these; None where that has another plan.
+
+        That is not known before sizes of the class were planned.
+        """
+        graph, declared, free = compiled.template.graph, self._planning.model.dims, frozenset(self._free)
+        for wide in self._compiled:
+            if wide is compiled and not self._has_classes(wide):
+                return {}
+            ends = find_ends(graph, specs, declared, free, is_whole=False)
+            if wide.classes.get(tuple(sorted(ends.items()))) is compiled:
+                return find_class_ranges(graph, specs, declared, free)
+        return None
+
+    def _trace(self, planned: PlannedVariant, specs: Mapping[str, TensorSpec], shapes: _Shapes) -> None:
+        """Note a size that was planned by itself, and trace the plan where sizes keep changing."""
+        compiled = planned.compiled
+        if self._compiler is not None or self._is_stand_in:
+            return
+        if compiled.traces is None:
+            compiled.traces = SizeTraces(compiled.template)
+        compiled.traces.learn(compiled.template.graph, specs, shapes)
 
     def reserve(self, planned: PlannedVariant, stream: Stream) -> Recording:
         """Return the recording of a planned variant's plan, whichever size it is set to now.
@@ -189,7 +237,7 @@ class PlanCache:
             recording = self.reserve(planned, stream)
         self._planning.arena.clear_counters(stream)
         if compiled.current is not planned.variant:
-            recording.patch(planned.variant.commands)
+            recording.resize(planned.variant)
             compiled.current = planned.variant
         return recording
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from gpuexec.devices.backend import Backend
@@ -68,13 +68,16 @@ class StateBinder:
             InputError: What is given or held does not fit the model.
             StateError: A memory holds nothing yet, and nothing tells its shape.
         """
+        checks, found = _Checks(check_held), self._find_all(given, without)
         for memory, _, _ in self._rows:
+            held = found.get(memory.input)
             if memory.input in given:
-                check_held(memory, given[memory.input].spec)
-            elif (held := self._find(memory, without)) is not None:
-                spec = held.place.spec
+                checks.check(memory, given[memory.input].spec)
+            elif held is not None:
                 given[memory.input] = (
-                    DeviceArray(held.place, held, held.fence) if held.array is None else HostArray(spec, held.array)
+                    DeviceArray(held.place, held, held.fence)
+                    if held.array is None
+                    else HostArray(held.place.spec, held.array)
                 )
         specs = {name: item.spec for name, item in given.items()}
         starts = find_initial_specs(self._model.graph, self._model.memories, self._model.dims, specs)
@@ -97,16 +100,18 @@ class StateBinder:
         Raises:
             ModelError: An output is of another type than the memory it goes to.
         """
+        checks = _Checks(check_left)
         for memory, _, output in self._rows:
             if (known := specs.get(output)) is not None:
-                check_left(memory, known)
-        carried = {}
+                checks.check(memory, known)
+        carried, sources = {}, prepared.sources
         for memory, value, output in self._rows:
             item = given[memory.input]
             if is_held(item):
                 assert isinstance(item, DeviceArray)
                 prepared.values[value] = ValueLocation(item.spec)
-                prepared.sources.append(item.fence)
+                if not sources or sources[-1] is not item.fence:
+                    sources.append(item.fence)
             # The same plan serves a state that comes from the host.
             prepared.values[value].array = None
             known = specs.get(output)
@@ -117,16 +122,21 @@ class StateBinder:
         self.state._begin(carried, prepared.run._fence)
         self.state._note({memory.input: given[memory.input].spec for memory, _, _ in self._rows})
 
-    def _find(self, memory: Memory, without: Fence | None) -> Carried | None:
-        """Return what a memory holds, its shape known."""
-        while (held := self.state._find(memory.input, without)) is not None and not held.place.has_spec:
-            self._syncs.note_wait(memory.input, "its shape is an input of another run")
+    def _find_all(self, given: Mapping[str, GivenInput], without: Fence | None) -> dict[str, Carried]:
+        """Return what the memories hold that are not given, by input, their shapes known."""
+        wanted = [memory.input for memory, _, _ in self._rows if memory.input not in given]
+        while True:
+            found = self.state._find_all(wanted, without)
+            unknown = next((name for name, held in found.items() if not held.place.has_spec), None)
+            if unknown is None:
+                return found
+            self._syncs.note_wait(unknown, "its shape is an input of another run")
+            fence = found[unknown].fence
             try:
-                held.fence.wait_issued()
+                fence.wait_issued()
             except GpuexecError:
-                if not has_failed(held.fence):
+                if not has_failed(fence):
                     raise
-        return held
 
     def _carry(self, prepared: PreparedRun, given: Mapping[str, GivenInput], carried: Mapping[str, Carried]) -> None:
         """On the stream, all inputs being there: bring memories to where the plan wants them."""
@@ -144,28 +154,31 @@ class StateBinder:
                 held.region, held.owner = opened.owner.region, opened.owner
                 made = carried[memory.input]
                 made.cache = opened
-                opened.carried.add(made)
+                opened.hold(made)
             elif held.region is None or (before is not None and before.cache is not None):
                 self._make_dense(held, before)
 
     def _commit(self, prepared: PreparedRun, carried: Mapping[str, Carried]) -> None:
         """The run being wholly on its stream: say where it leaves its memories, whose types are known by now."""
+        checks, values = _Checks(check_left), prepared.values
         for memory, _, output in self._rows:
-            check_left(memory, prepared.values[output].spec)
+            checks.check(memory, values[output].spec)
         for memory, _, output in self._rows:
-            made, held = prepared.values[output], carried[memory.input]
+            made, held = values[output], carried[memory.input]
             assert made.region is not None
             held.owner = made.owner
             held.place.settle(made.spec, made.region)
-            self.state._note({memory.input: made.spec})
+        self.state._note({memory.input: values[output].spec for memory, _, output in self._rows})
 
     def _open(self, cache: Cache, held: ValueLocation, before: Carried | None) -> CacheBytes:
         """Return bytes with room for rows behind those there are: theirs where nobody else goes on from them."""
-        whole, length = cache.whole(held.spec), held.spec.shape[cache.axis]
+        length = held.spec.shape[cache.axis]
         if before is not None and before.cache is not None:
             kept = before.cache
-            if kept.whole == whole and kept.stream is self._stream and _is_tip(kept, before, length):
+            fits = kept.whole.dtype == held.spec.dtype and kept.whole.shape == cache.whole_shape(held.spec.shape)
+            if fits and kept.stream is self._stream and _is_tip(kept, before, length):
                 return kept
+        whole = cache.whole(held.spec)
         opened = CacheBytes(self._pool.lend(whole.nbytes, is_exact=True), whole, cache.axis, self._stream)
         address = opened.owner.region.address
         if held.spec.size:
@@ -190,6 +203,25 @@ class StateBinder:
         held.region, held.owner = lent.region, lent
 
 
+class _Checks:
+    """Checks of memories, which are many that are alike: each kind once for a spec.
+
+    Args:
+        check: Raises where a memory can't hold a tensor.
+    """
+
+    def __init__(self, check: Callable[[Memory, TensorSpec], None]) -> None:
+        self._check = check
+        self._done: set[tuple[object, ...]] = set()
+
+    def check(self, memory: Memory, spec: TensorSpec) -> None:
+        """Check one."""
+        key = (memory.shape, memory.dtype, memory.axis, memory.capacity, spec.shape, spec.dtype)
+        if key not in self._done:
+            self._check(memory, spec)
+            self._done.add(key)
+
+
 _ZEROS = object()
 
 
@@ -200,7 +232,7 @@ def is_held(item: GivenInput) -> bool:
 
 def _is_tip(cache: CacheBytes, before: Carried, length: int) -> bool:
     """Return whether nobody holds rows behind these, so that others may lie there."""
-    for other in list(cache.carried):
+    for other in cache.list_held():
         if other is before or has_failed(other.fence):
             continue
         if not other.place.has_spec or other.place.spec.shape[cache.axis] > length:

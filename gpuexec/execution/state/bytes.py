@@ -29,14 +29,23 @@ class CacheBytes:
         whole: Their spec, the capacity along ``axis``.
         axis: The one that grows.
         stream: Whose work writes them.
-        carried: Who holds rows here, from the first on; each is of interest as long as somebody else holds it.
     """
 
     owner: Lent
     whole: TensorSpec
     axis: int
     stream: Stream
-    carried: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    # Who holds rows here, from the first on; each is of interest as long as somebody else holds it.
+    _held: list[weakref.ref[Any]] = field(default_factory=list)
+
+    def hold(self, carried: Any) -> None:
+        """Note who holds rows here."""
+        self._held = [each for each in self._held if each() is not None]
+        self._held.append(weakref.ref(carried))
+
+    def list_held(self) -> list[Any]:
+        """Return who holds rows here."""
+        return [held for held in [each() for each in self._held] if held is not None]
 
 
 def copy_rows(

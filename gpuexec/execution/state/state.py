@@ -210,13 +210,20 @@ class State:
             without: Of a run that is about to be given up.
             is_committed: Leave out runs that are scheduled piece by piece and have not come to their end.
         """
+        return self._find_all([name], without, is_committed=is_committed).get(name)
+
+    def _find_all(
+        self, names: Sequence[str], without: Fence | None = None, *, is_committed: bool = False
+    ) -> dict[str, Carried]:
+        """Return what memories hold, by input, as `_find` does of one."""
+        found: dict[str, Carried] = {}
         with self._lock:
             entry = self._settle(without, is_committed=is_committed)
-            while entry is not None:
-                if name in entry.carried:
-                    return entry.carried[name]
+            while entry is not None and len(found) < len(names):
+                carried = entry.carried
+                found.update([(name, carried[name]) for name in names if name in carried and name not in found])
                 entry = skip_failed(entry.before, without, is_committed=is_committed)
-            return None
+        return found
 
     def _begin(self, carried: Mapping[str, Carried], fence: Fence) -> None:
         """Set the memories to the contents that a run will leave, unless it fails."""

@@ -14,6 +14,7 @@ from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32
 from gpuexec.ir.operator import (
     Array,
     Derivative,
@@ -156,7 +157,7 @@ class Clip(Operator):
             Kernel(SOURCE, f"clip<{dtype_row(x.dtype).cuda}>"),
             (x,),
             y,
-            [np.int32(bound is not None) for bound in bounds],
+            [int32(bound is not None) for bound in bounds],
             between=[x if bound is None else bound for bound in bounds],
         )
 

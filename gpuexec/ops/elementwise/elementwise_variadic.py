@@ -12,6 +12,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32
 from gpuexec.ir.operator import (
     Array,
     Derivative,
@@ -111,7 +112,7 @@ class _Fold(Operator):
             divisor = len(slots) if self.divides and not rest else 1
             kernel = Kernel(SOURCE, fold_expression(self.functor, first.dtype, y.dtype, target.dtype))
             filler = [taken[-1] if taken else first] * (MAX_INPUTS - 1 - len(taken))  # pointers that are not read
-            scalars = [np.int32(1 + len(taken)), np.int32(divisor)]
+            scalars = [int32(1 + len(taken)), int32(divisor)]
             launch_broadcast(emit, kernel, (first, *taken, *filler), target, scalars, in_place=not rest)
             if not rest:
                 return

@@ -11,7 +11,6 @@ numbers are arguments.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,11 @@ from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import memory_axes, permute
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import join_bytes
 from gpuexec.ir.operator import Array, Emitter, Operator, Slots
 from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import BFLOAT16, accumulator, dtype_row
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ir.weight_forms import WeightForm
 from gpuexec.ops.elementwise.elementwise import Elementwise
 from gpuexec.ops.elementwise.region_steps import RegionStep
@@ -194,7 +195,7 @@ class Epilogue:
             for operand in self.operands
         ]
         finished = Kernel(kernel.source, f"{', '.join([kernel.expression[:-1], name, *pointers])}>", text)
-        packed = self.numbers.pack() + b"".join(places or [bytes(24)])
+        packed = self.numbers.pack() + join_bytes(places or [bytes(24)])
         return finished, [packed + bytes(-len(packed) % 8), *slots, *[self.outputs[place] for place in order[1:]]]
 
 
@@ -244,7 +245,7 @@ def place_operands(emit: Emitter, operands: Sequence[Slot], y: Slot) -> tuple[Ep
     return tuple(placed)
 
 
-@functools.lru_cache(1024)
+@memoize(1024)
 def write_epilogue(structure: EpilogueStructure) -> tuple[str, str, tuple[str, ...]]:
     """Return the name of the type of an epilogue, its text, and the types of the pointers behind it."""
     sources = [f"const {cuda}*" for cuda, _ in structure.operands]
@@ -476,7 +477,7 @@ class FinishingEmitter:
         """Return numbers that are 0 when a run begins."""
         return self._emit.counters(count)
 
-    def choose(self, now: int) -> int:
+    def choose(self, now: int | Callable[[], int]) -> int:
         """Return a number that all sizes of a class share."""
         return self._emit.choose(now)
 

@@ -8,8 +8,6 @@ structure holds for all its sizes.
 
 from __future__ import annotations
 
-import functools
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,8 +16,10 @@ from math import prod
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, max_offset, memory_axes
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import dtype_row
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ir.work import Work, count_apart_bytes, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.joined_axes import group_axes, join_strides, list_joined, spread_strides
 from gpuexec.ops.elementwise.region_steps import StepForms, StepRow
@@ -193,17 +193,17 @@ class JoinedWalk:
         if sizes:
             sizes[0] = ceil_div(sizes[0], lanes)
         divide = pack_fast_div64 if self.is_wide else pack_fast_div32
-        packed = struct.pack("<qi4x" if self.is_wide else "<ii", prod(self.extents), lanes)
+        packed = pack_struct("<qi4x" if self.is_wide else "<ii", prod(self.extents), lanes)
         is_strided = any(operand.kind is OperandKind.STRIDED for operand in self.operands)
         divisors = [divide(max(1, size)) for size in sizes[:-1]] if is_strided else []
-        packed += b"".join(divisors or [divide(1)])
+        packed += join_bytes(divisors or [divide(1)])
         moved = [
             stride * (lanes if axis == 0 else 1)
             for operand, strides in zip(self.operands, self.strides, strict=True)
             for axis, stride in enumerate(strides)
             if operand.kind is OperandKind.STRIDED and operand.moves[axis]
         ]
-        return packed + struct.pack(f"<{max(1, len(moved))}{offset}", *(moved or [0]))
+        return packed + pack_struct(f"<{max(1, len(moved))}{offset}", *(moved or [0]))
 
 
 def _choose_kind(
@@ -227,7 +227,7 @@ def _choose_kind(
     return Operand(dtype_row(slot.dtype).cuda, kind, kept)
 
 
-@functools.lru_cache(1024)
+@memoize(1024)
 def write_kernel(structure: FlatStructure) -> Kernel:
     """Return the kernel of a structure, with the text of its `Region`."""
     name, text = name_text("Flat", _write_body(structure))

@@ -8,7 +8,6 @@ starts of windows and extents of axes that are picked along are arguments.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -17,6 +16,7 @@ from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, max_offset, memory_axes
 from gpuexec.ir.index_map import Assembled
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import dtype_row
@@ -235,9 +235,9 @@ class _SpaceWalk:
         if sizes:
             sizes[0] = ceil_div(sizes[0], lanes)
         divide = pack_fast_div64 if self.is_wide else pack_fast_div32
-        packed = struct.pack("<qi4x" if self.is_wide else "<ii", prod(self.extents), lanes)
-        packed += b"".join([divide(max(1, size)) for size in sizes[:-1]] or [divide(1)])
-        return packed + struct.pack(f"<{max(1, len(numbers))}{'q' if self.is_wide else 'i'}", *(numbers or [0]))
+        packed = pack_struct("<qi4x" if self.is_wide else "<ii", prod(self.extents), lanes)
+        packed += join_bytes([divide(max(1, size)) for size in sizes[:-1]] or [divide(1)])
+        return packed + pack_struct(f"<{max(1, len(numbers))}{'q' if self.is_wide else 'i'}", *(numbers or [0]))
 
 
 def _list_joined(

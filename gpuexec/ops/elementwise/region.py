@@ -20,6 +20,7 @@ from gpuexec.ir.command import Slot
 from gpuexec.ir.index_map import Assembled
 from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.symbolic_int import distinct
 from gpuexec.ops.elementwise.epilogue import FUSED_DOMAIN, StepEmitter
 from gpuexec.ops.elementwise.flat import JoinedWalk, can_walk, launch_flat
 from gpuexec.ops.elementwise.flat_maps import can_map, launch_mapped
@@ -185,7 +186,7 @@ class Region(Steps):
             return
         if self._place(emit, forms, inputs, kept[0][1]):
             return
-        laid = {slot.strides for _, slot in kept}
+        laid = distinct(slot.strides for _, slot in kept)
         wanted = [step for step, _ in kept]
         is_flat = self._is_flat(forms) and can_walk(kept[0][1].shape) and len(laid) == 1
         if is_flat and forms.pointwise is None:
@@ -243,7 +244,7 @@ class Region(Steps):
 
     def _is_flat(self, forms: StepForms) -> bool:
         """Return whether all results are of one shape, which that of no step goes beyond."""
-        shapes = {forms.specs[step].shape for step in self.results}
+        shapes = distinct(forms.specs[step].shape for step in self.results)
         return forms.kinds is not None and len(shapes) == 1
 
 

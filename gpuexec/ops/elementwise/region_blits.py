@@ -5,15 +5,14 @@ A blit writes one tensor, so each of several results is computed by itself, from
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-
-import numpy as np
 
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import broadcast_strides
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import dtype_row
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ops.elementwise.region_steps import StepForms, StepRow
 from gpuexec.ops.elementwise.region_text import CodeRow, name_text, write_compute, write_steps
 from gpuexec.ops.lib.broadcast import THREADS
@@ -59,11 +58,11 @@ def draw_region(
         walk = join(y.shape, [*strides, y.strides])
         kernel = _write_blit(code, numbers.counts, types, step, dtype_row(y.dtype).cuda)
         texels = -(-y.spec.nbytes // _TEXEL_BYTES) + 1  # it may begin within one
-        arguments: list[Argument] = [y, walk.pack(), np.int64(walk.count), numbers.pack(), *used]
+        arguments: list[Argument] = [y, walk.pack(), int64(walk.count), numbers.pack(), *used]
         emit.launch(kernel, (-(-texels // THREADS), 1, 1), (THREADS, 1, 1), arguments, writes=[0])
 
 
-@functools.lru_cache(1024)
+@memoize(1024)
 def _write_blit(
     rows: tuple[CodeRow, ...], counts: tuple[int, int, int], inputs: tuple[str, ...], step: int, made: str
 ) -> Kernel:

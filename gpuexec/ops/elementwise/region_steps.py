@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from gpuexec.ir.operator import Array, Operator, build
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import COMPUTED, TensorSpec, accumulator, dtype_row
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ops.lib.view_probe import find_view
 
 # An input of a step: the position of one of the region's inputs, `made_by` of an earlier step, a number as text (see
@@ -95,7 +95,7 @@ def step_of(given: int) -> int:
     return -1 - given
 
 
-@functools.lru_cache(4096)
+@memoize(4096)
 def read_steps(rows: tuple[StepRow, ...]) -> tuple[RegionStep, ...]:
     """Return the steps of a region's attribute."""
     return tuple([RegionStep(build(name, dict(attributes)), tuple(inputs)) for name, attributes, inputs in rows])
@@ -115,7 +115,7 @@ def write_integers(array: Array) -> str:
     return f"{dtype_row(array.dtype).name}[] {','.join(map(str, array.reshape(-1).tolist()))}"
 
 
-@functools.lru_cache(4096)
+@memoize(4096)
 def read_number(text: str) -> Array:
     """Return the 0-d array that `write_number` made a text of, or the list of `write_integers`; it is read-only."""
     name, _, digits = text.partition(" ")
@@ -129,7 +129,7 @@ def read_number(text: str) -> Array:
     return array
 
 
-@functools.lru_cache(4096)
+@memoize(4096)
 def widen_number(text: str) -> Array:
     """Return a number as a 0-d array of the type that it is computed with."""
     array = read_number(text)
@@ -144,7 +144,7 @@ def _widen(form: _Form) -> _Form:
 SpecKey = tuple[tuple[int, ...], np.dtype[Any]]
 
 
-@functools.lru_cache(4096)
+@memoize(4096)
 def find_forms(rows: tuple[StepRow, ...], inputs: tuple[SpecKey | None, ...], rounds: bool = True) -> StepForms:
     """Return what steps make of inputs of these shapes and types.
 

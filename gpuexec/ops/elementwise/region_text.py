@@ -6,15 +6,15 @@ alone share a kernel.
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.spec import dtype_row
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ops.elementwise.region_steps import StepForms, StepRow, read_number, read_steps, step_of
 
 # How each step begins its line; see `count_steps`.
@@ -66,13 +66,13 @@ class RegionNumbers:
     def pack(self) -> bytes:
         """Return the bytes of ``RegionNumbers`` of ``region.cuh``."""
         floats, doubles, integers = self.floats or [0.0], self.doubles or [0.0], self.integers or [0]
-        packed = struct.pack(
+        packed = pack_struct(
             f"<{len(doubles)}d{len(integers)}Q", *doubles, *[each & (1 << 64) - 1 for each in integers]
         )
-        return packed + struct.pack(f"<{len(floats)}f{4 * (len(floats) % 2)}x", *floats)
+        return packed + pack_struct(f"<{len(floats)}f{4 * (len(floats) % 2)}x", *floats)
 
 
-@functools.lru_cache(4096)
+@memoize(4096)
 def write_steps(
     rows: tuple[StepRow, ...], forms: StepForms, is_given: tuple[bool, ...]
 ) -> tuple[tuple[CodeRow, ...], RegionNumbers]:

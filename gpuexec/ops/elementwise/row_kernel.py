@@ -8,7 +8,6 @@ a lane holds, how many axes rows have once neighbours are joined, and along whic
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +17,11 @@ from math import prod
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, coalesce, max_offset
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import dtype_row
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.joined_axes import group_axes, join_strides, list_joined, spread_strides
 from gpuexec.ops.elementwise.region_steps import StepForms, StepRow, read_steps
@@ -274,8 +275,8 @@ class _RowWalk:
     def pack(self) -> bytes:
         """Return the bytes of ``RowWalk``."""
         divide = pack_fast_div64 if self.is_wide else pack_fast_div32
-        packed = struct.pack("<qqi4x" if self.is_wide else "<iii4x", self.rows, self.columns, self.team.lanes)
-        packed += b"".join([divide(max(1, size)) for size in self.extents[:-1]] or [divide(1)])
+        packed = pack_struct("<qqi4x" if self.is_wide else "<iii4x", self.rows, self.columns, self.team.lanes)
+        packed += join_bytes([divide(max(1, size)) for size in self.extents[:-1]] or [divide(1)])
         moved = [
             stride
             for operand, strides in zip(self.operands, self.strides, strict=True)
@@ -287,7 +288,7 @@ class _RowWalk:
             for operand, stride in zip(self.operands, self.along, strict=True)
             if operand.kind is ColumnKind.STRIDED
         ]
-        return packed + struct.pack(f"<{max(1, len(moved))}{'q' if self.is_wide else 'i'}", *(moved or [0]))
+        return packed + pack_struct(f"<{max(1, len(moved))}{'q' if self.is_wide else 'i'}", *(moved or [0]))
 
 
 def _choose_moves(
@@ -312,7 +313,7 @@ def _choose_moves(
     return RowOperand(dtype_row(slot.dtype).cuda, kind, tuple([bool(mask >> k & 1) for k in range(len(extents))]))
 
 
-@functools.lru_cache(1024)
+@memoize(1024)
 def write_kernel(structure: RowStructure) -> Kernel:
     """Return the kernel of a structure, with the text of its `Region`."""
     name, text = name_text("Rows", _Text(structure).write())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from gpuexec.ir.row_form import RowForm
+from gpuexec.ir.symbolic_int import distinct, memoize
 from gpuexec.ops.elementwise.region_steps import Given, SpecKey, StepForms, StepRow, read_steps, step_of
 
 
@@ -53,13 +53,13 @@ def find_row_layout(
     return _find(rows, forms, inputs)
 
 
-@functools.lru_cache(1024)
+@memoize(1024)
 def _find(rows: tuple[StepRow, ...], forms: StepForms, inputs: tuple[SpecKey | None, ...]) -> RowLayout | None:
-    whole = {
+    whole = distinct(
         (_shape_of(step.inputs[0], forms, inputs), form.axis)
         for step, form in zip(read_steps(rows), forms.forms or (), strict=False)
         if isinstance(form, RowForm)
-    }
+    )
     if len(whole) != 1:
         return None
     ((shape, axis),) = whole

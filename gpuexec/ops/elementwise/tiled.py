@@ -8,8 +8,6 @@ in shared memory (``across.cuh``). The text follows from a structure as that of 
 
 from __future__ import annotations
 
-import functools
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,8 +15,10 @@ from math import prod
 
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import dtype_row
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ir.work import SECTOR_BYTES, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.flat import JoinedWalk, OperandKind
 from gpuexec.ops.elementwise.region_steps import StepForms, StepRow
@@ -275,8 +275,8 @@ def _pack_walk(walk: JoinedWalk, tiling: Tiling, structure: TiledStructure, lane
     results = contiguous_strides(walk.extents[::-1])[::-1]
     strides = [results, *(own for own, each in zip(walk.strides, structure.operands) if _has_row(each))]
     moved = [own[axis] for own in strides for axis in order]
-    packed = tile + struct.pack(f"<2{offset}", inner, across) + b"".join(divisors) + gap
-    return packed + struct.pack(f"<{len(moved)}{offset}", *moved), tiles * prod(rest)
+    packed = tile + pack_struct(f"<2{offset}", inner, across) + join_bytes(divisors) + gap
+    return packed + pack_struct(f"<{len(moved)}{offset}", *moved), tiles * prod(rest)
 
 
 def _has_row(operand: TiledOperand) -> bool:
@@ -284,7 +284,7 @@ def _has_row(operand: TiledOperand) -> bool:
     return operand.kind is OperandKind.STRIDED
 
 
-@functools.lru_cache(1024)
+@memoize(1024)
 def write_kernel(structure: TiledStructure) -> Kernel:
     """Return the kernel of a structure, with the text of its `Region`."""
     name, text = name_text("Tiled", _TiledText(structure).write())

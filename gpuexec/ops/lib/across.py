@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ops.lib.strided import pack_fast_div32
 
 TILE_THREADS, TILE_STAGED = 256, 1536  # kTileThreads and kTileStaged of across.cuh
@@ -52,8 +53,8 @@ def divide_across(inner: int, across: int, lanes: int, itemsize: int) -> tuple[b
     inner_tiles, across_tiles = ceil_div(inner, lanes << shift), ceil_div(across, lanes << across_shift)
     # What no grid holds is refused with the launch.
     divisors = [pack_fast_div32(max(1, min(tiles, _MOST_TILES))) for tiles in (inner_tiles, across_tiles)]
-    packed = struct.pack("<4i", lanes, shift, across_shift, pitch)
-    return b"".join((*divisors, packed)), inner_tiles * across_tiles
+    packed = pack_struct("<4i", lanes, shift, across_shift, pitch)
+    return join_bytes((*divisors, packed)), inner_tiles * across_tiles
 
 
 def _find_pitch(inner: int, across: int, itemsize: int) -> int:

@@ -9,14 +9,15 @@ copies, triangles) take a `gpuexec.ops.lib.strided.Walk` themselves.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
 
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Kernel, Slot
 from gpuexec.ir.geometry import broadcast_strides, ceil_div
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Emitter
+from gpuexec.ir.symbolic_int import distinct, memoize
 from gpuexec.ops.lib.strided import Walk, join
 
 THREADS = 256  # kThreads of elementwise.cuh
@@ -55,7 +56,7 @@ def launch_broadcast(
     layouts = tuple([(x.shape, x.strides, x.spec.dtype.itemsize, x.offset_bytes % VECTOR_BYTES) for x in slots])
     blocks, packed, count, is_vector = _divide_work(layouts, lanes)
     if in_place:
-        for x in dict.fromkeys(inputs):
+        for x in distinct(inputs):
             if x.shape == output.shape and x.dtype == output.dtype and (x.is_contiguous or x.strides == output.strides):
                 emit.in_place(output, x)
     emit.launch(
@@ -67,7 +68,7 @@ def launch_broadcast(
     )
 
 
-@functools.lru_cache(4096)
+@memoize(4096)
 def _divide_work(layouts: tuple[OperandLayout, ...], lanes: int) -> tuple[int, bytes, np.int64, np.int32]:
     """Return blocks, packed walk, size and is_vector; the output's layout is the last.
 
@@ -77,7 +78,7 @@ def _divide_work(layouts: tuple[OperandLayout, ...], lanes: int) -> tuple[int, b
     walk = join(shape, [broadcast_strides(own, strides, shape) for own, strides, _, _ in layouts])
     is_vector = lanes > 1 and can_vectorize(walk, [(itemsize, offset) for _, _, itemsize, offset in layouts], lanes)
     units = walk.in_units(lanes) if is_vector else walk
-    return max(1, ceil_div(units.count, THREADS)), units.pack(), np.int64(walk.count), np.int32(is_vector)
+    return max(1, ceil_div(units.count, THREADS)), units.pack(), int64(walk.count), int32(is_vector)
 
 
 def vector_width(slots: Sequence[Slot]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.operator import Array
-from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ir.spec import SymbolicValue, TensorSpec, dtype_row
 
 
 def check_dtype(name: str, spec: TensorSpec | None, dtypes: Sequence[np.dtype[Any]], role: str = "input") -> TensorSpec:
@@ -46,6 +46,8 @@ def require_ints(spec: TensorSpec | None, role: str, index: int) -> tuple[int, .
     """
     if spec is not None and (spec.rank > 1 or spec.dtype.kind not in "iu"):
         raise InputError(f"input {index} ({role}) must be a one-dimensional integer tensor, got {spec}.")
+    if spec is not None and isinstance(spec.value, SymbolicValue):
+        return tuple(spec.value.symbols.reshape(-1).tolist())
     return tuple(require_const(spec, role, index).reshape(-1).tolist())
 
 

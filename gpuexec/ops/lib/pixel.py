@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import re
-import struct
 from collections.abc import Mapping
 
 import numpy as np
@@ -23,6 +22,7 @@ from gpuexec.errors import UnsupportedError
 from gpuexec.ir.command import Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, coalesce
 from gpuexec.ir.instances import instantiate, kernel_table
+from gpuexec.ir.kernel_values import int64, join_bytes, pack_struct
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise import (  # noqa: F401  (they list the kernels that have blits)
@@ -191,19 +191,19 @@ def make_fill(pattern: bytes, count: int) -> Launch:
     to = Slot(0, 0, TensorSpec((count,), dtype), (1,))
     kernel = Kernel(_COPY, f"draw_fill<{_BITS[len(pattern)]}>")
     bits = np.frombuffer(pattern, dtype)[0]
-    return Launch(kernel, _grid(to.spec.nbytes), (THREADS, 1, 1), (to, np.int64(count), bits), (0,))
+    return Launch(kernel, _grid(to.spec.nbytes), (THREADS, 1, 1), (to, int64(count), bits), (0,))
 
 
 def _copy(destination: Slot, source: Slot, walk: Walk) -> Launch:
     span = 1 + sum((extent - 1) * stride for extent, stride in zip(walk.shape, walk.strides[1], strict=True))
     filler = _COPY_RANK - len(walk.shape)
-    packed = b"".join(
+    packed = join_bytes(
         (
-            struct.pack("<2q", span, len(walk.shape)),
+            pack_struct("<2q", span, len(walk.shape)),
             *(pack_fast_div64(stride) for stride in walk.strides[1]),
             pack_fast_div64(1) * filler,
-            struct.pack(f"<{_COPY_RANK}q", *walk.shape, *(1,) * filler),
-            struct.pack(f"<{_COPY_RANK}q", *walk.strides[0], *(0,) * filler),
+            pack_struct(f"<{_COPY_RANK}q", *walk.shape, *(1,) * filler),
+            pack_struct(f"<{_COPY_RANK}q", *walk.strides[0], *(0,) * filler),
         )
     )
     itemsize = source.dtype.itemsize

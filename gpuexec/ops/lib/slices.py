@@ -9,7 +9,6 @@ order. The tile is a kernel's and so the same for all sizes of a class; the numb
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.gpus import Gpu, find_gpu
 from gpuexec.ir.operator import Emitter
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ir.target import Target
 
 SLAB_DEPTH = 16  # kSlabDepth of simt_tile.cuh
@@ -284,7 +284,7 @@ def slice_tiles(
     wave = find_gpu(emit.target.architecture).multiprocessors * blocks_at_once
     slices = count_slices(tiles, slabs, wave, costs)
     of_one_size = tiles * slices if slices > 1 else 0
-    room = emit.choose(of_one_size if emit.has_one_size else _find_room(tiles, slabs, wave, costs))
+    room = emit.choose(lambda: of_one_size if emit.has_one_size else _find_room(tiles, slabs, wave, costs))
     if not room:
         return ONE_SLICE
     count = emit.divide(max(1, min(slices, room // max(tiles, 1))))
@@ -299,7 +299,7 @@ def least_blocks(target: Target, blocks_at_once: int = 1) -> int:
     return ceil_div(_LEAST_TENTHS * find_gpu(target.architecture).multiprocessors * blocks_at_once, 10)
 
 
-@functools.lru_cache(4096)
+@memoize(4096)
 def count_slices(tiles: int, slabs: int, wave: int, costs: SliceCosts = _FP32_COSTS) -> int:
     """Return the number of slices: the fastest of those that leave 0.9 to 3.9 waves of blocks.
 
@@ -325,7 +325,7 @@ def _find_time(tiles: int, slabs: int, slices: int, wave: int, costs: SliceCosts
     return block * at_once * costs.slack[min(at_once, len(costs.slack)) - 1]
 
 
-@functools.lru_cache(4096)
+@memoize(4096)
 def _find_room(tiles: int, slabs: int, wave: int, costs: SliceCosts) -> int:
     """Return the most tiles times slices of any number of tiles down to a quarter, rounded up; 0 where none has any."""
     most = min(tiles, _MOST_TENTHS * wave // 20)  # with more tiles there are no two slices

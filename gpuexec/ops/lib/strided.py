@@ -11,13 +11,13 @@ merges neighbours that every operand walks as one; most nodes end with rank 1 to
 
 from __future__ import annotations
 
-import functools
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import Shape, Strides, ceil_div, coalesce, element_count, max_offset
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
+from gpuexec.ir.symbolic_int import memoize
 
 MAX_RANK = 8  # kMaxRank of index.cuh
 _NARROW = 2**31
@@ -57,12 +57,12 @@ class Walk:
         rank = len(self.shape)
         is_wide = self.is_wide
         pack_extent = _pack_wide if is_wide else _pack_narrow
-        parts = [struct.pack("<q2i", self.count, rank, is_wide)]
+        parts = [pack_struct("<q2i", self.count, rank, is_wide)]
         parts += [pack_extent(extent) for extent in reversed(self.shape)]
         parts.append(pack_extent(1) * (MAX_RANK - rank))
         for strides in self.strides:
-            parts.append(struct.pack(f"<{rank}q{8 * (MAX_RANK - rank)}x", *reversed(strides)))
-        return b"".join(parts)
+            parts.append(pack_struct(f"<{rank}q{8 * (MAX_RANK - rank)}x", *reversed(strides)))
+        return join_bytes(parts)
 
 
 def join(shape: Sequence[int], strides_per_operand: Sequence[Sequence[int]]) -> Walk:
@@ -86,22 +86,22 @@ def join(shape: Sequence[int], strides_per_operand: Sequence[Sequence[int]]) -> 
 
 def pack_fast_div32(divisor: int) -> bytes:
     """Return the bytes of ``FastDiv32``, which divides 0 <= n < 2**31."""
-    return struct.pack("<3I", divisor, *_magic32(divisor))
+    return pack_struct("<3I", divisor, *_magic32(divisor))
 
 
 def pack_fast_div64(divisor: int) -> bytes:
     """Return the bytes of ``FastDiv64``, which divides 0 <= n < 2**63."""
-    return struct.pack("<2Q2I", divisor, *_magic64(divisor), 0)
+    return pack_struct("<2Q2I", divisor, *_magic64(divisor), 0)
 
 
-@functools.lru_cache(4096)
+@memoize(4096)
 def _pack_narrow(extent: int) -> bytes:
-    return struct.pack("<2Q2I", extent, *_magic32(extent), 0) if extent else bytes(24)  # no elements, no division
+    return pack_struct("<2Q2I", extent, *_magic32(extent), 0) if extent else bytes(24)  # no elements, no division
 
 
-@functools.lru_cache(4096)
+@memoize(4096)
 def _pack_wide(extent: int) -> bytes:
-    return struct.pack("<2Q2I", extent, *_magic64(extent), 0) if extent else bytes(24)
+    return pack_struct("<2Q2I", extent, *_magic64(extent), 0) if extent else bytes(24)
 
 
 def _magic32(divisor: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.geometry import ceil_div, coalesce
+from gpuexec.ir.kernel_values import int32
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps
 from gpuexec.ops.lib.strided import Walk, join
 
@@ -40,7 +41,7 @@ class Team:
 
     def arguments(self) -> tuple[np.int32, np.int32]:
         """Return the two launch scalars ``lanes, lane_stride``."""
-        return np.int32(self.lanes), np.int32(self.lane_stride)
+        return int32(self.lanes), int32(self.lane_stride)
 
 
 def choose_team(terms: int, rows: int, neighbours: int = 1) -> Team:

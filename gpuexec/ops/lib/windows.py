@@ -15,6 +15,7 @@ from typing import Any
 
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.window_extents import conv_output_extent, window_pads
 
@@ -92,7 +93,7 @@ class Windows:
         if any(abs(entry) >= _INT_LIMIT for entry in fields):
             raise InputError(f"extents and padding of windows must fit 31 bits, got {self}.")
         divisors = [entry for values in (self.extents, self.counts, self.kernel) for entry in (*(1,) * lead, *values)]
-        return struct.pack("<21i", *fields) + b"".join(pack_fast_div32(max(1, divisor)) for divisor in divisors)
+        return pack_struct("<21i", *fields) + join_bytes(pack_fast_div32(max(1, divisor)) for divisor in divisors)
 
     @staticmethod
     def unpack(packed: bytes) -> Windows:
@@ -161,4 +162,4 @@ def trailing(slices: Iterable[slice]) -> tuple[Any, ...]:
 def pack_strides(strides: Sequence[int]) -> bytes:
     """Return the bytes of ``WindowStrides``: a tensor's strides by batch, channel and three spatial axes."""
     filler = (0,) * (MAX_AXES + 2 - len(strides))
-    return struct.pack("<5q", *strides[:2], *filler, *strides[2:])
+    return pack_struct("<5q", *strides[:2], *filler, *strides[2:])

@@ -5,13 +5,13 @@ A label is a letter, or ``.0``, ``.1``, ... for the axes an ellipsis stands for.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import Shape, element_count
+from gpuexec.ir.symbolic_int import memoize
 
 Labels = tuple[str, ...]
 _ELLIPSIS = "..."
@@ -35,7 +35,7 @@ class Contraction:
     labels: Labels
 
 
-@functools.lru_cache(1024)
+@memoize(1024)
 def parse(equation: str, ranks: tuple[int, ...]) -> Equation:
     """Resolve an equation for operands of these ranks.
 
@@ -113,7 +113,7 @@ def order_contractions(terms: tuple[Labels, ...], output: Labels, extents: dict[
     return _search(terms, output, rounded)[1]
 
 
-@functools.lru_cache(1024)
+@memoize(1024)
 def _search(
     terms: tuple[Labels, ...], output: Labels, extents: tuple[tuple[str, int], ...]
 ) -> tuple[int, tuple[Contraction, ...]]:

@@ -12,14 +12,13 @@ narrow weights, which are always the right operand.
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.precision import REFERENCE, TF32
 from gpuexec.ir.provider import Posed
@@ -175,7 +174,7 @@ def _launch_any(
     arguments: list[Argument] = [*product.slots, product.pack()]
     if narrow is not None:
         kernel = Kernel("matmul.cu", f"gemm_narrow<{name_types(y.dtype, b.dtype)}>")
-        arguments += [*narrow.dense(emit), struct.pack("<2q", *scale_steps)]
+        arguments += [*narrow.dense(emit), pack_struct("<2q", *scale_steps)]
     grid = (count_tiles(*product.extents[:2]) * product.count, 1, 1)
     emit.launch(kernel, grid, (256, 1, 1), arguments, writes=[3])
 

@@ -18,6 +18,7 @@ from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import round_up
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.target import Target
@@ -207,7 +208,7 @@ def launch_mma_narrow(emit: Emitter, product: Product, narrow: NarrowWeight, sca
     (a, _, _, y), tiles = product.slots, SMALL_MMA.count(rows, columns)
     slices = slice_mma_tiles(emit, SMALL_MMA, tiles, inner * a.dtype.itemsize)
     arguments: list[Argument] = [*product.slots, product.pack_mma(ALONG_K, ALONG_K), slices.scratch, slices.counters]
-    arguments += [*narrow.dense(emit), np.int64(scale_step)]
+    arguments += [*narrow.dense(emit), int64(scale_step)]
     kernel = _name_narrow(a.dtype, y.dtype)
     writes, grid, threads = slices.writes(3, 5, tiles), (tiles, slices.count, 1), (SMALL_MMA.threads, 1, 1)
     emit.launch(kernel, grid, threads, arguments, writes, shared_bytes=SMALL_MMA.ring_nbytes)
@@ -237,7 +238,7 @@ def launch_mma_float8(emit: Emitter, product: Product, scales: tuple[LineScale, 
     tiles = product.count * tile.count(rows, columns)
     slices = slice_mma_tiles(emit, tile, tiles, inner)
     arguments: list[Argument] = [*product.slots, product.pack_mma(ALONG_K, ALONG_K), slices.scratch, slices.counters]
-    arguments += [*(each.slot for each in scales), *(np.int32(each.step) for each in scales)]
+    arguments += [*(each.slot for each in scales), *(int32(each.step) for each in scales)]
     multiplied = _FLOAT8_TYPES[emit.target.architecture not in FLOAT8_ARCHITECTURES]
     emit.launch(
         Kernel("mma_float8.cu", f"mma_float8<{multiplied}, {tile.name}>"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import ceil_div, coalesce
+from gpuexec.ir.kernel_values import pack_struct
 
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu and simt_product.cuh
 GEMV_ROWS = (1, 2, 4, 8)  # of the instances of gemv.cu
@@ -149,8 +149,8 @@ class Product:
         with np.errstate(over="ignore"):
             factors = np.array(self.scale, np.float32).tobytes()
         strides = (*self.a, *self.b, *self.c, *self.y)
-        head = struct.pack("<4i8q", *self.extents, len(self.batch), *strides)
-        return head + factors + struct.pack(f"<2i8i{len(tables)}q", wide, lanes, *_pad(self.batch, 1), *tables)
+        head = pack_struct("<4i8q", *self.extents, len(self.batch), *strides)
+        return head + factors + pack_struct(f"<2i8i{len(tables)}q", wide, lanes, *_pad(self.batch, 1), *tables)
 
 
 def fits_extents(*extents: int) -> bool:
@@ -190,7 +190,7 @@ def pack_gemm(
     """Return the bytes of ``Gemm`` of ``matmul.cu``; arguments as of `launch_gemm`, y by column behind its strides."""
     batch_extents, walks = batch
     tables = [entry for row in (batch_extents, *walks) for entry in _pad(row, 0)]
-    return struct.pack(f"<11q2dq{4 * MAX_BATCH_AXES}q", *extents, *walk, *scale, len(batch_extents), *tables)
+    return pack_struct(f"<11q2dq{4 * MAX_BATCH_AXES}q", *extents, *walk, *scale, len(batch_extents), *tables)
 
 
 def _sort(strides: tuple[int, int], lie: str) -> tuple[int, int]:

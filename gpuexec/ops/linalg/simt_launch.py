@@ -13,6 +13,7 @@ import numpy as np
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Emitter
 from gpuexec.ops.elementwise.epilogue import STORED, instantiate_finished
 from gpuexec.ops.lib.slices import ONE_SLICE, SLAB_DEPTH, TILES, choose_tile, least_blocks, slice_tiles
@@ -95,7 +96,7 @@ def _launch_tiles(
     kernel = Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}>")
     if narrow is not None:
         kernel = Kernel("simt_gemm.cu", f"simt_gemm_narrow<{tile.name}, {name_stored(product.slots[1].dtype)}>")
-        arguments += [*narrow.dense(emit), np.int64(scale_step)]
+        arguments += [*narrow.dense(emit), int64(scale_step)]
     emit.launch(kernel, (tiles, slices.count, 1), (tile.threads, 1, 1), arguments, slices.writes(3, 5, tiles))
 
 
@@ -119,7 +120,7 @@ def _launch_gemv(
     kernel = Kernel("gemv.cu", f"{name}<{together}>")
     if narrow is not None:
         kernel = Kernel("gemv.cu", f"{name}_narrow<{together}, {name_stored(b.dtype)}>")
-        arguments += [*narrow.dense(emit), np.int64(scale_step)]
+        arguments += [*narrow.dense(emit), int64(scale_step)]
     grid = (blocks, slices.count, row_blocks)
     emit.launch(kernel, grid, (_GEMV_THREADS, 1, 1), arguments, slices.writes(3, 5, blocks * row_blocks))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.host_values import require_at_least
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.elementwise_engine import UNSIGNED_BY_SIZE
@@ -94,7 +94,7 @@ def launch_places(
     """Launch the kernel that fills starts, lengths and positions, for sequences of so many rows."""
     batch, rows = extents
     step = 0 if counts.spec.size == 1 else 1
-    packed = struct.pack("<6q", batch, rows, step, counts.dtype == _INDEX, are_last, is_causal)
+    packed = pack_struct("<6q", batch, rows, step, counts.dtype == _INDEX, are_last, is_causal)
     arguments: list[Argument] = [emit.contiguous(counts), total, *made, packed]
     blocks = max(1, ceil_div(batch * max(1, rows), _THREADS))
     emit.launch(Kernel(_SOURCE, "cache_places"), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=[2, 3, 4])
@@ -170,7 +170,7 @@ class PlaceRows(Operator):
         row, batch = ([int(axis == place) for axis in range(rank)] for place in (rank - 2, rank - 4))
         beside = [0 if axis == rank - 2 else stride for axis, stride in enumerate(new.strides)]
         walk = join(y.shape, ((0,) * rank if old is None else old.strides, beside, row, batch, y.strides))
-        packed = struct.pack("<3q", new.shape[-2], new.strides[-2], 0 if old is None else old.shape[-2])
+        packed = pack_struct("<3q", new.shape[-2], new.strides[-2], 0 if old is None else old.shape[-2])
         arguments: list[Argument] = [old, new, emit.contiguous(starts), y, walk.pack(), packed]
         kernel = Kernel(_SOURCE, f"place_rows<{UNSIGNED_BY_SIZE[y.dtype.itemsize]}>")
         blocks = max(1, ceil_div(walk.count, _THREADS))

@@ -19,6 +19,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ir.work import Work, work_of
@@ -120,7 +121,7 @@ class CDist(Operator):
         (a, b), y = inputs, outputs[0]
         assert a is not None and b is not None and y is not None
         rows, columns = y.shape
-        packed = struct.pack("<7q", rows, columns, a.shape[1], *a.strides, *b.strides)
+        packed = pack_struct("<7q", rows, columns, a.shape[1], *a.strides, *b.strides)
         kernel = Kernel(_SOURCE, f"distances<{self._functor}, {dtype_row(y.dtype).cuda}>")
         tiles = max(1, ceil_div(rows, TILE) * ceil_div(columns, TILE))
         emit.launch(kernel, (tiles, 1, 1), (_THREADS, 1, 1), [a, b, y, packed, np.float64(self.p)], writes=[2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.lib.checks import check_dtype, require_ints
@@ -103,9 +103,9 @@ class CropAndResize(Operator):
         y = outputs[0]
         assert x is not None and boxes is not None and images is not None and size is not None and y is not None
         require_ints(size.spec, "crop_size", 3)
-        divisors = b"".join(pack_fast_div64(max(1, extent)) for extent in (y.shape[3], y.shape[2], y.shape[1]))
-        packed = struct.pack("<5q", y.spec.size, *x.shape) + divisors
-        packed += struct.pack("<qd", self.mode == "nearest", self.extrapolation_value)
+        divisors = join_bytes(pack_fast_div64(max(1, extent)) for extent in (y.shape[3], y.shape[2], y.shape[1]))
+        packed = pack_struct("<5q", y.spec.size, *x.shape) + divisors
+        packed += pack_struct("<qd", self.mode == "nearest", self.extrapolation_value)
         arguments: list[Argument] = [*(emit.contiguous(slot) for slot in (x, boxes, images)), y, packed]
         kernel = Kernel(_SOURCE, f"crop_and_resize<{dtype_row(x.dtype).cuda}>")
         blocks = max(1, ceil_div(y.spec.size, _THREADS))

@@ -13,6 +13,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import broadcast_strides, ceil_div, normalize_axis
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ir.work import SECTOR_BYTES, Work, count_slot_bytes, count_warps, work_of
@@ -139,12 +140,12 @@ class GatherBlockQuantized(Operator):
         gather, quantize = found.gather, found.quantize
         quant_inner = prod(found.shape[quantize + 1 :])
         divisors = (prod(found.shape[gather + 1 :]), indices.spec.size, quant_inner, found.shape[quantize], found.block)
-        packed = b"".join(
+        packed = join_bytes(
             (
-                struct.pack("<4q", y.spec.size, found.shape[gather], found.scales[quantize], quant_inner),
+                pack_struct("<4q", y.spec.size, found.shape[gather], found.scales[quantize], quant_inner),
                 *(pack_fast_div64(max(1, divisor)) for divisor in (*divisors, found.scales[-1])),
-                struct.pack("<2q", ceil_div(found.scales[-1], per_byte), per_byte.bit_length() - 1),
-                struct.pack("<fi", self._default_zero(data.dtype), indices.dtype == _INDICES[1]),
+                pack_struct("<2q", ceil_div(found.scales[-1], per_byte), per_byte.bit_length() - 1),
+                pack_struct("<fi", self._default_zero(data.dtype), indices.dtype == _INDICES[1]),
             )
         )
         arguments: list[Argument] = [emit.contiguous(data), emit.contiguous(indices), emit.contiguous(scales)]

@@ -12,6 +12,7 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, read_int, work_of
@@ -61,7 +62,7 @@ class Inverse(Operator):
         assert x is not None and y is not None
         n, count = x.shape[-1], prod(x.shape[:-2])
         work = emit.temp((count, n, 2 * n), accumulator(x.dtype))
-        arguments: list[Argument] = [emit.contiguous(x), work, y, np.int64(n)]
+        arguments: list[Argument] = [emit.contiguous(x), work, y, int64(n)]
         kernel = Kernel(_SOURCE, f"invert<{dtype_row(x.dtype).cuda}>")
         emit.launch(kernel, (max(1, count), 1, 1), (_THREADS, 1, 1), arguments, writes=[1, 2])
 
@@ -109,7 +110,7 @@ class Solve(Operator):
         if self.transposed:
             a = window(a, a.shape, (*a.strides[:-2], a.strides[-1], a.strides[-2]))
         work = emit.temp((count, n, n + columns), y.dtype)
-        arguments: list[Argument] = [emit.contiguous(a), emit.contiguous(b), work, y, np.int64(n), np.int64(columns)]
+        arguments: list[Argument] = [emit.contiguous(a), emit.contiguous(b), work, y, int64(n), int64(columns)]
         kernel = Kernel(_SOURCE, f"solve<{dtype_row(y.dtype).cuda}>")
         emit.launch(kernel, (max(1, count), 1, 1), (_THREADS, 1, 1), arguments, writes=[2, 3])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import Shape, Strides, broadcast, broadcast_strides, ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
@@ -104,7 +104,7 @@ class MaskBias(Operator):
         if bias is not None:
             biases = (*biases, bias.strides[3] if bias.shape[3] > 1 else 0)
         walk = join(y.shape, (biases, flags, (0, 0, 0, 1), (1, 0, 0, 0), y.strides))
-        rule = struct.pack("<2qd", form, q.shape[0], self.filter)
+        rule = pack_struct("<2qd", form, q.shape[0], self.filter)
         arguments: list[Argument] = [mask, bias, y, walk.pack(), rule]
         kernel = Kernel(_SOURCE, f"mask_bias<{dtype_row(y.dtype).cuda}>")
         blocks = max(1, ceil_div(walk.count, _THREADS))

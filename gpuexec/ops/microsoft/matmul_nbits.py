@@ -19,6 +19,7 @@ from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
@@ -285,7 +286,7 @@ def _launch(
         gemm,
         *rest,
         shape,
-        np.int32(is_turned),
+        int32(is_turned),
     ]
     kernel = Kernel("matmul_nbits.cu", f"matmul_nbits<{dtype_row(y.dtype).cuda}>")
     emit.launch(kernel, (count_tiles(rows, columns), 1, 1), (256, 1, 1), arguments, writes=[3])
@@ -336,7 +337,7 @@ def pack_shape(
     row: int, zero_row: int, blocks: int, block: int, bits: int, kind: int, *, is_high_first: bool = False
 ) -> bytes:
     """Return the bytes of ``PackedShape`` of ``packed_weights.cuh``."""
-    return struct.pack(
+    return pack_struct(
         "<3q4i", row, zero_row, blocks, block.bit_length() - 1, bits.bit_length() - 1, is_high_first, kind
     )
 

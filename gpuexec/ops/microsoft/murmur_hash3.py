@@ -13,6 +13,7 @@ import numpy as np
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
@@ -64,7 +65,7 @@ class MurmurHash3(Operator):
             Kernel(_SOURCE, f"murmur_hash3<{_BITS[x.dtype.itemsize]}>"),
             (max(1, ceil_div(count, _THREADS)), 1, 1),
             (_THREADS, 1, 1),
-            [emit.contiguous(x), y, np.int64(count), np.uint32(self._seed)],
+            [emit.contiguous(x), y, int64(count), np.uint32(self._seed)],
             writes=[1],
         )
 

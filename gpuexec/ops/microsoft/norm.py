@@ -13,6 +13,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
@@ -99,8 +100,8 @@ class _NormalizedSum(Operator):
         )
         period = count if skip is None else prod(skip.shape[:-1])
         arguments: list[Argument] = [x, skip, bias, scale, scale if beta is None else beta, y, mean, inverse, total]
-        sizes = (np.int64(count), np.int64(columns), np.int32(team.lanes), pack_fast_div64(max(1, period)))
-        rule = (Affine(1, 0, 0, 1).pack(beta is not None), np.float64(self.epsilon), np.int32(self.is_centered))
+        sizes = (int64(count), int64(columns), int32(team.lanes), pack_fast_div64(max(1, period)))
+        rule = (Affine(1, 0, 0, 1).pack(beta is not None), np.float64(self.epsilon), int32(self.is_centered))
         writes = [5 + index for index, slot in enumerate((y, mean, inverse, total)) if slot is not None]
         kernel = Kernel(_SOURCE, f"normalize_summed_rows<{dtype_row(y.dtype).cuda}>")
         emit.launch(kernel, team.grid(count), (BLOCK_THREADS, 1, 1), [*arguments, *sizes, *rule], writes=writes)

@@ -13,6 +13,7 @@ from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.elementwise_engine import UNSIGNED_BY_SIZE
@@ -81,7 +82,7 @@ class OrderTokens(Operator):
             emit.temp(spec.shape, spec.dtype) if slot is None else slot
             for spec, slot in zip(specs, (*outputs, None, None, None)[:4], strict=True)
         ]
-        arguments: list[Argument] = [emit.contiguous(counts), *made, np.int64(batch), np.int64(rows)]
+        arguments: list[Argument] = [emit.contiguous(counts), *made, int64(batch), int64(rows)]
         blocks = max(1, ceil_div(batch * rows, _THREADS))
         emit.launch(Kernel(_SOURCE, "order_tokens"), (blocks, 1, 1), _BLOCK, arguments, writes=[1, 2, 3, 4])
 
@@ -146,7 +147,7 @@ class RestoreRows(Operator):
         assert x is not None and places is not None and y is not None
         tokens, columns, rows = x.shape[0], math.prod(x.shape[1:]), places.spec.size
         divisor = pack_fast_div64(max(1, columns))
-        sizes = (divisor, np.int64(tokens), np.int64(rows), np.int64(columns))
+        sizes = (divisor, int64(tokens), int64(rows), int64(columns))
         kernel = Kernel(_SOURCE, f"restore_rows<{UNSIGNED_BY_SIZE[x.dtype.itemsize]}>")
         blocks = max(1, ceil_div(rows * columns, _THREADS))
         arguments: list[Argument] = [emit.contiguous(x), emit.contiguous(places), y, *sizes]

@@ -13,6 +13,7 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
@@ -71,7 +72,7 @@ class RelativeBuckets(Operator):
         table, y = inputs[0], outputs[0]
         assert table is not None and y is not None
         rows, columns = y.shape
-        sizes = (np.int64(rows), np.int64(columns), np.int64(self.max_distance))
+        sizes = (int64(rows), int64(columns), int64(self.max_distance))
         arguments: list[Argument] = [emit.constant(self._tabulate(table.shape[0])), y, *sizes]
         blocks = max(1, ceil_div(rows * columns, _THREADS))
         emit.launch(Kernel(_SOURCE, "relative_buckets"), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=[1])

@@ -16,6 +16,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import broadcast, contiguous_strides, normalize_axis
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.elementwise_engine import BOOL
@@ -134,7 +135,7 @@ class QuantizedBinary(Operator):
         made = outputs[0]
         assert made is not None
         scales = [slot for each in (a, b, c) for slot in _scale_slots(emit, each, made.dtype)]
-        scalars = (np.int32(self.kind), np.int32(offset_of(made.dtype)))
+        scalars = (int32(self.kind), int32(offset_of(made.dtype)))
         launch_broadcast(
             emit, Kernel(_SOURCE, "quantized_binary"), (a.values, b.values), made, scalars, between=scales, width=8
         )
@@ -194,7 +195,7 @@ class QLinearWhere(Operator):
         assert made is not None and condition is not None
         scales = [slot for each in (x, y, z) for slot in _scale_slots(emit, each, made.dtype)]
         walked = (condition, x.values, y.values)
-        scalars = (np.int32(offset_of(made.dtype)),)
+        scalars = (int32(offset_of(made.dtype)),)
         launch_broadcast(emit, Kernel(_SOURCE, "quantized_where"), walked, made, scalars, between=scales, width=8)
 
 
@@ -255,7 +256,7 @@ class QLinearConcat(Operator):
 def launch_unary(emit: Emitter, x: Quantized, y: Quantized, kind: int, alpha: float = 0.0) -> None:
     """Launch a requantisation by a function of the dequantised values."""
     scales = [slot for each in (x, y) for slot in _scale_slots(emit, each, x.values.dtype)]
-    scalars = (np.int32(kind), np.float32(alpha), np.int32(offset_of(x.values.dtype)))
+    scalars = (int32(kind), np.float32(alpha), int32(offset_of(x.values.dtype)))
     kernel = Kernel(_SOURCE, "quantized_unary")
     launch_broadcast(emit, kernel, (x.values,), y.values, scalars, between=scales, width=8, in_place=kind != _COPY)
 

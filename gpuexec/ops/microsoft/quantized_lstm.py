@@ -19,6 +19,7 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
@@ -167,8 +168,8 @@ class QuantizedLstmSteps(Operator):
         numbers = (steps, batch, hidden, directions, reversed_bits, self.input_forget)
         quants = rest[0].spec.size // max(1, directions)
         functions = (*self._functions(), *(Bound(0, 0.0, 0.0),) * 3)[:6]
-        packed = struct.pack("<8qd", *numbers, quants, offset_of(r.dtype), self.clip)
-        packed += b"".join(struct.pack("<qdd", each.kind, each.alpha, each.beta) for each in functions)
+        packed = pack_struct("<8qd", *numbers, quants, offset_of(r.dtype), self.clip)
+        packed += join_bytes(pack_struct("<qdd", each.kind, each.alpha, each.beta) for each in functions)
         arguments: list[Argument] = [gates, r, *rest, scratch, y, *state, packed]
         writes = [index for index in (9, 10, 11, 12) if arguments[index] is not None]
         emit.launch(Kernel(_SOURCE, "quantized_lstm"), (directions * batch, 1, 1), (_THREADS, 1, 1), arguments, writes)

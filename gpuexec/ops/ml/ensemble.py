@@ -15,6 +15,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.ml.forest import Aggregate, Forest
@@ -73,7 +74,7 @@ class Ensemble:
         members = forest.members.astype(wide) if forest.members.size else np.zeros(1, wide)
         count = leaves.spec.size
         tables = (forest.pack(wide), forest.roots, members, forest.starts)
-        extents: list[Argument] = [np.int64(extent) for extent in (count, rows, x.shape[-1])]
+        extents: list[Argument] = [int64(extent) for extent in (count, rows, x.shape[-1])]
         emit.launch(
             Kernel(SOURCE, f"find_leaves<{dtype_row(wide).cuda}>"),
             (max(1, ceil_div(count, THREADS)), 1, 1),
@@ -86,12 +87,12 @@ class Ensemble:
         votes = [emit.constant(table) for table in (forest.first, _keep_one(forest.targets))]
         weights = emit.constant(_keep_one(forest.weights.astype(real)))
         base = None if self.base is None else emit.constant(self.base.astype(real))
-        extents = [np.int64(extent) for extent in (raw.spec.size, rows, len(forest.roots), self.targets)]
+        extents = [int64(extent) for extent in (raw.spec.size, rows, len(forest.roots), self.targets)]
         emit.launch(
             Kernel(SOURCE, f"sum_votes<{dtype_row(real).cuda}>"),
             (max(1, ceil_div(raw.spec.size, THREADS)), 1, 1),
             (THREADS, 1, 1),
-            [leaves, *votes, weights, base, raw, *extents, np.int32(self.aggregate)],
+            [leaves, *votes, weights, base, raw, *extents, int32(self.aggregate)],
             writes=[5],
         )
         if not is_raw:

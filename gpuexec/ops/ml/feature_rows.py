@@ -12,8 +12,10 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.symbolic_int import distinct
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
@@ -68,8 +70,8 @@ class Normalizer(Operator):
         assert x is not None and y is not None
         rows, columns = count_rows(self.name, x.spec)
         team = choose_team(columns, rows)
-        arguments: list[Argument] = [show_as(emit, x, FLOAT), y, np.int64(rows), np.int64(columns), *team.arguments()]
-        arguments.append(np.int32(_NORMS.index(self.norm)))
+        arguments: list[Argument] = [show_as(emit, x, FLOAT), y, int64(rows), int64(columns), *team.arguments()]
+        arguments.append(int32(_NORMS.index(self.norm)))
         kernel = Kernel(SOURCE, "normalize_features")
         emit.launch(kernel, team.grid(rows), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
 
@@ -95,7 +97,7 @@ class FeatureVectorizer(Operator):
             InputError: Inputs are of several types or numbers of rows, or not as many as the dimensions.
         """
         found = [count_rows(self.name, _flatten(check_dtype(self.name, x, NUMBERS)))[0] for x in inputs]
-        if len(set(found)) != 1 or len({x.dtype for x in inputs}) != 1:
+        if len(distinct(found)) != 1 or len({x.dtype for x in inputs}) != 1:
             raise InputError(
                 f"{self.name} expects inputs of one type and number of rows, got {', '.join(map(str, inputs))}."
             )
@@ -120,12 +122,12 @@ class FeatureVectorizer(Operator):
         first = 0
         for x, taken in zip(given, self._columns([x.spec for x in given]), strict=True):
             count = y.shape[0] * taken
-            extents: list[Argument] = [np.int64(_flatten(x.spec).shape[-1]), np.int64(y.shape[1]), np.int64(first)]
+            extents: list[Argument] = [int64(_flatten(x.spec).shape[-1]), int64(y.shape[1]), int64(first)]
             emit.launch(
                 Kernel(SOURCE, "place_features"),
                 (max(1, ceil_div(count, THREADS)), 1, 1),
                 (THREADS, 1, 1),
-                [show_as(emit, x, FLOAT), y, np.int64(count), pack_fast_div64(max(1, taken)), *extents],
+                [show_as(emit, x, FLOAT), y, int64(count), pack_fast_div64(max(1, taken)), *extents],
                 writes=[1],
             )
             first += taken

@@ -11,6 +11,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
@@ -82,7 +83,7 @@ class Scaler(Operator):
         wide = DOUBLE if x.dtype == DOUBLE else FLOAT
         tables = [np.array(numbers, FLOAT).astype(wide) for numbers in (self._offset, self._scale)]
         arguments: list[Argument] = [show_as(emit, x, wide), *map(emit.constant, tables), y]
-        arguments += [np.int64(y.spec.size), _divisor(x), *(np.int32(table.size > 1) for table in tables)]
+        arguments += [int64(y.spec.size), _divisor(x), *(int32(table.size > 1) for table in tables)]
         launch_elements(emit, f"scale_features<{dtype_row(wide).cuda}>", arguments, y, 3)
 
     @property
@@ -134,8 +135,8 @@ class Imputer(Operator):
         if replaced is None:
             emit.alias(y, x)
             return
-        arguments: list[Argument] = [emit.contiguous(x), emit.constant(values), y, np.int64(y.spec.size), _divisor(x)]
-        arguments += [replaced, np.int32(values.size > 1)]
+        arguments: list[Argument] = [emit.contiguous(x), emit.constant(values), y, int64(y.spec.size), _divisor(x)]
+        arguments += [replaced, int32(values.size > 1)]
         launch_elements(emit, f"impute_features<{dtype_row(x.dtype).cuda}>", arguments, y, 2)
 
     def _read(self, dtype: np.dtype[Any]) -> tuple[Array, Any]:
@@ -187,7 +188,7 @@ class Binarizer(Operator):
         if isinstance(threshold, int):
             emit.fill(y, threshold)
             return
-        arguments: list[Argument] = [emit.contiguous(x), y, np.int64(y.spec.size), threshold]
+        arguments: list[Argument] = [emit.contiguous(x), y, int64(y.spec.size), threshold]
         launch_elements(emit, f"binarize<{dtype_row(x.dtype).cuda}>", arguments, y, 1)
 
     def _read(self, dtype: np.dtype[Any]) -> Any:

@@ -11,6 +11,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
@@ -132,9 +133,9 @@ class LabelEncoder(TableOperator[dict[Any, Encoding]]):
                 emit.constant(keys if keys.size else np.zeros(1, keys.dtype)),
                 emit.constant(encoding.values),
                 y,
-                np.int64(y.spec.size),
-                np.int64(keys.size),
-                np.int32(y.dtype.itemsize),
+                int64(y.spec.size),
+                int64(keys.size),
+                int32(y.dtype.itemsize),
             ],
             writes=[3],
         )

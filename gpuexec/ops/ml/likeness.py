@@ -12,6 +12,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.ml.scores import ScorePostprocessing
@@ -78,9 +79,9 @@ class Vectors:
                 emit.constant(self.rows),
                 None if bias is None else emit.constant(bias),
                 z,
-                *(np.int64(extent) for extent in (rows, self.count, self.rows.shape[1])),
-                np.int32(bias is not None and bias.size > 1),
-                np.int32(self.likeness),
+                *(int64(extent) for extent in (rows, self.count, self.rows.shape[1])),
+                int32(bias is not None and bias.size > 1),
+                int32(self.likeness),
                 *(np.float32(number) for number in (self.gamma, self.offset, self.degree)),
             ],
             writes=[3],

@@ -9,6 +9,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.elementwise.elementwise_cast import convert
@@ -69,7 +70,7 @@ class OneHotEncoder(Operator):
         assert x is not None and y is not None
         names, is_last = self._categories()
         arguments: list[Argument] = [show_as(emit, x, INT64), emit.constant(names), emit.constant(is_last), y]
-        arguments += [np.int64(y.spec.size), pack_fast_div64(len(names))]
+        arguments += [int64(y.spec.size), pack_fast_div64(len(names))]
         launch_elements(emit, "mark_category", arguments, y, 3)
 
     def _categories(self) -> tuple[Array, Array]:

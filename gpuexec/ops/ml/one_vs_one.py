@@ -15,6 +15,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ops.ml.likeness import SOURCE
 from gpuexec.ops.ml.table_operator import FLOAT, INT32, THREADS, read_numbers
@@ -120,7 +121,7 @@ class Pairs:
                 likeness,
                 *(emit.constant(table) for table in tables),
                 scores,
-                *(np.int64(extent) for extent in (scores.spec.size, len(self.members), vectors)),
+                *(int64(extent) for extent in (scores.spec.size, len(self.members), vectors)),
             ],
             writes=[5],
         )
@@ -134,7 +135,7 @@ class Pairs:
             Kernel(SOURCE, "count_votes"),
             (max(1, ceil_div(rows, THREADS)), 1, 1),
             (THREADS, 1, 1),
-            [scores, places, np.int64(rows), np.int64(self.classes)],
+            [scores, places, int64(rows), int64(self.classes)],
             writes=[1],
         )
         return places
@@ -155,8 +156,8 @@ class Pairs:
                 emit.constant(self.shifts),
                 p,
                 scratch,
-                np.int64(rows),
-                np.int64(self.classes),
+                int64(rows),
+                int64(self.classes),
             ],
             writes=[3, 4],
         )

@@ -16,6 +16,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import dtype_row
 from gpuexec.ops.ml.table_operator import DOUBLE, FLOAT, INT64, THREADS
@@ -116,12 +117,12 @@ class ScorePostprocessing:
                 emit.constant(np.array(self.names, INT64)) if labels is not None else None,
                 scores,
                 labels,
-                np.int64(rows),
-                np.int64(columns),
-                np.int32(self.rule),
+                int64(rows),
+                int64(columns),
+                int32(self.rule),
                 a(self.threshold),
-                np.int32(self.pair),
-                np.int32(self.transform),
+                int32(self.pair),
+                int32(self.transform),
             ],
             writes=[3] if labels is None else [3, 4],
         )

@@ -10,6 +10,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
@@ -138,7 +139,7 @@ class TfIdfVectorizer(TableOperator[Weighing]):
         rows = x.spec.size // columns if columns else 0
         counts = emit.temp((y.spec.size // max(1, tables.columns), max(1, grams.count)), np.uint32)
         emit.fill(counts, 0)
-        extents = [np.int64(each) for each in (columns, grams.vocabulary.size, grams.edges.size, counts.shape[1])]
+        extents = [int64(each) for each in (columns, grams.vocabulary.size, grams.edges.size, counts.shape[1])]
         emit.launch(
             Kernel(SOURCE, f"count_ngrams<{dtype_row(x.dtype).cuda}>"),
             (max(1, ceil_div(x.spec.size * distances, _THREADS)), 1, 1),
@@ -148,12 +149,12 @@ class TfIdfVectorizer(TableOperator[Weighing]):
                 *(emit.constant(_filled(table)) for table in (grams.vocabulary, grams.edges, grams.targets)),
                 emit.constant(grams.found),
                 counts,
-                np.int64(rows * columns * distances),
+                int64(rows * columns * distances),
                 pack_fast_div64(max(1, columns)),
                 pack_fast_div64(distances),
                 *extents,
-                np.int64(grams.tokens),
-                np.int32(self.max_gram_length),
+                int64(grams.tokens),
+                int32(self.max_gram_length),
             ],
             writes=[5],
         )
@@ -165,10 +166,10 @@ class TfIdfVectorizer(TableOperator[Weighing]):
                 counts,
                 *(emit.constant(_filled(table)) for table in (tables.starts, tables.members, tables.weights)),
                 y,
-                np.int64(y.spec.size),
+                int64(y.spec.size),
                 pack_fast_div64(max(1, tables.columns)),
-                np.int64(counts.shape[1]),
-                np.int32(_MODES.index(self.mode)),
+                int64(counts.shape[1]),
+                int32(_MODES.index(self.mode)),
             ],
             writes=[4],
         )

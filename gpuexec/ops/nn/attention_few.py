@@ -19,6 +19,7 @@ from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Strides, broadcast_strides, ceil_div, round_up
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import BFLOAT16, dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
@@ -261,7 +262,7 @@ def _pack(
     extents = (max(of_keys, 1), heads // max(of_keys, 1), max(queries, 1), keys, past, depth, values, row_tiles, lanes)
     with np.errstate(over="ignore"):
         numbers = [float(np.float32(each)) for each in (scale, fill)]
-    return struct.pack(_STRUCT, *strides, *extents, kind, int(empty), int(y.dtype == _FLOAT), *numbers)
+    return pack_struct(_STRUCT, *strides, *extents, kind, int(empty), int(y.dtype == _FLOAT), *numbers)
 
 
 # Instructions of a thread: for a tile, and of that for each row; for each row of a block; for a slice that is merged.

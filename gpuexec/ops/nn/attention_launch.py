@@ -12,6 +12,7 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Strides, broadcast_strides, ceil_div
 from gpuexec.ir.gpus import Gpu
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, pack_struct
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import accumulator, dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
@@ -131,7 +132,7 @@ def launch_attention(
         else:
             emit.launch(attend, grid, _BLOCK, [*given, y, None, None, packed], writes=[6])
     if scores is not None:
-        arguments: list[Argument] = [q, k, operands.mask, lengths, sinks, scores, packed, np.int32(mode)]
+        arguments: list[Argument] = [q, k, operands.mask, lengths, sinks, scores, packed, int32(mode)]
         grid = (max(1, ceil_div(batch * heads * queries, _WARPS)), 1, 1)
         emit.launch(Kernel(_SOURCE, f"attention_scores<{cuda}>"), grid, _BLOCK, arguments, writes=[5])
 
@@ -165,7 +166,7 @@ def _pack(
     extents = (of_keys, heads // max(of_keys, 1), queries, keys, depth, values)
     window = (kind, mask_keys, rule.past, min(rule.left, _FARTHEST), min(rule.right, _FARTHEST))
     tiles = (batch * of_keys, division.row_tiles, division.value_tiles, division.chunk_keys, division.chunks)
-    return struct.pack(_STRUCT, *strides, *extents, *window, *tiles, int(empty), rule.scale, rule.softcap, fill)
+    return pack_struct(_STRUCT, *strides, *extents, *window, *tiles, int(empty), rule.scale, rule.softcap, fill)
 
 
 # Keys of a tile, places of depth or keys of a slab, columns of v of a block.

@@ -20,6 +20,7 @@ from gpuexec.ir.command import Kernel, Launch, Slot
 from gpuexec.ir.geometry import Strides, broadcast_strides, ceil_div
 from gpuexec.ir.gpus import Gpu, find_gpu
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import BFLOAT16, dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
@@ -278,7 +279,7 @@ def _pack(
     numbers = (int(empty), int(y.dtype == _FLOAT), flags)
     with np.errstate(over="ignore"):
         scales = [float(np.float32(each)) for each in (rule.scale, max(rule.softcap, 0.0), fill)]
-    return struct.pack(_STRUCT, *strides, *extents, *seen, *numbers, *scales)
+    return pack_struct(_STRUCT, *strides, *extents, *seen, *numbers, *scales)
 
 
 @work_of(_SOURCE, "attend_mma")

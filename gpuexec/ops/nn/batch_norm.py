@@ -14,6 +14,7 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import (
     Array,
     Derivative,
@@ -158,7 +159,7 @@ class BatchNormalization(Operator):
             )
         _, channels, inner = self._split(x.shape)
         inner = inner if order is None else 1
-        arguments: list[Argument] = [x, *parameters, y, np.int64(x.spec.size)]
+        arguments: list[Argument] = [x, *parameters, y, int64(x.spec.size)]
         arguments += [pack_fast_div64(max(1, inner)), pack_fast_div64(max(1, channels)), np.float64(self.epsilon)]
         grid = (ceil_div(x.spec.size, _ELEMENTS_PER_BLOCK), 1, 1)
         emit.launch(Kernel(_SOURCE, expression), grid, _BLOCK, arguments, writes=[5])
@@ -170,7 +171,7 @@ class BatchNormalization(Operator):
         batch = emit.temp((channels,), accumulator(x.dtype)), emit.temp((channels,), accumulator(x.dtype))
         moved = [emit.temp((channels,), mean.dtype) if slot is None else slot for slot in running]
         arguments: list[Argument] = [x, mean, variance, *batch, *moved]
-        arguments += [np.int64(n if inner else 0), np.int64(channels), pack_fast_div64(max(1, inner))]
+        arguments += [int64(n if inner else 0), int64(channels), pack_fast_div64(max(1, inner))]
         arguments += [np.float64(self.momentum), np.float64(1 - self.momentum)]
         expression = f"measure_channels<{dtype_row(x.dtype).cuda}, {dtype_row(mean.dtype).cuda}>"
         emit.launch(Kernel(_SOURCE, expression), (channels, 1, 1), _BLOCK, arguments, writes=[3, 4, 5, 6])

@@ -12,6 +12,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
@@ -98,7 +99,7 @@ class CausalConvWithState(Operator):
         past_strides = (0, 0, 0) if past is None else past.strides
         numbers = (count, length, taps, *x.strides, *past_strides, self.activation != "none")
         divisors = pack_fast_div64(max(1, columns)) + pack_fast_div64(max(1, channels))
-        arguments.append(divisors + struct.pack("<10q", *numbers))
+        arguments.append(divisors + pack_struct("<10q", *numbers))
         kernel, grid = Kernel(_SOURCE, f"causal_conv<{dtype_row(x.dtype).cuda}>"), max(1, ceil_div(count, _THREADS))
         writes = [index for index in (4, 5) if arguments[index] is not None]
         emit.launch(kernel, (grid, 1, 1), (_THREADS, 1, 1), arguments, writes)

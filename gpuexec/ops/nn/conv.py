@@ -22,6 +22,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import (
     Array,
     Derivative,
@@ -391,7 +392,7 @@ def _launch(
     kernel = Kernel("conv.cu", f"{name}<{dtype_row(y.dtype).cuda}>")
     if narrow is not None:
         kernel = Kernel("conv.cu", f"{name}_narrow<{name_types(y.dtype, w.dtype)}>")
-        arguments += [*narrow.dense(emit), np.int64(0 if narrow.axis is None else 1)]
+        arguments += [*narrow.dense(emit), int64(0 if narrow.axis is None else 1)]
     emit.launch(kernel, (blocks, 1, 1), (THREADS, 1, 1), arguments, writes=[3])
 
 

@@ -7,15 +7,15 @@ the sizes at hand.
 
 from __future__ import annotations
 
-import functools
-import struct
 from dataclasses import dataclass
 from math import prod
 
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, round_up
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import dtype_row, dtypes_of
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ops.elementwise.epilogue import instantiate_finished
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import Windows
@@ -151,21 +151,21 @@ def _pack(
     loads = (_count_loads(plane, tile), tile.patch_rows, plane.extents[1], plane.extents[0])
     divisors = (*tiles, tile.columns, ceil_div(tile.rows, at_once), *loads, quads)
     numbers = (plane.extents, plane.counts, plane.kernel, plane.strides, plane.dilations, plane.begins)
-    return b"".join(
+    return join_bytes(
         (
-            struct.pack("<i", channels[0]),
+            pack_struct("<i", channels[0]),
             pack_fast_div32(channels[1]),
-            struct.pack("<12i", *(entry for pair in numbers for entry in pair)),
-            struct.pack("<3i", tile.channels, tile.rows, tile.columns),
-            struct.pack("<4i", tile.patch_rows, tile.patch_columns, tile.pitch, tile.pitch // 2),
-            struct.pack("<3i", is_narrow, 4 * quads, has_ranges),
+            pack_struct("<12i", *(entry for pair in numbers for entry in pair)),
+            pack_struct("<3i", tile.channels, tile.rows, tile.columns),
+            pack_struct("<4i", tile.patch_rows, tile.patch_columns, tile.pitch, tile.pitch // 2),
+            pack_struct("<3i", is_narrow, 4 * quads, has_ranges),
             *(pack_fast_div32(max(divisor, 1)) for divisor in divisors),
-            struct.pack("<4q", *strides),
+            pack_struct("<4q", *strides),
         )
     )
 
 
-@functools.lru_cache(1024)
+@memoize(1024)
 def find_tile(plane: _Plane, channels: int, multiplier: int, outputs: int) -> _Tile | None:
     """Return the tile of which the fewest bytes are read again; None where no tile fits into shared memory."""
     at_once = _ROWS_AT_ONCE if plane.form[0] else 1

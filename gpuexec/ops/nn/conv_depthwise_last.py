@@ -6,7 +6,6 @@ of `conv_depthwise`, so results don't depend on how images lie. Types that a pre
 
 from __future__ import annotations
 
-import functools
 import struct
 from dataclasses import dataclass
 from math import isqrt, prod
@@ -16,8 +15,10 @@ import numpy as np
 
 from gpuexec.ir.command import Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, round_up
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ir.weight_forms import WeightForm, weight_form
 from gpuexec.ir.work import LAUNCH_NBYTES, WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps, instantiate_finished
@@ -180,7 +181,7 @@ class LastTile:
         return ceil_div(vectors, self.vectors), ceil_div(groups, self.groups), ceil_div(plane.counts[0], self.rows)
 
 
-@functools.lru_cache(1024)
+@memoize(1024)
 def find_last_tile(plane: LastPlane, vectors: int, columns: int, batch: int) -> LastTile:
     """Return tiles about as high as wide, but of fewer rows where they would be few.
 
@@ -216,12 +217,12 @@ def _pack(plane: LastPlane, tile: LastTile, vectors: int, channels: int, strides
     """Return the bytes of ``DepthwiseLast``."""
     numbers = (plane.extents, plane.counts, plane.kernel, plane.strides, plane.dilations, plane.begins)
     divisors = (tile.vectors, tile.groups, *tile.count(plane, vectors))
-    return b"".join(
+    return join_bytes(
         (
-            struct.pack("<i12ii", channels, *[entry for pair in numbers for entry in pair], tile.rows),
+            pack_struct("<i12ii", channels, *[entry for pair in numbers for entry in pair], tile.rows),
             *[pack_fast_div32(max(divisor, 1)) for divisor in divisors],
             bytes(4),
-            struct.pack("<3q", *strides),
+            pack_struct("<3q", *strides),
         )
     )
 

@@ -11,7 +11,6 @@ Where rows of a kernel are whole vectors of the image, as where a transformer cu
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import round_up
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.precision import TF32
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
@@ -124,11 +124,11 @@ class FewSum:
         starts = [axis.start for axis in total.phases[0].axes]
         rows = (total.extents, total.steps, total.dilations, starts, self.first_bits)
         divisors = (prod(total.outputs), *total.outputs, *total.kernel)
-        return b"".join((
+        return join_bytes((
             product.pack_mma(ALONG_K, ALONG_K),
-            struct.pack("<15i", *[number for row in rows for number in row]),
+            pack_struct("<15i", *[number for row in rows for number in row]),
             *[pack_fast_div32(max(1, divisor)) for divisor in divisors],
-            struct.pack("<5q", *total.x_strides),
+            pack_struct("<5q", *total.x_strides),
         ))  # fmt: skip
 
 

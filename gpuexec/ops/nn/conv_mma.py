@@ -14,7 +14,6 @@ are rounded where they are packed.
 from __future__ import annotations
 
 import itertools
-import struct
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -25,6 +24,7 @@ from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, round_up
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.precision import REFERENCE, TF32
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
@@ -281,11 +281,11 @@ def _pad_channels(emit: Emitter, made: Slot, x: Slot) -> None:
     lead = MAX_AXES - len(axes)
     vectors = made.spec.size // chunk
     divisors = (prod(axes), made.shape[-1] // chunk, *((1,) * lead + axes)[1:])
-    packed = b"".join(
+    packed = join_bytes(
         (
             *[pack_fast_div32(max(1, divisor)) for divisor in divisors],
-            struct.pack("<2i", vectors, x.shape[1]),
-            struct.pack("<5q", *x.strides[:2], *(0,) * lead, *strides),
+            pack_struct("<2i", vectors, x.shape[1]),
+            pack_struct("<5q", *x.strides[:2], *(0,) * lead, *strides),
         )
     )
     blocks = max(1, ceil_div(vectors, _PAD_THREADS))
@@ -333,12 +333,12 @@ def pack_conv(product: Product, x: Slot, windows: Windows, channels: int, tile: 
     taps += [(0, _BEHIND)] * (MAX_TAPS + _TAPS_BEHIND - len(taps))
     rows = (total.extents, total.steps, total.dilations, starts, total.kernel, first_bits)
     divisors = (prod(total.outputs), *total.outputs, channels)
-    return b"".join((
+    return join_bytes((
         product.pack_mma(ALONG_K, ALONG_K),
-        struct.pack("<18i", *itertools.chain(*rows)),
+        pack_struct("<18i", *itertools.chain(*rows)),
         *[pack_fast_div32(max(1, divisor)) for divisor in divisors],
-        struct.pack("<7i", batch, *axes, *divmod(tile.slab_nbytes // x.dtype.itemsize, channels), 0),
-        *[struct.pack("<iI", *tap) for tap in taps],
+        pack_struct("<7i", batch, *axes, *divmod(tile.slab_nbytes // x.dtype.itemsize, channels), 0),
+        *[pack_struct("<iI", *tap) for tap in taps],
     ))  # fmt: skip
 
 

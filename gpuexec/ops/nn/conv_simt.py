@@ -8,9 +8,7 @@ weights are packed as those of float are, in their own type, and widened on the 
 
 from __future__ import annotations
 
-import functools
 import itertools
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, prod
@@ -21,8 +19,10 @@ import numpy as np
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, round_up
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64, join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ir.weight_forms import WeightForm, weight_form
 from gpuexec.ops.elementwise.epilogue import instantiate_finished
 from gpuexec.ops.lib.slices import LARGE_TILE, ONE_SLICE, SLAB_DEPTH, SMALL_TILE, TILES, Tile, choose_tile, slice_tiles
@@ -98,7 +98,7 @@ def _list_axis(kernel: int, stride: int, dilation: int, begin: int) -> list[Axis
     return phases
 
 
-@functools.lru_cache(1024)
+@memoize(1024)
 def list_phases(
     kernel: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...], begins: tuple[int, ...]
 ) -> tuple[Phase, ...]:
@@ -360,23 +360,23 @@ class ConvSum:
                 numbers = (first_tile, len(table), len(taps) + padding, inner)
                 places = (*[axis.start for axis in phase.axes], *[len(axis.taps) for axis in phase.axes])
                 first = sum(remainder * axis for remainder, axis in zip(phase.remainders, y_axes, strict=True))
-                divisors = b"".join(map(pack_fast_div32, (prod(counts), *counts)))
+                divisors = join_bytes(map(pack_fast_div32, (prod(counts), *counts)))
                 phases.append(
-                    struct.pack("<10i", *numbers, *places) + divisors + struct.pack("<2q", first_weight, first)
+                    pack_struct("<10i", *numbers, *places) + divisors + pack_struct("<2q", first_weight, first)
                 )
                 table += taps + [(0, _PADDING)] * padding
             first_tile += tiles
             first_weight += self.groups * self.outs * inner
         table += [(0, _PADDING)] * (MAX_TAPS - len(table))
         steps = [axis * step for axis, step in zip(y_axes, self.output_steps, strict=True)]
-        return b"".join((
-            struct.pack("<4i", self.batch, self.groups, self.channels, self.outs),
-            struct.pack("<12i", *self.extents, *self.steps, *self.dilations, *first_bits),
-            struct.pack("<6q", *self.x_strides[:2], y_channel, *steps),
-            struct.pack("<4i", len(phases), 4 * self.x_strides[1], has_positions, 0),
+        return join_bytes((
+            pack_struct("<4i", self.batch, self.groups, self.channels, self.outs),
+            pack_struct("<12i", *self.extents, *self.steps, *self.dilations, *first_bits),
+            pack_struct("<6q", *self.x_strides[:2], y_channel, *steps),
+            pack_struct("<4i", len(phases), 4 * self.x_strides[1], has_positions, 0),
             *phases, bytes(_PHASE_NBYTES * (_MAX_PHASES - len(phases))),
-            *[struct.pack("<iI", *tap) for tap in table],
-            struct.pack("<3q", *self.x_strides[2:]),
+            *[pack_struct("<iI", *tap) for tap in table],
+            pack_struct("<3q", *self.x_strides[2:]),
         ))  # fmt: skip
 
     def _list_taps(self, phase: Phase, first_bits: Sequence[int]) -> list[tuple[int, int]]:
@@ -436,7 +436,7 @@ def launch_simt_conv(
     sizes = total.pack(tile, block, has_positions=block == 1 and total.has_positions(x))
     arguments: list[Argument] = [x, weights, bias, y, sizes, slices.scratch, slices.counters]
     if narrow is not None:
-        arguments += [*narrow.dense(emit), np.int64(0 if narrow.axis is None else 1)]
+        arguments += [*narrow.dense(emit), int64(0 if narrow.axis is None else 1)]
     emit.launch(
         _name_kernel(tile, block, w.dtype, is_transposed=is_transposed),
         (max(tiles, 1), slices.count, 1),
@@ -470,7 +470,7 @@ def _pack_weights(emit: Emitter, w: Slot, windows: Windows, total: ConvSum, bloc
         padded = _pad_taps(len(sources), block)
         sources += [-1] * (MAX_TAPS - len(sources))
         size = outs * inner
-        parameters = struct.pack(
+        parameters = pack_struct(
             f"<6i4q{MAX_TAPS}i", outs, total.channels, padded, block, max(total.outs, 1), 0, *strides, first, *sources
         )
         if size:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.strided import pack_fast_div32, pack_fast_div64
@@ -62,12 +63,12 @@ class ConvSizes:
 
     def pack(self) -> bytes:
         """Return the struct; a divisor of nothing is 1."""
-        return b"".join(
+        return join_bytes(
             (
                 pack_fast_div64(max(1, self.outputs)),
                 pack_fast_div64(max(1, self.groups * self.group_outs)),
                 pack_fast_div32(max(1, self.group_outs)),
-                struct.pack("<iq", self.group_ins, self.batch),
+                pack_struct("<iq", self.group_ins, self.batch),
             )
         )
 

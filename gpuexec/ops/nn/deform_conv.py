@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -14,6 +13,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
@@ -123,7 +123,7 @@ class DeformConv(Operator):
         check_index(self.name, "channels * taps", x.shape[1] * windows.taps)
         check_index(self.name, "outputs of one channel", sizes.outputs)
         by_channels = pack_fast_div32(max(1, x.shape[1] // self.offset_group))
-        packed = sizes.pack() + by_channels + struct.pack("<iq", len(windows.kernel), self.offset_group)
+        packed = sizes.pack() + by_channels + pack_struct("<iq", len(windows.kernel), self.offset_group)
         slots = [x, *(None if slot is None else emit.contiguous(slot) for slot in (w, offset, mask, bias)), y]
         arguments: list[Argument] = [*slots, windows.pack(), pack_strides(x.strides), packed]
         kernel = Kernel(SOURCE, f"deform_conv<{dtype_row(x.dtype).cuda}>")

@@ -13,6 +13,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
@@ -153,7 +154,7 @@ class LinearAttention(Operator):
         beta_head = 0 if beta is None or beta.shape[2] == 1 else 1
         kinds = [0 if state is None else 1 + FLOATS.index(state.dtype) for state in (past, present)]
         numbers = (steps, heads, self.q_num_heads // heads, rows, columns, tiles, *strides, decay_width, beta_head)
-        packed = struct.pack("<20qd", *numbers, *kinds, self._scale(rows))
+        packed = pack_struct("<20qd", *numbers, *kinds, self._scale(rows))
         past = None if past is None else emit.contiguous(past)
         arguments: list[Argument] = [*given[:3], past, *given[3:], y, present, scratch, packed]
         writes = [index for index in (6, 7, 8) if arguments[index] is not None]

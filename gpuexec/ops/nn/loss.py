@@ -7,7 +7,6 @@ where the host does not wait for labels, its loss is NaN.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -19,6 +18,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64, pack_struct
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, build, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
@@ -88,7 +88,7 @@ class _Loss(Operator):
         x, labels = emit.contiguous(x), emit.contiguous(labels)
         weights = None if weights is None else emit.contiguous(weights)
         has_ignored = self.ignore_index is not None
-        plan = struct.pack(
+        plan = pack_struct(
             "<4q2i", rows, x.shape[1], max(1, inner), self.ignore_index or 0, labels.dtype.itemsize == 8, has_ignored
         )
         acc, cuda = accumulator(x.dtype), dtype_row(x.dtype).cuda
@@ -108,9 +108,9 @@ class _Loss(Operator):
         chunks = max(1, ceil_div(rows, _CHUNK))
         partials = emit.temp((chunks, 2), acc)
         kernel = Kernel(_SOURCE, f"sum_losses<{cuda}>")
-        arguments = [*read, partials, plan, np.int64(_CHUNK)]
+        arguments = [*read, partials, plan, int64(_CHUNK)]
         emit.launch(kernel, (chunks, 1, 1), (BLOCK_THREADS, 1, 1), arguments, writes=[4])
-        arguments = [partials, y, np.int64(chunks), np.int32(self.reduction == "mean")]
+        arguments = [partials, y, int64(chunks), int32(self.reduction == "mean")]
         emit.launch(Kernel(_SOURCE, f"finish_losses<{cuda}>"), (1, 1, 1), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
 
 

@@ -12,6 +12,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Launch
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, read_int, work_of
@@ -65,8 +66,8 @@ class LpNormalization(Operator):
         axis = normalize_axis(self.axis, x.spec.rank)
         rows, inner = prod(x.shape[:axis]) * prod(x.shape[axis + 1 :]), prod(x.shape[axis + 1 :])
         team = choose_team(x.shape[axis], rows, inner)
-        sizes = (np.int64(rows), np.int64(x.shape[axis]), np.int64(inner))
-        arguments: list[Argument] = [emit.contiguous(x), y, *sizes, *team.arguments(), np.int32(self.p)]
+        sizes = (int64(rows), int64(x.shape[axis]), int64(inner))
+        arguments: list[Argument] = [emit.contiguous(x), y, *sizes, *team.arguments(), int32(self.p)]
         kernel = Kernel(_SOURCE, f"normalize_lp<{dtype_row(x.dtype).cuda}>")
         emit.launch(kernel, team.grid(rows), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
 

@@ -11,6 +11,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
@@ -79,7 +80,7 @@ class LRN(Operator):
             Kernel("lrn.cu", f"normalize_neighbours<{dtype_row(x.dtype).cuda}>"),
             (ceil_div(x.spec.size, _THREADS), 1, 1),
             (_THREADS, 1, 1),
-            [emit.contiguous(x), y, np.int64(x.spec.size), *divisors, np.int64(before), np.int64(after), *scalars],
+            [emit.contiguous(x), y, int64(x.spec.size), *divisors, int64(before), int64(after), *scalars],
             writes=[1],
         )
 

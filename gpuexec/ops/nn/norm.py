@@ -6,7 +6,6 @@ scale and bias goes with an element. A row is worked on by one block at most.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -18,6 +17,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Shape, broadcast_strides, normalize_axis
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64, pack_struct
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.row_form import RowForm, RowLine
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes_of
@@ -54,7 +54,7 @@ class Affine:
     def pack(self, has_bias: bool) -> bytes:
         """Return the bytes of the struct."""
         divisors = pack_fast_div64(max(1, self.row_period)) + pack_fast_div64(max(1, self.column_group))
-        return divisors + struct.pack("<3q", self.scale_stride, self.bias_stride, has_bias)
+        return divisors + pack_struct("<3q", self.scale_stride, self.bias_stride, has_bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +78,14 @@ class NormalizedRows:
         """Launch the kernel for y alone, or for y, mean and inverse deviation."""
         count = self.count
         team = choose_team(self.columns, count)
-        sizes = (np.int64(count), np.int64(self.columns), np.int32(team.lanes))
+        sizes = (int64(count), int64(self.columns), int32(team.lanes))
         constants = (self.affine.pack(bias is not None), np.float64(self.epsilon))
         y, *statistics = outputs
         types = [dtype_row(slot.dtype).cuda for slot in (x, scale)]
         tensors: list[Argument] = [emit.contiguous(x), scale, scale if bias is None else bias]
         if not any(statistics):
             assert y is not None
-            arguments = [*tensors, y, *sizes, *constants, np.int32(self.is_centered)]
+            arguments = [*tensors, y, *sizes, *constants, int32(self.is_centered)]
             kernel = Kernel(_SOURCE, f"normalize_rows<{', '.join(types)}>")
             emit.launch(kernel, team.grid(count), _BLOCK, arguments, writes=[3])
             return

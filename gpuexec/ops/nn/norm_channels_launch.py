@@ -15,6 +15,7 @@ import numpy as np
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64, pack_struct
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import BFLOAT16, dtype_row
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
@@ -96,7 +97,7 @@ def launch_large_channels(emit: Emitter, x: Slot, scale: Slot, bias: Slot, y: Sl
     partial, counters = emit.temp((n, parts, 2, channels), _FLOAT), emit.counters(n * tiles)
     arguments: list[Argument] = [
         x, center, inverse, partial, counters,
-        struct.pack("<3i", channels, positions, parts) + pack_fast_div32(tiles), np.float32(epsilon),
+        pack_struct("<3i", channels, positions, parts) + pack_fast_div32(tiles), np.float32(epsilon),
     ]  # fmt: skip
     emit.launch(_name_measure(x.dtype, is_last=is_last), (n * tiles, parts, 1), _BLOCK, arguments, writes=[1, 2, 3, 4])
     inner, outer = (channels, positions) if is_last else (positions, channels)
@@ -104,7 +105,7 @@ def launch_large_channels(emit: Emitter, x: Slot, scale: Slot, bias: Slot, y: Sl
         _name_map(x.dtype, is_last=is_last),
         (ceil_div(x.spec.size, _MAPPED), 1, 1),
         _BLOCK,
-        [x, scale, bias, center, inverse, y, np.int64(x.spec.size), pack_fast_div32(inner), pack_fast_div32(outer)],
+        [x, scale, bias, center, inverse, y, int64(x.spec.size), pack_fast_div32(inner), pack_fast_div32(outer)],
         writes=[5],
     )
     return True
@@ -135,9 +136,9 @@ def launch_small_channels(emit: Emitter, x: Slot, scale: Slot, bias: Slot, y: Sl
     if not (emit.choose(able) and able):
         return False
     x, eights = in_order_of(emit, x, y), channels // _CHANNELS
-    lanes = np.int32(choose_team(positions, n * channels).lanes)
+    lanes = int32(choose_team(positions, n * channels).lanes)
     arguments: list[Argument] = [x, emit.contiguous(scale), emit.contiguous(bias), y]
-    arguments += [np.int32(positions), np.int32(channels), lanes, pack_fast_div32(eights), np.float32(epsilon)]
+    arguments += [int32(positions), int32(channels), lanes, pack_fast_div32(eights), np.float32(epsilon)]
     emit.launch(_name_small(x.dtype), (max(n * eights, 1), 1, 1), _BLOCK, arguments, writes=[3])
     return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -15,6 +14,7 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, pack_struct
 from gpuexec.ir.operator import (
     Array,
     Derivative,
@@ -249,8 +249,8 @@ def _launch(emit: Emitter, name: str, x: Slot, outputs: Slots, windows: Windows,
         )
     divisors = pack_fast_div64(max(1, positions)) + pack_fast_div64(max(1, x.shape[1]))
     is_last = any(output is not None and not output.is_contiguous for output in outputs)
-    sizes = divisors + struct.pack("<2q", x.shape[0], is_last)
-    arguments: list[Argument] = [x, *outputs, windows.pack(), pack_strides(x.strides), sizes, np.int32(option)]
+    sizes = divisors + pack_struct("<2q", x.shape[0], is_last)
+    arguments: list[Argument] = [x, *outputs, windows.pack(), pack_strides(x.strides), sizes, int32(option)]
     blocks = ceil_div(positions * prod(x.shape[:2]), _THREADS)
     writes = [i for i, output in enumerate(outputs, 1) if output is not None]
     emit.launch(Kernel("pool.cu", name), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes)

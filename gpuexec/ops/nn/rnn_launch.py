@@ -10,6 +10,7 @@ import numpy as np
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Emitter, Slots
 from gpuexec.ir.spec import accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
@@ -130,8 +131,8 @@ def _pack(layer: RecurrentLayer, extents: tuple[int, int, int, int], log_units: 
     flags = (CELLS[layer.cell], reversed_bits, layer.input_forget, layer.is_linear, log_units)
     numbers = (steps, batch, hidden, directions, layer.gates, *into, *y, *state, *state, *flags)
     functions = [*layer.functions, *[Bound(0, 0.0, 0.0)] * (6 - len(layer.functions))]
-    packed = [struct.pack("<qdd", each.kind, each.alpha, each.beta) for each in functions]
-    return struct.pack("<20qd", *numbers, layer.clip) + b"".join(packed)
+    packed = [pack_struct("<qdd", each.kind, each.alpha, each.beta) for each in functions]
+    return pack_struct("<20qd", *numbers, layer.clip) + join_bytes(packed)
 
 
 # Instructions of a thread for 16 multiply-adds, and for what else a step takes; places of k whose loads are under way

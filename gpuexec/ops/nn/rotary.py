@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import broadcast_strides, ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
@@ -108,7 +108,7 @@ class RotaryEmbedding(Operator):
         width = size - pairs
         count = batch * heads * rows * width
         strides = (source.strides[3], cosines.strides[-1], sines.strides[-1], cosines.strides[0], sines.strides[0])
-        rotation = struct.pack("<9q", count, pairs, *strides, cosines.shape[0], bool(self.interleaved))
+        rotation = pack_struct("<9q", count, pairs, *strides, cosines.shape[0], bool(self.interleaved))
         packed = (walk.pack(), pack_fast_div64(max(1, width)) + rotation)
         arguments: list[Argument] = [x, cosines, sines, positions, y, *packed]
         kernel = Kernel("rotary.cu", f"rotate<{dtype_row(x.dtype).cuda}>")

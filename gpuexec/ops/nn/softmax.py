@@ -17,6 +17,7 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.row_form import RowForm, RowLine
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
@@ -133,7 +134,7 @@ class Softmax(RowMap):
         return self._write_row(inputs, False)
 
     def _launch(self, cuda: str) -> tuple[Any, ...]:
-        return f"softmax<{cuda}>", np.int32(_PLAIN)
+        return f"softmax<{cuda}>", int32(_PLAIN)
 
 
 @operator("LogSoftmax")
@@ -156,7 +157,7 @@ class LogSoftmax(RowMap):
         return self._write_row(inputs, True)
 
     def _launch(self, cuda: str) -> tuple[Any, ...]:
-        return f"softmax<{cuda}>", np.int32(_LOG)
+        return f"softmax<{cuda}>", int32(_LOG)
 
 
 @operator("Hardmax")
@@ -181,7 +182,7 @@ def launch_guarded(emit: Emitter, x: Slot, y: Slot) -> None:
     """Launch a softmax over the last axis that is 0 in rows where Softmax gives NaN."""
     columns = x.shape[-1]
     expression = f"softmax<{dtype_row(x.dtype).cuda}>"
-    _launch_rows(emit, x, y, (prod(x.shape[:-1]), columns, 1), expression, np.int32(_GUARDED))
+    _launch_rows(emit, x, y, (prod(x.shape[:-1]), columns, 1), expression, int32(_GUARDED))
 
 
 def _launch_rows(
@@ -190,7 +191,7 @@ def _launch_rows(
     """Launch a team of threads per row of ``[outer, columns, inner]``."""
     outer, columns, inner = extents
     team = choose_team(columns, outer * inner, inner)
-    sizes = (np.int64(outer * inner), np.int64(columns), np.int64(inner))
+    sizes = (int64(outer * inner), int64(columns), int64(inner))
     arguments: list[Argument] = [emit.contiguous(x), y, *sizes, *team.arguments(), *scalars]
     emit.launch(Kernel(_SOURCE, expression), team.grid(outer * inner), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
 

@@ -6,7 +6,6 @@ gradients, and what the optimizer keeps from update to update. Outputs are the g
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
@@ -92,7 +92,7 @@ class _Optimizer(Operator):
                 if y is not None and buffers.count(old.buffer) == 1:
                     emit.in_place(y, old)
             sizes = (x.spec.size, rate.dtype.itemsize == 8)
-            step = struct.pack("<2q5d", *sizes, norm, *numbers, *(0.0,) * (4 - len(numbers)))
+            step = pack_struct("<2q5d", *sizes, norm, *numbers, *(0.0,) * (4 - len(numbers)))
             arguments: list[Argument] = [rate, updates, x, gradient, *kept, *made, step]
             first = 4 + len(kept)
             kernel = Kernel(_SOURCE, f"{self.kernel}<{dtype_row(x.dtype).cuda}>")

@@ -9,6 +9,7 @@ import numpy as np
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
@@ -83,13 +84,11 @@ def launch_dynamic_quantize(emit: Emitter, x: Slot, y: Quantized) -> None:
     x, count = emit.contiguous(x), x.spec.size
     parts = max(1, min(_MAX_PARTS, ceil_div(count, _THREADS * _PER_THREAD)))
     ranges = emit.temp((_MAX_PARTS, 2), FLOAT)
-    emit.launch(
-        Kernel(_SOURCE, "find_range"), (parts, 1, 1), (_THREADS, 1, 1), [x, ranges, np.int64(count)], writes=[1]
-    )
+    emit.launch(Kernel(_SOURCE, "find_range"), (parts, 1, 1), (_THREADS, 1, 1), [x, ranges, int64(count)], writes=[1])
     emit.launch(
         Kernel(_SOURCE, "quantize_by_range"),
         (max(1, ceil_div(count, _THREADS * _PER_THREAD)), 1, 1),
         (_THREADS, 1, 1),
-        [x, ranges, y.values, y.scale, y.zero, np.int64(count), np.int32(parts)],
+        [x, ranges, y.values, y.scale, y.zero, int64(count), int32(parts)],
         writes=[2, 3, 4],
     )

@@ -6,7 +6,6 @@ rounded to a byte again; arithmetic on scales is in float, each operation rounde
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
@@ -44,7 +44,7 @@ def offset_of(dtype: np.dtype[Any]) -> int:
 
 def pack_finish(alpha: float, dtype: np.dtype[Any], scale: np.dtype[Any] | None) -> bytes:
     """Return the bytes of ``Finish``: a factor of the scales, the type made, and the type of the scales."""
-    return struct.pack("<f3i", alpha, offset_of(dtype), 0 if scale is None else SCALES.index(scale), 0)
+    return pack_struct("<f3i", alpha, offset_of(dtype), 0 if scale is None else SCALES.index(scale), 0)
 
 
 def dense(emit: Emitter, slot: Slot | None) -> Slot | None:

@@ -20,6 +20,7 @@ from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, permute, round_up
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64, join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.weight_forms import WeightForm, weight_form
@@ -226,7 +227,7 @@ def _launch_direct(
 ) -> None:
     steps = (*y.values.strides[:2], y.values.strides[-1])
     offsets = (offset_of(x.values.dtype), offset_of(w.values.dtype))
-    rest = struct.pack("<3q4i", *steps, *offsets, _has_many_quants(w), 0)
+    rest = pack_struct("<3q4i", *steps, *offsets, _has_many_quants(w), 0)
     arguments: list[Argument] = [x.values, emit.contiguous(w.values), x.zero, w.zero, y.values]
     arguments += [windows.pack(), pack_strides(x.values.strides), sizes.pack() + rest]
     arguments += [x.scale, w.scale, y.scale, y.zero, bias, pack_finish(1.0, y.values.dtype, None)]
@@ -413,13 +414,13 @@ class WindowProduct:
         offsets = (offset_of(x.dtype), offset_of(w.values.dtype))
         x_axes = [stride * axis for stride, axis in zip(strides, axes, strict=True)]
         y_steps = (*y.values.strides[:2], y.values.strides[-1])
-        divisors = b"".join(pack_fast_div32(max(each, 1)) for each in (sizes.outputs, *self.counts))
-        return b"".join((
-            struct.pack("<4i", self.rows, sizes.group_outs, self.words, self.depth),
-            struct.pack("<4i", _has_many_quants(w), *offsets, round_up(sizes.group_outs, WORD_BYTES)),
-            struct.pack("<5i", sizes.batch * image, image, *x_axes),
-            struct.pack("<3i", int(y.values.dtype != INT32), find_pitch(self.words * WORD_BYTES), 0),
-            struct.pack("<3q", *y_steps),
+        divisors = join_bytes(pack_fast_div32(max(each, 1)) for each in (sizes.outputs, *self.counts))
+        return join_bytes((
+            pack_struct("<4i", self.rows, sizes.group_outs, self.words, self.depth),
+            pack_struct("<4i", _has_many_quants(w), *offsets, round_up(sizes.group_outs, WORD_BYTES)),
+            pack_struct("<5i", sizes.batch * image, image, *x_axes),
+            pack_struct("<3i", int(y.values.dtype != INT32), find_pitch(self.words * WORD_BYTES), 0),
+            pack_struct("<3q", *y_steps),
             divisors, pack_finish(1.0, y.values.dtype, None),
         ))  # fmt: skip
 
@@ -430,7 +431,7 @@ class WindowProduct:
         is_mma = has_tensor_cores(emit.target) and emit.choose(int(self.depth >= MMA_DEPTH))
         sizes = self.sizes
         table = emit.temp((self.taps * self.vectors + _ENTRIES_BEHIND,), INT32)
-        packing = struct.pack(
+        packing = pack_struct(
             "<19i", *self.extents, self.vectors, sizes.batch, sizes.groups, sizes.group_ins, self.folded, self.taps,
             sizes.group_outs, round_up(sizes.group_outs, WORD_BYTES), offset_of(w.values.dtype),
             *self.kernel[:2], 1 if self.folded else self.kernel[2],
@@ -438,7 +439,7 @@ class WindowProduct:
         )  # fmt: skip
         packed_x = emit.temp((self.count * VECTOR_BYTES // WORD_BYTES,), WORD)
         arguments: list[Argument] = [x.values, x.zero, packed_x, table, windows.pack()]
-        arguments += [pack_strides(x.values.strides), packing, np.int64(self.count)]
+        arguments += [pack_strides(x.values.strides), packing, int64(self.count)]
         grid = (ceil_div(max(self.count, table.spec.size), THREADS), 1, 1)
         emit.launch(Kernel(_SOURCE, "pack_byte_windows"), grid, (THREADS, 1, 1), arguments, writes=[2, 3])
         packed_w = (self._pack_lines if is_mma else self._pack_words)(emit, w.values, packing)
@@ -468,7 +469,7 @@ class WindowProduct:
         packed = emit.packed(w, form)
         if packed is None:
             packed = emit.temp(form.infer(w.spec).shape, BYTES[0])
-            lines = struct.pack("<4i", nbytes, find_pitch(nbytes), sizes.group_outs, offset_of(w.dtype))
+            lines = pack_struct("<4i", nbytes, find_pitch(nbytes), sizes.group_outs, offset_of(w.dtype))
             grid = (sizes.groups * ceil_div(sizes.group_outs, _PACK_COLUMNS), 1, 1)
             arguments: list[Argument] = [emit.contiguous(w), packed, packing, lines]
             emit.launch(Kernel(_MMA_SOURCE, "pack_conv_lines"), grid, (THREADS, 1, 1), arguments, writes=[1])

@@ -22,6 +22,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import broadcast, broadcast_strides, ceil_div, coalesce, contiguous_strides, round_up
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, read_int, work_of
@@ -208,7 +209,7 @@ def launch_integer_gemm(
     b = replace(b, values=_as_matrix(b.values, is_row=False))
     quants: list[Argument] = [a.zero, b.zero, a.scale, b.scale, y.scale, y.zero, bias]
     scale = next((slot.dtype for slot in (a.scale, b.scale) if slot is not None), None)
-    finish = struct.pack("<2i", offset_of(a.values.dtype), offset_of(b.values.dtype))
+    finish = pack_struct("<2i", offset_of(a.values.dtype), offset_of(b.values.dtype))
     finish += pack_finish(alpha, y.values.dtype, scale)
     if not emit.choose(int(_fits_words(a.values, b.values))):
         _launch_long(emit, a, b, y, addend, quants, finish)
@@ -216,7 +217,7 @@ def launch_integer_gemm(
     product = _IntegerProduct.of(emit, a, b, y, is_mma=bool(emit.choose(_has_mma(emit, a.values, b.values))))
     arguments: list[Argument] = [product.left, product.right, addend, y.values]
     added = (0, 0) if addend is None else broadcast_strides(addend.shape, addend.strides, product.extents[:2])
-    tail = struct.pack("<3q", *added, 0 if bias is None else bias.strides[-1]) + finish
+    tail = pack_struct("<3q", *added, 0 if bias is None else bias.strides[-1]) + finish
     form = product.choose_form(emit)
     stored = _STORED[y.values.dtype]
     packed = product.pack(form.lanes, _KINDS.index(stored), tail)
@@ -266,7 +267,7 @@ def _launch_long(
     )
     team = choose_team(depth, prod(shape))
     arguments: list[Argument] = [a.values, b.values, addend, y.values, join(shape, walks).pack()]
-    arguments += [struct.pack("<3q", depth, a_step, b_step) + finish, *quants, *team.arguments()]
+    arguments += [pack_struct("<3q", depth, a_step, b_step) + finish, *quants, *team.arguments()]
     kernel = Kernel(_SOURCE, f"integer_contract<{_STORED[y.values.dtype]}>")
     emit.launch(kernel, team.grid(prod(shape)), (BLOCK_THREADS, 1, 1), arguments, writes=[3])
 
@@ -398,10 +399,10 @@ class _IntegerProduct:
         """Return the bytes of ``IntegerGemm``, whose middle is strides of the addend, offsets and ``Finish``."""
         pad = (0,) * (MAX_BATCH_AXES - len(self.batch))
         tables = [entry for walk in self.walks for entry in (*walk, *pad)]
-        head = struct.pack("<8i", *self.extents, len(self.batch), self.has_fours, lanes, kind)
-        strides = struct.pack("<6q", *self.strides, *self.quant_strides)
-        extents = struct.pack(f"<{MAX_BATCH_AXES}i", *self.batch, *pad)
-        return head + strides + tail + extents + struct.pack(f"<{len(tables)}q", *tables)
+        head = pack_struct("<8i", *self.extents, len(self.batch), self.has_fours, lanes, kind)
+        strides = pack_struct("<6q", *self.strides, *self.quant_strides)
+        extents = pack_struct(f"<{MAX_BATCH_AXES}i", *self.batch, *pad)
+        return head + strides + tail + extents + pack_struct(f"<{len(tables)}q", *tables)
 
 
 def multiply_integers(a: Quantized, b: Quantized) -> Array:

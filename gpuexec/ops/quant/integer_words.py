@@ -7,7 +7,6 @@ of few rows read it by words, tensor cores by lines along the inner extent.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,6 +17,7 @@ from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.weight_forms import WeightForm, weight_form
@@ -115,7 +115,7 @@ def lay_lines(emit: Emitter, slot: Slot) -> tuple[Slot, bool]:
     if packed is not None:
         return packed, True
     packed = emit.temp(form.infer(slot.spec).shape, BYTES[0])
-    packing = struct.pack("<4i", inner, find_pitch(inner), columns, offset_of(slot.dtype))
+    packing = pack_struct("<4i", inner, find_pitch(inner), columns, offset_of(slot.dtype))
     grid = (prod(outer) * ceil_div(columns, _PACK_COLUMNS), 1, 1)
     arguments: list[Argument] = [emit.contiguous(slot), packed, packing]
     emit.launch(Kernel(_MMA_SOURCE, "pack_byte_lines"), grid, (_THREADS, 1, 1), arguments, writes=[1])
@@ -131,7 +131,7 @@ def lay_columns(emit: Emitter, slot: Slot) -> tuple[Slot, bool]:
     packed = emit.temp(ByteWords().infer(slot.spec).shape, WORD)
     fields = (0, inner, packed.shape[-2] - 1, columns, packed.shape[-1], offset_of(slot.dtype), 0)
     grid = (prod(outer) * ceil_div(packed.shape[-1], _PACK_COLUMNS), 1, 1)
-    arguments: list[Argument] = [emit.contiguous(slot), packed, struct.pack("<q6i", *fields)]
+    arguments: list[Argument] = [emit.contiguous(slot), packed, pack_struct("<q6i", *fields)]
     emit.launch(Kernel(_SOURCE, "pack_byte_columns"), grid, (_THREADS, 1, 1), arguments, writes=[1])
     return packed, False
 
@@ -167,7 +167,7 @@ def lay_rows(emit: Emitter, slot: Slot, *, has_weight: bool) -> tuple[Slot, tupl
     arguments: list[Argument] = [
         emit.contiguous(slot),
         packed,
-        struct.pack("<q6i", prod(outer), depth, words, 0, 0, 0, 0),
+        pack_struct("<q6i", prod(outer), depth, words, 0, 0, 0, 0),
     ]
     grid = (ceil_div(packed.spec.size, _THREADS), 1, 1)
     emit.launch(Kernel(_SOURCE, "pack_byte_rows"), grid, (_THREADS, 1, 1), arguments, writes=[1])

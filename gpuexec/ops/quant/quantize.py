@@ -7,7 +7,6 @@ float, rounded once to the type of the result; in QuantizeLinear dividend, divis
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,6 +17,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
@@ -222,17 +222,17 @@ def _launch(
 ) -> None:
     x, scale, zero, y = slots
     places = find_places(kernel, x.shape, scale.shape, *blocks)
-    walk = b"".join(
+    walk = join_bytes(
         (
-            struct.pack("<q", y.spec.size),
+            pack_struct("<q", y.spec.size),
             *(pack_fast_div64(max(1, divisor)) for divisor in (places.inner, places.extent, places.block)),
-            struct.pack("<3q2i", *places.strides, _KINDS[scale.dtype], _KINDS[divisor]),
+            pack_struct("<3q2i", *places.strides, _KINDS[scale.dtype], _KINDS[divisor]),
         )
     )
     types, codes = f"{dtype_row(x.dtype).cuda}, {dtype_row(y.dtype).cuda}", tuple[np.int32, ...]()
     if is_narrow(quantized):
         types = dtype_row(x.dtype if quantized == y.dtype else y.dtype).cuda
-        kernel, codes = f"{kernel}_narrow", (np.int32(dtype_row(quantized).code), *mode)
+        kernel, codes = f"{kernel}_narrow", (int32(dtype_row(quantized).code), *mode)
     emit.launch(
         Kernel("quantize.cu", f"{kernel}<{types}>"),
         (max(1, ceil_div(y.spec.size, _THREADS)), 1, 1),

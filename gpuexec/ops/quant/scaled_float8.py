@@ -14,6 +14,7 @@ import numpy as np
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, build, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
@@ -72,13 +73,13 @@ class ScaleToFloat8(Operator):
         parts = max(1, min(_MAX_PARTS, ceil_div(count, _THREADS * _PER_THREAD)))
         largest = emit.temp((_MAX_PARTS,), np.dtype(np.uint32))
         emit.launch(
-            Kernel(_SOURCE, "find_largest"), (parts, 1, 1), (_THREADS, 1, 1), [x, largest, np.int64(count)], writes=[1]
+            Kernel(_SOURCE, "find_largest"), (parts, 1, 1), (_THREADS, 1, 1), [x, largest, int64(count)], writes=[1]
         )
         emit.launch(
             Kernel(_SOURCE, "round_by_largest"),
             (max(1, ceil_div(count, _THREADS * _PER_THREAD)), 1, 1),
             (_THREADS, 1, 1),
-            [x, largest, y, scale, np.int64(count), np.int32(parts)],
+            [x, largest, y, scale, int64(count), int32(parts)],
             writes=[2, 3],
         )
 

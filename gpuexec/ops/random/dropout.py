@@ -13,6 +13,7 @@ from gpuexec.ir.command import Slot
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import (
     Array,
     Derivative,
@@ -135,7 +136,7 @@ class Dropout(Operator):
         source, drawn = emit.contiguous(widen_narrow(emit, x)), y
         if y is not None and is_narrow(x.dtype):
             drawn = emit.temp(y.shape, wide)
-        arguments = [source, drawn, mask, np.int64(x.spec.size), share, scale]
+        arguments = [source, drawn, mask, int64(x.spec.size), share, scale]
         launch_draws(
             emit,
             f"dropout<{dtype_row(source.dtype).cuda}>",

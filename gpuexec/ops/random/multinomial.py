@@ -10,6 +10,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
@@ -94,7 +95,7 @@ class Multinomial(Operator):
             Kernel("multinomial.cu", f"multinomial<{dtype_row(x.dtype).cuda}, {dtype_row(y.dtype).cuda}>"),
             (x.shape[0], 1, 1),
             (_PARTS, 1, 1),
-            [emit.contiguous(x), y, np.int64(x.shape[1]), np.int64(self.sample_size), key, draw],
+            [emit.contiguous(x), y, int64(x.shape[1]), int64(self.sample_size), key, draw],
             writes=[1],
         )
 

@@ -15,6 +15,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, element_count
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
@@ -94,7 +95,7 @@ class Drawing(Operator):
         y = _given(outputs[0])
         wide = accumulator(y.dtype)
         key, draw = take_key(emit, inputs, int(self.find_shape() is None)), Draw.of(self.seed, self.stream).pack()
-        arguments = [y, np.int64(y.spec.size), *self._read_scale(wide), key, draw]
+        arguments = [y, int64(y.spec.size), *self._read_scale(wide), key, draw]
         launch_draws(emit, f"{self.distribution.kernel}<{dtype_row(y.dtype).cuda}>", y.spec.size, wide, arguments, [0])
 
     def _read_scale(self, dtype: np.dtype[Any]) -> list[Any]:
@@ -211,7 +212,7 @@ class Bernoulli(Operator):
             [
                 x,
                 y,
-                np.int64(y.spec.size),
+                int64(y.spec.size),
                 one,
                 take_key(emit, inputs, 1),
                 Draw.of(None, self.stream).pack(),

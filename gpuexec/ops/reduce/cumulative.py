@@ -17,6 +17,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype, require_ints
@@ -75,8 +76,8 @@ class Cumulative(Operator):
         rows = prod(x.shape[:along]) * inner
         team = choose_team(columns, rows, inner)
         items = min(_MAX_ITEMS, max(1, ceil_div(columns, team.lanes)))
-        arguments: list[Argument] = [emit.contiguous(x), y, np.int64(rows), np.int64(columns), np.int64(inner)]
-        arguments += [*team.arguments(), np.int32(items), np.int32(self.exclusive), np.int32(self.reverse)]
+        arguments: list[Argument] = [emit.contiguous(x), y, int64(rows), int64(columns), int64(inner)]
+        arguments += [*team.arguments(), int32(items), int32(self.exclusive), int32(self.reverse)]
         kernel = Kernel("cumulative.cu", f"cumulative<{self.functor}, {_TYPES[x.dtype]}>")
         emit.launch(kernel, team.grid(rows), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
 

@@ -23,6 +23,7 @@ from gpuexec.ir.geometry import ceil_div, normalize_axes
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import (
     Array,
     Derivative,
@@ -218,7 +219,7 @@ def lower_reduction(emit: Emitter, row: ReductionRow, x: Slot, y: Slot, axes: tu
         return
     cuda = dtype_row(x.dtype).cuda
     instance = f"<{row.functor}<{cuda}>, {cuda}>"
-    finish = np.int32(row.finish)
+    finish = int32(row.finish)
     if not axes or len(axes) < x.spec.rank:
         launch_rows(emit, f"reduce{instance}", x, y, axes, (finish,))
         return
@@ -226,11 +227,11 @@ def lower_reduction(emit: Emitter, row: ReductionRow, x: Slot, y: Slot, axes: tu
     chunks = max(1, ceil_div(terms.count, CHUNK_TERMS))
     fields = 2 if row.functor == "LogSumExp" else 1  # SoftmaxState is a pair
     partials = emit.temp((chunks, fields), accumulator(x.dtype))
-    arguments: list[Argument] = [x, partials, terms.pack(), np.int64(CHUNK_TERMS)]
+    arguments: list[Argument] = [x, partials, terms.pack(), int64(CHUNK_TERMS)]
     emit.launch(
         Kernel(SOURCE, f"reduce_chunks{instance}"), (chunks, 1, 1), (BLOCK_THREADS, 1, 1), arguments, writes=[1]
     )
-    arguments = [partials, y, np.int64(chunks), np.int64(terms.count), finish]
+    arguments = [partials, y, int64(chunks), int64(terms.count), finish]
     emit.launch(Kernel(SOURCE, f"reduce_partials{instance}"), (1, 1, 1), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
 
 

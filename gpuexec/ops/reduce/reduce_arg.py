@@ -12,6 +12,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.row_form import RowForm, RowLine
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
@@ -63,7 +64,7 @@ class ArgExtremum(Operator):
         """Search each row by a team of threads."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
-        flags = (np.int32(self.is_minimum), np.int32(self.select_last_index))
+        flags = (int32(self.is_minimum), int32(self.select_last_index))
         launch_rows(emit, f"find_extremum<{dtype_row(x.dtype).cuda}>", x, y, self._axes(x.spec.rank), flags)
 
     def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32
 from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.elementwise.epilogue import allow_for_floats
@@ -67,7 +68,7 @@ class GlobalAveragePool(GlobalPool):
         return host.fold_mean(x, axes)
 
     def _kernel(self, cuda: str) -> tuple[Any, ...]:
-        return f"reduce<Sum<{cuda}>, {cuda}>", np.int32(Finish.MEAN)
+        return f"reduce<Sum<{cuda}>, {cuda}>", int32(Finish.MEAN)
 
 
 @operator("GlobalMaxPool")
@@ -82,7 +83,7 @@ class GlobalMaxPool(GlobalPool):
         return host.fold_max(x, axes)
 
     def _kernel(self, cuda: str) -> tuple[Any, ...]:
-        return f"reduce<Max<{cuda}>, {cuda}>", np.int32(Finish.AS_IS)
+        return f"reduce<Max<{cuda}>, {cuda}>", int32(Finish.AS_IS)
 
 
 @operator("GlobalLpPool")

@@ -14,6 +14,7 @@ import numpy as np
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import COMPUTED, STRING, dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
@@ -62,7 +63,7 @@ def make_keys(emit: Emitter, x: Slot) -> Slot:
         Kernel(SOURCE, f"make_keys<{dtype_row(x.dtype).cuda}>"),
         (max(1, ceil_div(x.spec.size, _THREADS)), 1, 1),
         (_THREADS, 1, 1),
-        [emit.contiguous(x), keys, np.int64(x.spec.size)],
+        [emit.contiguous(x), keys, int64(x.spec.size)],
         writes=[1],
     )
     return keys
@@ -72,12 +73,12 @@ def sort_rows(emit: Emitter, keys: Slot, rows: int, columns: int) -> Slot:
     """Launch the sort of dense rows of keys, and return the numbers of the rows in order, as int64."""
     key = KEY_TYPES[keys.dtype.itemsize]
     order, merged = emit.temp((rows,), _INDEX), emit.temp((rows,), _INDEX)
-    extents = (np.int64(rows), np.int64(columns))
+    extents = (int64(rows), int64(columns))
     tiles = (max(1, ceil_div(rows, TILE)), 1, 1)
     emit.launch(Kernel(SOURCE, f"sort_tiles<{key}>"), tiles, (_THREADS, 1, 1), [keys, order, *extents], writes=[1])
     grid, run = (max(1, ceil_div(rows, _THREADS)), 1, 1), TILE
     for _ in range(_MERGES):
-        arguments: list[Argument] = [keys, order, merged, *extents, np.int64(run)]
+        arguments: list[Argument] = [keys, order, merged, *extents, int64(run)]
         emit.launch(Kernel(SOURCE, f"merge_runs<{key}>"), grid, (_THREADS, 1, 1), arguments, writes=[2])
         order, merged, run = merged, order, run * _WAYS
     return order

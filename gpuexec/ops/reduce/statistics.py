@@ -16,6 +16,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Command, HostCall, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import COMPUTED, TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import widen_narrow
@@ -88,13 +89,13 @@ class StatisticsOperator(Operator):
         x = widen_narrow(emit, x)
         cuda = dtype_row(x.dtype).cuda
         blocks = _count_blocks(x.spec.size)
-        has_sums = np.int32(bool(self.moments))
+        has_sums = int32(bool(self.moments))
         samples = emit.temp((blocks, _SAMPLE_BYTES // 8), _DOUBLE)
         block = (_THREADS, 1, 1)
         emit.launch(
             Kernel(SOURCE, f"take_samples<{cuda}>"), (blocks, 1, 1), block, [x, samples, _walk(x), has_sums], writes=[1]
         )
-        arguments: list[Argument] = [samples, words, np.int32(blocks), has_sums]
+        arguments: list[Argument] = [samples, words, int32(blocks), has_sums]
         emit.launch(Kernel(SOURCE, "merge_all_samples"), (1, 1, 1), block, arguments, writes=[1])
 
     def _is_left_out(self, dtype: np.dtype[Any]) -> bool:
@@ -137,7 +138,7 @@ class HistogramOperator(Operator):
         x, words = widen_narrow(emit, x), emit.contiguous(words)
         emit.fill(counts, 0)
         grid = (_count_blocks(x.spec.size), 1, 1)
-        arguments: list[Argument] = [x, words, counts, _walk(x), np.int32(self.bins)]
+        arguments: list[Argument] = [x, words, counts, _walk(x), int32(self.bins)]
         kernel = Kernel(SOURCE, f"count_bins<{dtype_row(x.dtype).cuda}>")
         emit.launch(kernel, grid, (_THREADS, 1, 1), arguments, writes=[2])
 

@@ -17,6 +17,7 @@ from gpuexec.ir.command import Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
@@ -82,7 +83,7 @@ class TopK(Operator):
         scratch = emit.temp((2 * lines * count if count > TILE else 0,), _INDEX)
         # A pair of the bitonic network per thread, and whole warps.
         threads = min(_MAX_THREADS, max(32, 1 << max(0, length - 1).bit_length() >> 1))
-        scalars = (np.int64(length), np.int64(inner), np.int64(count), np.int32(bool(self.largest)))
+        scalars = (int64(length), int64(inner), int64(count), int32(bool(self.largest)))
         emit.launch(
             Kernel("topk.cu", f"topk<{dtype_row(x.dtype).cuda}>"),
             (max(1, lines), 1, 1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import struct
 from dataclasses import dataclass
 
@@ -12,8 +11,10 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import dtype_row, dtypes_of
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
 from gpuexec.ops.lib.strided import join
 
@@ -66,7 +67,7 @@ class Lines:
         scratch = None if is_shared else emit.temp((blocks, 2, stages.points, 2), np.float64)
         chirp, spectrum = map(emit.constant, chirp_tables(self.length)) if stages.is_chirped else (None, None)
         near, step = abs(lines.inner_strides[0]), abs(x.strides[self.axis])
-        packed = struct.pack(
+        packed = pack_struct(
             f"<10qd6i{MAX_STAGES}i",
             *(lines.count, per_block, self.length, stages.points),
             *(min(x.shape[self.axis], self.length), y.shape[self.axis]),
@@ -76,7 +77,15 @@ class Lines:
             *stages.radices,
             *((0,) * (MAX_STAGES - len(stages.radices))),
         )
-        arguments: list[Argument] = [x, window, y, emit.constant(root_table(stages.points)), chirp, spectrum, scratch]
+        arguments: list[Argument] = [
+            x,
+            window,
+            y,
+            emit.constant(root_table(int(stages.points))),
+            chirp,
+            spectrum,
+            scratch,
+        ]
         writes = [2] if scratch is None else [2, 6]
         kernel = Kernel(_SOURCE, f"fourier<{dtype_row(x.dtype).cuda}>")
         emit.launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), [*arguments, lines.pack(), packed], writes=writes)
@@ -86,7 +95,7 @@ class Lines:
         return scale / stages.points if stages.is_chirped else scale
 
 
-@functools.lru_cache(256)
+@memoize(256)
 def choose_stages(length: int) -> Stages:
     """Return the radices of a length: fours, a two, then odd primes; those of a power of two where one is too large."""
     rest, radices = length, []
@@ -100,13 +109,13 @@ def choose_stages(length: int) -> Stages:
     return Stages(length, tuple(radices), False)
 
 
-@functools.lru_cache(64)
+@memoize(64)
 def root_table(points: int) -> Array:
     """Return ``[points, 2]``: real and imaginary part of ``exp(-2 pi i j / points)``."""
     return _turns(np.arange(points), points)
 
 
-@functools.lru_cache(64)
+@memoize(64)
 def chirp_tables(length: int) -> tuple[Array, Array]:
     """Return ``exp(-pi i j^2 / length)`` for j below the length, and the transform of its conjugate, wrapped around."""
     chirp = _turns(np.arange(length, dtype=np.int64) ** 2 % (2 * length), 2 * length)

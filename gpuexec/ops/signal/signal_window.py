@@ -11,6 +11,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS, UNSIGNED_BY_SIZE
@@ -65,7 +66,7 @@ class CosineWindow(Operator):
         assert y is not None
         count = y.spec.size
         name = dtype_row(y.dtype).cuda if y.dtype in FLOATS else UNSIGNED_BY_SIZE[y.dtype.itemsize]
-        scalars: list[Argument] = [np.int64(count), np.int64(self._period(count)), *map(np.float64, self.coefficients)]
+        scalars: list[Argument] = [int64(count), int64(self._period(count)), *map(np.float64, self.coefficients)]
         grid = (max(1, ceil_div(count, _THREADS)), 1, 1)
         emit.launch(Kernel(_SOURCE, f"cosine_window<{name}>"), grid, (_THREADS, 1, 1), [y, *scalars], writes=[0])
 

@@ -8,8 +8,6 @@ serves every extent.
 
 from __future__ import annotations
 
-import functools
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -22,6 +20,7 @@ from gpuexec.ir.geometry import Shape, Strides, ceil_div, coalesce, contiguous_s
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.index_map import Assembled, IndexMap, Window
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, pack_struct
 from gpuexec.ir.operator import (
     Array,
     Derivative,
@@ -36,6 +35,7 @@ from gpuexec.ir.operator import (
     upgrade,
 )
 from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ir.work import Work, count_apart_bytes, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.lib.across import (
     ACROSS_TILE_BYTES,
@@ -84,7 +84,7 @@ def copy_commands(emit: Emitter, destination: Slot, source: Slot) -> None:
     )
 
 
-@functools.lru_cache(4096)
+@memoize(4096)
 def _divide_work(
     shape: Shape, strides: tuple[Strides, Strides], itemsize: int, misalignments: tuple[int, int]
 ) -> _CopyWork:
@@ -106,7 +106,7 @@ def _divide_work(
     else:
         tile, walk, tiles = _in_tiles(walk, across, unit, misalignments)
         blocks = walk.count * tiles
-    return max(blocks, 1), (walk.pack(), tile, np.int32(unit))
+    return max(blocks, 1), (walk.pack(), tile, int32(unit))
 
 
 @work_of("copy.cu", "copy_strided")
@@ -324,7 +324,7 @@ def _in_tiles(walk: Walk, across: int, unit: int, misalignments: tuple[int, int]
     lanes = _find_lanes(walk, across, unit, misalignments)
     tile, tiles = divide_across(inner_extent, across_extent, lanes, unit)
     strides = (source[inner], source[across], destination[inner], destination[across])
-    packed = struct.pack("<6q", inner_extent, across_extent, *strides)
+    packed = pack_struct("<6q", inner_extent, across_extent, *strides)
     rest = Walk(
         tuple(walk.shape[axis] for axis in others),
         tuple(tuple(strides[axis] for axis in others) for strides in walk.strides),

@@ -7,7 +7,6 @@ to 16 bytes.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -19,6 +18,7 @@ from gpuexec.ir.command import BUFFER_ALIGNMENT, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.ir.index_map import IndexMap, Picked
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64, join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
@@ -88,12 +88,12 @@ class Gather(Operator):
         steps = [int(scaled is not None and at) for at in (scaled is not None and scaled < axis, scaled == axis)]
         steps.append(int(scaled is not None and scaled > axis))
         count = y.spec.size
-        pick = b"".join(
+        pick = join_bytes(
             (
-                struct.pack("<q", count),
+                pack_struct("<q", count),
                 pack_fast_div64(max(1, inner)),
                 pack_fast_div64(max(1, indices.spec.size)),
-                struct.pack("<4q", data.shape[axis], *steps),
+                pack_struct("<4q", data.shape[axis], *steps),
                 *(pack_fast_div64(max(1, block)) for block, _ in beside),
                 *(pack_fast_div64(max(1, wrap)) for _, wrap in beside),
             )
@@ -196,7 +196,7 @@ class GatherElements(Operator):
         axis = self._check(data.shape, indices.shape)
         beside = tuple(0 if i == axis else stride for i, stride in enumerate(data.strides))
         walk = join(y.shape, (beside, indices.strides, y.strides))
-        scalars = (np.int64(data.shape[axis]), np.int64(data.strides[axis]), np.int32(data.dtype.itemsize))
+        scalars = (int64(data.shape[axis]), int64(data.strides[axis]), int32(data.dtype.itemsize))
         emit.launch(
             Kernel("gather.cu", f"gather_elements<{INDEX_TYPES[indices.dtype]}>"),
             (max(1, ceil_div(walk.count, _THREADS)), 1, 1),
@@ -238,13 +238,13 @@ def _pick_slices(
     count = y.spec.nbytes // unit
     filler = (0,) * (MAX_RANK - len(picked))
     strides = [stride * units for stride in contiguous_strides(picked)]
-    walk = b"".join(
+    walk = join_bytes(
         (
-            struct.pack("<q", count),
+            pack_struct("<q", count),
             pack_fast_div64(units),
             pack_fast_div64(max(1, slices)),
-            struct.pack("<2q2i", prod(picked) * units, entries_per_batch, len(picked), unit),
-            struct.pack(f"<{MAX_RANK}q{MAX_RANK}q", *picked, *filler, *strides, *filler),
+            pack_struct("<2q2i", prod(picked) * units, entries_per_batch, len(picked), unit),
+            pack_struct(f"<{MAX_RANK}q{MAX_RANK}q", *picked, *filler, *strides, *filler),
         )
     )
     emit.launch(

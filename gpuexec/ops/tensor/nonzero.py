@@ -7,7 +7,6 @@ counted, the counts added up by one block, and the positions written: three laun
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +17,7 @@ from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.graphs import Node, Value
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int64, join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, decompose, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_computed, check_dtype, require_ints
@@ -147,7 +147,7 @@ class Unravel(Operator):
         extents = require_ints(shape.spec, "shape", 1)
         if len(extents) > MAX_RANK:
             raise InputError(f"Unravel takes at most {MAX_RANK} axes on a device, got {len(extents)}.")
-        axes = b"".join(pack_fast_div64(max(1, extent)) for extent in reversed(extents))
+        axes = join_bytes(pack_fast_div64(max(1, extent)) for extent in reversed(extents))
         count = positions.spec.size
         emit.launch(
             Kernel(SOURCE, "unravel"),
@@ -156,9 +156,9 @@ class Unravel(Operator):
             [
                 positions,
                 y,
-                np.int64(count),
-                np.int64(positions.strides[0]),
-                struct.pack("<q", len(extents)) + axes + bytes(24 * (MAX_RANK - len(extents))),
+                int64(count),
+                int64(positions.strides[0]),
+                pack_struct("<q", len(extents)) + axes + bytes(24 * (MAX_RANK - len(extents))),
             ],
             writes=[1],
         )
@@ -238,17 +238,17 @@ def compact(emit: Emitter, x: Slot, count: Slot | None, positions: Slot | None, 
     counts = emit.temp((tiles,), _INDEX)
     total = emit.temp((1,), _INDEX) if count is None else count
     grid, block = (tiles, 1, 1), (_THREADS, 1, 1)
-    emit.launch(Kernel(SOURCE, f"count_nonzero<{bits}>"), grid, block, [x, counts, np.int64(size), mask], writes=[1])
+    emit.launch(Kernel(SOURCE, f"count_nonzero<{bits}>"), grid, block, [x, counts, int64(size), mask], writes=[1])
     offsets = add_up_counts(emit, counts, total)
     if positions is not None or ranks is not None:
         writes = [i for i, slot in ((3, positions), (4, ranks)) if slot is not None]
-        arguments: list[Argument] = [x, offsets, total, positions, ranks, np.int64(size), mask]
+        arguments: list[Argument] = [x, offsets, total, positions, ranks, int64(size), mask]
         emit.launch(Kernel(SOURCE, f"write_positions<{bits}>"), grid, block, arguments, writes=writes)
 
 
 def add_up_counts(emit: Emitter, counts: Slot, total: Slot) -> Slot:
     """Launch the sum of all counts into ``total``, and return the slot of the sums before each."""
     offsets = emit.temp(counts.shape, _INDEX)
-    arguments: list[Argument] = [counts, offsets, total, np.int64(counts.spec.size)]
+    arguments: list[Argument] = [counts, offsets, total, int64(counts.spec.size)]
     emit.launch(Kernel(SOURCE, "add_up_counts"), (1, 1, 1), (_THREADS, 1, 1), arguments, writes=[1, 2])
     return offsets

@@ -12,6 +12,7 @@ from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
@@ -68,9 +69,9 @@ class OneHot(Operator):
                 emit.contiguous(indices),
                 emit.contiguous(values),
                 y,
-                np.int64(y.spec.size),
+                int64(y.spec.size),
                 *divisors,
-                np.int32(y.dtype.itemsize),
+                int32(y.dtype.itemsize),
             ],
             writes=[2],
         )

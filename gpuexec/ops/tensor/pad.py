@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.index_map import Assembled, IndexMap, Window
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import (
     Array,
     Derivative,
@@ -197,10 +197,10 @@ def _pack(plan: Sequence[PadAxis], strides: Sequence[int], count: int, mode: str
     if len(rows) > MAX_RANK:
         raise InputError(f"Pad on a device takes at most {MAX_RANK} axes that can't be merged, got {len(rows)}.")
     rows += [(PadAxis(0, 1, 0, 1), 0)] * (MAX_RANK - len(rows))
-    divisors = b"".join(pack_fast_div64(max(1, axis.output)) for axis, _ in rows)
+    divisors = join_bytes(pack_fast_div64(max(1, axis.output)) for axis, _ in rows)
     numbers = [axis.begin for axis, _ in rows] + [axis.extent for axis, _ in rows] + [stride for _, stride in rows]
-    head = struct.pack("<q2i", count, MAX_RANK, _MODES.index(mode))
-    return head + divisors + struct.pack(f"<{3 * MAX_RANK}q", *numbers)
+    head = pack_struct("<q2i", count, MAX_RANK, _MODES.index(mode))
+    return head + divisors + pack_struct(f"<{3 * MAX_RANK}q", *numbers)
 
 
 def _merge(plan: Sequence[PadAxis], strides: Sequence[int]) -> list[tuple[PadAxis, int]]:

@@ -11,6 +11,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
@@ -65,7 +66,7 @@ class ReverseSequence(Operator):
         assert x is not None and lengths is not None and y is not None
         rows, columns, inner = *y.shape[:2], prod(y.shape[2:])
         divisors = [pack_fast_div64(max(1, divisor)) for divisor in (columns, inner)]
-        scalars: list[Argument] = [np.int64(y.spec.size), np.int64(rows), *divisors, np.int32(self.time_axis == 0)]
+        scalars: list[Argument] = [int64(y.spec.size), int64(rows), *divisors, int32(self.time_axis == 0)]
         emit.launch(
             Kernel("reverse_sequence.cu", f"reverse_sequence<{_BITS[y.dtype.itemsize]}>"),
             (max(1, ceil_div(y.spec.size, _THREADS)), 1, 1),

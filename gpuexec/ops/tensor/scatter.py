@@ -9,7 +9,6 @@ report it.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
@@ -22,6 +21,7 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64, pack_struct
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import COMPUTED, TensorSpec, accumulator, dtype_row
 from gpuexec.ir.work import SECTOR_BYTES, Work, count_slot_bytes, count_warps, work_of
@@ -92,7 +92,7 @@ class ScatterElements(Operator):
         walk = join(indices.shape, (beside, contiguous_strides(indices.shape)))
 
         def locate(targets: Slot, latest: Slot | None) -> None:
-            scalars = (walk.pack(), np.int64(y.shape[axis]), np.int64(strides[axis]))
+            scalars = (walk.pack(), int64(y.shape[axis]), int64(strides[axis]))
             launch_locate(emit, "locate_elements", indices, targets, latest, walk.count, scalars)
 
         emit.copy(y, data)
@@ -151,7 +151,7 @@ class ScatterND(Operator):
         picked, count = y.shape[:length], prod(indices.shape[:-1])
         filler = (0,) * (MAX_RANK - length)
         extents = (*picked, *filler, *contiguous_strides(picked), *filler)
-        axes = struct.pack(f"<2q{2 * MAX_RANK}q", count, length, *extents)
+        axes = pack_struct(f"<2q{2 * MAX_RANK}q", count, length, *extents)
 
         def locate(targets: Slot, latest: Slot | None) -> None:
             launch_locate(emit, "locate_slices", indices, targets, latest, count, (axes,))
@@ -233,7 +233,7 @@ def write_updates(
     count = updates.spec.size // inner if inner else 0
     updates, targets = emit.contiguous(updates), emit.temp((count,), _INDEX)
     grid, block = (max(1, ceil_div(updates.spec.size, _THREADS)), 1, 1), (_THREADS, 1, 1)
-    scalars = (np.int64(updates.spec.size), pack_fast_div64(max(1, inner)))
+    scalars = (int64(updates.spec.size), pack_fast_div64(max(1, inner)))
     if reduction == "none":
         latest = emit.temp((places,), np.uint64)
         emit.fill(latest, 0)
@@ -245,7 +245,7 @@ def write_updates(
     keys = Slot(targets.buffer, targets.offset_bytes, TensorSpec(targets.shape, np.dtype(np.uint64)), targets.strides)
     order = sort_rows(emit, keys, count, 1)
     kernel = Kernel(SOURCE, f"fold_updates<{dtype_row(y.dtype).cuda}>")
-    code = np.int32(_REDUCTIONS[reduction])
+    code = int32(_REDUCTIONS[reduction])
     emit.launch(kernel, grid, block, [updates, targets, order, y, *scalars, code], writes=[3])
 
 

@@ -17,8 +17,10 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import array_of, int32, int64, scalar, to_bytes
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
-from gpuexec.ir.spec import STRING, TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.spec import STRING, SymbolicValue, TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.symbolic_int import SymbolicInt
 from gpuexec.ops.lib.checks import require_ints, require_scalar
 from gpuexec.ops.tensor.layout import read_ints
 
@@ -30,6 +32,7 @@ RANGE_DTYPES = (*dtypes_of("float"), *(np.dtype(name) for name in ("int16", "int
 instantiate("generate.cu", [f"store<{capacity}>" for capacity in CAPACITIES])
 instantiate("generate.cu", [f"range<{dtype_row(dtype).cuda}>" for dtype in RANGE_DTYPES])
 
+INT64 = np.dtype(np.int64)
 _THREADS = 256  # kThreads of generate.cu
 
 Literal = tuple[str, tuple[int, ...], str]
@@ -63,7 +66,7 @@ def store_commands(emit: Emitter, destination: Slot, array: Array, capacity: int
         capacity: Number of bytes that the same commands must be able to store when the extents grow; the kernels and
             the number of launches follow from it alone.
     """
-    content = np.ascontiguousarray(array).tobytes()
+    content = to_bytes(array, destination.dtype)
     assert destination.is_contiguous and destination.spec.nbytes == len(content), (destination, array.shape)
     room = max(len(content), capacity or 0)
     size = next((size for size in CAPACITIES if size >= room), CAPACITIES[-1])
@@ -73,7 +76,7 @@ def store_commands(emit: Emitter, destination: Slot, array: Array, capacity: int
             Kernel("generate.cu", f"store<{size}>"),
             (ceil_div(size, _THREADS), 1, 1),
             (_THREADS, 1, 1),
-            [destination, piece.ljust(size, b"\0"), np.int64(first), np.int32(len(piece))],
+            [destination, piece.ljust(size, b"\0"), int64(first), int32(len(piece))],
             writes=[0],
         )
 
@@ -93,7 +96,7 @@ class Shape(Operator):
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec with its content."""
         extents = self._extents(x.shape)
-        return (TensorSpec(extents.shape, extents.dtype).with_value(extents),)
+        return (TensorSpec(extents.shape, INT64).with_value(extents),)
 
     def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Read the array's shape."""
@@ -106,7 +109,7 @@ class Shape(Operator):
         store_commands(emit, y, self._extents(x.shape))
 
     def _extents(self, shape: tuple[int, ...]) -> Array:
-        return np.array(shape[self.start : self.end], np.int64)
+        return array_of(shape[self.start : self.end])
 
 
 @operator("Size")
@@ -121,7 +124,7 @@ class Size(Operator):
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
         """Return the spec with its content."""
-        return (TensorSpec((), np.dtype(np.int64)).with_value(np.array(x.size, np.int64)),)
+        return (TensorSpec((), INT64).with_value(array_of([x.size]).reshape(())),)
 
     def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Read the array's size."""
@@ -131,7 +134,7 @@ class Size(Operator):
         """Store the number."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
-        store_commands(emit, y, np.array(x.spec.size, np.int64))
+        store_commands(emit, y, array_of([x.spec.size]).reshape(()))
 
 
 @operator("Constant")
@@ -253,7 +256,7 @@ class Range(Operator):
             Kernel("generate.cu", f"range<{dtype_row(y.dtype).cuda}>"),
             (max(1, ceil_div(y.spec.size, _THREADS)), 1, 1),
             (_THREADS, 1, 1),
-            [y, np.int64(y.spec.size), acc(start), acc(delta)],
+            [y, int64(y.spec.size), *(scalar(acc, each) for each in (start, delta))],
             writes=[0],
         )
 
@@ -264,25 +267,32 @@ def freeze_value(op: Any) -> None:
         object.__setattr__(op, "value", to_literal(op.value))
 
 
-def _read_bounds(specs: Any) -> list[Array]:
-    start, limit, delta = specs
+def _read_bounds(specs: Any) -> list[Any]:
+    """Return start, limit and delta: arrays of rank 0, or symbolic numbers."""
+    roles = ("start", "limit", "delta")
     return [
-        require_scalar(start, "start", 0),
-        require_scalar(limit, "limit", 1),
-        require_scalar(delta, "delta", 2),
+        spec.value.symbols.reshape(-1)[0]
+        if isinstance(spec.value, SymbolicValue)
+        else require_scalar(spec, role, index)
+        for index, (spec, role) in enumerate(zip(specs, roles, strict=True))
     ]
 
 
-def _count(start: Array, limit: Array, delta: Array) -> int:
+def _count(start: Any, limit: Any, delta: Any) -> int:
     """Return max(ceil((limit - start) / delta), 0): exact for integers, in double for floats."""
     if delta == 0:
         raise InputError("Range expects a delta that is not 0, got 0.")
-    if start.dtype.kind == "i":
-        return max(0, ceil_div(int(limit) - int(start), int(delta)))
+    if any(isinstance(each, SymbolicInt) for each in (start, limit, delta)) or start.dtype.kind == "i":
+        first, last, step = (_as_int(each) for each in (start, limit, delta))
+        return max(0, ceil_div(last - first, step))
     quotient = (float(limit) - float(start)) / float(delta)
     if not np.isfinite(quotient):
         raise InputError(f"Range expects a countable number of elements, got {start} to {limit} by {delta}.")
     return max(0, ceil(quotient))
+
+
+def _as_int(bound: Any) -> Any:
+    return bound if isinstance(bound, SymbolicInt) else int(bound)
 
 
 def _check_extents(shape: tuple[int, ...]) -> tuple[int, ...]:

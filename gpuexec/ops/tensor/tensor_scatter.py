@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from math import prod
 
@@ -12,6 +11,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.work import Work, count_warps, work_of
@@ -95,8 +95,8 @@ class TensorScatter(Operator):
         assert past is not None and update is not None and y is not None
         axis = self._find_axis(past.spec.rank)
         extents = [prod(past.shape[axis + 1 :]), past.shape[axis], prod(past.shape[1:axis])]
-        packed = b"".join(pack_fast_div64(max(1, extent)) for extent in extents)
-        shape = struct.pack("<q", y.spec.size) + packed
+        packed = join_bytes(pack_fast_div64(max(1, extent)) for extent in extents)
+        shape = pack_struct("<q", y.spec.size) + packed
         if past.buffer != update.buffer:
             emit.in_place(y, past)
         first = None if write_indices is None else emit.contiguous(write_indices)
@@ -109,7 +109,7 @@ class TensorScatter(Operator):
                 emit.contiguous(update),
                 first,
                 y,
-                shape + struct.pack("<2q", update.shape[axis], self.mode == "circular"),
+                shape + pack_struct("<2q", update.shape[axis], self.mode == "circular"),
             ],
             writes=[3],
         )

@@ -11,6 +11,7 @@ from gpuexec.ir.command import Kernel
 from gpuexec.ir.containers import make_blank
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.strided import join, pack_fast_div64
@@ -64,6 +65,6 @@ class Trilu(Operator):
             Kernel("trilu.cu", f"trilu<{_BITS[x.dtype.itemsize]}>"),
             (ceil_div(walk.count, _THREADS), 1, 1),
             (_THREADS, 1, 1),
-            [x, k, y, walk.pack(), rows, columns, np.int32(bool(self.upper))],
+            [x, k, y, walk.pack(), rows, columns, int32(bool(self.upper))],
             writes=[2],
         )

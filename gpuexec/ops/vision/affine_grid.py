@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype, require_ints
@@ -72,12 +72,12 @@ class AffineGrid(Operator):
         assert theta is not None and y is not None
         axes, extents = y.shape[-1], y.shape[1:-1]
         divisors = [max(1, extent) for extent in (axes, *extents[::-1], *(1,) * (3 - axes))]
-        packed = struct.pack("<q", y.spec.size) + b"".join(map(pack_fast_div64, divisors))
+        packed = pack_struct("<q", y.spec.size) + join_bytes(map(pack_fast_div64, divisors))
         emit.launch(
             Kernel(SOURCE, f"affine_grid<{dtype_row(theta.dtype).cuda}>"),
             (max(1, ceil_div(y.spec.size, _THREADS)), 1, 1),
             (_THREADS, 1, 1),
-            [emit.contiguous(theta), y, packed + struct.pack("<2i", axes, int(self.align_corners != 0))],
+            [emit.contiguous(theta), y, packed + pack_struct("<2i", axes, int(self.align_corners != 0))],
             writes=[1],
         )
 

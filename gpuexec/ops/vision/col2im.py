@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
@@ -13,6 +12,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import COMPUTED, TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_engine import UNSIGNED_BY_SIZE
@@ -97,12 +97,12 @@ class Col2Im(Operator):
             )
         filler = (0,) * (MAX_AXES - axes)
         divisors = [max(1, extent) for extent in (y.shape[1], *windows.extents, *(1,) * len(filler))]
-        walk = b"".join(
+        walk = join_bytes(
             (
-                struct.pack("<q", y.spec.size),
+                pack_struct("<q", y.spec.size),
                 *map(pack_fast_div64, divisors),
-                struct.pack("<5q2i", windows.taps, prod(windows.counts), *x.strides, axes, 0),
-                *(struct.pack(f"<{MAX_AXES}i", *entries, *filler) for entries in columns),
+                pack_struct("<5q2i", windows.taps, prod(windows.counts), *x.strides, axes, 0),
+                *(pack_struct(f"<{MAX_AXES}i", *entries, *filler) for entries in columns),
             )
         )
         kernel = Kernel(SOURCE, f"columns_to_image<{_storage(x.dtype)}>")

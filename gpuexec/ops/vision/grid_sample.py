@@ -14,6 +14,7 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import BFLOAT16, COMPUTED, STRING, TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
@@ -135,13 +136,13 @@ class GridSample(Operator):
             _GRID_TYPES.index(grid.dtype),
             0,
         )
-        walk = b"".join(
+        walk = join_bytes(
             (
-                struct.pack("<q", count),
+                pack_struct("<q", count),
                 pack_fast_div64(max(1, positions)),
                 pack_fast_div64(max(1, blocks)),
-                struct.pack("<3q", x.shape[1], *x.strides[:2]),
-                struct.pack(f"<6i{MAX_AXES}i{MAX_AXES}q", *settings, *x.shape[2:], *filler, *x.strides[2:], *filler),
+                pack_struct("<3q", x.shape[1], *x.strides[:2]),
+                pack_struct(f"<6i{MAX_AXES}i{MAX_AXES}q", *settings, *x.shape[2:], *filler, *x.strides[2:], *filler),
             )
         )
         grid_size = (max(1, ceil_div(count, _THREADS)), 1, 1)

@@ -5,7 +5,6 @@ Not of ONNX. `gpuexec.execution.images` builds them from what users say; see the
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
@@ -257,12 +257,12 @@ def _launch(op: _Transform, emit: Emitter, inputs: Slots, outputs: Slots, given:
     if rows.positions.size + columns.positions.size >= _LIMIT:
         raise InputError(f"{type(op).__name__} expects tables below 2**29 on a device, got {op} for {x}.")
     pixels = result[0] * result[1] * result[2]
-    walk = struct.pack("<q", pixels) + pack_fast_div64(result[2]) + pack_fast_div64(result[1])
-    walk += struct.pack("<8q", *_to_nhwc(x.strides, given, 0), *_to_nhwc(y.strides, made, 0))
-    walk += struct.pack("<4i", rows.taps, columns.taps, rows.positions.size, result[3])
+    walk = pack_struct("<q", pixels) + pack_fast_div64(result[2]) + pack_fast_div64(result[1])
+    walk += pack_struct("<8q", *_to_nhwc(x.strides, given, 0), *_to_nhwc(y.strides, made, 0))
+    walk += pack_struct("<4i", rows.taps, columns.taps, rows.positions.size, result[3])
     sources = np.asarray(op.channels or range(shape[3]), np.int32)
     for column in (sources, *(_spread(numbers, result[3]) for numbers in (op.scale, op.bias, op.fill))):
-        walk += np.pad(column, (0, MAX_CHANNELS - result[3])).tobytes()
+        walk += np.pad(column, (0, MAX_CHANNELS - int(result[3]))).tobytes()
     emit.launch(
         Kernel("image.cu", f"transform_image<{dtype_row(x.dtype).cuda}, {dtype_row(y.dtype).cuda}>"),
         (ceil_div(pixels, _THREADS), 1, 1),

@@ -18,6 +18,7 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import Node, Value
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, decompose, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype, require_ints
@@ -171,7 +172,7 @@ class SelectBoxes(BoxSelection):
         scratch = emit.temp((lines, 2, box_count), _INDEX)
         selected, counts = emit.temp((lines, max_boxes), _INDEX), emit.temp((lines,), _INDEX)
         thresholds = [None if slot is None else emit.contiguous(slot) for slot in (iou_threshold, score_threshold)]
-        scalars = (np.int64(classes), np.int64(box_count), np.int64(max_boxes), np.int32(bool(self.center_point_box)))
+        scalars = (int64(classes), int64(box_count), int64(max_boxes), int32(bool(self.center_point_box)))
         emit.launch(
             Kernel(SOURCE, "select_boxes"),
             (max(1, lines), 1, 1),
@@ -182,7 +183,7 @@ class SelectBoxes(BoxSelection):
         total = emit.temp((1,), _INDEX) if count is None else count
         offsets = add_up_counts(emit, counts, total)
         if rows is not None:
-            extents = (np.int64(lines), np.int64(max_boxes), np.int64(classes))
+            extents = (int64(lines), int64(max_boxes), int64(classes))
             grid = (max(1, ceil_div(lines * max_boxes, _THREADS)), 1, 1)
             arguments: list[Argument] = [selected, offsets, total, rows, *extents]
             emit.launch(Kernel(SOURCE, "write_rows"), grid, (_THREADS, 1, 1), arguments, writes=[3])

@@ -8,7 +8,6 @@ to one pair of extents: for other extents the operator is planned anew, with tab
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -20,6 +19,7 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, memory_axes, normalize_axes
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import join_bytes, pack_struct
 from gpuexec.ir.operator import (
     Array,
     Derivative,
@@ -159,7 +159,7 @@ class Resize(Operator):
             np.concatenate([table.positions.ravel() for table in tables] or [np.zeros(1, np.int32)])
         )
         strides = [x.strides[table.axis] for table in tables] + [0] * (MAX_LEVELS - len(tables))
-        walk = _pack_axes(x, y, tables) + struct.pack(f"<{MAX_LEVELS}q{2 * MAX_LEVELS}i", *strides, *taps, *starts)
+        walk = _pack_axes(x, y, tables) + pack_struct(f"<{MAX_LEVELS}q{2 * MAX_LEVELS}i", *strides, *taps, *starts)
         fill = _to_dtype(np.array(self.extrapolation_value, np.float64), x.dtype)
         arguments: list[Argument] = [x, positions]
         written = 2
@@ -303,10 +303,10 @@ def _pack_axes(x: Slot, y: Slot, tables: Sequence[AxisTable]) -> bytes:
         )
     padded = [*reversed(merged), *[(1, 0, -1)] * (MAX_RANK - len(merged))]
     return (
-        struct.pack("<q2i", y.spec.size, len(merged), len(tables))
-        + b"".join(pack_fast_div64(extent) for extent, _, _ in padded)
-        + struct.pack(f"<{MAX_RANK}q", *(stride for _, stride, _ in padded))
-        + struct.pack(f"<{MAX_RANK}i", *(level for _, _, level in padded))
+        pack_struct("<q2i", y.spec.size, len(merged), len(tables))
+        + join_bytes(pack_fast_div64(extent) for extent, _, _ in padded)
+        + pack_struct(f"<{MAX_RANK}q", *(stride for _, stride, _ in padded))
+        + pack_struct(f"<{MAX_RANK}i", *(level for _, _, level in padded))
     )
 
 

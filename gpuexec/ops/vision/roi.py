@@ -6,7 +6,6 @@ the host does not wait for the answer.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -18,6 +17,7 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
+from gpuexec.ir.kernel_values import int32, join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.elementwise.elementwise_cast import truncate
@@ -98,7 +98,7 @@ class RoiAlign(Operator):
         x, rois, images, y = *inputs, outputs[0]
         assert x is not None and rois is not None and images is not None and y is not None
         is_half_pixel = self.coordinate_transformation_mode == "half_pixel"
-        flags = [np.int32(flag) for flag in (self.sampling_ratio, is_half_pixel, self.mode == "max")]
+        flags = [int32(flag) for flag in (self.sampling_ratio, is_half_pixel, self.mode == "max")]
         slots = [x, emit.contiguous(rois), emit.contiguous(images), y]
         _launch(emit, "roi_align", x, y, [*slots, _pack_sizes(x, y), np.float64(self.spatial_scale), *flags])
 
@@ -178,8 +178,8 @@ def _pack_sizes(x: Slot, y: Slot) -> bytes:
     """Return the bytes of RoiSizes."""
     if prod(x.shape[2:]) >= _LIMIT:
         raise InputError(f"regions are taken of images of fewer than 2**31 elements on a device, got {x.spec}.")
-    divisors = b"".join(pack_fast_div64(max(1, extent)) for extent in y.shape[:0:-1])
-    return struct.pack("<q", y.spec.size) + divisors + struct.pack("<7q", x.shape[0], *x.shape[2:], *x.strides)
+    divisors = join_bytes(pack_fast_div64(max(1, extent)) for extent in y.shape[:0:-1])
+    return pack_struct("<q", y.spec.size) + divisors + pack_struct("<7q", x.shape[0], *x.shape[2:], *x.strides)
 
 
 def _launch(emit: Emitter, name: str, x: Slot, y: Slot, arguments: list[Argument]) -> None:

@@ -1,0 +1,94 @@
+"""Layouts of sizes: where the numbers stand in which the commands of a plan's variants differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gpuexec.ir.command import Command
+from gpuexec.ir.plan import Variant
+from gpuexec.ir.spec import TensorSpec
+
+
+class FieldKind(Enum):
+    """What a number of a command is: of the launch configuration, within an argument, or of a copy or fill."""
+
+    GRID = "grid"
+    BLOCK = "block"
+    SHARED = "shared_bytes"
+    ARGUMENT = "argument"
+    OFFSET = "offset_bytes"
+    COUNT = "count"
+
+
+@dataclass(frozen=True, slots=True)
+class SizeField:
+    """A number of a command that depends on the sizes, and the entry of a `SizeLayout`'s row that it takes.
+
+    Attributes:
+        command: Its position in the segment.
+        kind: What it is.
+        position: Axis of a grid or block, or position of an argument: of a copy, 0 is the destination, 1 the source.
+        at: Bytes into the argument.
+        form: The type of the number in the argument, as `struct` spells it.
+        entry: Of the row.
+    """
+
+    command: int
+    kind: FieldKind
+    entry: int
+    position: int = 0
+    at: int = 0
+    form: str = "q"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SizeLayout:
+    """All that differs between the commands of variants: they are the same but for these fields."""
+
+    fields: tuple[SizeField, ...]
+    # Positions of the commands that differ.
+    commands: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "commands", frozenset([each.command for each in self.fields]))
+
+
+class SizedVariant(Variant):
+    """A variant that shares its layout with others; its commands are made when they are asked for.
+
+    Args:
+        make: Makes the commands.
+        inputs: Specs of the inputs.
+        outputs: Specs of the outputs.
+        layout: Where its numbers stand.
+        row: These numbers.
+    """
+
+    __slots__ = ("_made", "_make", "layout", "row")
+    _made: tuple[Command, ...] | None
+    _make: Callable[[], tuple[Command, ...]]
+    layout: SizeLayout
+    row: tuple[int, ...]
+
+    def __init__(
+        self,
+        make: Callable[[], tuple[Command, ...]],
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        layout: SizeLayout,
+        row: tuple[int, ...],
+    ) -> None:
+        given = {"inputs": inputs, "outputs": outputs, "reads": (), "layout": layout, "row": row}
+        for name, value in {**given, "_make": make, "_made": None}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        """Return the commands in plan order."""
+        made = self._made
+        if made is None:
+            made = self._make()
+            object.__setattr__(self, "_made", made)
+        return made
