@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import Counter
@@ -20,6 +21,7 @@ from gpuexec.model.editing import choosing, concatenation, renaming
 from gpuexec.model.editing.editable_model import EditableModel, apply_load_passes, make_editable
 from gpuexec.model.editing.weight_replacement import WeightSource, read_weights, replace_weights
 from gpuexec.model.ports import make_input, make_output
+from gpuexec.model.state_pairs import find_pairs
 from gpuexec.model.state_spec import Memory, bind_pairs, make_memory
 from gpuexec.passes import AT_PLAN, FUSE_ROUNDING, Pass, compress, settle
 from gpuexec.passes.add_random_key import add_random_key, find_keys, without_keys
@@ -28,6 +30,8 @@ from gpuexec.passes.lower_precision import list_known, lower_precision
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.system.pickling import pack, unpack
 from gpuexec.system.version import VERSION
+
+_log = logging.getLogger("gpuexec")
 
 
 class Model:
@@ -94,13 +98,14 @@ class Model:
         """The graph that edits and other precisions begin with."""
         return self.graph if self._unlowered is None else self._unlowered
 
-    def bind_state(self, pairs: Mapping[str, str], *, capacity: int | Mapping[str, int] | None = None) -> Model:
+    def bind_state(self, pairs: Mapping[str, str] | str, *, capacity: int | Mapping[str, int] | None = None) -> Model:
         """Return this model with outputs bound to inputs as state: a run's output is the next run's input.
 
         Weights are shared with this model, on devices too.
 
         Args:
-            pairs: Input by output, ``{"present": "past"}``.
+            pairs: Input by output, ``{"present": "past"}``; or ``"auto"``: those whose names say so, as exporters give
+                them (`gpuexec.model.state_pairs`). `memories` says which were found, and so does the log at INFO.
             capacity: Rows there is room for, of all memories that grow or by input. An output that is a Concat of the
                 input and new rows is then kept where it lies, and only the rows are copied. None: the upper bound
                 declared of the dimension, where there is one.
@@ -108,8 +113,19 @@ class Model:
         Raises:
             InputError: A name is unknown or bound already, or two don't fit each other; names both.
         """
+        if isinstance(pairs, str):
+            pairs = self._find_pairs(pairs)
         graph, memories = bind_pairs(self._source_graph, self.memories, pairs, capacity, self.dims)
         return self._derive(self.info, graph, self.dims, self.disabled_passes, memories)
+
+    def _find_pairs(self, way: str) -> dict[str, str]:
+        if way != "auto":
+            raise InputError(f"bind_state takes inputs by output, {{'present': 'past'}}, or 'auto', got {way!r}.")
+        taken = [name for memory in self.memories for name in (memory.input, memory.output)]
+        pairs = find_pairs(self._source_graph, taken)
+        shown = ", ".join(f"{held} <- {output}" for output, held in pairs.items())
+        _log.info("state of %s: %s", self._source_graph.name, shown)
+        return pairs
 
     def expose(self, *names: str) -> Model:
         """Return this model with inner values as additional outputs, after those it has.

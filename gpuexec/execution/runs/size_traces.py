@@ -27,7 +27,7 @@ _TRACES_KEPT = 32
 # Traces in a row that hold for one size alone, after which a plan is traced no more.
 _MOST_FAILURES = 3
 
-_logger = logging.getLogger("gpuexec")
+_log = logging.getLogger("gpuexec")
 
 
 # Ranges of extents, by axis, in which sizes have a plan of the same class; None: another plan than that asked for.
@@ -151,7 +151,7 @@ class SizeTraces:
         self._failures += 1
         if self._failures >= _MOST_FAILURES:
             self.refused = why
-            _logger.info("sizes of %s are planned one by one: %s", self.template.graph.name, why)
+            _log.info("sizes of %s are planned one by one: %s", self.template.graph.name, why)
 
 
 def _group_axes(graph: Graph, met: Sequence[Shapes]) -> list[list[_Axis]]:

@@ -6,13 +6,12 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from gpuexec.devices.backend import Backend
-from gpuexec.devices.device import Stream, begin_host_read
-from gpuexec.execution.resources.exchange_pool import Lent
+from gpuexec.devices.device import Region, Stream, begin_host_read
 from gpuexec.execution.resources.fence import Fence
 from gpuexec.execution.results.place import Place
 from gpuexec.ir.spec import TensorSpec
@@ -20,21 +19,29 @@ from gpuexec.ir.spec import TensorSpec
 Array = np.ndarray[Any, Any]
 
 
+class HasRegion(Protocol):
+    """What keeps bytes as long as it is held."""
+
+    @property
+    def region(self) -> Region:
+        """The bytes."""
+
+
 @dataclass(slots=True, eq=False)
 class CacheBytes:
     """Bytes of a memory's whole capacity, to which work of one stream appends.
 
     Attributes:
-        owner: What lends the bytes.
+        owner: What has the bytes.
         whole: Their spec, the capacity along ``axis``.
         axis: The one that grows.
-        stream: Whose work writes them.
+        stream: Whose work writes them; None: nobody's.
     """
 
-    owner: Lent
+    owner: HasRegion
     whole: TensorSpec
     axis: int
-    stream: Stream
+    stream: Stream | None
     # Who holds rows here, from the first on; each is of interest as long as somebody else holds it.
     _held: list[weakref.ref[Any]] = field(default_factory=list)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import Region
-from gpuexec.errors import GpuexecError, InputError, abridge
+from gpuexec.errors import GpuexecError, InputError, StateError, abridge
 from gpuexec.execution.resources.fence import Fence
 from gpuexec.execution.results.exchange import import_cuda, import_dlpack
 from gpuexec.execution.results.given import ArrayLike
@@ -24,6 +24,7 @@ from gpuexec.execution.results.place import Place
 from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.state.bytes import fetch
 from gpuexec.execution.state.carried import Carried, StateEntry, has_failed, skip_failed
+from gpuexec.execution.state.kept_rows import crop, reorder
 from gpuexec.execution.state.seeds import begin_keys, check_seed
 from gpuexec.importer.output_selection import shorten
 from gpuexec.ir.spec import TensorSpec, convert_numbers
@@ -56,7 +57,8 @@ class State:
     A run's results become the state once the run is wholly on its stream; one that fails or is given up changes
     nothing. A state belongs to one caller at a time, as a Worker does.
 
-    Contents: `get`, `set`, `reset`, `seed`. Copies: `snapshot` and `restore`, `fork`. Files: `save`, `load`.
+    Contents: `get`, `set`, `reset`, `seed`. Rows and sequences: `length`, `crop`, `reorder`. Copies: `snapshot` and
+    `restore`, `fork`. Files: `save`, `load`.
     """
 
     def __init__(self, model: Model, backend: Backend, start: StateEntry | None = None) -> None:
@@ -121,6 +123,82 @@ class State:
         with self._lock:
             self._head = StateEntry(carried, self._head)
             self._note({name: held.place.spec for name, held in carried.items()})
+
+    @property
+    def length(self) -> int:
+        """Rows that the memories which grow hold after all runs scheduled so far, along the axis they grow by.
+
+        Raises:
+            StateError: No memory grows, or they hold different numbers of rows.
+        """
+        rows = {name: self._count_rows(held, axis) for name, held, axis in self._list_growing()}
+        lengths = set(rows.values())
+        if len(lengths) != 1:
+            said = ", ".join(f"{name} {count}" for name, count in rows.items()) or "none"
+            raise StateError(f"The memories that grow hold no one number of rows: {said}; see get.")
+        return lengths.pop()
+
+    def crop(self, length: int) -> None:
+        """Keep the first rows of all memories that grow, as after the run that left so many; others stay.
+
+        Drafted tokens that were refused go so. Nothing is copied, and no run is waited for but to be on its stream.
+
+        Args:
+            length: Rows to keep, along the axis a memory grows by.
+
+        Raises:
+            InputError: It is no number of rows, or a memory holds fewer.
+            StateError: No memory grows.
+        """
+        self._backend.check_process()
+        growing = self._list_growing()
+        if not growing:
+            raise StateError("crop: no memory of this state grows.")
+        if not isinstance(length, int | np.integer) or isinstance(length, bool) or length < 0:
+            raise InputError(f"crop: expected a number of rows, 0 or more, got {length!r}.")
+        for name, held, axis in growing:
+            count = self._count_rows(held, axis)
+            if count < length:
+                raise InputError(f"crop({length}): memory {name!r} holds {count} rows.", value=name)
+        with self._lock:
+            cropped = {}
+            for name, held, axis in growing:
+                if held is not None and held.place.spec.shape[axis] > length:
+                    cropped[name] = crop(held, axis, int(length))
+            self._put(cropped)
+
+    def reorder(self, index: Sequence[int], *, axis: int = 0) -> None:
+        """Take the sequences of a batch that an index names, in its order: those that beams go on from, say.
+
+        A sequence may be named several times or not at all, so the batch may change its size. All memories are copied
+        on the device, after the runs scheduled so far, which are not waited for but to be on their stream.
+
+        Args:
+            index: Of the sequences.
+            axis: Of the batch, in all memories.
+
+        Raises:
+            InputError: The index names no sequences of a memory, or it has no such axis.
+        """
+        self._backend.check_process()
+        places = [int(each) for each in index]
+        carried = {}
+        for memory in self._model.memories:
+            held = self._find_issued(memory.input)
+            if held is None:
+                continue
+            shape = held.place.spec.shape
+            if not 0 <= axis < len(shape) or not places or not all(0 <= each < shape[axis] for each in places):
+                raise InputError(
+                    f"reorder({places}, axis={axis}): memory {memory.input!r} holds {held.place.spec}.",
+                    value=memory.input,
+                )
+            if memory.axis == axis:
+                raise InputError(f"reorder: memory {memory.input!r} grows along axis {axis}.", value=memory.input)
+            carried[memory.input] = held
+        made = {name: reorder(self._backend, held, places, axis) for name, held in carried.items()}
+        with self._lock:
+            self._put(made)
 
     def reset(self) -> None:
         """Reset all memories to zeros, as before the first run, without the rows they grew by.
@@ -224,6 +302,35 @@ class State:
                 found.update([(name, carried[name]) for name in names if name in carried and name not in found])
                 entry = skip_failed(entry.before, without, is_committed=is_committed)
         return found
+
+    def _list_growing(self) -> list[tuple[str, Carried | None, int]]:
+        """Return the memories that grow: input, what it holds on its stream, and the axis."""
+        rows = [(memory.input, memory.axis) for memory in self._model.memories]
+        return [(name, self._find_issued(name), axis) for name, axis in rows if axis is not None]
+
+    def _find_issued(self, name: str) -> Carried | None:
+        """Return what a memory holds once the run that leaves it is on its stream."""
+        while (held := self._find(name, is_committed=True)) is not None:
+            try:
+                held.fence.wait_issued()
+            except GpuexecError:
+                if not has_failed(held.fence):
+                    raise
+                continue
+            return held
+        return None
+
+    def _count_rows(self, held: Carried | None, axis: int) -> int:
+        return 0 if held is None else held.place.spec.shape[axis]
+
+    def _put(self, carried: Mapping[str, Carried]) -> None:
+        """Let memories hold something else, which fails where the run before it does."""
+        if carried:
+            head = self._settle(is_committed=True)
+            fence = Fence.of() if head is None else head.fence
+            self._head = StateEntry(dict(carried), head, fence)
+            self._note({name: held.place.spec for name, held in carried.items()})
+            self._settle()
 
     def _begin(self, carried: Mapping[str, Carried], fence: Fence) -> None:
         """Set the memories to the contents that a run will leave, unless it fails."""

@@ -1,0 +1,144 @@
+"""Rows and sequences of a state: what crop and reorder leave is what runs from the beginning leave."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpuexec as gx
+from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.errors import InputError, StateError
+from tests.execution.state.by_hand import BACKENDS, CAPACITY, PAIR, make_rows, run_bound
+from tests.model.small_models import make_tracer
+from tests.model.state_models import cache, running_sum
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda each: each.value)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return open_backend(request.param)
+
+
+KINDS = ("step", "step", "step", "crop", "snapshot", "restore", "reset", "reorder", "set", "fork")
+FORMS = pytest.mark.parametrize("capacity", [CAPACITY, None], ids=["append", "swap"])
+
+
+@FORMS
+def test_cropped_state_goes_on_as_if_the_rest_had_not_run(backend: Backend, capacity: int | None) -> None:
+    model = cache(1).bind_state(PAIR, capacity=capacity)
+    rows = [make_rows(1, 1, seed) for seed in range(12)]
+    with gx.Worker(model, backend=backend) as worker, gx.Worker(model, backend=backend) as other:
+        assert worker.state.length == 0
+        for x in rows[:6]:
+            run_bound(worker, x)
+        assert worker.state.length == 6
+        worker.state.crop(4)
+        assert worker.state.length == 4
+        for x in rows[:4]:
+            run_bound(other, x)
+        np.testing.assert_array_equal(worker.state.get(), other.state.get())
+        for x in rows[6:10]:
+            for got, expected in zip(run_bound(worker, x), run_bound(other, x), strict=True):
+                np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(worker.state.get(), other.state.get())
+        worker.state.crop(0)
+        assert worker.state.length == 0 and worker.state.get().shape[1] == 0
+
+
+@FORMS
+def test_random_steps_against_lists_of_rows(backend: Backend, capacity: int | None) -> None:
+    """Steps, crops, forks, snapshots, resets and reorders in any order, against rows kept by hand."""
+    rng = random.Random(7)
+    model = cache(1).bind_state(PAIR, capacity=capacity)
+    with gx.Worker(model, backend=backend) as worker:
+        held, kept = make_rows(1, 0), None
+        snapshot: Any = None
+        for seed in range(60):
+            kind = rng.choice(KINDS)
+            if kind == "step" and held.shape[1] + 2 <= CAPACITY:
+                x = make_rows(1, rng.randint(1, 2), seed)[: held.shape[0]]
+                run_bound(worker, x)
+                held = np.concatenate([held, 2 * x], 1)
+            elif kind == "crop":
+                length = rng.randint(0, held.shape[1])
+                worker.state.crop(length)
+                held = held[:, :length]
+            elif kind == "snapshot":
+                snapshot, kept = worker.state.snapshot(), held
+            elif kind == "restore" and snapshot is not None:
+                worker.state.restore(snapshot)
+                assert kept is not None
+                held = kept
+            elif kind == "reset":
+                worker.state.reset()
+                held = make_rows(1, 0)
+            elif kind == "reorder" and held.shape[1]:
+                index = [rng.randrange(2) for _ in range(2)]
+                worker.state.reorder(index)
+                held = held[index]
+            elif kind == "set":
+                held = make_rows(1, rng.randint(1, 5), seed)
+                worker.state.set({"past": held})
+            elif kind == "fork":
+                worker.state = worker.state.fork()
+            if rng.random() < 0.4 and held.shape[1]:
+                np.testing.assert_array_equal(worker.state.get(), held)
+                assert worker.state.length == held.shape[1]
+
+
+def test_rows_behind_a_crop_lie_where_they_lay() -> None:
+    """Nobody else holds the rows that were dropped, so nothing is copied to go on."""
+    backend = make_tracer()
+    device: Any = backend.device
+    with gx.Worker(cache(is_read=False).bind_state(PAIR, capacity=CAPACITY), backend=backend) as worker:
+        for _ in range(4):
+            worker.run(make_rows(1, 1))
+        count = len(device.log)
+        for _ in range(3):
+            worker.state.crop(worker.state.length - 1)
+            worker.run(make_rows(1, 1))
+        assert not {"copy", "allocate"} & {row[0] for row in device.log[count:]}
+        snapshot = worker.state.snapshot()
+        worker.state.crop(1)
+        count = len(device.log)
+        worker.run(make_rows(1, 1))
+        assert "copy" in {row[0] for row in device.log[count:]}, "somebody else holds the rows"
+        del snapshot
+
+
+@FORMS
+def test_steps_go_on_from_another_order(backend: Backend, capacity: int | None) -> None:
+    model = cache(1).bind_state(PAIR, capacity=capacity)
+    with gx.Worker(model, backend=backend) as worker:
+        run_bound(worker, make_rows(1, 3))
+        before = worker.state.get()
+        worker.state.reorder([1, 0])
+        np.testing.assert_array_equal(worker.state.get(), before[[1, 0]])
+        run_bound(worker, make_rows(1, 1, 5))
+        np.testing.assert_array_equal(worker.state.get(), np.concatenate([before[[1, 0]], 2 * make_rows(1, 1, 5)], 1))
+
+
+def test_what_can_not_be_is_refused_and_changes_nothing(backend: Backend) -> None:
+    with gx.Worker(cache(1).bind_state(PAIR, capacity=CAPACITY), backend=backend) as worker:
+        run_bound(worker, make_rows(1, 3))
+        before, state = worker.state.get(), worker.state
+        for call, message in (
+            (lambda: state.crop(4), r"crop\(4\): memory 'past' holds 3 rows"),
+            (lambda: state.crop(-1), "a number of rows, 0 or more, got -1"),
+            (lambda: state.crop(1.5), "a number of rows, 0 or more, got 1.5"),  # type: ignore[arg-type]
+            (lambda: state.reorder([2]), r"reorder\(\[2\], axis=0\): memory 'past' holds float32\[2,3"),
+            (lambda: state.reorder([]), "memory 'past' holds"),
+            (lambda: state.reorder([0], axis=3), "axis=3"),
+            (lambda: state.reorder([0], axis=1), "memory 'past' grows along axis 1"),
+        ):
+            with pytest.raises(InputError, match=message):
+                call()
+        np.testing.assert_array_equal(state.get(), before)
+    model, _ = running_sum(), None
+    with gx.Worker(model, backend=backend) as worker:
+        with pytest.raises(StateError, match="no memory of this state grows"):
+            worker.state.crop(0)
+        with pytest.raises(StateError, match="hold no one number of rows: none"):
+            _ = worker.state.length
