@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.ir.geometry import find_rows
 from gpuexec.ir.kernel_values import SymbolicBytes, SymbolicScalar
 from gpuexec.ir.library_problem import Problem
 from gpuexec.ir.spec import TensorSpec
@@ -84,6 +85,18 @@ class Slot:
                 low += (extent - 1) * stride
         itemsize = self.spec.dtype.itemsize
         return self.offset_bytes + low * itemsize, self.offset_bytes + (high + 1) * itemsize
+
+    def byte_rows(self) -> tuple[int, int]:
+        """Return the bytes of a row, and from one row to the next, where the window is rows with gaps between them.
+
+        Both are those of `byte_range` where it is not.
+        """
+        low, high = self.byte_range()
+        rows = find_rows(self.spec.shape, self.strides)
+        if rows is None or rows[1] == rows[2]:
+            return high - low, high - low
+        _, width, pitch = rows
+        return width * self.spec.dtype.itemsize, pitch * self.spec.dtype.itemsize
 
     def __str__(self) -> str:
         where = f"%{self.buffer}" + (f"+{self.offset_bytes}" if self.offset_bytes else "")

@@ -122,6 +122,36 @@ def memory_axes(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]
     return tuple(sorted(range(len(shape)), key=lambda axis: (shape[axis] > 1, -abs(strides[axis]))))
 
 
+def close_gaps(shape: Sequence[int], strides: Sequence[int]) -> Strides:
+    """Return the strides of dense memory whose axes lie in the order in which these do."""
+    order = memory_axes(shape, strides)
+    dense = dict(zip(order, contiguous_strides([shape[axis] for axis in order])))
+    return tuple([dense[axis] for axis in range(len(shape))])
+
+
+def find_rows(shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], int, int] | None:
+    """Return how elements lie as rows of one width and pitch, in elements; None where they don't.
+
+    Returns:
+        The axes in the order of memory, the elements of a row, and those from a row to the next: where both are equal,
+        all lie dense.
+    """
+    if is_contiguous(shape, strides):
+        return tuple(range(len(shape))), 1, 1
+    order = memory_axes(shape, strides)
+    width = pitch = 0
+    expected = 1
+    for axis in reversed(order):
+        if shape[axis] == 1:
+            break
+        if strides[axis] != expected:
+            if pitch or strides[axis] < expected:
+                return None
+            width, pitch = expected, strides[axis]
+        expected = strides[axis] * shape[axis]
+    return order, width or 1, pitch or 1
+
+
 def broadcast(*shapes: Sequence[int]) -> Shape:
     """Combine shapes by NumPy's rule: aligned at the back, an extent of 1 stretches.
 

@@ -148,7 +148,7 @@ class Emitter(Protocol):
         """
 
     def place(self, source: Slot, window: Slot) -> bool:
-        """Try to allocate an input at ``window`` of an output; return False where it must be copied."""
+        """Allocate an input at ``window`` of an output, if it isn't there; return False where it must be copied."""
 
     def grow(self, output: Slot, source: Slot) -> bool:
         """Let an output extend an input's bytes in place, where the input is a memory with capacity; else return False.
@@ -256,6 +256,8 @@ class Operator:
     has_blits: ClassVar[bool] = False
     # Whether its kernels take operators on the elements of its first result along (`gpuexec.ops.elementwise.fused`).
     takes_epilogue: ClassVar[bool] = False
+    # Whether kernels of its that take an epilogue store where that says, which may be a window.
+    finishes_windows: ClassVar[bool] = False
     # Positions of inputs that it multiplies with each other, and adds up what comes out: products and convolutions.
     multiplied: ClassVar[tuple[int, ...]] = ()
     # Positions of inputs that some of its kernels multiply by the zeros of padding too: where one is infinite or NaN,
@@ -339,6 +341,18 @@ class Operator:
         """
         return False
 
+    def writes_windows(
+        self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
+    ) -> bool:
+        """Return whether ``lower`` writes outputs that are windows of others: rows with gaps between them.
+
+        Args:
+            inputs: Specs; None: absent.
+            outputs: Specs; None: not wanted.
+            target: What it runs on.
+        """
+        return False
+
     def rounds_to(self, position: int, inputs: Sequence[TensorSpec | None], target: Target) -> str:
         """Return the precision that its kernels round an operand to as they read it; empty: they take it as it is.
 
@@ -350,6 +364,15 @@ class Operator:
             target: What it runs on.
         """
         return ""
+
+    def find_format_use(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> FormatUse:
+        """Return what ``lower`` makes of images channels last, where that depends on shapes; else ``format_use``.
+
+        Args:
+            inputs: Specs; None: absent.
+            outputs: Specs; None: not wanted.
+        """
+        return self.format_use
 
     def count_format_gain(
         self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target

@@ -39,6 +39,7 @@ from gpuexec.ops.nn.attention import Attention, AttentionOverCache, RoundedAtten
 from gpuexec.ops.quant.rounded_weight import DOMAIN, RoundWeight
 from gpuexec.ops.tensor.copy import Concat
 from gpuexec.ops.tensor.gather import Gather
+from gpuexec.ops.tensor.slice import Split
 from gpuexec.passes.remove_noops import find_dtypes
 
 _FLOAT = np.dtype(np.float32)
@@ -125,6 +126,8 @@ class _Demand:
     # Forms of operands by node and position: of what products multiply, and of what views show that is one.
     reads: dict[tuple[Node, int], _Rounded] = field(default_factory=dict)
     carriers: set[Node] = field(default_factory=set)
+    # Splits of values that are read rounded and as they are: there is another one, of the rounded value.
+    twins: dict[Node, _Rounded] = field(default_factory=dict)
 
 
 def _round(graph: Graph, precision: Precision) -> Graph:
@@ -205,12 +208,20 @@ def _list_operands(node: Node) -> tuple[int, ...]:
 
 def _find_demand(graph: Graph, precision: Precision, chosen: Collection[Node]) -> _Demand:
     demand, outputs, readers = _Demand(), set(graph.outputs), graph.consumers()
-    finishing = {value for node in graph.nodes if _takes_roundings(node.operator) for value in node.outputs}
+    finishing: set[Value | None] = set()
+    for node in graph.nodes:
+        if _takes_roundings(node.operator) or (node.operator.name == Split.name and node.inputs[0] in finishing):
+            finishing.update(node.outputs)
     for node in reversed(graph.nodes):
         positions = _list_carried(node, precision, finishing)
         carried = _find_carried(node, demand, outputs, readers) if positions else None
         if carried is not None:
             demand.carriers.add(node)
+        elif node.operator.name == Split.name and node.inputs[0] in finishing and precision.name != FP8:
+            forms = {form for value in node.outputs if value is not None for form in demand.forms.get(value, ())}
+            if len(forms) == 1 and node.inputs[0] is not None:
+                demand.twins[node] = next(iter(forms))
+                demand.forms.setdefault(node.inputs[0], set()).update(forms)
         is_stored = node.operator.takes_narrow and precision.name in STORED
         if precision.name == FP8:
             is_stored = node.operator.scaled_product is not None
@@ -305,6 +316,8 @@ class _Rounding:
             self._has_changed = True
             node = replace(node, operator=operator, inputs=inputs, outputs=outputs)
         self._nodes.append(node)
+        if node in self._demand.twins:
+            self._add_twin(node, self._demand.twins[node])
         for value in outputs:
             if value is not None:
                 self.make(value)
@@ -314,6 +327,21 @@ class _Rounding:
         for form in sorted(self._demand.forms.get(value, ()), key=lambda form: (form.is_stored, form.axis or 0)):
             if (value, form) not in self._rounded:
                 self._rounded[value, form] = self._add_rounding(value, form)
+
+    def _add_twin(self, node: Node, form: _Rounded) -> None:
+        """Add the same Split of the rounded value, whose parts stand for the rounded parts."""
+        source, *others = node.inputs
+        assert source is not None
+        made: list[Value | None] = []
+        for value in node.outputs:
+            name = self._precision.name
+            part = None if value is None else Value(take_free(f"{value.name}.{name}", self._value_names))
+            made.append(part)
+            if value is not None and part is not None:
+                self._rounded[value, form] = part
+        own = take_free(f"{node.name}.{self._precision.name}", self._node_names)
+        self._nodes.append(replace(node, inputs=(self._rounded[source, form], *others), outputs=tuple(made), name=own))
+        self._has_changed = True
 
     def finish(self) -> Graph:
         """Return the graph; the one that it was made of where nothing changed."""

@@ -12,6 +12,7 @@ from gpuexec.ir.graphs import Array, Graph, Node, Value, take_free
 from gpuexec.ir.operator import Operator, describe
 from gpuexec.ir.spec import BFLOAT16
 from gpuexec.ops.linalg.matmul import Gemm, MatMul
+from gpuexec.ops.nn.conv import Conv
 from gpuexec.ops.tensor.layout import Transpose
 from gpuexec.ops.tensor.slice import Split
 from gpuexec.system.mapped import find_source, read_content
@@ -34,6 +35,7 @@ class _Product:
         turn: The Transpose that the product reads it through; None: there is none.
         bias: The vector; None: there is none.
         addition: The Add that adds it; None: the product does.
+        activation: What alone reads a convolution; None: nothing does, or it is none.
     """
 
     node: Node
@@ -42,11 +44,17 @@ class _Product:
     turn: Node | None
     bias: Value | None
     addition: Node | None
+    activation: Node | None = None
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Return its nodes in order."""
+        return [node for node in (self.node, self.addition, self.activation) if node is not None]
 
     @property
     def result(self) -> Value:
         """Return what comes out."""
-        result = (self.addition or self.node).outputs[0]
+        result = self.nodes[-1].outputs[0]
         assert result is not None
         return result
 
@@ -56,7 +64,8 @@ def merge_products(graph: Graph) -> Graph:
 
     A launch fills the device better than several, and reads the value once. Each element is the sum of the same terms,
     which kernels may add in another order. Weights are joined along their columns; where there are more in files than
-    the host should hold, products stay as they are.
+    the host should hold, products stay as they are. Convolutions of single positions are products, too: those with the
+    same activation, or with none that their kernel could apply.
     """
     merging = _Merging(graph)
     found: dict[object, list[_Product]] = {}
@@ -77,6 +86,7 @@ class _Merging:
         self._graph, self._constants = graph, dict(graph.constants)
         self._readers, self._makers = graph.consumers(), graph.producers()
         self._outputs = set(graph.outputs)
+        self._places = {id(node): place for place, node in enumerate(graph.nodes)}
         self._value_names = {value.name for value in graph.values()}
         self._node_names = {node.name for node in graph.nodes}
         self._left = _COPIED_NBYTES
@@ -84,6 +94,8 @@ class _Merging:
 
     def read(self, node: Node) -> _Product | None:
         """Return a node as a product that could be merged; None where it is none."""
+        if isinstance(node.operator, Conv):
+            return self._read_conv(node, node.operator)
         if node.operator.name not in (MatMul.name, Gemm.name) or len(node.inputs) < 2 or node.inputs[0] is None:
             return None
         weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
@@ -105,9 +117,10 @@ class _Merging:
     def describe(self, product: _Product) -> object:
         """Return what products have in common that can be one."""
         node, array = product.node, self._constants[product.weight]
-        inner = array.shape[1 - product.axis]
+        inner = (*array.shape[: product.axis], *array.shape[product.axis + 1 :])
+        activation = None if product.activation is None else describe(product.activation.operator)
         kind = (*describe(node.operator), product.turn is None, product.bias is None, product.addition is None)
-        return node.inputs[0], array.dtype, inner, product.axis, kind, node.part_of
+        return node.inputs[0], array.dtype, inner, product.axis, kind, activation, node.part_of
 
     def merge(self, products: Sequence[_Product]) -> None:
         """Put one product and a Split of it in the place of several, where the host has room for their weight."""
@@ -132,14 +145,17 @@ class _Merging:
         if bias is not None and first.addition is not None:
             added = "+".join(each.addition.name for each in products if each.addition is not None)
             value = self._append(nodes, first, first.addition.operator, (value, bias), "added", added)
+        if first.activation is not None:
+            activated = "+".join(each.activation.name for each in products if each.activation is not None)
+            value = self._append(nodes, first, first.activation.operator, (value,), "activated", activated)
         sizes = self._add(first, "widths", np.array(widths, np.int64))
+        axis = 1 if isinstance(first.node.operator, Conv) else -1
         split = Node(
-            Split(-1), (value, sizes), tuple(each.result for each in products),
+            Split(axis), (value, sizes), tuple(each.result for each in products),
             self._take_name(f"{first.node.name}.parts", first), first.node.part_of,
         )  # fmt: skip
         for each in products:
-            gone = [node for node in (each.node, each.addition) if node is not None]
-            self._made.update({id(node): () for node in gone})
+            self._made.update({id(node): () for node in each.nodes})
         self._made[id(first.node)] = (*nodes, split)
 
     def finish(self) -> Graph:
@@ -148,6 +164,39 @@ class _Merging:
             return self._graph
         nodes = [made for node in self._graph.nodes for made in self._made.get(id(node), (node,))]
         return replace(self._graph, nodes=tuple(nodes), constants=self._constants)
+
+    def _read_conv(self, node: Node, operator: Conv) -> _Product | None:
+        """Return a convolution of single positions as a product that could be merged; None where it is none."""
+        weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+        array = self._constants.get(weight) if weight is not None else None
+        if weight is None or array is None or array.dtype not in _FLOATS or operator.auto_pad == "VALID":
+            return None
+        is_pointwise = operator.group == 1 and set(operator.strides) <= {1} and not any(operator.pads)
+        if not is_pointwise or set(array.shape[2:]) != {1} or array.shape[0] % _COLUMNS or not array.size:
+            return None
+        if bias is not None and not self._is_row(bias, array, 0):
+            return None
+        activation = self._find_activation(node)
+        product = _Product(node, weight, 0, None, bias, None, activation)
+        return product if self._stands_alone(product) else None
+
+    def _find_activation(self, node: Node) -> Node | None:
+        """Return the operator on elements of one input that alone reads what a node makes."""
+        value = node.outputs[0]
+        readers = self._readers.get(value, []) if value is not None else []
+        if value in self._outputs or len(readers) != 1:
+            return None
+        return readers[0] if _is_pointwise(readers[0]) and len(readers[0].inputs) == 1 else None
+
+    def _stands_alone(self, product: _Product) -> bool:
+        """Return whether no operator on elements follows that the kernel could apply, and it is no output."""
+        own = self._places[id(product.node)]
+        for reader in self._readers.get(product.result, []):
+            others = [value for value in reader.inputs if value is not None and value is not product.result]
+            made = [self._places[id(self._makers[value])] for value in others if value in self._makers]
+            if _is_pointwise(reader) and max(made, default=-1) < own:
+                return False
+        return product.result not in self._outputs
 
     def _find_turn(self, weight: Value | None) -> Node | None:
         """Return the Transpose of a constant matrix that makes a weight."""
@@ -192,3 +241,7 @@ class _Merging:
 
     def _take_name(self, name: str, first: _Product) -> str:
         return name_after(take_free(name, self._node_names), first.node.name)
+
+
+def _is_pointwise(node: Node) -> bool:
+    return type(node.operator).as_pointwise is not Operator.as_pointwise

@@ -13,12 +13,34 @@ Edge = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """A command reads or writes bytes ``[low, high)`` of a buffer."""
+    """A command reads or writes bytes ``[low, high)`` of a buffer; of rows with gaps, ``width`` of each ``pitch``."""
 
     command: int
     low: int
     high: int
     written: bool
+    width: int
+    pitch: int
+
+    def meets(self, other: Touch) -> bool:
+        """Return whether both touch a byte, or may where their pitches differ."""
+        if self.low >= other.high or other.low >= self.high:
+            return False
+        if self.pitch == other.pitch:
+            shift = (other.low - self.low) % self.pitch
+            return shift < self.width or shift + other.width > self.pitch
+        rows, whole = (self, other) if other.width == other.pitch else (other, self)
+        if whole.width != whole.pitch:
+            return True
+        first = max(0, (whole.low - rows.low - rows.width) // rows.pitch + 1)
+        return rows.low + first * rows.pitch < min(whole.high, rows.high)
+
+    def covers(self, other: Touch) -> bool:
+        """Return whether all bytes of another are among those of this."""
+        if other.low < self.low or self.high < other.high:
+            return False
+        is_within = self.pitch == other.pitch and (other.low - self.low) % self.pitch + other.width <= self.width
+        return self.width == self.pitch or is_within
 
 
 def find_edges(commands: Sequence[Command], places: Mapping[int, tuple[int, int]] | None = None) -> tuple[Edge, ...]:
@@ -47,7 +69,7 @@ def find_touches(commands: Sequence[Command]) -> dict[int, list[Touch]]:
         for slot, written in slots_of(command):
             low, high = slot.byte_range()
             if low < high:
-                found.setdefault(slot.buffer, []).append(Touch(position, low, high, written))
+                found.setdefault(slot.buffer, []).append(Touch(position, low, high, written, *slot.byte_rows()))
     return found
 
 
@@ -68,10 +90,10 @@ def _order_within(touches: Sequence[Touch]) -> set[Edge]:
             if earlier.command == touch.command:
                 kept.append(earlier)
                 continue
-            if earlier.low < touch.high and touch.low < earlier.high and (earlier.written or touch.written):
+            if (earlier.written or touch.written) and earlier.meets(touch):
                 edges.add((earlier.command, touch.command))
             # A write replaces all it covers: a command that conflicts with that conflicts with the write as well.
-            if not (touch.written and touch.low <= earlier.low and earlier.high <= touch.high):
+            if not (touch.written and touch.covers(earlier)):
                 kept.append(earlier)
         live = [*kept, touch]
     return edges

@@ -107,12 +107,16 @@ class CommandEmitter:
             self.effects.in_place.append((output.buffer, source.buffer))
 
     def place(self, source: Slot, window: Slot) -> bool:
-        """Place the whole buffer of an input in a dense window of an output, where no constraint forbids it."""
-        able = self._can_place(source, window)
+        """Place the whole buffer of an input in a dense window of an output, where no constraint forbids it.
+
+        One that was made in the window is there already.
+        """
+        is_there = _lies_at(source, window)
+        able = is_there or self._can_place(source, window)
         chosen = bool(self._repeat(able))
         if chosen and not able:
             raise PlanError(f"{source} can't be placed at {window}, as it is at the upper end.")
-        if chosen:
+        if chosen and not is_there:
             self.effects.placed[source.buffer] = (window.buffer, window.offset_bytes)
         return chosen
 
@@ -283,13 +287,16 @@ class CommandEmitter:
         if buffer >= self.effects.first_buffer or buffer in self._unpacked.placed or buffer in self.effects.placed:
             return False
         held = self._unpacked.buffers[buffer]
-        is_whole = source.offset_bytes == 0 and source.is_contiguous and held.nbytes == source.spec.nbytes
+        steps = zip(source.shape, source.strides, window.strides, strict=True)
+        is_laid = window.order is not None and all(extent == 1 or own == other for extent, own, other in steps)
+        is_alike = is_laid or not source.spec.size
+        is_whole = source.offset_bytes == 0 and is_alike and held.nbytes == source.spec.nbytes
         is_free = held.role is Role.TEMP and held.content is None
         # Lowered as a buffer of its own, it has to start as one does.
         is_aligned = source.spec.size == 0 or window.offset_bytes % BUFFER_ALIGNMENT == 0
         if self.target.has_textures:  # a copy beside it must read no texel that it writes
             is_aligned = is_aligned and source.spec.nbytes % TEXEL_BYTES == 0
-        return is_whole and is_free and window.is_contiguous and is_aligned
+        return is_whole and is_free and is_aligned
 
 
 class NodeEmitter(CommandEmitter):
@@ -302,6 +309,7 @@ class NodeEmitter(CommandEmitter):
         specs: Sequence[TensorSpec | None],
         *,
         is_channels_last: bool = False,
+        windows: Sequence[Slot | None] = (),
     ) -> Effects:
         """Lower a node and return the effects.
 
@@ -310,8 +318,13 @@ class NodeEmitter(CommandEmitter):
             inputs: Where its inputs lie.
             specs: Of its outputs; None: it has no reader.
             is_channels_last: Whether outputs that are images lie channels last.
+            windows: For each output where it is to lie, in a buffer that is there already; None: in one of its own.
         """
-        fresh = tuple([None if spec is None else self._make_output(spec, is_channels_last) for spec in specs])
+        given = windows or (None,) * len(specs)
+        fresh = tuple([
+            None if spec is None else place or self._make_output(spec, is_channels_last)
+            for spec, place in zip(specs, given, strict=True)
+        ])  # fmt: skip
         self.effects.outputs = list(fresh)
         if node.operator.lower is not None:
             node.operator.lower(self, inputs, fresh)
@@ -360,6 +373,13 @@ def emit_store(
     array = content.symbols if isinstance(content, SymbolicValue) else content.array
     store_commands(emitter, destination, array, capacity)
     return emitter.effects.commands
+
+
+def _lies_at(source: Slot, window: Slot) -> bool:
+    """Return whether two slots of one shape and type are the same bytes; strides of axes of extent 1 don't count."""
+    steps = zip(source.shape, source.strides, window.strides, strict=True)
+    is_start = (source.buffer, source.offset_bytes) == (window.buffer, window.offset_bytes)
+    return is_start and all(extent == 1 or own == other for extent, own, other in steps)
 
 
 def _check_limits(command: Launch, target: Target) -> None:

@@ -10,10 +10,10 @@ import struct
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gpuexec.errors import GpuexecError, KernelError, OutOfMemoryError, UnsupportedError, locate
+from gpuexec.errors import GpuexecError, KernelError, OutOfMemoryError, PlanError, UnsupportedError, locate
 from gpuexec.ir.apply import host_failure
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Slot
-from gpuexec.ir.geometry import channels_last_strides, round_up
+from gpuexec.ir.geometry import channels_last_strides, contiguous_strides, round_up
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.operator import FormatUse
 from gpuexec.ir.plan import Role
@@ -21,14 +21,16 @@ from gpuexec.ir.provider import Offer
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.symbolic_int import MemoTable
 from gpuexec.ir.target import Target
+from gpuexec.ops.tensor.layout import window
 from gpuexec.planner.analyse import Analysis
 from gpuexec.planner.caches import Caches
 from gpuexec.planner.classes import has_fixed_inputs
+from gpuexec.planner.concat_windows import ConcatWindows, choose_windows, list_windows
 from gpuexec.planner.content_key import content_key, is_same_spec
 from gpuexec.planner.emitter import NodeEmitter, emit_copy
 from gpuexec.planner.host_fallback import lacks_kernel
 from gpuexec.planner.join_appends import join_appends
-from gpuexec.planner.memory_format import assign_formats, is_image, list_images
+from gpuexec.planner.memory_format import assign_formats, find_use, is_image, list_images
 from gpuexec.planner.own_rounding import leave_out_roundings
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
 from gpuexec.planner.unpacked_plan import Effects, UnpackedBuffer, UnpackedPlan, dense, move_effects
@@ -40,6 +42,7 @@ class CachedLowering:
 
     inputs: tuple[Slot | None, ...]
     specs: list[TensorSpec | None]
+    windows: tuple[Slot | None, ...]
     effects: Effects
 
 
@@ -88,6 +91,7 @@ class Lowering:
         self._given: dict[Value, tuple[UnpackedBuffer, Slot]] = {}
         self._needed: list[int] | None = None
         self._channels_last: frozenset[int] = frozenset()
+        self._windows: ConcatWindows = {}
         self._transposes: dict[tuple[Value, bool], list[int]] = {}
         self._choices: list[list[int]] = []
         self._chosen: list[tuple[int, ...]] = []
@@ -118,11 +122,9 @@ class Lowering:
             _refuse_unsupported([self._graph.nodes[i] for i in self._needed], analysis, self._target)
             _check_sizes([self._graph.nodes[i] for i in self._needed], analysis, self._target)
             self._channels_last = assign_formats(self._graph, self._needed, analysis.specs, self._target)
+            self._windows = self._assign_windows(analysis, self._needed)
         given, cached = (self._given, self._cached) if not is_symbolic else ({}, [None] * len(self._cached))
-        walk = _Walk(
-            self._graph, self._target, analysis, given, self._caches, self._fixes_division, self._channels_last,
-            self._transposes, self._providers,
-        )  # fmt: skip
+        walk = self._start_walk(analysis, self._windows, self._transposes, given)
         for number, position in enumerate(self._needed):
             node = self._graph.nodes[position]
             analysis.reader = node.name
@@ -134,6 +136,35 @@ class Lowering:
                 self.offers += [(node.name, offer) for offer in effects.offers]
         return walk.finish()
 
+    def _start_walk(
+        self,
+        analysis: Analysis,
+        windows: ConcatWindows,
+        transposes: dict[tuple[Value, bool], list[int]],
+        given: dict[Value, tuple[UnpackedBuffer, Slot]],
+    ) -> _Walk:
+        return _Walk(
+            self._graph, self._target, analysis, given, self._caches, self._fixes_division, self._channels_last,
+            transposes, self._providers, windows,
+        )  # fmt: skip
+
+    def _assign_windows(self, analysis: Analysis, needed: Sequence[int]) -> ConcatWindows:
+        """Return the windows that values are made in: those of what could be, by what nodes cost with and without."""
+        able = list_windows(self._graph, needed, analysis.specs, analysis.known, self._target, self._channels_last)
+        if not able:
+            return able
+        plans = []
+        seen: MemoTable[Hashable, tuple[list[int], Effects]] = MemoTable()
+        for windows in ({}, able):
+            walk = self._start_walk(analysis, windows, {}, {})
+            walk.seen = seen
+            cached: list[CachedLowering | None] = [None] * len(self._graph.nodes)
+            for position in needed:
+                analysis.reader = self._graph.nodes[position].name
+                walk.lower(position, self._graph.nodes[position], cached, None)
+            plans.append(walk.unpacked)
+        return choose_windows(self._graph, able, plans[0], plans[1], analysis.specs, self._target)
+
 
 class _Walk:
     """One lowering of the graph.
@@ -142,6 +173,8 @@ class _Walk:
         given: Buffer and slot, when last lowered, of values that no node makes; used again where they are the same.
         channels_last: Positions of the nodes that run channels last.
         transposes: Choices of the copies of values in their other format, made at the upper end.
+        providers: What products and convolutions may be emitted by.
+        windows: Of values that are made in the result of a Concat.
     """
 
     def __init__(
@@ -155,6 +188,7 @@ class _Walk:
         channels_last: frozenset[int],
         transposes: dict[tuple[Value, bool], list[int]],
         providers: Providers,
+        windows: ConcatWindows,
     ) -> None:
         self._graph, self._target, self._analysis, self._given = graph, target, analysis, given
         self._caches, self._fixes_division = caches, fixes_division
@@ -162,10 +196,12 @@ class _Walk:
         self._has_one_size = has_fixed_inputs(graph)
         self._transposed: dict[tuple[Value, bool], Slot] = {}
         self._laid_last: set[Value] = set()  # images that their nodes made so
-        self._unpacked = UnpackedPlan()
+        self._windows, self._joined = windows, {each.whole for each in windows.values()}
+        self._places: dict[Value, Slot] = {}  # of values in windows, and of what these are windows of
+        self.unpacked = UnpackedPlan()
         self._slots: dict[Value, Slot] = {}
         # Layers repeat: equal operators on slots alike are lowered once in a walk.
-        self._seen: MemoTable[Hashable, tuple[list[int], Effects]] = MemoTable()
+        self.seen: MemoTable[Hashable, tuple[list[int], Effects]] = MemoTable()
 
     def lower(
         self, position: int, node: Node, cached: list[CachedLowering | None], choices: Sequence[int] | None
@@ -174,19 +210,21 @@ class _Walk:
         specs = self._analysis.specs
         is_last = position in self._channels_last
         inputs = tuple([None if value is None else self._slot(value) for value in node.inputs])
-        if self._channels_last and node.operator.format_use is not FormatUse.ANY:
+        if self._channels_last and find_use(node, specs) is not FormatUse.ANY:
             inputs = self._convert_formats(node, inputs, is_last)
         wanted = [None if value is None else specs[value] for value in node.outputs]
+        windows = self._find_windows(node, is_last) if self._windows else ()
         last = cached[position]
         if (
             last is None
-            or last.effects.first_buffer != len(self._unpacked.buffers)
+            or last.effects.first_buffer != len(self.unpacked.buffers)
+            or last.windows != windows
             or not _is_same(last, inputs, wanted)
         ):
             last = cached[position] = CachedLowering(
-                inputs, wanted, self._find_effects(node, inputs, wanted, choices, is_last)
+                inputs, wanted, windows, self._find_effects(node, inputs, wanted, choices, is_last, windows)
             )
-        self._unpacked.apply(last.effects, ("node", position), node.name)
+        self.unpacked.apply(last.effects, ("node", position), node.name)
         for value, slot, spec in zip(node.outputs, last.effects.outputs, wanted, strict=False):
             if value is not None and slot is not None and spec is not None:
                 # The slot keeps content that a shape demanded, for the lowering of its readers.
@@ -203,24 +241,25 @@ class _Walk:
         wanted: list[TensorSpec | None],
         choices: Sequence[int] | None,
         is_channels_last: bool,
+        windows: tuple[Slot | None, ...],
     ) -> Effects:
         """Return a node's effects: those of an equal node on its own buffers, or of its operator's lowering."""
-        numbers, described = self._describe(node, inputs, wanted, choices)
+        numbers, described = self._describe(node, inputs, wanted, choices, windows)
         key = (described, is_channels_last)
-        seen = self._seen.get(key)
+        seen = self.seen.get(key)
         if seen is not None:
             like, effects = seen
-            return move_effects(effects, dict(zip(like, numbers, strict=True)), len(self._unpacked.buffers))
+            return move_effects(effects, dict(zip(like, numbers, strict=True)), len(self.unpacked.buffers))
         emitter = NodeEmitter(
             self._target,
-            self._unpacked,
+            self.unpacked,
             choices,
             fixes_division=self._fixes_division,
             providers=self._providers,
             has_one_size=self._has_one_size,
         )
         try:
-            effects = emitter.lower(node, inputs, wanted, is_channels_last=is_channels_last)
+            effects = emitter.lower(node, inputs, wanted, is_channels_last=is_channels_last, windows=windows)
         except GpuexecError as error:
             raise locate(error, node, node.name) from None
         except (struct.error, OverflowError) as error:
@@ -232,7 +271,7 @@ class _Walk:
             ) from error
         except Exception as error:
             raise locate(host_failure("lowering", error), node, node.name) from error
-        self._seen.keep(key, (numbers, effects))
+        self.seen.keep(key, (numbers, effects))
         return effects
 
     def _describe(
@@ -241,23 +280,57 @@ class _Walk:
         inputs: tuple[Slot | None, ...],
         wanted: list[TensorSpec | None],
         choices: Sequence[int] | None,
+        windows: tuple[Slot | None, ...],
     ) -> tuple[list[int], Hashable]:
-        """Return the buffers of the inputs, each once, and all that lowering may depend on but their numbers."""
+        """Return the buffers of the inputs, each once, and all that lowering may depend on but their numbers.
+
+        Those that outputs are windows of are among them.
+        """
         numbers: list[int] = []
         rows: list[Hashable] = []
-        for slot in inputs:
+        for slot in (*inputs, *windows):
             if slot is None:
                 rows.append(None)
                 continue
             if slot.buffer not in numbers:
                 numbers.append(slot.buffer)
-                held = self._unpacked.buffers[slot.buffer]
-                is_placed = slot.buffer in self._unpacked.placed
+                held = self.unpacked.buffers[slot.buffer]
+                is_placed = slot.buffer in self.unpacked.placed
                 rows.append((held.role, held.nbytes, held.content is None, is_placed, held.is_weight, held.form))
             rows.append((numbers.index(slot.buffer), slot.offset_bytes, slot.strides))
         content = content_key([None if slot is None else slot.spec for slot in inputs])
         decided = None if choices is None else tuple(choices)
         return numbers, (node.operator, tuple(rows), content, tuple(wanted), decided)
+
+    def _find_windows(self, node: Node, is_channels_last: bool) -> tuple[Slot | None, ...]:
+        """Return where outputs of a node are to lie that are windows, or have some; empty: none is either."""
+        own = [value is not None and (value in self._windows or value in self._joined) for value in node.outputs]
+        if not any(own):
+            return ()
+        return tuple([
+            self._find_place(value, is_channels_last) if is_placed and value is not None else None
+            for value, is_placed in zip(node.outputs, own, strict=True)
+        ])  # fmt: skip
+
+    def _find_place(self, value: Value, is_channels_last: bool) -> Slot:
+        """Return where a value lies that is a window of another, or has some; its buffer is made at the first use."""
+        place = self._places.get(value)
+        if place is None:
+            spec, inner = self._analysis.specs[value], self._windows.get(value)
+            spec = TensorSpec(spec.shape, spec.dtype)
+            if inner is not None:
+                whole = self._find_place(inner.whole, is_channels_last)
+                start = inner.find_start(self._analysis.specs)
+                if not 0 <= start <= whole.shape[inner.axis] - spec.shape[inner.axis]:
+                    raise PlanError(f"{value} reaches beyond the Concat that it is made in, as not at the upper end.")
+                place = window(whole, spec.shape, whole.strides, start * whole.strides[inner.axis])
+            else:
+                buffer = self.unpacked.new_buffer(UnpackedBuffer(Role.TEMP, spec.nbytes))
+                is_last = is_channels_last and is_image(spec)
+                strides = channels_last_strides(spec.shape) if is_last else contiguous_strides(spec.shape)
+                place = Slot(buffer, 0, spec, strides)
+            self._places[value] = place
+        return place
 
     def _convert_formats(
         self, node: Node, inputs: tuple[Slot | None, ...], is_channels_last: bool
@@ -278,12 +351,12 @@ class _Walk:
         key = (value, is_channels_last)
         if key not in self._transposed:
             spec = TensorSpec(slot.shape, slot.dtype)
-            made = dense(self._unpacked.new_buffer(UnpackedBuffer(Role.TEMP, spec.nbytes, value.name)), spec)
+            made = dense(self.unpacked.new_buffer(UnpackedBuffer(Role.TEMP, spec.nbytes, value.name)), spec)
             if is_channels_last:
                 made = Slot(made.buffer, 0, spec, channels_last_strides(spec.shape))
-            effects = emit_copy(self._target, self._unpacked, made, slot, self._transposes.get(key))
+            effects = emit_copy(self._target, self.unpacked, made, slot, self._transposes.get(key))
             self._transposes.setdefault(key, effects.choices)
-            self._unpacked.apply(effects, ("format", made.buffer), value.name)
+            self.unpacked.apply(effects, ("format", made.buffer), value.name)
             self._transposed[key] = made
         return self._transposed[key]
 
@@ -294,12 +367,12 @@ class _Walk:
         grown = {cache.output for cache in self._caches.values()}
         positions = frozenset([n for n, value in enumerate(self._graph.outputs) if value in grown])
         self._gather_counters()
-        return Lowered(self._unpacked, inputs, outputs, positions)
+        return Lowered(self.unpacked, inputs, outputs, positions)
 
     def _gather_counters(self) -> None:
         """Place all counters in one buffer."""
         end = 0
-        unpacked = self._unpacked
+        unpacked = self.unpacked
         whole = len(unpacked.buffers)
         for number, buffer in enumerate(unpacked.buffers):
             if buffer.is_zeroed and self._target.has_kernels:
@@ -314,9 +387,9 @@ class _Walk:
         if slot is None:
             spec = self._analysis.specs[value]
             last = self._given.get(value)
-            if last is None or last[1].spec is not spec or last[1].buffer != len(self._unpacked.buffers):
+            if last is None or last[1].spec is not spec or last[1].buffer != len(self.unpacked.buffers):
                 last = self._given[value] = self._give(value, spec)
-            self._unpacked.buffers.append(last[0])
+            self.unpacked.buffers.append(last[0])
             slot = self._slots[value] = last[1]
         return slot
 
@@ -330,10 +403,10 @@ class _Walk:
         elif value in self._caches:
             cache, bare = self._caches[value], TensorSpec(spec.shape, spec.dtype)
             buffer = UnpackedBuffer(Role.STATE, cache.whole(bare).nbytes, value.name)
-            return buffer, Slot(len(self._unpacked.buffers), 0, spec, cache.strides(bare))
+            return buffer, Slot(len(self.unpacked.buffers), 0, spec, cache.strides(bare))
         else:
             buffer = UnpackedBuffer(Role.INPUT, spec.nbytes, value.name)
-        return buffer, dense(len(self._unpacked.buffers), spec)
+        return buffer, dense(len(self.unpacked.buffers), spec)
 
 
 def _is_channels_last(slot: Slot) -> bool:

@@ -58,7 +58,7 @@ def assign_formats(
         return frozenset()
     cut = _Cut()
     vertices = {
-        position: cut.add_vertex() for position, node in nodes.items() if node.operator.format_use is FormatUse.FOLLOWS
+        position: cut.add_vertex() for position, node in nodes.items() if find_use(node, specs) is FormatUse.FOLLOWS
     }
     makers = {
         value: vertices.get(position, _ROW_MAJOR) for position, node in nodes.items() for value in node.outputs if value
@@ -67,7 +67,7 @@ def assign_formats(
     for position, node in nodes.items():
         if gains[position]:
             cut.add_edge(vertices[position], _CHANNELS_LAST, gains[position])
-        if node.operator.format_use is not FormatUse.ANY:
+        if find_use(node, specs) is not FormatUse.ANY:
             for value in list_images(node, specs, graph.constants):
                 readers.setdefault(value, []).append(vertices.get(position, _ROW_MAJOR))
     for value, vertex_list in readers.items():
@@ -76,6 +76,12 @@ def assign_formats(
             _add_transposes(cut, makers.get(value, _ROW_MAJOR), vertex_list, nbytes)
     row_major = cut.find_source_side()
     return frozenset([position for position, vertex in vertices.items() if vertex not in row_major])
+
+
+def find_use(node: Node, specs: Mapping[Value, TensorSpec]) -> FormatUse:
+    """Return what a node makes of images whose channels lie last."""
+    inputs, outputs = ([None if v is None else specs[v] for v in row] for row in (node.inputs, node.outputs))
+    return node.operator.find_format_use(inputs, outputs)
 
 
 def list_images(node: Node, specs: Mapping[Value, TensorSpec], constants: Mapping[Value, object]) -> list[Value]:
@@ -107,7 +113,7 @@ def count_transposes(commands: Iterable[Command]) -> tuple[int, int]:
 
 
 def _count_gain(node: Node, specs: Mapping[Value, TensorSpec], target: Target) -> int:
-    if node.operator.format_use is not FormatUse.FOLLOWS:
+    if find_use(node, specs) is not FormatUse.FOLLOWS:
         return 0
     inputs, outputs = (
         [None if value is None else specs[value] for value in row] for row in (node.inputs, node.outputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from copy import copy
+from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -133,11 +134,29 @@ class _SegmentCheck:
         self._commands[index], self._touches[index] = command, touches
 
     def _check_buffer(self, buffer: int) -> None:
-        """Walk the commands on a buffer in plan order, keeping the last writer and readers of each piece of it."""
+        """Check the commands on a buffer; where windows on it are rows of one pitch, column by column."""
         role = self._plan.buffers[buffer].role
         if role is Role.CONSTANT or role is Role.INPUT:
             return
         touches = [touch for index in sorted(self._users.get(buffer, ())) for touch in self._touches[index][buffer]]
+        columns = [_find_columns(touch) for touch in touches]
+        pitches = _list_apart([pitch for _, _, pitch in columns if pitch])
+        if len(pitches) != 1:
+            self._check_pieces(buffer, role, touches)
+            return
+        (step,) = pitches
+        ends = [end % step for first, width, pitch in columns for end in (first, first + width) if pitch]
+        for low, high in pairwise(_list_apart([0, *ends, step])):
+            # Of each touch the rows in which it touches these columns, as if each row were nothing but them.
+            within = [
+                touch._replace(low=((touch.low - high) // step + 1) * step, high=-((low - touch.high) // step) * step)
+                for touch, (first, width, pitch) in zip(touches, columns, strict=True)
+                if not pitch or (low - first) % pitch < width
+            ]
+            self._check_pieces(buffer, role, [touch for touch in within if touch.low < touch.high])
+
+    def _check_pieces(self, buffer: int, role: Role, touches: Sequence[_Touch]) -> None:
+        """Walk touches in plan order, keeping the last writer and readers of each piece of the buffer."""
         cuts = _list_apart([cut for touch in touches for cut in (touch.low, touch.high)])
         writer = [-1] * len(cuts)
         readers = [0] * len(cuts)
@@ -233,6 +252,14 @@ def _list_touches(plan: Plan, index: int, command: Command) -> dict[int, list[_T
                 )
         rows.append(_Touch(index, low, high, written, order, slot))
     return touches
+
+
+def _find_columns(touch: _Touch) -> tuple[int, int, int]:
+    """Return where the rows of a window begin within a pitch, their bytes, and the pitch; 0: they have no gaps."""
+    if touch.order is not None:
+        return 0, 0, 0
+    width, pitch = touch.window.byte_rows()
+    return (0, 0, 0) if width == pitch else (touch.low % pitch, width, pitch)
 
 
 def _list_apart(numbers: Sequence[int]) -> list[int]:

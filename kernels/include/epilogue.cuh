@@ -24,7 +24,8 @@ using Stored = typename StoredType<T, Epilogue...>::Type;
 
 constexpr int kLanes = 4;  // neighbours in a group
 
-// Element i of the output goes with element (i / inner) % extent of an operand. Of outputs of less than 2^31 elements.
+// Element i of the output goes with element (i / inner) % extent of an operand. Elements of the output are counted as they
+// lie: where it is rows with gaps between them, gaps count. Of outputs that reach over less than 2^31 elements.
 struct OperandPlace {
   FastDiv32 by_inner, by_extent;
 
@@ -33,6 +34,13 @@ struct OperandPlace {
     u32 element;
     by_extent.divide(by_inner.divide(index, place), element);
     return element;
+  }
+
+  // Of what has rows of another pitch: those of the output are `inner` elements apart, those of the operand `extent`. Finds
+  // an element, and its place in the row.
+  __device__ u32 shift(u32 index, u32& place) const {
+    const u32 row = by_inner.divide(index, place);
+    return row * by_extent.divisor + place;
   }
 };
 
@@ -123,20 +131,63 @@ __device__ inline void read_shared(const X* operand, const OperandPlace& place, 
   }
 }
 
+// The same of an operand that has as many elements as the output, in rows of another pitch.
+template <class X, int Groups, int N>
+__device__ inline void read_pitched(const X* operand, const OperandPlace& place, const i64 (&indices)[Groups],
+                                    const int (&counts)[Groups], i64 stride, X (&lanes)[Groups][N]) {
+#pragma unroll
+  for (int group = 0; group < Groups; ++group) {
+    if (counts[group] <= 0) continue;
+    u32 among;
+    const u32 at = place.shift(u32(indices[group]), among);
+    if (N == 1 || (stride == 1 && among + counts[group] <= place.by_inner.divisor)) {
+      read_lanes(operand + at, counts[group], 1, lanes[group]);
+      continue;
+    }
+#pragma unroll
+    for (int lane = 0; lane < N; ++lane) {
+      if (lane < counts[group]) lanes[group][lane] = operand[place.shift(u32(indices[group] + lane * stride), among)];
+    }
+  }
+}
+
+// Stores the first `count` lanes of a group in a further output, whose rows have another pitch.
+template <class X, int N>
+__device__ inline void write_pitched(X* target, const OperandPlace& place, i64 index, int count, i64 stride,
+                                     const X (&lanes)[N]) {
+  if (count <= 0) return;
+  u32 among;
+  const u32 at = place.shift(u32(index), among);
+  if (N == 1 || (stride == 1 && among + count <= place.by_inner.divisor)) {
+    write_lanes(target + at, count, 1, lanes);
+    return;
+  }
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) {
+    if (lane < count) target[place.shift(u32(index + lane * stride), among)] = lanes[lane];
+  }
+}
+
 // Leaves sums as they are.
 struct Unfinished {
   static constexpr int kGroup = 1;  // elements that are best finished together
 
   template <int Groups, int N, class A>
   __device__ void many(A (&)[Groups][N], const i64 (&)[Groups], const int (&)[Groups], i64 = 1) const {}
+
+  __device__ i64 where(i64 index) const { return index; }
 };
 
 // Applies steps to groups of elements of the output: lane k of a group is element indices[group] + k * stride, and the first
-// counts[group] lanes are stored.
-template <class Apply>
+// counts[group] lanes are stored. A kernel that counts elements as if they were dense stores them where `where` says: it may
+// be a window with gaps between rows, whose width and pitch are multiples of the vectors that are stored.
+template <class Steps, class Apply>
 struct Finishing {
   static constexpr int kGroup = kLanes;
+  const Steps& steps;
   Apply apply;
+
+  __device__ i64 where(i64 index) const { return steps.where(index); }
 
   template <int Groups, int N, class A>
   __device__ void many(A (&values)[Groups][N], const i64 (&indices)[Groups], const int (&counts)[Groups],
@@ -145,9 +196,9 @@ struct Finishing {
   }
 };
 
-template <class Apply>
-__device__ inline Finishing<Apply> make_finishing(Apply apply) {
-  return {apply};
+template <class Steps, class Apply>
+__device__ inline Finishing<Steps, Apply> make_finishing(const Steps& steps, Apply apply) {
+  return {steps, apply};
 }
 
 template <class T>
@@ -157,7 +208,7 @@ __device__ inline Unfinished finish_by() {
 
 template <class T, class Steps, class... Pointers>
 __device__ inline auto finish_by(const Steps& steps, Pointers... pointers) {
-  return make_finishing([&steps, pointers...](auto& values, const auto& indices, const auto& counts, i64 stride) {
+  return make_finishing(steps, [&steps, pointers...](auto& values, const auto& indices, const auto& counts, i64 stride) {
     steps.finish(values, indices, counts, stride, pointers...);
   });
 }
@@ -167,7 +218,7 @@ template <class Y, class A, class Finish>
 __device__ inline void store_finished(const Finish& finish, Y* y, i64 index, A sum) {
   A values[1][1] = {{sum}};
   finish.many(values, {index}, {1});
-  y[index] = cast<Y>(values[0][0]);
+  y[finish.where(index)] = cast<Y>(values[0][0]);
 }
 
 // Stores a result as it is, or finished.
@@ -176,7 +227,7 @@ __device__ inline void store_made(const Unfinished&, T* y, i64 index, T made) {
   y[index] = made;
 }
 
-template <class Apply, class Y, class T>
-__device__ inline void store_made(const Finishing<Apply>& finish, Y* y, i64 index, T made) {
+template <class Steps, class Apply, class Y, class T>
+__device__ inline void store_made(const Finishing<Steps, Apply>& finish, Y* y, i64 index, T made) {
   store_finished(finish, y, index, widen(made));
 }

@@ -131,7 +131,7 @@ __device__ inline void convolve_block(Warp& warp, const T* x, const T* w, const 
 
 // Computes  y[n, window, o] = bias[o] + sum over taps t and channels c of the group of o of w[o, t, c] * x[n, window + t, c]
 // Shapes    x [batch, spatial, channels] by strides, channels dense; w [out channels, taps * channels of a group]; bias
-//           [out channels]; y [batch, windows, out channels], dense; scratch [tiles, slices, tile rows * tile columns];
+//           [out channels]; y [batch * windows, out channels] by its pitch; scratch [tiles, slices, tile rows * tile columns];
 //           counters [tiles]
 // Grid      as mma_gemm, over output positions and output channels of a group; batches are groups
 // Needs     sm_80. Channels of a group a multiple of 16 bytes, as are strides of x; x and w aligned to 16 bytes; floats of

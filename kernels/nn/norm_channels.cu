@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
     Vec<Y, 4> finished;
 #pragma unroll
     for (int j = 0; j < 4; ++j) finished.lanes[j] = cast<Y>(values[i][j]);
-    store_vec(y + places[i], finished);
+    store_vec(y + finish.where(places[i]), finished);
   }
 }
 
@@ -290,6 +290,6 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
     Vec<Y, kSmallWidth> finished;
 #pragma unroll
     for (int i = 0; i < kSmallWidth; ++i) finished.lanes[i] = cast<Y>(values[0][i]);
-    store_vec(y + place, finished);
+    store_vec(y + finish.where(place), finished);
   }
 }

@@ -133,6 +133,18 @@ def test_all_parts_of_a_split_are_rounded_in_front_of_it() -> None:
     assert operators(lower(matrix(body))) == ["Relu", "Cast", "Split", "Transpose", "MatMul"]
 
 
+def test_a_split_whose_parts_are_read_as_they_are_too_is_made_twice() -> None:
+    body = (
+        "p = MatMul (x, w) a = Relu (p) s, t = Split <num_outputs = 2, axis = 1> (a)"
+        " u = Transpose (t) y = MatMul (s, u) z = Exp (s)"
+    )
+    graph = lower(matrix(body, "float[2, 2] y, float[2, 1] z"))
+    names = [name for name in operators(graph) if name in ("Relu", "Cast", "Split", "Exp")]
+    assert names == ["Cast", "Relu", "Cast", "Split", "Split", "Exp"]
+    assert reads(graph, "Split") == [["a"], ["a.fp16"]]
+    assert reads(graph, "MatMul")[1][0] == "s.fp16" and reads(graph, "Exp") == [["s"]]
+
+
 def test_a_bias_is_not_rounded() -> None:
     graph = lower(matrix("y = Gemm (x, w, b)"))
     assert reads(graph, "Gemm") == [["x.fp16", "w.fp16", "b"]]

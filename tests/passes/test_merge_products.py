@@ -116,6 +116,43 @@ def test_merged_nodes_are_kept_in_float_by_the_name_of_a_part() -> None:
     assert list_known(after, [part, name, "MatMul_*", "other"]) == [part, name, "MatMul_*"]
 
 
+POOLED = "y0 = MaxPool <kernel_shape = [1, 1]> (r0) y1 = MaxPool <kernel_shape = [1, 1]> (r1)"
+CONVS = {
+    "same activation": (f"a = Conv (x, w0, b0) r0 = Relu (a) b = Conv (x, w1, b1) r1 = Relu (b) {POOLED}", True),
+    "no activation": (f"r0 = Conv (x, w0) r1 = Conv (x, w1) {POOLED}", True),
+    "added to what comes later": (
+        f"a = Conv (x, w0) r1 = Conv (x, w1) c = Conv (r1, w2) d = Conv (c, w3) r0 = Add (d, a) {POOLED}",
+        True,
+    ),
+    "added to what is there": (f"z = Exp (x) a = Conv (x, w0) r0 = Add (a, b0) r1 = Conv (x, w1) {POOLED}", False),
+    "other activations": (f"a = Conv (x, w0) r0 = Relu (a) b = Conv (x, w1) r1 = Tanh (b) {POOLED}", False),
+    "one activation": (f"a = Conv (x, w0) r0 = Relu (a) r1 = Conv (x, w1) {POOLED}", False),
+    "two activations": (f"a = Conv (x, w0) c = Abs (a) r0 = Relu (c) b = Conv (x, w1) r1 = Abs (b) {POOLED}", False),
+    "strides": (f"r0 = Conv (x, w0) r1 = Conv <strides = [2, 2]> (x, w1) {POOLED}", False),
+    "pads": (f"r0 = Conv (x, w0) r1 = Conv <pads = [1, 1, 1, 1]> (x, w1) {POOLED}", False),
+    "one bias": (f"r0 = Conv (x, w0, b0) r1 = Conv (x, w1) {POOLED}", False),
+    "outputs": ("y0 = Conv (x, w0) y1 = Conv (x, w1)", False),
+}
+
+
+@pytest.mark.parametrize(("body", "is_merged"), CONVS.values(), ids=CONVS)
+def test_convolutions_of_single_positions_become_one(body: str, is_merged: bool) -> None:
+    shapes = {"w0": (16, 4, 1, 1), "w1": (8, 4, 1, 1), "w2": (8, 8, 1, 1), "w3": (16, 8, 1, 1), "b0": (16,), "b1": (8,)}
+    if "Add (a, b0)" in body:
+        shapes["b0"] = (16, 1, 1)
+    arrays = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    given = ", ".join(f"float[{', '.join(map(str, shape))}] {name}" for name, shape in shapes.items())
+    whole = load(f"agraph (float[2, 4, 3, 4] x, {given}) => (float[2, 16, a, b] y0, float[2, 8, c, d] y1) {{ {body} }}")
+    constants = {value: arrays[value.name] for value in whole.inputs if value.name in arrays}
+    inputs = tuple(value for value in whole.inputs if value not in constants)
+    before = Graph(nodes=whole.nodes, outputs=whole.outputs, name=whole.name, inputs=inputs, constants=constants)
+    after = merge_products(before)
+    check(after)
+    assert ("Split" in operators(after)) == is_merged and (after is before) != is_merged
+    x = RNG.normal(size=(2, 4, 3, 4)).astype(np.float32)
+    check_same(before, after, 1e-5, x=x)
+
+
 def test_weights_in_files_are_joined_up_to_a_limit(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from onnx import helper
 

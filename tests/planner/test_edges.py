@@ -23,6 +23,10 @@ def call(reads: Sequence[Slot], writes: Sequence[Slot]) -> HostCall:
     return HostCall("test", (), tuple(reads), tuple(writes))
 
 
+def rows(first: int, width: int, count: int, pitch: int = 4) -> Slot:
+    return Slot(0, first, TensorSpec((count, width), BYTE), (pitch, 1))
+
+
 A, B, C, D = (window(buffer, 0, 8) for buffer in range(4))
 
 
@@ -47,6 +51,12 @@ A, B, C, D = (window(buffer, 0, 8) for buffer in range(4))
         # A window of no elements touches nothing.
         ([call([], [A]), call([window(0, 0, 0)], [B])], []),
         ([Fill(A, b"\0"), Copy(B, A), Copy(C, A), call([B, C], [D])], [(0, 1), (0, 2), (1, 3), (2, 3)]),
+        # Rows with gaps are apart where their columns are, and from what lies within a gap.
+        ([call([], [rows(0, 2, 3)]), call([], [rows(2, 2, 2)]), call([A], [B])], [(0, 2), (1, 2)]),
+        ([call([], [rows(0, 2, 3)]), call([], [rows(1, 2, 2)])], [(0, 1)]),
+        ([call([], [rows(3, 2, 2)]), call([], [rows(1, 2, 3)])], []),
+        ([call([], [rows(3, 2, 2)]), call([], [rows(0, 1, 3)])], [(0, 1)]),
+        ([call([], [rows(0, 2, 2)]), call([window(0, 2, 2)], [B]), call([window(0, 2, 3)], [C])], [(0, 2)]),
         # What follows from others is left out.
         ([call([], [A]), call([A], [B]), call([A, B], [C])], [(0, 1), (1, 2)]),
     ],
@@ -81,7 +91,9 @@ def random_call(rng: random.Random) -> HostCall:
             start, extent = rng.randrange(8), rng.randint(0, 4)
             down = rng.random() < 0.3
             extent = min(extent, start + 1 if down else 8 - start)
-            slots.append(window(rng.randrange(3), start, extent, -1 if down else 1))
+            has_gaps = rng.random() < 0.3
+            among = rows(rng.randrange(8), rng.randint(1, 3), rng.randint(2, 3))
+            slots.append(among if has_gaps else window(rng.randrange(3), start, extent, -1 if down else 1))
         return slots
 
     return call(some(rng.randrange(3)), some(rng.randint(1, 2)))
@@ -91,7 +103,12 @@ def conflicts(commands: Sequence[HostCall]) -> list[tuple[int, int]]:
     """Return the pairs that touch a common byte, one writing: by bytes, one by one."""
 
     def bytes_of(slots: Sequence[Slot | None]) -> set[tuple[int, int]]:
-        return {(s.buffer, byte) for s in slots if s is not None for byte in range(*s.byte_range())}
+        touched = set()
+        for slot in slots:
+            assert slot is not None
+            places = np.indices(slot.shape).reshape(len(slot.shape), -1).T @ np.array(slot.strides, np.int64)
+            touched |= {(slot.buffer, slot.offset_bytes + int(place)) for place in places}
+        return touched
 
     touched = [(bytes_of(c.inputs), bytes_of(c.outputs)) for c in commands]
     return [

@@ -24,7 +24,7 @@ LEFT = {
     "resnet__d18": 0,
     "mobilenet_v2__d18": 0,
     "efficientnet__d19": 0,
-    "yolox_nano_fp16": 3,  # of the joined channels in front of the rows of each of three heads
+    "yolox_nano_fp16": 1,  # of the joined rows of three heads, which a region turns and casts
     "unet_classic__d18": 3,  # around a softmax over channels, and behind a transposed convolution whose taps overlap
 }
 

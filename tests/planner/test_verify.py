@@ -125,6 +125,33 @@ def test_command_reads_other_places_of_an_axis_than_it_writes(read: Slot, writte
             verify(plan)
 
 
+def columns_of(first: int, width: int, count: int = 2) -> Slot:
+    """Return columns of A, which is two rows of four."""
+    return Slot(A, first, TensorSpec((count, width), BYTE), (4, 1))
+
+
+@pytest.mark.parametrize(
+    ("second", "edges", "message"),
+    [
+        (columns_of(2, 2), ((0, 2), (1, 2)), None),
+        (columns_of(1, 3), ((0, 1), (1, 2)), None),
+        (columns_of(1, 3), ((0, 2), (1, 2)), r"Command 0 \(n0\) and Command 1 \(n1\) touch the same bytes"),
+        (columns_of(2, 2), ((0, 2),), r"Command 1 \(n1\) and Command 2 \(n2\) touch the same bytes"),
+        (columns_of(3, 1), ((0, 2), (1, 2)), "no command before it writes"),
+        (columns_of(2, 2, count=1), ((0, 2), (1, 2)), "no command before it writes"),
+    ],
+)
+def test_windows_of_one_pitch_are_checked_column_by_column(
+    second: Slot, edges: tuple[tuple[int, int], ...], message: str | None
+) -> None:
+    plan = plan_of((call(columns_of(0, 2)), call(second), call(window(A), window(OUTPUT))), edges)
+    if message is None:
+        verify(plan)
+    else:
+        with pytest.raises(PlanError, match=message):
+            verify(plan)
+
+
 def test_reader_must_come_before_the_next_writer() -> None:
     commands = (*COMMANDS, Fill(window(A), b"\0"))
     verify(plan_of(commands, ((0, 2), (1, 2), (2, 3))))

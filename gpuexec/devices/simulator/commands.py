@@ -121,7 +121,7 @@ def _find_accesses(context: SimulatorContext, arguments: PackedArguments) -> tup
         if isinstance(slot, Slot):
             low, high = slot.byte_range()
             start = arguments.pointer(position) + low - slot.offset_bytes
-            accesses.append(Access(start, high - low, position in command.writes))
+            accesses.append(Access(start, high - low, position in command.writes, *slot.byte_rows()))
     return _drop_empty(*accesses)
 
 

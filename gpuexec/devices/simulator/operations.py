@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,11 +13,21 @@ GENERATIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A read or write of ``nbytes`` bytes by an operation."""
+    """A read or write of ``nbytes`` bytes by an operation: of all, or of rows of ``width`` bytes, ``pitch`` apart."""
 
     address: int
     nbytes: int
     is_write: bool
+    width: int = 0
+    pitch: int = 0
+
+    def rows(self) -> Iterator[tuple[int, int]]:
+        """Yield the first byte and the byte behind the last of each row, counted from the address."""
+        if self.width == self.pitch:
+            yield 0, self.nbytes
+            return
+        for first in range(0, self.nbytes, self.pitch):
+            yield first, first + self.width
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,8 +219,10 @@ class Ordering:
         for access in operation.accesses:
             block = self._find_block(access.address, access.nbytes)
             if block is not None:
-                first = access.address - block.address
-                places.append(AccessedBytes(block, first, first + access.nbytes, access.is_write))
+                start = access.address - block.address
+                places += [
+                    AccessedBytes(block, start + first, start + last, access.is_write) for first, last in access.rows()
+                ]
         return places
 
     def _add(self, places: Sequence[AccessedBytes], use: BytesAccess) -> None:

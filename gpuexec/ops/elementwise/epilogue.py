@@ -15,19 +15,20 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
-from gpuexec.ir.geometry import memory_axes, permute
+from gpuexec.ir.geometry import find_rows, max_offset, permute
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import join_bytes
 from gpuexec.ir.operator import Array, Emitter, Operator, Slots
 from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import BFLOAT16, accumulator, dtype_row
-from gpuexec.ir.symbolic_int import memoize
+from gpuexec.ir.symbolic_int import distinct, memoize
 from gpuexec.ir.weight_forms import WeightForm
 from gpuexec.ops.elementwise.elementwise import Elementwise
 from gpuexec.ops.elementwise.region_steps import RegionStep
@@ -53,47 +54,55 @@ class FinishedForm:
     Attributes:
         dtype: The type that sums are rounded to in front of the steps.
         stored: Further types that it can store in place of that.
+        vector: Elements of the vectors that it stores where the epilogue says, so that its own output may be a window;
+            0: it stores where its strides say.
     """
 
     dtype: np.dtype[Any]
     stored: tuple[np.dtype[Any], ...] = ()
+    vector: int = 0
 
 
 FINISHED: dict[Kernel, FinishedForm] = {}
 
 
-def allow_epilogue(dtype: np.dtype[Any], kernels: Iterable[Kernel], *, stored: Iterable[np.dtype[Any]] = ()) -> None:
+def allow_epilogue(
+    dtype: np.dtype[Any], kernels: Iterable[Kernel], *, stored: Iterable[np.dtype[Any]] = (), vector: int = 0
+) -> None:
     """Note kernels that take an epilogue.
 
     Args:
         dtype: The type that they make.
         kernels: The kernels.
         stored: Types that they store behind an epilogue, too.
+        vector: As of `FinishedForm`.
     """
-    FINISHED.update({kernel: FinishedForm(dtype, tuple(stored)) for kernel in kernels})
+    FINISHED.update({kernel: FinishedForm(dtype, tuple(stored), vector) for kernel in kernels})
 
 
-def allow_for_floats(source: str, *forms: str, stores_others: bool = True) -> None:
+def allow_for_floats(source: str, *forms: str, stores_others: bool = True, vector: int = 0) -> None:
     """Note kernels that take an epilogue in each type of float but double.
 
     Args:
         source: Their file.
         forms: Their name expressions, with ``{t}`` for the type.
         stores_others: Whether instances of float store half and bfloat16, too.
+        vector: As of `FinishedForm`.
     """
     for dtype in _FLOATS:
         kernels = [Kernel(source, form.format(t=dtype_row(dtype).cuda)) for form in forms]
-        allow_epilogue(dtype, kernels, stored=STORED if stores_others and dtype == np.float32 else ())
+        stored = STORED if stores_others and dtype == np.float32 else ()
+        allow_epilogue(dtype, kernels, stored=stored, vector=vector)
 
 
 def instantiate_finished(
-    dtype: np.dtype[Any], kernels: Iterable[Kernel], *, stored: Iterable[np.dtype[Any]] = ()
+    dtype: np.dtype[Any], kernels: Iterable[Kernel], *, stored: Iterable[np.dtype[Any]] = (), vector: int = 0
 ) -> None:
     """Add kernels that take an epilogue to the table of instances; see `allow_epilogue`."""
     kernels = list(kernels)
     for kernel in kernels:
         instantiate(kernel.source, [kernel.expression])
-    allow_epilogue(dtype, kernels, stored=stored)
+    allow_epilogue(dtype, kernels, stored=stored, vector=vector)
 
 
 class OperandWay(IntEnum):
@@ -103,21 +112,30 @@ class OperandWay(IntEnum):
     SAME = 1  # they lie as those of the result do
     ROW = 2  # as those of the result's last axes do
     SHARED = 3  # each with several neighbours
+    PITCHED = 4  # as those of the result do, in rows of another pitch
+
+
+_PLACED = (OperandWay.ROW, OperandWay.SHARED, OperandWay.PITCHED)
 
 
 @dataclass(frozen=True, slots=True)
 class EpilogueOperand:
-    """An operand that is dense, or a single element: element i of the result goes with ``i // inner % extent``."""
+    """An operand that is dense, or a single element: element i of the result goes with ``i // inner % extent``.
+
+    Gaps between rows of the result count. One that is ``PITCHED`` may have gaps of its own: its rows are ``extent``
+    elements apart, and those of the result ``inner``.
+    """
 
     slot: Slot
     way: OperandWay
     inner: int
     extent: int
+    lies: bool = False  # whether it is read as it lies, where others are dense or copied
 
     @property
     def has_place(self) -> bool:
         """Whether the kernel is told extents."""
-        return self.way in (OperandWay.ROW, OperandWay.SHARED)
+        return self.way in _PLACED
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +146,15 @@ class EpilogueStructure:
         dtype: Element type of what the kernel makes, in C++.
         rows: The steps.
         operands: Of each operand, the element type and the way.
-        results: The name in the steps of each result, and its element type; the first one is the kernel's own output.
+        results: The name in the steps of each result, its element type, and whether its rows have another pitch than
+            those of what the kernel makes; the first one is the kernel's own output.
         counts: How many numbers are floats, doubles and integers.
     """
 
     dtype: str
     rows: tuple[CodeRow, ...]
     operands: tuple[tuple[str, OperandWay], ...]
-    results: tuple[tuple[str, str], ...]
+    results: tuple[tuple[str, str, bool], ...]
     counts: tuple[int, int, int]
 
 
@@ -148,7 +167,8 @@ class Epilogue:
         numbers: Those of the code.
         operands: In the order of the code.
         results: The name of each result in the code.
-        outputs: Where each goes; all lie alike.
+        outputs: Where each goes.
+        pitches: Of each output, the pitch of the rows of what the kernel makes and its own; None: it lies as that does.
         rounds: Whether what the kernel makes is rounded to its type in front of the steps.
     """
 
@@ -157,15 +177,22 @@ class Epilogue:
     operands: tuple[EpilogueOperand, ...]
     results: tuple[str, ...]
     outputs: tuple[Slot, ...]
+    pitches: tuple[tuple[int, int] | None, ...]
     rounds: bool = True
 
     def find_first(self, form: FinishedForm) -> int | None:
         """Return the result that a kernel of this form stores as its own; None where it can store none."""
         for dtype in (form.dtype, *form.stored):
             for place, y in enumerate(self.outputs):
-                if y.dtype == dtype:
+                if y.dtype == dtype and (self.pitches[place] is None or self._takes_vectors(place, form.vector)):
                     return place
         return None
+
+    def _takes_vectors(self, place: int, vector: int) -> bool:
+        """Return whether vectors of so many elements can be stored in an output that is a window."""
+        y, pitches = self.outputs[place], self.pitches[place]
+        is_aligned = vector > 0 and y.offset_bytes % (vector * y.dtype.itemsize) == 0
+        return is_aligned and pitches is not None and not any(pitch % vector for pitch in pitches)
 
     def finish(self, kernel: Kernel, form: FinishedForm, first: int, emit: Emitter) -> tuple[Kernel, list[Argument]]:
         """Return the kernel with this epilogue, and its further arguments, the last of which are further outputs.
@@ -181,17 +208,18 @@ class Epilogue:
             dtype_row(form.dtype if self.rounds else accumulator(form.dtype)).cuda,
             self.rows,
             tuple([(dtype_row(operand.slot.dtype).cuda, operand.way) for operand in self.operands]),
-            tuple([(self.results[place], dtype_row(self.outputs[place].dtype).cuda) for place in order]),
+            tuple([
+                (self.results[place], dtype_row(self.outputs[place].dtype).cuda, self.pitches[place] is not None)
+                for place in order
+            ]),
             self.numbers.counts,
-        )
+        )  # fmt: skip
         name, text, pointers = write_epilogue(structure)
-        places = [
-            pack_fast_div32(max(1, operand.inner)) + pack_fast_div32(max(1, operand.extent))
-            for operand in self.operands
-            if operand.has_place
-        ]
+        pairs = [(operand.inner, operand.extent) for operand in self.operands if operand.has_place]
+        pairs += [pair for pair in [self.pitches[place] for place in (*order[1:], first)] if pair is not None]
+        places = [pack_fast_div32(max(1, inner)) + pack_fast_div32(max(1, extent)) for inner, extent in pairs]
         slots = [
-            operand.slot if operand.way is OperandWay.ONE else emit.contiguous(operand.slot)
+            operand.slot if operand.lies or operand.way is OperandWay.ONE else emit.contiguous(operand.slot)
             for operand in self.operands
         ]
         finished = Kernel(kernel.source, f"{', '.join([kernel.expression[:-1], name, *pointers])}>", text)
@@ -200,7 +228,7 @@ class Epilogue:
 
 
 def place_operands(emit: Emitter, operands: Sequence[Slot], y: Slot) -> tuple[EpilogueOperand, ...] | None:
-    """Return how operands go with a dense result, as at the upper end of the size class.
+    """Return how operands go with a result that is rows, dense or a window, as at the upper end of the size class.
 
     None where one can't: it stretches the result, or its axes stand between others.
 
@@ -212,46 +240,113 @@ def place_operands(emit: Emitter, operands: Sequence[Slot], y: Slot) -> tuple[Ep
     Raises:
         PlanError: An operand does not lie as it does at the upper end of the size class.
     """
-    order = _find_order(y)
-    shape = tuple([y.shape[axis] for axis in order])
-    laid = [_reorder(operand, order) for operand in operands if operand.spec.rank <= y.spec.rank]
-    places = [find_place(operand.shape, shape) for operand in laid]
-    is_placed = len(laid) == len(operands) and None not in places and y.spec.size < _MAX_ELEMENTS
+    rows = find_rows(y.shape, y.strides)
+    order, width, pitch = rows or ((), 1, 1)
+    shape, strides = permute(y.shape, order), permute(y.strides, order)
+    laid = [_reorder(operand, order) for operand in operands if rows and operand.spec.rank <= y.spec.rank]
+    places = [_find_pitched_place(operand.shape, shape, width, pitch) for operand in laid]
+    is_placed = len(laid) == len(operands) and None not in places and fits_epilogue(y)
     if not emit.choose(is_placed):
         return None
     if not is_placed:
         raise PlanError("An operand of an epilogue does not lie as at the upper end of the size class.")
     placed = []
-    for slot, place in zip(laid, places, strict=True):
+    for operand, slot, place in zip(operands, laid, places, strict=True):
         assert place is not None
         inner, extent = place
-        is_row = inner == 1 or extent == 1
+        is_row, is_whole = inner == 1 or extent == 1, slot.spec.size == y.spec.size
+        pitches = find_pitches(shape, strides, slot) if slot.shape == shape and not slot.is_contiguous else None
+        lies = bool(emit.choose(pitches is not None))
+        pair = pitches if lies and pitches else (pitch, width) if pitch != width else (1, 1)
         now = (
             OperandWay.ONE if slot.spec.size == 1
+            else OperandWay.PITCHED if is_whole and pair[0] != pair[1]
             else OperandWay.SHARED if not is_row
-            else OperandWay.SAME if extent == y.spec.size
+            else OperandWay.SAME if is_whole
             else OperandWay.ROW
         )  # fmt: skip
         way = OperandWay(emit.choose(now))
         fits = {
             OperandWay.ONE: slot.spec.size == 1,
-            OperandWay.SAME: slot.spec.size == y.spec.size,
+            OperandWay.SAME: is_whole and pair[0] == pair[1],
             OperandWay.ROW: is_row,
             OperandWay.SHARED: True,
+            OperandWay.PITCHED: is_whole,
         }
-        if not fits[way]:
+        if not fits[way] or (lies and not slot.is_contiguous and pitches is None):
             raise PlanError(f"{slot} does not lie as at the upper end of the size class.")
-        placed.append(EpilogueOperand(slot, way, 1 if way is OperandWay.ROW else inner, extent))
+        inner, extent = pair if way is OperandWay.PITCHED else (1 if way is OperandWay.ROW else inner, extent)
+        placed.append(EpilogueOperand(operand if lies else slot, way, inner, extent, lies))
     return tuple(placed)
+
+
+def place_outputs(emit: Emitter, outputs: Sequence[Slot], y: Slot) -> tuple[tuple[int, int] | None, ...] | None:
+    """Return the pitches of outputs that lie as rows beside those of what a kernel makes; see `Epilogue.pitches`.
+
+    None where one lies otherwise.
+
+    Args:
+        emit: Emitter of the launch.
+        outputs: The outputs, of the shape of the result.
+        y: What the kernel makes.
+
+    Raises:
+        PlanError: An output does not lie as it does at the upper end of the size class.
+    """
+    rows = find_rows(y.shape, y.strides)
+    order = rows[0] if rows else ()
+    shape, strides = permute(y.shape, order), permute(y.strides, order)
+    pairs = [find_pitches(shape, strides, _reorder(each, order)) if rows else None for each in outputs]
+    is_placed = None not in pairs and fits_epilogue(y)
+    if not emit.choose(is_placed):
+        return None
+    placed: list[tuple[int, int] | None] = []
+    for pair in pairs:
+        if pair is None or not is_placed:
+            raise PlanError("An output of an epilogue does not lie as at the upper end of the size class.")
+        is_pitched = emit.choose(pair[0] != pair[1])
+        if not is_pitched and pair[0] != pair[1]:
+            raise PlanError("An output of an epilogue has gaps that it has not at the upper end of the size class.")
+        placed.append(pair if is_pitched else None)
+    return tuple(placed)
+
+
+def fits_epilogue(y: Slot) -> bool:
+    """Return whether kernels find the elements of a result that is finished."""
+    return max(y.spec.size, max_offset(y.shape, y.strides)) < _MAX_ELEMENTS
+
+
+def find_pitches(shape: tuple[int, ...], strides: tuple[int, ...], slot: Slot) -> tuple[int, int] | None:
+    """Return the pitches of the rows of a result, and of a slot of its shape that has such rows, too.
+
+    They are equal where the two lie alike. None where the slot lies otherwise.
+
+    Args:
+        shape: Of the result, its axes in the order of memory.
+        strides: Its strides, in elements.
+        slot: The slot, its axes in the same order.
+    """
+    found = find_rows(shape, strides), find_rows(shape, slot.strides)
+    kept = [stride for stride, extent in zip(slot.strides, shape, strict=True) if extent > 1]
+    if None in found or kept != sorted(kept, reverse=True) or not fits_epilogue(slot):
+        return None
+    widths = distinct(each[1] for each in found if each and each[1] != each[2])
+    if len(widths) > 1:
+        return None
+    width = widths[0] if widths else prod(shape)
+    own, other = (each[2] if each and each[1] != each[2] else width for each in found)
+    return own, other
 
 
 @memoize(1024)
 def write_epilogue(structure: EpilogueStructure) -> tuple[str, str, tuple[str, ...]]:
     """Return the name of the type of an epilogue, its text, and the types of the pointers behind it."""
     sources = [f"const {cuda}*" for cuda, _ in structure.operands]
-    others = [cuda for _, cuda in structure.results[1:]]
+    others = [cuda for _, cuda, _ in structure.results[1:]]
     stored = structure.results[0][1]
-    placed = [k for k, (_, way) in enumerate(structure.operands, 1) if way in (OperandWay.ROW, OperandWay.SHARED)]
+    placed = [k for k, (_, way) in enumerate(structure.operands, 1) if way in _PLACED]
+    pitched = [k for k, (_, _, is_pitched) in enumerate(structure.results[1:], 1) if is_pitched]
+    has_gaps = structure.results[0][2]
     parameters = [f"{source} in{k}" for k, source in enumerate(sources, 1)]
     parameters += [f"{cuda}* out{k}" for k, cuda in enumerate(others, 1)]
     given = [f"cast<{structure.dtype}>(values[group][lane])"]
@@ -272,9 +367,15 @@ def write_epilogue(structure: EpilogueStructure) -> tuple[str, str, tuple[str, .
         f"  typedef {stored} Stored;",
         f"  typedef RegionNumbers<{', '.join(map(str, structure.counts))}> Numbers;",
         "  Numbers numbers;",
-        f"  OperandPlace places[{max(1, len(placed))}];",
+        f"  OperandPlace places[{max(1, len(placed) + len(pitched) + has_gaps)}];",
         "",
-        *write_compute([structure.dtype, *[cuda for cuda, _ in structure.operands]], structure.rows, structure.results),
+        *write_compute(
+            [structure.dtype, *[cuda for cuda, _ in structure.operands]],
+            structure.rows,
+            [(result, cuda) for result, cuda, _ in structure.results],
+        ),
+        "",
+        *_write_where(len(placed) + len(pitched) if has_gaps else None),
         "",
         "  template <class A, int Groups, int N>",
         "  __device__ void finish(A (&values)[Groups][N], const i64 (&indices)[Groups], const int (&counts)[Groups],",
@@ -290,7 +391,10 @@ def write_epilogue(structure: EpilogueStructure) -> tuple[str, str, tuple[str, .
         "        values[group][lane] = A(widen(made0));",
         "      }",
         *[
-            f"      write_lanes(out{k} + indices[group], counts[group], stride, made{k}[group]);"
+            f"      write_pitched(out{k}, places[{len(placed) + pitched.index(k)}], indices[group], counts[group], "
+            f"stride, made{k}[group]);"
+            if k in pitched
+            else f"      write_lanes(out{k} + indices[group], counts[group], stride, made{k}[group]);"
             for k in range(1, len(others) + 1)
         ],
         "    }",
@@ -299,6 +403,18 @@ def write_epilogue(structure: EpilogueStructure) -> tuple[str, str, tuple[str, .
     ]
     name, text = name_text(_PREFIX, "\n".join(body) + "\n")
     return name, text, (*sources, *[f"{cuda}*" for cuda in others])
+
+
+def _write_where(place: int | None) -> list[str]:
+    """Return the function that finds where the kernel's own output has an element, by the number of its place."""
+    if place is None:
+        return ["  __device__ i64 where(i64 index) const { return index; }"]
+    return [
+        "  __device__ i64 where(i64 index) const {",
+        "    u32 among;",
+        f"    return places[{place}].shift(u32(index), among);",
+        "  }",
+    ]
 
 
 def list_library_steps(
@@ -327,11 +443,6 @@ def list_library_steps(
 def _name(step: Operator) -> str:
     """Return the functor of an elementwise operator, which tells forms apart; of others the name."""
     return step.pick_form().functor if isinstance(step, Elementwise) else step.name
-
-
-def _find_order(y: Slot) -> tuple[int, ...]:
-    """Return the axes of a dense result in the order in which they lie in memory."""
-    return tuple(range(y.spec.rank)) if y.is_contiguous else memory_axes(y.shape, y.strides)
 
 
 def _reorder(operand: Slot, order: tuple[int, ...]) -> Slot:
@@ -366,6 +477,24 @@ def find_place(shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, int
         else:
             is_done = True
     return inner, extent
+
+
+def _find_pitched_place(
+    shape: tuple[int, ...], whole: tuple[int, ...], width: int, pitch: int
+) -> tuple[int, int] | None:
+    """Return the same where ``whole`` has rows of a pitch, and i counts the gaps between them, too.
+
+    Of an operand that has an element for each of ``whole``, which has a pitch of its own, what it is without gaps.
+    """
+    place = find_place(shape, whole)
+    if place is None or width == pitch or prod(shape) in (1, prod(whole)):
+        return place
+    inner, extent = place
+    if inner % width == 0:
+        return inner // width * pitch, extent
+    if inner * extent == width and pitch % inner == 0:
+        return inner, pitch // inner
+    return place if width % (inner * extent) == 0 == pitch % (inner * extent) else None
 
 
 def fused_name(name: str) -> str:

@@ -68,6 +68,7 @@ class FlatStructure:
         rows: The steps, without attributes and numbers that are arguments.
         operands: The inputs.
         results: Of each result, the step that makes it and its element type in C++.
+        written: How each result lies: a strided one is a window with gaps.
         counts: How many numbers are floats, doubles and integers.
         rank: Axes that are left.
         is_wide: Whether offsets need 64 bits.
@@ -77,10 +78,18 @@ class FlatStructure:
     rows: tuple[CodeRow, ...]
     operands: tuple[Operand, ...]
     results: tuple[tuple[int, str], ...]
+    written: tuple[Operand, ...]
     counts: tuple[int, int, int]
     rank: int
     is_wide: bool
     width: int
+
+    @property
+    def strided(self) -> list[tuple[str, Operand]]:
+        """The names and operands of what lies by strides of its own, results last."""
+        rows = [(f"{k}", each) for k, each in enumerate(self.operands)]
+        rows += [(f"_out{k}", each) for k, each in enumerate(self.written)]
+        return [(name, each) for name, each in rows if each.kind is OperandKind.STRIDED]
 
 
 def launch_flat(
@@ -92,11 +101,11 @@ def launch_flat(
     inputs: Sequence[Slot | None],
     outputs: Sequence[Slot],
 ) -> None:
-    """Launch a region whose results have one shape and lie alike.
+    """Launch a region whose results have one shape, and their axes in one order.
 
     Args:
         emit: Emitter of the launch.
-        walk: Of the inputs and results.
+        walk: Of the inputs, and of results with gaps behind them.
         rows: The steps.
         forms: What they make of these inputs.
         results: The step that makes each output.
@@ -107,10 +116,12 @@ def launch_flat(
     code, numbers = write_steps(rows, forms, tuple([slot is not None for slot in inputs]))
     width = vector_width((*used, *outputs))
     is_vector = walk.can_vectorize(width, (*used, *outputs))
+    dense = tuple([Operand(dtype_row(slot.dtype).cuda, OperandKind.DENSE) for slot in outputs])
     structure = FlatStructure(
         code,
-        walk.operands,
+        walk.operands[: len(used)],
         tuple([(step, dtype_row(slot.dtype).cuda) for step, slot in zip(results, outputs, strict=True)]),
+        walk.operands[len(used) :] or dense,
         numbers.counts,
         len(walk.extents),
         walk.is_wide,
@@ -238,7 +249,7 @@ def write_kernel(structure: FlatStructure) -> Kernel:
 def _write_body(structure: FlatStructure) -> str:
     """Return the text of a region, with ``@`` for its name."""
     offset = "i64" if structure.is_wide else "i32"
-    strided = [(k, operand) for k, operand in enumerate(structure.operands) if operand.kind is OperandKind.STRIDED]
+    strided = structure.strided
     moved = sum(sum(operand.moves) for _, operand in strided)
     inputs = [f"const {operand.cuda}* in{k}" for k, operand in enumerate(structure.operands)]
     outputs = [f"{cuda}* out{k}" for k, (_, cuda) in enumerate(structure.results)]
@@ -264,18 +275,18 @@ def _write_body(structure: FlatStructure) -> str:
         *[f"      Vec<{cuda}, kWidth> made{k};" for k, (_, cuda) in enumerate(structure.results)],
         "#pragma unroll",
         f"      for (int i = 0; i < kWidth; ++i) {_call_element(structure, 'vector{}.lanes[i]', 'made{}.lanes[i]')};",
-        *[f"      store_vec(out{k} + unit.at, made{k});" for k in range(len(structure.results))],
+        *[f"      store_vec(out{k} + {_find_target(structure, k)}, made{k});" for k in range(len(structure.results))],
         "      return;",
         "    }",
         "#pragma unroll 1",
-        f"    for (int i = 0; i < unit.count(); ++i) {_call_element(structure, 'in{}[{} + i]', 'out{}[unit.at + i]')};",
+        f"    for (int i = 0; i < unit.count(); ++i) {_call_element(structure, 'in{}[{} + i]', 'out{}[{} + i]')};",
         "  }",
         "};",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _write_unit(structure: FlatStructure, offset: str, strided: Sequence[tuple[int, Operand]]) -> list[str]:
+def _write_unit(structure: FlatStructure, offset: str, strided: Sequence[tuple[str, Operand]]) -> list[str]:
     """Return the type that finds where the unit of a thread lies in strided operands."""
     base = f"FlatUnit<kWidth, {offset}>"
     if not strided:
@@ -313,13 +324,19 @@ def _find_place(k: int, operand: Operand) -> str:
     return {OperandKind.ONE: "0", OperandKind.DENSE: "unit.at"}.get(operand.kind, f"unit.at{k}")
 
 
+def _find_target(structure: FlatStructure, k: int) -> str:
+    """Return the offset of a unit's first element in a result."""
+    return f"unit.at_out{k}" if structure.written[k].kind is OperandKind.STRIDED else "unit.at"
+
+
 def _call_element(structure: FlatStructure, given: str, made: str) -> str:
     """Return a call of that function; ``given`` and ``made`` spell an element by an operand's number and its place."""
     inputs = [
         given.format(k, _find_place(k, operand)) if _is_vector(operand) else f"shared{k}"
         for k, operand in enumerate(structure.operands)
     ]
-    return f"compute({', '.join(['numbers', *inputs, *[made.format(k) for k in range(len(structure.results))]])})"
+    outputs = [made.format(k, _find_target(structure, k)) for k in range(len(structure.results))]
+    return f"compute({', '.join(['numbers', *inputs, *outputs])})"
 
 
 def _write_shared(structure: FlatStructure) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
-from gpuexec.ir.geometry import contiguous_strides, reshape_shape
+from gpuexec.ir.geometry import close_gaps, contiguous_strides, max_offset, reshape_shape
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, count_elements, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
@@ -28,6 +28,7 @@ from gpuexec.ops.elementwise.epilogue import (
     fused_name,
     list_library_steps,
     place_operands,
+    place_outputs,
 )
 from gpuexec.ops.elementwise.region import Region
 from gpuexec.ops.elementwise.region_steps import (
@@ -59,6 +60,7 @@ from gpuexec.ops.tensor.layout import window
 from gpuexec.ops.vision.resize import Resize
 
 _SPECS_KEPT = 64
+_VECTOR_LANES = 16  # the most elements of a vector of 16 bytes
 # Elements that a shape may depend on: of integers such as axes, of floats such as the scales of Resize.
 _CONTENT_SIZES = {"i": 64, "u": 64, "f": 8}
 # A shape, an element type, and the bytes of a few numbers.
@@ -241,11 +243,14 @@ class Fused(Operator):
         if not kept:
             return
         producer, taken = self.parts.producer, self.split(inputs)
-        made = producer.infer(*(None if slot is None else slot.spec for slot in taken))[0]
+        specs = tuple([None if slot is None else slot.spec for slot in taken])
+        made = producer.infer(*specs)[0]
         seen = made if self.view is None else made.with_shape(reshape_shape(made.shape, self.view))
         result = emit.temp(seen.shape, seen.dtype)
-        if self.view is None and all(y.shape == seen.shape and y.strides == kept[0][1].strides for _, y in kept):
-            result = Slot(result.buffer, result.offset_bytes, result.spec, kept[0][1].strides)  # channels last, maybe
+        if self.view is None and all(y.shape == seen.shape for _, y in kept):
+            result = _lay_like(
+                emit, result, [y for _, y in kept], with_gaps=producer.writes_windows(specs, (made,), emit.target)
+            )
         epilogue = self._make_epilogue(emit, result, inputs, kept)
         library_steps = list_library_steps(self.parts.steps, [place for place, _ in kept], inputs)
         finishing = FinishingEmitter(emit, result, epilogue, library_steps)
@@ -261,6 +266,15 @@ class Fused(Operator):
         # On the host, the producer works in the memory of an output, which so can't be that of an operand.
         behind = emit if emit.target.has_kernels else StepEmitter(emit, result)
         self.parts.region.lower(behind, (result, *self._pick(inputs)), others)
+
+    def writes_windows(
+        self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
+    ) -> bool:
+        """Return whether the producer does."""
+        own, producer = self.split(inputs), self.parts.producer
+        if self.view is not None:
+            return False
+        return producer.finishes_windows or producer.writes_windows(own, producer.infer(*own), target)
 
     def without_roundings(self, outputs: Collection[int]) -> tuple[Operator, tuple[int, ...]]:
         """Return the operator whose outputs are what the steps behind some outputs round.
@@ -338,18 +352,20 @@ class Fused(Operator):
         is_able = (
             not emit.target.has_textures
             and forms.pointwise is not None
-            and all(y.shape == result.shape and y.strides == result.strides for y in outputs)
+            and all(y.shape == result.shape for y in outputs)
         )
         if not emit.choose(is_able) or not is_able:
             return None
-        used = self._pick(inputs)
+        used, pitches = self._pick(inputs), place_outputs(emit, outputs, result)
+        if pitches is None:
+            return None
         operands = place_operands(emit, [slot for slot in used if slot is not None], result)
         if operands is None:
             return None
         given = (True, *[slot is not None for slot in used])
         rows, numbers = write_steps(self.parts.region.steps, forms, given)
         names = [f"v{place - 1}" if place else "x0" for place, _ in kept]
-        return Epilogue(rows, numbers, operands, tuple(names), tuple(outputs), self.rounds)
+        return Epilogue(rows, numbers, operands, tuple(names), tuple(outputs), pitches, self.rounds)
 
 
 def _read_content(x: Array) -> bytes:
@@ -360,6 +376,21 @@ def _read_content(x: Array) -> bytes:
 def _shift(given: Given) -> Given:
     """Return a source of a fused operator's row as the region has it, whose first input is what the producer makes."""
     return given + 1 if isinstance(given, int) else given
+
+
+def _lay_like(emit: Emitter, result: Slot, outputs: Sequence[Slot], *, with_gaps: bool) -> Slot:
+    """Return memory for what a producer makes, which lies as the output that its kernel stores, channels last, maybe.
+
+    Where that is a window, so is this ``with_gaps``, as far from the next 16 bytes.
+    """
+    like = next((y for y in outputs if y.dtype == result.dtype), outputs[0])
+    if not emit.choose(like.order is None):
+        return Slot(result.buffer, result.offset_bytes, result.spec, like.strides)
+    if not with_gaps:
+        return Slot(result.buffer, result.offset_bytes, result.spec, close_gaps(like.shape, like.strides))
+    itemsize, first = result.dtype.itemsize, like.offset_bytes // like.dtype.itemsize % _VECTOR_LANES
+    made = emit.temp((first + max_offset(like.shape, like.strides) + 1,), result.dtype)
+    return Slot(made.buffer, first * itemsize, result.spec, like.strides)
 
 
 def _view(slot: Slot, shape: tuple[int, ...]) -> Slot:
@@ -385,6 +416,7 @@ def _make(producer: type[Operator]) -> None:
         "uses_all_cores": producer.uses_all_cores,
         "keeps_dtype": False,  # a Cast may be a step
         "has_blits": producer.has_blits,
+        "finishes_windows": producer.finishes_windows,
         "format_use": producer.format_use,
         "padded_factors": producer.padded_factors,
         "not_images": producer.not_images,

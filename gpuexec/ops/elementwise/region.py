@@ -17,10 +17,12 @@ import numpy as np
 
 from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Slot
+from gpuexec.ir.geometry import close_gaps, memory_axes
 from gpuexec.ir.index_map import Assembled
 from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.symbolic_int import distinct
+from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise.epilogue import FUSED_DOMAIN, StepEmitter
 from gpuexec.ops.elementwise.flat import JoinedWalk, can_walk, launch_flat
 from gpuexec.ops.elementwise.flat_maps import can_map, launch_mapped
@@ -39,6 +41,7 @@ from gpuexec.ops.elementwise.row_blocks import RowProgram, prepare_row_blocks
 from gpuexec.ops.elementwise.row_kernel import can_launch, launch_rows
 from gpuexec.ops.elementwise.row_layout import RowLayout, find_row_layout
 from gpuexec.ops.elementwise.tiled import choose_tiling, launch_tiled
+from gpuexec.ops.tensor.copy import Concat
 from gpuexec.ops.tensor.layout import window
 
 _PROGRAMS_KEPT = 64
@@ -186,11 +189,15 @@ class Region(Steps):
             return
         if self._place(emit, forms, inputs, kept[0][1]):
             return
-        laid = distinct(slot.strides for _, slot in kept)
+        has_gaps = bool(emit.choose(any(y.order is None for _, y in kept)))
+        laid = distinct(memory_axes(y.shape, y.strides) if has_gaps else y.strides for _, y in kept)
         wanted = [step for step, _ in kept]
         is_flat = self._is_flat(forms) and can_walk(kept[0][1].shape) and len(laid) == 1
         if is_flat and forms.pointwise is None:
             is_flat = not emit.target.has_textures and can_map(self.steps, forms, wanted, inputs)
+        if has_gaps and not emit.choose(is_flat and forms.pointwise is not None):
+            self._lower_beside(emit, inputs, outputs)
+            return
         slots = [slot for slot in (*inputs, *outputs) if slot is not None]
         if not emit.choose(is_flat and not (emit.target.has_textures and not can_draw(slots))):
             self._lower_apart(emit, forms, inputs, outputs)
@@ -206,12 +213,20 @@ class Region(Steps):
         if forms.pointwise is None:
             launch_mapped(emit, self.steps, forms, wanted, inputs, results)
             return
-        walk = JoinedWalk.of(emit, used, results[0])
-        tiling = choose_tiling(emit, walk, used, results)
+        walk = JoinedWalk.of(emit, [*used, *results] if has_gaps else used, results[0])
+        tiling = None if has_gaps else choose_tiling(emit, walk, used, results)
         if tiling is None:
             launch_flat(emit, walk, self.steps, forms, wanted, inputs, results)
         else:
             launch_tiled(emit, walk, tiling, self.steps, forms, wanted, inputs, results)
+
+    def writes_windows(
+        self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
+    ) -> bool:
+        """Return whether it is a Concat by itself, or flat."""
+        is_concat = len(self.steps) == 1 and isinstance(read_steps(self.steps)[0].operator, Concat)
+        forms = self._find_forms(inputs)
+        return is_concat or (self._is_flat(forms) and forms.pointwise is not None)
 
     def _prepare(self, forms: StepForms, keys: tuple[SpecKey | None, ...]) -> BlockProgram | BoxProgram | None:
         if not self._is_flat(forms):
@@ -219,6 +234,17 @@ class Region(Steps):
         if forms.pointwise is None:
             return BoxProgram.of(self.steps, forms, self.results, keys)
         return prepare_blocks(self.steps, forms, self.results, keys)
+
+    def _lower_beside(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch results to dense memory of their own, and copy them to windows."""
+        made: list[Slot | None] = []
+        for y in outputs:
+            own = None if y is None else emit.temp(y.shape, y.dtype)
+            made.append(own and y and Slot(own.buffer, own.offset_bytes, own.spec, close_gaps(y.shape, y.strides)))
+        self.lower(emit, inputs, tuple(made))
+        for y, own in zip(outputs, made, strict=True):
+            if y is not None and own is not None:
+                emit.copy(y, own)
 
     def _place(self, emit: Emitter, forms: StepForms, inputs: Slots, y: Slot) -> bool:
         """Let the parts of a Concat by itself be made where they are wanted; return whether that is done.

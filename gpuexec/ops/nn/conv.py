@@ -144,6 +144,21 @@ class Conv(Convolution):
             return False
         return x.shape[1] <= MAX_CHANNELS or x.shape[1] % count_chunk(x.dtype if self.precision == TF32 else _HALF) != 0
 
+    def writes_windows(
+        self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
+    ) -> bool:
+        """Return whether it runs on tensor cores, as a product of rows of channels."""
+        x, w, y = inputs[0], inputs[1], outputs[0]
+        if x is None or w is None or y is None:
+            return False
+        dtypes, windows = (
+            (w.dtype if self._stores(w.dtype) else x.dtype, w.dtype, y.dtype),
+            self.windows(x.shape, w.shape),
+        )
+        if takes_few(dtypes[1:], windows, x.shape[1], self.group, target, self.precision):
+            return False
+        return runs_on_tensor_cores(dtypes, windows.kernel, target, self.group, w.shape[1], self.precision)
+
     def rounds_to(self, position: int, inputs: Sequence[TensorSpec | None], target: Target) -> str:
         """Return the precision of an image with few channels, and of others tf32, on tensor cores."""
         x, w = inputs[0], inputs[1]
@@ -336,6 +351,16 @@ class ConvTranspose(Convolution):
         dtypes = (x.dtype, w.dtype, find_result(x.dtype, self.precision))
         is_gained = runs_as_products(dtypes, self.windows(x.shape, w.shape), self.group, target, self.precision)
         return count_transposed(x, y) if is_gained else 0
+
+    def writes_windows(
+        self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
+    ) -> bool:
+        """Return whether it runs on tensor cores, as products of rows of channels."""
+        x, w, y = inputs[0], inputs[1], outputs[0]
+        if x is None or w is None or y is None:
+            return False
+        dtypes = (x.dtype, w.dtype, y.dtype)
+        return runs_as_products(dtypes, self.windows(x.shape, w.shape), self.group, target, self.precision)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the products of its taps or phases, or one thread per output, which gathers its terms."""

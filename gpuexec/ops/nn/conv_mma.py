@@ -104,6 +104,26 @@ def has_channels_last(slot: Slot) -> bool:
     return all(slot.shape[axis] == 1 or slot.strides[axis] == step for axis, step in zip(order, dense, strict=True))
 
 
+def find_pitch(slot: Slot) -> int | None:
+    """Return how many elements lie from a position of an image to the next, whose channels lie last.
+
+    None where channels don't, or positions lie otherwise; axes of extent 1 don't count.
+    """
+    channels, pitch = slot.shape[1], 0
+    if channels > 1 and slot.strides[1] != 1:
+        return None
+    expected = 0
+    for axis in (*range(slot.spec.rank - 1, 1, -1), 0):
+        if slot.shape[axis] == 1:
+            continue
+        pitch = pitch or slot.strides[axis]
+        if slot.strides[axis] != (expected or pitch):
+            return None
+        expected = slot.strides[axis] * slot.shape[axis]
+    pitch = pitch or channels
+    return pitch if pitch >= channels else None
+
+
 def runs_on_tensor_cores(
     dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]],
     kernel: tuple[int, ...],
@@ -179,7 +199,7 @@ def launch_mma_conv(
         )
     if not (chosen and able):
         return False
-    if not emit.choose(has_channels_last(y)):
+    if not emit.choose(find_pitch(y) is not None):
         turned = make_channels_last(emit, y)
         _launch(emit, (x, w, bias, turned), windows, groups)
         emit.copy(y, turned)
@@ -243,11 +263,13 @@ def _launch(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows:
     bias = None if bias is None else emit.contiguous(bias)
     outs, rows = w.shape[0] // groups, x.shape[0] * prod(windows.counts)
     channels = round_up(w.shape[1], count_chunk(x.dtype))  # of a group
-    x = align_channels(emit, x, groups * channels)
+    x, y_pitch = align_channels(emit, x, groups * channels, windows), find_pitch(y)
+    if y_pitch is None:
+        raise PlanError(f"A convolution writes {y}, whose channels lie last at the upper end.")
     weights = _pack_weights(emit, w, channels)
     inner = windows.taps * channels
     if groups == 1 and x.dtype != _FLOAT and _sees_positions(windows):
-        strides = (channels, 1, 1, channels, 0, 1, outs)
+        strides = (find_pitch(x) or channels, 1, 1, channels, 0, 1, y_pitch)
         launch_gemm(emit, (x, weights, bias, y), (rows, outs, inner), strides)
         return
     nbytes = inner * x.dtype.itemsize
@@ -259,7 +281,7 @@ def _launch(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows:
     if groups > 1:
         batch, walks = (groups,), ((channels,), (outs * inner,), (outs,))
     product = Product(
-        (x, weights, bias, y), (rows, outs, inner), (inner, 1), (1, inner), (0, 1), (groups * outs, 1), (1.0, 1.0),
+        (x, weights, bias, y), (rows, outs, inner), (inner, 1), (1, inner), (0, 1), (y_pitch, 1), (1.0, 1.0),
         batch, walks,
     )  # fmt: skip
     arguments: list[Argument] = [
@@ -297,10 +319,22 @@ def make_channels_last(emit: Emitter, y: Slot) -> Slot:
     return _turn(emit.temp((y.shape[0], *y.shape[2:], y.shape[1]), y.dtype))
 
 
-def align_channels(emit: Emitter, x: Slot, channels: int) -> Slot:
-    """Return an image, channels last, whose positions are 16 bytes apart or a multiple of that; zeros only pad."""
-    is_aligned = x.shape[1] == channels and x.offset_bytes % VECTOR_NBYTES == 0
-    if emit.choose(is_aligned and has_channels_last(x)):
+def align_channels(emit: Emitter, x: Slot, channels: int, windows: Windows | None = None) -> Slot:
+    """Return an image, channels last, whose positions are 16 bytes apart or a multiple of that; zeros only pad.
+
+    Args:
+        emit: Emitter of a copy.
+        x: The image.
+        channels: That it is to have, with those that pad.
+        windows: Over x, whose positions may be further apart than it has channels then; None: they may not.
+    """
+    pitch = find_pitch(x)
+    is_aligned = x.shape[1] == channels and x.offset_bytes % VECTOR_NBYTES == 0 and pitch is not None
+    if pitch is not None and pitch != channels:
+        whole = x.spec.with_shape((x.shape[0], pitch, *x.shape[2:]))
+        fits = windows is not None and fits_numbers(whole, windows, 1)
+        is_aligned = is_aligned and fits and pitch % count_chunk(x.dtype) == 0
+    if emit.choose(is_aligned):
         return x
     batch, own, *extents = x.shape
     made = emit.temp((batch, *extents, channels), x.dtype)

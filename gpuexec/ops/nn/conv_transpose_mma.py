@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuexec.errors import PlanError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import contiguous_strides, round_up
 from gpuexec.ir.operator import Array, Emitter
@@ -23,7 +24,7 @@ from gpuexec.ir.weight_forms import WeightForm, weight_form
 from gpuexec.ops.lib.windows import Windows
 from gpuexec.ops.linalg.matmul_launch import launch_gemm
 from gpuexec.ops.linalg.mma_launch import multiplies
-from gpuexec.ops.nn.conv_mma import align_channels, count_chunk, has_channels_last, make_channels_last, takes_tf32
+from gpuexec.ops.nn.conv_mma import align_channels, count_chunk, find_pitch, make_channels_last, takes_tf32
 
 _LIMIT = 2**31
 
@@ -104,13 +105,16 @@ def launch_mma_transpose(
     if not (emit.choose(able) and able):
         return False
     turned = y
-    if not emit.choose(has_channels_last(y)):
+    if not emit.choose(find_pitch(y) is not None):
         turned = make_channels_last(emit, y)
+    pitch = find_pitch(turned)
+    if pitch is None:
+        raise PlanError(f"A transposed convolution writes {y}, whose channels lie last at the upper end.")
     bias = None if bias is None else emit.contiguous(bias)
     x, weights = align_channels(emit, x, channels), _pack_weights(emit, w, channels)
     outs = w.shape[1]
-    places = [step * outs for step in contiguous_strides(y.shape[2:])]
-    y_batch, x_places = prod(y.shape[2:]) * outs, [step * channels for step in contiguous_strides(x.shape[2:])]
+    places = [step * pitch for step in contiguous_strides(y.shape[2:])]
+    y_batch, x_places = prod(y.shape[2:]) * pitch, [step * channels for step in contiguous_strides(x.shape[2:])]
     batch = (x.shape[0], *windows.counts[:-1], *windows.kernel)
     taps = (0,) * len(windows.kernel)
     of_taps = [step * outs * channels for step in contiguous_strides(windows.kernel)]

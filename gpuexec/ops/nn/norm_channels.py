@@ -44,6 +44,7 @@ class _ChannelNormalization(Operator):
     derivative = Derivative.PARTS
     has_blits = True
     takes_epilogue = True
+    finishes_windows = True
 
     def _check(self, x: TensorSpec, scale: TensorSpec, bias: TensorSpec, entries: int | None = None) -> TensorSpec:
         x = check_dtype(self.name, x, _FLOATS)

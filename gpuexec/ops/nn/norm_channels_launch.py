@@ -61,7 +61,7 @@ for _dtype in _DTYPES:
     instantiate(_SOURCE, [_name_measure(_dtype, is_last=is_last).expression for is_last in (False, True)])
     _maps = [_name_map(_dtype, is_last=is_last) for is_last in (False, True)]
     _maps.append(_name_small(_dtype))
-    instantiate_finished(_dtype, _maps, stored=STORED if _dtype == _FLOAT else ())
+    instantiate_finished(_dtype, _maps, stored=STORED if _dtype == _FLOAT else (), vector=_FOUR)
 
 
 def launch_large_channels(emit: Emitter, x: Slot, scale: Slot, bias: Slot, y: Slot, epsilon: float) -> bool:

@@ -43,7 +43,7 @@ _LIMIT = 2**31
 
 instantiate("pool.cu", [f"max_pool<{dtype_row(t).cuda}>" for t in MAX_DTYPES])
 instantiate("pool.cu", [f"{name}<{dtype_row(t).cuda}>" for name in ("average_pool", "lp_pool") for t in FLOATS])
-allow_for_floats("pool.cu", "max_pool<{t}>", "average_pool<{t}>", "lp_pool<{t}>")
+allow_for_floats("pool.cu", "max_pool<{t}>", "average_pool<{t}>", "lp_pool<{t}>", vector=1)
 
 
 @operator("MaxPool")
@@ -68,6 +68,7 @@ class MaxPool(Operator):
     derivative = Derivative.RULE
     has_blits = True
     takes_epilogue = True
+    finishes_windows = True
     format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -123,6 +124,7 @@ class AveragePool(Operator):
     derivative = Derivative.PARTS
     has_blits = True
     takes_epilogue = True
+    finishes_windows = True
     format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -174,6 +176,7 @@ class LpPool(Operator):
     keeps_dtype = True
     has_blits = True
     takes_epilogue = True
+    finishes_windows = True
     format_use = FormatUse.FOLLOWS
 
     def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:

@@ -36,6 +36,7 @@ from gpuexec.ir.operator import (
 )
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ir.symbolic_int import memoize
+from gpuexec.ir.target import Target
 from gpuexec.ir.work import Work, count_apart_bytes, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.lib.across import (
     ACROSS_TILE_BYTES,
@@ -164,6 +165,12 @@ class Concat(Operator):
     def compute(self, *inputs: Array, out: Out = None) -> tuple[Array, ...]:
         """Copy each input to its place."""
         return (np.concatenate(inputs, self.axis, out=out[0] if out else None),)
+
+    def writes_windows(
+        self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
+    ) -> bool:
+        """Return that it places or copies inputs in windows of any output."""
+        return True
 
     def as_index_map(self, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:
         """Return the windows of the inputs, one behind the other."""

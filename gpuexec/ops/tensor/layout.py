@@ -129,6 +129,13 @@ class Reshape(View):
         """Reshape; a view where NumPy can."""
         return (x.reshape(reshape_shape(x.shape, read_ints(shape), bool(self.allowzero))),)
 
+    def find_format_use(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> FormatUse:
+        """Return that it follows formats where images keep their channels, and joined or divided axes are others."""
+        x, y = inputs[0], outputs[0]
+        if x is None or y is None or min(x.rank, y.rank) < 3 or x.shape[:2] != y.shape[:2]:
+            return self.format_use
+        return FormatUse.FOLLOWS
+
 
 @operator("Flatten")
 @dataclass(frozen=True, slots=True)

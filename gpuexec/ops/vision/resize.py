@@ -47,7 +47,7 @@ _POLICIES = ("stretch", "not_larger", "not_smaller")
 
 instantiate("resize.cu", [f"resize_nearest<{bits}>" for bits in ("u8", "u16", "u32", "u64")])
 instantiate("resize.cu", [f"resize_blend<{dtype_row(dtype).cuda}>" for dtype in BLENDED])
-allow_for_floats("resize.cu", "resize_blend<{t}>")
+allow_for_floats("resize.cu", "resize_blend<{t}>", vector=1)
 
 
 @operator("Resize")
@@ -81,6 +81,7 @@ class Resize(Operator):
     fixed_inputs = (1, 2, 3)
     has_blits = True
     takes_epilogue = True
+    finishes_windows = True
     format_use = FormatUse.FOLLOWS
 
     def infer(

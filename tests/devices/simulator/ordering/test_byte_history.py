@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from gpuexec.devices.simulator.operations import Access
 from gpuexec.devices.simulator.ordering import ByteHistory
 
 
@@ -62,3 +63,8 @@ def test_cells_hold_what_a_list_of_bytes_holds() -> None:
             low, high = sorted(rng.sample(range(21), 2))
             got = [(w, r) for a, b, w, r in list_cells(history, low, high) for _ in range(a, b)]
             assert got == expected[low:high]
+
+
+def test_access_of_rows_leaves_out_what_lies_between_them() -> None:
+    assert list(Access(0, 10, True, 2, 4).rows()) == [(0, 2), (4, 6), (8, 10)]
+    assert list(Access(0, 10, True).rows()) == [(0, 10)]
