@@ -103,6 +103,12 @@ struct MmaOperand {
   int lines, inner, first_line, first_k;
   bool is_wide;  // dense along the one axis, 16-byte aligned along the other: copied by vectors
 
+  // Whether VectorLoader copies it. Lines that lie across are whole chunks, or there is room behind them.
+  template <Lie kLie>
+  __device__ bool has_chunks() const {
+    return is_wide && (kLie == Lie::kAlongK || k_stride != 0 || lines % kChunkElements<T> == 0);
+  }
+
   // Returns the place of a line of the block at k = 0; the last one's for those beyond it.
   __device__ const T* find_line(int line) const {
     const int wanted = first_line + line;
@@ -192,13 +198,17 @@ struct VectorLoader<T, Tile, Lines, Lie::kAcross, Shift> {
       : part(threadIdx.x), step(operand.k_stride * (Part::kPassRows * int(sizeof(T)))) {
     const int first = operand.first_line + part.chunk * kChunkElements<T>;
     nbytes = count_chunk_bytes<T>(operand.lines - first);
-    source = reinterpret_cast<const u8*>(operand.matrix + (operand.first_k + part.row) * operand.k_stride + first);
+    const int last = (operand.lines - 1) / kChunkElements<T> * kChunkElements<T>;
+    const T* const row = operand.matrix + (operand.first_k + part.row) * operand.k_stride;
+    source = reinterpret_cast<const u8*>(row + (first < last ? first : last));
   }
 
+  // Copies whole chunks, the last one in place of those behind it. Where that is partly inside, what is behind the last line
+  // lies in front of another k's lines, since these slabs are neither the first nor the last ones.
   __device__ void load_whole(SharedAddress slab) {
 #pragma unroll
     for (int i = 0; i < Part::kPasses; ++i) {
-      copy_async_vector(slab + part.place(i), source, nbytes);
+      copy_async_vector(slab + part.place(i), source);
       source += step;
     }
   }
@@ -440,8 +450,9 @@ struct MmaSlabs {
 // The left operand may be another than MmaOperand: one that is always wide, and names what copies its slabs. Then the right
 // one may, too. Warp is WarpTile, or does more as it multiplies.
 //
-// Of wide operands, whole slabs run in a loop that is unrolled by the stages, so that their places are immediates; the rest,
-// and all slabs of other operands, run in a loop with tests.
+// Of operands that VectorLoader copies, whole slabs run in a loop that is unrolled by the stages, so that their places are
+// immediates; the rest, and all slabs of others, run in a loop with tests. Of others that loop has turns in front, which load
+// and multiply nothing: so what copies their elements stands there once, and is compiled once.
 template <class Warp, class Left, class Right>
 __device__ void sum_slabs(Warp& warp, const Left& a, const Right& b, const MmaSlabs& slabs, u8* ring) {
   typedef typename Warp::Element T;
@@ -452,24 +463,21 @@ __device__ void sum_slabs(Warp& warp, const Left& a, const Right& b, const MmaSl
   const int end = slabs.first + slabs.count;
   int to_come = slabs.count;  // slabs that are not multiplied yet
 
-  // Multiplies the slab in `stage`, whose fragments of step 0 are in registers already. Before its last step the next slab is
-  // waited for. Behind that barrier nobody reads this stage any more: all fragments of it are in registers.
-  const auto run_slab = [&](int stage, int next, const auto& refill) {
+  // Multiplies the slab in `stage`, if there is one, whose fragments of step 0 are in registers already, and refills the stage.
+  // Before its last step the next slab is waited for. Behind that barrier nobody reads this stage any more: all fragments of
+  // it are in registers.
+  const auto run_slab = [&](int stage, int next, bool is_there, const auto& refill) {
+    if (is_there) {
 #pragma unroll
-    for (int step = 0; step < kSteps - 1; ++step) warp.multiply(step, stages + stage * Tile::kStageBytes, step + 1);
-    wait_copies<kStages - 2>();
-    __syncthreads();
+      for (int step = 0; step < kSteps - 1; ++step) warp.multiply(step, stages + stage * Tile::kStageBytes, step + 1);
+      wait_copies<kStages - 2>();
+      __syncthreads();
+    }
     refill(stage);
     commit_copies();
-    warp.multiply(kSteps - 1, stages + next * Tile::kStageBytes, 0);
+    if (is_there) warp.multiply(kSteps - 1, stages + next * Tile::kStageBytes, 0);
   };
-  // Begins the first slabs. A load has the slab's first k, and where in the ring it goes.
-  const auto begin = [&](const auto& load) {
-#pragma unroll 1
-    for (int stage = 0; stage < kStages; ++stage) {
-      if (stage < slabs.count) load((slabs.first + stage) * slabs.depth, stage * Tile::kStageBytes);
-      commit_copies();  // a group for each slab, even where there is none, so that waits count slabs
-    }
+  const auto begin = [&] {
     wait_copies<kStages - 1>();
     __syncthreads();
     if (slabs.count > 0) warp.begin(stages);
@@ -480,22 +488,22 @@ __device__ void sum_slabs(Warp& warp, const Left& a, const Right& b, const MmaSl
     for (; to_come > 0; --to_come) {
       const int next = stage + 1 == kStages ? 0 : stage + 1;
       // Behind the last slab there is none: what is read in its place is used nowhere.
-      run_slab(stage, to_come > 1 ? next : stage, [&](int free) {
+      run_slab(stage, to_come > 1 ? next : stage, Left::kIsAlwaysWide || to_come <= slabs.count, [&](int free) {
         if (to_come > kStages) load((end - to_come + kStages) * slabs.depth, free * Tile::kStageBytes);
       });
+      if (!Left::kIsAlwaysWide && to_come - 1 == slabs.count) begin();
       stage = next;
     }
   };
 
   if constexpr (!Left::kIsAlwaysWide) {
-    if (!a.is_wide || !b.is_wide) {
-      const auto load = [&](int k, int at) {
+    if (!a.template has_chunks<kLeft>() || !b.template has_chunks<kRight>()) {
+      to_come += kStages;
+      run_rest([&](int k, int at) {
         copy_slab<T, Tile, Tile::kRows, kLeft, 1>(a, stages + at, ring + at, k);
         at += Tile::kLeftBytes;
         copy_slab<T, Tile, Tile::kColumns, kRight, kRightShift>(b, stages + at, ring + at, k);
-      };
-      begin(load);
-      run_rest(load);
+      });
       return;
     }
   }
@@ -505,12 +513,17 @@ __device__ void sum_slabs(Warp& warp, const Left& a, const Right& b, const MmaSl
     left.load(stages + at, a.inner - k);
     right.load(stages + (at + Tile::kLeftBytes), b.inner - k);
   };
-  begin(load);
+#pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    if (stage < slabs.count) load((slabs.first + stage) * slabs.depth, stage * Tile::kStageBytes);
+    commit_copies();  // a group for each slab, even where there is none, so that waits count slabs
+  }
+  begin();
 #pragma unroll 1
   for (; to_come > 2 * kStages; to_come -= kStages) {  // what is loaded here is whole
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
-      run_slab(stage, (stage + 1) % kStages, [&](int free) {
+      run_slab(stage, (stage + 1) % kStages, true, [&](int free) {
         left.load_whole(stages + free * Tile::kStageBytes);
         right.load_whole(stages + (free * Tile::kStageBytes + Tile::kLeftBytes));
       });

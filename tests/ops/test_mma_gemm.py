@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -185,6 +185,26 @@ def test_loop_of_whole_slabs(tile: MmaTile, left: str, right: str) -> None:
         operands = make(pick, (min(tile.rows, 40), 40, depth), (left, right), spare=0)
         multiply("plain", tile, (left, right), operands)
         operands.check(f"{operands.product}")
+
+
+@pytest.mark.parametrize("mode", ["plain", "check"])
+@pytest.mark.parametrize(("tile", "left"), LEFT, ids=LEFT_NAMES)
+def test_lines_across_end_within_a_chunk(mode: Mode, tile: MmaTile, left: str) -> None:
+    """Behind the last line there is room, as in packed weights, or none, where all lines along k are one."""
+    extents = (21, 61, (2 * tile.stages + 2) * tile.slab_nbytes // 2)
+    operands = make(random.Random(6), extents, (left, ACROSS), spare=3)
+    multiply(mode, tile, (left, ACROSS), operands)
+    operands.check("room behind the last line")
+
+    line = aligned((61,), HALF)
+    line[...] = operands.b[0, :61]
+    sums = (operands.a[:, :21].T if left == ACROSS else operands.a[:, : extents[2]]).astype(np.float64).sum(axis=1)
+    (alpha, beta), c = operands.product.scale, operands.c
+    exact = alpha * np.outer(sums, line.astype(np.float64)) + (0 if c is None else beta * c.astype(np.float64))
+    one = replace(operands, b=line, product=replace(operands.product, b=(0, 1)), expected=exact.astype(HALF))
+    one.y[...] = np.nan
+    multiply(mode, tile, (left, ACROSS), one)
+    one.check("one line")
 
 
 @pytest.mark.parametrize("right", [ALONG_K, ACROSS], ids=["along_k", "across"])

@@ -234,11 +234,11 @@ GATES: Mapping[str, Gate] = {
             opcodes=("HMMA", "LDSM", "LDGSTS"),
         )
         for tile, left, right, share, integers in (
-            ("LargeMma", 0, 0, 0.62, 18), ("LargeMma", 0, 1, 0.56, 58),
-            ("MediumMma", 0, 0, 0.61, 23), ("MediumMma", 0, 1, 0.545, 79),
-            ("SmallMma", 0, 0, 0.43, 23), ("SmallMma", 0, 1, 0.375, 80),
-            ("SmallMma", 1, 0, 0.375, 80), ("SmallMma", 1, 1, 0.325, 136),
-            ("FlatMma", 0, 0, 0.29, 66), ("FlatMma", 0, 1, 0.195, 290),
+            ("LargeMma", 0, 0, 0.62, 18), ("LargeMma", 0, 1, 0.595, 35),
+            ("MediumMma", 0, 0, 0.61, 23), ("MediumMma", 0, 1, 0.575, 50),
+            ("SmallMma", 0, 0, 0.43, 23), ("SmallMma", 0, 1, 0.40, 38),
+            ("SmallMma", 1, 0, 0.40, 38), ("SmallMma", 1, 1, 0.385, 56),
+            ("FlatMma", 0, 0, 0.29, 66), ("FlatMma", 0, 1, 0.25, 160),
         )
         for operands, result in MMA_TYPES
         if operands != "float" or left == right == 0
