@@ -86,6 +86,23 @@ def pack_struct(form: str, *values: Any) -> bytes:
     return SymbolicBytes(data, tuple(fields))  # type: ignore[return-value]
 
 
+def unpack_struct(form: str, data: bytes) -> tuple[Any, ...]:
+    """Return the values that bytes begin with, as `struct.unpack_from` does; symbolic where they are."""
+    if not isinstance(data, SymbolicBytes):
+        return struct.unpack_from(form, data)
+    symbols, values, at = {at: number for at, _, number in data.fields}, list(struct.unpack_from(form, data.data)), 0
+    place = 0
+    for count, kind in re.findall(r"(\d*)([a-zA-Z?])", form[1:]):
+        size = struct.calcsize(f"<{kind}")
+        if kind == "x":
+            at += int(count or 1)
+            continue
+        for _ in range(int(count) if count else 1):
+            values[place] = symbols.get(at, values[place])
+            place, at = place + 1, at + size
+    return tuple(values)
+
+
 def join_bytes(parts: Iterable[bytes]) -> bytes:
     """Return bytes one after the other, as ``b"".join`` does."""
     rows: list[Any] = list(parts)

@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Command, Kernel, Slot
 from gpuexec.ir.index_map import IndexMap
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.provider import Posed
@@ -104,6 +104,10 @@ class KnownInput:
 
     dtype: np.dtype[Any] | None = None
     content: Array | None = None
+
+
+# Makes of commands other ways to do what they do, each as commands.
+Join = Callable[[Sequence[Command]], Sequence[Sequence[Command]]]
 
 
 class Emitter(Protocol):
@@ -217,6 +221,17 @@ class Emitter(Protocol):
             pose: Returns the problem, with its slots; only called where a library may be taken.
             launch: Emits our kernels.
             keeps_order: Whether sums are to be in the order of their terms, as no library promises.
+        """
+
+    def join(self, launch: Callable[[], None], join: Join) -> None:
+        """Emit commands, or others in their place that are predicted to take less time.
+
+        The same at all sizes of a size class.
+
+        Args:
+            launch: Emits the commands.
+            join: Returns other ways to do what commands do, to the same bits; none where there is no other.
+                Those that there are stand in one order at all sizes of a class.
         """
 
 

@@ -16,6 +16,7 @@ from gpuexec.ir.graphs import Graph, bodies, body_fields, check, walk, with_bodi
 from gpuexec.ir.operator import decomposed_names
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.control.control import If
+from gpuexec.ops.elementwise.epilogue import fused_name
 from gpuexec.ops.linalg.matmul import Gemm, MatMul
 from gpuexec.ops.nn.attention import Attention, AttentionOverCache
 from gpuexec.ops.nn.conv import Conv
@@ -32,6 +33,7 @@ from gpuexec.passes.fuse_epilogues import fuse_epilogues
 from gpuexec.passes.fuse_regions import fuse_regions
 from gpuexec.passes.fuse_rounding import fuse_rounding
 from gpuexec.passes.fuse_rows import fuse_rows
+from gpuexec.passes.fuse_separable import fuse_separable
 from gpuexec.passes.group_heads import group_heads
 from gpuexec.passes.inline_branches import inline_branches
 from gpuexec.passes.merge_common import merge_common
@@ -94,6 +96,7 @@ AT_PLAN = (
     Pass("recognise_attention", recognise_attention, needs_specs=True, operators={Softmax.name}),
     Pass("fuse_rows", fuse_rows, needs_specs=True),
     Pass("fuse_epilogues", fuse_epilogues, needs_specs=True),
+    Pass("fuse_separable", fuse_separable, needs_specs=True, operators={Conv.name, fused_name(Conv.name)}),
     Pass("fuse_regions", fuse_regions, needs_specs=True),
     Pass("remove_dead", remove_dead),
 )
@@ -102,7 +105,7 @@ AT_PLAN = (
 FUSE_ROUNDING = Pass("fuse_rounding", fuse_rounding)
 
 # Passes that make operators whose kernels have generated text, which takes a compiler where a program does not hold it.
-GENERATING = frozenset({"fuse_rows", "fuse_epilogues", "fuse_regions"})
+GENERATING = frozenset({"fuse_rows", "fuse_epilogues", "fuse_separable", "fuse_regions"})
 
 
 def run_passes(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuexec.ir.graphs import Graph
+from gpuexec.ir.operator import Operator
 from gpuexec.ops.elementwise.fused import Fused
 from gpuexec.ops.elementwise.region import Steps
+from gpuexec.ops.nn.conv_separable import SeparableConv
 
 
 def fuse_rounding(graph: Graph) -> Graph:
@@ -18,10 +20,13 @@ def fuse_rounding(graph: Graph) -> Graph:
     Args:
         graph: The graph with its fused operators.
     """
-    nodes = tuple([
-        replace(node, operator=replace(node.operator, rounds=False))  # type: ignore[type-var]
-        if isinstance(node.operator, (Fused, Steps))
-        else node
-        for node in graph.nodes
-    ])  # fmt: skip
-    return replace(graph, nodes=nodes)
+    return replace(graph, nodes=tuple([replace(node, operator=_leave_out(node.operator)) for node in graph.nodes]))
+
+
+def _leave_out(operator: Operator) -> Operator:
+    """Return an operator without the roundings between its steps."""
+    if isinstance(operator, SeparableConv):
+        return operator.without_roundings()
+    if isinstance(operator, (Fused, Steps)):
+        return replace(operator, rounds=False)  # type: ignore[type-var]
+    return operator

@@ -23,7 +23,7 @@ from gpuexec.ir.command import (
 from gpuexec.ir.geometry import channels_last_strides, is_contiguous, max_offset
 from gpuexec.ir.graphs import Node
 from gpuexec.ir.library_problem import Problem
-from gpuexec.ir.operator import describe
+from gpuexec.ir.operator import Join, describe
 from gpuexec.ir.plan import Role
 from gpuexec.ir.provider import OURS, BitsClass, Offer, Posed, ProblemSlots
 from gpuexec.ir.spec import HostValue, SymbolicValue, TensorSpec
@@ -33,7 +33,14 @@ from gpuexec.ops.lib.pixel import TEXEL_BYTES, draw, draw_copy, draw_fill
 from gpuexec.ops.tensor.copy import copy_commands
 from gpuexec.ops.tensor.shape import store_commands, to_literal
 from gpuexec.planner.memory_format import is_image
-from gpuexec.planner.providers import NO_PROVIDERS, OwnKernels, Providers, emit_library, weigh
+from gpuexec.planner.providers import (
+    NO_PROVIDERS,
+    OwnKernels,
+    Providers,
+    emit_library,
+    predict_commands_us,
+    weigh,
+)
 from gpuexec.planner.unpacked_plan import Array, Effects, UnpackedBuffer, UnpackedPlan, dense
 from gpuexec.system.mapped import read_content
 
@@ -222,6 +229,20 @@ class CommandEmitter:
             raise PlanError(f"{chosen} was chosen at the upper end, and not for this size: {why}.")
         return True
 
+    def join(self, launch: Callable[[], None], join: Join) -> None:
+        """Emit commands, or those that are cheapest of all that do the same."""
+        first = len(self.effects.commands)
+        launch()
+        apart = self.effects.commands[first:]
+        can_join = self.target.has_kernels and not self.target.has_textures
+        ways = [apart, *(map(list, join(apart)) if can_join else ())]
+        chosen = self.choose(lambda: _find_cheapest(ways, self.target))
+        if not apart:
+            return  # all that they write is empty
+        if chosen >= len(ways):
+            raise PlanError("Launches can't be joined, as they are at the upper end.")
+        self.effects.commands[first:] = ways[chosen]
+
     def call(self, library: str, problem: Problem, slots: ProblemSlots, workspace_nbytes: int) -> None:
         """Add a call of a library, with scratch memory of so many bytes."""
         workspace = self.temp((workspace_nbytes,), np.uint8) if workspace_nbytes else None
@@ -373,6 +394,13 @@ def emit_store(
     array = content.symbols if isinstance(content, SymbolicValue) else content.array
     store_commands(emitter, destination, array, capacity)
     return emitter.effects.commands
+
+
+def _find_cheapest(ways: Sequence[Sequence[Command]], target: Target) -> int:
+    """Return the position of the commands that are predicted to take the least time, the first of equals."""
+    if len(ways) == 1:
+        return 0
+    return min(range(len(ways)), key=lambda way: predict_commands_us(ways[way], target))
 
 
 def _lies_at(source: Slot, window: Slot) -> bool:

@@ -116,6 +116,11 @@ struct MmaOperand {
   }
 };
 
+// Whether slabs of an operand are computed by its loader, which has a `load` alone: all of them run in a loop with tests, so
+// that the code stands there twice.
+template <class Operand>
+constexpr bool kIsComputed = false;
+
 // The same of an operand that is wide whatever the launch.
 template <class T>
 struct WideOperand : MmaOperand<T> {
@@ -519,14 +524,16 @@ __device__ void sum_slabs(Warp& warp, const Left& a, const Right& b, const MmaSl
     commit_copies();  // a group for each slab, even where there is none, so that waits count slabs
   }
   begin();
+  if constexpr (!kIsComputed<Left>) {
 #pragma unroll 1
-  for (; to_come > 2 * kStages; to_come -= kStages) {  // what is loaded here is whole
+    for (; to_come > 2 * kStages; to_come -= kStages) {  // what is loaded here is whole
 #pragma unroll
-    for (int stage = 0; stage < kStages; ++stage) {
-      run_slab(stage, (stage + 1) % kStages, true, [&](int free) {
-        left.load_whole(stages + free * Tile::kStageBytes);
-        right.load_whole(stages + (free * Tile::kStageBytes + Tile::kLeftBytes));
-      });
+      for (int stage = 0; stage < kStages; ++stage) {
+        run_slab(stage, (stage + 1) % kStages, true, [&](int free) {
+          left.load_whole(stages + free * Tile::kStageBytes);
+          right.load_whole(stages + (free * Tile::kStageBytes + Tile::kLeftBytes));
+        });
+      }
     }
   }
   run_rest(load);

@@ -12,7 +12,7 @@ from gpuexec.devices.simulator.module import SimulatorFunction, load_file, load_
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.instances import kernel_table
-from gpuexec.ir.operator import Array, Operator
+from gpuexec.ir.operator import Array, Join, Operator
 from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
@@ -99,6 +99,10 @@ class DirectEmitter:
         """Launch our kernels: there is no library."""
         launch()
         return False
+
+    def join(self, launch: Callable[[], None], join: Join) -> None:
+        """Launch all."""
+        launch()
 
     def alias(self, output: Slot, view: Slot) -> None:
         """Remember the view."""

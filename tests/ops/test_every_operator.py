@@ -42,7 +42,9 @@ _LINEAR, _RULE = ("ops/ml/linear.py:_Coefficients.bind",), ("ops/nn/attention.py
 _IMAGE = ("ops/vision/image.py:_launch",)
 TIED = {
     **dict.fromkeys(("Attention", "gpuexec.AttentionOverCache", "gpuexec.RoundedAttention"), _RULE),
-    **dict.fromkeys(("Conv", "gpuexec.FusedConv", "gpuexec.FusedNarrowConv"), _CONV + _CONV_NAMES),
+    **dict.fromkeys(
+        ("Conv", "gpuexec.FusedConv", "gpuexec.FusedNarrowConv", "gpuexec.SeparableConv"), _CONV + _CONV_NAMES
+    ),
     **dict.fromkeys(("ai.onnx.ml.LinearClassifier", "ai.onnx.ml.LinearRegressor"), _LINEAR),
     **dict.fromkeys(("gpuexec.ImageToTensor", "gpuexec.TensorToImage"), _IMAGE),
     "Det": ("ops/linalg/det.py:Det.lower",),

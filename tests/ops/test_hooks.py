@@ -45,7 +45,7 @@ ANY_NUMBER = (
         "ProjectedHeads",
         "Scan",
     ),
-    *("ScaledDotProductAttention", "SequenceConstruct", "SequenceMap", "_Fold", "_Optimizer"),
+    *("ScaledDotProductAttention", "SeparableConv", "SequenceConstruct", "SequenceMap", "_Fold", "_Optimizer"),
 )
 BASES = ("Composite", "Drawing", "Elementwise", "Fused", "Narrowed", "Recurrent", "Steps", "_NormalizedSum", "_Shown")
 GROUPS = (

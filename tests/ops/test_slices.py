@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from typing import Any
 
 import numpy as np
@@ -46,8 +48,11 @@ class Emitter:
         self.sizes: list[int] = []
         self._given, self._fixes_division = given, fixes_division
 
-    def choose(self, now: int) -> int:
-        self.chosen.append(now if self._given is None else self._given[len(self.chosen)])
+    def choose(self, now: int | Callable[[], int]) -> int:
+        if self._given is None:
+            self.chosen.append(now() if callable(now) else now)
+        else:
+            self.chosen.append(self._given[len(self.chosen)])
         return self.chosen[-1]
 
     def divide(self, now: int) -> int:

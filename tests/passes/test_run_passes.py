@@ -42,6 +42,7 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
         "recognise_attention",
         "fuse_rows",
         "fuse_epilogues",
+        "fuse_separable",
         "fuse_regions",
         "remove_dead",
     ]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gpuexec.errors import KernelError
-from gpuexec.ir.command import Copy, Fill, HostCall, Kernel, Launch, Slot
+from gpuexec.errors import KernelError, PlanError
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch, Slot
 from gpuexec.ir.plan import Role
 from gpuexec.ir.spec import HostValue, TensorSpec
 from gpuexec.ir.target import Target
+from gpuexec.planner import emitter
 from gpuexec.planner.emitter import CommandEmitter, emit_copy, emit_store
 from gpuexec.planner.unpacked_plan import UnpackedBuffer, UnpackedPlan, dense
 
@@ -185,3 +187,59 @@ def test_what_lowerings_choose_is_told_from_what_slots_decide() -> None:
     d.emit.contiguous(d.a)
     d.emit.choose(3)
     assert d.emit.effects.chosen == [3] and d.emit.effects.choices == [0, 1, 3]
+
+
+def join(d: Desk, costs: dict[str, float], names: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the kernels that are emitted where two launches could be one of others, each of which takes a time."""
+
+    def predict(commands: Sequence[Command], target: Target) -> float:
+        return sum(costs[command.kernel.expression] for command in commands if isinstance(command, Launch))
+
+    def launch_both() -> None:
+        launch(d)
+        launch(d)
+
+    def join_both(commands: Sequence[Command]) -> list[list[Command]]:
+        assert [type(each) for each in commands] == [Launch, Launch]
+        return [[Launch(Kernel("test.cu", name), (1, 1, 1), (32, 1, 1), (d.input, d.a), (1,), 0)] for name in names]
+
+    monkeypatch.setattr(emitter, "predict_commands_us", predict)
+    d.emit.join(launch_both, join_both)
+    return [each.kernel.expression for each in d.emit.effects.commands if isinstance(each, Launch)]
+
+
+@pytest.mark.parametrize(
+    ("costs", "expected"),
+    [
+        ({"k": 2.0, "one": 3.0, "other": 3.5}, ["one"]),
+        ({"k": 2.0, "one": 4.5, "other": 3.5}, ["other"]),
+        ({"k": 2.0, "one": 4.5, "other": 4.0}, ["k", "k"]),
+    ],
+)
+def test_commands_are_joined_where_that_is_faster(
+    costs: dict[str, float], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d = desk()
+    assert join(d, costs, ["one", "other"], monkeypatch) == expected
+    again = desk(choices=d.emit.effects.choices)
+    assert join(again, {"k": 0.0, "one": 0.0, "other": 0.0}, ["one", "other"], monkeypatch) == expected
+    assert again.emit.effects.chosen == d.emit.effects.chosen
+
+
+def test_what_can_not_be_joined_as_at_the_upper_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    d = desk()
+    assert join(d, {"k": 2.0, "one": 3.0}, ["one"], monkeypatch) == ["one"]
+    with pytest.raises(PlanError, match="can't be joined, as they are at the upper end"):
+        join(desk(choices=d.emit.effects.choices), {"k": 2.0}, [], monkeypatch)
+
+
+def test_commands_of_nothing_are_not_joined() -> None:
+    d = desk(choices=[1])
+    d.emit.join(lambda: None, lambda commands: [])
+    assert d.emit.effects.commands == []
+
+
+def test_targets_without_kernels_join_nothing() -> None:
+    d = desk(CPU)
+    d.emit.join(lambda: launch(d), lambda commands: [[]] * 2)
+    assert d.emit.effects.commands == []

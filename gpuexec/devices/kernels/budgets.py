@@ -74,6 +74,9 @@ LARGER: Mapping[str, Budget] = {
     "conv_depthwise.cu:conv_depthwise": Budget(
         80, "the taps of a kernel and four sums; three blocks of 256 threads fit"
     ),
+    "conv_separable.cu:conv_separable": Budget(
+        240, "as mma_gemm, and 32 depthwise sums, a row of taps and loads under way; two blocks fit"
+    ),
     "conv_depthwise_last.cu:conv_depthwise_last": Budget(
         112, "16 sums, a row of taps and the loads under way; four blocks of 128 threads fit"
     ),

@@ -326,6 +326,17 @@ GATES: Mapping[str, Gate] = {
         for types in ("float, float", "half, half", "half, float", "bf16, bf16", "bf16, float")
         for form in ("0, 1", "3, 1", "3, 2")
     },
+    # A row of taps for four places of 8 channels; it is the loop with most multiply-adds.
+    **{
+        f"conv_separable.cu:conv_separable<NoSteps<{t}>, {t}, {t}, {t}, {tile}, {extent}>": Gate(
+            instructions=3700, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
+            opcodes=("HMMA", "LDSM", "LDGSTS", "FFMA"), blocks=2,
+        )
+        for t, extent, share, integers in (
+            ("half", 3, 0.28, 65), ("half", 0, 0.19, 10), ("bf16", 3, 0.24, 250), ("bf16", 0, 0.16, 35)
+        )
+        for tile in ("SmallMma", "FlatMma")
+    },
     "conv.cu:conv_gemm_narrow": Gate(instructions=5400, blocks=2),
     # The table of vectors is read in the loop, 32 bits at a time.
     **{

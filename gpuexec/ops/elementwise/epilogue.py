@@ -25,7 +25,7 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import find_rows, max_offset, permute
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import join_bytes
-from gpuexec.ir.operator import Array, Emitter, Operator, Slots
+from gpuexec.ir.operator import Array, Emitter, Join, Operator, Slots
 from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import BFLOAT16, accumulator, dtype_row
 from gpuexec.ir.symbolic_int import distinct, memoize
@@ -504,7 +504,21 @@ def fused_name(name: str) -> str:
 
 def count_epilogue_steps(launch: Launch) -> int:
     """Return how many steps a launch applies to each of its results; 0 for a kernel without an epilogue."""
-    return count_steps(launch.kernel.text) if _PACK.search(launch.kernel.expression) else 0
+    return count_type_steps(launch.kernel.text, split_epilogue(launch.kernel)[0])
+
+
+def count_type_steps(text: str, name: str) -> int:
+    """Return how many steps a type of a generated text has; 0 where the text has no such type."""
+    _, _, body = text.partition(f"struct {name} {{")
+    return count_steps(body.partition("\n};")[0]) if name else 0
+
+
+def split_epilogue(kernel: Kernel) -> tuple[str, tuple[str, ...]]:
+    """Return the type of the epilogue that a kernel has, empty where it has none, and the types of its pointers."""
+    found = _PACK.search(kernel.expression)
+    if found is None:
+        return "", ()
+    return found[1], tuple([each for each in found[2].split(", ") if each])
 
 
 def without_epilogue(expression: str) -> str:
@@ -638,6 +652,10 @@ class FinishingEmitter:
         if is_library:
             self.unfinished, self.is_finished = None, True
         return is_library
+
+    def join(self, launch: Callable[[], None], join: Join) -> None:
+        """Emit launches as they are."""
+        launch()
 
     def _leave(self, slot: Slot) -> None:
         """Note that ``y`` is written without the epilogue, if that is the slot."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import ceil_div, coalesce
-from gpuexec.ir.kernel_values import pack_struct
+from gpuexec.ir.kernel_values import join_bytes, pack_struct, unpack_struct
 
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu and simt_product.cuh
 GEMV_ROWS = (1, 2, 4, 8)  # of the instances of gemv.cu
@@ -22,6 +22,7 @@ _FLOAT, _EIGHT = np.dtype(np.float32), 8  # elements of a result on tensor cores
 _MAX_OUTER_STRIDE, _MAX_INNER_STRIDE = 2**23, 2**27
 # Extents of SimtGemm, 32-bit numbers that a block adds its own places to.
 _MAX_EXTENT = 2**31 - 2**16
+_HEAD, _HEAD_NBYTES = "<4i8q", 80  # of SimtGemm: extents and strides; then scales, and which operands are wide
 _MAX_ROW_BLOCKS = 65535  # of a grid, along its z axis
 
 
@@ -149,8 +150,35 @@ class Product:
         with np.errstate(over="ignore"):
             factors = np.array(self.scale, np.float32).tobytes()
         strides = (*self.a, *self.b, *self.c, *self.y)
-        head = pack_struct("<4i8q", *self.extents, len(self.batch), *strides)
+        head = pack_struct(_HEAD, *self.extents, len(self.batch), *strides)
         return head + factors + pack_struct(f"<2i8i{len(tables)}q", wide, lanes, *_pad(self.batch, 1), *tables)
+
+
+def transpose_mma(packed: bytes, y: Slot) -> bytes:
+    """Return the bytes of ``SimtGemm`` for ``mma_gemm.cu`` of the transposed product, whose result is the transposed.
+
+    Args:
+        packed: Those of a product without batches.
+        y: Its result.
+    """
+    factors, rest = packed[_HEAD_NBYTES : _HEAD_NBYTES + 8], packed[_HEAD_NBYTES + 12 :]
+    rows, columns, inner, axes, a_row, a_inner, b_inner, b_column, *strides = unpack_struct(_HEAD, packed)
+    (wide,) = unpack_struct("<i", packed[_HEAD_NBYTES + 8 :])
+    assert not axes, "a product without batches"
+    c_row, c_column, y_row, y_column = strides
+    is_wide = y_row == 1 and y_column % _EIGHT == 0 and y.offset_bytes % (_EIGHT * y.dtype.itemsize) == 0
+    turned = (b_column, b_inner, a_inner, a_row, c_column, c_row, y_column, y_row)
+    flags = (wide & 1) << 1 | wide >> 1 & 1 | 4 * is_wide
+    return join_bytes((
+        pack_struct(_HEAD, columns, rows, inner, axes, *turned), factors, pack_struct("<i", flags), rest
+    ))  # fmt: skip
+
+
+def read_left(packed: bytes) -> tuple[tuple[int, int, int], int, tuple[int, int], int]:
+    """Return extents, batch axes, strides of the left operand and flags of operands that are wide of ``SimtGemm``."""
+    rows, columns, inner, axes, a_row, a_inner, *_ = unpack_struct(_HEAD, packed)
+    (wide,) = unpack_struct("<i", packed[_HEAD_NBYTES + 8 :])
+    return (rows, columns, inner), axes, (a_row, a_inner), wide
 
 
 def fits_extents(*extents: int) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuexec.ir.command import Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, contiguous_strides, round_up
-from gpuexec.ir.kernel_values import join_bytes, pack_struct
+from gpuexec.ir.kernel_values import join_bytes, pack_struct, unpack_struct
 from gpuexec.ir.operator import Array, Emitter
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.symbolic_int import memoize
@@ -32,6 +32,7 @@ _THREADS, _OWN, _VECTOR_NBYTES = 128, 16, 16  # threads of a block, outputs of a
 _VECTORS = 8  # of channels in a tile: a line of memory
 _WANTED_TILES = 264  # two for each multiprocessor of a large GPU
 _MAX_TAPS, _LIMIT = 64, 2**31
+_WINDOWS = "<13i4x3q"  # of DepthwiseWindows
 # Columns and stride of the kernels that have an instance of their own; (0, 1): any.
 LAST_FORMS = ((0, 1), (3, 1), (3, 2))
 # Types of operands and result.
@@ -219,12 +220,43 @@ def _pack(plane: LastPlane, tile: LastTile, vectors: int, channels: int, strides
     divisors = (tile.vectors, tile.groups, *tile.count(plane, vectors))
     return join_bytes(
         (
-            pack_struct("<i12ii", channels, *[entry for pair in numbers for entry in pair], tile.rows),
+            pack_struct(_WINDOWS, channels, *[entry for pair in numbers for entry in pair], *strides),
+            pack_struct("<i", tile.rows),
             *[pack_fast_div32(max(divisor, 1)) for divisor in divisors],
-            bytes(4),
-            pack_struct("<3q", *strides),
         )
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWindows:
+    """The bytes of ``DepthwiseWindows`` at the front of a struct, and pairs of numbers in them, of rows and columns."""
+
+    packed: bytes
+    extents: tuple[int, ...]
+    counts: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+    @staticmethod
+    def read(packed: Any) -> PackedWindows:
+        """Return those of an argument of a launch."""
+        numbers = unpack_struct(_WINDOWS, packed)[1:]
+        extents, counts, kernel, strides, dilations = (numbers[first : first + 2] for first in range(0, 10, 2))
+        return PackedWindows(packed[: struct.calcsize(_WINDOWS)], extents, counts, kernel, strides, dilations)
+
+    @property
+    def taps(self) -> int:
+        """Taps of the kernel."""
+        return prod(self.kernel)
+
+    def count_seen(self, rows: int, columns: int) -> int:
+        """Return the positions of the image that a rectangle of windows sees."""
+        sides = zip((rows, columns), self.strides, self.kernel, self.dilations, self.extents, strict=True)
+        return prod(
+            min((count - 1) * stride + (taps - 1) * dilation + 1, extent)
+            for count, stride, taps, dilation, extent in sides
+        )
 
 
 def _pack_weights(emit: Emitter, w: Slot) -> Slot:
@@ -247,10 +279,10 @@ _AROUND, _EACH_READ, _EACH_LANE = 150, 6, 1
 def _count_depthwise_last(launch: Launch) -> Work:
     x, y, packed = launch.arguments[0], launch.arguments[3], launch.arguments[4]
     assert isinstance(x, Slot) and isinstance(y, Slot) and isinstance(packed, bytes)
-    _, *numbers, rows = struct.unpack_from("<i12ii", packed)
-    extents, _, kernel, strides, dilations, _ = (numbers[first : first + 2] for first in range(0, 12, 2))
-    vectors, groups = struct.unpack_from("<I8xI", packed, 56)
-    taps, lanes, steps = prod(kernel), _VECTOR_NBYTES // x.dtype.itemsize, count_epilogue_steps(launch)
+    windows = PackedWindows.read(packed)
+    rows, vectors, groups = struct.unpack_from("<iI8xI", packed, len(windows.packed))
+    kernel, strides, taps = windows.kernel, windows.strides, windows.taps
+    lanes, steps = _VECTOR_NBYTES // x.dtype.itemsize, count_epilogue_steps(launch)
     outputs, own_columns = y.spec.size, _OWN // lanes
     form = int(launch.kernel.expression.split(",")[2])
     # Columns that a thread reads of a row, and weights.
@@ -260,11 +292,7 @@ def _count_depthwise_last(launch: Launch) -> Work:
     each = kernel[0] * reads * (_EACH_READ + lanes * _EACH_LANE) + _OWN * (taps + steps * STEP_INSTRUCTIONS + 3)
     warps, bias = count_warps(launch), outputs if launch.arguments[2] is not None else 0
     # What a block sees: L1 has a place after the first time.
-    height = min((rows - 1) * strides[0] + (kernel[0] - 1) * dilations[0] + 1, extents[0])
-    columns = own_columns * groups
-    width = min((columns - 1) * strides[1] + (kernel[1] - 1) * dilations[1] + 1, extents[1])
-    blocks = prod(launch.grid)
-    seen = blocks * vectors * _VECTOR_NBYTES * (height * width + taps)
+    seen = prod(launch.grid) * vectors * _VECTOR_NBYTES * (windows.count_seen(rows, own_columns * groups) + taps)
     beside = [slot for slot in launch.reads_from() if slot not in (x, launch.arguments[1])]
     return Work(
         flops=2 * taps * outputs + bias + steps * outputs,
