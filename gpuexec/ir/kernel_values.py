@@ -86,7 +86,7 @@ def pack_struct(form: str, *values: Any) -> bytes:
     return SymbolicBytes(data, tuple(fields))  # type: ignore[return-value]
 
 
-def unpack_struct(form: str, data: bytes) -> tuple[Any, ...]:
+def unpack_struct(form: str, data: bytes | SymbolicBytes) -> tuple[Any, ...]:
     """Return the values that bytes begin with, as `struct.unpack_from` does; symbolic where they are."""
     if not isinstance(data, SymbolicBytes):
         return struct.unpack_from(form, data)

@@ -11,6 +11,7 @@ import gpuexec.ops.elementwise.elementwise_unary
 import gpuexec.ops.elementwise.elementwise_variadic
 import gpuexec.ops.elementwise.fused
 import gpuexec.ops.elementwise.number_like
+import gpuexec.ops.elementwise.prologue
 import gpuexec.ops.elementwise.region
 import gpuexec.ops.lib.pixel
 import gpuexec.ops.linalg.det

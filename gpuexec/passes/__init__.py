@@ -30,6 +30,7 @@ from gpuexec.passes.fold_constants import fold_constants
 from gpuexec.passes.fold_shapes import fold_shapes
 from gpuexec.passes.fuse_conv_batchnorm import fuse_conv_batchnorm
 from gpuexec.passes.fuse_epilogues import fuse_epilogues
+from gpuexec.passes.fuse_prologues import fuse_prologues
 from gpuexec.passes.fuse_regions import fuse_regions
 from gpuexec.passes.fuse_rounding import fuse_rounding
 from gpuexec.passes.fuse_rows import fuse_rows
@@ -98,6 +99,7 @@ AT_PLAN = (
     Pass("fuse_epilogues", fuse_epilogues, needs_specs=True),
     Pass("fuse_separable", fuse_separable, needs_specs=True, operators={Conv.name, fused_name(Conv.name)}),
     Pass("fuse_regions", fuse_regions, needs_specs=True),
+    Pass("fuse_prologues", fuse_prologues, needs_specs=True),
     Pass("remove_dead", remove_dead),
 )
 
@@ -105,7 +107,7 @@ AT_PLAN = (
 FUSE_ROUNDING = Pass("fuse_rounding", fuse_rounding)
 
 # Passes that make operators whose kernels have generated text, which takes a compiler where a program does not hold it.
-GENERATING = frozenset({"fuse_rows", "fuse_epilogues", "fuse_separable", "fuse_regions"})
+GENERATING = frozenset({"fuse_rows", "fuse_epilogues", "fuse_separable", "fuse_regions", "fuse_prologues"})
 
 
 def run_passes(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuexec.ir.graphs import Graph
-from gpuexec.ir.operator import Operator
+from gpuexec.ir.operator import Operator, describe
 from gpuexec.ops.elementwise.fused import Fused
+from gpuexec.ops.elementwise.prologue import ProductOfRows
 from gpuexec.ops.elementwise.region import Steps
 from gpuexec.ops.nn.conv_separable import SeparableConv
 
@@ -20,13 +21,16 @@ def fuse_rounding(graph: Graph) -> Graph:
     Args:
         graph: The graph with its fused operators.
     """
-    return replace(graph, nodes=tuple([replace(node, operator=_leave_out(node.operator)) for node in graph.nodes]))
+    made = [(node, _leave_out(node.operator)) for node in graph.nodes]
+    nodes = tuple([node if operator is node.operator else replace(node, operator=operator) for node, operator in made])
+    return replace(graph, nodes=nodes)
 
 
 def _leave_out(operator: Operator) -> Operator:
-    """Return an operator without the roundings between its steps."""
+    """Return an operator whose steps see what others compute; one that has no steps as it is."""
+    if isinstance(operator, ProductOfRows):
+        maker, product = (_leave_out(each) for each in (operator.parts.maker, operator.parts.product))
+        return replace(operator, maker=describe(maker), product=describe(product))
     if isinstance(operator, SeparableConv):
         return operator.without_roundings()
-    if isinstance(operator, (Fused, Steps)):
-        return replace(operator, rounds=False)  # type: ignore[type-var]
-    return operator
+    return replace(operator, rounds=False) if isinstance(operator, (Fused, Steps)) else operator  # type: ignore[type-var]

@@ -449,11 +449,16 @@ struct MmaSlabs {
   }
 };
 
+// Whether an operand on the left is made by the block itself: `make()` does it, while slabs of the right one are under way.
+template <class Operand>
+constexpr bool kIsMade = false;
+
 // Sums left(row, k) * right(k, column) over slabs. All threads of the block come here. `ring` is shared memory of
 // Tile::kRingBytes, aligned to 1024.
 //
 // The left operand may be another than MmaOperand: one that is always wide, and names what copies its slabs. Then the right
-// one may, too. Warp is WarpTile, or does more as it multiplies.
+// one may, too; where the left one is made, the right one is wide whatever its type. Warp is WarpTile, or does more as it
+// multiplies.
 //
 // Of operands that VectorLoader copies, whole slabs run in a loop that is unrolled by the stages, so that their places are
 // immediates; the rest, and all slabs of others, run in a loop with tests. Of others that loop has turns in front, which load
@@ -482,6 +487,15 @@ __device__ void sum_slabs(Warp& warp, const Left& a, const Right& b, const MmaSl
     commit_copies();
     if (is_there) warp.multiply(kSteps - 1, stages + next * Tile::kStageBytes, 0);
   };
+  // Calls load for the first slabs: it has the slab's first k, and where in the ring it goes.
+  const auto load_first = [&](const auto& load) {
+#pragma unroll 1
+    for (int stage = 0; stage < kStages; ++stage) {
+      if (stage < slabs.count) load((slabs.first + stage) * slabs.depth, stage * Tile::kStageBytes);
+      commit_copies();  // a group for each slab, even where there is none, so that waits count slabs
+    }
+  };
+  // Waits for the first slab, and loads its first fragments.
   const auto begin = [&] {
     wait_copies<kStages - 1>();
     __syncthreads();
@@ -518,10 +532,14 @@ __device__ void sum_slabs(Warp& warp, const Left& a, const Right& b, const MmaSl
     left.load(stages + at, a.inner - k);
     right.load(stages + (at + Tile::kLeftBytes), b.inner - k);
   };
-#pragma unroll 1
-  for (int stage = 0; stage < kStages; ++stage) {
-    if (stage < slabs.count) load((slabs.first + stage) * slabs.depth, stage * Tile::kStageBytes);
-    commit_copies();  // a group for each slab, even where there is none, so that waits count slabs
+  if constexpr (kIsMade<Left>) {
+    load_first([&](int k, int at) { right.load(stages + (at + Tile::kLeftBytes), b.inner - k); });
+    a.make();
+    for (int stage = 0; stage < kStages && stage < slabs.count; ++stage) {
+      left.load(stages + stage * Tile::kStageBytes, a.inner - (slabs.first + stage) * slabs.depth);
+    }
+  } else {
+    load_first(load);
   }
   begin();
   if constexpr (!kIsComputed<Left>) {

@@ -46,10 +46,13 @@ struct Team {
   int lane, lanes, lane_stride;
   i64 row;
 
-  __device__ Team(int lanes, int lane_stride) : lanes(lanes), lane_stride(lane_stride) {
-    const int thread = threadIdx.x, rows = kBlockThreads / lanes;
+  __device__ Team(int lanes, int lane_stride) : Team(lanes, lane_stride, threadIdx.x, blockIdx.x) {}
+
+  // That of a thread of some block.
+  __device__ Team(int lanes, int lane_stride, int thread, i64 block) : lanes(lanes), lane_stride(lane_stride) {
+    const int rows = kBlockThreads / lanes;
     lane = thread / lane_stride & (lanes - 1);
-    row = i64(blockIdx.x) * rows + (lane_stride == 1 ? thread / lanes : thread & (rows - 1));
+    row = block * rows + (lane_stride == 1 ? thread / lanes : thread & (rows - 1));
   }
 
   // Folds one value per lane in a fixed order and gives the result to every lane. `shared` holds a value per thread and

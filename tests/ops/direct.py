@@ -146,9 +146,9 @@ class DirectEmitter:
         """Return new zeros."""
         return self.slot(np.zeros(count, np.uint32))
 
-    def choose(self, now: int) -> int:
+    def choose(self, now: int | Callable[[], int]) -> int:
         """Return the number, or what another emitter has chosen at the upper end of a size class."""
-        chosen = now if self._choices is None else next(self._choices)
+        chosen = (now() if callable(now) else now) if self._choices is None else next(self._choices)
         self.choices.append(chosen)
         return chosen
 
@@ -180,3 +180,14 @@ def lower_and_run(
     assert op.lower is not None
     op.lower(emit, slots, outputs)
     return tuple(emit.read(y).copy() for y in outputs if y is not None)
+
+
+class PlanningEmitter(DirectEmitter):
+    """Keeps what would be launched, with the arrays as they are then, and runs nothing."""
+
+    def launch(
+        self, kernel: Kernel, grid: Any, block: Any, arguments: Sequence[Argument], *args: Any, **_: Any
+    ) -> None:
+        """Keep the launch."""
+        self.kept = (kernel, grid, block, arguments)
+        self.launches.append((kernel, arguments))

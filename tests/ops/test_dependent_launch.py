@@ -215,6 +215,17 @@ CASES: dict[str, Build] = {
     "simt_gemm left": multiply("MatMul", numbers(20, 39), at=1, shape=(39, 40)),
     "mma_gemm": multiply("MatMul", numbers(40, 64, dtype=np.float16), shape=(39, 40), cast=FLOAT16),
     "mma_gemm elements": multiply("MatMul", numbers(130, 9, dtype=np.float16), shape=ROWS, cast=FLOAT16),
+    "mma_of_rows": multiply(
+        "gpuexec.ProductOfRows",
+        numbers(520, 64, dtype=np.float16),
+        shape=(3, 520),
+        maker=(
+            "gpuexec.Region",
+            (("steps", (("Abs", (), (0,)), ("Cast", (("to", FLOAT16),), (-1,)))), ("results", (1,))),
+        ),
+        product=("MatMul", (("precision", "fp16"),)),
+        taken=1,
+    ),
     "gemv_along_k": multiply("Gemm", numbers(9, 260), shape=(6, 260), transB=1),
     "gemv_along_k elements": multiply("Gemm", numbers(9, 195), shape=(8, 195), transB=1),
     "gemv_along_columns": multiply("MatMul", numbers(260, 16), shape=(6, 260)),
@@ -429,7 +440,7 @@ def list_launches(graph: Graph) -> list[tuple[str, bool]]:
 
 
 def test_every_kernel_that_waits_has_a_case() -> None:
-    generated = ("flat.cu", "rows.cu", "tiled.cu")  # have no listed instances
+    generated = ("flat.cu", "mma_rows.cu", "rows.cu", "tiled.cu")  # have no listed instances
     sources = [*(source for source in kernel_table() if ":" not in source), *generated]
     waiting = {name for source in sources for name in find_waiting_kernels(find_source(source))}
     assert waiting == {case.partition(" ")[0] for case in CASES}

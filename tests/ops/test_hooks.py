@@ -42,6 +42,7 @@ ANY_NUMBER = (
         "If",
         "Loop",
         "Momentum",
+        "ProductOfRows",
         "ProjectedHeads",
         "Scan",
     ),

@@ -16,7 +16,7 @@ from gpuexec.devices.kernels.kernel_source import find_source, read_text
 from gpuexec.devices.kernels.machine_code import read_figures
 from gpuexec.devices.simulator.module import load_generated
 from gpuexec.errors import InputError, PlanError
-from gpuexec.ir.command import Argument, Kernel, Launch
+from gpuexec.ir.command import Kernel, Launch
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.operator import Operator, build, describe, find_operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
@@ -26,15 +26,15 @@ from gpuexec.ops.elementwise.region_steps import find_forms, list_keys, made_by,
 from tests.devices.cuda_wheels import needs_nvdisasm
 from tests.ir.graph_builder import GraphBuilder
 from tests.ops.calls import Call
-from tests.ops.direct import DirectEmitter, lower_and_run
+from tests.ops.direct import PlanningEmitter, lower_and_run
 from tests.ops.every_call import list_calls
 from tests.ops.harness import Array, Case, keep_plans, run_case
+from tests.ops.step_by_step import Steps
 from tests.ops.tolerance import to_bits
 
 RNG = np.random.default_rng(17)
 FLOAT, HALF, DOUBLE = np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.float64)
 INT, LONG, BOOL = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.bool_)
-Steps = tuple[tuple[str, tuple[tuple[str, Any], ...], tuple[int | str | None, ...]], ...]
 TO_HALF, TO_LONG = ((("to", dtype_row(dtype).code),) for dtype in (HALF, LONG))
 AFFINE: Steps = (("Mul", (), (0, 1)), ("Add", (), (-1, 2)), ("Relu", (), (-2,)))
 
@@ -158,17 +158,6 @@ def list_pointwise() -> Iterator[str]:
 
 def find_form(op: Operator, inputs: Sequence[Array | None]) -> Any:
     return op.as_pointwise([None if x is None else TensorSpec(x.shape, x.dtype) for x in inputs])
-
-
-class PlanningEmitter(DirectEmitter):
-    """Keeps what would be launched, with the arrays as they are then, and runs nothing."""
-
-    def launch(
-        self, kernel: Kernel, grid: Any, block: Any, arguments: Sequence[Argument], *args: Any, **_: Any
-    ) -> None:
-        """Keep the launch."""
-        self.kept = (kernel, grid, block, arguments)
-        self.launches.append((kernel, arguments))
 
 
 def list_whole_calls(name: str) -> list[Call]:

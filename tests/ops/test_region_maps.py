@@ -29,9 +29,10 @@ from gpuexec.ops.elementwise.region_steps import (
 )
 from gpuexec.ops.lib.view_probe import find_view
 from tests.devices.cuda_wheels import needs_nvdisasm
-from tests.ops.direct import lower_and_run
+from tests.ops.direct import PlanningEmitter, lower_and_run
 from tests.ops.harness import Array, Case, run_case
-from tests.ops.test_region import PlanningEmitter, Steps, apply_steps, numbers, region
+from tests.ops.step_by_step import Steps
+from tests.ops.test_region import apply_steps, numbers, region
 from tests.ops.tolerance import to_bits
 
 RNG = np.random.default_rng(29)

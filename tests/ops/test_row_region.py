@@ -16,13 +16,14 @@ from gpuexec.ir.operator import build, describe
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise.region import RowRegion
-from gpuexec.ops.elementwise.region_steps import made_by, read_number, write_integers
+from gpuexec.ops.elementwise.region_steps import made_by, write_integers
 from gpuexec.ops.elementwise.row_blocks import BLOCK
 from tests.ops.calls import Call
-from tests.ops.direct import lower_and_run
+from tests.ops.direct import PlanningEmitter, lower_and_run
 from tests.ops.every_call import list_calls
 from tests.ops.harness import Array, Case, run_case
-from tests.ops.test_region import DOUBLE, FLOAT, HALF, INT, LONG, PlanningEmitter, Steps, numbers
+from tests.ops.step_by_step import Steps, apply_steps, pick
+from tests.ops.test_region import DOUBLE, FLOAT, HALF, INT, LONG, numbers
 from tests.ops.tolerance import to_bits
 
 LAST, LAST_TWO = (write_integers(np.array(axes, np.int64)) for axes in ((-1,), (-2, -1)))
@@ -56,25 +57,6 @@ REDUCTIONS = (
     *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"),
     *("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"),
 )
-
-
-def pick(
-    given: Sequence[int | str | None], inputs: Sequence[Array | None], made: Sequence[Array]
-) -> list[Array | None]:
-    """Return the inputs of a step."""
-    return [
-        None if g is None else read_number(g) if isinstance(g, str) else inputs[g] if g >= 0 else made[-1 - g]
-        for g in given
-    ]
-
-
-def apply_steps(steps: Steps, inputs: Sequence[Array | None]) -> list[Array]:
-    """Return what each step makes, one after the other, in dense memory."""
-    made: list[Array] = []
-    for name, attributes, given in steps:
-        result, *_ = build(name, dict(attributes)).compute(*pick(given, inputs, made))
-        made.append(np.asarray(result, order="C"))
-    return made
 
 
 def rows(label: str, inputs: Sequence[Array | None], steps: Steps, results: tuple[int, ...] = ()) -> Case:

@@ -22,7 +22,8 @@ from gpuexec.ops.lib.across import read_lanes
 from tests.devices.cuda_wheels import needs_nvdisasm
 from tests.ops.direct import DirectEmitter, lower_and_run
 from tests.ops.harness import Array, Case, run_case
-from tests.ops.test_region import AFFINE, DOUBLE, FLOAT, HALF, INT, LONG, Steps, apply_steps, numbers, region
+from tests.ops.step_by_step import Steps
+from tests.ops.test_region import AFFINE, DOUBLE, FLOAT, HALF, INT, LONG, apply_steps, numbers, region
 from tests.ops.tolerance import to_bits
 
 SUM: Steps = (("Add", (), (0, 1)), ("Relu", (), (-1,)))

@@ -44,6 +44,7 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
         "fuse_epilogues",
         "fuse_separable",
         "fuse_regions",
+        "fuse_prologues",
         "remove_dead",
     ]
     assert all(each.summary.endswith(".") for each in (*AT_LOAD, *AT_PLAN))

@@ -186,6 +186,9 @@ LARGER: Mapping[str, Budget] = {
         for operands, result in MMA_TYPES
         if operands != "float" or left == right == _LIES[0]
     },
+    "mma_rows.cu:mma_of_rows": Budget(
+        255, "as mma_gemm, or up to 128 words of rows in front; shared memory holds two blocks of 64 threads"
+    ),
     **{
         f"mma_float8.cu:mma_float8<{t}, {tile}>": Budget(registers, "as mma_gemm, and words that are widened")
         for t in ("E4m3", "WidenedE4m3")

@@ -243,6 +243,8 @@ GATES: Mapping[str, Gate] = {
         for operands, result in MMA_TYPES
         if operands != "float" or left == right == 0
     },
+    # As mma_gemm; rows have loops of their own in front.
+    "mma_rows.cu:mma_of_rows": Gate(store_bits=128, opcodes=("HMMA", "LDSM", "LDGSTS")),
     # Convolutions.
     # As mma_gemm along the inner extent, as the weights lie. Eight channels of a patch take five integer instructions;
     # seven in the large tile, where a thread has two lines of a slab.

@@ -28,9 +28,11 @@ from gpuexec.importer.load import ImportedModel, load_graph
 from gpuexec.importer.oracle import run_oracle
 from gpuexec.importer.read import Source
 from gpuexec.ir.graphs import Graph, Node, Value, walk
+from gpuexec.ir.operator import Operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.model.model import Model
 from gpuexec.ops.elementwise.fused import Fused
+from gpuexec.ops.elementwise.prologue import ProductOfRows
 from gpuexec.passes import AT_LOAD, AT_PLAN, GENERATING, Pass, run_passes
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.planner.classes import DeclaredDims
@@ -327,9 +329,7 @@ class _Search:
             middle = (low + high) // 2
             low, high = (low, middle) if self.attempt(count, _LimitedPass(function, middle)).is_off else (middle, high)
         node = whole.made[high - 1]
-        operator = node.operator
-        producer = [operator.of.name] if isinstance(operator, Fused) else []
-        return Blame(node.name, operator.name, steps=(*producer, *(row[0] for row in operator.steps)))  # type: ignore[attr-defined]
+        return Blame(node.name, node.operator.name, steps=_name_steps(node.operator))
 
     def blame_layer(self) -> Verdict:
         """Find the first layer that is wrong for its own inputs, with the fewest passes that run."""
@@ -373,3 +373,11 @@ class _Search:
 
 # The gap of arrays of different shapes.
 _FAR = Gap(0, math.inf, math.inf, math.inf, math.inf, -math.inf, math.inf, math.inf, 0)
+
+
+def _name_steps(operator: Operator) -> tuple[str, ...]:
+    """Return the names of the operators that one is made of, in the order of its steps."""
+    if isinstance(operator, ProductOfRows):
+        return (*_name_steps(operator.parts.maker), *_name_steps(operator.parts.product))
+    before: tuple[str, ...] = (operator.of.name,) if isinstance(operator, Fused) else ()
+    return (*before, *(row[0] for row in getattr(operator, "steps", ()))) or (operator.name,)

@@ -25,7 +25,7 @@ from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.joined_axes import group_axes, join_strides, list_joined, spread_strides
 from gpuexec.ops.elementwise.region_steps import StepForms, StepRow, read_steps
-from gpuexec.ops.elementwise.region_text import count_steps, name_text
+from gpuexec.ops.elementwise.region_text import RegionNumbers, count_steps, name_text
 from gpuexec.ops.elementwise.row_layout import RowLayout
 from gpuexec.ops.elementwise.row_lines import Line, Phases, divide_into_phases, write_lines
 from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div32, pack_fast_div64
@@ -38,7 +38,7 @@ _MOST_WORDS = 128  # of a thread, that hold elements
 _TWO_WORDS = frozenset(("double", "i64", "u64"))
 _NARROW = 2**31 - 2**16  # offsets of more need 64 bits; columns are counted beyond the end
 # Instructions of a thread apart from its elements, and of a step for an element, about.
-_AROUND, _STEP_INSTRUCTIONS = 120, 8
+_AROUND, STEP_INSTRUCTIONS = 120, 8
 
 
 class ColumnKind(IntEnum):
@@ -146,19 +146,8 @@ def launch_rows(
         PlanError: Rows or operands are not as at the upper end of the size class.
     """
     used = [slot for slot in inputs if slot is not None]
-    lines, made, numbers = write_lines(rows, forms, layout, [slot is not None for slot in inputs])
-    _repeat(emit, sum(level << 2 * place for place, level in enumerate(layout.levels)))
-    _repeat(emit, sum(form.variant << k for k, form in enumerate(forms.forms or ()) if isinstance(form, RowForm)))
-    walk = _RowWalk.of(emit, layout, inputs, outputs)
-    structure = RowStructure(
-        lines,
-        walk.operands,
-        tuple([(made[step], dtype_row(slot.dtype).cuda) for step, slot in zip(results, outputs, strict=True)]),
-        numbers.counts,
-        walk.is_wide,
-        held=0,
-    )
-    structure = _hold(emit, structure, walk)
+    structure, made, walk, numbers = describe_rows(emit, rows, forms, layout, results, inputs, outputs)
+    structure = hold_rows(emit, structure, walk, _count_words(structure))
     arguments: list[Argument] = [walk.pack(), numbers.pack(), *used, *outputs]
     emit.launch(
         write_kernel(structure),
@@ -173,9 +162,34 @@ def launch_rows(
     def allows(step: int, position: int) -> bool:
         line, loaded = made[step], phases.loads.get(given.index(position))
         is_kept = structure.held and loaded is not None and loaded <= phases.of_lines[line]
-        return bool(is_kept and lines[line].is_element)
+        return bool(is_kept and structure.lines[line].is_element)
 
     return allows
+
+
+def describe_rows(
+    emit: Emitter,
+    rows: tuple[StepRow, ...],
+    forms: StepForms,
+    layout: RowLayout,
+    results: Sequence[int],
+    inputs: Sequence[Slot | None],
+    outputs: Sequence[Slot],
+) -> tuple[RowStructure, tuple[int, ...], RowWalk, RegionNumbers]:
+    """Return a region of rows as a structure that holds nothing yet; then the line of each step, the walk, and numbers.
+
+    Arguments are those of `launch_rows`.
+
+    Raises:
+        PlanError: Rows or operands are not as at the upper end of the size class.
+    """
+    lines, made, numbers = write_lines(rows, forms, layout, [slot is not None for slot in inputs])
+    _repeat(emit, sum(level << 2 * place for place, level in enumerate(layout.levels)))
+    _repeat(emit, sum(form.variant << k for k, form in enumerate(forms.forms or ()) if isinstance(form, RowForm)))
+    walk = RowWalk.of(emit, layout, inputs, outputs)
+    stored = [(made[step], dtype_row(slot.dtype).cuda) for step, slot in zip(results, outputs, strict=True)]
+    structure = RowStructure(lines, walk.operands, tuple(stored), numbers.counts, walk.is_wide, held=0)
+    return structure, made, walk, numbers
 
 
 def _repeat(emit: Emitter, now: int) -> None:
@@ -205,14 +219,21 @@ def _find_column_stride(layout: RowLayout, strides: tuple[int, ...]) -> int | No
     return None if len(shape) > 1 else found[0] if shape else 0
 
 
-def _hold(emit: Emitter, structure: RowStructure, walk: _RowWalk) -> RowStructure:
+def hold_rows(emit: Emitter, structure: RowStructure, walk: RowWalk, words: int, most: int = _HELD[-1]) -> RowStructure:
     """Return the structure with as many held elements as a lane has at the upper end, if registers allow.
+
+    Args:
+        emit: Emitter of the launch.
+        structure: The structure.
+        walk: Of the launch.
+        words: The most that a thread has of 32 bits for an element of a lane.
+        most: The most elements of a lane.
 
     Raises:
         PlanError: A lane has more here.
     """
     own = ceil_div(walk.columns, walk.team.lanes)
-    fitting = [held for held in _HELD if held >= own and held * _count_words(structure) <= _MOST_WORDS]
+    fitting = [held for held in _HELD if own <= held <= most and held * words <= _MOST_WORDS]
     held = emit.choose(min(fitting, default=0))
     if held and own > held:
         raise PlanError("Rows of a region are longer than at the upper end of the size class.")
@@ -235,7 +256,7 @@ def _count_words(structure: RowStructure) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _RowWalk:
+class RowWalk:
     """Rows of a launch: extents of the joined axes of rows, the innermost first, and how operands move."""
 
     team: Team
@@ -248,7 +269,7 @@ class _RowWalk:
     is_wide: bool
 
     @classmethod
-    def of(cls, emit: Emitter, layout: RowLayout, inputs: Sequence[Slot | None], outputs: Sequence[Slot]) -> _RowWalk:
+    def of(cls, emit: Emitter, layout: RowLayout, inputs: Sequence[Slot | None], outputs: Sequence[Slot]) -> RowWalk:
         """Return the walk of operands, joined as at the upper end of the size class."""
         shape = layout.shape[: layout.axis]
         count, columns = prod(shape), prod(layout.shape[layout.axis :])
@@ -316,13 +337,13 @@ def _choose_moves(
 @memoize(1024)
 def write_kernel(structure: RowStructure) -> Kernel:
     """Return the kernel of a structure, with the text of its `Region`."""
-    name, text = name_text("Rows", _Text(structure).write())
+    name, text = name_text("Rows", RowText(structure).write())
     operands = [f"const {operand.cuda}" for operand in structure.operands] + [cuda for _, cuda in structure.results]
     return Kernel(SOURCE, f"rows<{', '.join([name, *operands])}>", text)
 
 
-class _Text:
-    """The text of a structure."""
+class RowText:
+    """The text of a structure, for a block that has a team for each of its rows."""
 
     def __init__(self, structure: RowStructure) -> None:
         self._structure, self._phases = structure, structure.phases
@@ -339,13 +360,7 @@ class _Text:
         outputs = [f"{cuda}* out{k}" for k, (_, cuda) in enumerate(structure.results)]
         parameters = ["const Walk& walk, const Numbers& numbers, const Team& team, const Place& place"]
         lines = [
-            f"// {', '.join(line.step for line in structure.lines if line.step)}, "
-            + (f"{structure.held} elements of a row in each lane." if structure.held else "rows read in each phase."),
-            "struct @ {",
-            f"  typedef RowWalk<{self._offset}, {max(0, self._rank - 1)}, {self._strides}> Walk;",
-            f"  typedef RegionNumbers<{', '.join(map(str, structure.counts))}> Numbers;",
-            f"  static constexpr int kHeld = {structure.held};",
-            "",
+            *self._write_head(),
             *self._write_place(),
             "",
             f"  static __device__ void run({', '.join([*parameters, *inputs, *outputs])}) {{",
@@ -356,6 +371,19 @@ class _Text:
             lines += self._write_loop(phase)
         lines += self._write_row_results()
         return "\n".join([*lines, "  }", "};"]) + "\n"
+
+    def _write_head(self) -> list[str]:
+        """Return the beginning of the type: what it is for, and what a launch is told."""
+        structure = self._structure
+        return [
+            f"// {', '.join(line.step for line in structure.lines if line.step)}, "
+            + (f"{structure.held} elements of a row in each lane." if structure.held else "rows read in each phase."),
+            "struct @ {",
+            f"  typedef RowWalk<{self._offset}, {max(0, self._rank - 1)}, {self._strides}> Walk;",
+            f"  typedef RegionNumbers<{', '.join(map(str, structure.counts))}> Numbers;",
+            f"  static constexpr int kHeld = {structure.held};",
+            "",
+        ]
 
     def _write_place(self) -> list[str]:
         """Return the type that finds where the row of a team lies in operands."""
@@ -480,8 +508,12 @@ class _Text:
         for k, (number, cuda) in enumerate(structure.results):
             if number in own:
                 name = structure.lines[number].name
-                lines.append(f"      out{k}[place.first + column] = cast<{cuda}>({name});")
+                lines.append(f"      {self._write_store(k, f'cast<{cuda}>({name})')};")
         return lines
+
+    def _write_store(self, k: int, value: str) -> str:
+        """Return the statement that stores an element of a result."""
+        return f"out{k}[place.first + column] = {value}"
 
     def _find_needed(self, numbers: Sequence[int]) -> list[int]:
         """Return these lines and the lines of elements that they read, in order; where rows are held, those kept."""
@@ -537,7 +569,7 @@ def count_rows_region(launch: Launch) -> Work:
     passes = 1 if is_held else folds + 1
     return Work(
         flops=steps * rows * columns,
-        instructions=count_warps(launch) * (_AROUND + own * steps * _STEP_INSTRUCTIONS),
+        instructions=count_warps(launch) * (_AROUND + own * steps * STEP_INSTRUCTIONS),
         l2_nbytes=passes * sum(map(count_slot_bytes, slots)),
         rounds=1 if is_held else passes * ceil_div(own, 4),
         barriers=folds * (2 if lanes > WARP else 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import prod
 
 from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.symbolic_int import distinct, memoize
@@ -35,13 +36,23 @@ class RowLayout:
     levels: tuple[Level, ...]
     ranks: tuple[int, ...]
 
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return prod(self.shape[: self.axis])
+
+    @property
+    def columns(self) -> int:
+        """The elements of a row."""
+        return prod(self.shape[self.axis :])
+
     def spread(self, number: int) -> tuple[int, ...]:
         """Return the shape that an input broadcasts to."""
         return self.shape[: self.ranks[number]]
 
 
 def find_row_layout(
-    rows: tuple[StepRow, ...], forms: StepForms, inputs: tuple[SpecKey | None, ...]
+    rows: tuple[StepRow, ...], forms: StepForms, inputs: tuple[SpecKey | None, ...], *, is_reduced: bool = True
 ) -> RowLayout | None:
     """Return the layout of steps that reduce the same rows alone; None where others are among them, or no reduction.
 
@@ -49,17 +60,25 @@ def find_row_layout(
         rows: The steps.
         forms: What they make of these inputs.
         inputs: Shapes and types.
+        is_reduced: Whether a reduction is asked for; without one, rows lie along the last axis of the last result.
     """
-    return _find(rows, forms, inputs)
+    return _find(rows, forms, inputs, is_reduced)
 
 
 @memoize(1024)
-def _find(rows: tuple[StepRow, ...], forms: StepForms, inputs: tuple[SpecKey | None, ...]) -> RowLayout | None:
+def _find(
+    rows: tuple[StepRow, ...], forms: StepForms, inputs: tuple[SpecKey | None, ...], is_reduced: bool
+) -> RowLayout | None:
+    if forms.forms is None:
+        return None
     whole = distinct(
         (_shape_of(step.inputs[0], forms, inputs), form.axis)
-        for step, form in zip(read_steps(rows), forms.forms or (), strict=False)
+        for step, form in zip(read_steps(rows), forms.forms, strict=True)
         if isinstance(form, RowForm)
     )
+    last = forms.specs[-1]
+    if not whole and not is_reduced and last.rank:
+        whole.append((last.shape, last.rank - 1))
     if len(whole) != 1:
         return None
     ((shape, axis),) = whole

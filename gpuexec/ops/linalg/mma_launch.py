@@ -9,6 +9,7 @@ bytes on their way there, those that don't lie along the inner extent are copied
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Slot
-from gpuexec.ir.geometry import round_up
+from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Emitter
@@ -24,8 +25,19 @@ from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import Array, WeightForm, weight_form
 from gpuexec.ops.elementwise.epilogue import instantiate_finished
-from gpuexec.ops.lib.slices import MMA_TILES, SMALL_MMA, MmaTile, choose_mma_tile, slice_mma_tiles
-from gpuexec.ops.linalg.product import ACROSS, ALONG_K, GEMV_ROWS, LIES, VECTOR_NBYTES, Product, turn_few
+from gpuexec.ops.elementwise.prologue import ProductSizes, PrologueForm, allow_prologue
+from gpuexec.ops.lib.slices import FLAT_MMA, MMA_TILES, SMALL_MMA, MmaTile, choose_mma_tile, slice_mma_tiles
+from gpuexec.ops.linalg.product import (
+    ACROSS,
+    ALONG_K,
+    GEMV_ROWS,
+    LIES,
+    VECTOR_NBYTES,
+    WIDE_B,
+    Product,
+    read_sizes,
+    turn_few,
+)
 from gpuexec.ops.quant.narrow_weight import INT8, NarrowWeight
 
 # Types of products on tensor cores, the first architecture that has them, and up to how many columns the transposed is
@@ -59,6 +71,33 @@ for _dtype in _MMA_DTYPES:
     instantiate_finished(_dtype, [name_mma((_dtype, _dtype), *form) for form in _MMA_FORMS])
     instantiate_finished(_FLOAT, [name_mma((_dtype, _FLOAT), *form) for form in _MMA_FORMS], stored=[_dtype])
 instantiate_finished(_FLOAT, [name_mma((_FLOAT, _FLOAT), tile, (ALONG_K, ALONG_K)) for tile in MMA_TILES])
+
+
+def _read_sizes(arguments: Sequence[Argument], grid: tuple[int, int, int]) -> ProductSizes:
+    """Return the sizes of a launch of a flat tile, for its kernel with a prologue."""
+    own = read_sizes(arguments[4])
+    slab = FLAT_MMA.slab_nbytes // 2
+    kept = ceil_div(ceil_div(own.inner, slab), grid[1]) * slab
+    is_able = own.batch == 1 and bool(own.wide & WIDE_B) and 0 < own.rows <= FLAT_MMA.rows and own.inner > 0
+    return ProductSizes(own.rows, own.inner, kept, is_able and own.columns > 0)
+
+
+allow_prologue(
+    (
+        name_mma((dtype, result), FLAT_MMA, (ALONG_K, right)),
+        PrologueForm(
+            "mma_rows.cu",
+            f"mma_of_rows<{dtype_row(dtype).cuda}, {dtype_row(result).cuda}, {FLAT_MMA.name}, {right}",
+            dtype,
+            FLAT_MMA.threads,
+            FLAT_MMA.registers,
+            _read_sizes,
+        ),
+    )
+    for dtype in _MMA_DTYPES
+    for result in (dtype, _FLOAT)
+    for right in LIES
+)
 
 
 def _name_narrow(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:

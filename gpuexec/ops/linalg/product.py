@@ -7,9 +7,9 @@ from math import prod
 
 import numpy as np
 
-from gpuexec.ir.command import Slot
+from gpuexec.ir.command import Argument, Slot
 from gpuexec.ir.geometry import ceil_div, coalesce
-from gpuexec.ir.kernel_values import join_bytes, pack_struct, unpack_struct
+from gpuexec.ir.kernel_values import SymbolicBytes, join_bytes, pack_struct, unpack_struct
 
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu and simt_product.cuh
 GEMV_ROWS = (1, 2, 4, 8)  # of the instances of gemv.cu
@@ -17,6 +17,8 @@ VECTOR_NBYTES = 16  # of an operand
 # How an operand of a product on tensor cores lies: dense along the inner extent, or across it. C++ names of Lie in
 # mma_tile.cuh.
 LIES = ALONG_K, ACROSS = "Lie::kAlongK", "Lie::kAcross"
+WIDE_A, WIDE_B, WIDE_Y = 1, 2, 4  # Wide of simt_product.cuh
+_SIZES = "<4i8q2f2i8i"  # of SimtGemm, in front of the strides of batches
 _FLOAT, _EIGHT = np.dtype(np.float32), 8  # elements of a result on tensor cores, kEight of mma_tile.cuh
 # Strides in elements that the loaders of simt_tile.cuh step by.
 _MAX_OUTER_STRIDE, _MAX_INNER_STRIDE = 2**23, 2**27
@@ -179,6 +181,35 @@ def read_left(packed: bytes) -> tuple[tuple[int, int, int], int, tuple[int, int]
     rows, columns, inner, axes, a_row, a_inner, *_ = unpack_struct(_HEAD, packed)
     (wide,) = unpack_struct("<i", packed[_HEAD_NBYTES + 8 :])
     return (rows, columns, inner), axes, (a_row, a_inner), wide
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSizes:
+    """What the bytes of ``SimtGemm`` say of a product.
+
+    Attributes:
+        rows: Of one product.
+        columns: The same.
+        inner: The terms of a sum.
+        batch: The number of products.
+        wide: Operands that are read, and results that are stored, by vectors.
+        lanes: Of ``gemv.cu``.
+    """
+
+    rows: int
+    columns: int
+    inner: int
+    batch: int
+    wide: int
+    lanes: int
+
+
+def read_sizes(packed: Argument) -> PackedSizes:
+    """Return the sizes in the bytes of ``SimtGemm``, as they were packed."""
+    assert isinstance(packed, bytes | SymbolicBytes)
+    rows, columns, inner, _, *numbers = unpack_struct(_SIZES, packed)
+    wide, lanes, *batch = numbers[10:]
+    return PackedSizes(rows, columns, inner, prod(batch), wide, lanes)
 
 
 def fits_extents(*extents: int) -> bool:

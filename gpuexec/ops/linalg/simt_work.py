@@ -15,11 +15,10 @@ from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
+from gpuexec.ops.linalg.product import WIDE_A, WIDE_B, WIDE_Y, read_sizes
 from gpuexec.ops.linalg.simt_launch import find_gemv_width
 
 _DEPTH = 16  # kSlabDepth of simt_tile.cuh
-WIDE_A, WIDE_B, WIDE_Y = 1, 2, 4  # Wide of simt_product.cuh
-_HEAD = "<4i8q2f2i8i"  # of SimtGemm, in front of the strides of batches
 _AROUND, _EACH_SUM = 400, 4  # instructions of a thread apart from slabs: in all, and to scale and store a sum
 _EACH_SLICE = 1.5  # instructions of a thread to add up a sum of a slice
 JOIN_ROUNDS = 3  # waits of the last block of a tile beside those for slices: its counter, and what it wrote
@@ -192,9 +191,8 @@ def read_gemm(launch: Launch) -> tuple[int, int, int, int, int, int]:
     """Return rows, columns, inner extent, batch, operands that are wide, and lanes of the struct ``SimtGemm``."""
     packed = launch.arguments[4]
     assert isinstance(packed, bytes)
-    rows, columns, inner, _, *_, wide, lanes = struct.unpack_from(_HEAD, packed)[:16]
-    extents = struct.unpack_from(_HEAD, packed)[16:]
-    return rows, columns, inner, prod(extents), wide, lanes
+    sizes = read_sizes(packed)
+    return sizes.rows, sizes.columns, sizes.inner, sizes.batch, sizes.wide, sizes.lanes
 
 
 def _count_asked(launch: Launch, operand: int) -> int:

@@ -14,7 +14,8 @@ from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, work_of
 from gpuexec.ops.lib.windows import Windows
 from gpuexec.ops.linalg.mma_work import describe_mma_tiles
-from gpuexec.ops.linalg.simt_work import WIDE_Y, read_gemm
+from gpuexec.ops.linalg.product import WIDE_Y
+from gpuexec.ops.linalg.simt_work import read_gemm
 from gpuexec.ops.nn.conv_few import TILE
 
 _GEMM_NBYTES, _ROWS, _DIVISORS = 320, "<15i", "<21I"  # sizeof(SimtGemm), and what stands behind it in FewConv

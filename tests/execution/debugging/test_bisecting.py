@@ -16,6 +16,7 @@ from gpuexec.ir.graphs import Graph
 from gpuexec.ir.operator import Operator, Tolerance, build, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.elementwise_unary import Relu, Tanh  # type: ignore[attr-defined]
+from gpuexec.ops.elementwise.prologue import ProductOfRows
 from gpuexec.ops.elementwise.region import Region
 from gpuexec.passes import AT_LOAD, AT_PLAN, Pass
 from tests.execution.debugging.models import X, parse, wrong_pass, wrong_plan_pass, wrong_tanh
@@ -193,6 +194,22 @@ def test_the_operator_that_a_fusing_pass_makes_wrong_is_named(
     assert f"fuses and that does: {verdict.blame.operator} {verdict.blame.node!r} ({', '.join(steps)})" in text
     assert f"{culprit} of the first 1 operators: " in text
     assert f"explain --source {verdict.blame.node!r} prints its kernel" in text
+
+
+def test_a_product_that_makes_wrong_rows_is_named_with_all_that_it_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ProductOfRows.compute
+
+    def compute(self: ProductOfRows, *inputs: Array, **options: Any) -> Any:
+        return tuple([None if y is None else y + 1 for y in real(self, *inputs, **options)])
+
+    monkeypatch.setattr(ProductOfRows, "compute", compute)
+    text = """<ir_version: 10, opset_import: ["": 21]> agraph (float16[1, 8] x, float16[8] s, float16[8, 8] w) =>
+        (float16[1, 8] y) { a = LayerNormalization (x, s, s) b = Neg (a) c = MatMul (b, w) d = Relu (c)
+        y = Add (d, x) }"""
+    inputs = {name: np.ones(shape, np.float16) for name, shape in {"x": (1, 8), "s": (8,), "w": (8, 8)}.items()}
+    verdict = gx.bisect(onnx.parser.parse_model(text), inputs, backend=CPU)
+    steps = ("LayerNormalization", "Neg", "MatMul", "Relu", "Add")
+    assert (verdict.kind, verdict.culprit, verdict.blame.steps) == ("pass", "fuse_prologues", steps)
 
 
 def test_a_fusing_pass_that_fails_before_it_makes_an_operator_is_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
