@@ -29,8 +29,8 @@ from gpuexec.ops.elementwise.region_steps import RegionStep, StepRow, made_by, r
 from gpuexec.ops.lib.slices import FLAT_MMA, SMALL_MMA, MmaTile
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma, find_mma_tile
-from gpuexec.ops.linalg.product import ALONG_K, read_left, transpose_mma
-from gpuexec.ops.linalg.simt_work import WIDE_B, read_gemm
+from gpuexec.ops.linalg.product import ALONG_K, WIDE_B, read_left, transpose_mma
+from gpuexec.ops.linalg.simt_work import read_gemm
 from gpuexec.ops.nn.conv_depthwise_last import LAST_FORMS, PackedWindows
 
 _SOURCE, _DEPTHWISE, _PRODUCT = "conv_separable.cu", "conv_depthwise_last", "mma_gemm"
