@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.errors import InputError, NeedsHostValue, PlanError
+from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, PlanError
 from gpuexec.ir.apply import infer_specs
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.plan import KeptOnHost, Read
 from gpuexec.ir.spec import TensorSpec, is_host_object
-from gpuexec.ir.symbolic_int import MemoTable
+from gpuexec.ir.symbolic_int import MemoTable, SymbolicInt, SymbolicTrace, UntraceableError
 from gpuexec.planner.content_key import HOST_VALUE_LIMIT, are_same, content_key
 from gpuexec.planner.evaluate import compute_node, frozen
 
@@ -46,15 +46,33 @@ class Analysis:
     reader: str = ""
 
 
+class SizedContentError(UntraceableError):
+    """Content that is known on the host has as many elements as symbolic extents say, so that no list can hold it.
+
+    Attributes:
+        values: Names of the values.
+    """
+
+    def __init__(self, values: frozenset[str]) -> None:
+        super().__init__(f"content on the host grows with the sizes: {', '.join(sorted(values))}")
+        self.values = values
+
+
 class Analyser:
     """Repeated shape inference of one graph; nodes whose inputs did not change are not inferred anew.
 
     The first call, for the upper end of a size class, decides which values are known on the host; later ones keep to
     it.
+
+    Args:
+        graph: What is analysed.
+        unknown: Names of values whose content is left to the device, though the host could know it.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, unknown: AbstractSet[str] = frozenset()) -> None:
         self._graph = graph
+        made = [value for node in graph.nodes for value in node.outputs if value is not None]
+        self._knowable = frozenset([value for value in made if value.name not in unknown]) if unknown else None
         self._producers = graph.producers()
         self._constants = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
         self._last: _Inferred = [None] * len(graph.nodes)
@@ -74,14 +92,50 @@ class Analyser:
         """
         given = {value: inputs[value.name] for value in self._graph.inputs}
         last: _Inferred = [None] * len(self._last) if is_symbolic else self._last
-        analysis = ShapeInference(self._producers, self._constants, given, self._known).run(self._graph.nodes, last)
+        knowable = self._knowable if self._known is None else self._known
+        analysis = ShapeInference(self._producers, self._constants, given, knowable).run(self._graph.nodes, last)
         if self._known is None:
             self._known = frozenset(analysis.known)
         elif not self._known <= analysis.known:
+            if is_symbolic:
+                raise SizedContentError(frozenset([value.name for value in self._known - analysis.known]))
             names = ", ".join(sorted(value.name for value in self._known - analysis.known))
             raise PlanError(f"The content of {names} is known on the host at the upper end, and not at this size.")
         analysis.known = self._known
         return analysis
+
+
+def find_growing_content(
+    graph: Graph, inputs: Mapping[str, TensorSpec], axes: Mapping[tuple[str, int], str]
+) -> frozenset[str]:
+    """Return the names of values that the host could know, whose elements are more where extents are.
+
+    Args:
+        graph: What is planned.
+        inputs: Specs by name, of any size.
+        axes: Axes (input, axis) whose extent may change, with the name of the dimension (empty: nameless).
+    """
+    trace = SymbolicTrace()
+    extents: dict[tuple[str, int], Any] = {}
+    named: dict[str, Any] = {}
+    for (name, axis), dim in axes.items():
+        if axis < inputs[name].rank:
+            made = named.get(dim) or trace.variable(inputs[name].shape[axis])
+            extents[name, axis] = named.setdefault(dim, made) if dim else made
+    given = {name: put_symbols(name, spec, extents) for name, spec in inputs.items()}
+    try:
+        known = Analyser(graph).run(inputs).known
+        carried = Analyser(graph).run(given, is_symbolic=True).known
+    except (GpuexecError, UntraceableError):
+        return frozenset()  # it comes up again when it is planned
+    return frozenset([value.name for value in known - carried])
+
+
+def put_symbols(name: str, spec: TensorSpec, extents: Mapping[tuple[str, int], int]) -> TensorSpec:
+    """Return the spec of an input with other, symbolic extents on some axes; content stays where there are none."""
+    if not any((name, axis) in extents for axis in range(spec.rank)):
+        return spec
+    return spec.with_shape(tuple([extents.get((name, axis), extent) for axis, extent in enumerate(spec.shape)]))
 
 
 class ShapeInference:
@@ -259,6 +313,8 @@ class ShapeInference:
                 spec.value is None or spec.value.log is not None or spec.nbytes > HOST_VALUE_LIMIT
             ):
                 return outputs
+        if any(isinstance(extent, SymbolicInt) for spec in outputs for extent in spec.shape):
+            return outputs
         if any(spec.nbytes > HOST_VALUE_LIMIT for spec in outputs):
             return outputs
         return tuple(

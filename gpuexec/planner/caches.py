@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from gpuexec.ir.geometry import contiguous_strides, normalize_axis
 from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.nn.attention import Attention, AttentionOverCache
 from gpuexec.ops.tensor.append import Append
+from gpuexec.ops.tensor.copy import Concat
 from gpuexec.planner.classes import DeclaredDims, free_axes
 
 
@@ -57,6 +59,22 @@ def find_caches(graph: Graph) -> dict[Value, Cache]:
                 axis = normalize_axis(node.operator.axis, rank)
                 found[held] = Cache(axis, node.operator.capacity, output, rows)
     return found
+
+
+def has_growth(graph: Graph) -> bool:
+    """Return whether an output is an input with rows behind it: the next run's input is longer than this one's."""
+    inputs, producers = set(graph.inputs), graph.producers()
+    for output in graph.outputs:
+        node = producers.get(output)
+        while node is not None and node.operator.name == "Identity" and node.inputs[0] is not None:
+            node = producers.get(node.inputs[0])
+        if node is None:
+            continue
+        if isinstance(node.operator, Append | Attention | AttentionOverCache):
+            return True
+        if isinstance(node.operator, Concat) and node.inputs[0] in inputs:
+            return True
+    return False
 
 
 def grown_ends(

@@ -24,7 +24,7 @@ from gpuexec.ir.plan_json import encode
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.symbolic_int import SymbolicTrace, UntraceableError
 from gpuexec.ir.target import Target
-from gpuexec.planner.analyse import Analyser, Analysis, list_kept
+from gpuexec.planner.analyse import Analyser, Analysis, list_kept, put_symbols
 from gpuexec.planner.arena import ALIGNMENT
 from gpuexec.planner.caches import Caches, find_caches, grown_ends
 from gpuexec.planner.classes import DeclaredDims, upper_ends
@@ -51,6 +51,7 @@ def plan_graph(
     admit: Callable[[Plan], None] | None = None,
     fixes_division: bool = False,
     providers: Providers = NO_PROVIDERS,
+    unknown: AbstractSet[str] = frozenset(),
 ) -> Template:
     """Plan a graph for the size class these inputs fall in, or for the whole range where dimensions are bounded.
 
@@ -65,6 +66,7 @@ def plan_graph(
         admit: Raises OutOfMemoryError where a plan takes too much; a smaller upper end is tried then.
         fixes_division: Whether work is divided at all sizes of a class as at its upper end.
         providers: What products and convolutions may be emitted by, beside our kernels.
+        unknown: Names of values whose content is left to the device, though the host could know it.
 
     Raises:
         InputError: The inputs don't fit the graph; names the node.
@@ -75,7 +77,16 @@ def plan_graph(
     *larger, exact = list_ends(graph, inputs, declared or {}, free, caches, is_whole=True)
 
     def make(ends: Mapping[str, TensorSpec]) -> Template:
-        return Template(graph, ends, target, slack, caches=caches, fixes_division=fixes_division, providers=providers)
+        return Template(
+            graph,
+            ends,
+            target,
+            slack,
+            caches=caches,
+            fixes_division=fixes_division,
+            providers=providers,
+            unknown=unknown,
+        )
 
     for ends in larger:
         try:
@@ -146,13 +157,15 @@ class Template:
         *,
         fixes_division: bool = False,
         providers: Providers = NO_PROVIDERS,
+        unknown: AbstractSet[str] = frozenset(),
     ) -> None:
         self._graph, self._target, self._caches = graph, target, caches or {}
+        self._unknown = unknown
         self._fixes_division, self._providers = fixes_division, providers
         self._specs = {value.name: _bare(inputs[value.name]) for value in graph.inputs}
         self.ends = {name: spec.shape for name, spec in self._specs.items()}
         self._lock = threading.Lock()
-        self._analyser, self._lowering = Analyser(graph), self._make_lowering()
+        self._analyser, self._lowering = Analyser(graph, unknown), self._make_lowering()
         with phase("analyse", graph.name):
             analysis = self._analyser.run(inputs)
         with phase("lower", graph.name):
@@ -236,7 +249,7 @@ class Template:
             (name, axis), *_ = group
             extents.update(dict.fromkeys(group, trace.variable(inputs[name].shape[axis])))
         with self._lock:
-            given = {name: _with_symbols(name, spec, extents) for name, spec in inputs.items()}
+            given = {name: put_symbols(name, spec, extents) for name, spec in inputs.items()}
             analysis = self._analyser.run(given, is_symbolic=True)
             if analysis.reads:
                 raise UntraceableError("planning reads content of inputs")
@@ -266,7 +279,7 @@ class Template:
         for ends in larger if larger and has_ranges else (*larger, exact):
             try:
                 lowering = self._make_lowering()
-                lowering.run(Analyser(self._graph).run(ends))
+                lowering.run(Analyser(self._graph, self._unknown).run(ends))
                 if lowering.chosen == self.chosen:
                     return self
                 template = Template(
@@ -276,6 +289,7 @@ class Template:
                     caches=self._caches,
                     fixes_division=self._fixes_division,
                     providers=self._providers,
+                    unknown=self._unknown,
                 )
                 template.specialise(inputs)
             except (GpuexecError, ValueError):
@@ -343,13 +357,6 @@ class Template:
             reads=tuple(analysis.reads),
             host_values=list_kept(self._graph, analysis),
         )
-
-
-def _with_symbols(name: str, spec: TensorSpec, extents: Mapping[tuple[str, int], Any]) -> TensorSpec:
-    """Return the spec of an input with symbolic extents on some axes; content stays where there are none."""
-    if not any((name, axis) in extents for axis in range(spec.rank)):
-        return spec
-    return spec.with_shape(tuple([extents.get((name, axis), extent) for axis, extent in enumerate(spec.shape)]))
 
 
 def _bare(spec: TensorSpec) -> TensorSpec:

@@ -30,7 +30,8 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.model.model import Model
 from gpuexec.passes import GENERATING, run_passes
-from gpuexec.planner.caches import find_caches
+from gpuexec.planner.analyse import find_growing_content
+from gpuexec.planner.caches import find_caches, has_growth
 from gpuexec.planner.classes import find_class_ranges, find_ends, free_axes, range_ends, with_extents
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
 from gpuexec.planner.template import Template, plan_graph
@@ -129,6 +130,8 @@ class PlanCache:
         self._reads: dict[_Shapes, set[tuple[Read, ...]]] = {}
         # Axes of undeclared inputs that were met with two extents, and the shapes met first.
         self._free: set[_Axis] = set()
+        # Names of values that grow with sizes that keep changing, which are left to the device.
+        self._unknown: frozenset[str] = frozenset()
         # Plans the model brought along that are not what lowering gives.
         self._unfit: list[Plan] = []
         self._first: _Shapes | None = None
@@ -201,6 +204,11 @@ class PlanCache:
         if compiled.traces is None:
             compiled.traces = SizeTraces(compiled.template)
         compiled.traces.learn(compiled.template.graph, specs, shapes)
+        is_bounded = _has_ranges(self._planning.model)  # all its plans are there, and nothing is compiled later
+        if compiled.traces.growing and not is_bounded and compiled in self._compiled:
+            # Sizes to come have a plan in which the device makes what grows with them.
+            self._unknown |= compiled.traces.growing
+            self._compiled.remove(compiled)
 
     def reserve(self, planned: PlannedVariant, stream: Stream) -> Recording:
         """Return the recording of a planned variant's plan, whichever size it is set to now.
@@ -392,11 +400,13 @@ class PlanCache:
 
     def _plan_without(self, disabled: AbstractSet[str], specs: Mapping[str, TensorSpec], slack: int) -> PlannedVariant:
         planning, target = self._planning, self._planning.backend.device.target
-        restored = self._restore(specs) if slack == 1 else None
+        restored = self._restore(specs) if slack == 1 and not self._unknown else None
         if restored is not None:
             graph, template = restored.graph, restored.template
         else:
             graph = run_passes(self._graph, planning.model._plan_passes, disabled, specs)
+            if has_growth(self._graph):
+                self._unknown |= find_growing_content(graph, specs, free_axes(graph, planning.model.dims))
             template = plan_graph(
                 graph,
                 specs,
@@ -408,6 +418,7 @@ class PlanCache:
                 admit=lambda plan: self._admit(plan, graph.constants),
                 fixes_division=planning.fixes_division,
                 providers=planning.providers,
+                unknown=self._unknown,
             )
         variant = template.specialise(specs)
         compiled = self._compile(template, {value.name: array for value, array in graph.constants.items()})

@@ -13,6 +13,7 @@ from gpuexec.ir.graphs import Graph
 from gpuexec.ir.size_layout import SizedVariant
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.symbolic_int import UntraceableError
+from gpuexec.planner.analyse import SizedContentError
 from gpuexec.planner.symbolic_variant import SymbolicVariant, share_layout
 from gpuexec.planner.template import Template
 
@@ -87,10 +88,12 @@ class SizeTraces:
     Attributes:
         template: Whose sizes they are.
         refused: Why the template is traced no more; empty: it is.
+        growing: Names of values that the host knows and that grow with the sizes, for which a trace can't be made.
     """
 
     template: Template
     refused: str = ""
+    growing: frozenset[str] = frozenset()
     _met: deque[Shapes] = field(default_factory=lambda: deque(maxlen=_SIZES_BEFORE))
     _traces: list[_Trace] = field(default_factory=list)
     _failures: int = 0
@@ -130,6 +133,9 @@ class SizeTraces:
         self._wait = self._pause
         try:
             symbolic = self.template.trace(specs, groups)
+        except SizedContentError as error:
+            self.growing, self.refused = error.values, str(error)
+            return
         except (GpuexecError, UntraceableError, TypeError, ValueError) as error:
             self._fail(str(error))
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,6 +83,23 @@ def test_what_needs_digits_is_planned_one_by_one(
         results = [made for _, made in decode("cpu")]
     assert len(results) == STEPS and 0 < len(traces) <= 10
     assert "planned one by one: its extents are needed as digits by somewhere" in caplog.text
+
+
+def test_content_that_grows_with_sizes_is_left_to_the_device(specialised: list[object]) -> None:
+    """A causal mask of arange: its content is known on the host, and no row of numbers could hold it."""
+
+    def masked(x: Any) -> Any:
+        places = gx.fn.arange(x.shape[0])
+        return gx.fn.where(places[:, None] >= places[None, :], x @ x.T, np.float32(0))
+
+    model = gx.graph(masked, [("float32", ("n", 4))])
+    for backend in ("cpu", "simulator"):
+        with gx.Worker(model, backend=backend) as worker:
+            before = len(specialised)
+            for rows in range(70, 100):
+                x = np.random.default_rng(rows).standard_normal((rows, 4)).astype(np.float32)
+                np.testing.assert_allclose(np.asarray(worker.run(x)[0]), np.tril(x @ x.T), rtol=1e-5, atol=1e-6)
+            assert len(specialised) - before < 20
 
 
 def test_batches_of_any_size_share_a_trace(specialised: list[object]) -> None:
