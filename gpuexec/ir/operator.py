@@ -329,6 +329,16 @@ class Operator:
         """
         return False
 
+    def moved_inputs(self, count: int) -> tuple[int, ...]:
+        """Return the positions of the inputs whose elements its output is made of, each as it is.
+
+        What is rounded behind it may be rounded in front, to the same bits.
+
+        Args:
+            count: Number of its inputs.
+        """
+        return ()
+
     def channel_axis(self, factor: int, rank: int) -> int | None:
         """Return an axis of a factor whose places each make elements of the output of their own; None: none has.
 

@@ -34,7 +34,7 @@ class RowForm:
     """An operator on rows, which are the elements of its first input along the trailing axes.
 
     Its kernel gives a row to a team (`gpuexec.ops.lib.team`), each lane of which takes every lanes-th element in order.
-    The first input is no wider than a row's elements, the others broadcast to it.
+    The first input is no wider than a row's elements, the others broadcast to it, or to the axes of rows alone.
 
     Attributes:
         axis: The first of the axes that a row lies along.
@@ -43,6 +43,7 @@ class RowForm:
         dtype: Element type of the result.
         numbers: Attributes that the lines take, as doubles.
         read: Inputs whose content the lines hold, as axes; they are no operands.
+        of_rows: Positions of inputs that broadcast to the axes in front of ``axis``: an element for each row.
         is_strided: Whether its kernel reads the first input as it lies, so that strides have a say in the team.
         variant: Number of the arithmetic, where extents choose it.
     """
@@ -53,6 +54,7 @@ class RowForm:
     dtype: np.dtype[Any]
     numbers: tuple[float, ...] = ()
     read: tuple[int, ...] = ()
+    of_rows: tuple[int, ...] = ()
     is_strided: bool = False
     variant: int = 0
 

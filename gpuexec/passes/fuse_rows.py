@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 
-from gpuexec.ir.graphs import Graph, Value
+from gpuexec.ir.geometry import normalize_axis
+from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.operator import FormatUse, Operator
 from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.region import RowRegion
 from gpuexec.ops.elementwise.region_steps import list_keys
+from gpuexec.ops.reduce.reduce_arg import ArgMax
+from gpuexec.ops.reduce.topk import TopElement, TopK, TopPlace
 from gpuexec.passes.clusters import Cluster, Clusters
 from gpuexec.passes.fuse_epilogues import find_epilogues
+from gpuexec.passes.known_specs import Shapes
 from gpuexec.passes.pointwise_nodes import PointwiseNodes
 
 # A row is worked on by one block. Where it is longer than a block keeps on chip, and rows are too few to keep a device
@@ -31,14 +37,58 @@ def fuse_rows(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | None =
         specs: Specs of the inputs, by name.
         limit: The most regions to make, the first ones; None: all.
     """
-    nodes = PointwiseNodes(graph, specs)
-    forms = {n: form for n, node in enumerate(graph.nodes) if (form := nodes.find_row_form(node)) is not None}
+    graph = _take_apart(graph, specs)
+    nodes, gains = PointwiseNodes(graph, specs), any(map(_gains_by_format, graph.nodes))
+    forms = {
+        n: form
+        for n, node in enumerate(graph.nodes)
+        if not (gains and node.operator.format_use is FormatUse.FOLLOWS)  # images may lie channels last
+        and (form := nodes.find_row_form(node)) is not None
+    }
     if not forms:
         return graph
     fusing = _RowFusing(graph, nodes, forms)
     for position in forms:
         fusing.grow(position)
     return fusing.finish(limit)
+
+
+def _gains_by_format(node: Node) -> bool:
+    """Return whether a node may gain where images lie channels last."""
+    return type(node.operator).count_format_gain is not Operator.count_format_gain
+
+
+def _take_apart(graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
+    """Return a graph in which the first element of a row, and its place, are made by an operator each."""
+    if not any(isinstance(node.operator, TopK) for node in graph.nodes):
+        return graph
+    found, nodes = Shapes.of(graph, specs).specs, list[Node]()
+    wanted = {*graph.consumers(), *graph.outputs}
+    for node in graph.nodes:
+        x = node.inputs[0] if node.inputs else None
+        if isinstance(node.operator, TopK) and x in found and _is_first(node, graph, found[x]):
+            axis, largest = node.operator.axis, node.operator.largest
+            place = ArgMax(axis) if largest else TopPlace(axis, largest)  # of the smallest, NaN come last
+            parts = zip(node.outputs, (TopElement(axis, largest), place), strict=False)
+            made = [replace(node, operator=part, inputs=(x,), outputs=(y,)) for y, part in parts if y in wanted]
+        else:
+            made = []
+        nodes += made or [node]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _is_first(node: Node, graph: Graph, x: TensorSpec) -> bool:
+    """Return whether a TopK takes one element of each row, and rows are such that a region may be made of them."""
+    assert isinstance(node.operator, TopK)
+    count = graph.constants.get(node.inputs[1]) if node.inputs[1] is not None else None
+    is_last = x.rank > 0 and normalize_axis(node.operator.axis, x.rank) == x.rank - 1
+    is_one = count is not None and count.size == 1 and int(count.reshape(())[()]) == 1
+    return is_last and is_one and not _is_long(prod(x.shape[:-1]), x.shape[-1])
+
+
+def _is_long(rows: int, columns: int) -> bool:
+    """Return whether rows are longer than a block keeps on chip, and too few to keep a device busy."""
+    return columns > _LONG and rows < _MANY_ROWS
 
 
 class _RowFusing:
@@ -81,8 +131,7 @@ class _RowFusing:
         value, axis = self._graph.nodes[position].inputs[0], self._forms[position].axis
         assert value is not None
         shape = self._nodes.specs[value].shape
-        rows, columns = prod(shape[:axis]), prod(shape[axis:])
-        if columns > _LONG and rows < _MANY_ROWS:
+        if _is_long(prod(shape[:axis]), prod(shape[axis:])):
             return set()
         return {shape, (*shape[:axis], *(1,) * (len(shape) - axis)), shape[:axis]}
 

@@ -37,8 +37,6 @@ from gpuexec.ir.precision import FP8, INT8, REFERENCE, ROUNDED, STORED, Precisio
 from gpuexec.ir.spec import dtype_row
 from gpuexec.ops.nn.attention import Attention, AttentionOverCache, RoundedAttention
 from gpuexec.ops.quant.rounded_weight import DOMAIN, RoundWeight
-from gpuexec.ops.tensor.copy import Concat
-from gpuexec.ops.tensor.gather import Gather
 from gpuexec.ops.tensor.slice import Split
 from gpuexec.passes.remove_noops import find_dtypes
 
@@ -255,7 +253,7 @@ def _list_carried(node: Node, precision: Precision, finishing: Collection[Value 
     operator = node.operator
     if operator.makes_views and operator.keeps_dtype:
         return (0,)
-    moved = {Gather.name: (0,), Concat.name: tuple(range(len(node.inputs)))}.get(operator.name, ())
+    moved = operator.moved_inputs(len(node.inputs))
     is_cheaper = precision.name != FP8 and all(node.inputs[position] in finishing for position in moved)
     return moved if is_cheaper else ()
 

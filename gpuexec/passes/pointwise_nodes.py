@@ -112,22 +112,23 @@ class PointwiseNodes:
     def write_numbers(self, node: Node) -> list[str | None]:
         """Return as text each input that is a constant of one element and stretches nothing, or that forms hold.
 
-        Of a node with an index map those that the map follows from.
+        Of a node with an index map those that the map follows from. What goes with rows alone keeps its shape.
         """
         found = find_map(node.operator, self._list_specs(node))
         if found is not None:
             return self._write_contents(node, found)
         form = self.find_row_form(node)
         read = set() if form is None else {node.inputs[place] for place in form.read if place < len(node.inputs)}
+        of_rows = () if form is None else form.of_rows
         others = [self.specs[value].rank for value in node.inputs if value is not None and not self._is_number(value)]
         rank = max(others, default=-1)
         return [
             None
-            if value is None
+            if value is None or position in of_rows
             else write_integers(self._graph.constants[value])
             if value in read
             else self._write_number(value, rank)
-            for value in node.inputs
+            for position, value in enumerate(node.inputs)
         ]
 
     def write_row(self, node: Node, sources: Mapping[Value, Given]) -> StepRow:

@@ -86,6 +86,21 @@ struct Extremum {
   static __device__ Partial merge(Partial a, Partial b) { return wins(b, a, IsMinimum, IsLastWanted) ? b : a; }
 };
 
+// The first element in the order of TopK, and its place: NaN counts as the largest, of equal elements the first place.
+template <class A, bool IsLargest>
+struct First {
+  typedef Placed<A> Partial;
+  static __device__ Partial identity() { return {A(0), -1}; }
+  static __device__ bool precedes(const Partial& a, const Partial& b) {
+    if (a.place < 0 || b.place < 0) return b.place < 0;
+    const bool is_a_nan = a.value != a.value, is_b_nan = b.value != b.value;
+    if (is_a_nan != is_b_nan) return IsLargest ? is_a_nan : is_b_nan;
+    if (!is_a_nan && a.value != b.value) return IsLargest ? a.value > b.value : a.value < b.value;
+    return a.place < b.place;
+  }
+  static __device__ Partial merge(const Partial& a, const Partial& b) { return precedes(b, a) ? b : a; }
+};
+
 // Folds what the lanes of a team have, in the order of reduce.cuh. Lanes are neighbours.
 template <class Fold>
 __device__ inline typename Fold::Partial fold_team(const Team& team, typename Fold::Partial partial) {

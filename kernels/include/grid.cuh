@@ -1,6 +1,6 @@
-// Grid-wide synchronisation: a barrier of all blocks, and detection of the last block.
+// Grid-wide synchronisation: a barrier of all blocks, detection of the last block, and signals to blocks that begin later.
 //
-// Both need words of global memory that are 0 before the first launch; each use leaves them ready for the next one.
+// All need words of global memory that are 0 before the first launch; each use leaves them ready for the next one.
 #pragma once
 
 // Whether the calling thread is the first of its block, which synchronises for all of it.
@@ -42,6 +42,49 @@ __device__ inline bool last_block(unsigned* counter, unsigned blocks) {
   }
   return __syncthreads_or(is_last) != 0;
 }
+
+// Returns how many of the launch's `blocks` blocks have called this before; all threads of a block must call it. What blocks
+// do by their turn may need what those of earlier turns do, which are under way or done: so a block may wait for them in any
+// launch, however many blocks a device holds.
+__device__ inline unsigned take_turn(unsigned* counter, unsigned blocks) {
+  __shared__ unsigned turn;
+  if (is_first_thread()) turn = atomicInc(counter, blocks - 1);
+  __syncthreads();
+  return turn;
+}
+
+// Lets `blocks` blocks go on that await the signal: they may read what this block wrote before. All threads of a block must
+// call it.
+__device__ inline void give_signal(unsigned* signal, unsigned blocks) {
+  __syncthreads();
+  if (is_first_thread()) {
+    __threadfence();
+    atomicAdd(signal, blocks);
+  }
+}
+
+// Waits for the signal, once in each of the blocks that it is for; the block that gives it must have taken an earlier turn.
+// All threads of a block must call it.
+#ifdef GPUEXEC_SIM
+__device__ inline void await_signal(unsigned* signal, GPUEXEC_SITE) {
+  if (is_first_thread()) {
+    while (atomicAdd(signal, 0u) == 0) gpuexec_wait_for_blocks(site);
+    atomicSub(signal, 1u);
+    __threadfence();
+  }
+  __syncthreads();
+}
+#else
+__device__ inline void await_signal(unsigned* signal) {
+  if (is_first_thread()) {
+    while (*static_cast<volatile unsigned*>(signal) == 0) {
+    }
+    atomicSub(signal, 1u);
+    __threadfence();
+  }
+  __syncthreads();
+}
+#endif
 
 // The same number, of which the compiler knows nothing: what is made of it behind a loop is not kept through the loop.
 __device__ inline int opaque(int number) {

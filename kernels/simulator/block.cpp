@@ -155,6 +155,7 @@ void BlockRunner::reset_block(uint64_t block) {
   at_grid_barrier_.clear();
   waiting_for_predecessors_.clear();
   has_waited_ = false;
+  polls_ = 0;
   if (launch_->is_dependent) {
     for (Thread& thread : threads_) thread.has_waited = false;
   }

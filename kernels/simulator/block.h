@@ -102,6 +102,7 @@ class BlockRunner {
   // Called on fibers, by the C functions of runtime.h.
   int wait_at_barrier(int id, unsigned threads, int predicate, Site site);
   void wait_at_grid_barrier(Site site);
+  void wait_for_blocks(Site site);
   void wait_for_predecessors(Site site);
   Meeting meet(unsigned mask, const void* value, size_t nbytes, int operation, Site site);
   void* shared_variable(const void* key, size_t nbytes, size_t alignment, const char* name);
@@ -187,6 +188,7 @@ class BlockRunner {
   std::vector<unsigned> at_grid_barrier_, waiting_for_predecessors_;
   bool is_early_ = false;      // launches that this one depends on are not complete
   bool has_waited_ = false;    // some thread of the block has waited for them
+  uint64_t polls_ = 0;         // of other blocks, by this one
   char* arena_ = nullptr;
   size_t arena_top_ = 0, shared_claimed_ = 0;
   std::vector<SharedVariable> shared_;

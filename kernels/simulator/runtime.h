@@ -168,6 +168,8 @@ void gpuexec_copy_commit();
 void gpuexec_copy_wait(int keep);
 // Waits for every thread of a cooperative grid.
 void gpuexec_grid_barrier(gpuexec::Site site);
+// Gives way to other blocks, one of which is to end the caller's loop.
+void gpuexec_wait_for_blocks(gpuexec::Site site);
 // Waits until the launches that a dependent one comes after are complete.
 void gpuexec_wait_for_predecessors(gpuexec::Site site);
 // What the compiler calls in a module built for check or count mode: before an access, at arithmetic that is counted,

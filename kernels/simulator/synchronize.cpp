@@ -1,6 +1,7 @@
 // Synchronisation in a block: barriers, warp operations, shared memory, asynchronous copies.
 #include <cstdio>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "block.h"
@@ -14,6 +15,8 @@ constexpr unsigned char kRedZone = 0xfb;
 constexpr size_t kRedZoneBytes = 64;
 constexpr size_t kCheckedGapBytes = 64 << 10;  // between variables in check mode, so that a far overrun hits no other
 constexpr uint32_t kTurnAccesses = 64;          // of a thread in count mode before it gives way to the other lanes
+
+constexpr uint64_t kMostPolls = 1 << 24;        // of a block that waits for others: some seconds
 
 // The width of the accesses that the device copies so many bytes by.
 size_t access_nbytes(size_t nbytes) {
@@ -71,6 +74,12 @@ void BlockRunner::wait_at_grid_barrier(Site site) {
   self_->site = site;
   at_grid_barrier_.push_back(self_->linear);
   give_way();
+}
+
+// Blocks under way together run on OS threads of their own; in check and count mode there are none.
+void BlockRunner::wait_for_blocks(Site site) {
+  if (checker_ || counter_ || ++polls_ > kMostPolls) fail("waits for a block that has not begun", site, kDeadlock);
+  std::this_thread::yield();
 }
 
 void BlockRunner::wait_for_predecessors(Site site) {
@@ -369,6 +378,8 @@ void gpuexec_copy_wait(int keep) { current_runner->finish_copies(current_runner-
 void gpuexec_wait_for_predecessors(gpuexec::Site site) { current_runner->wait_for_predecessors(site); }
 
 void gpuexec_grid_barrier(gpuexec::Site site) { current_runner->wait_at_grid_barrier(site); }
+
+void gpuexec_wait_for_blocks(gpuexec::Site site) { current_runner->wait_for_blocks(site); }
 
 // Static code of a module runs outside of kernels too.
 void gpuexec_access(const void* address, size_t nbytes, unsigned flags, const void* place) {

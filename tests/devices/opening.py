@@ -18,7 +18,13 @@ SCALE_SOURCE = str(Path(__file__).with_name("scale.cu"))
 TOGETHER_SOURCE = str(Path(__file__).with_name("together.cu"))
 EXPRESSIONS = {
     SCALE_SOURCE: ("scale<float>", "scale<int>", "fault", "fault_reading"),
-    TOGETHER_SOURCE: ("share<0>", "share<1>", "sum_by_last<0>", "sum_by_last<1>"),
+    TOGETHER_SOURCE: (
+        "share<0>",
+        "share<1>",
+        "sum_by_last<0>",
+        "sum_by_last<1>",
+        *(f"share_by_turns<{bug}>" for bug in range(3)),
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-// What blocks of a grid do together. kBug = 0 is right; 1 leaves out what orders the blocks.
+// What blocks of a grid do together. kBug = 0 is right; 1 leaves out what orders the blocks, 2 has them wait for later ones.
 #include "grid.cuh"
 
 __device__ float sum_block(float value, float* shared) {
@@ -55,4 +55,31 @@ __global__ void __launch_bounds__(64) sum_by_last(const float* x, float* out, fl
   float total = 0;
   for (int block = 0; block < gridDim.x; block++) total += partial[block];
   out[0] = total;
+}
+
+// Computes: shares = x / sum(x)
+// Shapes:   x, shares [n]; partial [1 + parts], the sum and those of parts; words: three, 0 before the first launch
+// Grid:     64 threads a block, two blocks for each part of 64 elements
+// Needs:    nothing
+// Numerics: float; the parts' sums in order
+template <int kBug>
+__global__ void __launch_bounds__(64) share_by_turns(const float* x, float* shares, float* partial, unsigned* words,
+                                                     int n) {
+  __shared__ float shared[64];
+  const int parts = gridDim.x / 2, turn = take_turn(words, gridDim.x);
+  const int i = turn % parts * 64 + threadIdx.x;
+  if ((turn < parts) == (kBug != 2)) {
+    const float sum = sum_block(i < n ? x[i] : 0.f, shared);
+    if (threadIdx.x == 0) partial[1 + turn % parts] = sum;
+    if (!last_block(words + 1, parts)) return;
+    if (threadIdx.x == 0) {
+      float total = 0;
+      for (int part = 0; part < parts; part++) total += partial[1 + part];
+      partial[0] = total;
+    }
+    give_signal(words + 2, parts);
+  } else {
+    if (kBug != 1) await_signal(words + 2);
+    if (i < n) shares[i] = x[i] / partial[0];
+  }
 }

@@ -80,6 +80,8 @@ def list_cases() -> list[Any]:
                 ("large, row-major", f"normalize_large_channels<{code}, false>"),
             ):
                 rows.append((Kernel("norm_channels.cu", name), lies, (dtype, dtype), ending))
+            for mode, is_blended in (("nearest", "false"), ("linear", "true")):
+                rows.append((Kernel("resize.cu", f"resize_units<{code}, {is_blended}>"), mode, (dtype, dtype), ending))
     return [pytest.param(*row, id=f"{row[0].expression}-{row[3]}") for row in rows if has_ending(row[0], row[3])]
 
 
@@ -87,7 +89,8 @@ def list_cases() -> list[Any]:
 @pytest.mark.parametrize(("wanted", "form", "types", "ending"), list_cases())
 def test_instances_are_launched(wanted: Kernel, form: Any, types: tuple[Any, Any], ending: Any) -> None:
     dtype, result = types
-    attributes, others = dict[str, Any](), [np.ones(CHANNELS, dtype), np.zeros(CHANNELS, dtype)]
+    attributes = dict[str, Any]()
+    others: list[Any] = [np.ones(CHANNELS, dtype), np.zeros(CHANNELS, dtype)]
     name, extents = "InstanceNormalization", (32, 32) if form == "small" else (72, 64)
     if isinstance(form, tuple):
         name, extents, (extent, stride) = "Conv", (32, 32), form if form != LAST_FORMS[0] else (5, 1)
@@ -95,6 +98,8 @@ def test_instances_are_launched(wanted: Kernel, form: Any, types: tuple[Any, Any
         if dtype != result:
             attributes["precision"] = PRECISIONS[dtype]
         others = [np.ones((CHANNELS, 1, extent, extent), dtype), np.ones(CHANNELS, result)]
+    if form in ("nearest", "linear"):
+        name, extents, attributes, others = "Resize", (8, 8), {"mode": form}, [None, np.array([1, 1, 2, 2], np.float32)]
     if ending is not None:
         others.append(np.ones((CHANNELS, 1, 1), result))
     op, made = end(name, attributes, result, ending)

@@ -200,6 +200,22 @@ def test_products_with_scales_of_one_are_those_they_stand_for(name: str) -> None
     assert tried
 
 
+def test_what_moves_elements_may_have_them_rounded_before() -> None:
+    moving = set()
+    for name in CLASSES:
+        for call in list_calls().get(name, ()):
+            places = call.operator.moved_inputs(len(call.inputs))
+            given = {place: x for place in places if (x := call.inputs[place]) is not None}
+            if not given or any(x.dtype != np.float32 for x in given.values()):
+                continue
+            rounded = put(call, {place: x.astype(np.float16).astype(np.float32) for place, x in given.items()})
+            made, expected = compute(call.operator, rounded), compute(call.operator, call.inputs)
+            assert made is not None and expected is not None and made[0] is not None and expected[0] is not None
+            np.testing.assert_array_equal(to_bits(made[0]), to_bits(expected[0].astype(np.float16).astype(np.float32)))
+            moving.add(name)
+    assert moving == {"Concat", "Gather", "Resize"}
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_what_draws_random_numbers_says_so(name: str) -> None:
     """It has a stream of its own to draw from, or parts that have."""

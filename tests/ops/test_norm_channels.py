@@ -10,6 +10,7 @@ import pytest
 
 from gpuexec.ir.operator import Operator, build
 from gpuexec.ir.spec import BFLOAT16, dtype_row
+from gpuexec.ops.nn import norm_channels_launch
 from tests.ir.graph_builder import GraphBuilder, compute_graph
 from tests.ops.chains import chain
 from tests.ops.test_conv_depthwise_last import convolve, plan
@@ -18,7 +19,7 @@ from tests.ops.tolerance import assert_close
 
 Array = np.ndarray[Any, Any]
 HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
-KERNELS = ["measure_large_channels", "normalize_large_channels"]
+KERNELS = ["normalize_large_channels"]
 
 
 def make(dtype: Any, *shape: int) -> tuple[Array, Array, Array]:
@@ -59,6 +60,17 @@ def test_parts_are_more_than_chains_and_channels_no_whole_tile(mode: str) -> Non
     expected = op.compute(*given)[0]
     assert expected is not None
     assert_close("the result", op, given, 0, last, expected, 9 * 1024)
+
+
+@pytest.mark.parametrize("mode", ["plain", "check"])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_units_that_are_mapped_while_others_are_measured(
+    is_last: bool, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op, given = build("InstanceNormalization", {}), make(FLOAT, 3, 24, 5 * 1024 + 8)
+    expected = normalize(op, given, "plain")[is_last]  # all are measured before the first one is mapped
+    monkeypatch.setattr(norm_channels_launch, "_L2_SHARE", 1 << 40)  # a tile, then
+    np.testing.assert_array_equal(normalize(op, given, mode)[is_last], expected)
 
 
 def test_means_far_from_zero_leave_the_variance_its_digits() -> None:

@@ -74,7 +74,7 @@ def rows(label: str, inputs: Sequence[Array | None], steps: Steps, results: tupl
 def around(name: str, attributes: Any = (), axes: str | None = LAST) -> Steps:
     """Return an operator on rows between two on elements, whose result it stretches over a row."""
     given = (made_by(0),) if axes is None else (made_by(0), axes)
-    back: Steps = () if name.startswith("Arg") else (("Sub", (), (0, made_by(1))),)
+    back: Steps = () if name.startswith("Arg") or name.endswith("Place") else (("Sub", (), (0, made_by(1))),)
     return (("Add", (), (0, 1)), (name, attributes, given), *back, ("Abs", (), (made_by(1),)))
 
 
@@ -118,6 +118,31 @@ CASES = [
             around(name, (), None),
         )
         for name, dtype in (("Softmax", FLOAT), ("Softmax", HALF), ("LogSoftmax", BFLOAT16), ("LogSoftmax", DOUBLE))
+    ),
+    *(
+        rows(
+            f"{name}_{largest}_{np.dtype(dtype).name}",
+            [numbers(dtype, 5, 37).round(), numbers(dtype, 37).round()],
+            around(f"gpuexec.{name}", (("largest", largest),), None),
+        )
+        for name in ("TopElement", "TopPlace")
+        for largest in (0, 1)
+        for dtype in (FLOAT, HALF, LONG)
+    ),
+    *(
+        rows(
+            f"instance_norm_{np.dtype(dtype).name}_{'x'.join(map(str, shape))}",
+            [numbers(dtype, *shape), numbers(dtype, shape[1]), numbers(dtype, shape[1])],
+            (
+                ("Neg", (), (0,)),
+                ("InstanceNormalization", (), (made_by(0), 1, 2)),
+                ("Mul", (), (made_by(1), 0)),
+            ),
+        )
+        for dtype, shape in (
+            *((dtype, (2, 3, 5, 7)) for dtype in (FLOAT, HALF, BFLOAT16, DOUBLE)),
+            *((FLOAT, shape) for shape in ((1, 1, 40), (3, 1, 2, 2), (1, 8, 700), (2, 0, 4))),
+        )
     ),
     rows("softmax_states", [numbers(FLOAT, 2, 4100), numbers(FLOAT, 4100)], around("Softmax", (), None)),
     rows("log_softmax_states", [numbers(FLOAT, 2, 4100), numbers(FLOAT, 4100)], around("LogSoftmax", (), None)),

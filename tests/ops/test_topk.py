@@ -91,6 +91,39 @@ def test_topk(checks: str, case: Case) -> None:
     run_case(case, checks)
 
 
+def first(id: str, x: Array, axis: int = -1) -> list[Case]:
+    """Return the largest and the smallest element of each line, and their places, as TopK has them."""
+    cases = []
+    for largest in (1, 0):
+        attributes = {"axis": axis, "largest": largest}
+        expected = TopK(axis, largest).compute(x, np.array([1]))
+        for name, made in zip(("TopElement", "TopPlace"), expected, strict=True):
+            cases.append(Case(f"{name}_{id}_{largest}", name, (x,), attributes, expected=(made,), domain="gpuexec"))
+    return cases
+
+
+FIRST = [
+    *(case for dtype in TOPK_DTYPES for case in first(np.dtype(dtype).name, sample(3, 40, dtype=dtype))),
+    *(
+        case
+        for dtype in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
+        for case in first(f"special_{np.dtype(dtype).name}", np.roll(np.tile(SPECIAL, (3, 1)), 4, 0).astype(dtype))
+    ),
+    *first("negative_zero", np.array([[-0.0, 0.0, -1.0], [0.0, -0.0, -1.0], [1.0, -0.0, 0.0]], np.float32)),
+    *first("nan", np.array([[np.nan, np.nan, 1.0], [2.0, np.nan, 1.0], [np.nan, np.nan, np.nan]], np.float16)),
+    *(case for t in (np.int64, np.uint64) for case in first(f"wide_{np.dtype(t).name}", far_apart(t))),
+    *(case for axis in (0, 1, -1) for case in first(f"axis{axis}", sample(4, 5, 6), axis)),
+    *first("long", sample(2, 9000, values=300)),
+    *first("strided", sample(6, 8, 4)[::-2, ::3].T),
+    *first("no_lines", np.zeros((0, 4), np.float32)),
+]
+
+
+@pytest.mark.parametrize("case", FIRST, ids=lambda case: case.id)
+def test_first(checks: str, case: Case) -> None:
+    run_case(case, checks)
+
+
 def test_launches_are_the_same_for_every_size() -> None:
     for n, k in [(0, 0), (1, 1), (2000, 3), (2000, 2000)]:
         assert list_launches(TopK(), [sample(2, n), np.array([k])], known=[1]) == ["topk.cu:topk<float>"]

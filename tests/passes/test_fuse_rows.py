@@ -26,7 +26,9 @@ from tests.passes.test_fuse_regions import check_bits
 SIMULATOR = gx.BackendType.SIMULATOR
 NAMES = {"x": (4, 6, 32), "z": (4, 6, 32), "row": (32,), "wide": (4, 1, 32), "k": (32, 32), "image": (2, 3, 5, 7)}
 CONSTANTS = """<int64[1] last = {-1}, int64[2] plane = {2, 3}, int64[1] first = {0}, float epsilon = {0.00001},
-    float two = {2}, float one = {1}, float[3, 1, 1] scale = {1, 2, 3}>"""
+    int64[1] count = {1}, int64[1] two_elements = {2}, float two = {2}, float one = {1},
+    float[3, 1, 1] scale = {1, 2, 3}, float[3] channel = {1, 2, 3},
+    float[3, 3, 1, 1] weight = {1, 2, 3, 4, 5, 6, 7, 8, 9}>"""
 
 
 def fuse(body: str, outputs: str = "float[4, 6, 32] y") -> Graph:
@@ -145,6 +147,37 @@ def test_few_long_rows_are_left_alone() -> None:
         assert len(regions(fuse_rows(load(text), specs))) == is_fused
 
 
+def test_first_of_each_row_is_a_step() -> None:
+    body = "n = Neg (x) v, i = TopK <axis = 2> (n, count) y = Abs (v)"
+    (region,) = regions(fuse(body, "float[4, 6, 1] y, int64[4, 6, 1] i"))
+    assert region == ("Neg gpuexec.TopElement ArgMax Abs", ["x"], ["i", "y"])
+    assert [each.kernel.source for each in plan(fuse(body, "float[4, 6, 1] y, int64[4, 6, 1] i"))] == ["rows.cu"]
+    both = fuse("y, i = TopK <largest = 0> (x, count)", "float[4, 6, 1] y, int64[4, 6, 1] i")
+    assert regions(both) == [("gpuexec.TopElement gpuexec.TopPlace", ["x"], ["y", "i"])]
+    # One alone takes a kernel of its own.
+    for largest, name, source in ((1, "ArgMax", "reduce.cu"), (0, "gpuexec.TopPlace", "topk.cu")):
+        one = fuse(f"v, y = TopK <largest = {largest}> (x, count)", "int64[4, 6, 1] y")
+        assert operators(one) == [name] and [each.kernel.source for each in plan(one)] == [source]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["n = Neg (x) y, i = TopK (n, two_elements)", "n = Neg (x) y, i = TopK <axis = 1> (n, count)"],
+    ids=["several", "another axis"],
+)
+def test_other_elements_of_each_row_are_no_step(body: str) -> None:
+    assert operators(fuse(body, "float[a, b, c] y")) == ["Neg", "TopK"]
+
+
+def test_instance_norm_is_a_step_where_no_image_lies_channels_last() -> None:
+    norm = "n = Neg (image) i = InstanceNormalization (n, channel, channel)"
+    assert regions(fuse(f"{norm} y = Mul (i, image)", "float[2, 3, 5, 7] y")) == [
+        ("Neg InstanceNormalization Mul", ["image", "channel"], ["y"])
+    ]
+    graph = fuse(f"{norm} r = Mul (i, image) y = Conv (r, weight)", "float[2, 3, 5, 7] y")
+    assert operators(graph) == ["Neg", "InstanceNormalization", "Mul", "Conv"]
+
+
 def test_axes_that_are_no_constant_stay() -> None:
     text = """agraph (float[4, 6, 32] x, int64[1] axes) => (float[a, b, c] y) {
         m = ReduceMean (x, axes) d = Sub (x, m) y = Relu (d) }"""
@@ -179,7 +212,8 @@ def make_models(draw: Any) -> tuple[bytes, dict[str, Any]]:
     for number in range(draw(st.integers(2, 9))):
         first = draw(st.sampled_from(sorted(kinds)))
         kind, rank, name = kinds[first], ranks[first], f"v{number}"
-        match draw(st.sampled_from(["unary", "binary", "binary", "cast", "reduce", "reduce", "reduce", "map", "map"])):
+        kinds_of_nodes = ["unary", "binary", "binary", "cast", "reduce", "reduce", "reduce", "map", "map", "first"]
+        match draw(st.sampled_from(kinds_of_nodes)):
             case "unary":
                 nodes.append(helper.make_node(draw(st.sampled_from(UNARY[kind])), [first], [name]))
             case "binary":
@@ -193,18 +227,29 @@ def make_models(draw: Any) -> tuple[bytes, dict[str, Any]]:
                 operator = draw(st.sampled_from(REDUCTIONS))
                 nodes.append(helper.make_node(operator, [first, "axes"], [name], keepdims=int(kept)))
                 rank -= not kept
+            case "first" if 0 not in shape:
+                is_place, largest = draw(st.booleans()), draw(st.integers(0, 1))
+                outputs = [f"{name}_other", name] if is_place else [name, f"{name}_other"]
+                nodes.append(helper.make_node("TopK", [first, "count"], outputs, largest=largest))
+                kind = "long" if is_place else kind
             case _:
                 operator = draw(st.sampled_from(MAPS)) if kind != "long" else "ArgMax"
                 more = {} if operator != "ArgMax" else {"axis": rank - 1}
-                if operator.endswith("Normalization"):
+                if rank == 3 and operator == "LayerNormalization" and draw(st.booleans()):
+                    names = [f"channels_{kind}"] * 2
+                    nodes.append(helper.make_node("InstanceNormalization", [first, *names], [name]))
+                elif operator.endswith("Normalization"):
                     nodes.append(helper.make_node(operator, [first, f"scale_{kind}"], [name]))
                 elif operator == "ArgMax" and 0 in shape:
                     nodes.append(helper.make_node("Neg", [first], [name]))
                 else:
                     nodes.append(helper.make_node(operator, [first], [name], **more))
         kinds[name], ranks[name] = kind, rank
-    wanted = draw(st.sets(st.sampled_from(sorted(k for k in kinds if k[0] == "v")), min_size=1)) | {nodes[-1].output[0]}
-    scales = [helper.make_tensor(f"scale_{kind}", DTYPES[kind], [1], [0.5]) for kind in ("float", "half")]
+    wanted = draw(st.sets(st.sampled_from(sorted(k for k in kinds if k[0] == "v")), min_size=1)) | {name}
+    ones = np.ones(shape[1])
+    scales = [helper.make_tensor(f"channels_{kind}", DTYPES[kind], ones.shape, ones) for kind in ("float", "half")]
+    scales += [helper.make_tensor("count", TensorProto.INT64, [1], [1])]
+    scales += [helper.make_tensor(f"scale_{kind}", DTYPES[kind], [1], [0.5]) for kind in ("float", "half")]
     graph = helper.make_graph(
         nodes,
         "random",

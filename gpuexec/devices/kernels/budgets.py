@@ -150,8 +150,14 @@ LARGER: Mapping[str, Budget] = {
         for result in (t, "float")
         for bits in (2, 4, 8)
     },
-    "norm_channels.cu:measure_large_channels": Budget(80, "sums of a vector of channels and the loads under way"),
-    "norm_channels.cu:normalize_large_channels": Budget(80, "16 elements and the steps of an epilogue"),
+    **{
+        f"norm_channels.cu:normalize_large_channels<{t}, {is_last}>": Budget(registers, what)
+        for t in ("float", "half", "bf16")
+        for is_last, registers, what in (
+            ("true", 168, "32 vectors of channels are held while they are measured; three blocks of 128 threads fit"),
+            ("false", 80, "32 elements are held while they are measured; six blocks of 128 threads fit"),
+        )
+    },
     "norm_channels.cu:normalize_small_channels": Budget(80, "four channels, their statistics and the loads under way"),
     "pixel/flat.cu:draw_flat": Budget(96, "a texture and a place of each operand of a region"),
     "norm.cu:normalize_rows": Budget(80, "16 elements are held beside the operands and results of an epilogue"),
@@ -234,6 +240,7 @@ LARGER: Mapping[str, Budget] = {
     "pixel/statistics.cu:draw_take_samples": Budget(80, "a thread holds the sample it makes"),
     "pool.cu:average_pool": Budget(72, "a sum and a count beside the walk over three axes"),
     "tiled.cu:tiled": Budget(128, "squares of two operands, and the steps of a region; two blocks of 256 threads fit"),
+    "resize.cu:resize_units": Budget(80, "eight sums and the four vectors under way that they are of"),
     "resize.cu:resize_blend": Budget(80, "coordinates and weights of three axes stay in registers"),
     "rows.cu:rows": Budget(
         168, "up to 32 elements of each value that a later phase reads; one block of 256 threads fits"

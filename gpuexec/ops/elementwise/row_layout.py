@@ -111,11 +111,14 @@ class _Levels:
         pairs = zip(read_steps(rows), self._forms.forms, strict=True)
         self._folded = {g for step, form in pairs if isinstance(form, RowForm) and isinstance(g := step.inputs[0], int)}
         for place, (step, form) in enumerate(zip(read_steps(rows), self._forms.forms, strict=True)):
-            read = form.read if isinstance(form, RowForm) else ()
-            given = [g for position, g in enumerate(step.inputs) if isinstance(g, int) and position not in read]
+            left_out = (*form.read, *form.of_rows) if isinstance(form, RowForm) else ()
+            given = [g for position, g in enumerate(step.inputs) if isinstance(g, int) and position not in left_out]
             level = self._reduce(place, form, given) if isinstance(form, RowForm) else self._map(place, given)
             rank = self._axis if level is Level.GONE and not isinstance(form, RowForm) else len(self._shape)
             if level is None or not self._place_inputs(given, rank):
+                return None
+            of_rows = [step.inputs[position] for position in form.of_rows] if isinstance(form, RowForm) else []
+            if not self._place_inputs([g for g in of_rows if isinstance(g, int)], self._axis):
                 return None
             self._levels.append(level)
         ranks = tuple([self._ranks.get(number, 0) for number in range(len(self._inputs))])
@@ -149,6 +152,8 @@ class _Levels:
     def _place_inputs(self, given: Sequence[int], rank: int) -> bool:
         """Note with how many axes inputs go; return whether that is one number. One element goes with any."""
         for number in given:
+            if number < 0 and rank < len(self._shape) and self._levels[step_of(number)] is not Level.GONE:
+                return False
             key = self._inputs[number] if number >= 0 else None
             if key is None or (all(extent == 1 for extent in key[0]) and number not in self._folded):
                 continue

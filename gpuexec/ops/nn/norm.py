@@ -166,17 +166,36 @@ class _TrailingNormalization(Operator):
             affine = Affine(count, scale_stride, bias_stride, 1)
         NormalizedRows(count, columns, affine, self.epsilon, centered).launch(emit, x, scale, bias, outputs)
 
-    def _write_row(self, x: TensorSpec, scale: TensorSpec, has_bias: bool, centered: bool) -> RowForm:
-        """Return the form of ``normalize_row`` in norm.cu."""
-        work = "double" if _DOUBLE in (x.dtype, scale.dtype) else "float"
-        given, center = f"{work}({{0}})", "{t0}" if centered else f"{work}(0)"
-        sums = f"Sum<{work}>"
-        inverse = f"{work}(1) / root_of({{p}} / {work}({{columns}}) + {work}({{n0}}))"
-        means = (RowLine(given, sums, f"{{p}} / {work}({{columns}})"),) if centered else ()
-        squares = RowLine(f"({given} - {center}) * ({given} - {center})", sums, inverse)
-        result = f"({given} - {center}) * {{t{len(means)}}} * {work}({{1}})" + (f" + {work}({{2}})" if has_bias else "")
-        axis = normalize_axis(self.axis, x.rank)
-        return RowForm(axis, (*means, squares, RowLine(result)), work, scale.dtype, (self.epsilon,))
+
+def write_row_form(
+    x: TensorSpec,
+    dtype: np.dtype[Any],
+    axis: int,
+    epsilon: float,
+    *,
+    has_bias: bool = False,
+    is_centered: bool = True,
+    of_rows: tuple[int, ...] = (),
+) -> RowForm:
+    """Return the form of ``normalize_row`` in norm.cu.
+
+    Args:
+        x: What is normalised over the axes from ``axis`` on.
+        dtype: Of scale, bias and the result.
+        axis: The first axis of a row.
+        epsilon: What is added to the variance.
+        has_bias: Whether there is a third input.
+        is_centered: Whether the mean is subtracted.
+        of_rows: See `RowForm`.
+    """
+    work = "double" if _DOUBLE in (x.dtype, dtype) else "float"
+    given, center = f"{work}({{0}})", "{t0}" if is_centered else f"{work}(0)"
+    sums = f"Sum<{work}>"
+    inverse = f"{work}(1) / root_of({{p}} / {work}({{columns}}) + {work}({{n0}}))"
+    means = (RowLine(given, sums, f"{{p}} / {work}({{columns}})"),) if is_centered else ()
+    squares = RowLine(f"({given} - {center}) * ({given} - {center})", sums, inverse)
+    result = f"({given} - {center}) * {{t{len(means)}}} * {work}({{1}})" + (f" + {work}({{2}})" if has_bias else "")
+    return RowForm(axis, (*means, squares, RowLine(result)), work, dtype, (epsilon,), of_rows=of_rows)
 
 
 def _check_broadcast(name: str, role: str, spec: TensorSpec, x: TensorSpec) -> None:
@@ -236,7 +255,10 @@ class LayerNormalization(_TrailingNormalization):
     def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
         """Return the form of the kernel."""
         x, scale, bias = (*inputs, None, None)[:3]
-        return None if x is None or scale is None else self._write_row(x, scale, bias is not None, True)
+        if x is None or scale is None:
+            return None
+        axis = normalize_axis(self.axis, x.rank)
+        return write_row_form(x, scale.dtype, axis, self.epsilon, has_bias=bias is not None)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per row."""
@@ -274,7 +296,10 @@ class RMSNormalization(_TrailingNormalization):
     def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
         """Return the form of the kernel."""
         x, scale = (*inputs, None)[:2]
-        return None if x is None or scale is None else self._write_row(x, scale, False, False)
+        if x is None or scale is None:
+            return None
+        axis = normalize_axis(self.axis, x.rank)
+        return write_row_form(x, scale.dtype, axis, self.epsilon, is_centered=False)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per row."""

@@ -5,6 +5,7 @@ Large channels, and those that lie last, are normalised by `norm_channels_launch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -26,10 +27,11 @@ from gpuexec.ir.operator import (
     operator,
     upgrade,
 )
+from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.nn.norm import Affine, NormalizedRows, inverse_deviation, mean_over
-from gpuexec.ops.nn.norm_channels_launch import launch_large_channels, launch_small_channels
+from gpuexec.ops.nn.norm import Affine, NormalizedRows, inverse_deviation, mean_over, write_row_form
+from gpuexec.ops.nn.norm_channels_launch import LEAST_POSITIONS, launch_large_channels, launch_small_channels
 
 _FLOATS = dtypes_of("float")
 
@@ -96,6 +98,13 @@ class InstanceNormalization(_ChannelNormalization):
     def compute(self, x: Array, scale: Array, bias: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Normalise with NumPy; half and bfloat16 in float, rounded once."""
         return self._compute(x, scale, bias, (x.shape[1], prod(x.shape[2:])), self.epsilon, 1)
+
+    def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
+        """Return the form of the kernel of small channels, whose rows are the spaces of channels."""
+        x, scale, bias = inputs
+        if x is None or scale is None or bias is None or x.rank < 3 or prod(x.shape[2:]) > LEAST_POSITIONS:
+            return None
+        return write_row_form(x, scale.dtype, 2, self.epsilon, has_bias=True, of_rows=(1, 2))
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per channel, blocks for parts of a channel and a map, or a block for eight."""

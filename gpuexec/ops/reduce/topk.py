@@ -7,8 +7,10 @@ long line leaves a large device idle.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +21,8 @@ from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
-from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
+from gpuexec.ir.row_form import RowForm, RowLine
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.lib.checks import check_dtype, require_ints
 from gpuexec.ops.reduce.sort import TILE, count_sort, sort_keys
@@ -27,6 +30,7 @@ from gpuexec.ops.tensor.layout import read_ints
 
 TOPK_DTYPES = dtypes_of("float", "int", "uint")
 _INDEX = np.dtype(np.int64)
+_ONE = np.ones(1, np.int64)
 _MAX_THREADS = 1024  # kMaxThreads of topk.cu
 _LONGEST = 2**32
 _LONG = 1024  # on the host, the least length at which searching for the bound pays
@@ -70,27 +74,97 @@ class TopK(Operator):
         x, k = inputs
         assert x is not None and k is not None
         axis = normalize_axis(self.axis, x.spec.rank)
-        length, inner = x.shape[axis], prod(x.shape[axis + 1 :])
-        count = _check_k(require_ints(k.spec, "K", 1), length)
-        if length >= _LONGEST:
-            raise InputError(f"TopK takes lines of fewer than 2**32 elements on a device, got {x.spec}.")
-        lines = prod(x.shape[:axis]) * inner
-        shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
-        values, indices = (
-            emit.temp(shape, dtype) if slot is None else slot
-            for slot, dtype in zip(outputs, (x.dtype, _INDEX), strict=True)
-        )
-        scratch = emit.temp((2 * lines * count if count > TILE else 0,), _INDEX)
-        # A pair of the bitonic network per thread, and whole warps.
-        threads = min(_MAX_THREADS, max(32, 1 << max(0, length - 1).bit_length() >> 1))
-        scalars = (int64(length), int64(inner), int64(count), int32(bool(self.largest)))
-        emit.launch(
-            Kernel("topk.cu", f"topk<{dtype_row(x.dtype).cuda}>"),
-            (max(1, lines), 1, 1),
-            (threads, 1, 1),
-            [emit.contiguous(x), values, indices, scratch, *scalars],
-            writes=[1, 2, 3],
-        )
+        count = _check_k(require_ints(k.spec, "K", 1), x.shape[axis])
+        _launch(emit, x, axis, count, outputs, is_largest=bool(self.largest))
+
+
+class _First(Operator):
+    """The first element of each row as TopK orders them, along an axis of extent 1."""
+
+    __slots__ = ()
+    axis: int
+    largest: int
+    output: ClassVar[int]  # that of TopK
+    tolerance = Tolerance.EXACT
+    flops_per_input = 1
+    has_blits = False
+    example = "float32[2,3]"
+
+    def infer(self, x: TensorSpec) -> tuple[TensorSpec, ...]:
+        """Return the spec of the output of TopK.
+
+        Raises:
+            InputError: As of TopK.
+        """
+        return (TopK(self.axis, self.largest).infer(x, TensorSpec.of(_ONE))[self.output],)
+
+    def compute(self, x: Array, *, out: Out = None) -> tuple[Array, ...]:
+        """Find the first of the largest or smallest keys."""
+        find, axis = np.argmax if self.largest else np.argmin, normalize_axis(self.axis, x.ndim)
+        place = find(sort_keys(x), axis=axis, keepdims=True).astype(_INDEX, copy=False)
+        return (place if self.output else np.take_along_axis(x, place, axis),)
+
+    def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
+        """Return the search for it along the last axis."""
+        x = inputs[0]
+        if x is None or normalize_axis(self.axis, x.rank) != x.rank - 1:
+            return None
+        work = dtype_row(accumulator(x.dtype)).cuda
+        fold = f"First<{work}, {'true' if self.largest else 'false'}>"
+        finish, dtype = (("{p}.value", x.dtype), ("{p}.place", _INDEX))[self.output]
+        return RowForm(x.rank - 1, (RowLine(f"Placed<{work}>{{{{{{0}}, {{column}}}}}}", fold, finish),), work, dtype)
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        """Launch a block per line."""
+        x, wanted = inputs[0], (outputs[0], None)
+        assert x is not None
+        axis = normalize_axis(self.axis, x.spec.rank)
+        _launch(emit, x, axis, 1, wanted[:: -1 if self.output else 1], is_largest=bool(self.largest))
+
+
+@operator("TopElement", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class TopElement(_First):
+    """The largest (or smallest) element along ``axis``: the first output of TopK with K of 1."""
+
+    axis: int = -1
+    largest: int = 1
+    output: ClassVar[int] = 0
+    keeps_dtype = True
+
+
+@operator("TopPlace", "gpuexec")
+@dataclass(frozen=True, slots=True)
+class TopPlace(_First):
+    """The place of the largest (or smallest) element along ``axis``: the second output of TopK with K of 1."""
+
+    axis: int = -1
+    largest: int = 1
+    output: ClassVar[int] = 1
+
+
+def _launch(emit: Emitter, x: Slot, axis: int, count: int, outputs: Slots, *, is_largest: bool) -> None:
+    """Launch a block per line; an output that is not wanted is None."""
+    length, inner = x.shape[axis], prod(x.shape[axis + 1 :])
+    if length >= _LONGEST:
+        raise InputError(f"TopK takes lines of fewer than 2**32 elements on a device, got {x.spec}.")
+    lines = prod(x.shape[:axis]) * inner
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+    values, indices = (
+        emit.temp(shape, dtype) if slot is None else slot
+        for slot, dtype in zip(outputs, (x.dtype, _INDEX), strict=True)
+    )
+    scratch = emit.temp((2 * lines * count if count > TILE else 0,), _INDEX)
+    # A pair of the bitonic network per thread, and whole warps.
+    threads = min(_MAX_THREADS, max(32, 1 << max(0, length - 1).bit_length() >> 1))
+    scalars = (int64(length), int64(inner), int64(count), int32(is_largest))
+    emit.launch(
+        Kernel("topk.cu", f"topk<{dtype_row(x.dtype).cuda}>"),
+        (max(1, lines), 1, 1),
+        (threads, 1, 1),
+        [emit.contiguous(x), values, indices, scratch, *scalars],
+        writes=[1, 2, 3],
+    )
 
 
 @upgrade("TopK", below=10)

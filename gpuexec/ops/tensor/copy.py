@@ -172,6 +172,10 @@ class Concat(Operator):
         """Return that it places or copies inputs in windows of any output."""
         return True
 
+    def moved_inputs(self, count: int) -> tuple[int, ...]:
+        """Return all positions."""
+        return tuple(range(count))
+
     def as_index_map(self, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:
         """Return the windows of the inputs, one behind the other."""
         first, parts = 0, []

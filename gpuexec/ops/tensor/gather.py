@@ -58,6 +58,10 @@ class Gather(Operator):
         # In mode "raise" NumPy would buffer the output; the indices are checked already.
         return (np.asarray(np.take(data, picked, axis, out=out[0] if out else None, mode="clip"), data.dtype),)
 
+    def moved_inputs(self, count: int) -> tuple[int, ...]:
+        """Return the position of what is gathered."""
+        return (0,)
+
     def as_index_map(self, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:
         """Return the axis that is picked along."""
         data, indices = inputs

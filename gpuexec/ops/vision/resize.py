@@ -8,6 +8,7 @@ to one pair of extents: for other extents the operator is planned anew, with tab
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Argument, Kernel, Slot
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, memory_axes, normalize_axes
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
@@ -32,22 +33,42 @@ from gpuexec.ir.operator import (
     operator,
     upgrade,
 )
-from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
-from gpuexec.ops.elementwise.epilogue import allow_for_floats
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
+from gpuexec.ops.elementwise.epilogue import (
+    STEP_INSTRUCTIONS,
+    STORED,
+    allow_for_floats,
+    count_epilogue_steps,
+    instantiate_finished,
+)
 from gpuexec.ops.lib.checks import require_floats, require_ints
-from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div64
+from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div32, pack_fast_div64
 from gpuexec.ops.vision.resize_tables import AxisTable, ResizedAxis, Sampling, make_table
 
 MAX_LEVELS = 4  # axes the kernels interpolate along; kLevels of resize.cu
 BLENDED = dtypes_of("float", "int", "uint")
-_THREADS = 256
+_SOURCE, _THREADS = "resize.cu", 256
 _LIMIT = 2**29  # entries of a table, so that all of them fit 31 bits
 _MODES = ("nearest", "linear", "cubic")
 _POLICIES = ("stretch", "not_larger", "not_smaller")
 
-instantiate("resize.cu", [f"resize_nearest<{bits}>" for bits in ("u8", "u16", "u32", "u64")])
-instantiate("resize.cu", [f"resize_blend<{dtype_row(dtype).cuda}>" for dtype in BLENDED])
-allow_for_floats("resize.cu", "resize_blend<{t}>", vector=1)
+_UNIT, _UNIT_LEVELS = 8, 3  # kUnit and kImageLevels of resize.cu
+_UNIT_TYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
+
+instantiate(_SOURCE, [f"resize_nearest<{bits}>" for bits in ("u8", "u16", "u32", "u64")])
+instantiate(_SOURCE, [f"resize_blend<{dtype_row(dtype).cuda}>" for dtype in BLENDED])
+allow_for_floats(_SOURCE, "resize_blend<{t}>", vector=1)
+
+
+def _name_units(dtype: np.dtype[Any], *, is_blended: bool) -> Kernel:
+    return Kernel(_SOURCE, f"resize_units<{dtype_row(dtype).cuda}, {'true' if is_blended else 'false'}>")
+
+
+for _dtype in _UNIT_TYPES:
+    _kernels = [_name_units(_dtype, is_blended=is_blended) for is_blended in (False, True)]
+    _stored = STORED if _dtype == np.float32 else ()
+    instantiate_finished(_dtype, _kernels, stored=_stored, vector=16 // _dtype.itemsize)
 
 
 @operator("Resize")
@@ -142,8 +163,13 @@ class Resize(Operator):
                 y[(slice(None),) * table.axis + (outside,)] = fill
         return (y,)
 
+    def moved_inputs(self, count: int) -> tuple[int, ...]:
+        """Return the position of the image where the nearest elements are taken, and no other number."""
+        is_inside = self.coordinate_transformation_mode != "tf_crop_and_resize"
+        return (0,) if self.mode == "nearest" and is_inside else ()
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch one thread per output element."""
+        """Launch one thread per output element, or per eight neighbours, such as channels that lie last."""
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
         if y.spec.size == 0:
@@ -155,32 +181,40 @@ class Resize(Operator):
                 f"got {self} for {x}."
             )
         taps = [table.taps for table in tables] + [1] * (MAX_LEVELS - len(tables))
-        starts = [sum(table.positions.size for table in tables[:level]) for level in range(MAX_LEVELS)]
+        starts = _find_starts(tables) + [0] * (MAX_LEVELS - len(tables))
         positions = emit.constant(
             np.concatenate([table.positions.ravel() for table in tables] or [np.zeros(1, np.int32)])
         )
         strides = [x.strides[table.axis] for table in tables] + [0] * (MAX_LEVELS - len(tables))
-        walk = _pack_axes(x, y, tables) + pack_struct(f"<{MAX_LEVELS}q{2 * MAX_LEVELS}i", *strides, *taps, *starts)
-        fill = _to_dtype(np.array(self.extrapolation_value, np.float64), x.dtype)
-        arguments: list[Argument] = [x, positions]
-        written = 2
-        if self.mode == "nearest":
-            name = f"resize_nearest<u{8 * x.dtype.itemsize}>"
-            arguments += [y, walk, fill.reshape(1).view(f"u{x.dtype.itemsize}")[0]]
-        else:
-            name = f"resize_blend<{dtype_row(x.dtype).cuda}>"
-            weights = np.concatenate(
-                [table.weights.ravel() for table in tables if table.weights is not None] or [np.ones(1)]
+        is_blended, merged = self.mode != "nearest", _merge_axes(x, y, tables)
+        weights = None
+        if is_blended:
+            whole = np.concatenate(
+                [each.weights.ravel() for each in tables if each.weights is not None] or [np.ones(1)]
             )
-            written = 3
-            arguments += [
-                emit.constant(weights.astype(_blend_dtype(x.dtype))),
-                y,
-                walk,
-                np.float64(self.extrapolation_value),
-            ]
+            weights = emit.constant(whole.astype(_blend_dtype(x.dtype)))
+        fill = _to_dtype(np.array(self.extrapolation_value, np.float64), x.dtype)
+        packed = _pack_units(emit, x, y, merged, tables)
+        if emit.choose(packed is not None) and packed is not None:
+            kernel = _name_units(x.dtype, is_blended=is_blended)
+            arguments: list[Argument] = [x, positions, weights, y, packed, np.float64(fill)]
+            blocks = ceil_div(y.spec.size, _UNIT * _THREADS)
+            emit.launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=[3])
+            return
+        if len(merged) > MAX_RANK:
+            raise InputError(
+                f"Resize expects at most {MAX_RANK} axes that can't be joined on a device, got {len(merged)} of {x}."
+            )
+        walk = _pack_axes(merged, y.spec.size, len(tables))
+        walk += pack_struct(f"<{MAX_LEVELS}q{2 * MAX_LEVELS}i", *strides, *taps, *starts)
+        if is_blended:
+            kernel = Kernel(_SOURCE, f"resize_blend<{dtype_row(x.dtype).cuda}>")
+            arguments = [x, positions, weights, y, walk, np.float64(self.extrapolation_value)]
+        else:
+            kernel = Kernel(_SOURCE, f"resize_nearest<u{8 * x.dtype.itemsize}>")
+            arguments = [x, positions, y, walk, fill.reshape(1).view(f"u{x.dtype.itemsize}")[0]]
         blocks = ceil_div(y.spec.size, _THREADS)
-        emit.launch(Kernel("resize.cu", name), (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=[written])
+        emit.launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), arguments, writes=[3 if is_blended else 2])
 
     def _tables(self, shape: Sequence[int], *given: TensorSpec | None) -> list[AxisTable]:
         """Return the tables of the axes that change, by ascending axis."""
@@ -275,17 +309,17 @@ def _sample(x: Array, table: AxisTable) -> Array:
     return y
 
 
-def _merge_axes(
-    axes: Sequence[int], shape: Sequence[int], strides: Sequence[int], tables: Sequence[AxisTable]
-) -> list[tuple[int, int, int]]:
+def _merge_axes(x: Slot, y: Slot, tables: Sequence[AxisTable]) -> list[tuple[int, int, int]]:
     """Return (extent, stride, level) of axes to walk, outermost first; level is -1 for axes that don't change.
 
-    Neighbours that do not change and are walked as one are joined, by strides of the input.
+    They are in the order in which the output's elements lie. Neighbours that do not change and are walked as one are
+    joined, by strides of the input.
     """
     levels = {table.axis: level for level, table in enumerate(tables)}
     merged: list[tuple[int, int, int]] = []
-    for axis in axes:
-        extent, stride, level = shape[axis], strides[axis], levels.get(axis, -1)
+    order = range(y.spec.rank) if y.is_contiguous else memory_axes(y.shape, y.strides)
+    for axis in sorted(order, key=lambda axis: y.shape[axis] != 1):  # one of a single element stands anywhere
+        extent, stride, level = y.shape[axis], x.strides[axis], levels.get(axis, -1)
         if level < 0 and extent == 1:
             continue
         if merged and level < 0 and merged[-1][2] < 0 and merged[-1][1] == stride * extent:
@@ -295,19 +329,81 @@ def _merge_axes(
     return merged
 
 
-def _pack_axes(x: Slot, y: Slot, tables: Sequence[AxisTable]) -> bytes:
-    axes = range(y.spec.rank) if y.is_contiguous else memory_axes(y.shape, y.strides)
-    merged = _merge_axes(axes, y.shape, x.strides, tables)
-    if len(merged) > MAX_RANK:
-        raise InputError(
-            f"Resize expects at most {MAX_RANK} axes that can't be joined on a device, got {len(merged)} of {x}."
-        )
+def _pack_units(
+    emit: Emitter, x: Slot, y: Slot, merged: Sequence[tuple[int, int, int]], tables: Sequence[AxisTable]
+) -> bytes | None:
+    """Return the bytes of the struct ``ResizedUnits``; None where the elements are not such that it describes them.
+
+    What changes must lie in front of neighbours that don't, which can be read and written by eights.
+    """
+    if x.dtype not in _UNIT_TYPES or not emit.target.has_kernels or emit.target.has_textures or not merged:
+        return None
+    *outer, (inner, stride, level) = merged
+    levels = [each for extent, _, each in outer if extent != 1]
+    low, high = x.byte_range()
+    able = (
+        (stride, level, inner % _UNIT) == (1, -1, 0)
+        and 0 < len(tables) <= _UNIT_LEVELS
+        and levels == sorted(levels)
+        and levels.count(-1) <= 1
+        and all(step % _UNIT == 0 for _, step, _ in outer)
+        and not any(slot.offset_bytes % (_UNIT * slot.dtype.itemsize) for slot in (x, y))
+        and max(y.spec.size, (high - low) // x.dtype.itemsize) < 2**31 - _UNIT * _THREADS
+    )
+    if not able:
+        return None
+    units, absent = inner // _UNIT, [0] * (_UNIT_LEVELS - len(tables))
+    span = next(each for each in (8, 4, 2, 1) if units % each == 0)
+    outer_stride = sum(step for _, step, each in outer if each < 0)
+    rows = [[x.strides[table.axis] for table in tables], [table.taps for table in tables], _find_starts(tables)]
+    return (
+        pack_struct("<4i", y.spec.size // _UNIT, len(tables), span, outer_stride)
+        + join_bytes(map(pack_fast_div32, (units, *(y.shape[table.axis] for table in tables), *(1 for _ in absent))))
+        + join_bytes(pack_struct(f"<{_UNIT_LEVELS}i", *row, *absent) for row in rows)
+    )
+
+
+def _find_starts(tables: Sequence[AxisTable]) -> list[int]:
+    """Return where each table begins, one after the other."""
+    return [sum(table.positions.size for table in tables[:level]) for level in range(len(tables))]
+
+
+def _pack_axes(merged: Sequence[tuple[int, int, int]], size: int, levels: int) -> bytes:
+    """Return the bytes of the struct ``ResizeWalk`` in front of what is said of levels."""
     padded = [*reversed(merged), *[(1, 0, -1)] * (MAX_RANK - len(merged))]
     return (
-        pack_struct("<q2i", y.spec.size, len(merged), len(tables))
+        pack_struct("<q2i", size, len(merged), levels)
         + join_bytes(pack_fast_div64(extent) for extent, _, _ in padded)
         + pack_struct(f"<{MAX_RANK}q", *(stride for _, stride, _ in padded))
         + pack_struct(f"<{MAX_RANK}i", *(level for _, _, level in padded))
+    )
+
+
+# Instructions of a thread of eight neighbours around, of a level with one tap, and of a tap of others.
+_AROUND, _EACH_PICKED, _EACH_LINEAR, _EACH_TAP = 75, 12, 18, 40
+
+
+@work_of(_SOURCE, "resize_units")
+def _count_units(launch: Launch) -> Work:
+    x, y, packed, steps = launch.arguments[0], launch.arguments[3], launch.arguments[4], count_epilogue_steps(launch)
+    assert isinstance(x, Slot) and isinstance(y, Slot) and isinstance(packed, bytes)
+    units, levels, _, _, places = struct.unpack_from("<5i", packed)
+    taps = list(struct.unpack_from(f"<{levels}i", packed, 4 * 4 + 12 * (1 + _UNIT_LEVELS) + 4 * _UNIT_LEVELS))
+    is_picked, is_linear = ", false" in launch.kernel.expression, taps == [2, 2]
+    read = [math.prod(taps[: level + 1]) for level in range(levels)]  # in the loop of each level
+    own = levels * _EACH_PICKED if is_picked else sum(read) * (_EACH_LINEAR if is_linear else _EACH_TAP)
+    # A block reads so many neighbours along the innermost axis that changes, at each tap of the outer ones.
+    across = max(1.0, _THREADS / places)
+    ratio = (x.spec.size / y.spec.size) ** (1 / levels)
+    sides = min(across * taps[-1], across * ratio + taps[-1] - 1) * math.prod(taps[:-1])
+    nbytes = launch.grid[0] * sides * min(places, _THREADS) * _UNIT * x.dtype.itemsize
+    return Work(
+        flops=units * _UNIT * (steps + (0 if is_picked else 2 * sum(read))),
+        instructions=count_warps(launch) * (_AROUND + own + _UNIT * steps * STEP_INSTRUCTIONS),
+        l2_nbytes=max(nbytes, min(count_slot_bytes(x), launch.grid[0] * _THREADS * _UNIT * x.dtype.itemsize))
+        + sum(count_slot_bytes(slot) for slot in launch.writes_to()),
+        rounds=2 if is_picked or is_linear else 2 * sum(read),
+        registers=64,
     )
 
 
