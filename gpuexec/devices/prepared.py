@@ -305,7 +305,7 @@ class PreparedSegment:
 
     def _prepare_writer(self, layout: SizeLayout) -> None:
         """Let rows of a layout be stored, the commands being those of one of its variants."""
-        self._writer = SizeWriter(layout, self.commands)
+        self._writer = SizeWriter(layout, self.commands, self._device.target)
         moved = self._writer.moved
         for buffer, rows in self._places.items():
             self._places[buffer] = [row for row in rows if row[3] not in moved]

@@ -15,6 +15,7 @@ from gpuexec.devices.arguments import PackedArguments
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import LaunchConfig
 from gpuexec.ir.size_layout import FieldKind, SizeField, SizeLayout
+from gpuexec.ir.target import Target
 
 _WORDS = {8: np.uint64, 4: np.uint32, 2: np.uint16, 1: np.uint8}
 _SIZES = {"q": 8, "Q": 8, "i": 4, "I": 4, "h": 2, "H": 2, "b": 1, "B": 1, "?": 1}
@@ -27,10 +28,11 @@ class SizeWriter:
     Args:
         layout: Where the numbers of a row stand.
         commands: Prepared commands, set to a variant of the layout.
+        target: What they run on.
     """
 
-    def __init__(self, layout: SizeLayout, commands: Sequence[Any]) -> None:
-        self.layout, self._commands = layout, commands
+    def __init__(self, layout: SizeLayout, commands: Sequence[Any], target: Target) -> None:
+        self.layout, self._commands, self._target = layout, commands, target
         launches = {f.command: commands[f.command].arguments for f in layout.fields if f.kind is FieldKind.ARGUMENT}
         self._array = _gather(list(launches.values()))
         self._stores = [
@@ -54,13 +56,23 @@ class SizeWriter:
         return frozenset([f.command for f in self.layout.fields if f.kind is FieldKind.ARGUMENT])
 
     def store(self, row: Sequence[int]) -> None:
-        """Store a row, but for offsets, which depend on addresses."""
+        """Store a row, but for offsets, which depend on addresses.
+
+        Raises:
+            PlanError: The device can't hold all blocks of a cooperative launch together; nothing is stored.
+        """
+        configs = [
+            (_change_config(config, fields, row), launches) for (config, fields), launches in self._configs.items()
+        ]
+        for made, launches in configs:
+            if made.cooperative:
+                for launch in launches:
+                    launch.function.check_residency(made, self._target)
         if self._stores:
             values = np.array([number & _MASK for number in row], np.uint64)
             for words, places, entries in self._stores:
                 words[places] = values[entries]
-        for (config, fields), launches in self._configs.items():
-            made = _change_config(config, fields, row)
+        for made, launches in configs:
             for launch in launches:
                 launch.config = made
         for field in self._counts:

@@ -216,8 +216,12 @@ def _find_demand(graph: Graph, precision: Precision, chosen: Collection[Node]) -
         if carried is not None:
             demand.carriers.add(node)
         elif node.operator.name == Split.name and node.inputs[0] in finishing and precision.name != FP8:
-            forms = {form for value in node.outputs if value is not None for form in demand.forms.get(value, ())}
-            if len(forms) == 1 and node.inputs[0] is not None:
+            parts = [value for value in node.outputs if value is not None]
+            forms = {form for value in parts for form in demand.forms.get(value, ())}
+            # Heads of queries, keys and values, which views make of parts, are rounded together or not at all: kernels
+            # of attention read caches as they are.
+            has_views = any(each.operator.makes_views for value in parts for each in readers.get(value, ()))
+            if len(forms) == 1 and node.inputs[0] is not None and not has_views:
                 demand.twins[node] = next(iter(forms))
                 demand.forms.setdefault(node.inputs[0], set()).update(forms)
         is_stored = node.operator.takes_narrow and precision.name in STORED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuexec.ir.command import Command
 from gpuexec.planner.unpacked_plan import slots_of
@@ -82,6 +82,9 @@ def find_paths(count: int, edges: Iterable[Edge]) -> list[int]:
 
 
 def _order_within(touches: Sequence[Touch]) -> set[Edge]:
+    # Rows of several pitches are ranges, gaps and all, as verification takes them.
+    if len({touch.pitch for touch in touches if touch.width != touch.pitch}) > 1:
+        touches = [replace(each, width=each.high - each.low, pitch=each.high - each.low) for each in touches]
     edges: set[Edge] = set()
     live: list[Touch] = []
     for touch in touches:

@@ -38,6 +38,8 @@ def start_thread(thread: threading.Thread) -> None:
     try:
         thread.start()
     except (RuntimeError, MemoryError) as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None  # it came amid the call, which let go of a lock that it did not hold
         raise OutOfMemoryError(
             f"The system refused to start a thread ({thread.name}): {error}. The process has {threading.active_count()}"
             " threads; raise the limits of threads (ulimit -u, or pids.max of the container) or of memory (ulimit -v)."

@@ -39,7 +39,7 @@ GRAPHS = ("If", "Loop", "Scan", "SequenceMap", "ai.onnx.preview.training.Gradien
 _CONV = ("ops/nn/conv_simt.py:ConvSum.of.<locals>.<genexpr>", "ops/nn/conv_depthwise.py:find_tile")
 _CONV_NAMES = ("ops/nn/conv_depthwise.py:name_instance",)
 _LINEAR, _RULE = ("ops/ml/linear.py:_Coefficients.bind",), ("ops/nn/attention.py:_Attention._rule",)
-_IMAGE = ("ops/vision/image.py:_launch",)
+_IMAGE = tuple(f"ops/vision/image.py:{name}" for name in ("_launch", "_make_table", "_spread"))
 TIED = {
     **dict.fromkeys(("Attention", "gpuexec.AttentionOverCache", "gpuexec.RoundedAttention"), _RULE),
     **dict.fromkeys(

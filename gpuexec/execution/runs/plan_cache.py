@@ -170,7 +170,7 @@ class PlanCache:
     def _find_sized(self, shapes: _Shapes) -> PlannedVariant | None:
         """Return a plan and variant by a trace, None where none holds for these shapes."""
         for compiled in self._compiled:
-            if compiled.traces is None or compiled.is_refused:
+            if compiled.traces is None or compiled.is_refused or compiled.compilation is not None:
                 continue
             variant = compiled.traces.find(shapes, partial(self._find_class_ranges, compiled))
             if variant is not None:
@@ -199,7 +199,7 @@ class PlanCache:
     def _trace(self, planned: PlannedVariant, specs: Mapping[str, TensorSpec], shapes: _Shapes) -> None:
         """Note a size that was planned by itself, and trace the plan where sizes keep changing."""
         compiled = planned.compiled
-        if self._compiler is not None or self._is_stand_in:
+        if compiled.compilation is not None or self._is_stand_in:
             return
         if compiled.traces is None:
             compiled.traces = SizeTraces(compiled.template)

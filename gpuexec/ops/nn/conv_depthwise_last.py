@@ -114,6 +114,7 @@ def launch_depthwise_last(
         return False
     plane = LastPlane.of(windows)
     able = _lies_last(x) and _lies_last(y) and has_channels_last(y) and max(x.spec.size, y.spec.size) < _LIMIT
+    able = able and (bias is None or bias.offset_bytes % _VECTOR_NBYTES == 0)
     choice = emit.choose(1 + LAST_FORMS.index(plane.form) if able else 0)
     if not (choice and able):
         return False

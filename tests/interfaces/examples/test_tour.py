@@ -18,7 +18,7 @@ from gpuexec.planner.template import plan_graph
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("bytes", "graph", "passes", "commands", "plan", "recording", "run", "answer")
-PAGE_LINES, PAGE_COLUMNS = 36, 110
+PAGE_LINES, PAGE_COLUMNS = 40, 110
 
 
 def take_tour(*rooms: str) -> subprocess.CompletedProcess[str]:

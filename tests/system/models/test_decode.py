@@ -85,7 +85,11 @@ def test_decoding_makes_few_plans_and_the_right_logits(
                 distance = measure(f"{MODEL} decoding {device}{' bounded' if dims else ''}", logits, expected)
                 assert distance <= 1, f"step {number} is {distance:.3g} times further off than allowed"
         report = worker.report()
-        assert kernels_of(worker) <= early, "a kernel was loaded after the second step"
+        # Indices of the mask are computed by the host as long as they are few; then one launch joins them.
+        late = {kernel for kernel in kernels_of(worker) - early if not kernel.text.startswith("// Concat, ")}
+        assert not late and len(kernels_of(worker) - early) <= (dims is None), (
+            "a kernel was loaded after the second step"
+        )
         assert early <= kernels_of(worker)
         assert report.plans <= max_plans
         assert (report.runs, report.host_calls, report.host_reads) == (STEPS, (), ())
