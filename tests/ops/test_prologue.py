@@ -207,7 +207,7 @@ def list_sources(emit: DirectEmitter) -> list[str]:
     return [kernel.source for kernel, _ in emit.launches]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     kind=st.sampled_from(("rms", "layer", "softmax", "gate", "skip", "mean")),
     rows=st.integers(1, MOST_ROWS),
