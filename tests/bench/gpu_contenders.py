@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 
 import gpuexec as gx
+from gpuexec.ir.precision import STRICT, TF32
 from tests.bench.measure import percentile, time_ms
 from tests.bench.models import Array, BenchModel
 from tests.bench.torch_architectures import FORWARDS, make_network
 
 OURS, EAGER, GRAPH, COMPILED = "gpuexec", "torch eager", "torch, CUDA graph", "torch.compile"
 WARM_RUNS = 3
-# The largest difference of outputs, over the largest output, of contenders that compute the same in float32.
-MAX_ERROR = 1e-4
+# The largest difference of outputs, over the largest output, of contenders that compute the same in a precision.
+MAX_ERRORS = {STRICT: 1e-4, TF32: 1e-2, "fp16": 2e-2, "bf16": 1e-1}
 # Seconds that are left for timing when torch.compile is given up.
 _TIMING_S = 15.0
 
@@ -132,8 +133,8 @@ def open_worker(worker: gx.Worker, bench: BenchModel) -> Contender:
     return Contender(OURS, worker.schedule, worker.wait_for_completion, read, reset)
 
 
-def open_torch() -> Any:
-    """Return PyTorch, set to float32 without TF32 and to the fastest kernels of cuDNN.
+def open_torch(precision: str = STRICT) -> Any:
+    """Return PyTorch, set to the fastest kernels of cuDNN, with TF32 only where that is the precision.
 
     Raises:
         ImportError: It is not installed, or has no GPU.
@@ -141,7 +142,7 @@ def open_torch() -> Any:
     torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
         raise ImportError("torch has no GPU")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == TF32
     torch.backends.cudnn.benchmark = True
     torch.set_grad_enabled(False)
     return torch
@@ -153,7 +154,7 @@ def open_torch_contenders(bench: BenchModel, budget: Budget, notes: list[str]) -
         notes.append(f"{bench.name}: not written in PyTorch.")
         return
     try:
-        torch = open_torch()
+        torch = open_torch(bench.precision)
     except ImportError as error:
         notes.append(f"torch: not measured, {error}.")
         return
@@ -259,5 +260,5 @@ def capture(torch: Any, call: Callable[[], Any], times: int = 1) -> Captured:
 
 def warm_compiler(bench: BenchModel) -> None:
     """Compile a model by torch.compile, so that another process finds the code in the compiler's cache."""
-    torch = open_torch()
+    torch = open_torch(bench.precision)
     _make_compiled(torch, *make_network(torch, bench, "cuda"))

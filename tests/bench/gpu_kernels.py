@@ -14,12 +14,13 @@ from gpuexec.devices.device import Device, Region
 from gpuexec.devices.recording import record_graph
 from gpuexec.errors import GpuexecError
 from gpuexec.ir.plan import Segment
+from gpuexec.ir.precision import STRICT
 from gpuexec.planner.edges import Edge
 from tests.bench.architectures import ArchitectureBuilder
 from tests.bench.gpu_ceilings import COPY, PRODUCT
 from tests.bench.gpu_contenders import (
     GRAPH,
-    MAX_ERROR,
+    MAX_ERRORS,
     OURS,
     Budget,
     Contender,
@@ -122,7 +123,7 @@ def _measure_case(
             with noting(f"torch, {_spell(case)}", figures.notes):
                 contenders.append(_open_torch_case(torch, case, bench))
                 error = compare(contenders[-1].read(), expected)
-        is_same = error is None or error <= MAX_ERROR
+        is_same = error is None or error <= MAX_ERRORS[STRICT]
         samples = take_turns(contenders if is_same else contenders[:1], Turns(turns.count, 0, _IN_A_ROW), budget)
     times = {name: [each * 1e3 / _TIMES for each in taken.in_a_row] for name, taken in samples.items()}
     ours, theirs = (_spread(times.get(name)) for name in (OURS, GRAPH))

@@ -13,12 +13,13 @@ import numpy as np
 import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from gpuexec.errors import GpuexecError
+from gpuexec.ir.precision import STRICT, TF32
 from tests.bench.cpu_models import open_onnxruntime
 from tests.bench.gpu_contenders import (
     COMPILED,
     EAGER,
     GRAPH,
-    MAX_ERROR,
+    MAX_ERRORS,
     OURS,
     Budget,
     Contender,
@@ -51,6 +52,12 @@ COLUMNS = (
 )
 SUMMARY_COLUMNS = ("model", OURS, "predicted", EAGER, GRAPH, COMPILED, "fastest other / ours")
 _RUNS = "runs by each contender (ms)"
+_PRECISIONS = {
+    STRICT: "float32 without TF32",
+    TF32: "float32 with TF32",
+    "fp16": "fp16: gpuexec's products and convolutions, and all of PyTorch's",
+    "bf16": "bf16: gpuexec's products and convolutions, and all of PyTorch's",
+}
 
 
 def measure_model(backend: Backend, make: Callable[[], BenchModel], turns: Turns, budget: Budget) -> list[Figures]:
@@ -134,7 +141,7 @@ def _compare_in_turns(
     else:
         expected, by = open_onnxruntime(bench.data, 0, bench.weights)(bench.inputs)[0], "onnxruntime on the CPU"
     errors = {name: compare(output, expected) for name, output in outputs.items()}
-    same = [contender for contender in contenders if errors[contender.name] <= MAX_ERROR]
+    same = [contender for contender in contenders if errors[contender.name] <= MAX_ERRORS[bench.precision]]
     samples = take_turns(same, turns, budget)
     ours = samples.get(OURS)
     for contender in contenders:
@@ -149,12 +156,12 @@ def _compare_in_turns(
     runs.notes += [
         f"{name}: DIFFERS from {by} by {error:.1e} of the largest output, so it was not timed."
         for name, error in errors.items()
-        if not error <= MAX_ERROR
+        if not error <= MAX_ERRORS[bench.precision]
     ]
     count = max((len(each.in_a_row) for each in samples.values()), default=0)
     runs.notes += [
-        f"float32 without TF32, inputs on the GPU. {count} turns each, interleaved: {turns.latencies} runs each "
-        f"waited for, then {turns.in_a_row} in a row, which count once. of ours: in a row, over gpuexec's.",
+        f"{_PRECISIONS[bench.precision]}, inputs on the GPU. {count} turns each, interleaved: {turns.latencies} runs "
+        f"each waited for, then {turns.in_a_row} in a row, which count once. of ours: in a row, over gpuexec's.",
         f"max error: over the largest output, against {by}.",
     ]
 

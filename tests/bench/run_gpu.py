@@ -21,7 +21,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,13 @@ import gpuexec as gx
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.cuda.cuda import CudaDevice
 from gpuexec.devices.device import Device
+from gpuexec.ir.precision import STRICT
 from gpuexec.system import knobs
 from gpuexec.system.atomic_file import write_file
 from tests.bench.architectures import ARCHITECTURES, SMALL_ARCHITECTURES
 from tests.bench.gpu_ceilings import measure_ceilings, read_ceilings
 from tests.bench.gpu_commands import measure_commands
-from tests.bench.gpu_contenders import Budget, Turns, noting, warm_compiler
+from tests.bench.gpu_contenders import MAX_ERRORS, Budget, Turns, noting, warm_compiler
 from tests.bench.gpu_kernels import list_cases, list_small_cases, measure_kernels
 from tests.bench.gpu_launches import measure_launches
 from tests.bench.gpu_models import find_trained, measure_model, summarise
@@ -76,9 +77,20 @@ class Setting:
         return Turns(1, 2, 2) if self.is_small else Turns(self.options.rounds)
 
     @property
+    def makers(self) -> dict[str, Maker]:
+        """Makers of the architectures, in the precision that is measured."""
+        precision = self.options.precision
+        makers = SMALL_ARCHITECTURES if self.is_small else ARCHITECTURES
+        return {name: partial(_make_in, precision, make) for name, make in makers.items()}
+
+    @property
     def is_small(self) -> bool:
         """True if the bench itself is to be seen running."""
         return bool(self.options.small)
+
+
+def _make_in(precision: str, make: Maker) -> BenchModel:
+    return replace(make(), precision=precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +124,13 @@ def _measure_ceilings(setting: Setting) -> list[Figures]:
 
 
 def _measure_architecture(name: str, setting: Setting) -> list[Figures]:
-    makers = SMALL_ARCHITECTURES if setting.is_small else ARCHITECTURES
-    return measure_model(setting.open_backend(), makers[name], setting.turns, setting.budget)
+    return measure_model(setting.open_backend(), setting.makers[name], setting.turns, setting.budget)
 
 
 def _warm_compiler(name: str, setting: Setting) -> list[Figures]:
     figures = Figures("Compiled by torch.compile beforehand, side by side", ("model", "s"))
-    makers = SMALL_ARCHITECTURES if setting.is_small else ARCHITECTURES
     with noting(name, figures.notes):
-        figures.add(name, time_ms(lambda: warm_compiler(makers[name]())) / 1e3)
+        figures.add(name, time_ms(lambda: warm_compiler(setting.makers[name]())) / 1e3)
     return [figures]
 
 
@@ -131,8 +141,7 @@ def _measure_kernels(setting: Setting) -> list[Figures]:
 
 
 def _measure_commands(setting: Setting) -> list[Figures]:
-    makers = SMALL_ARCHITECTURES if setting.is_small else ARCHITECTURES
-    return measure_commands(setting.open_backend().device, makers, setting.turns, setting.budget)
+    return measure_commands(setting.open_backend().device, setting.makers, setting.turns, setting.budget)
 
 
 def _measure_launches(setting: Setting) -> list[Figures]:
@@ -225,6 +234,7 @@ class Bench:
         for name in names:
             self._take(name, lambda limit, name=name: self._run_part(name, limit, self._found))  # type: ignore[misc]
         summary = summarise(self._found)
+        summary.notes.append(f"Architectures in {self._options.precision}.")
         summary.notes.append("Seconds: " + ", ".join(f"{name} {taken:.0f}" for name, taken in self._seconds.items()))
         summary.show(self._console)
         self._found.append(summary.to_json())
@@ -257,8 +267,9 @@ class Bench:
         folder = Path(self._options.out)
         folder.mkdir(parents=True, exist_ok=True)
         content = {"machine": self._machine, "seconds": self._seconds, "figures": self._found}
-        write_file(folder / f"{STEM}.txt", self._console.export_text(clear=False))
-        write_file(folder / f"{STEM}.json", json.dumps(content, indent=1))
+        stem = STEM if self._options.precision == STRICT else f"{STEM}-{self._options.precision}"
+        write_file(folder / f"{stem}.txt", self._console.export_text(clear=False))
+        write_file(folder / f"{stem}.json", json.dumps(content, indent=1))
 
 
 class Processes:
@@ -293,6 +304,7 @@ class Processes:
         options = self._options
         command = [sys.executable, "-m", "tests.bench.run_gpu", "--part", name, "--device", options.device]
         command += ["--seconds", str(limit_s * 0.8), "--rounds", str(options.rounds)]
+        command += ["--precision", options.precision]
         command += ["--found", str(stem.with_suffix(".found")), "--out", str(stem.with_suffix(".json"))]
         with open(stem.with_suffix(".log"), "wb") as log:
             return subprocess.Popen(
@@ -403,6 +415,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"budget of time (default: {SECONDS:.0f})")
     parser.add_argument("--out", default=os.environ.get("OUT", "tests/bench/results"), help="folder for the results")
     parser.add_argument("--device", choices=("gpu", "simulator"), default="gpu", help="where (default: gpu)")
+    parser.add_argument(
+        "--precision", choices=MAX_ERRORS, default=STRICT, help="of the architectures (default: strict)"
+    )
     parser.add_argument("--small", action="store_true", help="tiny models, to see the bench itself run")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--found", help=argparse.SUPPRESS)

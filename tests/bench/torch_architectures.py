@@ -13,13 +13,14 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from gpuexec.ir.precision import STORED
 from tests.bench.models import Array, BenchModel
 
 Forward = Callable[..., Any]
 
 
 def make_network(torch: Any, bench: BenchModel, device: str) -> tuple[Any, list[Any]]:
-    """Return a module with a model's weights on a device, and the tensors to call it with.
+    """Return a module with a model's weights on a device, and the tensors to call it with, stored in its precision.
 
     Raises:
         KeyError: The model is none of these architectures.
@@ -30,13 +31,19 @@ def make_network(torch: Any, bench: BenchModel, device: str) -> tuple[Any, list[
     for name, array in bench.memories.items():
         arrays[name] = np.concatenate([array, np.zeros_like(array[:, :, :1])], axis=2)
 
+    element = getattr(torch, STORED.get(bench.precision, "float32"))
+
+    def put(array: Array) -> Any:
+        tensor = torch.from_numpy(array).to(device)
+        return tensor.to(element) if array.dtype == np.float32 else tensor
+
     class Network(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.names = frozenset(arrays)
             self.config = {**bench.config, "rows": max(rows.values(), default=0)}
             for name, array in arrays.items():
-                self.register_buffer(name.replace(".", "_"), torch.from_numpy(array).to(device))
+                self.register_buffer(name.replace(".", "_"), put(array))
 
         def get(self, name: str) -> Any:
             return getattr(self, name.replace(".", "_"))
@@ -44,7 +51,7 @@ def make_network(torch: Any, bench: BenchModel, device: str) -> tuple[Any, list[
         def forward(self, *inputs: Any) -> Any:
             return function(torch, self, *inputs)
 
-    return Network().eval(), [torch.from_numpy(array).to(device) for array in bench.feeds.values()]
+    return Network().eval(), [put(array) for array in bench.feeds.values()]
 
 
 def read_weights(bench: BenchModel) -> dict[str, Array]:
@@ -201,7 +208,7 @@ def _run_llama(torch: Any, net: Any, words: Any, places: Any) -> Any:
     rates = 500000.0 ** (-torch.arange(0, depth, 2, device=x.device) / depth)
     angles = places[..., None].float() * rates
     angles = torch.cat([angles, angles], -1)[:, None]
-    cosine, sine = angles.cos(), angles.sin()
+    cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
     def normalize(x: Any, name: str) -> Any:
         return functional.rms_norm(x, x.shape[-1:], net.get(f"{name}.weight"), 1e-5)

@@ -20,6 +20,7 @@ from gpuexec.ir.work import WARP, count_slot_bytes
 from gpuexec.ops.elementwise.region_steps import StepForms, StepRow
 from gpuexec.ops.elementwise.region_text import RegionNumbers, count_steps, name_text
 from gpuexec.ops.elementwise.row_kernel import (
+    IN_ROW,
     STEP_INSTRUCTIONS,
     RowStructure,
     RowText,
@@ -28,6 +29,7 @@ from gpuexec.ops.elementwise.row_kernel import (
     hold_rows,
 )
 from gpuexec.ops.elementwise.row_layout import RowLayout
+from gpuexec.ops.elementwise.row_lines import Line
 from gpuexec.ops.lib.team import BLOCK_THREADS
 
 MAX_OPERANDS = 4  # kPrologueOperands of prologue.cuh
@@ -37,8 +39,7 @@ _PART = 4  # elements of a lane that are made together where rows have no folds
 _END = "#endif\n"
 _AROUND = 40  # instructions of a thread apart from its elements, about, for each it stands in for and each phase
 _MOST_HELD = 16  # elements of a lane: a thread has those of several, and code for each
-# Of a load: that the row has the column, and that the block needs it.
-_INSIDE, _WANTED = "column < place.end", " && column >= made.first && column < made.end"
+_WANTED = " && column >= made.first && column < made.end"  # of a load: that the block needs it
 _ABSENT = "u8"  # what a pointer is to that there is no operand for
 
 
@@ -158,7 +159,7 @@ def count_read_bytes(text: str, operands: Sequence[Slot], columns: tuple[int, in
     is_folded = "fold_teams<" in text
     total = 0
     for k, slot in enumerate(operands):
-        needed = whole if is_folded and f"held{k}[i] = {_INSIDE}{_WANTED}" not in text else kept
+        needed = whole if is_folded and f"held{k}[i] = {IN_ROW}{_WANTED}" not in text else kept
         total += ceil_div(count_slot_bytes(slot) * needed, whole)
     return total
 
@@ -199,6 +200,8 @@ def _has_folds(structure: RowStructure) -> bool:
 
 class _PrologueText(RowText):
     """The text of a structure, for blocks that stand in for one with a team for each of its rows."""
+
+    first_column = "start + team.lane"
 
     def __init__(self, structure: RowStructure, threads: int) -> None:
         self._has_parts = not _has_folds(structure)
@@ -292,60 +295,26 @@ class _PrologueText(RowText):
             ]
         return [*lines, *body, "    }"]
 
-    def _write_row_lines(self, phase: int) -> list[str]:
-        """Return values of rows that are there when a phase begins."""
-        lines = []
-        for line, own in zip(self._structure.lines, self._phases.of_lines, strict=True):
-            if line.fold and own + 1 == phase:
-                folded = f"folded_{line.name}"
-                lines.append(f"    const auto {folded} = parts_{line.name}[own];")
-                lines.append(self._write_value(line, line.finish.replace("@", folded), "    "))
-            elif line.is_of_row and own == phase:
-                lines.append(self._write_value(line, line.code, "    "))
-        return lines
-
-    def _write_loop(self, phase: int) -> list[str]:
-        """Return the loop of a phase over the elements of a lane; the last one passes over those of other blocks."""
-        structure, phases = self._structure, self._phases
-        folds = [n for n, line in enumerate(structure.lines) if line.fold and phases.of_lines[n] == phase]
-        own = [n for n, line in enumerate(structure.lines) if line.is_element and phases.of_lines[n] == phase]
-        if not folds and not own:
-            return []
-        lines = [f"    part_{structure.lines[n].name} = {structure.lines[n].fold}::identity();" for n in folds]
-        skip = [] if folds else ["      if (column < made.first || column >= made.end) continue;"]
-        body = [*skip, *self._write_body(phase, own, folds)]
-        if structure.held:
-            return [
-                *lines,
-                "#pragma unroll",
-                "    for (int i = 0; i < kHeld; ++i) {",
-                f"      const {self._offset} column = start + team.lane + i * team.lanes;",
-                "      if (column >= place.end) break;",
-                *body,
-                "    }",
-            ]
-        return [
-            *lines,
-            f"    for ({self._offset} column = team.lane; column < place.end; column += team.lanes) {{",
-            *body,
-            "    }",
-        ]
-
     def _write_all_loads(self) -> list[str]:
         """Return the loads of all operands, so that they are under way together; the last phase needs a part alone."""
-        lines = []
-        last = self._phases.count - 1
+        last, lines = self._phases.count - 1, []
         for k, first in self._phases.loads.items():
-            cuda = self._structure.operands[k].cuda
-            is_inside = _INSIDE + _WANTED * (first == last)
-            lines += [
-                "#pragma unroll",
-                "    for (int i = 0; i < kHeld; ++i) {",
-                f"      const {self._offset} column = start + team.lane + i * team.lanes;",
-                f"      held{k}[i] = {is_inside} ? in{k}[{self._find_element(k)}] : cast<{cuda}>(0);",
-                "    }",
-            ]
+            lines += [*self._begin_held_loop(), self._write_load(k, IN_ROW + _WANTED * (first == last)), "    }"]
         return lines
+
+    def _write_folded(self, line: Line) -> str:
+        return f"parts_{line.name}[own]"
+
+    def _declare_part(self, line: Line) -> str:
+        return f"part_{line.name}"
+
+    def _write_skip(self, folds: Sequence[int]) -> list[str]:
+        """Return what passes over elements of other blocks, where nothing is folded of them."""
+        return [] if folds else ["      if (column < made.first || column >= made.end) continue;"]
+
+    def _write_held(self, phase: int, own: Sequence[int]) -> list[str]:
+        """Return nothing: what is held and kept is there for each thread that one stands in for."""
+        return []
 
     def _write_store(self, k: int, value: str) -> str:
         return f"made.put(place.row, column, {value})"

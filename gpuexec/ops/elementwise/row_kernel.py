@@ -37,6 +37,7 @@ _HELD = (4, 8, 16, 32)
 _MOST_WORDS = 128  # of a thread, that hold elements
 _TWO_WORDS = frozenset(("double", "i64", "u64"))
 _NARROW = 2**31 - 2**16  # offsets of more need 64 bits; columns are counted beyond the end
+IN_ROW = "column < place.end"  # of an element: that the row has it
 # Instructions of a thread apart from its elements, and of a step for an element, about.
 _AROUND, STEP_INSTRUCTIONS = 120, 8
 
@@ -343,7 +344,13 @@ def write_kernel(structure: RowStructure) -> Kernel:
 
 
 class RowText:
-    """The text of a structure, for a block that has a team for each of its rows."""
+    """The text of a structure, for a block that has a team for each of its rows.
+
+    Attributes:
+        first_column: The expression of a lane's first column.
+    """
+
+    first_column = "team.lane"
 
     def __init__(self, structure: RowStructure) -> None:
         self._structure, self._phases = structure, structure.phases
@@ -427,7 +434,7 @@ class RowText:
         for line, own in zip(self._structure.lines, self._phases.of_lines, strict=True):
             if line.fold and own + 1 == phase:
                 folded = f"folded_{line.name}"
-                lines.append(f"    const auto {folded} = fold_team<{line.fold}>(team, part_{line.name});")
+                lines.append(f"    const auto {folded} = {self._write_folded(line)};")
                 lines.append(self._write_value(line, line.finish.replace("@", folded), "    "))
             elif line.is_of_row and own == phase:
                 lines.append(self._write_value(line, line.code, "    "))
@@ -440,26 +447,13 @@ class RowText:
         own = [n for n, line in enumerate(structure.lines) if line.is_element and phases.of_lines[n] == phase]
         if not folds and not own:
             return []
-        lines = []
-        for number in folds:
-            line = structure.lines[number]
-            lines.append(f"    typename {line.fold}::Partial part_{line.name} = {line.fold}::identity();")
-        body = self._write_body(phase, own, folds)
+        lines = [
+            f"    {self._declare_part(structure.lines[n])} = {structure.lines[n].fold}::identity();" for n in folds
+        ]
+        body = [*self._write_skip(folds), *self._write_body(phase, own, folds)]
         if structure.held:
-            lines += self._write_loads(phase)
-            for number in own:
-                if number in phases.kept_lines:
-                    line = structure.lines[number]
-                    lines.append(f"    {line.work} kept_{line.name}[kHeld];")
-            return [
-                *lines,
-                "#pragma unroll",
-                "    for (int i = 0; i < kHeld; ++i) {",
-                f"      const {self._offset} column = team.lane + i * team.lanes;",
-                "      if (column >= place.end) break;",
-                *body,
-                "    }",
-            ]
+            begin = [*self._write_held(phase, own), *self._begin_held_loop(), "      if (column >= place.end) break;"]
+            return [*lines, *begin, *body, "    }"]
         return [
             *lines,
             f"    for ({self._offset} column = team.lane; column < place.end; column += team.lanes) {{",
@@ -467,22 +461,40 @@ class RowText:
             "    }",
         ]
 
-    def _write_loads(self, phase: int) -> list[str]:
-        """Return the loads of operands that a phase reads first, so that all are under way together."""
+    def _begin_held_loop(self) -> list[str]:
+        """Return the beginning of a loop over the elements that a lane holds."""
+        return [
+            "#pragma unroll",
+            "    for (int i = 0; i < kHeld; ++i) {",
+            f"      const {self._offset} column = {self.first_column} + i * team.lanes;",
+        ]
+
+    def _write_folded(self, line: Line) -> str:
+        """Return the expression of what all lanes of a team have folded."""
+        return f"fold_team<{line.fold}>(team, part_{line.name})"
+
+    def _declare_part(self, line: Line) -> str:
+        """Return what begins a lane's own part of a fold."""
+        return f"typename {line.fold}::Partial part_{line.name}"
+
+    def _write_skip(self, folds: Sequence[int]) -> list[str]:
+        """Return the statements that pass over elements of a phase with these folds."""
+        return []
+
+    def _write_held(self, phase: int, own: Sequence[int]) -> list[str]:
+        """Return the loads of operands that a phase reads first, all under way together, and room for what it keeps."""
         lines = []
         for k, first in self._phases.loads.items():
-            if first != phase:
-                continue
-            cuda = self._structure.operands[k].cuda
-            lines += [
-                f"    {cuda} held{k}[kHeld];",
-                "#pragma unroll",
-                "    for (int i = 0; i < kHeld; ++i) {",
-                f"      const {self._offset} column = team.lane + i * team.lanes;",
-                f"      held{k}[i] = column < place.end ? in{k}[{self._find_element(k)}] : cast<{cuda}>(0);",
-                "    }",
-            ]
-        return lines
+            if first == phase:
+                cuda = self._structure.operands[k].cuda
+                lines += [f"    {cuda} held{k}[kHeld];", *self._begin_held_loop(), self._write_load(k, IN_ROW), "    }"]
+        kept = [self._structure.lines[number] for number in own if number in self._phases.kept_lines]
+        return [*lines, *(f"    {line.work} kept_{line.name}[kHeld];" for line in kept)]
+
+    def _write_load(self, k: int, condition: str) -> str:
+        """Return the statement that loads an element that is held, where a condition holds."""
+        cuda = self._structure.operands[k].cuda
+        return f"      held{k}[i] = {condition} ? in{k}[{self._find_element(k)}] : cast<{cuda}>(0);"
 
     def _write_body(self, phase: int, own: Sequence[int], folds: Sequence[int]) -> list[str]:
         """Return what a phase does with an element."""
