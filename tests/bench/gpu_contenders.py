@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,8 +148,10 @@ def open_torch(precision: str = STRICT) -> Any:
     return torch
 
 
-def open_torch_contenders(bench: BenchModel, budget: Budget, notes: list[str]) -> Iterator[Contender]:
-    """Yield the ways PyTorch runs a model; for each that it lacks, a note says why."""
+def open_torch_contenders(
+    bench: BenchModel, budget: Budget, notes: list[str], without: Collection[str] = ()
+) -> Iterator[Contender]:
+    """Yield the ways PyTorch runs a model, without those named; for each that it lacks, a note says why."""
     if bench.name not in FORWARDS:
         notes.append(f"{bench.name}: not written in PyTorch.")
         return
@@ -165,6 +167,8 @@ def open_torch_contenders(bench: BenchModel, budget: Budget, notes: list[str]) -
         COMPILED: _make_compiled,
     }
     for name, make in makers.items():
+        if name in without:
+            continue
         with noting(name, notes), limit_time(budget.left_s - _TIMING_S):
             yield make(torch, network, inputs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,9 @@ _PRECISIONS = {
 }
 
 
-def measure_model(backend: Backend, make: Callable[[], BenchModel], turns: Turns, budget: Budget) -> list[Figures]:
+def measure_model(
+    backend: Backend, make: Callable[[], BenchModel], turns: Turns, budget: Budget, without: Collection[str] = ()
+) -> list[Figures]:
     """Measure a model in every way there is, first whether they give the same.
 
     Args:
@@ -68,18 +70,27 @@ def measure_model(backend: Backend, make: Callable[[], BenchModel], turns: Turns
         make: Makes the model.
         turns: Of each contender.
         budget: Seconds to use; one that fails is a note.
+        without: Contenders that are left out.
     """
     bench = make()
     start = Figures(f"{bench.name} on {backend.device.name}: from the file to the first answer (ms)", START_COLUMNS)
     runs = Figures(f"{bench.name} on {backend.device.name}: {_RUNS}", COLUMNS)
     try:
-        _measure(start, runs, backend, bench, turns, budget)
+        _measure(start, runs, backend, bench, turns, budget, without)
     except GpuexecError as error:
         runs.notes.append(f"{bench.name} failed: {error}")
     return [start, runs]
 
 
-def _measure(start: Figures, runs: Figures, backend: Backend, bench: BenchModel, turns: Turns, budget: Budget) -> None:
+def _measure(
+    start: Figures,
+    runs: Figures,
+    backend: Backend,
+    bench: BenchModel,
+    turns: Turns,
+    budget: Budget,
+    without: Collection[str],
+) -> None:
     kept: dict[str, gx.Model] = {}
     load_ms = time_ms(lambda: kept.update(model=bench.load()))
     with gx.Worker(kept["model"], backend=backend, stream=backend.device.create_stream()) as worker:
@@ -104,7 +115,7 @@ def _measure(start: Figures, runs: Figures, backend: Backend, bench: BenchModel,
             "compile: into an empty cache, without the kernels of parts before. To NumPy: inputs and output on the "
             "host. host: schedule alone, inputs on the device, which is idle."
         )
-        contenders = [ours, *open_torch_contenders(bench, budget, runs.notes)]
+        contenders = [ours, *open_torch_contenders(bench, budget, runs.notes, without)]
         try:
             predicted = predict(bench.plan(backend.device.target))
         except ValueError as error:

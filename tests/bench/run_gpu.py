@@ -38,7 +38,7 @@ from gpuexec.system.atomic_file import write_file
 from tests.bench.architectures import ARCHITECTURES, SMALL_ARCHITECTURES
 from tests.bench.gpu_ceilings import measure_ceilings, read_ceilings
 from tests.bench.gpu_commands import measure_commands
-from tests.bench.gpu_contenders import MAX_ERRORS, Budget, Turns, noting, warm_compiler
+from tests.bench.gpu_contenders import COMPILED, EAGER, GRAPH, MAX_ERRORS, Budget, Turns, noting, warm_compiler
 from tests.bench.gpu_kernels import list_cases, list_small_cases, measure_kernels
 from tests.bench.gpu_launches import measure_launches
 from tests.bench.gpu_models import find_trained, measure_model, summarise
@@ -124,7 +124,8 @@ def _measure_ceilings(setting: Setting) -> list[Figures]:
 
 
 def _measure_architecture(name: str, setting: Setting) -> list[Figures]:
-    return measure_model(setting.open_backend(), setting.makers[name], setting.turns, setting.budget)
+    backend, without = setting.open_backend(), setting.options.without
+    return measure_model(backend, setting.makers[name], setting.turns, setting.budget, without)
 
 
 def _warm_compiler(name: str, setting: Setting) -> list[Figures]:
@@ -191,7 +192,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         processes = Processes(options, Path(folder))
-        warm = options.device == "gpu" and importlib.util.find_spec("torch") is not None
+        warm = (
+            options.device == "gpu"
+            and COMPILED not in options.without
+            and importlib.util.find_spec("torch") is not None
+        )
         return Bench(options, processes.run, processes.warm if warm else None).run()
 
 
@@ -304,7 +309,7 @@ class Processes:
         options = self._options
         command = [sys.executable, "-m", "tests.bench.run_gpu", "--part", name, "--device", options.device]
         command += ["--seconds", str(limit_s * 0.8), "--rounds", str(options.rounds)]
-        command += ["--precision", options.precision]
+        command += ["--precision", options.precision, *(f"--without={name}" for name in options.without)]
         command += ["--found", str(stem.with_suffix(".found")), "--out", str(stem.with_suffix(".json"))]
         with open(stem.with_suffix(".log"), "wb") as log:
             return subprocess.Popen(
@@ -417,6 +422,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("gpu", "simulator"), default="gpu", help="where (default: gpu)")
     parser.add_argument(
         "--precision", choices=MAX_ERRORS, default=STRICT, help="of the architectures (default: strict)"
+    )
+    parser.add_argument(
+        "--without", choices=(EAGER, GRAPH, COMPILED), action="append", default=[], help="a contender to leave out"
     )
     parser.add_argument("--small", action="store_true", help="tiny models, to see the bench itself run")
     parser.add_argument("--part", help=argparse.SUPPRESS)
