@@ -183,8 +183,10 @@ def _keep_live(unpacked: UnpackedPlan, needed: set[int]) -> tuple[list[Group], l
         kept: list[int] = []
         for position in range(len(group.commands) - 1, -1, -1):
             command = group.commands[position]
-            if any(find_root(slot.buffer, unpacked.placed)[0] in wanted for slot in command.writes_to()):
+            written = [find_root(slot.buffer, unpacked.placed)[0] for slot in command.writes_to()]
+            if any(buffer in wanted for buffer in written):
                 wanted.update(find_root(slot.buffer, unpacked.placed)[0] for slot in command.reads_from())
+                wanted.update(written)  # what is written may be a part, or what a kernel counts on
                 kept.append(position)
         if kept:
             kept.reverse()

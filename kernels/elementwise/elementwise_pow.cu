@@ -39,6 +39,12 @@ __device__ inline F float_power(F base, F exponent) {
   return math::pow(base, exponent);
 }
 
+// The power, whole where it is that but for what pow may be off, two units in the last place.
+__device__ inline double whole_power(double base, double exponent) {
+  const double power = float_power(base, exponent), whole = rint(power);
+  return fabs(power - whole) <= 4 * 2.220446049250313e-16 * fabs(whole) ? whole : power;
+}
+
 // Repeated squaring modulo 2^width. A negative exponent leaves only 1 and -1 other than 0.
 template <class T>
 __device__ inline T integer_power(T base, u64 exponent, bool is_negative) {
@@ -63,7 +69,7 @@ __device__ inline T power_of(T base, const Exponents& exponents, i64 at, i32 typ
     }
     return cast<T>(float_power(cast<float>(base), load_as<float>(exponents, at, type)));
   } else if (is_float_type(type)) {
-    return cast<T>(float_power(cast<double>(base), load_as<double>(exponents, at, type)));
+    return cast<T>(whole_power(cast<double>(base), load_as<double>(exponents, at, type)));
   } else {
     const u64 bits = load_as<u64>(exponents, at, type);
     const bool is_signed = type == kI8 || type == kI16 || type == kI32 || type == kI64;

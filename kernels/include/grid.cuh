@@ -10,7 +10,9 @@ __device__ inline bool is_first_thread() { return (threadIdx.x | threadIdx.y | t
 // call it, in a cooperative launch: otherwise a block may wait for one that is not resident.
 #ifdef GPUEXEC_SIM
 __device__ inline void grid_sync(unsigned* barrier, GPUEXEC_SITE) {
-  if (is_first_thread()) atomicAdd(barrier, 0u);
+  if (is_first_thread() && (atomicAdd(barrier, 0u) & 0x7fffffffu) != 0) {
+    gpuexec_fail("the word of a barrier of the grid was not 0 before the launch", site);
+  }
   gpuexec_grid_barrier(site);
 }
 #else

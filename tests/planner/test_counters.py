@@ -36,6 +36,17 @@ class Tally(Operator):
         emit.launch(KERNEL, (x.shape[0], 1, 1), (32, 1, 1), [x, y, emit.counters(x.shape[0])], [1, 2])
 
 
+@operator("Overwrite", "test")
+@dataclass(frozen=True, slots=True)
+class Overwrite(Tally):
+    """The same, with a scratch that is filled before and that no later command reads."""
+
+    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
+        scratch = emit.temp((2,), np.uint32)
+        emit.fill(scratch, 7)
+        emit.launch(KERNEL, (1, 1, 1), (32, 1, 1), [inputs[0], outputs[0], scratch], [1, 2])
+
+
 def two_in_a_row() -> Graph:
     build = GraphBuilder()
     x = build.input("x", "rows", 4)
@@ -95,3 +106,10 @@ def test_plans_without_counters_have_no_room_for_them(target: str) -> None:
     build = GraphBuilder()
     graph = build.graph(build.node(Scale(), build.input("x", 8, 4)))
     assert plan_graph(graph, specs(8), Target.named(target)).plan.counters_nbytes == 0
+
+
+def test_what_a_launch_finds_in_its_scratch_is_put_there() -> None:
+    build = GraphBuilder()
+    graph = build.graph(build.node(Overwrite(), build.input("x", "rows", 4)))
+    commands = plan_graph(graph, specs(3), Target.named("sm_90")).plan.segment.commands
+    assert [type(command) for command in commands] == [Fill, Launch]

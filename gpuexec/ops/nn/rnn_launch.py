@@ -84,10 +84,9 @@ def launch_layer(emit: Emitter, layer: RecurrentLayer, operands: RecurrentOperan
     else:
         # The slices are the same on every device, since a sum's order follows from them; how many blocks share them is
         # the device's.
-        units, barrier = _SLICES[0], emit.temp((1,), np.uint32)
+        units, barrier = _SLICES[0], emit.counters(1)
         places = _BLOCKS_PER_MULTIPROCESSOR * emit.target.multiprocessors
         blocks = min(directions * ceil_div(hidden, units), places)
-        emit.fill(barrier, 0)
         writes.append(len(arguments))
     arguments += [barrier, _pack(layer, (steps, batch, hidden, directions), units.bit_length() - 1)]
     kernel, grid = Kernel(_SOURCE, f"recur<{cuda}>"), (max(1, blocks), 1, 1)
