@@ -45,31 +45,54 @@ struct Fours {
   }
 };
 
-// Stores two fours of a row: the columns that are inside. `start` is the offset of the batch in y, and in c where that has
-// batches, too.
-template <bool HasBatches, class R, class Y, class Finish>
-__device__ inline void store_fours(const SimtGemm& gemm, const R* c, Y* y, i64 start, int row, int column,
-                                   const float (&sums)[kEight], const Finish& finish) {
-  constexpr int kGap = Fours<Y>::kGap, kPiece = Fours<Y>::kPiece;
-  if (row >= gemm.rows || column >= gemm.columns) return;
-  const i64 place = start + row * gemm.y_row + column * gemm.y_column;
-  const i64 places[2] = {place, place + kGap * gemm.y_column};
-  float values[2][4];
+constexpr int kBeside = 4;  // eights of a lane that are finished side by side, so that what they read is under way together
+
+// Reads the lanes of a four of `c`; one number for all where it does not move along a row.
+template <class R>
+__device__ inline void read_addend(const R* c, int count, i64 stride, R (&lanes)[4]) {
+  if (stride != 0) return read_lanes(c, count, stride, lanes);
+  if (count <= 0) return;
+  const R all = *c;
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) {
-    const int at = column + i / 4 * kGap + i % 4;
-    float& value = values[i / 4][i % 4];
-    value = sums[i] * gemm.alpha;
-    if (c && at < gemm.columns) {
-      value += widen(c[(HasBatches ? start : 0) + row * gemm.c_row + at * gemm.c_column]) * gemm.beta;
+  for (int lane = 0; lane < 4; ++lane) lanes[lane] = all;
+}
+
+// Stores eights, two fours of a row each: what is inside. `start` is the offset of the batch in y, and in c where that has
+// batches, too.
+template <bool HasBatches, int Eights, class R, class Y, class Finish>
+__device__ inline void store_eights(const SimtGemm& gemm, const R* c, Y* y, i64 start, const int (&rows)[Eights],
+                                    const int (&columns)[Eights], const float (&sums)[Eights][kEight],
+                                    const Finish& finish) {
+  constexpr int kPiece = Fours<Y>::kPiece, kFours = 2 * Eights;
+  i64 places[kFours];
+  int insides[kFours], counts[kFours];
+  float values[kFours][4];
+  R addends[kFours][4];
+#pragma unroll
+  for (int four = 0; four < kFours; ++four) {
+    const int row = rows[four / 2], column = columns[four / 2] + four % 2 * Fours<Y>::kGap;
+    places[four] = start + row * gemm.y_row + column * gemm.y_column;
+    insides[four] = row < gemm.rows ? gemm.columns - column : 0;
+    counts[four] = insides[four] < 4 ? insides[four] : 4;
+    if (c) {
+      const R* const from = c + ((HasBatches ? start : 0) + row * gemm.c_row + column * gemm.c_column);
+      read_addend(from, counts[four], gemm.c_column, addends[four]);
     }
   }
-  const int insides[2] = {gemm.columns - column, gemm.columns - (column + kGap)};
-  finish.many(values, places, {insides[0] < 4 ? insides[0] : 4, insides[1] < 4 ? insides[1] : 4}, gemm.y_column);
 #pragma unroll
-  for (int first = 0; first < kEight; first += kPiece) {
-    const int inside = gemm.columns - (column + first / 4 * kGap);
-    Y* const piece = y + places[first / 4];
+  for (int four = 0; four < kFours; ++four) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float& value = values[four][i];
+      value = sums[four / 2][four % 2 * 4 + i] * gemm.alpha;
+      if (c) value += widen(addends[four][i]) * gemm.beta;
+    }
+  }
+  finish.many(values, places, counts, gemm.y_column);
+#pragma unroll
+  for (int first = 0; first < Eights * kEight; first += kPiece) {
+    const int four = first / 4, inside = insides[four];
+    Y* const piece = y + places[four];
     if ((gemm.wide & kWideY) && inside >= kPiece) {
       Vec<Y, kPiece> stored;
 #pragma unroll
@@ -96,26 +119,33 @@ __device__ inline void store_product(WarpTile<T, Tile, kLeft, kRight>& warp, con
   const int thread = int(forget(threadIdx.x));
   const i64 start = gemm.find_offset(place.batch, gemm.y_batch);
   const auto finish = finish_by<R>(epilogue...);
-  const auto store = [&](int eight, const float (&sums)[kEight]) {
-    const int column = Fours<Y>::find_column(warp.find_eight_column(thread, eight), thread);
-    store_fours<HasBatches>(gemm, c, y, start, place.first_row + warp.find_eight_row(thread, eight),
-                            place.first_column + column, sums, finish);
+  constexpr int kEights = WarpTile<T, Tile, kLeft, kRight>::kEights, kAtOnce = kEights < kBeside ? kEights : kBeside;
+  const auto store = [&](int first, const float (&sums)[kAtOnce][kEight]) {
+    int rows[kAtOnce], columns[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      rows[i] = place.first_row + warp.find_eight_row(thread, first + i);
+      columns[i] = place.first_column + Fours<Y>::find_column(warp.find_eight_column(thread, first + i), thread);
+    }
+    store_eights<HasBatches>(gemm, c, y, start, rows, columns, sums, finish);
   };
-  constexpr int kEights = WarpTile<T, Tile, kLeft, kRight>::kEights;
   if constexpr (sizeof...(Epilogue) == 0) {
 #pragma unroll
-    for (int i = 0; i < kEights; ++i) {
-      float sums[kEight];
-      warp.take_eight(i, sums);
-      Fours<Y>::exchange(sums);
-      store(i, sums);
+    for (int first = 0; first < kEights; first += kAtOnce) {
+      float sums[kAtOnce][kEight];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        warp.take_eight(first + i, sums[i]);
+        Fours<Y>::exchange(sums[i]);
+      }
+      store(first, sums);
     }
   } else {
     // Its code stands there once, and calls: sums wait in shared memory, as many at a time as fit, which nobody reads any
     // more behind this barrier.
     constexpr int kFit = Tile::kRingBytes / (Tile::kThreads * kEight * int(sizeof(float)));
     constexpr int kParked = kFit < kEights ? kEights / 2 : kEights;
-    static_assert(kParked <= kFit, "half of the sums fit in the ring");
+    static_assert(kParked <= kFit && kParked % kAtOnce == 0, "half of the sums fit in the ring");
     // The second of fours that are apart waits with the lane beside, so that lanes exchange them without a bank conflict.
     constexpr bool kIsApart = Fours<Y>::kIsApart;
     constexpr int kSlot = 4 * Tile::kThreads;
@@ -134,13 +164,13 @@ __device__ inline void store_product(WarpTile<T, Tile, kLeft, kRight>& warp, con
       }
       if constexpr (kIsApart) __syncwarp();
 #pragma unroll 1
-      for (int i = 0; i < kParked; ++i) {
-        float sums[kEight];
+      for (int i = 0; i < kParked; i += kAtOnce) {
+        float sums[kAtOnce][kEight];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const Vec<float, 4> four = load_vec<4>(parked + 2 * i * kSlot + from[half]);
+        for (int half = 0; half < 2 * kAtOnce; ++half) {
+          const Vec<float, 4> four = load_vec<4>(parked + (2 * i + half / 2 * 2) * kSlot + from[half % 2]);
 #pragma unroll
-          for (int j = 0; j < 4; ++j) sums[4 * half + j] = four.lanes[j];
+          for (int j = 0; j < 4; ++j) sums[half / 2][half % 2 * 4 + j] = four.lanes[j];
         }
         store(first + i, sums);
       }

@@ -587,7 +587,9 @@ __device__ inline bool join_slices(WarpTile<T, Tile, kLeft, kRight>& warp, typen
     }
   }
   const Sum* source = scratch + tile * (slices * kSums) + 4 * forget(threadIdx.x);
-#pragma unroll 1
+  // Of small tiles, sums of several slices are under way together.
+  constexpr int kVectors = Tile::kDown * Tile::kAcross, kTogether = kVectors < 16 ? 16 / kVectors : 1;
+#pragma unroll kTogether
   for (; slices > 0; --slices, source += kSums) {
 #pragma unroll
     for (int i = 0; i < Tile::kDown; ++i) {

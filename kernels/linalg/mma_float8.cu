@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
                i32 row_step, i32 column_step, Epilogue... epilogue) {
   extern __shared__ __align__(1024) u8 ring[];
   wait_for_predecessors();
-  launch_dependents();
   WarpTile<T, Tile, Lie::kAlongK, Lie::kAlongK> warp;
   multiply_operands(warp, a, b, gemm, ring);
   scale_sums(warp, gemm, row_scale, column_scale, row_step, column_step, ring);
+  launch_dependents();
   store_product<float>(warp, gemm, c, y, scratch, counters, ring, epilogue...);
 }

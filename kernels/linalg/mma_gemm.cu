@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
              unsigned* counters, Epilogue... epilogue) {
   extern __shared__ __align__(1024) u8 ring[];
   wait_for_predecessors();
-  launch_dependents();
   WarpTile<T, Tile, kLeft, kRight> warp;
   multiply_operands(warp, a, b, gemm, ring);
+  launch_dependents();
   store_product<R>(warp, gemm, c, y, scratch, counters, ring, epilogue...);
 }

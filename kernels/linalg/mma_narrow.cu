@@ -148,7 +148,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
                Epilogue... epilogue) {
   extern __shared__ __align__(1024) u8 ring[];
   wait_for_predecessors();
-  launch_dependents();
   const MmaPlace<Tile> place(gemm, blockIdx.x);
   const MmaSlabs slabs(gemm.inner, Tile::kSlabBytes / int(sizeof(T)), blockIdx.y, gridDim.y);
   const int first_k = slabs.first * slabs.depth, last_k = first_k + slabs.count * slabs.depth;
@@ -158,5 +157,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
   WarpTile<T, Tile, Lie::kAlongK, Lie::kAlongK> warp;
   sum_slabs(warp, left, right, slabs, ring);
   if constexpr (!kIsSame<T, R>) scale_columns<Tile>(warp, right);
+  launch_dependents();
   store_product<R>(warp, gemm, c, y, scratch, counters, ring, epilogue...);
 }

@@ -70,7 +70,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
                 const __grid_constant__ typename Made::Numbers numbers, Epilogue... epilogue) {
   extern __shared__ __align__(1024) u8 ring[];
   wait_for_predecessors();
-  launch_dependents();
   const MmaPlace<Tile> place(gemm, blockIdx.x);
   const MmaSlabs slabs(gemm.inner, Tile::kSlabBytes / int(sizeof(T)), blockIdx.y, gridDim.y);
   const int first = slabs.first * slabs.depth, kept = slabs.count * slabs.depth;
@@ -88,5 +87,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
   const MmaOperand<T> right = {b, gemm.b_column, gemm.b_inner, gemm.columns, gemm.inner, place.first_column, first, true};
   WarpTile<T, Tile, Lie::kAlongK, kRight> warp;
   sum_slabs(warp, left, right, slabs, ring);
+  launch_dependents();
   store_product<R>(warp, gemm, c, y, scratch, counters, ring, epilogue...);
 }

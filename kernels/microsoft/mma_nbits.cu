@@ -206,7 +206,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
               const u8* __restrict__ zeros, const __grid_constant__ PackedShape shape) {
   extern __shared__ __align__(1024) u8 ring[];
   wait_for_predecessors();
-  launch_dependents();
   const MmaPlace<Tile> place(gemm, blockIdx.x);
   const MmaSlabs slabs(gemm.inner, Tile::kSlabBytes / int(sizeof(T)), blockIdx.y, gridDim.y);
   const int first_k = slabs.first * slabs.depth, last_k = first_k + slabs.count * slabs.depth;
@@ -216,5 +215,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
   BlockTile<T, R, Bits, Tile> warp(right);
   sum_slabs(warp, left, right, slabs, ring);
   warp.finish();
+  launch_dependents();
   store_product<R>(warp.part, gemm, c, y, scratch, counters, ring);
 }

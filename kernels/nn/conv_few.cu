@@ -211,8 +211,8 @@ __global__ void __launch_bounds__(Tile::kThreads, kFewBlocks<S>)
   list_places<Tile, T, Width>(conv, places);
   __syncthreads();
   wait_for_predecessors();
-  launch_dependents();
   WarpTile<T, Tile, Lie::kAlongK, Lie::kAlongK> warp;
   convolve_few<S, Width>(warp, x, w, conv, places, ring);
+  launch_dependents();
   store_product<R>(warp, conv.gemm, bias, y, scratch, counters, ring, epilogue...);
 }

@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
              unsigned* counters, Epilogue... epilogue) {
   extern __shared__ __align__(1024) u8 ring[];
   wait_for_predecessors();
-  launch_dependents();
   ConvTileOf<T, Tile> warp;
   convolve_block(warp, x, w, conv, ring);
+  launch_dependents();
   store_product<R, true>(warp, conv.gemm, bias, y, scratch, counters, ring, epilogue...);
 }

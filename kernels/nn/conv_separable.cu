@@ -115,7 +115,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
   static_assert(kIsSame<typename Steps::Stored, T>, "what is multiplied is what the depthwise convolution stores");
   extern __shared__ __align__(1024) u8 ring[];
   wait_for_predecessors();
-  launch_dependents();
   WarpTile<T, Tile, Lie::kAlongK, Lie::kAlongK> warp;
   const MmaPlace<Tile> place(gemm, blockIdx.x);
   const MmaSlabs slabs(gemm.inner, Tile::kSlabBytes / int(sizeof(T)), blockIdx.y, gridDim.y);
@@ -123,5 +122,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
                                                              place.first_row, ring};
   const WideOperand<T> right(w, gemm.b_column, gemm.columns, gemm.inner, place.first_column, slabs.first * slabs.depth);
   sum_slabs(warp, left, right, slabs, ring);
+  launch_dependents();
   store_product<R>(warp, gemm, bias, y, scratch, counters, ring, epilogue...);
 }

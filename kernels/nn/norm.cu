@@ -68,7 +68,8 @@ struct HeldRow {
     }
   }
 
-  // Calls f(column, values, count) for groups of N columns, `lanes` apart; values from `count` on are not of the row.
+  // Calls f(column, values, count, i) for groups of N columns, `lanes` apart, the first of them the lane's i-th; values from
+  // `count` on are not of the row.
   template <int N, class F>
   __device__ void visit_groups(F f) const {
 #pragma unroll
@@ -77,9 +78,22 @@ struct HeldRow {
       A group[1][N];
 #pragma unroll
       for (int k = 0; k < N; ++k) group[0][k] = values[i + k];
-      f(lane + i * lanes, group, own - i);
+      f(lane + i * lanes, group, own - i, i);
     }
   }
+
+  // Numbers of the lane's columns, all asked for at once: find(column) is one.
+  struct Beside {
+    A numbers[kHeld<A>];
+
+    template <class Find>
+    __device__ Beside(const HeldRow& row, const Find& find) {
+#pragma unroll
+      for (int i = 0; i < kHeld<A>; ++i) numbers[i] = i < row.own ? find(row.lane + i * row.lanes) : A(0);
+    }
+    template <class Find>
+    __device__ A get(int i, i64, const Find&) const { return numbers[i]; }
+  };
 };
 
 // The same for a row too long for registers: read anew at each visit.
@@ -104,9 +118,16 @@ struct StreamedRow {
       A group[1][N];
 #pragma unroll
       for (int k = 0; k < N; ++k) group[0][k] = k < count ? cast<A>(x[column + k * lanes]) : A(0);
-      f(column, group, count);
+      f(column, group, count, 0);
     }
   }
+
+  struct Beside {
+    template <class Find>
+    __device__ Beside(const StreamedRow&, const Find&) {}
+    template <class Find>
+    __device__ A get(int, i64 column, const Find& find) const { return find(column); }
+  };
 };
 
 template <class A, class Source>
@@ -132,6 +153,15 @@ template <class Row, class V, class Y, class A, class F, class Finish>
 __device__ inline void normalize_row(
     const Row& row, const Team& team, A* shared, const V* scale, const V* bias, Y* y, i64 columns, const Affine& affine,
     A epsilon, bool is_centered, F report, const Finish& finish) {
+  u64 parameters_row;
+  affine.row_period.divide(team.row, parameters_row);
+  scale += i64(parameters_row) * affine.scale_stride;
+  bias += i64(parameters_row) * affine.bias_stride;
+  const auto find_scale = [&](i64 column) { return cast<A>(scale[affine.column_group.divide(column)]); };
+  const auto find_bias = [&](i64 column) {
+    return affine.has_bias ? cast<A>(bias[affine.column_group.divide(column)]) : A(0);
+  };
+  const typename Row::Beside scales(row, find_scale), biases(row, find_bias);
   A center = A(0);
   if (is_centered) {
     row.visit([&](i64, A x) { center += x; });
@@ -142,19 +172,15 @@ __device__ inline void normalize_row(
   squares = team.fold(squares, shared, add<A>);
   const A inverse = A(1) / root_of(squares / A(columns) + epsilon);
   report(center, inverse);
-  u64 parameters_row;
-  affine.row_period.divide(team.row, parameters_row);
-  scale += i64(parameters_row) * affine.scale_stride;
-  bias += i64(parameters_row) * affine.bias_stride;
   const i64 first = team.row * columns;
   constexpr int kGroup = Finish::kGroup;
-  row.template visit_groups<kGroup>([&](i64 column, A (&values)[1][kGroup], int count) {
+  row.template visit_groups<kGroup>([&](i64 column, A (&values)[1][kGroup], int count, int i) {
 #pragma unroll
     for (int k = 0; k < kGroup; ++k) {
       if (k >= count) break;
-      const u64 place = affine.column_group.divide(column + k * team.lanes);
-      A result = (values[0][k] - center) * inverse * cast<A>(scale[place]);
-      if (affine.has_bias) result += cast<A>(bias[place]);
+      const i64 at = column + k * team.lanes;
+      A result = (values[0][k] - center) * inverse * scales.get(i + k, at, find_scale);
+      if (affine.has_bias) result += biases.get(i + k, at, find_bias);
       values[0][k] = result;
     }
     finish.many(values, {first + column}, {count}, team.lanes);

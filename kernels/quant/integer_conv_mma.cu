@@ -162,9 +162,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
                      const i32* __restrict__ table) {
   extern __shared__ __align__(1024) u8 ring[];
   wait_for_predecessors();
-  launch_dependents();
   ByteTile<Tile> warp;
   convolve_block(warp, x, w, table, conv, w_zero, ring);
+  launch_dependents();
   const u32 tile = forget(blockIdx.x);
   if (!join_slices(warp, scratch, counters, tile, blockIdx.y, gridDim.y)) return;
 

@@ -78,9 +78,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
                 const u8* __restrict__ bias) {
   extern __shared__ __align__(1024) u8 ring[];
   wait_for_predecessors();
-  launch_dependents();
   ByteTile<Tile> warp;
   multiply_block(warp, a, b, gemm, b_zero, ring);
+  launch_dependents();
   const u32 tile = forget(blockIdx.x);
   if (!join_slices(warp, scratch, counters, tile, blockIdx.y, gridDim.y)) return;
 

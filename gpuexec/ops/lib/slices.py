@@ -30,9 +30,13 @@ _LEAST_TENTHS, _MOST_TENTHS = 9, 39
 # A block's time beside that of its slabs, in slabs: for itself, and for each slice that it adds up; and how much longer
 # blocks take that are few on their multiprocessor, since nothing else is issued while their warps wait: one, two, more.
 _FIXED_SLABS, _SLABS_PER_SLICE, _SLACK = 2.0, 0.5, (1.30, 1.15, 1.08)
-# Of tensor cores: cycles of a block beside those of its slabs, for its first fetch and its stores; and the least bytes
-# of the inner extent that a slice has.
-_MMA_FIXED_CYCLES, _MMA_LEAST_NBYTES = 2500, 256
+# Of tensor cores, cycles that a block waits whatever its slabs: to begin and for its first fetch; for each part of its
+# sums that a thread finishes at a time, of so many eights; to join slices, and for each of them where so many vectors
+# of a thread's sums are under way together. From times on an H100 (tests/bench/results): a product of one slab took 3.2
+# us, the parts of a tile 0.35 each, two slices 1.6 more, and each further one 0.3 when they were read one by one.
+_MMA_BEGIN_CYCLES, _MMA_PART_CYCLES, _MMA_EIGHTS = 3000, 800, 4
+_MMA_JOIN_CYCLES, _MMA_SLICE_CYCLES, _MMA_VECTORS = 2700, 550, 16
+_MMA_LEAST_NBYTES = 256  # of the inner extent, that a slice has
 _MMA_SLACK = {2: 1.30, 4: 1.30, 8: 1.15}  # by the warps that are on a multiprocessor together
 _L2_BYTES_PER_CLOCK = 64  # of a multiprocessor
 _MATRIX_BYTES, _MMA_BYTES, _MMA_PRODUCTS = 512, 32, 2048  # of an ldmatrix; along the inner extent; of an mma of 16 bits
@@ -84,6 +88,19 @@ class SliceCosts:
     each_slice: float = _SLABS_PER_SLICE
     min_slabs: int = MIN_SLABS
     slack: tuple[float, ...] = _SLACK
+
+    def find_time(self, tiles: int, slabs: int, slices: int, wave: int) -> float:
+        """Return the time of a launch in slabs: that of the multiprocessor with most blocks.
+
+        Args:
+            tiles: Blocks of one slice.
+            slabs: Steps of the inner extent.
+            slices: How many there are.
+            wave: The blocks of a wave.
+        """
+        block = self.fixed + ceil_div(slabs, slices) + (slices * self.each_slice if slices > 1 else 0.0)
+        at_once = ceil_div(tiles * slices, wave)
+        return block * at_once * self.slack[min(at_once, len(self.slack)) - 1]
 
 
 _FP32_COSTS = SliceCosts()
@@ -153,20 +170,45 @@ class MmaTile:
         """Return the number of tiles of a matrix."""
         return ceil_div(rows, self.rows) * ceil_div(columns, self.columns)
 
-    def count_cycles(self, gpu: Gpu) -> float:
-        """Return the cycles of a multiprocessor for a slab of one block: of the slowest of its pipes."""
+    def count_cycles(self, gpu: Gpu, busy: int) -> float:
+        """Return the cycles of a multiprocessor for a slab of one block: of the slowest of its pipes.
+
+        Args:
+            gpu: Which.
+            busy: Multiprocessors that ask L2 at the same time.
+        """
         tensor = self.products * _MMA_PRODUCTS / gpu.matrix_products
-        l2_bytes = gpu.l2_bytes_per_second / gpu.multiprocessors / gpu.clock_hertz
+        l2_bytes = gpu.l2_bytes_per_second / busy / gpu.clock_hertz
         return max(tensor, self.slab_wavefronts, self.fetched_nbytes / min(l2_bytes, _L2_BYTES_PER_CLOCK))
 
-    def find_costs(self, gpu: Gpu) -> SliceCosts:
-        """Return a block's other times on a GPU, in slabs."""
-        cycles = self.count_cycles(gpu)
-        each_slice = self.size * 4 / _L2_BYTES_PER_CLOCK / cycles
-        together = gpu.count_blocks(self.threads, self.registers, self.ring_nbytes)
-        slack = [_MMA_SLACK.get(self.threads // _WARP * min(blocks, together), 1.08) for blocks in (1, 2, 3)]
-        least = max(1, _MMA_LEAST_NBYTES // self.slab_nbytes)
-        return SliceCosts(_MMA_FIXED_CYCLES / cycles, each_slice, least, tuple(slack))
+
+@dataclass(frozen=True, slots=True)
+class MmaCosts:
+    """Times of a launch by a tile of tensor cores on a GPU, in cycles."""
+
+    tile: MmaTile
+    gpu: Gpu
+
+    @property
+    def min_slabs(self) -> int:
+        """The fewest slabs of a slice."""
+        return max(1, _MMA_LEAST_NBYTES // self.tile.slab_nbytes)
+
+    def find_time(self, tiles: int, slabs: int, slices: int, wave: int) -> float:
+        """Return the cycles of a launch: blocks that a multiprocessor holds together wait at the same time.
+
+        Arguments are those of `SliceCosts.find_time`.
+        """
+        tile, at_once = self.tile, ceil_div(tiles * slices, wave)
+        together = max(1, self.gpu.count_blocks(tile.threads, tile.registers, tile.ring_nbytes))
+        waits = _MMA_BEGIN_CYCLES + ceil_div(tile.size, tile.threads * 8 * _MMA_EIGHTS) * _MMA_PART_CYCLES
+        if slices > 1:
+            vectors = max(1, _MMA_VECTORS * tile.threads * 4 // tile.size)
+            each = max(tile.size * 4 / _L2_BYTES_PER_CLOCK, _MMA_SLICE_CYCLES / vectors)
+            waits += _MMA_JOIN_CYCLES + slices * each
+        slack = _MMA_SLACK.get(tile.threads // _WARP * min(at_once, together), 1.08)
+        works = at_once * ceil_div(slabs, slices) * tile.count_cycles(self.gpu, min(tiles * slices, wave)) * slack
+        return ceil_div(at_once, together) * waits + works
 
 
 LARGE_TILE = Tile("LargeTile", 128, 128, 256, 0.88)
@@ -205,7 +247,7 @@ def choose_tile(emit: Emitter, rows: int, columns: int, inner: int, batch: int =
     def find_time(tile: Tile) -> float:
         tiles = batch * tile.count(rows, columns)
         slices = count_slices(tiles, ceil_div(inner, SLAB_DEPTH), multiprocessors)
-        time = _find_time(tiles, ceil_div(inner, SLAB_DEPTH), slices, multiprocessors)
+        time = _FP32_COSTS.find_time(tiles, ceil_div(inner, SLAB_DEPTH), slices, multiprocessors)
         return time * tile.size / tile.efficiency
 
     multiprocessors = find_gpu(emit.target.architecture).multiprocessors
@@ -246,9 +288,9 @@ def choose_mma_tile(
 
     def find_time(tile: MmaTile) -> float:
         blocks, slabs = batch * tile.count(rows, columns), ceil_div(inner_nbytes, tile.slab_nbytes)
-        costs = tile.find_costs(gpu)
+        costs = MmaCosts(tile, gpu)
         slices = count_slices(blocks, slabs, gpu.multiprocessors, costs)
-        return _find_time(blocks, slabs, slices, gpu.multiprocessors, costs) * tile.count_cycles(gpu)
+        return costs.find_time(blocks, slabs, slices, gpu.multiprocessors)
 
     gpu = find_gpu(emit.target.architecture)
     return tiles[emit.choose(min(range(len(tiles)), key=lambda index: find_time(tiles[index])))]
@@ -256,12 +298,17 @@ def choose_mma_tile(
 
 def slice_mma_tiles(emit: Emitter, tile: MmaTile, tiles: int, inner_nbytes: int) -> Slices:
     """Return the slices of a launch by a tile of tensor cores; see `slice_tiles`."""
-    costs = tile.find_costs(find_gpu(emit.target.architecture))
+    costs = MmaCosts(tile, find_gpu(emit.target.architecture))
     return slice_tiles(emit, tiles, ceil_div(inner_nbytes, tile.slab_nbytes), tile.size, costs=costs)
 
 
 def slice_tiles(
-    emit: Emitter, tiles: int, slabs: int, floats: int, blocks_at_once: int = 1, costs: SliceCosts = _FP32_COSTS
+    emit: Emitter,
+    tiles: int,
+    slabs: int,
+    floats: int,
+    blocks_at_once: int = 1,
+    costs: SliceCosts | MmaCosts = _FP32_COSTS,
 ) -> Slices:
     """Return the slices of a launch with scratch memory for their sums.
 
@@ -300,10 +347,11 @@ def least_blocks(target: Target, blocks_at_once: int = 1) -> int:
 
 
 @memoize(4096)
-def count_slices(tiles: int, slabs: int, wave: int, costs: SliceCosts = _FP32_COSTS) -> int:
-    """Return the number of slices: the fastest of those that leave 0.9 to 3.9 waves of blocks.
+def count_slices(tiles: int, slabs: int, wave: int, costs: SliceCosts | MmaCosts = _FP32_COSTS) -> int:
+    """Return the number of slices: the fastest of those that leave at most 3.9 waves of blocks.
 
-    Where none fills 0.9 waves, it is the most that there may be.
+    On the FP32 units they leave 0.9 waves at least, or as many blocks as there may be. Where tensor cores wait for
+    slices to join, fewer blocks may be faster.
 
     Args:
         tiles: Blocks of one slice.
@@ -314,19 +362,12 @@ def count_slices(tiles: int, slabs: int, wave: int, costs: SliceCosts = _FP32_CO
     if not tiles:
         return 1
     most = max(1, min(MAX_SLICES, slabs // costs.min_slabs, _MOST_TENTHS * wave // (10 * tiles)))
-    least = min(most, ceil_div(_LEAST_TENTHS * wave, 10 * tiles))
-    return min(range(least, most + 1), key=lambda slices: _find_time(tiles, slabs, slices, wave, costs))
-
-
-def _find_time(tiles: int, slabs: int, slices: int, wave: int, costs: SliceCosts = _FP32_COSTS) -> float:
-    """Return the time of a launch in slabs: that of the multiprocessor with most blocks."""
-    block = costs.fixed + ceil_div(slabs, slices) + (slices * costs.each_slice if slices > 1 else 0.0)
-    at_once = ceil_div(tiles * slices, wave)
-    return block * at_once * costs.slack[min(at_once, len(costs.slack)) - 1]
+    least = min(most, ceil_div(_LEAST_TENTHS * wave, 10 * tiles)) if isinstance(costs, SliceCosts) else 1
+    return min(range(least, most + 1), key=lambda slices: costs.find_time(tiles, slabs, slices, wave))
 
 
 @memoize(4096)
-def _find_room(tiles: int, slabs: int, wave: int, costs: SliceCosts) -> int:
+def _find_room(tiles: int, slabs: int, wave: int, costs: SliceCosts | MmaCosts) -> int:
     """Return the most tiles times slices of any number of tiles down to a quarter, rounded up; 0 where none has any."""
     most = min(tiles, _MOST_TENTHS * wave // 20)  # with more tiles there are no two slices
     sizes = {each: count_slices(each, slabs, wave, costs) for each in range(max(ceil_div(tiles, 4), 1), most + 1)}
