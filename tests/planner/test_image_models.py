@@ -48,7 +48,7 @@ def name_kernels(plan: Plan) -> set[str]:
 def test_architectures_transpose_no_image(make: Callable[[], BenchModel], kernels: set[str], precision: str) -> None:
     plan = replace(make(), precision=precision).plan(TARGET)
     names = name_kernels(plan)
-    assert len(kernels & names) == 1 and "simt_conv" not in names
+    assert kernels & names and "simt_conv" not in names
     assert count_transposes(plan.segment.commands)[0] == 0
 
 

@@ -30,14 +30,15 @@ _LEAST_TENTHS, _MOST_TENTHS = 9, 39
 # A block's time beside that of its slabs, in slabs: for itself, and for each slice that it adds up; and how much longer
 # blocks take that are few on their multiprocessor, since nothing else is issued while their warps wait: one, two, more.
 _FIXED_SLABS, _SLABS_PER_SLICE, _SLACK = 2.0, 0.5, (1.30, 1.15, 1.08)
-# Of tensor cores, cycles that a block waits whatever its slabs: to begin and for its first fetch; for each part of its
-# sums that a thread finishes at a time, of so many eights; to join slices, and for each of them where so many vectors
-# of a thread's sums are under way together. From times on an H100 (tests/bench/results): a product of one slab took 3.2
-# us, the parts of a tile 0.35 each, two slices 1.6 more, and each further one 0.3 when they were read one by one.
-_MMA_BEGIN_CYCLES, _MMA_PART_CYCLES, _MMA_EIGHTS = 3000, 800, 4
-_MMA_JOIN_CYCLES, _MMA_SLICE_CYCLES, _MMA_VECTORS = 2700, 550, 16
+# Of tensor cores, cycles that a block waits whatever its slabs: to begin and for its first fetch; for the part of its
+# sums that a thread finishes at a time, 32 of them, and by the bytes of them that leave in a clock; to join slices, and
+# for each of them, where so many vectors of a thread's sums are under way together. And cycles from an mma of a warp to
+# its next one where a scheduler has no other warp; and the share of L2's bandwidth that products get. All from times on
+# an H100 (tests/bench/results), of which half are met within a tenth.
+_MMA_BEGIN_CYCLES, _MMA_PART_CYCLES, _MMA_PART, _MMA_STORED_BYTES = 3000, 1200, 32, 32
+_MMA_JOIN_CYCLES, _MMA_SLICE_CYCLES, _MMA_VECTORS = 3400, 550, 16
+_MMA_CHAIN_CYCLES, _MMA_L2_SHARE = 14, 0.7
 _MMA_LEAST_NBYTES = 256  # of the inner extent, that a slice has
-_MMA_SLACK = {2: 1.30, 4: 1.30, 8: 1.15}  # by the warps that are on a multiprocessor together
 _L2_BYTES_PER_CLOCK = 64  # of a multiprocessor
 _MATRIX_BYTES, _MMA_BYTES, _MMA_PRODUCTS = 512, 32, 2048  # of an ldmatrix; along the inner extent; of an mma of 16 bits
 _WAVEFRONT_BYTES, _WARP = 128, 32
@@ -178,7 +179,7 @@ class MmaTile:
             busy: Multiprocessors that ask L2 at the same time.
         """
         tensor = self.products * _MMA_PRODUCTS / gpu.matrix_products
-        l2_bytes = gpu.l2_bytes_per_second / busy / gpu.clock_hertz
+        l2_bytes = _MMA_L2_SHARE * gpu.l2_bytes_per_second / busy / gpu.clock_hertz
         return max(tensor, self.slab_wavefronts, self.fetched_nbytes / min(l2_bytes, _L2_BYTES_PER_CLOCK))
 
 
@@ -200,15 +201,18 @@ class MmaCosts:
         Arguments are those of `SliceCosts.find_time`.
         """
         tile, at_once = self.tile, ceil_div(tiles * slices, wave)
-        together = max(1, self.gpu.count_blocks(tile.threads, tile.registers, tile.ring_nbytes))
-        waits = _MMA_BEGIN_CYCLES + ceil_div(tile.size, tile.threads * 8 * _MMA_EIGHTS) * _MMA_PART_CYCLES
+        waits = _MMA_BEGIN_CYCLES + tile.size / (tile.threads * _MMA_PART) * _MMA_PART_CYCLES
+        waits += 4 * tile.size / _MMA_STORED_BYTES
         if slices > 1:
             vectors = max(1, _MMA_VECTORS * tile.threads * 4 // tile.size)
             each = max(tile.size * 4 / _L2_BYTES_PER_CLOCK, _MMA_SLICE_CYCLES / vectors)
             waits += _MMA_JOIN_CYCLES + slices * each
-        slack = _MMA_SLACK.get(tile.threads // _WARP * min(at_once, together), 1.08)
-        works = at_once * ceil_div(slabs, slices) * tile.count_cycles(self.gpu, min(tiles * slices, wave)) * slack
-        return ceil_div(at_once, together) * waits + works
+        of_slab = tile.count_cycles(self.gpu, max(1, min(tiles * slices, wave)))
+        chain = tile.products * _WARP / tile.threads * _MMA_CHAIN_CYCLES
+        together = max(1, self.gpu.count_blocks(tile.threads, tile.registers, tile.ring_nbytes))
+        own = ceil_div(slabs, slices)
+        # Blocks one after the other in each place for one, or as many slabs as a multiprocessor takes.
+        return max(max(1.0, at_once / together) * (waits + own * chain), waits + at_once * own * of_slab)
 
 
 LARGE_TILE = Tile("LargeTile", 128, 128, 256, 0.88)
@@ -290,7 +294,10 @@ def choose_mma_tile(
         blocks, slabs = batch * tile.count(rows, columns), ceil_div(inner_nbytes, tile.slab_nbytes)
         costs = MmaCosts(tile, gpu)
         slices = count_slices(blocks, slabs, gpu.multiprocessors, costs)
-        return costs.find_time(blocks, slabs, slices, gpu.multiprocessors)
+        # Lines behind the last one repeat it, the same for all blocks: a convolution into 64 channels took an H100 three
+        # times as long by 128 columns as by 64.
+        wasted = 1 - batch * rows * columns / (blocks * tile.size) if blocks else 0.0
+        return costs.find_time(blocks, slabs, slices, gpu.multiprocessors) * (1 + wasted)
 
     gpu = find_gpu(emit.target.architecture)
     return tiles[emit.choose(min(range(len(tiles)), key=lambda index: find_time(tiles[index])))]

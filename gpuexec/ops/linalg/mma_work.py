@@ -110,8 +110,10 @@ def _count_mma_float8(launch: Launch) -> Work:
         words = tile.slab_nbytes // _STEP_NBYTES * (down + across) // 4
         loop += tile.products / warps + words * _EACH_FLOAT8_WORD
     work = describe_mma(launch, loop, asked, around)
+    scales = [each for each in launch.arguments[7:9] if isinstance(each, Slot)]  # counted above, by blocks
     return replace(
         work,
+        l2_nbytes=work.l2_nbytes - sum(map(count_slot_bytes, scales)),
         matrix_products=work.matrix_products * (1 + is_widened),
         wavefronts=work.wavefronts + blocks * (stored + warps * (across // 32) * (down // 8 + 8)),
         barriers=work.barriers + 2,
