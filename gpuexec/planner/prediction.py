@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch, LibraryCall, Slot
+from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, LibraryCall, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.gpus import Gpu, find_gpu
 from gpuexec.ir.plan import Plan, Role
@@ -110,7 +110,7 @@ def predict_plan(
     *,
     gpu: Gpu | None = None,
     model: TimeModel = TIME_MODEL,
-    waits: Callable[[Kernel], bool] | None = None,
+    waits: Callable[[Launch], bool] | None = None,
 ) -> PlanPrediction:
     """Predict a plan for a target with kernels.
 
@@ -119,7 +119,7 @@ def predict_plan(
         commands: Those of a variant; None: those of the upper end of the size class.
         gpu: None: the GPU that stands for the plan's target.
         model: Constants of the model.
-        waits: Whether a kernel waits for other launches itself, so that its launch begins early; None: no kernel does.
+        waits: Whether a launch waits for others itself, so that it begins early; None: none does.
     """
     commands = plan.segment.commands if commands is None else commands
     architecture = Target.named(plan.target).architecture
@@ -166,13 +166,13 @@ def _find_floor_seconds(row: CommandPrediction, work: Work, gpu: Gpu) -> float:
 
 
 def _find_programmatic(
-    commands: Sequence[Command], edges: Sequence[Edge], waits: Callable[[Kernel], bool]
+    commands: Sequence[Command], edges: Sequence[Edge], waits: Callable[[Launch], bool]
 ) -> frozenset[Edge]:
     """Return the edges between launches of which the later one waits itself."""
     return frozenset(
         (before, after)
         for before, after in edges
-        if _is_plain_launch(commands[before]) and _is_plain_launch(last := commands[after]) and waits(last.kernel)  # type: ignore[union-attr]
+        if _is_plain_launch(commands[before]) and _is_plain_launch(last := commands[after]) and waits(last)  # type: ignore[arg-type]
     )
 
 

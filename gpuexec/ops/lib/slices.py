@@ -294,8 +294,8 @@ def choose_mma_tile(
         blocks, slabs = batch * tile.count(rows, columns), ceil_div(inner_nbytes, tile.slab_nbytes)
         costs = MmaCosts(tile, gpu)
         slices = count_slices(blocks, slabs, gpu.multiprocessors, costs)
-        # Lines behind the last one repeat it, the same for all blocks: a convolution into 64 channels took an H100 three
-        # times as long by 128 columns as by 64.
+        # Lines behind the last one repeat it, the same for all blocks: a convolution into 64 channels took an H100
+        # three times as long by 128 columns as by 64.
         wasted = 1 - batch * rows * columns / (blocks * tile.size) if blocks else 0.0
         return costs.find_time(blocks, slabs, slices, gpu.multiprocessors) * (1 + wasted)
 
