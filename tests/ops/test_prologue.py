@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from gpuexec.ir.command import Launch
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.target import Target
-from gpuexec.ops.elementwise.prologue import MOST_ROWS, ProductOfRows
+from gpuexec.ops.elementwise import prologue
+from gpuexec.ops.elementwise.prologue import MOST_ROWS, ProductOfRows, _is_worth
 from gpuexec.ops.elementwise.region_steps import made_by
 from gpuexec.planner.launch_work import describe_work
 from gpuexec.planner.template import plan_graph
@@ -184,6 +185,14 @@ def make_product(kind: str, stored: Any) -> ProductOfRows:
     return ProductOfRows(maker_of(steps), product, len(shapes_of(kind, (1,), 1)))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def makes_rows() -> Iterator[None]:
+    """Have blocks make rows whatever time that takes: how they do is tested here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prologue, "_is_worth", lambda *_: True)
+        yield
+
+
 def run_apart(op: ProductOfRows, inputs: Sequence[Array]) -> Array:
     """Return what the kernels of the steps, by themselves, and of the product make."""
     taken = op.taken
@@ -244,16 +253,20 @@ def make(rows: int, inner: int, columns: int, stored: Any = HALF) -> list[Array]
 RMS = make_product("rms", HALF)
 
 
-def test_rows_are_made_in_front_where_blocks_would_take_longer_or_kernels_take_none() -> None:
+def test_rows_are_made_in_front_where_blocks_would_take_longer_or_kernels_take_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prologue, "_is_worth", _is_worth)
     in_front = ["rows.cu", "mma_gemm.cu"]
     assert list_sources(lower(RMS, make(8, 2048, 512), target="sm_90a")[0]) == in_front
     assert list_sources(lower(RMS, make(1, 8200, 512), target="sm_90a")[0]) == in_front
     assert list_sources(lower(RMS, make(17, 64, 64), target="sm_90a")[0]) == in_front
     assert list_sources(lower(RMS, make(1, 64, 64), target="sm_75")[0])[0] == "rows.cu"
     assert "mma_rows.cu" not in list_sources(lower(RMS, make(1, 64, 64), target="pixel_90")[0])
-    # Two blocks of a multiprocessor of sm_80 share what the rows of one would take.
-    assert list_sources(lower(RMS, make(1, 2048, 16384), target="sm_80")[0]) == in_front
-    assert list_sources(lower(RMS, make(1, 2048, 16384), target="sm_90a")[0]) == ["mma_rows.cu"]
+    # Folds of a row take threads that stand in for others longer than a launch does; elements by themselves don't.
+    assert list_sources(lower(RMS, make(1, 2048, 16384), target="sm_90a")[0]) == in_front
+    gate = [*(numbers(FLOAT, *shape) for shape in shapes_of("gate", (1,), 2048)), numbers(HALF, 2048, 512)]
+    assert list_sources(lower(make_product("gate", HALF), gate, target="sm_90a")[0]) == ["mma_rows.cu"]
 
 
 def test_sizes_of_a_class_take_the_kernel_of_the_upper_end() -> None:

@@ -32,14 +32,18 @@ def bound(work: Work, blocks: int, *, dram_nbytes: float = 0.0, missed: float = 
     ],
 )
 def test_what_a_launch_has_most_of_decides(name: str, work: Work, dram_nbytes: float) -> None:
-    decisive, longest = MODEL.find_bound(bound(work, 132, dram_nbytes=dram_nbytes))
+    bounds = bound(work, 132, dram_nbytes=dram_nbytes)
+    decisive, longest = MODEL.find_bound(bounds)
     assert decisive == name
-    assert MODEL.predict_us(bound(work, 132, dram_nbytes=dram_nbytes)) == MODEL.fill_us + longest
+    waits = 0.0 if name == "latency" else MODEL.latency * bounds.latency
+    assert MODEL.predict_us(bounds) == pytest.approx(MODEL.fill_us + longest + waits)
+    waiting = replace(bounds, latency=bounds.latency + 4.0, waves=1.5)  # which is for two waves
+    assert MODEL.predict_us(waiting) == pytest.approx(MODEL.predict_us(replace(bounds, waves=1.5)) + 2 * MODEL.latency)
 
 
 def test_bytes_of_device_memory_take_their_share_of_the_bandwidth() -> None:
     assert bound(Work(), 132, dram_nbytes=3.35e9).dram == pytest.approx(1000)
-    assert MODEL.predict_us(bound(Work(), 132, dram_nbytes=3.35e9)) == pytest.approx(1251, rel=1e-3)
+    assert MODEL.predict_us(bound(Work(), 132, dram_nbytes=3.35e9)) == pytest.approx(1000 * MODEL.dram, rel=1e-3)
 
 
 def test_blocks_beyond_a_wave_wait_for_the_next() -> None:
@@ -57,7 +61,7 @@ def test_blocks_that_fit_together_share_a_multiprocessor() -> None:
 
     assert issue(264).at_once == 2
     # Twice as many warps hide more of each other's waiting.
-    assert 1.8 * issue(132).issue < issue(264).issue < 2 * issue(132).issue
+    assert 1.5 * issue(132).issue < issue(264).issue < 2 * issue(132).issue
 
 
 def test_a_gpu_of_half_the_lanes_takes_twice_as_long_for_multiply_adds() -> None:

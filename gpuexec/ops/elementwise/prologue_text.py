@@ -188,7 +188,7 @@ def describe_work(text: str, walk: tuple[int, int, int], kept: int, threads: int
     around = _AROUND * (folds + 1) * warps
     return RowsWork(
         blocks * (passes * warps * ceil_div(columns, lanes) * steps * STEP_INSTRUCTIONS + around),
-        blocks * rounds,
+        blocks * (rounds + (folds + 1) * (BLOCK_THREADS // threads)),  # a thread waits for each that it stands in for
         blocks * folds * (2 if lanes > WARP else 0) + 1,
         blocks * folds * (warps + warps * lanes // WARP if lanes > WARP else 0) + rows * kept / WARP,
     )
