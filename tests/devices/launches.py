@@ -23,7 +23,6 @@ import pytest
 from gpuexec.devices.kernels.compile_all import ARCHITECTURES
 from gpuexec.errors import KernelError
 from gpuexec.ir.command import Kernel, Launch
-from gpuexec.ir.plan import Plan
 from gpuexec.ir.target import Target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,27 +35,22 @@ class Launches:
     """Launches of plans: by kernel the threads of its largest block, dynamic shared memory, and the tests."""
 
     def __init__(self) -> None:
-        # By architecture the target with textures whose plans serve it too.
+        # By architecture the target with textures whose launches serve it too.
         self.targets: dict[str, str] = {}
         self._threads: dict[Kernel, int] = {}
         self._shared_bytes: dict[Kernel, dict[str, int]] = {}
         self._tests: dict[Kernel, dict[str, None]] = {}
 
-    def add(self, plan: Plan, test: str) -> None:
-        """Enter what a plan launches."""
-        targets = [name for name, target in self.targets.items() if plan.target in (name, target)]
-        for kernel in plan.kernels():
-            self._threads.setdefault(kernel, 0)
-            for name in targets:
-                self._shared_bytes.setdefault(kernel, {}).setdefault(name, 0)
+    def add(self, target: str, launches: Sequence[Launch], test: str) -> None:
+        """Enter the launches of a plan."""
+        targets = [name for name, textures in self.targets.items() if target in (name, textures)]
+        for command in launches:
+            kernel, (x, y, z) = command.kernel, command.block
             self._tests.setdefault(kernel, {})[test] = None
-        for command in plan.segment.commands:
-            if isinstance(command, Launch):
-                kernel, by_target = command.kernel, self._shared_bytes[command.kernel]
-                x, y, z = command.block
-                self._threads[kernel] = max(self._threads[kernel], x * y * z)
-                for name in targets:
-                    by_target[name] = max(by_target[name], command.shared_bytes)
+            self._threads[kernel] = max(self._threads.get(kernel, 0), x * y * z)
+            by_target = self._shared_bytes.setdefault(kernel, {})
+            for name in targets:
+                by_target[name] = max(by_target.get(name, 0), command.shared_bytes)
 
     def write(self, path: Path) -> None:
         """Write the rows that `gpuexec.devices.kernels.compile_all.read_launches` reads, each with its tests at the
@@ -134,9 +128,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     from tests.ops import harness
 
-    for plan in harness.PLANS:
-        _launches.add(plan, item.nodeid)
-    harness.PLANS.clear()
+    for target, launches in harness.LAUNCHES:
+        _launches.add(target, launches, item.nodeid)
+    harness.LAUNCHES.clear()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.devices.kernels.kernel_source import find_source
-from gpuexec.devices.simulator.module import SimulatorFunction, load_file, load_generated
+from gpuexec.devices.simulator.device import SimulatorDevice
+from gpuexec.devices.simulator.module import SimulatorFunction, load_file
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.instances import kernel_table
@@ -17,9 +17,12 @@ from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import PackedForm, WeightForm
+from tests.devices.opening import open_living
+
+# Of floats, about as much as cases may have to run in check mode (tests/ops/harness.py).
+MAX_CHECKED_BYTES = 1 << 18
 
 _LOADED: dict[str, Mapping[str, SimulatorFunction]] = {}
-_GENERATED: dict[Kernel, SimulatorFunction] = {}
 
 
 class DirectEmitter:
@@ -79,18 +82,26 @@ class DirectEmitter:
         self.launches.append((kernel, arguments))
         if all(isinstance(each, Slot) and each.spec.size == 0 for each in written):
             return
-        values = [self.arrays[a.buffer][a.offset_bytes :] if isinstance(a, Slot) else a for a in arguments]
+        memory = [self.arrays[a.buffer] if isinstance(a, Slot) else a for a in arguments]
+        values = [
+            each[a.offset_bytes :] if isinstance(a, Slot) else a for a, each in zip(arguments, memory, strict=True)
+        ]
         self.find_function(kernel).launch_arrays(
-            grid, block, *values, shared_bytes=shared_bytes, is_cooperative=cooperative
+            *(grid, block, *values), shared_bytes=shared_bytes, is_cooperative=cooperative, memory=memory
         )
 
     def find_function(self, kernel: Kernel) -> SimulatorFunction:
-        """Return a kernel on the simulator, loaded with those of its file."""
-        if kernel.text and kernel not in _GENERATED:
-            module = load_generated(find_source(kernel.source), [kernel])
-            _GENERATED[kernel] = module.functions[kernel.expression]
+        """Return a kernel on the simulator, loaded with those of its file.
+
+        One of generated text is that of the operator's cases, which is compiled once: in check mode where the arrays
+        are small.
+        """
         if kernel.text:
-            return _GENERATED[kernel]
+            is_small = sum(array.nbytes for array in self.arrays) <= MAX_CHECKED_BYTES
+            device = open_living("check" if is_small else "simulator")
+            assert isinstance(device, SimulatorDevice)
+            device.load([kernel])
+            return device.function(kernel)
         if kernel.source not in _LOADED:
             _LOADED[kernel.source] = load_file(kernel.source, kernel_table()[kernel.source])
         return _LOADED[kernel.source][kernel.expression]

@@ -14,15 +14,16 @@
    by name.
 
 A test takes the parameter ``checks`` and gives it to `run_case`; tests/ops/conftest.py runs it once for each choice:
-"host" is 1 to 3, "simulator" 4 and 5, "pixel" 6, and "gpu", with ``-m gpu``, 4 on a GPU. "plan" only plans for GPUs and
-keeps the plans: what tests/devices/launches.py asks for.
+"host" is 1 to 3, "simulator" 4 and 5, "pixel" 6, and "gpu", with ``-m gpu``, 4 on a GPU. "plan" only lowers for GPUs
+and keeps the launches: what tests/devices/launches.py asks for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -30,16 +31,20 @@ import numpy as np
 import pytest
 
 from gpuexec.devices.device import Device
-from gpuexec.errors import InputError, UnsupportedError
-from gpuexec.ir.command import Launch
+from gpuexec.errors import InputError, KernelError, UnsupportedError
+from gpuexec.ir.command import Kernel, Launch
 from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.operator import Operator
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.work import find_form
+from gpuexec.planner.analyse import Analyser
+from gpuexec.planner.lower import Lowering
+from gpuexec.planner.resolve import Resolver
+from gpuexec.planner.settle import OutputCopies, settle
 from gpuexec.planner.template import Template, plan_graph
-from tests.devices.execute import run_template
+from tests.devices.execute import run_template, specs_of
 from tests.devices.opening import open_living
 from tests.ir.graph_builder import GraphBuilder
 from tests.ops.case import Case, build_operator, const_positions, expect
@@ -50,9 +55,9 @@ Array = np.ndarray[Any, Any]
 MAX_CHECKED_ELEMENTS = 1 << 16
 # The device whose kernels are checked, for those that have one.
 IN_CHECK_MODE = {"simulator": "check", "pixel": "pixel_check"}
-# What the check "plan" plans for, and the plans it made.
+# What the check "plan" plans for, and the launches of its plans by target.
 TARGETS: list[Target] = []
-PLANS: list[Plan] = []
+LAUNCHES: list[tuple[str, list[Launch]]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +89,54 @@ def run_case(case: Case, checks: str) -> None:
 
 
 def plan_launches(case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int]) -> None:
-    """Plan a case, dense and with gaps, for each of `TARGETS` that has kernels for it, and keep the plans."""
-    targets = [target for target in TARGETS if op.has_blits or not target.has_textures]
+    """Lower a case, dense and with gaps, for each of `TARGETS` that has kernels for it, and keep the launches."""
     for given in list_layouts(inputs, known):
-        planned = [plan_supported(case, op, given, known, target) for target in targets]
-        PLANS.extend(each.template.plan for each in planned if each is not None)
+        graph, arrays = build_graph(case, op, given, known)
+        for target in TARGETS:
+            if op.has_blits or not target.has_textures:
+                with refusing_unsupported(case, op, inputs, known, target):
+                    LAUNCHES.append((target.name, list_launches(graph, specs_of(arrays), target)))
+
+
+def list_launches(graph: Graph, specs: Mapping[str, TensorSpec], target: Target) -> list[Launch]:
+    """Return the launches of a graph's plan, which is not made: laying it out and verifying it takes as long again."""
+    lowered = Lowering(graph, target).run(Analyser(graph).run(specs))
+    settlement = settle(lowered, graph, target, OutputCopies(graph, target))
+    commands = Resolver(settlement, target).resolve(lowered.unpacked)
+    return [command for command in commands if isinstance(command, Launch)]
+
+
+def compile_together(cases: Sequence[Case], checks: str) -> None:
+    """Compile the kernels of generated text that cases launch, all those of one file as one object.
+
+    Each by itself takes three times as long, most of it for what stands in front of the text. What can't be planned or
+    compiled is left to its own test, which says so.
+    """
+    for is_small in (True, False):
+        device = open_living(IN_CHECK_MODE[checks] if is_small else checks)
+        kernels: dict[Kernel, None] = {}
+        for case in cases:
+            op, inputs = build_operator(case)
+            if (count_elements(inputs, case.expected or ()) <= MAX_CHECKED_ELEMENTS) == is_small:
+                known = const_positions(case, inputs)
+                for given in list_layouts(inputs, known):
+                    graph, arrays = build_graph(case, op, given, known)
+                    with contextlib.suppress(UnsupportedError):
+                        launches = list_launches(graph, specs_of(arrays), device.target)
+                        kernels |= dict.fromkeys(launch.kernel for launch in launches if launch.kernel.text)
+        with contextlib.suppress(KernelError):
+            device.load(list(kernels))
 
 
 def keep_plans(graph: Graph, specs: Mapping[str, TensorSpec]) -> list[Plan]:
-    """Plan a graph for each of `TARGETS` without textures and keep the plans; where there are none, for sm_90."""
+    """Plan a graph for each of `TARGETS` without textures and keep the launches; where there are none, for sm_90."""
     targets = [target for target in TARGETS if not target.has_textures]
     plans = [plan_graph(graph, specs, target).plan for target in targets or [Target.named("sm_90")]]
     if targets:
-        PLANS.extend(plans)
+        LAUNCHES.extend(
+            (plan.target, [command for command in plan.segment.commands if isinstance(command, Launch)])
+            for plan in plans
+        )
     return plans
 
 
@@ -187,23 +227,40 @@ def run_planned(planned: PlannedCase, device: Device) -> list[Array]:
 def plan_supported(
     case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int], target: Target
 ) -> PlannedCase | None:
-    """Plan the case; None where the target has no kernels for it, which planning has refused by name.
+    """Plan the case; None where the target has no kernels for it, which planning has refused by name."""
+    with refusing_unsupported(case, op, inputs, known, target):
+        return plan_case(case, op, inputs, known, target)
+    return None
+
+
+@contextlib.contextmanager
+def refusing_unsupported(
+    case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int], target: Target
+) -> Iterator[None]:
+    """Leave out what follows where the target has no kernels for the case, which must be refused by name.
 
     Every operator that is lowered has kernels; a blit may lack.
     """
     is_lowered = op.is_lowered(_specs(inputs, known))
     try:
-        planned = plan_case(case, op, inputs, known, target)
+        yield
     except UnsupportedError as error:
         if (is_lowered and not target.has_textures) or op.name not in str(error):
             raise
-        return None
+        return
     assert is_lowered, f"{case.id}: {op.name} is planned without a lowering"
-    return planned
 
 
 def plan_case(case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int], target: Target) -> PlannedCase:
     """Plan the case as a graph of one node."""
+    graph, arrays = build_graph(case, op, inputs, known)
+    return PlannedCase(plan_graph(graph, specs_of(arrays), target), graph, arrays)
+
+
+def build_graph(
+    case: Case, op: Operator, inputs: Sequence[Array | None], known: set[int]
+) -> tuple[Graph, dict[str, Array]]:
+    """Return the case as a graph of one node, and its inputs by name."""
     build, values = GraphBuilder(), list[Value | None]()
     arrays: dict[str, Array] = {}
     for index, x in enumerate(inputs):
@@ -220,8 +277,7 @@ def plan_case(case: Case, op: Operator, inputs: Sequence[Array | None], known: s
     count = len(op.infer(*_specs(inputs, known)))
     outputs = build.nodes(op, *values, count=count, name=case.id, absent=absent)
     graph = build.graph(*[outputs[index] for index, wanted in enumerate(case.outputs) if wanted])
-    specs = {key: TensorSpec(memory.shape, memory.dtype) for key, memory in arrays.items()}
-    return PlannedCase(plan_graph(graph, specs, target), graph, arrays)
+    return graph, arrays
 
 
 def compare(

@@ -207,6 +207,7 @@ class SimulatorFunction:
         target: Target | None = None,
         is_cooperative: bool = False,
         counts: list[LaunchCounts] | None = None,
+        memory: Sequence[Any] | None = None,
     ) -> LaunchStruct:
         """Run the kernel on NumPy arrays in place and wait: for tests of kernels on their own.
 
@@ -219,6 +220,7 @@ class SimulatorFunction:
             target: Architecture whose limits apply; None: sm_90.
             is_cooperative: Whether blocks may wait at a barrier of the grid.
             counts: In count mode, the list that the figures are added to.
+            memory: In check mode, the arrays that the kernel may touch, one for each argument; None: the arguments.
 
         Raises:
             KernelError: The launch does not fit the kernel, or the kernel broke a rule.
@@ -230,7 +232,7 @@ class SimulatorFunction:
         self.check_launch(config, target)
         if is_cooperative:
             self.check_residency(config, target)
-        ranges = _find_ranges(arguments) if self.mode == "check" else None
+        ranges = _find_ranges(arguments if memory is None else memory) if self.mode == "check" else None
         return self.run(config, packed.address, schedule or Schedule(), target, ranges=ranges, counts=counts)
 
 

@@ -21,6 +21,12 @@ from gpuexec.devices.simulator.toolchain import Mode, find_compiler
 KERNEL = '#include "part.cuh"\nextern "C" __global__ void k(int* y) { y[0] = kValue; }\n'
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> ObjectCache:
+    """A cache of several tests, which has the precompiled headers after the first."""
+    return ObjectCache(tmp_path_factory.mktemp("cache"))
+
+
 def write_kernel(folder: Path, value: int = 1) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "part.cuh").write_text(f"constexpr int kValue = {value};\n")
@@ -94,22 +100,20 @@ def test_folder_that_can_t_be_written_is_replaced_with_a_warning(tmp_path: Path)
     assert cache.get("key", fail) == path
 
 
-def test_same_content_elsewhere_is_the_same_object(tmp_path: Path) -> None:
-    cache = ObjectCache(tmp_path / "cache")
+def test_same_content_elsewhere_is_the_same_object(tmp_path: Path, cache: ObjectCache) -> None:
     first = build_file(write_kernel(tmp_path / "a"), ["k"], cache).path
     assert build_file(write_kernel(tmp_path / "b"), ["k"], cache).path == first
 
 
-def test_each_mode_has_an_object_of_its_own(tmp_path: Path) -> None:
-    cache, source = ObjectCache(tmp_path / "cache"), write_kernel(tmp_path / "a")
+def test_each_mode_has_an_object_of_its_own(tmp_path: Path, cache: ObjectCache) -> None:
+    source = write_kernel(tmp_path / "a")
     assert len({build_file(source, ["k"], cache, mode).path for mode in get_args(Mode)}) == 3
 
 
 @pytest.mark.parametrize("change", ["include", "flags", "compiler", "simulator", "expressions"])
 def test_whatever_decides_the_object_is_in_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+    tmp_path: Path, cache: ObjectCache, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    cache = ObjectCache(tmp_path / "cache")
     first = build_file(write_kernel(tmp_path / "a"), ["k"], cache).path
     path, expressions, compiler = write_kernel(tmp_path / "b"), ["k"], find_compiler()
     if change == "include":
@@ -178,8 +182,7 @@ def test_precompiled_header_stands_for_the_header(tmp_path: Path) -> None:
     build_file(write_kernel(tmp_path / "2", 2), ["k"], cache)
 
 
-def test_cut_library_in_the_cache_is_compiled_again(tmp_path: Path) -> None:
-    cache = ObjectCache(tmp_path / "cache")
+def test_cut_library_in_the_cache_is_compiled_again(tmp_path: Path, cache: ObjectCache) -> None:
     source = write_kernel(tmp_path / "a")
     path = build_file(source, ["k"], cache).path
     good = path.read_bytes()
