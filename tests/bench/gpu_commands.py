@@ -62,9 +62,21 @@ class Timed:
 
 
 def measure_commands(
-    device: Device, makers: Mapping[str, Callable[[], BenchModel]], turns: Turns, budget: Budget
+    device: Device,
+    makers: Mapping[str, Callable[[], BenchModel]],
+    turns: Turns,
+    budget: Budget,
+    keep: Callable[[Sequence[Figures]], None] = lambda _: None,
 ) -> list[Figures]:
-    """Measure models until the budget is used up, and fit the time model to all of their commands."""
+    """Measure models until the budget is used up, and fit the time model to all of their commands.
+
+    Args:
+        device: The GPU, or what stands for it.
+        makers: Makers of models by name.
+        turns: Of each command.
+        budget: Seconds to use.
+        keep: Called with all tables so far after each model.
+    """
     tables: list[Figures] = []
     measured: list[tuple[Any, float]] = []
     for name, make in makers.items():
@@ -79,6 +91,7 @@ def measure_commands(
             figures.notes.append(f"{name} failed: {error}")
             continue
         _fill(figures, timed)
+        keep(tables)
         # In a row each command begins when the one before has ended.
         measured += [
             (each.bounds, percentile(each.times_us, 0.5) - each.begin_us) for each in timed if each.bounds is not None

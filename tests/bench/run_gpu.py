@@ -67,6 +67,11 @@ class Setting:
     budget: Budget
     found: list[dict[str, Any]] = field(default_factory=list)
 
+    def keep(self, tables: Sequence[Figures]) -> None:
+        """Write what a part has found so far, which stands should its process be killed."""
+        if self.options.part:
+            write_file(Path(self.options.out), _spell_tables(tables))
+
     def open_backend(self) -> Backend:
         """Open the device."""
         return Backend(open_device(self.options.device), gx.BackendType.GPU_COMPUTE, "measured")
@@ -142,7 +147,8 @@ def _measure_kernels(setting: Setting) -> list[Figures]:
 
 
 def _measure_commands(setting: Setting) -> list[Figures]:
-    return measure_commands(setting.open_backend().device, setting.makers, setting.turns, setting.budget)
+    device = setting.open_backend().device
+    return measure_commands(device, setting.makers, setting.turns, setting.budget, setting.keep)
 
 
 def _measure_launches(setting: Setting) -> list[Figures]:
@@ -333,6 +339,8 @@ class Processes:
             tail = stem.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-8:]
             return [Figures(f"{name}: no figures", (), [], [f"Its process {ended}.", *tail]).to_json()]
         tables: list[dict[str, Any]] = json.loads(stem.with_suffix(".json").read_text())
+        if process.returncode:
+            tables.append(Figures(f"{name}: not to its end", (), [], [f"Its process {ended}."]).to_json())
         return tables
 
 
@@ -352,8 +360,7 @@ def run_part(
         tables = part.measure(Setting(options, Budget(limit_s), found))
     except Exception as error:
         tables = [Figures(f"{name}: no figures", (), [], traceback.format_exception(error)[-6:])]
-    # As they are read again from a file.
-    read: list[dict[str, Any]] = json.loads(json.dumps([table.to_json() for table in tables], default=_to_number))
+    read: list[dict[str, Any]] = json.loads(_spell_tables(tables))  # as they are read again from a file
     return read
 
 
@@ -406,6 +413,10 @@ def _join_tables(tables: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         known["rows"] += table["rows"]
         known["notes"] += [note for note in table["notes"] if note not in known["notes"]]
     return list(joined.values())
+
+
+def _spell_tables(tables: Sequence[Figures]) -> str:
+    return json.dumps([table.to_json() for table in tables], default=_to_number)
 
 
 def _to_number(value: Any) -> Any:

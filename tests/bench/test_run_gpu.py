@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -186,6 +187,18 @@ def test_parts_are_processes_and_one_that_is_killed_takes_no_other_with_it(tmp_p
     wrappers, machine = processes.warm(["machine"], "wrappers", LONG)
     assert wrappers["title"].startswith("Wrappers of PTX")
     assert machine["rows"][0]["value"].startswith("simulator")
+
+
+def test_what_a_killed_part_has_written_stands(tmp_path: Path) -> None:
+    processes = Processes(run_gpu._parse([*SMALL, "--out", str(tmp_path)]), tmp_path)
+    (tmp_path / "commands.json").write_text(json.dumps([Figures("bert", ("us",), [(3.0,)]).to_json()]))
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
+    bert, end = processes._finish("commands", process, Budget(0.1))
+    assert bert["rows"] == [{"us": 3.0}]
+    assert (end["title"], end["notes"]) == (
+        "commands: not to its end",
+        ["Its process was killed when its time was over."],
+    )
 
 
 def test_bench_ends_where_there_is_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
