@@ -1,9 +1,10 @@
 """Time model of a launch: the longest of five bounds and what blocks wait, and constants, which measurements correct.
 
-A launch takes as long as the slowest of these needs for it, what filling and draining the device adds, and latency:
+A launch takes as long as the slowest of these needs for it, and what filling and draining the device adds. Latency
+hides behind the others where it is shorter, and they behind it: where both are alike, the sum of their squares counts.
 
-- *issue*: the instructions of its warps, each of whose schedulers issues one a clock; multiply-adds, those of integers
-  and doubles take longer where a multiprocessor has few lanes for them;
+- *issue*: the instructions of its warps, each of whose schedulers issues one a clock, or fewer where warps are few;
+  multiply-adds, those of integers and doubles take longer where a multiprocessor has few lanes for them;
 - *tensor*: multiply-adds of tensor cores;
 - *shared*: wavefronts of shared memory, one a clock;
 - *l2*: bytes between multiprocessors and L2, by the bandwidth of L2 and of each multiprocessor;
@@ -18,8 +19,9 @@ one wait for is under way while others work. The constants are those that fit la
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from math import ceil
+from dataclasses import dataclass, replace
+from math import ceil, hypot
+from typing import Any
 
 import numpy as np
 
@@ -35,9 +37,10 @@ _SCHEDULER_LANES = 128  # of a multiprocessor that issues a warp's multiply-adds
 _BARRIER_CYCLES = 40
 _L2_BYTES_PER_CLOCK = 64  # of a multiprocessor (CUDA's architecture whitepapers since Volta)
 # What warps that wait for each other's registers add to the time of issue, by the warps of a multiprocessor up to which
-# it holds.
-_SLACK = ((4, 1.80), (8, 1.30), (64, 1.15))
-_FIT_ROUNDS = 50
+# it holds: for multiply-adds, which don't depend on each other, and for all other instructions.
+_SLACK = ((4, 1.30), (8, 1.15), (64, 1.08))
+_SLACK_OF_OTHERS = ((4, 2.50), (8, 1.80), (64, 1.60))
+_FIT_ROUNDS, _FIT_STEP = 100, 1e-6
 _MIN_SAMPLES = 3  # that a bound decides, for its constant to be fitted
 
 
@@ -82,13 +85,13 @@ class TimeModel:
 
     node_us: float = 1.2
     early_us: float = 0.8
-    fill_us: float = 0.6
-    issue: float = 1.4
-    tensor: float = 1.05
+    fill_us: float = 1.0
+    issue: float = 1.0
+    tensor: float = 1.0
     shared: float = 1.0
     l2: float = 1.0
     dram: float = 1.25
-    latency: float = 2.75
+    latency: float = 4.25
 
     def find_bound(self, bounds: LaunchBounds) -> tuple[str, float]:
         """Return what decides, a bound or latency, and its microseconds."""
@@ -99,7 +102,7 @@ class TimeModel:
     def predict_us(self, bounds: LaunchBounds) -> float:
         """Return how long a launch takes that has the device for itself, without what comes before its begin."""
         name = _find_longest(self, bounds)
-        return self.fill_us + float(getattr(self, name) * getattr(bounds, name)) + self._wait(bounds)
+        return self.fill_us + hypot(getattr(self, name) * getattr(bounds, name), self._wait(bounds))
 
     def _wait(self, bounds: LaunchBounds) -> float:
         """Return how long the blocks of a wave wait."""
@@ -133,23 +136,28 @@ def bound_launch(work: Work, grid: CommandGrid, dram_nbytes: float, missed: floa
     full, rest = divmod(grid.blocks, at_once * gpu.multiprocessors)
     last = ceil_div(rest, gpu.multiprocessors)  # blocks of the busiest multiprocessor in the last wave
     waves, most = full + bool(rest), full * at_once + last
-    cycles = max(
-        work.instructions,
+    lanes = max(
         work.multiply_adds * _SCHEDULER_LANES / gpu.fp32_lanes,
         work.doubles * _SCHEDULER_LANES / gpu.fp64_lanes,
         work.integer_multiply_adds * _SCHEDULER_LANES / gpu.integer_lanes,
-    ) / (grid.blocks * _SCHEDULERS)
+    )
+    others = max(0.0, work.instructions - work.multiply_adds)
     warps = ceil_div(grid.threads, WARP)
     barriers = waves * work.barriers * _BARRIER_CYCLES
     answer = gpu.l2_latency_cycles + missed * (gpu.dram_latency_cycles - gpu.l2_latency_cycles)
     clocks_us = 1e6 / gpu.clock_hertz
-    # Of blocks in a row, each as long as it takes beside others.
-    in_a_row = full * at_once * _find_slack(at_once * warps) + last * _find_slack(last * warps)
-    tensor = work.matrix_products / (grid.blocks * gpu.matrix_products)
+
+    def issue(instructions: float, slack: Sequence[tuple[int, float]]) -> float:
+        """Return the cycles of blocks in a row, each as long as it takes beside others."""
+        in_a_row = full * at_once * _find_slack(at_once * warps, slack) + last * _find_slack(last * warps, slack)
+        return instructions / (grid.blocks * _SCHEDULERS) * in_a_row
+
+    issued = issue(work.multiply_adds, _SLACK) + issue(others, _SLACK_OF_OTHERS)
+    tensor = issue(work.matrix_products * _SCHEDULERS / gpu.matrix_products, _SLACK)
     own_l2 = most * work.l2_nbytes / grid.blocks / _L2_BYTES_PER_CLOCK
     return LaunchBounds(
-        issue=(cycles * in_a_row + barriers) * clocks_us,
-        tensor=(tensor * in_a_row + barriers) * clocks_us if tensor else 0.0,
+        issue=(max(issued, issue(lanes, _SLACK)) + barriers) * clocks_us,
+        tensor=(tensor + barriers) * clocks_us if tensor else 0.0,
         shared=(most * work.wavefronts / grid.blocks + barriers) * clocks_us,
         l2=max(work.l2_nbytes / gpu.l2_bytes_per_second * 1e6, (own_l2 + barriers) * clocks_us),
         dram=dram_nbytes / gpu.dram_bytes_per_second * 1e6,
@@ -162,10 +170,10 @@ def bound_launch(work: Work, grid: CommandGrid, dram_nbytes: float, missed: floa
 def fit_time_model(samples: Sequence[Sample], model: TimeModel = TIME_MODEL) -> TimeModel:
     """Return the model with the constants that fit measured launches best, by least squares of relative errors.
 
-    Which bound decides depends on the constants, and these on which decides: so bounds are assigned by the model, the
-    constants solved for, and again until nothing changes. A factor whose bound decides for fewer than three samples
-    stays as it is, that of latency where fewer than three have any, and ``node_us`` and ``early_us`` do: a launch alone
-    does not show them.
+    Which bound decides depends on the constants, and these on which decides: so steps are taken by what the errors of
+    the present constants say, until nothing changes. A factor whose bound decides for fewer than three samples stays as
+    it is, that of latency where fewer than three have any, and ``node_us`` and ``early_us`` do: a launch alone does not
+    show them.
 
     Args:
         samples: Launches, each timed alone on one GPU, without what lies between two launches.
@@ -177,22 +185,19 @@ def fit_time_model(samples: Sequence[Sample], model: TimeModel = TIME_MODEL) -> 
         names = [name for name in _WORKS if decides.count(name) >= _MIN_SAMPLES]
         if not names:
             break
-        waits = sum(sample.bounds.of_wave > 0 for sample in samples) >= _MIN_SAMPLES
-        rows, wanted = [], []
-        for sample, decisive in zip(samples, decides, strict=True):
-            known = 0.0 if decisive in names else getattr(model, decisive) * getattr(sample.bounds, decisive)
-            known += 0.0 if waits else model.latency * sample.bounds.of_wave
-            own = [getattr(sample.bounds, name) if name == decisive else 0.0 for name in names]
-            own += [sample.bounds.of_wave] if waits else []
-            rows.append([each / sample.measured_us for each in (1.0, *own)])
-            wanted.append((sample.measured_us - known) / sample.measured_us)
-        solved, *_ = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)
-        positive = [max(0.0, float(solved[0])), *(max(1e-3, float(each)) for each in solved[1:])]
-        found = dict(zip([*names, *([_LATENCY] if waits else [])], positive[1:], strict=True))
-        model, before = replace(model, fill_us=positive[0], **found), model
+        names += ["fill_us", *([_LATENCY] if sum(each.bounds.of_wave > 0 for each in samples) >= _MIN_SAMPLES else [])]
+        known = np.array([getattr(model, name) for name in names])
+        errors = _find_errors(samples, model)
+        slopes = [
+            (_find_errors(samples, replace(model, **{name: each + _FIT_STEP})) - errors) / _FIT_STEP
+            for name, each in zip(names, known.tolist(), strict=True)
+        ]
+        step, *_ = np.linalg.lstsq(np.array(slopes).T, -errors, rcond=None)
+        found = np.maximum(known + step, np.where(np.array(names) == "fill_us", 0.0, 1e-3))
+        model = replace(model, **dict(zip(names, found.tolist(), strict=True)))
         if (error := _error(samples, model)) < least:
             best, least = model, error
-        if all(np.isclose(getattr(model, f.name), getattr(before, f.name)) for f in fields(model)):
+        if np.allclose(known, found, rtol=1e-9):
             break
     return best
 
@@ -203,8 +208,13 @@ def _find_longest(model: TimeModel, bounds: LaunchBounds) -> str:
 
 
 def _error(samples: Sequence[Sample], model: TimeModel) -> float:
-    return sum((model.predict_us(sample.bounds) / sample.measured_us - 1) ** 2 for sample in samples)
+    return float((_find_errors(samples, model) ** 2).sum())
 
 
-def _find_slack(warps: int) -> float:
-    return next((slack for most, slack in _SLACK if warps <= most), _SLACK[-1][1])
+def _find_errors(samples: Sequence[Sample], model: TimeModel) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return how far predictions are off, as shares of what was measured."""
+    return np.array([model.predict_us(sample.bounds) / sample.measured_us - 1 for sample in samples])
+
+
+def _find_slack(warps: int, slacks: Sequence[tuple[int, float]]) -> float:
+    return next((slack for most, slack in slacks if warps <= most), slacks[-1][1])

@@ -37,9 +37,9 @@ def conv(
 @pytest.mark.parametrize(
     "case",
     [
-        gemm(64, 64, 64),
+        gemm(64, 128, 64),
         gemm(128, 256, 128, turned=1),
-        gemm(64, 512, 64),  # in slices
+        gemm(64, 2048, 64),  # in slices
         gemm(16, 256, 128, turned=1),
         CountedCase("Gemm", "mma_gemm", {"x": (64, 128)}, {"w": floats(128, 64)}, precision=TF32),
     ],
@@ -117,7 +117,7 @@ def predict_us(tile_name: str, architecture: int, extent: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "peak", "least", "most"), [(90, 989e12, 0.48, 0.57), (80, 312e12, 0.78, 0.92)]
+    ("architecture", "peak", "least", "most"), [(90, 989e12, 0.46, 0.57), (80, 312e12, 0.78, 0.92)]
 )
 def test_large_products_are_predicted_at_what_the_instruction_reaches(
     architecture: int, peak: float, least: float, most: float

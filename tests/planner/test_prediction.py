@@ -110,7 +110,7 @@ def test_floor_of_a_product_of_halves_is_that_of_tensor_cores() -> None:
 
 def test_few_tiles_with_a_long_sum_leave_a_gpu_idle() -> None:
     (row,) = predict_plan(plan_product(128, 768, 768)).commands
-    assert (row.blocks, row.bound_by) == (24, "issue")
+    assert (row.blocks, row.bound_by) == (24, "latency")
     assert row.waves < 0.1
     whole = predict_plan(plan_product(1024, 768, 768))  # eight times the work
     assert whole.predicted_us < 2 * row.predicted_us
