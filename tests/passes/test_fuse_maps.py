@@ -354,7 +354,7 @@ def test_random_graphs_give_the_same_bits_on_the_host(drawn: tuple[bytes, Inputs
     check_equal(*drawn, CPU)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(make_models())
 def test_random_graphs_give_the_same_bits_on_the_simulator(drawn: tuple[bytes, Inputs]) -> None:
     check_equal(*drawn, SIMULATOR)

@@ -188,7 +188,7 @@ def test_random_graphs_give_the_same_bits_on_the_host(model: tuple[bytes, dict[s
     check_bits(model, CPU)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(make_models())
 def test_random_graphs_give_the_same_bits_on_the_simulator(model: tuple[bytes, dict[str, Any]]) -> None:
     check_bits(model, SIMULATOR)
