@@ -81,7 +81,7 @@ def test_sums_of_32_terms_take_tensor_cores(target: str, channels: int, kernel: 
 def test_work_is_as_counted(tile: MmaTile, dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """In slices; all copies, fragments and sums take the least sectors and wavefronts."""
     monkeypatch.setattr(integer_conv, "choose_mma_tile", lambda *_: tile)
-    ins, outs, extent = 64, tile.columns, 16
+    ins, outs, extent = 128, tile.columns, 16
     weight = floats(outs, ins, 3, 3, dtype=dtype)
     inputs = {"x": (1, ins, extent, extent)}
     found = compare(CountedCase("ConvInteger", "integer_conv_mma", inputs, {"w": weight}, {"pads": [1] * 4}, dtype))
