@@ -32,6 +32,7 @@ AGREED = {
 # Products of as many as there are reach the ends of a type whatever is drawn, in an order that is not NumPy's; and of
 # a signal and a window both at their ends no tolerance knows.
 UNBOUNDED = ("ReduceProd", "CumProd", "Det", "STFT")
+_FUSED_PRODUCT = "gpuexec.FusedReduceProd"  # is ReduceProd with an epilogue, by the same kernel
 # Operators that are what their graphs say.
 GRAPHS = ("If", "Loop", "Scan", "SequenceMap", "ai.onnx.preview.training.Gradient")
 # What ties a plan to one extent, by operator: functions that need its digits. It may only shrink. Most are extents that
@@ -79,15 +80,16 @@ def test_every_operator_is_called() -> None:
 def test_values(name: str, seed: int) -> None:
     """Fresh ones, what is no number among them, and the ends of what types hold.
 
-    Check mode finds nothing, be indices as far out as they can.
+    Check mode finds nothing, be indices as far out as they can. A second call has the same numbers in each run, those
+    of the seed that hypothesis begins with; the first one has others.
     """
     rng = np.random.default_rng(seed)
     held: dict[str, set[Hashable]] = {ORDINARY: set(), SPECIAL: set(), EXTREME: set()}
-    for call in choose_calls(name, 2):
-        kept, terms = list_kept(call), count_terms(call)
-        for kind in (ORDINARY, SPECIAL, EXTREME):
-            if kind is not EXTREME or name not in UNBOUNDED:
-                check(call, fill(rng, call.inputs, kept, kind, terms), kind, CHECKED, held[kind])
+    call = choose_calls(name, 2)[0 if seed else -1]
+    kept, terms = list_kept(call), count_terms(call)
+    for kind in (ORDINARY, SPECIAL, EXTREME):
+        if kind is not EXTREME or name not in (*UNBOUNDED, _FUSED_PRODUCT):
+            check(call, fill(rng, call.inputs, kept, kind, terms), kind, CHECKED, held[kind])
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
