@@ -79,11 +79,11 @@ class GraphDevice(Device, Protocol):
 class PreparedLaunch:
     """A kernel launch: positions are those of its arguments."""
 
-    __slots__ = ("arguments", "config", "function", "is_light")
+    __slots__ = ("arguments", "begins_early", "config", "function")
 
     def __init__(self, function: Function, command: Launch, origin: str = "") -> None:
         self.arguments = PackedArguments(list_values(command), command, origin)
-        self.is_light: bool | None = None  # see `dependent_launch`, which asks once
+        self.begins_early: bool | None = None  # see `dependent_launch`, which asks once
         self.function, self.config = function, command.config
         signature = function.signature
         if signature is not None and signature != self.arguments.kinds():

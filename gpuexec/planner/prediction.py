@@ -200,7 +200,7 @@ def _predict_command(
         bound_by, alone = "host", 0.0
     else:
         around = begin + model.fill_us
-        bound_by, alone = bound_by if longest > around else _LAUNCH, around + longest
+        bound_by, alone = bound_by if longest > around else _LAUNCH, begin + model.predict_us(bounds)
     return CommandPrediction(
         _name(command), origin, grid.blocks, bounds.waves, sum(nbytes for _, _, nbytes in operands), dram, work.flops,
         bound_by, alone, bounds, begin, is_early,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import hypot
 
 import numpy as np
 import pytest
@@ -37,13 +36,15 @@ def test_what_a_launch_has_most_of_decides(name: str, work: Work, dram_nbytes: f
     decisive, longest = MODEL.find_bound(bounds)
     assert decisive == name
     waits = 0.0 if name == "latency" else MODEL.latency * bounds.latency
-    assert MODEL.predict_us(bounds) == pytest.approx(MODEL.fill_us + hypot(longest, waits))
+    assert MODEL.predict_us(bounds) == pytest.approx(MODEL.fill_us + (longest**3 + waits**3) ** (1 / 3))
 
 
 def test_what_blocks_wait_hides_behind_what_they_do_and_the_other_way_round() -> None:
     works = LaunchBounds(dram=10.0)
     alike = replace(works, latency=10.0 * MODEL.dram / MODEL.latency)
-    assert MODEL.predict_us(alike) - MODEL.fill_us == pytest.approx(2**0.5 * (MODEL.predict_us(works) - MODEL.fill_us))
+    assert MODEL.predict_us(alike) - MODEL.fill_us == pytest.approx(
+        2 ** (1 / 3) * (MODEL.predict_us(works) - MODEL.fill_us)
+    )
     assert MODEL.predict_us(replace(works, latency=0.1)) < 1.01 * MODEL.predict_us(works)
     # That of blocks which follow others is under way meanwhile.
     assert MODEL.predict_us(replace(alike, latency=2 * alike.latency, waves=1.5)) == MODEL.predict_us(alike)

@@ -83,12 +83,14 @@ class SliceCosts:
         each_slice: Of adding up a slice.
         min_slabs: Of a slice.
         slack: How much longer blocks take, by how many a multiprocessor has; the last of them for more.
+        least_tenths: The least blocks of all slices, in tenths of a wave, where there may be as many.
     """
 
     fixed: float = _FIXED_SLABS
     each_slice: float = _SLABS_PER_SLICE
     min_slabs: int = MIN_SLABS
     slack: tuple[float, ...] = _SLACK
+    least_tenths: int = _LEAST_TENTHS
 
     def find_time(self, tiles: int, slabs: int, slices: int, wave: int) -> float:
         """Return the time of a launch in slabs: that of the multiprocessor with most blocks.
@@ -189,6 +191,7 @@ class MmaCosts:
 
     tile: MmaTile
     gpu: Gpu
+    least_tenths: int = 0  # fewer may be faster than slices that are joined
 
     @property
     def min_slabs(self) -> int:
@@ -369,7 +372,7 @@ def count_slices(tiles: int, slabs: int, wave: int, costs: SliceCosts | MmaCosts
     if not tiles:
         return 1
     most = max(1, min(MAX_SLICES, slabs // costs.min_slabs, _MOST_TENTHS * wave // (10 * tiles)))
-    least = min(most, ceil_div(_LEAST_TENTHS * wave, 10 * tiles)) if isinstance(costs, SliceCosts) else 1
+    least = max(1, min(most, ceil_div(costs.least_tenths * wave, 10 * tiles)))
     return min(range(least, most + 1), key=lambda slices: costs.find_time(tiles, slabs, slices, wave))
 
 

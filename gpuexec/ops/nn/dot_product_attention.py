@@ -465,7 +465,7 @@ def _is_fused_faster(emit: Emitter, heads: AttentionOperands) -> bool:
     scores_nbytes = batch * count * queries * keys * heads.q.dtype.itemsize
     is_split = has_chunks(count // max(of_keys, 1) * queries, keys)
     fused = find_fused_seconds(gpu, heads) + (2 if is_split else 1) * _LAUNCH_SECONDS
-    bandwidth = gpu.find_bandwidth(2 * scores_nbytes)
+    bandwidth = gpu.find_bandwidth(scores_nbytes)  # L2 holds what a launch leaves to the next
     apart = 3 * _LAUNCH_SECONDS + 2 * scores_nbytes / bandwidth
     for rows, columns, inner in ((queries, keys, depth), (queries, values, keys)):
         if rows > _FEW_QUERIES:
