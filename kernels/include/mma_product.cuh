@@ -108,10 +108,11 @@ __device__ inline void store_eights(const SimtGemm& gemm, const R* c, Y* y, i64 
 }
 
 // Adds up the slices of the block's tile, and stores its sums: alpha * sum + beta * c, with the epilogue. HasBatches: a batch
-// of c begins where that of y does. The ring is free behind the sums of all threads. All threads of the block come here.
-template <class R, bool HasBatches = false, class T, class Tile, Lie kLeft, Lie kRight, class Y, class... Epilogue>
-__device__ inline void store_product(WarpTile<T, Tile, kLeft, kRight>& warp, const SimtGemm& gemm, const R* c, Y* y,
-                                     float* scratch, unsigned* counters, u8* ring, const Epilogue&... epilogue) {
+// of c begins where that of y does. Groups of warps have added up theirs. All threads of the block come here.
+template <class R, bool HasBatches, class Warp, class Y, class... Epilogue>
+__device__ inline void store_folded(Warp& warp, const SimtGemm& gemm, const R* c, Y* y, float* scratch,
+                                    unsigned* counters, u8* ring, const Epilogue&... epilogue) {
+  typedef typename Warp::Shape Tile;
   const u32 tile = forget(blockIdx.x);
   if (!join_slices(warp, scratch, counters, tile, blockIdx.y, gridDim.y)) return;
 
@@ -119,7 +120,7 @@ __device__ inline void store_product(WarpTile<T, Tile, kLeft, kRight>& warp, con
   const int thread = int(forget(threadIdx.x));
   const i64 start = gemm.find_offset(place.batch, gemm.y_batch);
   const auto finish = finish_by<R>(epilogue...);
-  constexpr int kEights = WarpTile<T, Tile, kLeft, kRight>::kEights, kAtOnce = kEights < kBeside ? kEights : kBeside;
+  constexpr int kEights = Warp::kEights, kAtOnce = kEights < kBeside ? kEights : kBeside;
   const auto store = [&](int first, const float (&sums)[kAtOnce][kEight]) {
     int rows[kAtOnce], columns[kAtOnce];
 #pragma unroll
@@ -176,5 +177,17 @@ __device__ inline void store_product(WarpTile<T, Tile, kLeft, kRight>& warp, con
       }
       if constexpr (kIsApart) __syncwarp();
     }
+  }
+}
+
+// The same of a tile whose groups have not. The ring is free behind the sums of all threads.
+template <class R, bool HasBatches = false, class Warp, class Y, class... Epilogue>
+__device__ inline void store_product(Warp& warp, const SimtGemm& gemm, const R* c, Y* y, float* scratch,
+                                     unsigned* counters, u8* ring, const Epilogue&... epilogue) {
+  if constexpr (Warp::Shape::kGroups > 1) {
+    FoldedTile<Warp> folded(warp, ring);
+    store_folded<R, HasBatches>(folded, gemm, c, y, scratch, counters, ring, epilogue...);
+  } else {
+    store_folded<R, HasBatches>(warp, gemm, c, y, scratch, counters, ring, epilogue...);
   }
 }

@@ -16,19 +16,23 @@ template <class T>
 constexpr int kChunkElements = kChunkBytes / int(sizeof(T));
 
 // A tile of Rows x Columns sums by WarpsDown x WarpsAcross warps, over a ring of Stages slabs of SlabBytes. BlocksAtOnce
-// blocks are to be on a multiprocessor at a time.
-template <int Rows, int Columns, int SlabBytes, int WarpsDown, int WarpsAcross, int Stages, int BlocksAtOnce>
+// blocks are to be on a multiprocessor at a time. There are WarpsDeep such groups of warps, each of which takes its share of a
+// slab's steps: where blocks are few, the warps of a scheduler wait for each other's results no more.
+template <int Rows, int Columns, int SlabBytes, int WarpsDown, int WarpsAcross, int Stages, int BlocksAtOnce,
+          int WarpsDeep = 1>
 struct MmaTile {
   static constexpr int kRows = Rows, kColumns = Columns, kSlabBytes = SlabBytes, kStages = Stages;
   static constexpr int kBlocksAtOnce = BlocksAtOnce, kWarpsAcross = WarpsAcross;
-  static constexpr int kThreads = 32 * WarpsDown * WarpsAcross;
+  static constexpr int kGroups = WarpsDeep, kGroupWarps = WarpsDown * WarpsAcross;
+  static constexpr int kThreads = 32 * kGroupWarps * kGroups;
   static constexpr int kWarpRows = Rows / WarpsDown, kWarpColumns = Columns / WarpsAcross;
   static constexpr int kDown = kWarpRows / 16, kAcross = kWarpColumns / 8;  // mma of a warp and step
-  static constexpr int kSteps = SlabBytes / 32;
+  static constexpr int kSteps = SlabBytes / 32 / WarpsDeep;  // of a slab, of a warp
   static constexpr int kLeftBytes = Rows * SlabBytes, kStageBytes = (Rows + Columns) * SlabBytes;
   static constexpr int kRingBytes = Stages * kStageBytes;
   static_assert(kWarpRows % 16 == 0 && kWarpColumns % 32 == 0, "a warp has whole mma and whole eights of columns");
   static_assert(kSteps % 2 == 0 && Stages >= 2, "two steps of fragments; one stage is filled while another is read");
+  static_assert((kSteps & (kSteps - 1)) == 0, "steps of a group are low bits of a step's number");
 };
 
 // Of MMA_TILES in gpuexec/ops/lib/slices.py. All rings fit twice in the 164 KB of sm_80 and once in the 100 KB of sm_86; that
@@ -37,6 +41,8 @@ typedef MmaTile<128, 256, 64, 2, 4, 3, 1> LargeMma;   // 73,728 bytes: rows and 
 typedef MmaTile<128, 128, 64, 2, 2, 4, 2> MediumMma;  // 65,536 bytes
 typedef MmaTile<64, 64, 128, 2, 2, 3, 2> SmallMma;    // 49,152 bytes: blocks are few
 typedef MmaTile<16, 64, 256, 1, 2, 4, 2> FlatMma;     // 81,920 bytes: up to 16 rows, where fetching the columns is all
+typedef MmaTile<64, 64, 128, 2, 2, 3, 2, 2> SmallDeepMma;  // as SmallMma, by two groups of warps
+typedef MmaTile<16, 64, 256, 1, 2, 4, 2, 4> FlatDeepMma;   // as FlatMma, by four
 
 constexpr u32 kGroup = 8;  // rows of tiles that blocks of neighbouring numbers share, so that operands stay in L2
 
@@ -310,8 +316,12 @@ struct WarpTile {
   int left_place, right_place;  // in a slab, of what this lane names to ldmatrix
   u32 flip = 0;                 // of bytes: what centres those of the left operand, four in a word
 
-  // Where the warp's part begins in the tile.
-  static __device__ int find_row(int thread) { return thread / 32 / Tile::kWarpsAcross * Tile::kWarpRows; }
+  // The group of a thread's warp, and where the warp's part begins in the tile.
+  static __device__ int find_group(int thread) { return Tile::kGroups == 1 ? 0 : thread / (32 * Tile::kGroupWarps); }
+  static __device__ int find_row(int thread) {
+    const int warp = Tile::kGroups == 1 ? thread / 32 : thread / 32 % Tile::kGroupWarps;
+    return warp / Tile::kWarpsAcross * Tile::kWarpRows;
+  }
   static __device__ int find_column(int thread) { return thread / 32 % Tile::kWarpsAcross * Tile::kWarpColumns; }
 
   __device__ WarpTile() {
@@ -328,6 +338,13 @@ struct WarpTile {
       right_place = RightOrder::place(find_column(thread) + lane % 8 / 2 * 8 + lane / 16 * 2 + lane % 2, lane / 8 % 2);
     } else {
       right_place = RightOrder::place(lane % 16, find_column(thread) / kEight + lane / 16);
+    }
+    if constexpr (Tile::kGroups > 1) {  // the first step of the group
+      const int first = find_group(thread) * Tile::kSteps;
+      left_place = kLeft == Lie::kAlongK ? LeftOrder::advance(left_place, first)
+                                         : left_place + first * 16 * Tile::kRows * int(sizeof(T));
+      right_place = kRight == Lie::kAlongK ? RightOrder::advance(right_place, first)
+                                           : right_place + first * 16 * Tile::kColumns * int(sizeof(T));
     }
 #pragma unroll
     for (int i = 0; i < Tile::kDown; ++i) {
@@ -396,6 +413,10 @@ struct WarpTile {
     }
   }
 
+  // Four sums, of those of a thread.
+  static constexpr int kFours = Tile::kDown * Tile::kAcross;
+  __device__ Sum (&four(int i))[4] { return sums[i / Tile::kAcross][i % Tile::kAcross]; }
+
   // Places of an eight in the tile, those of a thread counted along the rows first.
   static __device__ int find_eight_row(int thread, int eight) {
     return find_row(thread) + thread % 32 / 4 + eight / (Tile::kAcross / 4) * 8;
@@ -434,6 +455,61 @@ struct WarpTile {
         for (int n = 0; n < 4; ++n) to[n * 2 + e] = four[n];
       }
     }
+  }
+};
+
+// What is left of a warp's part of a tile once groups have added up their sums: each group has its share of the eights.
+template <class Warp>
+struct FoldedTile {
+  typedef typename Warp::Element Element;
+  typedef typename Warp::Shape Shape;
+  typedef typename Warp::Sum Sum;
+  static constexpr int kGroups = Shape::kGroups, kEights = Warp::kEights / kGroups, kFours = 2 * kEights;
+  static constexpr int kGroupThreads = 32 * Shape::kGroupWarps;
+  static_assert(Warp::kEights % kGroups == 0, "groups have as many eights each");
+  static_assert(2 * kGroups * Warp::kEights * kGroupThreads * 4 * int(sizeof(Sum)) <= Shape::kRingBytes,
+                "the sums of all groups fit in the ring");
+
+  Sum sums[kFours][4];
+
+  // Adds the groups' sums in their order. The ring is free behind the sums of all threads, who all come here.
+  __device__ FoldedTile(const Warp& warp, u8* ring) {
+    const int thread = threadIdx.x, group = Warp::find_group(thread);
+    Sum* const held = reinterpret_cast<Sum*>(ring) + thread % kGroupThreads * 4;
+    const auto find_four = [&](int owner, int four) { return held + (owner * 2 * Warp::kEights + four) * (4 * kGroupThreads); };
+    __syncthreads();
+#pragma unroll
+    for (int eight = 0; eight < Warp::kEights; ++eight) {
+      Sum own[kEight];
+      warp.take_eight(eight, own);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        store_vec(find_four(group, 2 * eight + half),
+                  Vec<Sum, 4>{{own[half * 4], own[half * 4 + 1], own[half * 4 + 2], own[half * 4 + 3]}});
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int four = 0; four < kFours; ++four) {
+#pragma unroll
+      for (int each = 0; each < kGroups; ++each) {
+        const Vec<Sum, 4> part = load_vec<4>(find_four(each, group * kFours + four));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[four][i] = each == 0 ? part.lanes[i] : add_sums(sums[four][i], part.lanes[i]);
+      }
+    }
+  }
+
+  __device__ Sum (&four(int i))[4] { return sums[i]; }
+  static __device__ int find_eight_row(int thread, int eight) {
+    return Warp::find_eight_row(thread, Warp::find_group(thread) * kEights + eight);
+  }
+  static __device__ int find_eight_column(int thread, int eight) {
+    return Warp::find_eight_column(thread, Warp::find_group(thread) * kEights + eight);
+  }
+  __device__ void take_eight(int eight, Sum (&to)[kEight]) const {
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) to[i] = sums[2 * eight + i / 4][i % 4];
   }
 };
 
@@ -560,48 +636,40 @@ __device__ void sum_slabs(Warp& warp, const Left& a, const Right& b, const MmaSl
 // Adds the sums of a tile's slices: leaves the block's own in `scratch` and answers false, but in the block that comes
 // last, which adds up the slices in their order. Needs Tile::kRows * Tile::kColumns sums for each slice of each tile,
 // and a counter a tile that is 0 and is left 0. All threads of the block come here.
-template <class T, class Tile, Lie kLeft, Lie kRight>
-__device__ inline bool join_slices(WarpTile<T, Tile, kLeft, kRight>& warp, typename MmaSum<T>::Type* scratch,
-                                   unsigned* counters, u32 tile, int slice, int slices) {
-  typedef typename MmaSum<T>::Type Sum;
+template <class Warp>
+__device__ inline bool join_slices(Warp& warp, typename Warp::Sum* scratch, unsigned* counters, u32 tile, int slice,
+                                   int slices) {
+  typedef typename Warp::Shape Tile;
+  typedef typename Warp::Sum Sum;
   typedef typename Select<kIsSame<Sum, float>, float4, int4>::type Four;
   if (slices == 1) return true;
   constexpr i64 kSums = i64(Tile::kRows) * Tile::kColumns;
   Sum* const own = scratch + (tile * i64(slices) + slice) * kSums + 4 * threadIdx.x;
 #pragma unroll
-  for (int i = 0; i < Tile::kDown; ++i) {
-#pragma unroll
-    for (int j = 0; j < Tile::kAcross; ++j) {
-      const Sum(&sums)[4] = warp.sums[i][j];
-      store_vec(own + (i * Tile::kAcross + j) * (4 * Tile::kThreads),
-                Vec<Sum, 4>{{sums[0], sums[1], sums[2], sums[3]}});
-    }
+  for (int i = 0; i < Warp::kFours; ++i) {
+    const Sum(&sums)[4] = warp.four(i);
+    store_vec(own + i * (4 * Tile::kThreads), Vec<Sum, 4>{{sums[0], sums[1], sums[2], sums[3]}});
   }
   if (!last_block(counters + tile, unsigned(slices))) return false;
 #pragma unroll
-  for (int i = 0; i < Tile::kDown; ++i) {
+  for (int i = 0; i < Warp::kFours; ++i) {
 #pragma unroll
-    for (int j = 0; j < Tile::kAcross; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) warp.sums[i][j][e] = Sum(0);
-    }
+    for (int e = 0; e < 4; ++e) warp.four(i)[e] = Sum(0);
   }
   const Sum* source = scratch + tile * (slices * kSums) + 4 * forget(threadIdx.x);
   // Of small tiles, sums of several slices are under way together.
-  constexpr int kVectors = Tile::kDown * Tile::kAcross, kTogether = kVectors < 16 ? 16 / kVectors : 1;
+  constexpr int kTogether = Warp::kFours < 16 ? 16 / Warp::kFours : 1;
 #pragma unroll kTogether
   for (; slices > 0; --slices, source += kSums) {
 #pragma unroll
-    for (int i = 0; i < Tile::kDown; ++i) {
-#pragma unroll
-      for (int j = 0; j < Tile::kAcross; ++j) {
-        const Sum* four_sums = source + (i * Tile::kAcross + j) * (4 * Tile::kThreads);
-        const Four four = __ldcg(reinterpret_cast<const Four*>(four_sums));  // of other blocks: not through L1
-        warp.sums[i][j][0] = add_sums(warp.sums[i][j][0], four.x);
-        warp.sums[i][j][1] = add_sums(warp.sums[i][j][1], four.y);
-        warp.sums[i][j][2] = add_sums(warp.sums[i][j][2], four.z);
-        warp.sums[i][j][3] = add_sums(warp.sums[i][j][3], four.w);
-      }
+    for (int i = 0; i < Warp::kFours; ++i) {
+      const Sum* four_sums = source + i * (4 * Tile::kThreads);
+      const Four four = __ldcg(reinterpret_cast<const Four*>(four_sums));  // of other blocks: not through L1
+      Sum(&sums)[4] = warp.four(i);
+      sums[0] = add_sums(sums[0], four.x);
+      sums[1] = add_sums(sums[1], four.y);
+      sums[2] = add_sums(sums[2], four.z);
+      sums[3] = add_sums(sums[3], four.w);
     }
   }
   return true;

@@ -35,15 +35,15 @@ def test_what_a_launch_has_most_of_decides(name: str, work: Work, dram_nbytes: f
     bounds = bound(work, 132, dram_nbytes=dram_nbytes)
     decisive, longest = MODEL.find_bound(bounds)
     assert decisive == name
-    waits = 0.0 if name == "latency" else MODEL.latency * bounds.latency
-    assert MODEL.predict_us(bounds) == pytest.approx(MODEL.fill_us + (longest**3 + waits**3) ** (1 / 3))
+    waits = 0.0 if name == "latency" else MODEL.latency * bounds.latency + bounds.chain
+    assert MODEL.predict_us(bounds) == pytest.approx(MODEL.fill_us + (longest**2 + waits**2) ** (1 / 2))
 
 
 def test_what_blocks_wait_hides_behind_what_they_do_and_the_other_way_round() -> None:
     works = LaunchBounds(dram=10.0)
     alike = replace(works, latency=10.0 * MODEL.dram / MODEL.latency)
     assert MODEL.predict_us(alike) - MODEL.fill_us == pytest.approx(
-        2 ** (1 / 3) * (MODEL.predict_us(works) - MODEL.fill_us)
+        2 ** (1 / 2) * (MODEL.predict_us(works) - MODEL.fill_us)
     )
     assert MODEL.predict_us(replace(works, latency=0.1)) < 1.01 * MODEL.predict_us(works)
     # That of blocks which follow others is under way meanwhile.
@@ -90,8 +90,20 @@ def test_multiply_adds_of_integers_take_the_lanes_that_there_are_for_them() -> N
 
 
 def test_what_l2_lacks_is_waited_for_longer() -> None:
-    near, far = (bound(Work(rounds=100), 132, missed=missed).latency for missed in (0.0, 1.0))
-    assert far / near == pytest.approx(H100.dram_latency_cycles / H100.l2_latency_cycles)
+    near, far = (bound(Work(rounds=100), 132, missed=missed) for missed in (0.0, 1.0))
+    longer = 100 * (H100.dram_latency_cycles - H100.l2_latency_cycles) / H100.clock_hertz * 1e6
+    assert (near.chain, far.chain) == (0, pytest.approx(longer))
+    assert near.latency == far.latency
+    assert bound(Work(rounds=100, fetches=10), 132, missed=1.0).chain == pytest.approx(longer / 10)
+
+
+def test_blocks_wait_for_cycles_of_their_own_wave_by_wave() -> None:
+    def chain(blocks: int) -> float:
+        return bound(Work(cycles=1755, registers=255), blocks).chain
+
+    assert chain(132) == pytest.approx(1755 / H100.clock_hertz * 1e6)
+    assert chain(133) == pytest.approx(2 * chain(132))
+    assert MODEL.predict_us(bound(Work(cycles=1e6), 132)) > MODEL.predict_us(bound(Work(), 132)) + 100
 
 
 def test_nothing_bounds_a_command_without_blocks() -> None:

@@ -30,18 +30,20 @@ _LEAST_TENTHS, _MOST_TENTHS = 9, 39
 # A block's time beside that of its slabs, in slabs: for itself, and for each slice that it adds up; and how much longer
 # blocks take that are few on their multiprocessor, since nothing else is issued while their warps wait: one, two, more.
 _FIXED_SLABS, _SLABS_PER_SLICE, _SLACK = 2.0, 0.5, (1.30, 1.15, 1.08)
-# Of tensor cores, cycles that a block waits whatever its slabs: to begin and for its first fetch; for the part of its
-# sums that a thread finishes at a time, 32 of them, and by the bytes of them that leave in a clock; to join slices, and
-# for each of them, where so many vectors of a thread's sums are under way together. And cycles from an mma of a warp to
-# its next one where a scheduler has no other warp; and the share of L2's bandwidth that products get. All from times on
-# an H100 (tests/bench/results), of which half are met within a tenth.
-_MMA_BEGIN_CYCLES, _MMA_PART_CYCLES, _MMA_PART, _MMA_STORED_BYTES = 3000, 1200, 32, 32
+# Of tensor cores, cycles that a launch takes to begin, and that a block waits whatever its slabs: for its first fetch;
+# for the part of its sums that a thread finishes at a time, 32 of them, and by the bytes of them that leave in a clock;
+# to join slices, and for each of them, where so many vectors of a thread's sums are under way together. And cycles from
+# an mma of a warp to its next one where a scheduler has no other warp, and those of them that it waits; and the share of
+# L2's bandwidth that products get. All from times on an H100 (tests/bench/results), of which half are met within a tenth.
+_MMA_BEGIN_CYCLES, _MMA_FETCH_CYCLES = 700, 2300
+_MMA_PART_CYCLES, _MMA_PART, _MMA_STORED_BYTES = 1200, 32, 32
+_MMA_FOLD_CYCLES = 300  # to add up the sums of groups of warps; an estimate: two barriers, and a tile through shared memory
 _MMA_JOIN_CYCLES, _MMA_SLICE_CYCLES, _MMA_VECTORS = 3400, 550, 16
-_MMA_CHAIN_CYCLES, _MMA_L2_SHARE = 14, 0.7
+_MMA_CHAIN_CYCLES, _MMA_WAIT_CYCLES, _MMA_L2_SHARE = 14, 8, 0.7
 _MMA_LEAST_NBYTES = 256  # of the inner extent, that a slice has
 _L2_BYTES_PER_CLOCK = 64  # of a multiprocessor
 _MATRIX_BYTES, _MMA_BYTES, _MMA_PRODUCTS = 512, 32, 2048  # of an ldmatrix; along the inner extent; of an mma of 16 bits
-_WAVEFRONT_BYTES, _WARP = 128, 32
+_WAVEFRONT_BYTES, _WARP, _SCHEDULERS = 128, 32, 4
 
 _BEGUN_SLABS = 1.5  # the same for itself, where several products and other launches are weighed against each other
 
@@ -122,6 +124,7 @@ class MmaTile:
         warps_across: Warps along the columns.
         stages: Slabs in the ring.
         registers: Of a thread.
+        groups: Of so many warps, each of which takes its share of a slab.
     """
 
     name: str
@@ -132,11 +135,12 @@ class MmaTile:
     warps_across: int
     stages: int
     registers: int
+    groups: int = 1
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return _WARP * self.warps_down * self.warps_across
+        return _WARP * self.warps_down * self.warps_across * self.groups
 
     @property
     def size(self) -> int:
@@ -168,6 +172,29 @@ class MmaTile:
     def slab_wavefronts(self) -> int:
         """Wavefronts of shared memory of a block for a slab: of what is stored, and of fragments."""
         return (self.fetched_nbytes + self.matrices * _MATRIX_BYTES) // _WAVEFRONT_BYTES
+
+    @property
+    def warp_products(self) -> float:
+        """Instructions mma of a warp for a slab."""
+        return self.products * _WARP / self.threads
+
+    def count_waits(self, slices: int, slabs: int = 0) -> float:
+        """Return the cycles that a block waits, the last one of a tile in slices.
+
+        Args:
+            slices: How many there are.
+            slabs: Of the block, whose warps wait for results between one mma and the next; a scheduler of several
+                warps has others meanwhile.
+        """
+        of_scheduler = max(1, self.threads // (_WARP * _SCHEDULERS))
+        waits = _MMA_FETCH_CYCLES + slabs * self.warp_products / of_scheduler * _MMA_WAIT_CYCLES
+        waits += self.size / (self.threads * _MMA_PART) * _MMA_PART_CYCLES
+        waits += 4 * self.size / _MMA_STORED_BYTES + (_MMA_FOLD_CYCLES if self.groups > 1 else 0)
+        if slices > 1:
+            vectors = max(1, _MMA_VECTORS * self.threads * 4 // self.size)
+            waits += _MMA_JOIN_CYCLES
+            waits += slices * max(self.size * 4 / _L2_BYTES_PER_CLOCK, _MMA_SLICE_CYCLES / vectors)
+        return waits
 
     def count(self, rows: int, columns: int) -> int:
         """Return the number of tiles of a matrix."""
@@ -204,16 +231,10 @@ class MmaCosts:
         Arguments are those of `SliceCosts.find_time`.
         """
         tile, at_once = self.tile, ceil_div(tiles * slices, wave)
-        waits = _MMA_BEGIN_CYCLES + tile.size / (tile.threads * _MMA_PART) * _MMA_PART_CYCLES
-        waits += 4 * tile.size / _MMA_STORED_BYTES
-        if slices > 1:
-            vectors = max(1, _MMA_VECTORS * tile.threads * 4 // tile.size)
-            each = max(tile.size * 4 / _L2_BYTES_PER_CLOCK, _MMA_SLICE_CYCLES / vectors)
-            waits += _MMA_JOIN_CYCLES + slices * each
+        waits = _MMA_BEGIN_CYCLES + tile.count_waits(slices)
         of_slab = tile.count_cycles(self.gpu, max(1, min(tiles * slices, wave)))
-        chain = tile.products * _WARP / tile.threads * _MMA_CHAIN_CYCLES
         together = max(1, self.gpu.count_blocks(tile.threads, tile.registers, tile.ring_nbytes))
-        own = ceil_div(slabs, slices)
+        own, chain = ceil_div(slabs, slices), tile.warp_products * _MMA_CHAIN_CYCLES
         # Blocks one after the other in each place for one, or as many slabs as a multiprocessor takes.
         return max(max(1.0, at_once / together) * (waits + own * chain), waits + at_once * own * of_slab)
 
@@ -226,6 +247,10 @@ MEDIUM_MMA = MmaTile("MediumMma", 128, 128, 64, 2, 2, 4, 255)
 SMALL_MMA = MmaTile("SmallMma", 64, 64, 128, 2, 2, 3, 168)
 FLAT_MMA = MmaTile("FlatMma", 16, 64, 256, 1, 2, 4, 192)
 MMA_TILES = (LARGE_MMA, MEDIUM_MMA, SMALL_MMA, FLAT_MMA)
+# Those of several groups of warps, which kernels have that store sums by `store_product`.
+SMALL_DEEP_MMA = MmaTile("SmallDeepMma", 64, 64, 128, 2, 2, 3, 128, groups=2)
+FLAT_DEEP_MMA = MmaTile("FlatDeepMma", 16, 64, 256, 1, 2, 4, 128, groups=4)
+DEEP_MMA_TILES = (SMALL_DEEP_MMA, FLAT_DEEP_MMA)
 
 
 @dataclass(frozen=True, slots=True)

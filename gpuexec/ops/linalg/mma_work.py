@@ -23,7 +23,6 @@ from gpuexec.ops.elementwise.region_text import count_steps
 from gpuexec.ops.lib.slices import MMA_TILES, MmaTile
 from gpuexec.ops.linalg.product import ACROSS, ALONG_K, WIDE_A, WIDE_B, WIDE_Y
 from gpuexec.ops.linalg.simt_work import (
-    JOIN_ROUNDS,
     find_itemsize,
     find_scratch,
     list_beside,
@@ -225,7 +224,9 @@ def describe_mma_tiles(
         matrix_products=tiles * slabs * tile.products * _MMA_PRODUCTS,
         wavefronts=tiles * slabs * tile.slab_wavefronts + first + parked,
         l2_nbytes=asked + y.spec.nbytes * written + 2 * partial_nbytes + counted + beside,
-        rounds=ceil_div(own_slabs, tile.stages - 1) + 1 + (slices / 2 + JOIN_ROUNDS if slices > 1 else 0),
+        rounds=0,
+        fetches=ceil_div(own_slabs, tile.stages - 1) + 1,
+        cycles=tile.count_waits(slices, own_slabs),
         barriers=own_slabs + 1,
         registers=tile.registers,
         operand_nbytes={scratch: 0, scratch + 1: 0},  # no other command has anything of it
