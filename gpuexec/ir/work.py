@@ -44,8 +44,7 @@ class Work:
         wavefronts: Of shared memory, as machine code accesses it: a word that several lanes read is served once.
         l2_nbytes: Whole sectors that multiprocessors ask L2 for and write to it; what L1 answers is left out.
         rounds: Times in a row that a thread waits for global memory, in one block.
-        fetches: The same, where only what L2 lacks is waited for: what it answers in time is asked for ahead. None:
-            `rounds`.
+        fetches: The same of what is asked for ahead, so that only what L2 lacks is waited for.
         cycles: That the warps of a block wait for each other and for results of their own, one after the other.
         barriers: Barriers in a row, in one block.
         registers: Of a thread.
@@ -63,7 +62,7 @@ class Work:
     wavefronts: float = 0.0
     l2_nbytes: float = 0.0
     rounds: float = 1.0
-    fetches: float | None = None
+    fetches: float = 0.0
     cycles: float = 0.0
     barriers: float = 0.0
     registers: int = _REGISTERS

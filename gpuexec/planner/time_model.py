@@ -147,7 +147,6 @@ def bound_launch(work: Work, grid: CommandGrid, dram_nbytes: float, missed: floa
     warps = ceil_div(grid.threads, WARP)
     barriers = waves * work.barriers * _BARRIER_CYCLES
     longer = missed * (gpu.dram_latency_cycles - gpu.l2_latency_cycles)
-    fetches = work.rounds if work.fetches is None else work.fetches
     clocks_us = 1e6 / gpu.clock_hertz
 
     def issue(instructions: float, slack: Sequence[tuple[int, float]]) -> float:
@@ -165,7 +164,7 @@ def bound_launch(work: Work, grid: CommandGrid, dram_nbytes: float, missed: floa
         l2=max(work.l2_nbytes / gpu.l2_bytes_per_second * 1e6, (own_l2 + barriers) * clocks_us),
         dram=dram_nbytes / gpu.dram_bytes_per_second * 1e6,
         latency=(waves * work.rounds * gpu.l2_latency_cycles + barriers) * clocks_us,
-        chain=waves * (fetches * longer + work.cycles) * clocks_us,
+        chain=waves * ((work.rounds + work.fetches) * longer + work.cycles) * clocks_us,
         at_once=at_once,
         waves=grid.blocks / (at_once * gpu.multiprocessors),
     )

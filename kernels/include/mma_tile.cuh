@@ -42,7 +42,7 @@ typedef MmaTile<128, 128, 64, 2, 2, 4, 2> MediumMma;  // 65,536 bytes
 typedef MmaTile<64, 64, 128, 2, 2, 3, 2> SmallMma;    // 49,152 bytes: blocks are few
 typedef MmaTile<16, 64, 256, 1, 2, 4, 2> FlatMma;     // 81,920 bytes: up to 16 rows, where fetching the columns is all
 typedef MmaTile<64, 64, 128, 2, 2, 3, 2, 2> SmallDeepMma;  // as SmallMma, by two groups of warps
-typedef MmaTile<16, 64, 256, 1, 2, 4, 2, 4> FlatDeepMma;   // as FlatMma, by four
+typedef MmaTile<16, 64, 256, 1, 2, 4, 2, 2> FlatDeepMma;   // as FlatMma, by two
 
 constexpr u32 kGroup = 8;  // rows of tiles that blocks of neighbouring numbers share, so that operands stay in L2
 

@@ -21,7 +21,7 @@ from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.instances import instantiations
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.target import Target
-from gpuexec.ops.lib.slices import MMA_TILES, ONE_SLICE, SMALL_MMA, MmaTile
+from gpuexec.ops.lib.slices import DEEP_MMA_TILES, ONE_SLICE, SMALL_MMA, MmaTile
 from gpuexec.ops.linalg import mma_launch
 from gpuexec.ops.linalg.mma_launch import name_mma
 from gpuexec.ops.linalg.product import ACROSS, ALONG_K, Product
@@ -43,7 +43,7 @@ TF32 = (FLOAT, FLOAT)
 STEPS = (("Add", (), (-1, 2)), ("Relu", (), (-1,)), ("Mul", (), (-1, "0.5")))
 CAST = {dtype: ("Cast", (("to", helper.np_dtype_to_tensor_dtype(dtype)),), (-1,)) for dtype in (HALF, BFLOAT16)}
 # Tiles with the ways in which their left operand may lie.
-LEFT = [*((tile, ALONG_K) for tile in MMA_TILES), (SMALL_MMA, ACROSS)]
+LEFT = [*((tile, ALONG_K) for tile in DEEP_MMA_TILES), (SMALL_MMA, ACROSS)]
 LEFT_NAMES = [f"{tile.name}{left[5:]}" for tile, left in LEFT]
 
 
@@ -51,7 +51,7 @@ LEFT_NAMES = [f"{tile.name}{left[5:]}" for tile, left in LEFT]
 def load(mode: Mode) -> Mapping[str, SimulatorFunction]:
     # The whole file, as other tests have it compiled, but for counting.
     counted = [name_mma((HALF, HALF), tile, (left, right)) for tile, left in LEFT for right in (ALONG_K, ACROSS)]
-    counted += [name_mma((HALF, FLOAT), tile, (ALONG_K, ALONG_K)) for tile in MMA_TILES]
+    counted += [name_mma((HALF, FLOAT), tile, (ALONG_K, ALONG_K)) for tile in DEEP_MMA_TILES]
     expressions = [each.expression for each in counted] if mode == "count" else instantiations("mma_gemm.cu")
     return load_file("mma_gemm.cu", expressions, mode=mode)
 
@@ -219,7 +219,7 @@ def test_aligned_operands_take_the_least_sectors_and_wavefronts(
     check_requests(tile, (left, right), HALF, slices)
 
 
-@pytest.mark.parametrize("tile", MMA_TILES, ids=[tile.name for tile in MMA_TILES])
+@pytest.mark.parametrize("tile", DEEP_MMA_TILES, ids=[tile.name for tile in DEEP_MMA_TILES])
 def test_results_of_float_take_the_least_sectors(tile: MmaTile) -> None:
     """Lanes that are neighbours fill them together."""
     check_requests(tile, (ALONG_K, ALONG_K), FLOAT)

@@ -37,7 +37,9 @@ _FIXED_SLABS, _SLABS_PER_SLICE, _SLACK = 2.0, 0.5, (1.30, 1.15, 1.08)
 # L2's bandwidth that products get. All from times on an H100 (tests/bench/results), of which half are met within a tenth.
 _MMA_BEGIN_CYCLES, _MMA_FETCH_CYCLES = 700, 2300
 _MMA_PART_CYCLES, _MMA_PART, _MMA_STORED_BYTES = 1200, 32, 32
-_MMA_FOLD_CYCLES = 300  # to add up the sums of groups of warps; an estimate: two barriers, and a tile through shared memory
+_MMA_FOLD_CYCLES = (
+    300  # to add up the sums of groups of warps; an estimate: two barriers, and a tile through shared memory
+)
 _MMA_JOIN_CYCLES, _MMA_SLICE_CYCLES, _MMA_VECTORS = 3400, 550, 16
 _MMA_CHAIN_CYCLES, _MMA_WAIT_CYCLES, _MMA_L2_SHARE = 14, 8, 0.7
 _MMA_LEAST_NBYTES = 256  # of the inner extent, that a slice has
@@ -249,8 +251,8 @@ FLAT_MMA = MmaTile("FlatMma", 16, 64, 256, 1, 2, 4, 192)
 MMA_TILES = (LARGE_MMA, MEDIUM_MMA, SMALL_MMA, FLAT_MMA)
 # Those of several groups of warps, which kernels have that store sums by `store_product`.
 SMALL_DEEP_MMA = MmaTile("SmallDeepMma", 64, 64, 128, 2, 2, 3, 128, groups=2)
-FLAT_DEEP_MMA = MmaTile("FlatDeepMma", 16, 64, 256, 1, 2, 4, 128, groups=4)
-DEEP_MMA_TILES = (SMALL_DEEP_MMA, FLAT_DEEP_MMA)
+FLAT_DEEP_MMA = MmaTile("FlatDeepMma", 16, 64, 256, 1, 2, 4, 128, groups=2)
+DEEP_MMA_TILES = (*MMA_TILES, SMALL_DEEP_MMA, FLAT_DEEP_MMA)
 
 
 @dataclass(frozen=True, slots=True)

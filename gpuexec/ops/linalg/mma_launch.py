@@ -26,7 +26,16 @@ from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import Array, WeightForm, weight_form
 from gpuexec.ops.elementwise.epilogue import instantiate_finished
 from gpuexec.ops.elementwise.prologue import ProductSizes, PrologueForm, allow_prologue
-from gpuexec.ops.lib.slices import FLAT_MMA, MMA_TILES, SMALL_MMA, MmaTile, choose_mma_tile, slice_mma_tiles
+from gpuexec.ops.lib.slices import (
+    DEEP_MMA_TILES,
+    FLAT_DEEP_MMA,
+    FLAT_MMA,
+    MMA_TILES,
+    SMALL_MMA,
+    MmaTile,
+    choose_mma_tile,
+    slice_mma_tiles,
+)
 from gpuexec.ops.linalg.product import (
     ACROSS,
     ALONG_K,
@@ -65,12 +74,12 @@ def name_mma(dtypes: tuple[np.dtype[Any], np.dtype[Any]], tile: MmaTile, lies: t
     return Kernel("mma_gemm.cu", f"mma_gemm<{types}, {tile.name}, {', '.join(lies)}>")
 
 
-_MMA_FORMS = [(tile, (ALONG_K, right)) for tile in MMA_TILES for right in LIES]
+_MMA_FORMS = [(tile, (ALONG_K, right)) for tile in DEEP_MMA_TILES for right in LIES]
 _MMA_FORMS += [(SMALL_MMA, (ACROSS, right)) for right in LIES]
 for _dtype in _MMA_DTYPES:
     instantiate_finished(_dtype, [name_mma((_dtype, _dtype), *form) for form in _MMA_FORMS])
     instantiate_finished(_FLOAT, [name_mma((_dtype, _FLOAT), *form) for form in _MMA_FORMS], stored=[_dtype])
-instantiate_finished(_FLOAT, [name_mma((_FLOAT, _FLOAT), tile, (ALONG_K, ALONG_K)) for tile in MMA_TILES])
+instantiate_finished(_FLOAT, [name_mma((_FLOAT, _FLOAT), tile, (ALONG_K, ALONG_K)) for tile in DEEP_MMA_TILES])
 
 
 def _read_sizes(arguments: Sequence[Argument], grid: tuple[int, int, int]) -> ProductSizes:
@@ -84,16 +93,17 @@ def _read_sizes(arguments: Sequence[Argument], grid: tuple[int, int, int]) -> Pr
 
 allow_prologue(
     (
-        name_mma((dtype, result), FLAT_MMA, (ALONG_K, right)),
+        name_mma((dtype, result), tile, (ALONG_K, right)),
         PrologueForm(
             "mma_rows.cu",
-            f"mma_of_rows<{dtype_row(dtype).cuda}, {dtype_row(result).cuda}, {FLAT_MMA.name}, {right}",
+            f"mma_of_rows<{dtype_row(dtype).cuda}, {dtype_row(result).cuda}, {tile.name}, {right}",
             dtype,
-            FLAT_MMA.threads,
-            FLAT_MMA.registers,
+            tile.threads,
+            tile.registers,
             _read_sizes,
         ),
     )
+    for tile in (FLAT_MMA, FLAT_DEEP_MMA)
     for dtype in _MMA_DTYPES
     for result in (dtype, _FLOAT)
     for right in LIES
@@ -171,7 +181,7 @@ def launch_mma(emit: Emitter, product: Product) -> None:
     rows, columns, inner = product.extents
     a, _, _, y = product.slots
     nbytes = inner * a.dtype.itemsize
-    tile = SMALL_MMA if left == ACROSS else choose_mma_tile(emit, rows, columns, nbytes, product.count)
+    tile = SMALL_MMA if left == ACROSS else choose_mma_tile(emit, rows, columns, nbytes, product.count, DEEP_MMA_TILES)
     tiles = product.count * tile.count(rows, columns)
     slices = slice_mma_tiles(emit, tile, tiles, nbytes)
     arguments = [*product.slots, product.pack_mma(left, right), slices.scratch, slices.counters]

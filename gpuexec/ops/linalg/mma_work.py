@@ -20,7 +20,7 @@ from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_s
 from gpuexec.ops.elementwise.prologue import MORE_ARGUMENTS, OWN_ARGUMENTS
 from gpuexec.ops.elementwise.prologue_text import count_read_bytes, describe_work, find_prologue, read_walk
 from gpuexec.ops.elementwise.region_text import count_steps
-from gpuexec.ops.lib.slices import MMA_TILES, MmaTile
+from gpuexec.ops.lib.slices import DEEP_MMA_TILES, MmaTile
 from gpuexec.ops.linalg.product import ACROSS, ALONG_K, WIDE_A, WIDE_B, WIDE_Y
 from gpuexec.ops.linalg.simt_work import (
     find_itemsize,
@@ -31,7 +31,10 @@ from gpuexec.ops.linalg.simt_work import (
 
 # Instructions of a warp for a slab beside mma and ldmatrix where operands are dense along the inner extent, and more
 # for each that lies across it.
-LOOP_INSTRUCTIONS = {"LargeMma": (21, 8), "MediumMma": (23, 8), "SmallMma": (23, 12), "FlatMma": (47, 48)}
+LOOP_INSTRUCTIONS = {
+    **{"LargeMma": (21, 8), "MediumMma": (23, 8), "SmallMma": (23, 12), "FlatMma": (47, 48)},
+    **{"SmallDeepMma": (15, 4), "FlatDeepMma": (22, 14)},
+}
 _EACH_CHUNK = 70  # instructions for eight elements that are copied one by one
 AROUND, _EACH_SUM = 500, 4  # instructions of a thread apart from slabs: in all, and to scale and store a sum
 # Instructions of a thread for a weight of int8 that is widened, and for one that stays an integer, in half and bf16.
@@ -46,7 +49,7 @@ _CHUNK_NBYTES, _WAVEFRONT_NBYTES = 16, 128
 
 def find_mma_tile(launch: Launch) -> MmaTile:
     """Return the tile that a launch names in its expression."""
-    return next(tile for tile in MMA_TILES if re.search(rf"\b{tile.name}\b", launch.kernel.expression))
+    return next(tile for tile in DEEP_MMA_TILES if re.search(rf"\b{tile.name}\b", launch.kernel.expression))
 
 
 @work_of("mma_gemm.cu", "mma_gemm")
