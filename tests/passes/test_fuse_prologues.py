@@ -72,7 +72,7 @@ FUSED = {
     ),
     "epilogues": (
         f"{NORM} r = Relu (n) p = MatMul (r, w) y = Add (p, residual)",
-        "LayerNormalization Relu", "gpuexec.FusedMatMul", ["x", "row", "row", "w", "residual"],
+        "LayerNormalization Relu", "gpuexec.FusedMatMul", ["x", "row", "w", "residual"],
     ),
     "view": (
         f"{NORM} f = Reshape (n, flat) t = Gemm (f, w) y = Reshape (t, shape)",

@@ -109,11 +109,16 @@ def test_a_sum_in_front_is_a_result_too() -> None:
 
 
 def test_what_an_epilogue_takes_stays_there() -> None:
+    product = "p = MatMul (x, k) s = Add (p, z) n = ReduceMax (s, last) y = Relu (n)"
+    assert regions(fuse(product, "float[4, 6, 1] y")) == []
+    after = run_passes(fuse(product, "float[4, 6, 1] y"), AT_PLAN, specs=SPECS)
+    assert operators(after) == ["gpuexec.FusedMatMul", "gpuexec.FusedReduceMax"]
+
+
+def test_norms_are_regions_with_what_an_epilogue_would_take() -> None:
     product = "p = MatMul (x, k) s = Add (p, z) n = LayerNormalization (s, row) y = Relu (n)"
-    assert regions(fuse(product)) == []
-    assert regions(fuse("n = Softmax <axis = -1> (x) y = Mul (n, two)")) == []
-    after = run_passes(fuse(product), AT_PLAN, specs=SPECS)
-    assert operators(after) == ["gpuexec.FusedMatMul", "gpuexec.FusedLayerNormalization"]
+    assert regions(fuse(product)) == [("LayerNormalization Relu", ["s", "row"], ["y"])]
+    assert regions(fuse("n = Softmax <axis = -1> (x) y = Mul (n, two)")) == [("Softmax Mul", ["x"], ["y"])]
 
 
 def test_reductions_of_the_same_rows_are_one_region() -> None:

@@ -186,6 +186,8 @@ LARGER: Mapping[str, Budget] = {
             ("MediumMma", _LIES[:1], 255, "128 sums beside fragments of two steps; two blocks of 128 threads fit"),
             ("SmallMma", _LIES, 168, "32 sums beside fragments of two steps; three blocks of 128 threads fit"),
             ("FlatMma", _LIES[:1], 208, "20 copies of a slab in flight; shared memory holds two blocks of 64 threads"),
+            ("SmallDeepMma", _LIES[:1], 128, "32 sums beside fragments of two steps; two blocks of 256 threads fit"),
+            ("FlatDeepMma", _LIES[:1], 168, "10 copies of a slab in flight; shared memory holds two blocks of 128 threads"),
         )
         for left in lefts
         for right in _LIES

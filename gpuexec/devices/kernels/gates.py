@@ -239,6 +239,8 @@ GATES: Mapping[str, Gate] = {
             ("SmallMma", 0, 0, 0.43, 23), ("SmallMma", 0, 1, 0.40, 38),
             ("SmallMma", 1, 0, 0.40, 38), ("SmallMma", 1, 1, 0.385, 56),
             ("FlatMma", 0, 0, 0.29, 66), ("FlatMma", 0, 1, 0.25, 160),
+            ("SmallDeepMma", 0, 0, 0.40, 16), ("SmallDeepMma", 0, 1, 0.365, 24),
+            ("FlatDeepMma", 0, 0, 0.30, 34), ("FlatDeepMma", 0, 1, 0.24, 80),
         )
         for operands, result in MMA_TYPES
         if operands != "float" or left == right == 0

@@ -216,8 +216,9 @@ def describe_mma_tiles(
     partial_nbytes = 4 * blocks * tile.size if slices > 1 else 0
     counted = 2 * SECTOR_BYTES * blocks if slices > 1 else 0
     parked = tiles * tile.size * 4 // _WAVEFRONT_NBYTES * _PARK_WAVEFRONTS if is_parked else 0
-    # A block reads fragments of one step more than it has.
-    first = blocks * tile.matrices // (tile.slab_nbytes // _STEP_NBYTES) * _MATRIX_WAVEFRONTS
+    # A group of warps reads fragments of one step more than it has; its sums are written for the others, and read.
+    first = blocks * tile.groups * tile.matrices // (tile.slab_nbytes // _STEP_NBYTES) * _MATRIX_WAVEFRONTS
+    folded = blocks * 2 * tile.groups * tile.size * 4 // _WAVEFRONT_NBYTES if tile.groups > 1 else 0
     beside = sum(count_slot_bytes(each) for each in list_beside(launch, scratch))
     return Work(
         flops=2 * results * inner + results * steps,
@@ -225,12 +226,12 @@ def describe_mma_tiles(
         * (tiles * slabs * loop + blocks * (around + sums / 4 * (slices > 1)) + tiles * sums * of_sum),
         needed_multiply_adds=results * inner,
         matrix_products=tiles * slabs * tile.products * _MMA_PRODUCTS,
-        wavefronts=tiles * slabs * tile.slab_wavefronts + first + parked,
+        wavefronts=tiles * slabs * tile.slab_wavefronts + first + folded + parked,
         l2_nbytes=asked + y.spec.nbytes * written + 2 * partial_nbytes + counted + beside,
         rounds=0,
         fetches=ceil_div(own_slabs, tile.stages - 1) + 1,
         cycles=tile.count_waits(slices, own_slabs),
-        barriers=own_slabs + 1,
+        barriers=own_slabs + (3 if tile.groups > 1 else 1),
         registers=tile.registers,
         operand_nbytes={scratch: 0, scratch + 1: 0},  # no other command has anything of it
     )
