@@ -50,6 +50,9 @@ class Work:
         registers: Of a thread.
         shared_nbytes: Static shared memory of a block.
         operand_nbytes: Bytes that are touched of an argument, by its position; of those left out, each element once.
+        behind: What the last blocks of the grid do once the others have done the rest; its operations count there too.
+        blocks: Of what is behind, how many blocks do it.
+        again_nbytes: Of what is behind, the bytes that it reads of what those before wrote.
     """
 
     flops: int = 0
@@ -68,6 +71,9 @@ class Work:
     registers: int = _REGISTERS
     shared_nbytes: int = 0
     operand_nbytes: Mapping[int, int] = field(default_factory=dict)
+    behind: Work | None = None
+    blocks: int = 0
+    again_nbytes: int = 0
 
 
 Form = Callable[[Launch], Work]

@@ -30,6 +30,7 @@ import gpuexec.ops.nn.causal_conv
 import gpuexec.ops.nn.conv
 import gpuexec.ops.nn.conv_few_work
 import gpuexec.ops.nn.conv_mma_work
+import gpuexec.ops.nn.conv_normalized
 import gpuexec.ops.nn.conv_separable
 import gpuexec.ops.nn.conv_simt_work
 import gpuexec.ops.nn.deform_conv

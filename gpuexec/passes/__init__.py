@@ -21,6 +21,7 @@ from gpuexec.ops.linalg.matmul import Gemm, MatMul
 from gpuexec.ops.nn.attention import Attention, AttentionOverCache
 from gpuexec.ops.nn.conv import Conv
 from gpuexec.ops.nn.gradient import Gradient
+from gpuexec.ops.nn.norm_channels import InstanceNormalization
 from gpuexec.ops.nn.softmax import Softmax
 from gpuexec.ops.tensor.gather import Gather
 from gpuexec.passes.compress_weights import Only, compress_weights
@@ -30,6 +31,7 @@ from gpuexec.passes.fold_constants import fold_constants
 from gpuexec.passes.fold_shapes import fold_shapes
 from gpuexec.passes.fuse_conv_batchnorm import fuse_conv_batchnorm
 from gpuexec.passes.fuse_epilogues import fuse_epilogues
+from gpuexec.passes.fuse_normalized import fuse_normalized
 from gpuexec.passes.fuse_prologues import fuse_prologues
 from gpuexec.passes.fuse_regions import fuse_regions
 from gpuexec.passes.fuse_rounding import fuse_rounding
@@ -98,6 +100,12 @@ AT_PLAN = (
     Pass("fuse_rows", fuse_rows, needs_specs=True),
     Pass("fuse_epilogues", fuse_epilogues, needs_specs=True),
     Pass("fuse_separable", fuse_separable, needs_specs=True, operators={Conv.name, fused_name(Conv.name)}),
+    Pass(
+        "fuse_normalized",
+        fuse_normalized,
+        needs_specs=True,
+        operators={InstanceNormalization.name, fused_name(InstanceNormalization.name)},
+    ),
     Pass("fuse_regions", fuse_regions, needs_specs=True),
     Pass("fuse_prologues", fuse_prologues, needs_specs=True),
     Pass("remove_dead", remove_dead),
@@ -107,7 +115,9 @@ AT_PLAN = (
 FUSE_ROUNDING = Pass("fuse_rounding", fuse_rounding)
 
 # Passes that make operators whose kernels have generated text, which takes a compiler where a program does not hold it.
-GENERATING = frozenset({"fuse_rows", "fuse_epilogues", "fuse_separable", "fuse_regions", "fuse_prologues"})
+GENERATING = frozenset(
+    {"fuse_rows", "fuse_epilogues", "fuse_separable", "fuse_normalized", "fuse_regions", "fuse_prologues"}
+)
 
 
 def run_passes(

@@ -9,7 +9,7 @@ from gpuexec.ir.operator import Operator, describe
 from gpuexec.ops.elementwise.fused import Fused
 from gpuexec.ops.elementwise.prologue import ProductOfRows
 from gpuexec.ops.elementwise.region import Steps
-from gpuexec.ops.nn.conv_separable import SeparableConv
+from gpuexec.ops.nn.paired import PairedOperators
 
 
 def fuse_rounding(graph: Graph) -> Graph:
@@ -31,6 +31,6 @@ def _leave_out(operator: Operator) -> Operator:
     if isinstance(operator, ProductOfRows):
         maker, product = (_leave_out(each) for each in (operator.parts.maker, operator.parts.product))
         return replace(operator, maker=describe(maker), product=describe(product))
-    if isinstance(operator, SeparableConv):
+    if isinstance(operator, PairedOperators):
         return operator.without_roundings()
     return replace(operator, rounds=False) if isinstance(operator, (Fused, Steps)) else operator  # type: ignore[type-var]

@@ -53,7 +53,8 @@ class LaunchBounds:
     """What bounds a launch, in microseconds before the model's factors, and how it fills a GPU.
 
     ``at_once`` blocks fit on a multiprocessor; ``waves`` are how often all of them are filled. ``l2`` and ``dram`` are
-    shares of what the whole device gives.
+    shares of what the whole device gives. Where blocks wait for all those before them, ``phases`` are the bounds of
+    both, one after the other, and the others their sums.
     """
 
     issue: float = 0.0
@@ -65,6 +66,7 @@ class LaunchBounds:
     chain: float = 0.0
     at_once: int = 1
     waves: float = 0.0
+    phases: tuple[LaunchBounds, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ class TimeModel:
 
     def predict_us(self, bounds: LaunchBounds) -> float:
         """Return how long a launch takes that has the device for itself, without what comes before its begin."""
+        if bounds.phases:
+            return self.fill_us + sum(self.predict_us(each) - self.fill_us for each in bounds.phases)
         name = _find_longest(self, bounds)
         longest = float(getattr(self, name) * getattr(bounds, name))
         both = longest**_HIDING + self._wait(bounds) ** _HIDING
@@ -134,6 +138,8 @@ def bound_launch(work: Work, grid: CommandGrid, dram_nbytes: float, missed: floa
     """
     if not grid.blocks:
         return LaunchBounds()
+    if work.behind is not None:
+        return _bound_phases(work, work.behind, grid, dram_nbytes, missed, gpu)
     at_once = max(1, gpu.count_blocks(grid.threads, work.registers, work.shared_nbytes + grid.shared_nbytes))
     full, rest = divmod(grid.blocks, at_once * gpu.multiprocessors)
     last = ceil_div(rest, gpu.multiprocessors)  # blocks of the busiest multiprocessor in the last wave
@@ -168,6 +174,26 @@ def bound_launch(work: Work, grid: CommandGrid, dram_nbytes: float, missed: floa
         at_once=at_once,
         waves=grid.blocks / (at_once * gpu.multiprocessors),
     )
+
+
+def _bound_phases(
+    work: Work, behind: Work, grid: CommandGrid, dram_nbytes: float, missed: float, gpu: Gpu
+) -> LaunchBounds:
+    """Return the bounds of what blocks do, and of what others do behind them, which have what L2 keeps of it.
+
+    They share bytes of device memory as they share those of L2.
+    """
+    lacking = max(0, behind.again_nbytes - gpu.l2_nbytes)
+    share = behind.l2_nbytes / max(1.0, work.l2_nbytes + behind.l2_nbytes)
+    phases = tuple([
+        bound_launch(each, replace(grid, blocks=blocks), nbytes, lack, gpu)
+        for each, blocks, nbytes, lack in (
+            (replace(work, behind=None), grid.blocks - behind.blocks, dram_nbytes * (1 - share), missed),
+            (behind, behind.blocks, dram_nbytes * share + lacking, lacking / max(1, behind.again_nbytes)),
+        )
+    ])  # fmt: skip
+    sums = {name: sum(getattr(each, name) for each in phases) for name in (*BOUNDS, "waves")}
+    return LaunchBounds(**sums, at_once=phases[0].at_once, phases=phases)
 
 
 def fit_time_model(samples: Sequence[Sample], model: TimeModel = TIME_MODEL) -> TimeModel:

@@ -213,6 +213,16 @@ __device__ inline auto finish_by(const Steps& steps, Pointers... pointers) {
   });
 }
 
+// What takes the place of steps in front of others where there are none.
+template <class F>
+struct NoSteps {
+  typedef F Stored;
+  u64 unused;
+
+  template <class Values, class Indices, class Counts>
+  __device__ void finish(Values&, const Indices&, const Counts&, i64) const {}
+};
+
 // Finishes one sum, and stores it.
 template <class Y, class A, class Finish>
 __device__ inline void store_finished(const Finish& finish, Y* y, i64 index, A sum) {

@@ -13,16 +13,6 @@ struct DepthwisePositions : DepthwiseWindows {
   FastDiv32 by_rows, by_columns;
 };
 
-// What takes the place of an epilogue of the depthwise convolution where it has none.
-template <class F>
-struct NoSteps {
-  typedef F Stored;
-  u64 unused;
-
-  template <class Values, class Indices, class Counts>
-  __device__ void finish(Values&, const Indices&, const Counts&, i64) const {}
-};
-
 template <class Rows, class Tile, int Lines, int Shift>
 struct DepthwiseLoader;
 

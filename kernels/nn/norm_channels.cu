@@ -1,266 +1,109 @@
 // Normalisation of channels: of large ones, row-major or channels last, by parts; of small ones that lie last, by a block.
 //
-// A large channel of an image is cut into parts of kPartPositions, each measured by 32 lanes, and the parts of a channel are
-// merged in a fixed order. So sums are the same however the image lies: row-major a warp has a channel and neighbouring
-// lanes read neighbouring positions; channels last neighbouring threads read neighbouring channels, by vectors.
+// A part of a large channel of an image is measured by 32 lanes, each of which has a run of neighbouring positions. Channels
+// last, neighbouring threads read neighbouring channels, by vectors; row-major a warp has a channel, and what neighbouring
+// lanes read of neighbouring positions goes to the lane of the run through shared memory.
+#include "channel_parts.cuh"
 #include "dependent_launch.cuh"
-#include "epilogue.cuh"
-#include "grid.cuh"
-#include "index.cuh"
-#include "reduce.cuh"
-#include "vec.cuh"
-
-constexpr int kPartPositions = 1024;
-constexpr int kPartLanes = kWarpThreads;
-constexpr int kOwnPositions = kPartPositions / kPartLanes;
-constexpr int kSideBySide = 4;  // channels, or vectors of them, of a tile
-constexpr int kTileThreads = kSideBySide * kPartLanes;
-constexpr int kMergers = 8;  // chains that parts are merged in
-constexpr int kFetched = 4;  // parts of a chain that are fetched together
 
 // Large channels of images as units of work: a unit is a part of a tile of channels. Units are numbered by groups of tiles,
 // in a group by parts, in a part by tiles. Packed by gpuexec/ops/nn/norm_channels_launch.py.
-struct LargeChannels {
-  i32 channels, positions, parts;
+struct LargeChannels : ChannelSizes {
   i32 units;                // of all images
   i32 ahead;                // units that are measured before the first one is mapped: at least those of a group
   i32 group;                // tiles of a group
   FastDiv32 by_units;       // units of a group
   FastDiv32 by_neighbours;  // tiles of a group
   FastDiv32 by_tiles;       // tiles of an image
-};
 
-// Mean, and sum of squares of distances from it, of `count` elements.
-struct Spread {
-  float mean, squares, count;
-
-  // Takes others in (Chan, Golub and LeVeque, 1983).
-  __device__ void merge(const Spread& other) {
-    const float all = count + other.count, distance = other.mean - mean, share = other.count / all;
-    mean += distance * share;
-    squares += other.squares + distance * distance * (count * share);
-    count = all;
-  }
-};
-
-// The unit of a block, and the elements of its threads: Width neighbouring channels at every 32nd position.
-template <int Width>
-struct ChannelUnit {
-  static constexpr bool kIsLast = Width > 1;
-  static constexpr int kChannels = kSideBySide * Width;
-  int tile, part;  // the tile among those of all images
-  int lane, own;   // own: the thread's first channel in the tile
-  int image, first_channel;
-  int begin, end;  // positions
-  bool is_inside;
-  int start;       // of the thread's channels: an element of the images, as are places below
-
-  __device__ ChannelUnit(const LargeChannels& sizes, u32 unit) {
-    const int thread = threadIdx.x;
-    lane = kIsLast ? thread / kSideBySide : thread % kPartLanes;
-    own = (kIsLast ? thread % kSideBySide : thread / kPartLanes) * Width;
+  // Finds a unit, and its tile among those of all images.
+  template <int Width>
+  __device__ ChannelUnit<Width> find(u32 unit, int& tile) const {
     u32 rest, neighbour, tile_of_image;
-    const u32 group = sizes.by_units.divide(unit, rest);
-    part = int(sizes.by_neighbours.divide(rest, neighbour));
-    tile = int(group) * sizes.group + int(neighbour);
-    image = int(sizes.by_tiles.divide(u32(tile), tile_of_image));
-    first_channel = int(tile_of_image) * kChannels;
-    is_inside = first_channel + own < sizes.channels;
-    begin = part * kPartPositions;
-    end = sizes.positions - begin < kPartPositions ? sizes.positions : begin + kPartPositions;
-    start = image * (sizes.channels * sizes.positions) + (first_channel + own) * (kIsLast ? 1 : sizes.positions);
+    const u32 own = by_units.divide(unit, rest);
+    const int part = int(by_neighbours.divide(rest, neighbour));
+    tile = int(own) * group + int(neighbour);
+    const int image = int(by_tiles.divide(u32(tile), tile_of_image));
+    return ChannelUnit<Width>(*this, image, int(tile_of_image), part, threadIdx.x);
   }
 };
 
-// Sums of the lanes of each channel of a tile, in shared memory.
+// What a unit is measured through, in shared memory. A column of rows, and the runs of a channel, are read without conflicts.
 template <int Width>
-struct PartSums {
-  static constexpr int kChannels = kSideBySide * Width;
-  float lanes[kPartLanes][kChannels + 1];  // a column is read without conflicts
-  float totals[kChannels];
+struct MeasuredUnit {
+  static constexpr int kChannels = ChannelUnit<Width>::kChannels;
+  float rows[Width == 1 ? kSideBySide : 1][Width == 1 ? kPartRuns : 1][kRunPositions + 1];
+  Moments runs[kPartRuns][kChannels + 1];
+  Moments octets[kPartOctets][kChannels];
+  Spread merged[kMergers][kChannels];
+};
 
-  // Sums over the lanes by a tree, for all of them. All threads of the block come here.
-  __device__ void fold(const ChannelUnit<Width>& unit, float (&sums)[Width]) {
-    const auto fold_warp = [](float sum) {
+// Measures the run of a thread.
+template <class T, int Width>
+__device__ inline void measure_own(const ChannelUnit<Width>& unit, const T* x, const ChannelSizes& sizes,
+                                   MeasuredUnit<Width>& shared) {
+  const int left = unit.is_inside ? unit.end - unit.begin : 0, count = left - unit.lane * kRunPositions;
+  Moments moments[Width];
+  if constexpr (Width == 1) {
+    T held[kPartRuns];
+    const T* const first = x + u32(unit.start + unit.begin + unit.lane);
 #pragma unroll
-      for (int half = kPartLanes / 2; half > 0; half /= 2) sum += shuffle_down(sum, half, kPartLanes);
-      return sum;
-    };
-    if constexpr (Width == 1) {
-      sums[0] = shuffle_first(fold_warp(sums[0]), kPartLanes);
+    for (int run = 0; run < kPartRuns; ++run) {
+      if (unit.lane + run * kRunPositions < left) held[run] = first[run * kRunPositions];
+    }
+    float(&rows)[kPartRuns][kRunPositions + 1] = shared.rows[unit.own];
+#pragma unroll
+    for (int run = 0; run < kPartRuns; ++run) {
+      if (unit.lane + run * kRunPositions < left) rows[run][unit.lane] = widen(held[run]);
+    }
+    __syncwarp();
+    const float* const own = rows[unit.lane];
+    if (count >= kRunPositions) moments[0] = measure_run([&](int row) { return own[row]; });
+    else measure_rows(count, [&](int row, auto add) { add(0, own[row]); }, moments);
+  } else {
+    const int stride = opaque(sizes.channels);
+    const T* const own = x + u32(unit.start + (unit.begin + unit.lane * kRunPositions) * stride);
+    if (count >= kRunPositions) {
+      Vec<T, Width> held[kRunPositions];
+#pragma unroll
+      for (int row = 0; row < kRunPositions; ++row) held[row] = load_vec<Width>(own + u32(row * stride));
+#pragma unroll
+      for (int i = 0; i < Width; ++i) moments[i] = measure_run([&](int row) { return widen(held[row].lanes[i]); });
     } else {
+      const auto visit = [&](int row, auto add) {
+        const Vec<T, Width> vector = load_vec<Width>(own + u32(row * stride));
 #pragma unroll
-      for (int i = 0; i < Width; ++i) lanes[unit.lane][unit.own + i] = sums[i];
-      __syncthreads();
-      const int warp = threadIdx.x / kWarpThreads, lane = threadIdx.x % kWarpThreads;
-#pragma unroll
-      for (int i = 0; i < Width; ++i) {
-        const float sum = fold_warp(lanes[lane][i * kSideBySide + warp]);
-        if (lane == 0) totals[i * kSideBySide + warp] = sum;
-      }
-      __syncthreads();
-#pragma unroll
-      for (int i = 0; i < Width; ++i) sums[i] = totals[unit.own + i];
+        for (int i = 0; i < Width; ++i) add(i, widen(vector.lanes[i]));
+      };
+      measure_rows(count, visit, moments);
     }
   }
-};
+  if (count <= 0) return;
+#pragma unroll
+  for (int i = 0; i < Width; ++i) shared.runs[unit.lane][unit.own + i] = moments[i];
+}
 
 // Measures a unit. The block that is the last one of its tile merges the parts of the tile's channels into their mean and
 // 1 / sqrt(variance + epsilon), and lets the blocks go on that map them.
 template <class T, int Width>
 __device__ inline void measure_unit(const ChannelUnit<Width>& unit, const T* x, float* partial, float* statistics,
-                                    unsigned* counter, unsigned* signal, const LargeChannels& sizes, float epsilon) {
-  constexpr int kChannels = PartSums<Width>::kChannels;
-  __shared__ PartSums<Width> shared;
-  __shared__ Spread merged[kMergers][kChannels];
-  const int step = ChannelUnit<Width>::kIsLast ? sizes.channels : 1, stride = opaque(kPartLanes * step);
-  const int count = unit.is_inside ? (unit.end - unit.begin - unit.lane + kPartLanes - 1) / kPartLanes : 0;
-  Vec<T, Width> held[kOwnPositions];
-  int place = unit.start + (unit.begin + unit.lane) * step;
-#pragma unroll
-  for (int k = 0; k < kOwnPositions; ++k, place += stride) {
-    if (k < count) held[k] = load_vec<Width>(x + u32(place));
-  }
-  const auto visit = [&](auto add) {
-#pragma unroll
-    for (int k = 0; k < kOwnPositions; ++k) {
-      if (k >= count) continue;
-#pragma unroll
-      for (int i = 0; i < Width; ++i) add(i, widen(held[k].lanes[i]));
-    }
-  };
-  float sums[Width] = {}, means[Width];
-  visit([&](int i, float value) { sums[i] += value; });
-  shared.fold(unit, sums);
-#pragma unroll
-  for (int i = 0; i < Width; ++i) {
-    means[i] = sums[i] / float(unit.end - unit.begin);
-    sums[i] = 0.0f;
-  }
-  if constexpr (sizeof(T) < sizeof(float)) {  // widened anew: registers hold no more than they were read as
-#pragma unroll
-    for (int k = 0; k < kOwnPositions; ++k) {
-      Words<Vec<T, Width>> pun(held[k]);
-#pragma unroll
-      for (int i = 0; i < pun.kCount; ++i) pun.words[i] = u32(opaque(int(pun.words[i])));
-      held[k] = pun.value;
-    }
-  }
-  visit([&](int i, float value) {
-    const float distance = value - means[i];
-    sums[i] += distance * distance;
-  });
-  shared.fold(unit, sums);
+                                    unsigned* counter, unsigned* signal, const ChannelSizes& sizes, float epsilon) {
+  __shared__ MeasuredUnit<Width> shared;
+  const int live = unit.count_live(sizes);
   float* const parts = partial + i64(unit.image) * sizes.parts * 2 * sizes.channels + unit.first_channel;
-  if (unit.lane == 0 && unit.is_inside) {
-    float* const to = parts + i64(unit.part) * 2 * sizes.channels + unit.own;
-#pragma unroll
-    for (int i = 0; i < Width; ++i) {
-      to[i] = means[i];
-      to[sizes.channels + i] = sums[i];
-    }
-  }
-  if (!last_block(counter + unit.tile, sizes.parts)) return;
-
-  const auto count_of = [&](int part) {
-    const int left = sizes.positions - part * kPartPositions;
-    return float(left < kPartPositions ? left : kPartPositions);
-  };
-  const int left = sizes.channels - unit.first_channel, live = left < kChannels ? left : kChannels;
-  const int chains = sizes.parts < kMergers ? sizes.parts : kMergers;
-  for (int i = threadIdx.x; i < chains * kChannels; i += kTileThreads) {
-    const int chain = i / kChannels, channel = i % kChannels;
-    if (channel >= live) continue;
-    Spread total = {};
-#pragma unroll 1
-    for (int part = chain; part < sizes.parts; part += kFetched * kMergers) {
-      Spread others[kFetched];
-#pragma unroll
-      for (int k = 0; k < kFetched; ++k) {
-        const int own = part + k * kMergers;
-        if (own >= sizes.parts) continue;
-        const float* const at = parts + channel + i64(own) * 2 * sizes.channels;
-        others[k] = {__ldcg(at), __ldcg(at + sizes.channels), count_of(own)};
-      }
-#pragma unroll
-      for (int k = 0; k < kFetched; ++k) {
-        const int own = part + k * kMergers;
-        if (own == chain) total = others[k];
-        else if (own < sizes.parts) total.merge(others[k]);
-      }
-    }
-    merged[chain][channel] = total;
-  }
+  measure_own(unit, x, sizes, shared);
   __syncthreads();
-  for (int channel = threadIdx.x; channel < live; channel += kTileThreads) {
-    Spread total = merged[0][channel];
-    for (int chain = 1; chain < chains; ++chain) total.merge(merged[chain][channel]);
-    float* const to = statistics + i64(unit.image) * 2 * sizes.channels + unit.first_channel + channel;
-    to[0] = total.mean;
-    to[sizes.channels] = 1.0f / root_of(total.squares / float(sizes.positions) + epsilon);
-  }
-  give_signal(signal + unit.tile, sizes.parts);
-}
-
-// Maps a unit whose channels are measured.
-template <class T, int Width, class Y, class Finish>
-__device__ inline void map_unit(const ChannelUnit<Width>& unit, const T* x, const T* scale, const T* bias, Y* y,
-                                const float* statistics, const LargeChannels& sizes, const Finish& finish) {
-  constexpr bool kIsLast = ChannelUnit<Width>::kIsLast;
-  constexpr int kVector = kIsLast ? Width : 4, kGroups = kVector / 4;  // row-major: of neighbouring positions
-  constexpr int kOwnVectors = kIsLast ? kOwnPositions : kOwnPositions / kVector;
-  constexpr int kMapped = kIsLast ? 8 : 4, kTogether = kMapped / kGroups;  // groups of four elements, and vectors, at once
-  if (!unit.is_inside) return;
-  float centers[Width], inverses[Width], scales[Width], biases[Width];
-  const int channel = unit.first_channel + unit.own;
-  const float* const measured = statistics + i64(unit.image) * 2 * sizes.channels + channel;
-  const Vec<T, Width> own_scales = load_vec<Width>(scale + channel), own_biases = load_vec<Width>(bias + channel);
-#pragma unroll
-  for (int i = 0; i < Width; ++i) {
-    centers[i] = __ldcg(measured + i);
-    inverses[i] = __ldcg(measured + sizes.channels + i);
-    scales[i] = widen(own_scales.lanes[i]);
-    biases[i] = widen(own_biases.lanes[i]);
-  }
-  const int spread = kIsLast ? 1 : kVector;  // positions of a vector
-  const int stride = opaque(kPartLanes * (kIsLast ? sizes.channels : kVector));
-  int position = unit.begin + unit.lane * spread, place = unit.start + position * (kIsLast ? sizes.channels : 1);
-#pragma unroll 1
-  for (int first = 0; first < kOwnVectors; first += kTogether) {
-    Vec<T, kVector> given[kTogether];
-    float values[kMapped][4];
-    i64 places[kMapped];
-    int counts[kMapped];
-#pragma unroll
-    for (int k = 0; k < kTogether; ++k, position += kPartLanes * spread, place += stride) {
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        places[k * kGroups + g] = u32(place) + 4 * g;
-        counts[k * kGroups + g] = position < unit.end ? 4 : 0;
-      }
-      if (position < unit.end) given[k] = load_vec<kVector>(x + u32(place));
-    }
-#pragma unroll
-    for (int k = 0; k < kTogether; ++k) {
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        const int i = kIsLast ? j : 0;
-        float& value = values[k * kGroups + j / 4][j % 4];
-        value = 0.0f;
-        if (counts[k * kGroups] <= 0) continue;
-        value = (widen(given[k].lanes[j]) - centers[i]) * inverses[i] * scales[i] + biases[i];
-      }
-    }
-    finish.many(values, places, counts);
-#pragma unroll
-    for (int k = 0; k < kTogether; ++k) {
-      if (counts[k * kGroups] <= 0) break;
-      Vec<Y, kVector> finished;
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) finished.lanes[j] = cast<Y>(values[k * kGroups + j / 4][j % 4]);
-      store_vec(y + finish.where(places[k * kGroups]), finished);
-    }
-  }
+  merge_runs<ChannelUnit<Width>::kChannels, kTileThreads>(
+      unit.end - unit.begin, live, shared.octets, [&](int run, int channel) { return shared.runs[run][channel]; },
+      [&](int channel, const Moments& moments) {
+        float* const to = parts + i64(unit.part) * 2 * sizes.channels + channel;
+        to[0] = moments.mean;
+        to[sizes.channels] = moments.squares;
+      });
+  if (!last_block(counter, sizes.parts)) return;
+  float* const to = statistics + i64(unit.image) * 2 * sizes.channels + unit.first_channel;
+  merge_parts<ChannelUnit<Width>::kChannels, kTileThreads>(sizes, live, shared.merged, parts, to, epsilon);
+  give_signal(signal, sizes.parts);
 }
 
 // Computes  y = (x - mean) / sqrt(variance + epsilon) * scale + bias over each channel of each image
@@ -270,8 +113,8 @@ __device__ inline void map_unit(const ChannelUnit<Width>& unit, const T* x, cons
 //           channels are measured, while these are in L2. A block waits for none but those that have begun before it
 // Needs     channels a multiple of 8, positions one of 4; x and y aligned to 16 bytes, scale and bias to eight elements;
 //           less than 2^31 elements. counters are 0 and are left 0
-// Numerics  in float: of a part the mean, then the squares of distances, each lane in the order of positions, lanes as a
-//           tree; parts in eight chains, one after the other, then the chains; rounded once; then the epilogue
+// Numerics  in float: means and squares of distances, of fours, runs and parts as trees, of parts in eight chains, one after
+//           the other, then of the chains; rounded once; then the epilogue
 template <class T, bool IsLast, class... Epilogue>
 __global__ void __launch_bounds__(kTileThreads, IsLast ? 3 : 6)
     normalize_large_channels(const T* __restrict__ x, const T* __restrict__ scale, const T* __restrict__ bias,
@@ -285,13 +128,14 @@ __global__ void __launch_bounds__(kTileThreads, IsLast ? 3 : 6)
   // First units are measured alone, then one is mapped and one measured in turn, then the last ones are mapped.
   const int paired = turn - sizes.ahead, left = turn - sizes.units;
   const bool is_mapped = paired >= 0 && (left >= sizes.units - sizes.ahead || paired % 2 == 0);
+  int tile;
   if (!is_mapped) {
-    const ChannelUnit<kWidth> unit(sizes, u32(paired < 0 ? turn : sizes.ahead + paired / 2));
-    measure_unit<T, kWidth>(unit, x, partial, statistics, counters + 1, signals, sizes, epsilon);
+    const auto unit = sizes.template find<kWidth>(u32(paired < 0 ? turn : sizes.ahead + paired / 2), tile);
+    measure_unit(unit, x, partial, statistics, counters + 1 + tile, signals + tile, sizes, epsilon);
   } else {
-    const ChannelUnit<kWidth> unit(sizes, u32(left >= sizes.units - sizes.ahead ? left : paired / 2));
-    await_signal(signals + unit.tile);
-    map_unit<T, kWidth>(unit, x, scale, bias, y, statistics, sizes, finish_by<T>(epilogue...));
+    const auto unit = sizes.template find<kWidth>(u32(left >= sizes.units - sizes.ahead ? left : paired / 2), tile);
+    await_signal(signals + tile);
+    map_unit<FromAnywhere>(unit, x, scale, bias, y, statistics, sizes, finish_by<T>(epilogue...));
   }
 }
 

@@ -38,7 +38,7 @@ from gpuexec.ir.operator import Operator
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
-from gpuexec.ir.work import find_form
+from gpuexec.ir.work import Work, find_form
 from gpuexec.planner.analyse import Analyser
 from gpuexec.planner.lower import Lowering
 from gpuexec.planner.resolve import Resolver
@@ -200,10 +200,12 @@ def check_work(case: Case, plan: Plan) -> None:
         form = find_form(command.kernel) if isinstance(command, Launch) else None
         if form is not None:
             assert isinstance(command, Launch)
-            work = form(command)
-            figures = [getattr(work, each.name) for each in fields(work) if each.name != "operand_nbytes"]
-            is_real = all(0 <= each < math.inf for each in (*figures, *work.operand_nbytes.values()))
-            assert is_real, f"{case.id}: {command.kernel} does {work}"
+            whole = form(command)
+            for work in (whole, whole.behind or Work()):
+                names = [each.name for each in fields(work) if each.name not in ("operand_nbytes", "behind")]
+                figures = [*(getattr(work, name) for name in names), *work.operand_nbytes.values()]
+                is_real = all(0 <= each < math.inf for each in figures)
+                assert is_real, f"{case.id}: {command.kernel} does {work}"
 
 
 def list_layouts(inputs: Sequence[Array | None], known: set[int]) -> list[Sequence[Array | None]]:

@@ -123,6 +123,20 @@ def expand_and(name: str, *others: Any) -> Build:
     return add
 
 
+def normalize_convolved() -> Build:
+    """Return what adds a convolution of half images of 4608 positions, and the normalisation of what it makes."""
+
+    def add(graph: GraphBuilder, before: Value) -> Sequence[Value]:
+        ones = (np.ones(8, np.float16),) * 2
+        rows = (("Conv", (), (0, 1)), ("InstanceNormalization", (), (-1, 2, 3)))
+        made = then("Expand", ints(1, 8, 195, 24), shape=(1, 8, 195, 1))(graph, before)
+        cast = graph.node(build("Cast", {"to": FLOAT16}), made[0])
+        weight = graph.constant(numbers(8, 8, 4, 1, dtype=np.float16))
+        return [graph.node(build("gpuexec.NormalizedConv", {"steps": rows}), cast, weight, *map(graph.constant, ones))]
+
+    return add
+
+
 def copy_and(name: str, *others: Any) -> Build:
     """Return what adds an operator of a dense image, whose channels have 4680 positions."""
 
@@ -299,6 +313,7 @@ CASES: dict[str, Build] = {
         cast=FLOAT16,
         steps=(("Conv", (("group", 8),), (0, 1)), ("Conv", (), (-1, 2))),
     ),
+    "conv_normalized": normalize_convolved(),
     "simt_conv taps": multiply("Conv", numbers(5, 2, 3, 3), shape=(1, 2, 26, 30)),
     "simt_conv points": multiply("Conv", numbers(5, 8, 1, 1), shape=IMAGE, strides=(2, 2)),
     "simt_conv positions": copy_and("Conv", numbers(5, 8, 1, 1)),

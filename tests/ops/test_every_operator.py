@@ -44,7 +44,8 @@ _IMAGE = tuple(f"ops/vision/image.py:{name}" for name in ("_launch", "_make_tabl
 TIED = {
     **dict.fromkeys(("Attention", "gpuexec.AttentionOverCache", "gpuexec.RoundedAttention"), _RULE),
     **dict.fromkeys(
-        ("Conv", "gpuexec.FusedConv", "gpuexec.FusedNarrowConv", "gpuexec.SeparableConv"), _CONV + _CONV_NAMES
+        ("Conv", "gpuexec.FusedConv", "gpuexec.FusedNarrowConv", "gpuexec.NormalizedConv", "gpuexec.SeparableConv"),
+        _CONV + _CONV_NAMES,
     ),
     **dict.fromkeys(("ai.onnx.ml.LinearClassifier", "ai.onnx.ml.LinearRegressor"), _LINEAR),
     **dict.fromkeys(("gpuexec.ImageToTensor", "gpuexec.TensorToImage"), _IMAGE),

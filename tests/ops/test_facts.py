@@ -50,7 +50,7 @@ CLASSES = {
 COUNTS = ("flops_per_output", "flops_per_input", "count_flops")
 COMPUTE = Target.named("sm_90")
 # Made of operators that may have epilogues, behind the pass that fuses these; what pads is padded as in those.
-JOINED = {"gpuexec.AppendingAttention", "gpuexec.SeparableConv"}
+JOINED = {"gpuexec.AppendingAttention", "gpuexec.NormalizedConv", "gpuexec.SeparableConv"}
 
 
 def is_stated(cls: type[Operator], *names: str) -> bool:

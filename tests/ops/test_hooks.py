@@ -46,9 +46,12 @@ ANY_NUMBER = (
         "ProjectedHeads",
         "Scan",
     ),
-    *("ScaledDotProductAttention", "SeparableConv", "SequenceConstruct", "SequenceMap", "_Fold", "_Optimizer"),
+    *("ScaledDotProductAttention", "SequenceConstruct", "SequenceMap", "_Fold", "_Optimizer"),
 )
-BASES = ("Composite", "Drawing", "Elementwise", "Fused", "Narrowed", "Recurrent", "Steps", "_NormalizedSum", "_Shown")
+BASES = (
+    *("Composite", "Drawing", "Elementwise", "Fused", "Narrowed", "PairedOperators", "Recurrent", "Steps"),
+    *("_NormalizedSum", "_Shown"),
+)
 GROUPS = (
     *("MatMulIntegerToFloat", "QGemm", "QLinearConcat", "QLinearConv", "QLinearMatMul", "QLinearWhere"),
     *("QuantizedBinary", "QuantizedUnary"),

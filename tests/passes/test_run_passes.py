@@ -43,6 +43,7 @@ def test_lists_hold_passes_by_name_with_a_summary() -> None:
         "fuse_rows",
         "fuse_epilogues",
         "fuse_separable",
+        "fuse_normalized",
         "fuse_regions",
         "fuse_prologues",
         "remove_dead",

@@ -110,6 +110,24 @@ def test_nothing_bounds_a_command_without_blocks() -> None:
     assert bound(Work(), 0) == LaunchBounds()
 
 
+def test_blocks_that_wait_for_all_others_are_a_phase_of_their_own() -> None:
+    first, behind = Work(instructions=1e7, rounds=4), Work(l2_nbytes=1e8, rounds=9, blocks=300)
+    both = bound(replace(first, behind=behind), 564)
+    alone = [bound(first, 264), bound(behind, 300)]
+    assert both.phases == tuple(alone) and both.issue == alone[0].issue + alone[1].issue
+    assert MODEL.predict_us(both) == pytest.approx(sum(map(MODEL.predict_us, alone)) - MODEL.fill_us)
+
+
+def test_what_l2_has_no_room_for_is_read_again() -> None:
+    def read(nbytes: int) -> LaunchBounds:
+        return bound(Work(l2_nbytes=1e6, behind=Work(l2_nbytes=1e6, blocks=132, again_nbytes=nbytes)), 264)
+
+    few, many = read(H100.l2_nbytes), read(2 * H100.l2_nbytes)
+    assert few.phases[1].dram == 0
+    assert many.phases[1].dram == pytest.approx(H100.l2_nbytes / H100.dram_bytes_per_second * 1e6)
+    assert many.phases[1].latency > few.phases[1].latency and many.phases[0] == few.phases[0]
+
+
 def make_samples(model: TimeModel, noise: float = 0.0) -> list[Sample]:
     """Return launches of all kinds as a model times them."""
     random = np.random.default_rng(1)

@@ -216,6 +216,16 @@ LARGER: Mapping[str, Budget] = {
         if operands != "float" or tile != "LargeMma"
     },
     **{
+        f"conv_normalized.cu:conv_normalized<NoSteps<{result}>, {operands}, {result}, {tile}>": Budget(
+            registers, "as conv_mma, which it is where it multiplies"
+        )
+        for tile, registers in (("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168))
+        for operands, result in MMA_TYPES
+        if operands != "float" or tile != "LargeMma"
+    },
+    # Of generated steps in front of what is measured.
+    "conv_normalized.cu:conv_normalized": Budget(255, "as conv_mma, which it is where it multiplies"),
+    **{
         f"conv_few.cu:conv_few<{image}, {t}, {result}, SmallMma, {width}>": Budget(
             176 if image == t != "float" else 168, "as mma_gemm, and elements of patches under way"
         )

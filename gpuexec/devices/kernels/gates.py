@@ -269,6 +269,19 @@ GATES: Mapping[str, Gate] = {
         )
         for tile, share, integers in (("MediumMma", 0.335, 225), ("SmallMma", 0.2, 225), ("FlatMma", 0.165, 250))
     },
+    # As conv_mma, with what measures a run of eight columns, and maps vectors, once each.
+    **{
+        f"conv_normalized.cu:conv_normalized<NoSteps<{result}>, {operands}, {result}, {tile}>": Gate(
+            instructions=5000, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
+            opcodes=("HMMA", "LDSM", "LDGSTS", "SHFL"),
+        )
+        for operands, result in MMA_TYPES
+        for tile, share, integers in (
+            (("MediumMma", 0.335, 225), ("SmallMma", 0.2, 225))
+            if operands == "float"
+            else (("LargeMma", 0.545, 57), ("MediumMma", 0.515, 95), ("SmallMma", 0.35, 95))
+        )
+    },
     # Each element of a patch takes some eight instructions, a vector of them as many.
     **{
         f"conv_few.cu:conv_few<{image}, {t}, {result}, SmallMma, {width}>": Gate(

@@ -1,10 +1,9 @@
 """Depthwise separable convolutions: a depthwise convolution and one of a single tap behind it, as one launch.
 
-Both operators keep their epilogues; `infer` and `compute` are one after the other. They are lowered one after the other
-too, and where that gives two launches, ``conv_depthwise_last`` and a product of what it makes on tensor cores, one of
-``conv_separable`` can take their place, to the same bits: it is made of the arguments of both. A product in one slice
-may take either tile then, since all tiles add along the inner extent alike; one in slices keeps its own. No file has
-this operator; the pass `gpuexec.passes.fuse_separable` makes it.
+Where both come to two launches, ``conv_depthwise_last`` and a product of what it makes on tensor cores, one of
+``conv_separable`` can take their place: it is made of the arguments of both. A product in one slice may take either
+tile then, since all tiles add along the inner extent alike; one in slices keeps its own. The pass
+`gpuexec.passes.fuse_separable` makes the operator.
 """
 
 from __future__ import annotations
@@ -15,29 +14,26 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.errors import InputError
 from gpuexec.ir.command import Command, Kernel, Launch, Slot
-from gpuexec.ir.geometry import ceil_div, channels_last_strides, round_up
+from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import join_bytes
-from gpuexec.ir.operator import Array, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
-from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
-from gpuexec.ir.target import Target
-from gpuexec.ir.work import LAUNCH_NBYTES, SECTOR_BYTES, WARP, Work, work_of
+from gpuexec.ir.operator import Emitter, Join, operator
+from gpuexec.ir.spec import BFLOAT16, dtype_row
+from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_type_steps, split_epilogue
-from gpuexec.ops.elementwise.region_steps import RegionStep, StepRow, made_by, read_steps
 from gpuexec.ops.lib.slices import FLAT_MMA, SMALL_MMA, MmaTile
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma, find_mma_tile
 from gpuexec.ops.linalg.product import ALONG_K, WIDE_B, read_left, transpose_mma
 from gpuexec.ops.linalg.simt_work import read_gemm
 from gpuexec.ops.nn.conv_depthwise_last import LAST_FORMS, PackedWindows
+from gpuexec.ops.nn.paired import PairedOperators, guard_texts, read_types
 
 _SOURCE, _DEPTHWISE, _PRODUCT = "conv_separable.cu", "conv_depthwise_last", "mma_gemm"
 _TILES = (SMALL_MMA, FLAT_MMA)
 _HALVES = (np.dtype(np.float16), BFLOAT16)
 _EXTENTS = tuple(dict.fromkeys(extent for extent, _ in LAST_FORMS))  # of a thread's windows none are side by side
-_PARTS = 2  # operators that are one here
 
 
 def name_separable(steps: str, types: Sequence[str], tile: MmaTile, extent: int) -> Kernel:
@@ -65,144 +61,17 @@ for _type in [dtype_row(dtype).cuda for dtype in _HALVES]:
 
 @operator("SeparableConv", "gpuexec")
 @dataclass(frozen=True, slots=True)
-class SeparableConv(Operator):
-    """A depthwise Conv and a Conv of one tap over what it makes, each perhaps with an epilogue.
+class SeparableConv(PairedOperators):
+    """A depthwise Conv and a Conv of one tap over what it makes, each perhaps with an epilogue."""
 
-    Inputs are those of the first, then those that the second has beside; outputs are those of the second.
-
-    ``steps`` are two rows of (name, attributes, inputs), see `gpuexec.ops.elementwise.region_steps`.
-    """
-
-    steps: tuple  # type: ignore[type-arg]
-    tolerance = Tolerance.REDUCTION
-    uses_all_cores = True
-    has_blits = True
-    format_use = FormatUse.FOLLOWS
     example = (
         "float16[1,8,4,4] float16[8,1,3,3] float16[16,8,1,1] steps=(('Conv',(('group',8),('pads',(1,1,1,1))),(0,1)),("
         "'Conv',(),(-1,2)))"
     )
 
-    @property
-    def padded_factors(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Positions of the weights."""
-        return tuple([place for step in self._read() if isinstance(place := step.inputs[1], int)])
-
-    @property
-    def not_images(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Positions of the weights."""
-        return self.padded_factors
-
-    def infer(self, *inputs: TensorSpec | None) -> tuple[TensorSpec, ...]:
-        """Infer one operator after the other.
-
-        Raises:
-            InputError: As they do, or these are not two operators.
-        """
-        _, second = self._read()
-        return second.operator.infer(*second.pick(inputs, [self._infer_made(inputs)], TensorSpec.of))
-
-    def find_dtype(self, dtypes: Sequence[np.dtype[Any] | None]) -> np.dtype[Any] | None:
-        """Return the type that the second operator gives."""
-        first, second = self._read()
-        made = first.operator.find_dtype(first.pick(dtypes, (), lambda array: array.dtype))
-        return second.operator.find_dtype(second.pick(dtypes, [made], lambda array: array.dtype))
-
-    def count_flops(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> int | None:
-        """Add up those of both."""
-        first, second = self._read()
-        made = self._infer_made(inputs)
-        own = first.operator.count_flops(first.pick(inputs, (), TensorSpec.of), [made])
-        behind = second.operator.count_flops(second.pick(inputs, [made], TensorSpec.of), outputs)
-        return None if own is None or behind is None else own + behind
-
-    def count_format_gain(
-        self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
-    ) -> int:
-        """Add up what both gain, and what a launch of both saves on tensor cores: to move what the first one makes."""
-        first, second = self._read()
-        made = self._infer_made(inputs)
-        own = first.operator.count_format_gain(first.pick(inputs, (), TensorSpec.of), [made], target)
-        behind = second.operator.count_format_gain(second.pick(inputs, [made], TensorSpec.of), outputs, target)
-        return own + behind + (2 * made.nbytes + LAUNCH_NBYTES if behind else 0)
-
-    def writes_windows(
-        self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
-    ) -> bool:
-        """Return whether the second operator does."""
-        second = self._read()[1]
-        return second.operator.writes_windows(
-            second.pick(inputs, [self._infer_made(inputs)], TensorSpec.of), outputs, target
-        )
-
-    def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
-        """Compute one operator after the other."""
-        first, second = self._read()
-        made = first.operator.compute(*first.pick(inputs, (), np.asarray))
-        return second.operator.compute(*second.pick(inputs, made, np.asarray), out=out)
-
-    def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch both as one where that is predicted to be faster, else one after the other."""
-        first, second = self._read()
-        wanted = next((y for y in outputs if y is not None), None)
-        if wanted is None:
-            return
-        given = first.pick(inputs, (), emit.constant)
-        (spec,) = first.operator.infer(*(None if slot is None else slot.spec for slot in given))
-        made = emit.temp(spec.shape, spec.dtype)
-        if not wanted.is_contiguous:
-            made = replace(made, strides=channels_last_strides(spec.shape))
-
-        def launch_apart() -> None:
-            assert first.operator.lower is not None and second.operator.lower is not None
-            first.operator.lower(emit, given, (made,))
-            second.operator.lower(emit, second.pick(inputs, [made], emit.constant), outputs)
-
-        emit.join(launch_apart, join_launches)
-
-    def without_roundings(self) -> SeparableConv:
-        """Return the operator without roundings between the steps of epilogues."""
-        rows = []
-        for name, attributes, inputs in self.steps:
-            has_epilogue = any(key == "steps" for key, _ in attributes)
-            rows.append((name, (*attributes, ("rounds", False)) if has_epilogue else attributes, inputs))
-        return SeparableConv(tuple(rows))
-
-    def _infer_made(self, inputs: Sequence[TensorSpec | None]) -> TensorSpec:
-        """Return the spec of what the first operator makes."""
-        first, _ = self._read()
-        return first.operator.infer(*first.pick(inputs, (), TensorSpec.of))[0]
-
-    def _read(self) -> tuple[RegionStep, RegionStep]:
-        steps = read_steps(self.steps)
-        if len(steps) != _PARTS or made_by(0) not in steps[-1].inputs:
-            raise InputError(f"{self.name} expects two operators, the second over what the first makes, got {steps}.")
-        return steps[0], steps[1]
-
-
-def list_rows(
-    parts: Sequence[tuple[str, tuple[tuple[str, Any], ...]]], inputs: Sequence[Sequence[Any]], made: Any
-) -> tuple[tuple[StepRow, ...], list[Any]]:
-    """Return the rows of `SeparableConv` and its inputs.
-
-    Args:
-        parts: Name and attributes of both operators.
-        inputs: Of both.
-        made: What the second reads of the first.
-    """
-    own: list[Any] = []
-    rows: list[StepRow] = []
-    for (name, attributes), given in zip(parts, inputs, strict=True):
-        places: list[int | None] = []
-        for value in given:
-            if value is None or (rows and value is made):
-                places.append(None if value is None else made_by(0))
-                continue
-            if value not in own:
-                own.append(value)
-            places.append(own.index(value))
-        rows.append((name, tuple(attributes), tuple(places)))
-    return tuple(rows), own
+    def _prepare_join(self, emit: Emitter, made: Slot) -> Join:
+        """Return what makes one launch of two."""
+        return join_launches
 
 
 def join_launches(commands: Sequence[Command]) -> list[list[Command]]:
@@ -212,11 +81,11 @@ def join_launches(commands: Sequence[Command]) -> list[list[Command]]:
         commands: Of both operators, among them those that pack weights which are computed.
     """
     launches = [each for each in commands if isinstance(each, Launch)]
-    firsts = [each for each in launches if _read_types(each.kernel)[0] == _DEPTHWISE]
-    if len(firsts) != 1 or launches[-1] is not commands[-1] or _read_types(launches[-1].kernel)[0] != _PRODUCT:
+    firsts = [each for each in launches if read_types(each.kernel)[0] == _DEPTHWISE]
+    if len(firsts) != 1 or launches[-1] is not commands[-1] or read_types(launches[-1].kernel)[0] != _PRODUCT:
         return []
     first, last = firsts[0], launches[-1]
-    types, its = _read_types(first.kernel)[1], _read_types(last.kernel)[1]
+    types, its = read_types(first.kernel)[1], read_types(last.kernel)[1]
     epilogue, operands = split_epilogue(first.kernel)
     made = first.arguments[3]
     others = [each for each in commands if each is not first and each is not last]
@@ -247,18 +116,13 @@ def _join(first: Launch, second: Launch, tile: MmaTile, types: Sequence[str], ex
     before = [first.arguments[0], *head, first.arguments[1], first.arguments[2], positions, *own]
     shift = len(before) - 7  # of what stands behind the arguments of mma_gemm
     return Launch(
-        Kernel(_SOURCE, expression, "".join([_guard(name, text) for name, text in texts.items() if name])),
+        Kernel(_SOURCE, expression, guard_texts(texts)),
         (tile.count(rows, columns), second.grid[1], 1),
         (tile.threads, 1, 1),
         (*before, *rest),
         tuple([position if position < 7 else position + shift for position in second.writes]),
         tile.ring_nbytes,
     )
-
-
-def _guard(name: str, text: str) -> str:
-    """Return the text of a type as it may stand several times in a file: kernels share types, but not texts."""
-    return f"#ifndef HAS_{name}\n#define HAS_{name}\n{text}#endif\n"
 
 
 def _turn(product: Launch, made: Slot) -> Launch:
@@ -285,12 +149,6 @@ def _is_left_operand(made: Slot, second: Launch) -> bool:
     return is_whole and bool(wide & WIDE_B) and strides == (inner, 1)
 
 
-def _read_types(kernel: Kernel) -> tuple[str, list[str]]:
-    """Return the name of a kernel and its template arguments."""
-    name, _, types = kernel.expression.removesuffix(">").partition("<")
-    return name, types.split(", ")
-
-
 # Instructions of a thread on sm_90, of half: for a slab apart from its places, and to find one; for a vector that is
 # read and widened, and to finish an element beside the steps.
 _AROUND_SLAB, _EACH_PLACE, _EACH_READ, _EACH_FINISHED = 40, 45, 15, 5
@@ -303,7 +161,7 @@ def _count_conv_separable(launch: Launch) -> Work:
     rows, columns, inner, *_ = read_gemm(launch)
     x, w, tile = launch.arguments[0], launch.arguments[1], find_mma_tile(launch)
     assert isinstance(x, Slot) and isinstance(w, Slot)
-    windows, (_, types) = PackedWindows.read(launch.arguments[9]), _read_types(launch.kernel)
+    windows, (_, types) = PackedWindows.read(launch.arguments[9]), read_types(launch.kernel)
     steps = count_type_steps(launch.kernel.text, types[0])
     depth, itemsize = tile.slab_nbytes // x.dtype.itemsize, x.dtype.itemsize
     places = tile.rows * depth // _LANES // tile.threads  # of a thread, in a slab

@@ -8,6 +8,7 @@ ones in. So numbers are the same however an image lies.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -32,8 +33,8 @@ from gpuexec.ops.tensor.layout import in_order_of
 
 _SOURCE, _FLOAT = "norm_channels.cu", np.dtype(np.float32)
 _DTYPES = (_FLOAT, np.dtype(np.float16), BFLOAT16)
-# Constants of norm_channels.cu.
-_PART, _SIDE_BY_SIDE, _TILE_THREADS = 1024, 4, 4 * WARP
+# Constants of channel_parts.cuh.
+PART_POSITIONS, _SIDE_BY_SIDE, _TILE_THREADS = 1024, 4, 4 * WARP
 _BLOCK = (BLOCK_THREADS, 1, 1)
 LEAST_POSITIONS = 16 * BLOCK_THREADS  # of small channels; beyond them `norm.cu` does not hold a row in registers
 _CHANNELS, _FOUR, _LIMIT = 8, 4, 2**31
@@ -44,6 +45,11 @@ _L2_SHARE = 3  # a third of L2 is for what was measured and is read again, besid
 def _find_width(dtype: np.dtype[np.generic], *, is_last: bool) -> int:
     """Return the channels of a thread."""
     return _VECTOR_BYTES // dtype.itemsize if is_last else 1
+
+
+def find_tile_channels(dtype: np.dtype[np.generic]) -> int:
+    """Return the channels that lie last of a tile that blocks of `describe_map` map, 16 bytes to a thread."""
+    return _SIDE_BY_SIDE * _find_width(dtype, is_last=True)
 
 
 def _name_large(dtype: np.dtype[np.generic], *, is_last: bool) -> Kernel:
@@ -80,7 +86,7 @@ def launch_large_channels(emit: Emitter, x: Slot, scale: Slot, bias: Slot, y: Sl
         and positions % _FOUR == 0
         and channels % _CHANNELS == 0
         and not any(slot.offset_bytes % (_CHANNELS * slot.dtype.itemsize) for slot in (x, scale, bias, y))
-        and 0 < x.spec.size < _LIMIT - _PART
+        and 0 < x.spec.size < _LIMIT - PART_POSITIONS
         and emit.target.has_kernels
         and not emit.target.has_textures
     )
@@ -90,7 +96,7 @@ def launch_large_channels(emit: Emitter, x: Slot, scale: Slot, bias: Slot, y: Sl
     x = in_order_of(emit, x, y)
     scale, bias = emit.contiguous(scale), emit.contiguous(bias)
     width = _find_width(x.dtype, is_last=is_last)
-    tiles, parts = ceil_div(channels, _SIDE_BY_SIDE * width), ceil_div(positions, _PART)
+    tiles, parts = ceil_div(channels, _SIDE_BY_SIDE * width), ceil_div(positions, PART_POSITIONS)
     units = n * tiles * parts
     nbytes = _SIDE_BY_SIDE * width * positions * x.dtype.itemsize
     room = find_gpu(emit.target.architecture).l2_nbytes // _L2_SHARE
@@ -142,34 +148,66 @@ def launch_small_channels(emit: Emitter, x: Slot, scale: Slot, bias: Slot, y: Sl
 
 # Instructions of a thread of large channels around, for a load that is measured, and for one that is mapped; for an
 # element of either.
-_AROUND_UNIT, _EACH_MEASURED, _EACH_MAPPED, _EACH_OF_BOTH = 300, 11, 15, 8
-_PARTS_TOGETHER = 32  # that chains fetch
+_AROUND_UNIT, _EACH_MEASURED, _EACH_MAPPED, _EACH_OF_ONE, _EACH_OF_OTHER = 300, 11, 15, 5, 4
+EACH_MEASURED_FMA = 23 / 32  # fused multiply-adds for an element that is measured: of fours, and of eight of them
+PARTS_TOGETHER = 32  # that chains fetch
+_SHARED_NBYTES = {1: 18692, 4: 6536, 8: 12680}  # by the channels of a thread
 _HELD = 400  # blocks that a large device runs at once
 
 
 @work_of(_SOURCE, "normalize_large_channels")
 def _count_large(launch: Launch) -> Work:
-    x, packed, steps = launch.arguments[0], launch.arguments[7], count_epilogue_steps(launch)
+    x, y, packed = launch.arguments[0], launch.arguments[3], launch.arguments[7]
     assert isinstance(x, Slot) and isinstance(packed, bytes)
-    channels, positions, parts = struct.unpack_from("<3i", packed)
-    is_last = ", true" in launch.kernel.expression
+    channels, _, parts = struct.unpack_from("<3i", packed)
+    is_last, blocks = ", true" in launch.kernel.expression, launch.grid[0]
     width = _find_width(x.dtype, is_last=is_last)
-    loads = _EACH_MEASURED * x.spec.size / width + _EACH_MAPPED * x.spec.size / (width if is_last else _FOUR)
-    images = [slot for slot in (*launch.reads_from(), *launch.writes_to()) if slot.spec.size >= x.spec.size]
-    groups, blocks = ceil_div(min(positions, _PART) * width, WARP * _FOUR), launch.grid[0]
+    mapped = describe_map(launch, (x, y, *launch.arguments[9:]), blocks // 2, _TILE_THREADS, is_last=is_last)
+    measured = _EACH_MEASURED * x.spec.size / width + _EACH_OF_ONE * x.spec.size
+    warps = count_warps(launch)
     return Work(
-        flops=x.spec.size * (8 + steps),
-        instructions=count_warps(launch) * _AROUND_UNIT
-        + (loads + x.spec.size * (_EACH_OF_BOTH + steps * STEP_INSTRUCTIONS)) / WARP,
-        wavefronts=count_warps(launch) * 3 * width,
-        l2_nbytes=sum(map(count_slot_bytes, images)) + count_slot_bytes(x) + 2 * 4 * x.shape[0] * parts * 2 * channels,
-        # A turn, loads and two counts, or a turn, a signal, what was measured and loads; once, the parts of a channel.
-        rounds=(4 + 3 + ceil_div(groups, 8 if is_last else 4)) / 2
-        + ceil_div(parts, _PARTS_TOGETHER) * min(1, _HELD / blocks),
+        flops=mapped.flops,
+        instructions=mapped.instructions + warps / 2 * _AROUND_UNIT + measured / WARP,
+        multiply_adds=x.spec.size * EACH_MEASURED_FMA / WARP,
+        # Moments of runs; rows of a row-major image go through shared memory.
+        wavefronts=warps * 3 * width + (0 if is_last else 2 * x.spec.size / WARP),
+        l2_nbytes=mapped.l2_nbytes + count_slot_bytes(x) + 2 * 4 * x.shape[0] * parts * 2 * channels,
+        # A turn, loads and two counts; once, the parts of a channel.
+        rounds=mapped.rounds + 4 / 2 + ceil_div(parts, PARTS_TOGETHER) * min(1, _HELD / blocks),
         barriers=6,
         registers=168 if is_last else 80,
-        shared_nbytes=4 * (WARP + 1 + 24) * (_SIDE_BY_SIDE * width + 1),
+        shared_nbytes=_SHARED_NBYTES[width],
         operand_nbytes={4: 0, 5: 0, 6: 0},  # no other command has anything of them
+    )
+
+
+def describe_map(
+    launch: Launch, arguments: Sequence[Argument], blocks: int, threads: int, *, is_last: bool = True
+) -> Work:
+    """Return the work of blocks that map images of large channels, which are measured.
+
+    Args:
+        launch: Their launch, with the epilogue.
+        arguments: The images and the result, and those of the epilogue.
+        blocks: How many there are.
+        threads: Of a block.
+        is_last: Whether channels lie last.
+    """
+    images = [slot for slot in arguments if isinstance(slot, Slot)]
+    x, steps = images[0], count_epilogue_steps(launch)
+    size, vector = x.spec.size, _find_width(x.dtype, is_last=True) if is_last else _FOUR
+    groups = ceil_div(min(prod(x.shape[2:]), PART_POSITIONS) * (vector if is_last else 1), WARP * _FOUR)
+    return Work(
+        flops=size * (8 + steps),
+        instructions=blocks * ceil_div(threads, WARP) * _AROUND_UNIT
+        + (_EACH_MAPPED * size / vector + size * (_EACH_OF_OTHER + steps * STEP_INSTRUCTIONS)) / WARP,
+        l2_nbytes=sum(map(count_slot_bytes, images)),
+        # A turn, a signal, what was measured, and loads. Of rounds of these blocks, and of those that measure, half are
+        # waited for, since others are under way.
+        rounds=(3 + ceil_div(groups, 8 if is_last else 4)) / 2,
+        barriers=2,
+        blocks=blocks,
+        again_nbytes=count_slot_bytes(x),
     )
 
 
