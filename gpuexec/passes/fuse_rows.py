@@ -29,8 +29,8 @@ def fuse_rows(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | None =
     """Fuse operators that reduce the same rows, and those on elements in front, between and behind, into one operator.
 
     Rows are the elements along the last axes. A row is read once and stays in registers, as far as it fits. An operator
-    that an epilogue takes stays there, be it behind a product or, alone, behind a reduction to one element for each row:
-    that moves as few bytes. Results stay the same to the bit.
+    that an epilogue takes stays there, be it behind a product or, alone, behind a reduction to one element for each
+    row: that moves as few bytes. Results stay the same to the bit.
 
     Args:
         graph: The graph as loaded.

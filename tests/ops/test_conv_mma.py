@@ -28,7 +28,7 @@ from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.work import LAUNCH_NBYTES
 from gpuexec.ops.lib.rounding import round_to
-from gpuexec.ops.lib.slices import MMA_TILES, SMALL_MMA, MmaTile
+from gpuexec.ops.lib.slices import DEEP_MMA_TILES, SMALL_MMA, MmaTile
 from gpuexec.ops.lib.windows import Windows, resolve_windows
 from gpuexec.ops.linalg.product import Product
 from gpuexec.ops.nn import conv_mma
@@ -55,10 +55,10 @@ STEPS = (("Mul", (), (-1, 3)), ("Relu", (), (-1,)))
 KINDS = (((), ""), (STEPS, "-steps"))
 PRECISIONS = {HALF: "fp16", BFLOAT16: "bf16", FLOAT: "tf32"}
 CAST = {dtype: ("Cast", (("to", helper.np_dtype_to_tensor_dtype(dtype)),), (-1,)) for dtype in (HALF, BFLOAT16)}
-NAMES = [tile.name for tile in MMA_TILES]
+NAMES = [tile.name for tile in DEEP_MMA_TILES]
 # Tiles with the types of operands and result that each is tried with.
 TILED = [
-    *(pytest.param(tile, (HALF, HALF), id=tile.name) for tile in MMA_TILES),
+    *(pytest.param(tile, (HALF, HALF), id=tile.name) for tile in DEEP_MMA_TILES),
     *(pytest.param(tile, TF32, id=f"{tile.name}-tf32") for tile in FLOAT_TILES),
 ]
 
@@ -66,7 +66,7 @@ TILED = [
 @functools.cache
 def load(mode: Mode) -> Mapping[str, SimulatorFunction]:
     # The whole file, as other tests have it compiled, but for counting.
-    counted = [name_conv((HALF, HALF), tile).expression for tile in MMA_TILES]
+    counted = [name_conv((HALF, HALF), tile).expression for tile in DEEP_MMA_TILES]
     counted += [name_conv(TF32, tile).expression for tile in FLOAT_TILES]
     return load_file("conv_mma.cu", counted if mode == "count" else instantiations("conv_mma.cu"), mode=mode)
 
@@ -175,7 +175,7 @@ def convolve_by(
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("mode", ["plain", "check"])
-@pytest.mark.parametrize("tile", MMA_TILES, ids=NAMES)
+@pytest.mark.parametrize("tile", DEEP_MMA_TILES, ids=NAMES)
 def test_random_convolutions(mode: Mode, tile: MmaTile, seed: int) -> None:
     pick = random.Random(f"{tile.name} {seed}")
     is_small = tile.size <= SMALL_MMA.size
@@ -274,7 +274,7 @@ FORMS: list[tuple[tuple[np.dtype[Any], np.dtype[Any]], tuple[Any, ...], str]] = 
     ("tile", "types", "steps"),
     [
         pytest.param(tile, types, steps, id=f"{tile.name}-{name}")
-        for tile in MMA_TILES
+        for tile in DEEP_MMA_TILES
         for types, steps, name in FORMS
         if types != TF32 or tile in FLOAT_TILES
     ],

@@ -10,7 +10,7 @@ from gpuexec.ir.gpus import find_gpu
 from gpuexec.ir.precision import STRICT, TF32
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.work import find_form
-from gpuexec.ops.lib.slices import MMA_TILES, MmaTile
+from gpuexec.ops.lib.slices import DEEP_MMA_TILES, MmaTile
 from gpuexec.ops.linalg.mma_launch import name_mma
 from gpuexec.ops.linalg.product import ALONG_K, Product
 from gpuexec.ops.nn import conv_mma
@@ -74,7 +74,7 @@ TF32_CONVOLUTIONS = [
 @pytest.mark.parametrize(
     ("case", "tile"),
     [
-        *(pytest.param(case, tile, id=f"{case}-{tile.name}") for case in CONVOLUTIONS for tile in MMA_TILES),
+        *(pytest.param(case, tile, id=f"{case}-{tile.name}") for case in CONVOLUTIONS for tile in DEEP_MMA_TILES),
         *(
             pytest.param(case, tile, id=f"{case}-{tile.name}-tf32")
             for case in TF32_CONVOLUTIONS
@@ -99,7 +99,7 @@ def test_convolutions_are_as_counted(case: CountedCase, tile: MmaTile, monkeypat
 
 def predict_us(tile_name: str, architecture: int, extent: int) -> float:
     """Return the time of a product of square matrices of bf16 that lie along the inner extent."""
-    tile = next(each for each in MMA_TILES if each.name == tile_name)
+    tile = next(each for each in DEEP_MMA_TILES if each.name == tile_name)
     spec = TensorSpec((extent, extent), np.dtype(BFLOAT16))
     a, b, y = (Slot(number, 0, spec, (extent, 1)) for number in range(3))
     product = Product(

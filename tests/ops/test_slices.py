@@ -16,7 +16,7 @@ from gpuexec.ir.target import Target
 from gpuexec.ops.lib.slices import (
     MAX_SLICES,
     MIN_SLABS,
-    MMA_TILES,
+    DEEP_MMA_TILES,
     TILES,
     choose_mma_tile,
     count_slices,
@@ -149,7 +149,7 @@ def test_a_plan_runs_again_and_again_by_the_same_counters() -> None:
 
 @pytest.mark.parametrize("architecture", [each for each in ARCHITECTURES if each >= 80])
 def test_every_tile_of_tensor_cores_fits_an_architecture(architecture: int) -> None:
-    for tile in MMA_TILES:
+    for tile in DEEP_MMA_TILES:
         assert tile.ring_nbytes <= Target.named(f"sm_{architecture}").shared_bytes_per_block
         assert find_gpu(architecture).count_blocks(tile.threads, tile.registers, tile.ring_nbytes) >= 1
 
@@ -175,3 +175,18 @@ def test_tile_of_tensor_cores_follows_from_extents_and_architecture(
     tile = choose_mma_tile(emit, rows, columns, 2 * inner)
     assert tile.name == name
     assert slice_mma_tiles(emit, tile, tile.count(rows, columns), 2 * inner).count == slices
+
+
+@pytest.mark.parametrize(
+    ("extents", "name"),
+    [
+        ((128, 2304, 768), "SmallDeepMma"),  # 72 blocks
+        ((1, 768, 768), "FlatDeepMma"),
+        ((100352, 64, 64), "SmallMma"),  # multiprocessors have eleven blocks each, whose warps wait in turn
+        ((4096, 4096, 4096), "LargeMma"),
+    ],
+)
+def test_groups_of_warps_share_tiles_where_blocks_are_few(extents: tuple[int, int, int], name: str) -> None:
+    emit: Any = Emitter("sm_90")
+    rows, columns, inner = extents
+    assert choose_mma_tile(emit, rows, columns, 2 * inner, tiles=DEEP_MMA_TILES).name == name

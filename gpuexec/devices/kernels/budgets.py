@@ -187,7 +187,12 @@ LARGER: Mapping[str, Budget] = {
             ("SmallMma", _LIES, 168, "32 sums beside fragments of two steps; three blocks of 128 threads fit"),
             ("FlatMma", _LIES[:1], 208, "20 copies of a slab in flight; shared memory holds two blocks of 64 threads"),
             ("SmallDeepMma", _LIES[:1], 128, "32 sums beside fragments of two steps; two blocks of 256 threads fit"),
-            ("FlatDeepMma", _LIES[:1], 168, "10 copies of a slab in flight; shared memory holds two blocks of 128 threads"),
+            (
+                "FlatDeepMma",
+                _LIES[:1],
+                168,
+                "10 copies of a slab in flight; shared memory holds two blocks of 128 threads",
+            ),
         )
         for left in lefts
         for right in _LIES
@@ -195,7 +200,7 @@ LARGER: Mapping[str, Budget] = {
         if operands != "float" or left == right == _LIES[0]
     },
     "mma_rows.cu:mma_of_rows": Budget(
-        255, "as mma_gemm, or up to 128 words of rows in front; shared memory holds two blocks of 64 threads"
+        255, "as mma_gemm, or up to 128 words of rows in front; shared memory holds two blocks of 128 threads"
     ),
     **{
         f"mma_float8.cu:mma_float8<{t}, {tile}>": Budget(registers, "as mma_gemm, and words that are widened")
@@ -211,9 +216,12 @@ LARGER: Mapping[str, Budget] = {
     },
     **{
         f"conv_mma.cu:conv_mma<{operands}, {result}, {tile}>": Budget(registers, "as mma_gemm, over patches")
-        for tile, registers in (("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168), ("FlatMma", 208))
+        for tile, registers in (
+            *(("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168), ("FlatMma", 208)),
+            *(("SmallDeepMma", 128), ("FlatDeepMma", 168)),
+        )
         for operands, result in MMA_TYPES
-        if operands != "float" or tile != "LargeMma"
+        if operands != "float" or tile in ("MediumMma", "SmallMma", "FlatMma")
     },
     **{
         f"conv_normalized.cu:conv_normalized<NoSteps<{result}>, {operands}, {result}, {tile}>": Budget(

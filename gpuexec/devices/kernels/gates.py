@@ -256,7 +256,8 @@ GATES: Mapping[str, Gate] = {
             opcodes=("HMMA", "LDSM", "LDGSTS"),
         )
         for tile, share, integers in (
-            ("LargeMma", 0.545, 57), ("MediumMma", 0.515, 95), ("SmallMma", 0.35, 95), ("FlatMma", 0.25, 124)
+            ("LargeMma", 0.545, 57), ("MediumMma", 0.515, 95), ("SmallMma", 0.35, 95), ("FlatMma", 0.25, 124),
+            ("SmallDeepMma", 0.285, 64), ("FlatDeepMma", 0.225, 84),
         )
         for operands, result in MMA_TYPES
         if operands != "float"

@@ -33,8 +33,9 @@ _FIXED_SLABS, _SLABS_PER_SLICE, _SLACK = 2.0, 0.5, (1.30, 1.15, 1.08)
 # Of tensor cores, cycles that a launch takes to begin, and that a block waits whatever its slabs: for its first fetch;
 # for the part of its sums that a thread finishes at a time, 32 of them, and by the bytes of them that leave in a clock;
 # to join slices, and for each of them, where so many vectors of a thread's sums are under way together. And cycles from
-# an mma of a warp to its next one where a scheduler has no other warp, and those of them that it waits; and the share of
-# L2's bandwidth that products get. All from times on an H100 (tests/bench/results), of which half are met within a tenth.
+# an mma of a warp to its next one where a scheduler has no other warp, and those of them that it waits; and the share
+# of L2's bandwidth that products get. All from times on an H100 (tests/bench/results), of which half are met within a
+# tenth. And instructions of a warp whatever its slabs, by which blocks delay each other.
 _MMA_BEGIN_CYCLES, _MMA_FETCH_CYCLES = 700, 2300
 _MMA_PART_CYCLES, _MMA_PART, _MMA_STORED_BYTES = 1200, 32, 32
 _MMA_FOLD_CYCLES = (
@@ -42,6 +43,7 @@ _MMA_FOLD_CYCLES = (
 )
 _MMA_JOIN_CYCLES, _MMA_SLICE_CYCLES, _MMA_VECTORS = 3400, 550, 16
 _MMA_CHAIN_CYCLES, _MMA_WAIT_CYCLES, _MMA_L2_SHARE = 14, 8, 0.7
+_MMA_AROUND = 500
 _MMA_LEAST_NBYTES = 256  # of the inner extent, that a slice has
 _L2_BYTES_PER_CLOCK = 64  # of a multiprocessor
 _MATRIX_BYTES, _MMA_BYTES, _MMA_PRODUCTS = 512, 32, 2048  # of an ldmatrix; along the inner extent; of an mma of 16 bits
@@ -237,8 +239,10 @@ class MmaCosts:
         of_slab = tile.count_cycles(self.gpu, max(1, min(tiles * slices, wave)))
         together = max(1, self.gpu.count_blocks(tile.threads, tile.registers, tile.ring_nbytes))
         own, chain = ceil_div(slabs, slices), tile.warp_products * _MMA_CHAIN_CYCLES
+        around = _MMA_AROUND * tile.threads / (_WARP * _SCHEDULERS)
         # Blocks one after the other in each place for one, or as many slabs as a multiprocessor takes.
-        return max(max(1.0, at_once / together) * (waits + own * chain), waits + at_once * own * of_slab)
+        in_turn = max(1.0, at_once / together) * (waits + own * chain)
+        return max(in_turn, waits + at_once * own * of_slab) + (at_once - 1) * around
 
 
 LARGE_TILE = Tile("LargeTile", 128, 128, 256, 0.88)

@@ -32,7 +32,15 @@ from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import WeightForm, weight_form
 from gpuexec.ir.work import LAUNCH_NBYTES
 from gpuexec.ops.elementwise.epilogue import instantiate_finished
-from gpuexec.ops.lib.slices import FLAT_MMA, MEDIUM_MMA, MMA_TILES, SMALL_MMA, MmaTile, choose_mma_tile, slice_mma_tiles
+from gpuexec.ops.lib.slices import (
+    DEEP_MMA_TILES,
+    FLAT_MMA,
+    MEDIUM_MMA,
+    SMALL_MMA,
+    MmaTile,
+    choose_mma_tile,
+    slice_mma_tiles,
+)
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.lib.windows import MAX_AXES, Windows
 from gpuexec.ops.linalg.matmul_launch import launch_gemm
@@ -62,8 +70,8 @@ def name_conv(dtypes: tuple[np.dtype[Any], np.dtype[Any]], tile: MmaTile) -> Ker
 # Tiles of floats. By the large one 32 images of ResNet-50 are predicted to take 3 % less, and one image as long.
 FLOAT_TILES = (MEDIUM_MMA, SMALL_MMA, FLAT_MMA)
 for _dtype in _DTYPES:
-    instantiate_finished(_dtype, [name_conv((_dtype, _dtype), tile) for tile in MMA_TILES])
-    instantiate_finished(_FLOAT, [name_conv((_dtype, _FLOAT), tile) for tile in MMA_TILES], stored=[_dtype])
+    instantiate_finished(_dtype, [name_conv((_dtype, _dtype), tile) for tile in DEEP_MMA_TILES])
+    instantiate_finished(_FLOAT, [name_conv((_dtype, _FLOAT), tile) for tile in DEEP_MMA_TILES], stored=[_dtype])
 instantiate_finished(_FLOAT, [name_conv((_FLOAT, _FLOAT), tile) for tile in FLOAT_TILES])
 
 
@@ -273,7 +281,7 @@ def _launch(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows:
         launch_gemm(emit, (x, weights, bias, y), (rows, outs, inner), strides)
         return
     nbytes = inner * x.dtype.itemsize
-    tile = choose_mma_tile(emit, rows, outs, nbytes, groups, FLOAT_TILES if x.dtype == _FLOAT else MMA_TILES)
+    tile = choose_mma_tile(emit, rows, outs, nbytes, groups, FLOAT_TILES if x.dtype == _FLOAT else DEEP_MMA_TILES)
     tiles = groups * tile.count(rows, outs)
     slices = slice_mma_tiles(emit, tile, tiles, nbytes)
     batch: tuple[int, ...] = ()
