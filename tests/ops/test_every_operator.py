@@ -44,8 +44,7 @@ _IMAGE = tuple(f"ops/vision/image.py:{name}" for name in ("_launch", "_make_tabl
 TIED = {
     **dict.fromkeys(("Attention", "gpuexec.AttentionOverCache", "gpuexec.RoundedAttention"), _RULE),
     **dict.fromkeys(
-        ("Conv", "gpuexec.FusedConv", "gpuexec.FusedNarrowConv", "gpuexec.NormalizedConv", "gpuexec.SeparableConv"),
-        _CONV + _CONV_NAMES,
+        ("Conv", "gpuexec.FusedConv", "gpuexec.FusedNarrowConv", "gpuexec.SeparableConv"), _CONV + _CONV_NAMES
     ),
     **dict.fromkeys(("ai.onnx.ml.LinearClassifier", "ai.onnx.ml.LinearRegressor"), _LINEAR),
     **dict.fromkeys(("gpuexec.ImageToTensor", "gpuexec.TensorToImage"), _IMAGE),
@@ -55,6 +54,7 @@ TIED = {
     "com.microsoft.RelativePositionBias": ("ops/control/interpret.py:_propagate.<locals>.<listcomp>",),
     "gpuexec.FusedResize": ("ops/vision/resize_tables.py:make_table",),
     "gpuexec.NarrowConvTranspose": ("ops/nn/conv_simt.py:_list_axis",),
+    "gpuexec.NormalizedConv": (_CONV[0], "ops/nn/conv_mma.py:pack_conv"),
     "gpuexec.RelativeBuckets": ("ops/microsoft/position.py:RelativeBuckets._tabulate",),
 }
 ALL_TYPES = frozenset(row.name for row in DTYPES)

@@ -379,7 +379,7 @@ def pack_conv(product: Product, x: Slot, windows: Windows, channels: int, tile: 
         product.pack_mma(ALONG_K, ALONG_K),
         pack_struct("<18i", *itertools.chain(*rows)),
         *[pack_fast_div32(max(1, divisor)) for divisor in divisors],
-        pack_struct("<7i", batch, *axes, *divmod(tile.slab_nbytes // x.dtype.itemsize, channels), 0),
+        pack_struct("<7i", batch, *axes, *divmod(tile.slab_nbytes // x.dtype.itemsize, max(1, channels)), 0),
         *[pack_struct("<iI", *tap) for tap in taps],
     ))  # fmt: skip
 
