@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,18 @@ def test_clip_keeps_nan_and_takes_infinite_bounds(checks: str) -> None:
     run_case(
         Case("nan bound", "Clip", (x, np.array(np.nan, np.float32)), expected=(np.full(5, np.nan, np.float32),)), checks
     )
+
+
+@pytest.mark.parametrize("size", [11, 70003])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_clip_has_the_bits_of_an_extreme_by_each_bound(dtype: Any, size: int) -> None:
+    special = np.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, -np.nan, 1e-45, 7, -7], dtype)
+    x, operator, bits = np.resize(special, size), build("Clip", {}), f"u{special.itemsize}"
+    for low, high in itertools.product(special, special):
+        (y,) = operator.compute(x, np.asarray(low), np.asarray(high))
+        expected = np.minimum(np.maximum(x, low), high)
+        assert y is not None
+        np.testing.assert_array_equal(y.view(bits), expected.view(bits))
 
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])

@@ -12,13 +12,10 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from gpuexec.devices.cpu.cpu_execution import Call, Execution, Order
+from gpuexec.devices.cpu.cpu_memory import CpuMemory, IdleBlocks
 from gpuexec.devices.cpu.cpu_stream import CpuEvent, CpuStream, CpuTimedEvent
 from gpuexec.devices.device import (
-    ALIGNMENT,
-    ByteArray,
     Event,
     Function,
     MemoryBlock,
@@ -29,33 +26,13 @@ from gpuexec.devices.device import (
 )
 from gpuexec.devices.host import host_memory_bytes
 from gpuexec.devices.kernels.stored_code import StoredCode
-from gpuexec.errors import InputError, KernelError, OutOfMemoryError, PlanError
+from gpuexec.errors import InputError, KernelError, PlanError
 from gpuexec.ir.command import Command, Kernel
 from gpuexec.ir.plan import Segment, Variant
 from gpuexec.ir.target import Target
 from gpuexec.system import knobs
 from gpuexec.system.progress import ProgressCallback
 from gpuexec.system.threads import WorkPool
-
-
-class CpuMemory:
-    """Bytes of the process, aligned to 256."""
-
-    __slots__ = ("_block", "address", "array", "nbytes")
-
-    def __init__(self, nbytes: int) -> None:
-        try:
-            self._block = np.empty(nbytes + ALIGNMENT, np.uint8)
-        except (MemoryError, ValueError) as error:
-            raise OutOfMemoryError(f"The host refused {nbytes} bytes.") from error
-        start = -self._block.ctypes.data % ALIGNMENT
-        self.array: ByteArray = self._block[start : start + nbytes]
-        self.address: int = self._block.ctypes.data + start
-        self.nbytes = nbytes
-
-    def free(self) -> None:
-        """Drop the bytes; views others hold keep them alive."""
-        self._block = self.array = np.empty(0, np.uint8)
 
 
 class CpuRecording:
@@ -115,6 +92,7 @@ class CpuDevice:
         self._threads = threads
         self._lock = threading.Lock()
         self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
+        self._idle = IdleBlocks()
 
     @property
     def threads(self) -> int | None:
@@ -133,20 +111,20 @@ class CpuDevice:
 
     @property
     def cached_nbytes(self) -> int:
-        """Nothing: the process's allocator takes back what is freed."""
-        return 0
+        """Bytes of large blocks; what else is freed the process's allocator takes back."""
+        return self._idle.nbytes
 
     def allocate(self, nbytes: int, stream: Stream | None = None) -> MemoryBlock:
         """Return memory of the process."""
-        return CpuMemory(nbytes)
+        return CpuMemory(nbytes, self._idle)
 
     def allocate_pinned(self, nbytes: int) -> MemoryBlock:
         """Return memory of the process; nothing need be pinned here."""
-        return CpuMemory(nbytes)
+        return CpuMemory(nbytes, self._idle)
 
     def trim(self) -> int:
-        """Do nothing: no freed memory is kept."""
-        return 0
+        """Return large blocks to the process's allocator; return their bytes."""
+        return self._idle.trim()
 
     def create_stream(self) -> Stream:
         """Return a stream with a thread of its own, started when first needed."""
@@ -204,3 +182,4 @@ class CpuDevice:
             stream.close()
         if self._pool is not None:
             self._pool.close()
+        self.trim()

@@ -95,10 +95,14 @@ def choose_extreme(function: np.ufunc, x: Array, bound: Array | float, out: Arra
         bound: The number.
         out: For the result; it may be ``x``.
     """
-    whole = x.dtype.kind == "f" and x.size >= _FEW and x.shape == out.shape
-    if not (whole and x.flags.c_contiguous and out.flags.c_contiguous and x.dtype == out.dtype):
+    dtype = x.dtype
+    whole = x.size >= _FEW and dtype.kind == "f" and dtype == out.dtype and x.shape == out.shape
+    if not (whole and x.flags.c_contiguous and out.flags.c_contiguous):
         return np.asarray(function(x, bound, out=out))
-    others = _repeat(np.asarray(bound, x.dtype).tobytes(), x.dtype)
+    others = _repeat(np.asarray(bound, dtype).tobytes(), dtype)
+    if x.ndim == 1 and x.size <= others.size:
+        function(x, others[: x.size], out=out)
+        return out
     flat, target = x.reshape(-1), out.reshape(-1)
     for first in range(0, x.size, others.size):
         part = slice(first, min(first + others.size, x.size))

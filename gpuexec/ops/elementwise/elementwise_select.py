@@ -177,6 +177,9 @@ def _select(condition: Array, a: Array, b: Array, *, out: Array) -> None:
 
 def _clip(values: Array, low: Array | None = None, high: Array | None = None, *, out: Array) -> None:
     """Clip arrays of the type that clipping is computed in."""
+    if low is not None and high is not None and _are_signed(low, high):
+        np.clip(values, low, high, out=out)  # the bits of the two calls in one
+        return
     kept = values
     if low is not None:
         kept = choose_extreme(np.maximum, kept, low, out)
@@ -184,6 +187,11 @@ def _clip(values: Array, low: Array | None = None, high: Array | None = None, *,
         kept = choose_extreme(np.minimum, kept, high, out)
     if kept is not out:
         np.copyto(out, kept)
+
+
+def _are_signed(low: Array, high: Array) -> bool:
+    """Return whether two bounds are single floats, and neither of them is a zero, which has two signs, or NaN."""
+    return low.ndim == high.ndim == 0 and low.dtype.kind == "f" and bool(abs(low) > 0) and bool(abs(high) > 0)
 
 
 def _round_bound(bound: Array, dtype: DType) -> Array:

@@ -34,7 +34,7 @@ _SIGMOID_TAIL = -87.0
 def _sigmoid_into(x: Array, out: Array) -> None:
     # 1 / (1 + exp(-x)), and exp(x) in the tail; where nothing lies there, it is not looked for element by element.
     tail = None
-    if x.size and not x.min() >= _SIGMOID_TAIL:
+    if x.size and not np.minimum.reduce(x, axis=None) >= _SIGMOID_TAIL:
         tail = np.asarray(x < _SIGMOID_TAIL), np.exp(np.minimum(x, 0))
     np.negative(x, out=out)
     np.exp(out, out=out)

@@ -87,7 +87,8 @@ class _Fold(Operator):
             code = f"{self.functor}::apply({code}, {{{position}}})"
         if self.divides and len(inputs) > 1:
             code = f"{code} / {dtype_row(accumulator(first.dtype)).cuda}({len(inputs)})"
-        return Pointwise(self._fold, code, first.dtype)
+        is_one_call = len(inputs) == 2 and not self.divides
+        return Pointwise(type(self).function if is_one_call else self._fold, code, first.dtype)
 
     def _fold(self, *values: Array, out: Array) -> None:
         function = type(self).function

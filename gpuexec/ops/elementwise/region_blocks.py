@@ -23,11 +23,12 @@ from gpuexec.system.threads import count_sharing, share_work
 # What the arrays of a block take together where one thread computes: as much as stays in the cache of a core.
 _CACHE_NBYTES = 3 << 19
 # What one array takes at least where threads share the blocks, for each of them, but for so many at most. NumPy takes
-# the interpreter's lock after each call, and who finds it taken sleeps: short calls cost more so than a larger block
-# costs the cache. Twenty steps over 4,000,000 floats by two threads: 11.6 ms in blocks of 2**16, 7.3 of 2**17, 6.0 of
-# 2**18 and 2**19, 6.2 of 2**20; by one thread 9.9, 9.9, 10.5, 11.0, 12.0 (AMD EPYC, family 26, November 2026). Where
-# others use the cores too, who slept waits for one: 16 ms in blocks of 2**18, 11 of 2**19.
-CALL_NBYTES, _MOST = 1 << 20, 4
+# the interpreter's lock after each call, and who finds it taken sleeps for some 40 us: calls half as long meet four
+# times as often. Yet a block that leaves the cache costs more. Twenty steps over 4,000,000 floats take 25.4 ms of
+# processor time in blocks of 2**15, 24.3 of 2**16, 24.0 of 2**17, 25.1 of 2**18 and 27.1 of 2**19 (Xeon, 2 MB of cache
+# for each core, November 2026). Where cores shared a larger cache, two threads took 11.6 ms in blocks of 2**16, 7.3 of
+# 2**17, 6.0 of 2**18 and 2**19, and one 9.9, 9.9, 10.5 and 11.0 (AMD EPYC, family 26, November 2026).
+CALL_NBYTES, _MOST = 1 << 18, 4
 # Bytes that all steps write from which on it pays to wake a thread; what is no function of NumPy's own calls some.
 _SHARED_NBYTES, _COMPOSED = 1 << 24, 4
 _DType = np.dtype[Any]
@@ -39,60 +40,80 @@ class _StepCall(NamedTuple):
     Attributes:
         function: As of `gpuexec.ir.pointwise.Pointwise`.
         sources: Numbers of the values that it reads.
-        shape: Of the result, as many axes as results of the region have.
-        register: The scratch register of the result; -1: it is written to the memory of an output.
-        target: The output in whose memory it is then.
-        output: The output that it is; -1: none.
-        dtype: The type that the result is rounded to, where that is not the one it is computed in.
-        is_read: Whether another step reads it rounded.
+        target: Number of the value that it writes.
+        rounding: How the result is rounded, where it is not of the type that it is computed in.
     """
 
     function: Callable[..., Any]
     sources: tuple[int, ...]
-    shape: tuple[int, ...]
-    register: int
     target: int
+    rounding: _Rounding | None
+
+
+class _Rounding(NamedTuple):
+    """How a result is rounded.
+
+    Attributes:
+        dtype: The type.
+        output: Number of the output that it is; -1: none.
+        is_read: Whether another step reads it rounded.
+    """
+
+    dtype: _DType
     output: int
-    dtype: _DType | None
     is_read: bool
+
+
+class _Scratch(NamedTuple):
+    """An array that a block needs beside inputs and outputs: a part of a register.
+
+    Attributes:
+        register: Which.
+        shape: Of the value, as many axes as results of the region have.
+    """
+
+    register: int
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockProgram:
     """Steps prepared for inputs of certain shapes and types.
 
-    Values are numbered: inputs, then numbers, then None for what is absent, then what steps make.
+    Values are numbered: inputs, then outputs, then numbers, then None for what is absent, then scratch arrays.
 
     Attributes:
         shape: Of the results.
         dtypes: Of the results.
         shapes: Of the inputs with as many axes; None: absent.
-        widened: The register of an input that is computed in another type; -1: it is read as it is.
+        widened: Inputs that are computed in another type, each with the value that it is widened to.
         numbers: The numbers, as 0-d arrays, and None.
         calls: The steps in order.
-        registers: Type of each scratch register.
+        scratch: What makes the scratch arrays of a block.
+        registers: Type of each register, the memory of scratch arrays.
         is_even: Whether all inputs have the shape of the results or one element.
         width: Bytes of an element of the widest type.
         cost: Calls of NumPy, about.
         length: Elements of a block where one thread computes.
         is_padded: Whether inputs have fewer axes than results, or more.
-        idle: Scratch of runs in one block that no run uses at present, where it is small.
+        idle: Scratch arrays of runs in one block that no run uses at present, where they are small.
         apart: The program for outputs that share no memory with inputs, if it takes fewer registers.
     """
 
     shape: tuple[int, ...]
     dtypes: tuple[_DType, ...]
     shapes: tuple[tuple[int, ...] | None, ...]
-    widened: tuple[int, ...]
+    widened: tuple[tuple[int, int], ...]
     numbers: tuple[Array | None, ...]
     calls: tuple[_StepCall, ...]
+    scratch: tuple[_Scratch, ...]
     registers: tuple[_DType, ...]
     is_even: bool
     width: int
     cost: int
     length: int
     is_padded: bool
-    idle: list[BlockScratch] = field(default_factory=list)
+    idle: list[list[Array]] = field(default_factory=list)
     apart: BlockProgram | None = None
 
     def run(self, inputs: Sequence[Array | None], out: Out) -> tuple[Array, ...]:
@@ -125,73 +146,50 @@ class BlockProgram:
             try:
                 scratch = self.idle.pop()
             except IndexError:
-                scratch = self.make_scratch(self._allocate, inputs, None)
+                scratch = self.make_scratch(self._allocate, None)
             self.run_block(inputs, targets, scratch)
             self.idle.append(scratch)
         else:
             spare = _Spare.of(self.registers)
-            self.run_block(inputs, targets, self.make_scratch(spare.find, inputs, None))
+            self.run_block(inputs, targets, self.make_scratch(spare.find, None))
             spare.give_back()
 
-    def run_block(self, inputs: Sequence[Array | None], targets: Sequence[Array], scratch: BlockScratch) -> None:
+    def run_block(self, inputs: Sequence[Array | None], targets: Sequence[Array], scratch: Sequence[Array]) -> None:
         """Compute one block; the caller has NumPy warn of nothing.
+
+        NOTE: what happens between the calls of NumPy keeps other threads from the interpreter's lock.
 
         Args:
             inputs: Their parts of it; None: absent.
             targets: Of the results.
             scratch: For what is neither.
         """
-        values: list[Any] = [*inputs, *self.numbers]
-        for number, wide in scratch.widened:
-            wide[...] = values[number]
-            values[number] = wide
-        for (function, sources, _, _, target, output, dtype, is_read), register in zip(self.calls, scratch.made):
-            result = targets[target] if register is None else register
+        values: list[Any] = [*inputs, *targets, *self.numbers, *scratch]
+        for number, wide in self.widened:
+            values[wide][...] = values[number]
+        for function, sources, target, rounding in self.calls:
             if len(sources) == 2:
-                function(values[sources[0]], values[sources[1]], out=result)
+                first, second = sources
+                function(values[first], values[second], out=values[target])
             else:
-                function(*[values[source] for source in sources], out=result)
-            if dtype is not None:
-                _round(result, dtype, None if output < 0 else targets[output], is_read)
-            values.append(result)
+                function(*[values[source] for source in sources], out=values[target])
+            if rounding is not None:
+                _round(values[target], rounding, targets)
 
     def _allocate(self, register: int, shape: tuple[int, ...]) -> Array:
         return np.empty(shape, self.registers[register])
 
-    def make_scratch(
-        self,
-        find: Callable[[int, tuple[int, ...]], Array],
-        block: Sequence[Array | None],
-        measure: _Measure | None,
-    ) -> BlockScratch:
+    def make_scratch(self, find: Callable[[int, tuple[int, ...]], Array], measure: _Measure | None) -> list[Array]:
         """Return scratch arrays for blocks of one shape.
 
         Args:
             find: Returns a register as an array of some shape.
-            block: The inputs' parts of it.
             measure: Returns the extents in the block of a value of some shape; None: the block is the whole.
         """
-        widened = [
-            (number, find(register, view.shape))
-            for number, (register, view) in enumerate(zip(self.widened, block, strict=True))
-            if register >= 0 and view is not None
-        ]
-        made = [
-            None if call.register < 0 else find(call.register, call.shape if measure is None else measure(call.shape))
-            for call in self.calls
-        ]
-        return BlockScratch(widened, made)
+        return [find(register, shape if measure is None else measure(shape)) for register, shape in self.scratch]
 
 
 _Measure = Callable[[tuple[int, ...]], tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockScratch:
-    """Arrays for blocks of one shape: of widened inputs by number, and of each call; None: an output takes it."""
-
-    widened: list[tuple[int, Array]]
-    made: list[Array | None]
 
 
 class _SharedBlocks:
@@ -247,7 +245,7 @@ class _SharedBlocks:
         shape = targets[0].shape
         if shape not in spare.scratch:
             measure = functools.partial(self._measure, shape)
-            spare.scratch[shape] = self._program.make_scratch(spare.find, block, measure)
+            spare.scratch[shape] = self._program.make_scratch(spare.find, measure)
         self._program.run_block(block, targets, spare.scratch[shape])
         self._spare.append(spare)
 
@@ -289,14 +287,14 @@ def _are_shared(inputs: Sequence[Array | None], outputs: Sequence[Array]) -> boo
     return any(x is not None and np.may_share_memory(x, y) for x in inputs for y in outputs)
 
 
-def _round(result: Array, dtype: _DType, target: Array | None, is_read: bool) -> None:
+def _round(result: Array, rounding: _Rounding, targets: Sequence[Array]) -> None:
     """Round a result to a type, and write it to an output, if it is one."""
-    rounded = target
-    if rounded is None:
-        rounded = result.astype(dtype)
+    if rounding.output < 0:
+        rounded = result.astype(rounding.dtype)
     else:
+        rounded = targets[rounding.output]
         rounded[...] = result
-    if is_read:
+    if rounding.is_read:
         result[...] = rounded
 
 
@@ -308,11 +306,11 @@ _IDLE_NBYTES, SMALL_NBYTES = 1 << 25, 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class _Spare:
-    """Registers that one thread uses at a time, and views of them by the shape of a block."""
+    """Registers that one thread uses at a time, and scratch arrays in them by the shape of a block."""
 
     dtypes: Sequence[_DType]
     buffers: list[Array | None]
-    scratch: dict[tuple[int, ...], BlockScratch]
+    scratch: dict[tuple[int, ...], list[Array]]
 
     @classmethod
     def of(cls, dtypes: Sequence[_DType]) -> _Spare:
@@ -400,31 +398,39 @@ def _prepare(
         for output, step in enumerate(results)
         if accumulator(forms.specs[step].dtype) == forms.specs[step].dtype
     })  # fmt: skip
+    scratch: list[_Scratch] = []
+    first_scratch = first + len(results)
+    places = {value: value if value < len(inputs) else value + len(results) for value in range(first)}
     widened = []
     for number, key in enumerate(inputs):
-        is_small = key is not None and accumulator(key[1]) != key[1] and number in last
-        widened.append(registers.take(number, accumulator(key[1])) if is_small and key is not None else -1)
+        if key is not None and accumulator(key[1]) != key[1] and number in last:
+            places[number] = first_scratch + len(scratch)
+            widened.append((number, places[number]))
+            scratch.append(_Scratch(registers.take(number, accumulator(key[1])), shapes[number]))
     # From this step on outputs may be written, though they be the memory of inputs: these are read no more.
-    kept = [last[number] for number, register in enumerate(widened) if register < 0 and number in last]
+    kept = [last[number] for number in range(len(inputs)) if places[number] == number and number in last]
     read = 0 if is_apart else max(kept, default=0)
     calls = []
     for place, (form, row) in enumerate(zip(forms.pointwise, sources, strict=True)):
         wide, spec, value = accumulator(form.dtype), forms.specs[place], first + place
         own = (1,) * (len(shape) - spec.rank) + spec.shape[-len(shape) :] if shape else ()
         output = results.index(place) if place in results else -1
-        target, register = output, -1
+        target = output
         done = [each for each in row if last[each] == place]
         registers.free([each for each in done if shapes.get(each) == own])  # a result may take an input's memory
         rounded = form.dtype if output < 0 else spec.dtype
         if output < 0 or wide != rounded:
             is_whole = own == shape and output < 0 and wide == rounded and place >= read
             target = registers.take_output(value, wide, place, last.get(value, place)) if is_whole else -1
-            register = -1 if target >= 0 else registers.take(value, wide)
+        if target >= 0:
+            places[value] = len(inputs) + target
+        else:
+            places[value] = first_scratch + len(scratch)
+            scratch.append(_Scratch(registers.take(value, wide), own))
         registers.free(done)
         shapes[value] = own
-        is_read = value in last and wide != form.dtype
-        rounding = None if wide == rounded else rounded
-        calls.append(_StepCall(form.function, row, own, register, target, output, rounding, is_read))
+        rounding = None if wide == rounded else _Rounding(rounded, output, value in last and wide != form.dtype)
+        calls.append(_StepCall(form.function, tuple([places[each] for each in row]), places[value], rounding))
     whole = [key[1] for number, key in enumerate(inputs) if key is not None and shapes[number] == shape]
     taken = [dtype.itemsize for dtype in (*whole, *registers.dtypes, *[forms.specs[step].dtype for step in results])]
     return BlockProgram(
@@ -434,6 +440,7 @@ def _prepare(
         tuple(widened),
         (*[widen_number(text) for text in texts], None),
         tuple(calls),
+        tuple(scratch),
         tuple(registers.dtypes),
         all(key is None or prod(key[0]) == 1 or key[0] == shape for key in inputs)
         and all(spec.shape == shape or spec.size == 1 for spec in forms.specs),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuexec.devices.cpu.cpu import CpuDevice, CpuMemory
+from gpuexec.devices.cpu.cpu import CpuDevice
+from gpuexec.devices.cpu.cpu_memory import CpuMemory
 from gpuexec.devices.device import Recording, Region
 from gpuexec.ir.command import Command, HostCall, Slot
 from gpuexec.ir.plan import Segment

@@ -10,7 +10,8 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.devices.cpu import cpu_execution
+from gpuexec.devices.cpu import cpu_execution, cpu_memory
+from gpuexec.devices.cpu.cpu_memory import LARGE_NBYTES
 from gpuexec.execution.results.content import HANDED_NBYTES
 from gpuexec.execution.runs.inputs import IN_PLACE_NBYTES
 from tests.model.small_models import CPU, Array, affine, expect_affine, make_model, ramp, two_inputs
@@ -238,3 +239,30 @@ def test_two_workers_read_one_array_side_by_side() -> None:
     for k, y in enumerate(made):
         np.testing.assert_array_equal(y, expect_affine(x))
         assert not any(np.shares_memory(y, other) for other in made[:k])
+
+
+def test_memory_of_results_is_used_again_once_nobody_holds_them(
+    worker: gx.Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.resize(large(), (LARGE_NBYTES // 12 + 1, 3))
+    expected, device, made = expect_affine(x), worker._engine.backend.device, list[int]()
+    device.trim()
+    for _ in range(3):
+        worker.run(x)
+    allocate = cpu_memory._allocate
+    monkeypatch.setattr(cpu_memory, "_allocate", lambda nbytes: (made.append(nbytes), allocate(nbytes))[1])
+    for _ in range(3):
+        worker.run(x)
+    assert not [nbytes for nbytes in made if nbytes >= LARGE_NBYTES]
+    (y,) = worker.run(x)
+    part, cached = y[5:9], device.cached_nbytes
+    del y
+    assert device.cached_nbytes == cached
+    held = [worker.run(x)[0] for _ in range(3)]
+    np.testing.assert_array_equal(part, expected[5:9])
+    cached = device.cached_nbytes
+    del part
+    assert device.cached_nbytes >= cached + x.nbytes
+    for k, y in enumerate(held):
+        np.testing.assert_array_equal(y, expected)
+        assert not any(np.shares_memory(y, other) for other in held[:k])
