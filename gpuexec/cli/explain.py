@@ -41,6 +41,7 @@ from gpuexec.ir.target import Target
 from gpuexec.model.initial_state import find_initial_specs
 from gpuexec.model.model import Model
 from gpuexec.passes import run_passes
+from gpuexec.passes.clusters import explain_blits
 from gpuexec.passes.recognise_attention import explain_softmaxes
 from gpuexec.planner.partition import Partition
 from gpuexec.planner.partitioner import find_partition
@@ -51,8 +52,9 @@ from gpuexec.system.atomic_file import write_file
 
 Array = np.ndarray[Any, Any]
 _COUNTED_TARGET = "sm_90"
-# A line of generated text with its comment, the operator.
-_STEP = re.compile(r"^( *const auto v(\d+) = .*; {2}// \w[\w.]*)$", re.MULTILINE)
+# The first line of generated text, which names the operators of all steps, and a line of a step with its operator.
+_TITLE = re.compile(r"\A// (.*)\.$", re.MULTILINE)
+_STEP = re.compile(r"^( *const (?:auto|Acc<\w+>) v(\d+)(?:_\d+)? = .*; {2}// \w[\w.]*)$", re.MULTILINE)
 _NEAREST = 3
 
 
@@ -109,10 +111,14 @@ def main(options: argparse.Namespace) -> int:
     plans: list[Plan] = []
     predictions: list[PlanPrediction] = []
     reasons: dict[str, str] = {}
+    undrawn: dict[str, str] = {}
     offers: Sequence[tuple[str, Offer]] = ()
     if partition.ready is not None:
         given = {value.name: specs[value] for value in partition.ready.inputs}
-        ready = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given)
+        ready = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given, target)
+        if target.has_textures:
+            fused = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given)
+            undrawn = explain_blits(fused, given)
         if "recognise_attention" not in model.disabled_passes:
             reasons = explain_softmaxes(partition.ready, given)
         template = plan_graph(ready, given, target, model.dims, providers=providers)
@@ -136,7 +142,9 @@ def main(options: argparse.Namespace) -> int:
     for prediction in predictions:
         print_prediction(open_console(), prediction)
     if reasons:
-        _print_softmaxes(console, reasons)
+        _print_reasons(console, ("softmax", "is no attention with the products around it, since"), reasons)
+    if undrawn:
+        _print_reasons(console, ("operators", "are no region here, since"), undrawn)
     if not is_whole:
         _print_partition(console, partition)
         if options.target is None:
@@ -171,9 +179,9 @@ def _print_json(
     print(json.dumps({"is_whole": is_whole, **encode_prediction(predictions[0]), **provided, **counted}, indent=1))
 
 
-def _print_softmaxes(console: Console, reasons: Mapping[str, str]) -> None:
-    """Print why softmaxes between products did not become attention with them."""
-    left = make_table(("softmax", "is no attention with the products around it, since"), ())
+def _print_reasons(console: Console, titles: tuple[str, str], reasons: Mapping[str, str]) -> None:
+    """Print why nodes did not become something else."""
+    left = make_table(titles, ())
     for name, reason in reasons.items():
         left.add_row(name, reason)
     print_table(console, left)
@@ -227,8 +235,9 @@ def _print_generated(plans: Sequence[Plan], node: str) -> None:
 
 def _name_steps(text: str, origin: str) -> str:
     """Return text with the node of each step behind it, or all names in front where there are more steps than nodes."""
-    names, count = origin.split("+"), len({match[2] for match in _STEP.finditer(text)})
-    if count > len(names):
+    names, title = origin.split("+"), _TITLE.search(text)
+    count = 0 if title is None else sum(" " not in word for word in title[1].split(", "))
+    if any(int(match[2]) >= min(count, len(names)) for match in _STEP.finditer(text)):
         return f"// {origin}\n{text}"
     own = names[len(names) - count :]  # a producer and its view stand in front of the steps
     return _STEP.sub(lambda match: f"{match[1]} {own[int(match[2])]}", text)

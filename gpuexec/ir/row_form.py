@@ -46,6 +46,7 @@ class RowForm:
         of_rows: Positions of inputs that broadcast to the axes in front of ``axis``: an element for each row.
         is_strided: Whether its kernel reads the first input as it lies, so that strides have a say in the team.
         variant: Number of the arithmetic, where extents choose it.
+        has_blit: Whether its blit, if it has one, computes these lines too: folds go on from a row's first element.
     """
 
     axis: int
@@ -57,6 +58,7 @@ class RowForm:
     of_rows: tuple[int, ...] = ()
     is_strided: bool = False
     variant: int = 0
+    has_blit: bool = True
 
     @property
     def is_reduced(self) -> bool:

@@ -15,6 +15,7 @@ from gpuexec.errors import InputError, ModelError
 from gpuexec.ir.graphs import Graph, bodies, body_fields, check, walk, with_bodies
 from gpuexec.ir.operator import decomposed_names
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.ops.control.control import If
 from gpuexec.ops.elementwise.epilogue import fused_name
 from gpuexec.ops.linalg.matmul import Gemm, MatMul
@@ -59,6 +60,7 @@ class Pass:
         name: Name of the pass.
         function: Graph to Graph.
         needs_specs: Whether it wants the specs of the inputs by name as second argument.
+        needs_target: Whether it wants what is planned for, as ``target``, too.
         operators: Qualified names of the operators it looks for: a graph that has none of them, in its bodies neither,
             stays as it is. None: any.
     """
@@ -66,6 +68,7 @@ class Pass:
     name: str
     function: Callable[..., Graph]
     needs_specs: bool = False
+    needs_target: bool = False
     operators: Set[str] | None = field(default=None, compare=False)
 
     @property
@@ -97,7 +100,7 @@ AT_PLAN = (
     Pass("fold_shapes", fold_shapes, needs_specs=True),
     Pass("recognise_normalizations", recognise_normalizations, needs_specs=True, operators=NORMALIZATION_ANCHORS),
     Pass("recognise_attention", recognise_attention, needs_specs=True, operators={Softmax.name}),
-    Pass("fuse_rows", fuse_rows, needs_specs=True),
+    Pass("fuse_rows", fuse_rows, needs_specs=True, needs_target=True),
     Pass("fuse_epilogues", fuse_epilogues, needs_specs=True),
     Pass("fuse_separable", fuse_separable, needs_specs=True, operators={Conv.name, fused_name(Conv.name)}),
     Pass(
@@ -106,7 +109,7 @@ AT_PLAN = (
         needs_specs=True,
         operators={InstanceNormalization.name, fused_name(InstanceNormalization.name)},
     ),
-    Pass("fuse_regions", fuse_regions, needs_specs=True),
+    Pass("fuse_regions", fuse_regions, needs_specs=True, needs_target=True),
     Pass("fuse_prologues", fuse_prologues, needs_specs=True),
     Pass("remove_dead", remove_dead),
 )
@@ -125,6 +128,7 @@ def run_passes(
     passes: Sequence[Pass],
     disabled: Collection[str] = frozenset(),
     specs: Mapping[str, TensorSpec] | None = None,
+    target: Target | None = None,
 ) -> Graph:
     """Run passes in order, but for the disabled ones; on bodies too, unless they need specs.
 
@@ -133,6 +137,7 @@ def run_passes(
         passes: AT_LOAD, AT_PLAN, or a list of one's own.
         disabled: Names of passes to leave out; a name of either list will do.
         specs: Specs of the inputs by name, for the passes that need them.
+        target: What is planned for; None: any with kernels.
 
     Raises:
         InputError: A disabled name is the name of no pass.
@@ -153,7 +158,7 @@ def run_passes(
         before = graph
         if each.needs_specs:
             assert specs is not None, f"pass {each.name} needs the specs of the inputs"
-            graph = each.function(graph, specs)
+            graph = each.function(graph, specs, **({"target": target} if each.needs_target else {}))
         else:
             graph = _run_within(each, graph)
         if graph is not before:

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuexec.errors import name_after
 from gpuexec.ir.graphs import Graph, Node, Value, take_free
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise.region import Steps
 from gpuexec.ops.elementwise.region_steps import made_by
+from gpuexec.passes.known_specs import Shapes
 from gpuexec.passes.pointwise_nodes import PointwiseNodes, order_nodes
 
 # Registers and time to compile grow with the steps, arguments of the launch with the operands.
 MAX_STEPS, MAX_OPERANDS = 48, 16
+
+
+def explain_blits(graph: Graph, specs: Mapping[str, TensorSpec]) -> dict[str, str]:
+    """Return the regions of a graph that are none where memory is textures, by their node's name, each with the reason.
+
+    Args:
+        graph: As fused for a device with kernels.
+        specs: Specs of the inputs, by name.
+    """
+    regions = [(node, node.operator) for node in graph.nodes if isinstance(node.operator, Steps)]
+    known = Shapes.of(graph, specs).specs if regions else {}
+    reasons = {
+        node.name: steps.refuse_blits([None if value is None else known[value] for value in node.inputs])
+        for node, steps in regions
+    }
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 @dataclass(slots=True)
@@ -102,6 +121,14 @@ class Clusters:
         """Return the clusters in the order of their last nodes."""
         found = {id(each): each for each in self._cluster_of.values()}
         return sorted(found.values(), key=lambda cluster: cluster.members[-1])
+
+    def list_able(self, clusters: Sequence[Cluster], operator: type[Steps], target: Target | None) -> Sequence[Cluster]:
+        """Return the clusters that are to be one node on a target: where memory is textures, those that have blits."""
+        if target is None or not target.has_textures:
+            return clusters
+        made = ((each, *self.write_steps(each.members, operator)) for each in clusters)
+        specs = self._nodes.specs
+        return [each for each, steps, inputs, _ in made if not steps.refuse_blits([specs[value] for value in inputs])]
 
     def replace(self, clusters: Sequence[Cluster], operator: type[Steps]) -> Graph:
         """Return the graph with clusters as one node each, of an operator."""

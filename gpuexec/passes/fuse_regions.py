@@ -11,6 +11,7 @@ from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.index_map import Assembled, IndexMap, Picked, Reshaped, Viewed
 from gpuexec.ir.operator import Tolerance
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.ir.work import LAUNCH_NBYTES, SECTOR_BYTES
 from gpuexec.ops.elementwise.flat_maps import can_map
 from gpuexec.ops.elementwise.region import Region
@@ -27,7 +28,9 @@ _MAX_EVALUATIONS = 96
 _SCATTERED = 4
 
 
-def fuse_regions(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | None = None) -> Graph:
+def fuse_regions(
+    graph: Graph, specs: Mapping[str, TensorSpec], limit: int | None = None, *, target: Target | None = None
+) -> Graph:
     """Fuse operators on elements that make values of one shape, one from another, into one operator.
 
     What passes between them stays in registers or in the cache. Values with readers elsewhere are results of the
@@ -43,11 +46,12 @@ def fuse_regions(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | Non
         graph: The graph as loaded.
         specs: Specs of the inputs, by name.
         limit: The most regions to make, the first ones; None: all.
+        target: What is planned for: where memory is textures, what has no blits stays operators. None: any kernels.
     """
     fusing = _RegionFusing(graph, PointwiseNodes(graph, specs))
     fusing.cluster()
     fusing.absorb()
-    return fusing.finish(limit)
+    return fusing.finish(limit, target)
 
 
 class _RegionFusing:
@@ -204,12 +208,13 @@ class _RegionFusing:
         """Return the shape of a cluster's results."""
         return self._nodes.specs[self._clusters.list_made(max({*cluster.members} - cluster.inner))[0]].shape
 
-    def finish(self, limit: int | None) -> Graph:
+    def finish(self, limit: int | None, target: Target | None) -> Graph:
         """Return the graph with each of the first clusters that are regions as one node."""
         found = [each for each in self._clusters.list_all() if self._is_region(each)]
         taken_in = {member for each in found for member in each.members}
         found += [Cluster([n]) for n in self._maps if n not in taken_in and self._is_joined(n)]
-        return self._clusters.replace(sorted(found, key=lambda each: each.members[-1])[:limit], Region)
+        able = self._clusters.list_able(sorted(found, key=lambda each: each.members[-1]), Region, target)
+        return self._clusters.replace(able[:limit], Region)
 
     def _is_region(self, cluster: Cluster) -> bool:
         """Return whether a cluster is better one region than the nodes that it has."""

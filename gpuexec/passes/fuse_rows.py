@@ -11,6 +11,7 @@ from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.operator import FormatUse, Operator
 from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise.region import RowRegion
 from gpuexec.ops.elementwise.region_steps import list_keys
 from gpuexec.ops.reduce.reduce_arg import ArgMax
@@ -25,7 +26,9 @@ from gpuexec.passes.pointwise_nodes import PointwiseNodes
 _LONG, _MANY_ROWS = 8192, 128
 
 
-def fuse_rows(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | None = None) -> Graph:
+def fuse_rows(
+    graph: Graph, specs: Mapping[str, TensorSpec], limit: int | None = None, *, target: Target | None = None
+) -> Graph:
     """Fuse operators that reduce the same rows, and those on elements in front, between and behind, into one operator.
 
     Rows are the elements along the last axes. A row is read once and stays in registers, as far as it fits. An operator
@@ -36,6 +39,7 @@ def fuse_rows(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | None =
         graph: The graph as loaded.
         specs: Specs of the inputs, by name.
         limit: The most regions to make, the first ones; None: all.
+        target: What is planned for: where memory is textures, what has no blits stays operators. None: any kernels.
     """
     graph = _take_apart(graph, specs)
     nodes, gains = PointwiseNodes(graph, specs), any(map(_gains_by_format, graph.nodes))
@@ -50,7 +54,7 @@ def fuse_rows(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | None =
     fusing = _RowFusing(graph, nodes, forms)
     for position in forms:
         fusing.grow(position)
-    return fusing.finish(limit)
+    return fusing.finish(limit, target)
 
 
 def _gains_by_format(node: Node) -> bool:
@@ -113,7 +117,7 @@ class _RowFusing:
                 return
             self._clusters.join(other, own)
 
-    def finish(self, limit: int | None) -> Graph:
+    def finish(self, limit: int | None, target: Target | None) -> Graph:
         """Return the graph with the first clusters that an epilogue can't do as one node each."""
         found = [cluster for cluster in self._clusters.list_all() if len(cluster.members) > 1]
         if not found:
@@ -126,7 +130,7 @@ class _RowFusing:
             for cluster in found
             if not any(set(cluster.members) <= {n, *epilogues.get(n, ())} for n in cluster.members)
         ]
-        return self._clusters.replace(wanted[:limit], RowRegion)
+        return self._clusters.replace(self._clusters.list_able(wanted, RowRegion, target)[:limit], RowRegion)
 
     def _list_shapes(self, position: int) -> set[tuple[int, ...]]:
         """Return the shapes of values that go with the rows of a reduction; none where it is better left alone."""

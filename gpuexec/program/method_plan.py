@@ -184,7 +184,7 @@ def _plan(model: Model, graph: Graph, given: Mapping[str, TensorSpec], target: T
     restored, _ = restore(model, graph, given, target)
     if restored is not None:
         return restored.template.plan
-    planned = run_passes(graph, model._plan_passes, model.disabled_passes, given)
+    planned = run_passes(graph, model._plan_passes, model.disabled_passes, given, target)
     return plan_graph(planned, given, target, model.dims, grows=grows).plan
 
 

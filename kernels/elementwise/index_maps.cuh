@@ -9,9 +9,9 @@ struct PickedSlice {
   bool is_within;  // the axis has such a place
 };
 
-// A negative index counts from the back; one out of range reads as zero.
-template <class Offset, class Index>
-__device__ inline PickedSlice<Offset> pick_slice(bool is_inside, const Index* index, Offset extent, Offset stride) {
+// A negative index counts from the back; one out of range reads as zero. The index is behind a pointer, or in a texture.
+template <class Offset, class Source>
+__device__ inline PickedSlice<Offset> pick_slice(bool is_inside, Source index, Offset extent, Offset stride) {
   i64 place = is_inside ? i64(*index) : i64(0);
   if (place < 0) place += extent;
   bool is_within = is_inside && place >= 0 && place < extent;

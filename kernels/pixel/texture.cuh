@@ -144,6 +144,15 @@ struct Texture {
     return fetch<T>(object(), u32(texel % kTexelsPerRow), u32(texel / kTexelsPerRow), lane);
   }
 
+  __device__ GPUEXEC_TEXTURE_INLINE T operator*() const { return (*this)[0]; }
+
+  // What begins some elements behind, as with a pointer.
+  __device__ GPUEXEC_TEXTURE_INLINE Texture operator+(i64 elements) const {
+    Texture other = *this;
+    other.first += u64(elements) * sizeof(T);
+    return other;
+  }
+
   // The same texels as elements of another type.
   template <class To>
   __device__ Texture<To> as() const {

@@ -29,7 +29,7 @@ from tests.ops.calls import Call
 from tests.ops.direct import PlanningEmitter, lower_and_run
 from tests.ops.every_call import list_calls
 from tests.ops.harness import Array, Case, keep_plans, run_case
-from tests.ops.step_by_step import Steps
+from tests.ops.step_by_step import Steps, check_blits
 from tests.ops.tolerance import to_bits
 
 RNG = np.random.default_rng(17)
@@ -131,6 +131,8 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_region(checks: str, case: Case) -> None:
     run_case(case, checks)
+    if checks == "pixel":
+        check_blits(case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

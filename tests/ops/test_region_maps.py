@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpuexec.cli.operator_types import PIXEL
 from gpuexec.devices.kernels import nvrtc
 from gpuexec.devices.kernels.kernel_source import find_source, read_text
 from gpuexec.devices.kernels.machine_code import read_figures
@@ -31,7 +32,7 @@ from gpuexec.ops.lib.view_probe import find_view
 from tests.devices.cuda_wheels import needs_nvdisasm
 from tests.ops.direct import PlanningEmitter, lower_and_run
 from tests.ops.harness import Array, Case, run_case
-from tests.ops.step_by_step import Steps
+from tests.ops.step_by_step import Steps, check_blits
 from tests.ops.test_region import apply_steps, numbers, region
 from tests.ops.tolerance import to_bits
 
@@ -51,6 +52,10 @@ def ints(*numbers: int) -> str:
 
 def indices(dtype: Any, *rows: Any) -> Array:
     return np.array(rows, dtype)
+
+
+def spec(*shape: int, dtype: Any = FLOAT) -> TensorSpec:
+    return TensorSpec(shape, np.dtype(dtype))
 
 
 EMBEDDING: Steps = (("Gather", (), (0, 1)), ("Gather", (), (2, 3)), ("Add", (), (-1, -2)), ("Add", (), (-3, 4)))
@@ -89,7 +94,7 @@ CASES = [
     # Picked slices.
     *(
         region(
-            f"embedding_{dtype}_{np.dtype(index).name}",
+            f"embedding_{np.dtype(dtype)}_{np.dtype(index).name}",
             [
                 numbers(dtype, 10, width),
                 indices(index, [1, -2, 3], [0, 9, -10]),
@@ -100,7 +105,8 @@ CASES = [
             EMBEDDING,
         )
         for dtype, index, width in (
-            (FLOAT, LONG, 8), (HALF, INT, 16), (BFLOAT16, LONG, 7), (DOUBLE, INT, 1), (INT, LONG, 12)
+            (FLOAT, LONG, 8), (HALF, INT, 16), (BFLOAT16, LONG, 7), (DOUBLE, INT, 1), (INT, LONG, 12),
+            (np.uint32, INT, 3), (np.uint64, LONG, 5), (BYTE, INT, 13)
         )
     ),
     region(
@@ -138,6 +144,11 @@ CASES = [
         "picked_bytes",
         [RNG.integers(0, 255, (6, 16)).astype(BYTE), indices(LONG, 5, 0, -6)],
         (("Gather", (), (0, 1)), ("Cast", TO_HALF, (-1,)), ("Mul", (), (-2, "float16 0.00392"))),
+    ),
+    region(
+        "picked_words",
+        [np.arange(30, dtype=np.uint16).reshape(6, 5), indices(LONG, 5, 0, -6)],
+        (("Gather", (), (0, 1)), ("Transpose", (), (-1,)), ("Concat", axis(1), (-2, -2, -2))),
     ),
     # Windows.
     *(
@@ -300,6 +311,8 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_region(checks: str, case: Case) -> None:
     run_case(case, checks)
+    if checks == "pixel":
+        check_blits(case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -364,6 +377,42 @@ def test_other_sizes_take_the_kernel_of_the_upper_end(steps: Steps, make: Any, s
         assert lower(op, make(*size), end.choices)[1] == kernel, size
     # Borders, extents and strides are arguments: what lies alike has one text.
     assert lower(op, make(*sizes[1]))[1] == kernel
+
+
+def test_textures_take_a_blit_for_each_result_which_reads_what_that_needs() -> None:
+    steps: Steps = (
+        ("Neg", (), (0,)),
+        ("Gather", (), (1, 2)),
+        ("Concat", axis(0), (-1, -2)),
+        ("Relu", (), (-3,)),
+        ("Add", (), (-4, 3)),
+    )
+    arrays = [numbers(FLOAT, 4, 6), numbers(FLOAT, 5, 6), indices(LONG, 1, 3), numbers(FLOAT, 6, 6)]
+    emit = PlanningEmitter()
+    emit.target = PIXEL
+    Region(steps, (3, 4)).lower(emit, [emit.slot(x) for x in arrays], [emit.fresh((6, 6), FLOAT) for _ in range(2)])
+    expressions = [kernel.expression for kernel, _ in emit.launches]
+    assert [kernel.source for kernel, _ in emit.launches] == ["pixel/flat.cu"] * 2
+    assert [each.partition(", ")[2] for each in expressions] == [
+        "float, float, float, i64>", "float, float, float, i64, float>"
+    ]  # fmt: skip
+    assert all(kernel.text.startswith("// Neg, Gather, Concat, Relu, Add.\n") for kernel, _ in emit.launches)
+
+
+@pytest.mark.parametrize(
+    ("steps", "specs", "why"),
+    [
+        (TURNED, [spec(2, 8, 4), spec(2, 4, 8)], ""),
+        ((("Gather", (), (0, 1)), ("Concat", axis(0), (-1, 0))), [spec(4, 6, dtype=np.int8), spec(3, dtype=LONG)],
+         "its blits would read or write int8"),
+        ((("Neg", (), (0,)), ("Gather", (), (-1, 1))), [spec(4, 6), spec(3, dtype=LONG)],
+         "its results are of several shapes, or what a Gather picks of is computed in it"),
+        ((("Neg", (), (0,)), ("Reshape", (), (-1, ints(4, 6))), ("Mul", (), (-2, 1))), [spec(6, 4), spec(4, 6)],
+         "no sums of coordinates say where its elements come from"),
+    ],
+)  # fmt: skip
+def test_regions_say_why_they_have_no_blits(steps: Steps, specs: list[TensorSpec], why: str) -> None:
+    assert Region(steps, (len(steps) - 1,)).refuse_blits(specs) == why
 
 
 def test_what_lies_otherwise_than_at_the_upper_end_is_refused() -> None:
@@ -457,10 +506,6 @@ def test_what_is_picked_of_a_computed_value_runs_step_by_step() -> None:
     np.testing.assert_array_equal(to_bits(got), to_bits(apply_steps(steps, inputs)[2]))
     (apart,) = lower_and_run(Region(steps, (2,)), inputs)
     np.testing.assert_allclose(apart, got, rtol=1e-6)
-
-
-def spec(*shape: int, dtype: Any = FLOAT) -> TensorSpec:
-    return TensorSpec(shape, np.dtype(dtype))
 
 
 def known(*numbers: int) -> TensorSpec:

@@ -22,13 +22,13 @@ from tests.ops.calls import Call
 from tests.ops.direct import PlanningEmitter, lower_and_run
 from tests.ops.every_call import list_calls
 from tests.ops.harness import Array, Case, run_case
-from tests.ops.step_by_step import Steps, apply_steps, pick
+from tests.ops.step_by_step import Steps, apply_steps, check_blits, pick
 from tests.ops.test_region import DOUBLE, FLOAT, HALF, INT, LONG, numbers
 from tests.ops.tolerance import to_bits
 
 LAST, LAST_TWO = (write_integers(np.array(axes, np.int64)) for axes in ((-1,), (-2, -1)))
 GONE = (("keepdims", 0),)
-TO_HALF = (("to", dtype_row(HALF).code),)
+TO_FLOAT, TO_HALF = ((("to", dtype_row(dtype).code),) for dtype in (FLOAT, HALF))
 
 LAYER_NORM: Steps = (
     ("ReduceMean", (), (0, LAST)),
@@ -100,6 +100,15 @@ CASES = [
         rows(f"{name}_{np.dtype(dtype).name}", [numbers(dtype, 5, 37), numbers(dtype, 37)], around(name), (1, 3))
         for name in REDUCTIONS
         for dtype in ((FLOAT, HALF, BFLOAT16, DOUBLE, INT, LONG) if name == "ReduceMean" else (FLOAT,))
+    ),
+    *(
+        rows(
+            f"{name}_{np.dtype(dtype).name}",
+            [np.arange(155, dtype=dtype).reshape(5, 31) ** 2, np.arange(31, dtype=dtype)],
+            (("Max", (), (0, 1)), (name, (), (-1, LAST)), ("Max", (), (-2, 1))),
+            (1, 2),
+        )
+        for name, dtype in (("ReduceSum", np.uint32), ("ReduceProd", np.uint64), ("ReduceMin", np.uint8))
     ),
     *(
         rows(
@@ -280,12 +289,41 @@ CASES = [
         (0, 3),
     ),
     rows("no_others", [numbers(FLOAT, 4, 9)], (("Softmax", (), (0,)),)),
+    # So many that blits keep the values of rows, of 4 bytes, and of 8, 4 and 1; then more than a texel has.
+    rows("kept_sum", [numbers(FLOAT, 60, 101), numbers(FLOAT, 101)], around("ReduceSum"), (1, 2)),
+    rows("kept_softmax", [numbers(HALF, 7, 11, 97), numbers(HALF, 97)], around("Softmax", (), None), (0, 2)),
+    rows(
+        "kept_types",
+        [numbers(FLOAT, 40, 131), numbers(FLOAT, 40, 1)],
+        (
+            ("Abs", (), (0,)),
+            ("ArgMax", (("axis", 1),), (-1,)),
+            ("ReduceMax", (), (-1, LAST)),
+            ("Greater", (), (-3, 1)),
+            ("Cast", TO_FLOAT, (-2,)),
+            ("Where", (), (-4, -1, "float32 0.5")),
+            ("Mul", (), (-6, -5)),
+        ),
+        (1, 3, 5, 6),
+    ),
+    rows(
+        "more_than_a_texel",
+        [numbers(FLOAT, 30, 128), numbers(FLOAT, 128)],
+        tuple(
+            row
+            for number in range(3)
+            for row in (("LayerNormalization", (), (-2 * number or 0, 1)), ("Abs", (), (-1 - 2 * number,)))
+        ),
+        (5,),
+    ),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_row_region(checks: str, case: Case) -> None:
     run_case(case, checks)
+    if checks == "pixel":
+        check_blits(case)
 
 
 def run_apart(case: Case) -> list[Array]:
@@ -360,6 +398,44 @@ def test_sizes_of_a_class_have_the_bits_of_their_steps(columns: int) -> None:
         emit.find_function(kernel).launch_arrays(grid, block, *values)
         for slot, expected in zip(arguments[-2:], run_apart(case), strict=True):
             np.testing.assert_array_equal(to_bits(emit.read(slot)), to_bits(expected))
+
+
+@pytest.mark.parametrize(
+    ("label", "kernels"),
+    [
+        ("numbers_of_rows", ["draw_rows", "draw_row_values"]),
+        ("kept_sum", ["draw_kept_values", "draw_row_values", "draw_rows"]),
+        ("kept_softmax", ["draw_kept_values", "draw_rows", "draw_rows"]),
+        ("kept_types", ["draw_kept_values", "draw_row_values", "draw_row_values", "draw_rows", "draw_rows"]),
+        ("more_than_a_texel", ["draw_rows"]),
+        ("transposed", ["draw_rows"]),
+    ],
+)
+def test_textures_take_a_blit_for_each_result_and_one_for_rows_that_many_read(label: str, kernels: list[str]) -> None:
+    (case,) = (each for each in CASES if each.id == label)
+    emit, _ = lower(
+        build("gpuexec.RowRegion", case.attributes), *[x for x in case.inputs if x is not None], target="pixel_80"
+    )
+    assert [kernel.expression.partition("<")[0] for kernel, _ in emit.launches] == kernels
+    assert all(kernel.source == "pixel/rows.cu" and kernel.text for kernel, _ in emit.launches)
+
+
+def test_blits_of_other_sizes_are_those_of_the_upper_end() -> None:
+    op = RowRegion(LAYER_NORM, (8,))
+    end, _ = lower(op, *make_norm(64, 300), target="pixel_80")
+    assert len(end.launches) == 2
+    for count, columns in ((64, 300), (63, 299), (3, 1), (1, 1)):
+        emit, _ = lower(op, *make_norm(count, columns), choices=end.choices, target="pixel_80")
+        assert [kernel for kernel, _ in emit.launches] == [kernel for kernel, _ in end.launches]
+
+
+def test_textures_fold_no_rows_otherwise_than_the_blits_of_the_steps() -> None:
+    op = RowRegion(around("Softmax", (), None), (2,))
+    assert op.refuse_blits([TensorSpec((2, 4096), FLOAT), TensorSpec((4096,), FLOAT)]) == ""
+    long = [TensorSpec((2, 4097), FLOAT), TensorSpec((4097,), FLOAT)]
+    assert op.refuse_blits(long) == "rows so long are folded otherwise by the blit of Softmax"
+    emit, _ = lower(op, *[numbers(FLOAT, *spec.shape) for spec in long], target="pixel_80")
+    assert "pixel/rows.cu" not in [kernel.source for kernel, _ in emit.launches]
 
 
 def test_arithmetic_that_extents_choose_is_that_of_the_upper_end() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from onnx import parser
 
+import gpuexec as gx
+from gpuexec.devices.backend import open_backend
 from gpuexec.importer import load_graph, run_oracle, to_model
 from gpuexec.ir.graphs import Array, Graph, check
 from gpuexec.ops.control.interpret import compute_graph
+from gpuexec.program.rehearsing import rehearse
 
 
 def load(text: str, opset: int = 18) -> Graph:
@@ -41,6 +44,13 @@ def check_computed(before: Graph, after: Graph, rtol: float = 0, **feeds: Array)
     expected = run_oracle(to_model(before), feeds)[1]
     arrays = compute_graph(after, [feeds[value.name] for value in after.inputs])
     _compare(expected, dict(zip(expected, arrays, strict=True)), rtol)
+
+
+def compile_together(models: Sequence[tuple[bytes, Mapping[str, Array]]], backend: gx.BackendType) -> None:
+    """Compile the kernels of generated text of models for their inputs, all those of one file as one object."""
+    device = open_backend(backend).device
+    found = [rehearse(gx.load(data), device.target, [inputs]).kernels for data, inputs in models]
+    device.load(list(dict.fromkeys(kernel for kernels in found for kernel in kernels if kernel.text)))
 
 
 def _compare(expected: Mapping[str, Array], got: Mapping[str, Array], rtol: float) -> None:

@@ -18,10 +18,10 @@ from gpuexec.ops.elementwise.region import Region
 from gpuexec.passes.fuse_regions import fuse_regions
 from tests.model.small_models import CPU
 from tests.ops.tolerance import to_bits
-from tests.passes.harness import load, operators
+from tests.passes.harness import compile_together, load, operators
 from tests.passes.test_fuse_regions import EXTENTS
 
-SIMULATOR = gx.BackendType.SIMULATOR
+SIMULATOR, PIXEL = gx.BackendType.SIMULATOR, gx.BackendType.SIMULATOR_PIXEL
 RNG = np.random.default_rng(31)
 Inputs = dict[str, np.ndarray[Any, Any]]
 
@@ -358,3 +358,11 @@ def test_random_graphs_give_the_same_bits_on_the_host(drawn: tuple[bytes, Inputs
 @given(make_models())
 def test_random_graphs_give_the_same_bits_on_the_simulator(drawn: tuple[bytes, Inputs]) -> None:
     check_equal(*drawn, SIMULATOR)
+
+
+@settings(max_examples=2, deadline=None)
+@given(st.lists(make_models(), min_size=16, max_size=16))
+def test_random_graphs_give_the_same_bits_as_blits(models: list[tuple[bytes, Inputs]]) -> None:
+    compile_together(models, PIXEL)
+    for drawn in models:
+        check_equal(*drawn, PIXEL)

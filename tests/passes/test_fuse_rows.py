@@ -20,10 +20,10 @@ from gpuexec.passes import AT_PLAN, run_passes
 from gpuexec.passes.fuse_rows import fuse_rows
 from gpuexec.planner.template import plan_graph
 from tests.model.small_models import CPU
-from tests.passes.harness import load, operators
+from tests.passes.harness import compile_together, load, operators
 from tests.passes.test_fuse_regions import check_bits
 
-SIMULATOR = gx.BackendType.SIMULATOR
+SIMULATOR, PIXEL = gx.BackendType.SIMULATOR, gx.BackendType.SIMULATOR_PIXEL
 NAMES = {"x": (4, 6, 32), "z": (4, 6, 32), "row": (32,), "wide": (4, 1, 32), "k": (32, 32), "image": (2, 3, 5, 7)}
 CONSTANTS = """<int64[1] last = {-1}, int64[2] plane = {2, 3}, int64[1] first = {0}, float epsilon = {0.00001},
     int64[1] count = {1}, int64[1] two_elements = {2}, float two = {2}, float one = {1},
@@ -275,3 +275,11 @@ def test_random_graphs_give_the_same_bits_on_the_host(model: tuple[bytes, dict[s
 @given(make_models())
 def test_random_graphs_give_the_same_bits_on_the_simulator(model: tuple[bytes, dict[str, Any]]) -> None:
     check_bits(model, SIMULATOR)
+
+
+@settings(max_examples=2, deadline=None)
+@given(st.lists(make_models(), min_size=10, max_size=10))
+def test_random_graphs_give_the_same_bits_as_blits(models: list[tuple[bytes, dict[str, Any]]]) -> None:
+    compile_together(models, PIXEL)
+    for model in models:
+        check_bits(model, PIXEL)

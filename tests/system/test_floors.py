@@ -120,7 +120,6 @@ SMALL = {
     "model.tracing.normalizing": "a family of traced functions",
     "model.tracing.norms": "a family of traced functions",
     "model.tracing.signal": "a family of traced functions",
-    "ops.elementwise.region_blits": "regions over textures, beside `flat`, those over pointers",
     "ops.text.search": "the search of texts by automata, which stand beside it",
     "passes.append_rows": "a rewriting of graphs among passes, which a memory's capacity asks for",
     "planner.own_rounding": "a rewriting of graphs, by what the kernels of a target round themselves",

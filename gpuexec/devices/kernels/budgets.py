@@ -255,6 +255,8 @@ LARGER: Mapping[str, Budget] = {
     "pixel/pool.cu:draw_max_pool_places": Budget(72, "a maximum, its place and a texel beside the walk"),
     "pixel/resize.cu:draw_resize_blend": Budget(80, "coordinates and weights of three axes stay in registers"),
     "pixel/gather.cu:draw_gather_slices": Budget(72, "64-bit divisions, and a texel beside the walk"),
+    "pixel/rows.cu:draw_row_values": Budget(96, "64-bit divisions, and the folds and operands of rows beside a texel"),
+    "pixel/rows.cu:draw_rows": Budget(104, "64-bit divisions, and the folds and operands of a row beside a texel"),
     "pixel/statistics.cu:draw_count_bins": Budget(128, "the compiler keeps a walk's divisions for several elements"),
     "pixel/statistics.cu:draw_merge_all_samples": Budget(112, "a thread holds the sample made and the one read"),
     "pixel/statistics.cu:draw_take_samples": Budget(80, "a thread holds the sample it makes"),

@@ -30,6 +30,7 @@ from gpuexec.importer.read import Source
 from gpuexec.ir.graphs import Graph, Node, Value, walk
 from gpuexec.ir.operator import Operator
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.model.model import Model
 from gpuexec.ops.elementwise.fused import Fused
 from gpuexec.ops.elementwise.prologue import ProductOfRows
@@ -212,10 +213,10 @@ class _LimitedPass:
     allowed: int | None = None
     made: list[Node] = field(default_factory=list)
 
-    def __call__(self, graph: Graph, specs: Mapping[str, TensorSpec]) -> Graph:
+    def __call__(self, graph: Graph, specs: Mapping[str, TensorSpec], **asked: Target | None) -> Graph:
         before = set(map(id, graph.nodes))
         limit = None if self.allowed is None else self.allowed - len(self.made)
-        after = self.function(graph, specs, limit=limit)
+        after = self.function(graph, specs, limit=limit, **asked)
         self.made += [node for node in after.nodes if id(node) not in before]
         return after
 

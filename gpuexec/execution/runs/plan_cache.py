@@ -404,7 +404,7 @@ class PlanCache:
         if restored is not None:
             graph, template = restored.graph, restored.template
         else:
-            graph = run_passes(self._graph, planning.model._plan_passes, disabled, specs)
+            graph = run_passes(self._graph, planning.model._plan_passes, disabled, specs, target)
             if has_growth(self._graph):
                 self._unknown |= find_growing_content(graph, specs, free_axes(graph, planning.model.dims))
             template = plan_graph(
@@ -618,7 +618,7 @@ def restore(
             continue
         for disabled in ways or (model.disabled_passes, model.disabled_passes | GENERATING):
             try:
-                planned = run_passes(graph, model._plan_passes, disabled, ends)
+                planned = run_passes(graph, model._plan_passes, disabled, ends, target)
                 template = Template(
                     planned, ends, target, stored=plan, fixes_division=fixes_division, providers=providers
                 )

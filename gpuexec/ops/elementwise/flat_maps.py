@@ -77,10 +77,10 @@ def launch_mapped(
     spaces, names = Spaces.of(rows, forms, results, inputs, emit.choose)
     used = [position for position, slot in enumerate(inputs) if slot is not None]
     slots = {position: slot for position, slot in enumerate(inputs) if slot is not None}
-    walk = _SpaceWalk.of(emit, spaces, slots, outputs[0])
+    walk = SpaceWalk.of(emit, spaces, slots, outputs[0])
     width = walk.choose_width(slots, outputs)
     lanes = width if walk.can_vectorize(width, slots, outputs) else 1
-    writer = _MapsWriter(walk, slots, width)
+    writer = MapsWriter(walk, slots, width)
     body = writer.write(rows, forms, used, names, outputs)
     name, text = name_text(MAPPED, body)
     operands = [f"const {dtype_row(slots[position].dtype).cuda}" for position in used]
@@ -128,7 +128,7 @@ class _JoinedForm:
 
 
 @dataclass(frozen=True, slots=True)
-class _SpaceWalk:
+class SpaceWalk:
     """The joined axes of the results, the innermost first, and all that is known of spaces and places along them.
 
     Attributes:
@@ -148,7 +148,7 @@ class _SpaceWalk:
     is_wide: bool
 
     @classmethod
-    def of(cls, emit: Emitter, spaces: Spaces, slots: dict[int, Slot], output: Slot) -> _SpaceWalk:
+    def of(cls, emit: Emitter, spaces: Spaces, slots: dict[int, Slot], output: Slot) -> SpaceWalk:
         """Return the walk of places, joined as at the upper end of the size class."""
         shape = spaces.spaces[0].extents
         is_row_major = bool(emit.choose(output.is_contiguous))
@@ -340,10 +340,20 @@ class PlaceNumbers:
         return f"walk.strides[{len(self.numbers) - 1}]"
 
 
-class _MapsWriter:
-    """The text of a region with index maps; ``places`` and ``numbers`` are its arguments."""
+class MapsWriter:
+    """The text of a region with index maps; ``places`` and ``numbers`` are its arguments.
 
-    def __init__(self, walk: _SpaceWalk, slots: dict[int, Slot], width: int) -> None:
+    Attributes:
+        unit: The type that a unit is of: where it is in results.
+        made_of: What a unit is made of beside the walk: the parameter behind it, and the arguments of that type.
+        lanes: What stands behind a coordinate along the innermost axis.
+    """
+
+    unit = "FlatUnit<kWidth, {offset}>"
+    made_of = ("", "walk")
+    lanes = " * lanes"
+
+    def __init__(self, walk: SpaceWalk, slots: dict[int, Slot], width: int) -> None:
         self.places, self.numbers = PlaceNumbers(), RegionNumbers()
         self._walk, self._slots, self._width = walk, slots, width
         self._offset = "i64" if walk.is_wide else "i32"
@@ -395,7 +405,8 @@ class _MapsWriter:
 
     def _write_unit(self) -> list[str]:
         """Return the type that finds where the unit of a thread is inside, and where it lies in inputs."""
-        base, walk, offset = f"FlatUnit<kWidth, {self._offset}>", self._walk, self._offset
+        walk, offset = self._walk, self._offset
+        base, (parameter, arguments) = self.unit.format(offset=offset), self.made_of
         rank = len(walk.extents)
         guards = [number for number, space in enumerate(walk.spaces.spaces) if number and space.guard == number]
         lines = [f"  struct Unit : {base} {{"]
@@ -404,13 +415,14 @@ class _MapsWriter:
             lines.append(f"    {offset} at{number};")
             if place.picked is not None:
                 lines.append(f"    {offset} extent{number}, stride{number};")
-        lines += ["", f"    __device__ explicit Unit(const Walk& walk) : {base}(walk) {{"]
+        explicit = "" if parameter else "explicit "
+        lines += ["", f"    __device__ {explicit}Unit(const Walk& walk{parameter}) : {base}({arguments}) {{"]
         if rank > 1:
             unsigned = "u64" if walk.is_wide else "u32"
             lines.append(f"      {unsigned} rest = {unsigned}(index);")
             for axis in range(rank - 1):
                 lines += [f"      {unsigned} c{axis};", f"      rest = walk.extents[{axis}].divide(rest, c{axis});"]
-                factor = " * lanes" if axis == 0 else ""
+                factor = self.lanes if axis == 0 else ""
                 lines.append(f"      const {offset} p0_{axis} = {offset}(c{axis}){factor};")
             lines.append(f"      const {offset} p0_{rank - 1} = {offset}(rest);")
         elif rank:
@@ -480,7 +492,7 @@ class _MapsWriter:
         lines += [f"    const auto x{k} = widen(element{k});" for k, _ in self._list_read()]
         assert forms.kinds is not None
         attributes: dict[int, dict[str, str]] = {}
-        for k, each in enumerate(self._walk.spaces.evaluations):
+        for each in self._walk.spaces.evaluations:
             kind, name, cuda = forms.kinds[each.step], rows[each.step][0], dtype_row(forms.specs[each.step].dtype).cuda
             if isinstance(kind, Pointwise):
                 if each.step not in attributes:
@@ -488,9 +500,9 @@ class _MapsWriter:
                     attributes[each.step] = added
                 code = kind.code.format(*map(self._write_value, each.given), **attributes[each.step])
                 rounded = dtype_row(kind.dtype).cuda
-                lines.append(f"    const auto v{k} {STEP}{rounded}>({code});  // {name}")
+                lines.append(f"    const auto {each.name} {STEP}{rounded}>({code});  // {name}")
             elif isinstance(kind, Assembled):
-                lines.append(f"    const Acc<{cuda}> v{k} = {self._select(each, kind, cuda)};  // {name}")
+                lines.append(f"    const Acc<{cuda}> {each.name} = {self._select(each, kind, cuda)};  // {name}")
         lines += [f"    result{k} = cast<{cuda}>({name});" for k, (name, cuda) in enumerate(zip(names, types))]
         return [*lines, "  }"]
 

@@ -3,8 +3,9 @@
 Their results are, to the bit, what the operators would give one after the other: `infer` is just that, `compute` is
 that over blocks that stay in cache (`region_blocks`, with index maps `region_boxes`, of rows `row_blocks`), and on a
 device with kernels one launch does it (`flat`, with index maps `flat_maps`, `tiled` where operands lie across,
-`row_kernel` for rows), over textures one for each result (`region_blits`), or where that can't be, a launch for each
-step. The passes `gpuexec.passes.fuse_regions` and `gpuexec.passes.fuse_rows` make regions; no file has them.
+`row_kernel` for rows), over textures one for each result (`region_blits`, `row_blits` for rows), or where that can't
+be, a launch for each step. The passes `gpuexec.passes.fuse_regions` and `gpuexec.passes.fuse_rows` make regions; no
+file has them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Slot
-from gpuexec.ir.geometry import close_gaps, memory_axes
+from gpuexec.ir.geometry import close_gaps, contiguous_strides, memory_axes
 from gpuexec.ir.index_map import Assembled
 from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
@@ -26,7 +27,7 @@ from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise.epilogue import FUSED_DOMAIN, StepEmitter
 from gpuexec.ops.elementwise.flat import JoinedWalk, can_walk, launch_flat
 from gpuexec.ops.elementwise.flat_maps import can_map, launch_mapped
-from gpuexec.ops.elementwise.region_blits import can_draw, draw_region
+from gpuexec.ops.elementwise.region_blits import can_draw, draw_mapped, draw_region, list_undrawn
 from gpuexec.ops.elementwise.region_blocks import BlockProgram, prepare_blocks
 from gpuexec.ops.elementwise.region_boxes import BoxProgram
 from gpuexec.ops.elementwise.region_steps import (
@@ -37,8 +38,9 @@ from gpuexec.ops.elementwise.region_steps import (
     list_moved,
     read_steps,
 )
+from gpuexec.ops.elementwise.row_blits import draw_rows, list_unordered
 from gpuexec.ops.elementwise.row_blocks import RowProgram, prepare_row_blocks
-from gpuexec.ops.elementwise.row_kernel import can_launch, launch_rows
+from gpuexec.ops.elementwise.row_kernel import can_launch, can_walk_rows, launch_rows
 from gpuexec.ops.elementwise.row_layout import RowLayout, find_row_layout
 from gpuexec.ops.elementwise.tiled import choose_tiling, launch_tiled
 from gpuexec.ops.tensor.copy import Concat
@@ -125,6 +127,17 @@ class Steps(Operator):
         """Return the steps prepared for inputs, or None."""
         raise NotImplementedError
 
+    def refuse_blits(self, inputs: Sequence[TensorSpec | None]) -> str:
+        """Return why a device whose memory is textures runs it step by step, for dense inputs; empty: it does not."""
+        forms = self._find_forms(inputs)
+        made = [forms.specs[step] for step in self.results]
+        undrawn = list_undrawn([spec.dtype for spec in (*inputs, *made) if spec is not None])
+        return f"its blits would read or write {', '.join(undrawn)}" if undrawn else self._refuse_map(forms, inputs)
+
+    def _refuse_map(self, forms: StepForms, inputs: Sequence[TensorSpec | None]) -> str:
+        """Return why what its blits need of inputs and rows does not follow from the places of results."""
+        raise NotImplementedError
+
     def _list_kept(self, outputs: Slots) -> list[tuple[int, Slot]]:
         """Return the results that are wanted, each with its step."""
         return [(step, slot) for step, slot in zip(self.results, outputs, strict=True) if slot is not None]
@@ -194,7 +207,7 @@ class Region(Steps):
         wanted = [step for step, _ in kept]
         is_flat = self._is_flat(forms) and can_walk(kept[0][1].shape) and len(laid) == 1
         if is_flat and forms.pointwise is None:
-            is_flat = not emit.target.has_textures and can_map(self.steps, forms, wanted, inputs)
+            is_flat = can_map(self.steps, forms, wanted, inputs)
         if has_gaps and not emit.choose(is_flat and forms.pointwise is not None):
             self._lower_beside(emit, inputs, outputs)
             return
@@ -208,7 +221,8 @@ class Region(Steps):
         self._allow_in_place(emit, inputs, kept, lambda step, position: position not in moved)
         used, results = [x for x in inputs if x is not None], [y for _, y in kept]
         if emit.target.has_textures:
-            draw_region(emit, self.steps, forms, wanted, inputs, results)
+            draw = draw_mapped if forms.pointwise is None else draw_region
+            draw(emit, self.steps, forms, wanted, inputs, results)
             return
         if forms.pointwise is None:
             launch_mapped(emit, self.steps, forms, wanted, inputs, results)
@@ -234,6 +248,14 @@ class Region(Steps):
         if forms.pointwise is None:
             return BoxProgram.of(self.steps, forms, self.results, keys)
         return prepare_blocks(self.steps, forms, self.results, keys)
+
+    def _refuse_map(self, forms: StepForms, inputs: Sequence[TensorSpec | None]) -> str:
+        if not self._is_flat(forms):
+            return "its results are of several shapes, or what a Gather picks of is computed in it"
+        slots = [None if x is None else Slot(n, 0, x, contiguous_strides(x.shape)) for n, x in enumerate(inputs)]
+        if forms.pointwise is None and not can_map(self.steps, forms, self.results, slots):
+            return "no sums of coordinates say where its elements come from"
+        return ""
 
     def _lower_beside(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch results to dense memory of their own, and copy them to windows."""
@@ -293,12 +315,20 @@ class RowRegion(Steps):
         if not kept:
             return
         layout, slots = self.find_layout(list_keys(inputs)), [slot for _, slot in kept]
-        is_able = layout is not None and can_launch(self.steps, forms, layout, inputs, slots)
-        if emit.target.has_textures or not emit.choose(is_able):
+        if not emit.target.has_textures:
+            is_able = layout is not None and can_launch(self.steps, forms, layout, inputs, slots)
+        else:
+            used = [slot for slot in inputs if slot is not None]
+            is_able = layout is not None and can_walk_rows(layout, inputs, slots) and can_draw([*used, *slots])
+            is_able = is_able and not list_unordered(self.steps, forms)
+        if not emit.choose(is_able):
             self._lower_apart(emit, forms, inputs, outputs)
             return
         if layout is None or not is_able:
             raise PlanError("Rows of a region can't be reduced in one launch, as they are at the upper end.")
+        if emit.target.has_textures:
+            draw_rows(emit, self.steps, forms, layout, [step for step, _ in kept], inputs, slots)
+            return
         allows = launch_rows(emit, self.steps, forms, layout, [step for step, _ in kept], inputs, slots)
         self._allow_in_place(emit, inputs, kept, allows)
 
@@ -306,6 +336,12 @@ class RowRegion(Steps):
         """Return the layout for inputs of these shapes and types; None where steps don't reduce the same rows."""
         forms = find_forms(self.steps, keys, self.rounds)
         return None if forms.forms is None else find_row_layout(self.steps, forms, keys)
+
+    def _refuse_map(self, forms: StepForms, inputs: Sequence[TensorSpec | None]) -> str:
+        if self.find_layout(list_keys(inputs)) is None:
+            return "its steps reduce different rows"
+        others = list_unordered(self.steps, forms)
+        return f"rows so long are folded otherwise by the blit of {', '.join(others)}" if others else ""
 
     def _prepare(self, forms: StepForms, keys: tuple[SpecKey | None, ...]) -> RowProgram | None:
         layout = self.find_layout(keys)

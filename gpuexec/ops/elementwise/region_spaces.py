@@ -130,12 +130,13 @@ class Evaluation:
     """A step in a space.
 
     Attributes:
+        name: Of its value: ``v0`` for the first of step 0, ``v0_1`` for the next one.
         step: Its number.
-        given: For each input the name of a value: ``x0`` for a place, ``v0`` for an evaluation, a number as text, or
-            None.
+        given: For each input the name of a value: ``x0`` for a place, that of an evaluation, a number as text, or None.
         inside: Of a step made of windows, the numbers of the parts' spaces.
     """
 
+    name: str
     step: int
     given: tuple[str | None, ...]
     inside: tuple[int, ...] = ()
@@ -274,15 +275,18 @@ class _Finder:
                 assert found is not None
                 name = found
             elif isinstance(kind, Assembled):
-                name = self._add(self._open(step, kind, space))
+                name = self._add(step, *self._open(step, kind, space))
             else:
-                name = self._add(Evaluation(step, tuple([self.find(each, space) for each in given])))
+                name = self._add(step, tuple([self.find(each, space) for each in given]))
             self._names[step, space] = name
         return self._names[step, space]
 
-    def _add(self, evaluation: Evaluation) -> str:
-        self._spaces.evaluations.append(evaluation)
-        return f"v{len(self._spaces.evaluations) - 1}"
+    def _add(self, step: int, given: tuple[str | None, ...], inside: tuple[int, ...] = ()) -> str:
+        """Add the evaluation of a step, and return its name."""
+        others = sum(each.step == step for each in self._spaces.evaluations)
+        name = f"v{step}_{others}" if others else f"v{step}"
+        self._spaces.evaluations.append(Evaluation(name, step, given, inside))
+        return name
 
     def _locate(self, space: int, shape: Sequence[int], strides: Sequence[int]) -> LinearForm:
         """Return where an operand lies that broadcasts to a space."""
@@ -356,8 +360,8 @@ class _Finder:
             found.append(LinearForm(tuple(row)))
         return found
 
-    def _open(self, step: int, kind: Assembled, space: int) -> Evaluation:
-        """Return the evaluation of windows, each in a space of its own."""
+    def _open(self, step: int, kind: Assembled, space: int) -> tuple[tuple[str | None, ...], tuple[int, ...]]:
+        """Return the values of windows, and then of what is around them, and the space that each window has."""
         parent, made = self._spaces.spaces[space], self._forms.specs[step]
         first = len(parent.shape) - made.rank
         if first < 0 or any(made.shape[axis] != parent.shape[first + axis] for axis in kind.axes):
@@ -371,7 +375,7 @@ class _Finder:
             given.append(self.find(source, inside[-1]))
         if not kind.is_whole:
             given.append(None if kind.filler is None else self.find(self._steps[step].inputs[kind.filler], space))
-        return Evaluation(step, tuple(given), tuple(inside))
+        return tuple(given), tuple(inside)
 
     def _add_window(self, space: int, windows: Sequence[tuple[int, int, int]]) -> int:
         """Return the space of a window, which has a start and an extent along some axes."""

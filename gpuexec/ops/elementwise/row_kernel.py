@@ -103,7 +103,7 @@ def can_launch(
     Results are dense, operands move along a row by one stride, and the teams that read rows as they lie are that of
     dense rows.
     """
-    if layout.axis > MAX_RANK or not all(slot.is_contiguous for slot in outputs):
+    if not can_walk_rows(layout, inputs, outputs):
         return False
     own = choose_team(prod(layout.shape[layout.axis :]), 1)
     assert forms.forms is not None
@@ -114,6 +114,13 @@ def can_launch(
             team = choose_walking_team(*walk_rows(slot, tuple(range(layout.axis, slot.spec.rank))))
             if not _folds_alike(own, team):
                 return False
+    return True
+
+
+def can_walk_rows(layout: RowLayout, inputs: Sequence[Slot | None], outputs: Sequence[Slot]) -> bool:
+    """Return whether results are dense, and operands move along a row by one stride."""
+    if layout.axis > MAX_RANK or not all(slot.is_contiguous for slot in outputs):
+        return False
     return all(
         slot is None or _find_column_stride(layout, _spread(layout, number, slot)) is not None
         for number, slot in enumerate(inputs)
@@ -348,9 +355,11 @@ class RowText:
 
     Attributes:
         first_column: The expression of a lane's first column.
+        place: The type of a row's place in results, then what it is made of beside the walk: parameter and argument.
     """
 
     first_column = "team.lane"
+    place = ("RowPlace", "const Team& team", "team")
 
     def __init__(self, structure: RowStructure) -> None:
         self._structure, self._phases = structure, structure.phases
@@ -394,7 +403,8 @@ class RowText:
 
     def _write_place(self) -> list[str]:
         """Return the type that finds where the row of a team lies in operands."""
-        base = f"RowPlace<{self._offset}>"
+        name, parameter, argument = self.place
+        base = f"{name}<{self._offset}>"
         moving = [(k, operand) for k, operand in enumerate(self._structure.operands) if any(operand.moves)]
         if not moving:
             return [f"  typedef {base} Place;"]
@@ -403,7 +413,7 @@ class RowText:
             f"  struct Place : {base} {{",
             f"    {self._offset} {', '.join(f'at{k}' for k, _ in moving)};  // of the row's first element",
             "",
-            f"    __device__ Place(const Walk& walk, const Team& team) : {base}(walk, team) {{",
+            f"    __device__ Place(const Walk& walk, {parameter}) : {base}(walk, {argument}) {{",
             f"      {unsigned} rest = {unsigned}(row);",
         ]
         last, number = self._rank - 1, 0

@@ -104,7 +104,7 @@ class RowMap(Operator):
             RowLine("{0} - {t0}.largest"),
             RowLine("{t2} - {t1}" if is_log else "exp_of({t2}) / {t1}"),
         )
-        return RowForm(axis, lines, work, x.dtype, variant=1)
+        return RowForm(axis, lines, work, x.dtype, variant=1, has_blit=False)
 
     def _split(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the tensor as ``[outer, columns, inner]``."""

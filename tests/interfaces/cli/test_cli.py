@@ -196,6 +196,36 @@ def test_explain_names_the_steps_of_rows_that_stand_in_phases(
     assert named == ["Mul scale", "Mul scale", "Softmax weigh", "Add residual"]
 
 
+@pytest.mark.parametrize("target", ["sm_90", "pixel_90"])
+def test_explain_names_the_steps_of_windows_and_views(
+    target: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "windows.onnx"
+    text = """agraph (float[4, 6] x, float[4, 6] k, float[12, 4] w) => (float[12, 4] y) {
+        a = Neg (x) b = Exp (k) c = Concat <axis = 1> (a, b) t = Transpose (c) y = Mul (t, w) }"""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    for node, name in zip(model.graph.node, ("first", "second", "beside", "turn", "weigh"), strict=True):
+        node.name = name
+    onnx.save(model, path)
+    assert main(["explain", str(path), "--target", target, "--source", "turn"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    named = [line.partition("  // ")[2] for line in lines if re.match(r" *const \S+ v\d", line)]
+    assert named == ["Neg first", "Exp second", "Concat beside", "Mul weigh"]
+
+
+def test_explain_says_what_has_no_blits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "narrow.onnx"
+    text = """agraph (int8[4, 6] x, int64[3] i, float[2, 5000] r) => (int8[7, 6] y, float[2, 5000] z) {
+        a = Gather (x, i) y = Concat <axis = 0> (a, x) p = Neg (r) q = Softmax <axis = -1> (p) z = Abs (q) }"""
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}'), path)
+    assert main(["explain", str(path), "--target", "sm_90"]) == 0
+    assert "are no region here" not in capsys.readouterr().out
+    assert main(["explain", str(path), "--target", "pixel_90"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "its blits would read or write int8" in printed
+    assert "rows so long are folded otherwise by the blit of Softmax" in printed
+
+
 def test_explain_says_why_a_softmax_between_products_stays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = (
         '<ir_version: 10, opset_import: ["": 20]> g (float[4, 5] q, float[5, 6] k, float[6, 7] v) => (float[4, 7] y) '
