@@ -7,6 +7,9 @@
 
 #if !defined(GPUEXEC_SIM) && __CUDA_ARCH__ < 800
 #define GPUEXEC_COPIES_BY_REGISTERS
+constexpr bool kCopiesAsync = false;
+#else
+constexpr bool kCopiesAsync = true;
 #endif
 
 // Copies Bytes (4 or 16) to shared memory, or writes as many zeros where `is_inside` is false: `source` is not read then.

@@ -49,6 +49,29 @@ __device__ inline bool is_aligned(const X* place) {
   return reinterpret_cast<u64>(place) % (N * sizeof(X)) == 0;
 }
 
+// In place of the stride of lanes: neighbours, in groups of kLanes that are whole or absent and begin at multiples of kLanes,
+// where steps say that `are_whole`. Then all that goes with them is read and stored as vectors, and nothing is asked.
+struct WholeLanes {};
+
+// Whether what lies as the output does has a vector for each whole group.
+template <class X>
+__device__ inline bool is_same_whole(const X* operand) {
+  return is_aligned<kLanes>(operand);
+}
+// The same of what is found by a place: as read_row, read_shared and read_pitched do.
+template <class X>
+__device__ inline bool is_row_whole(const X* operand, const OperandPlace& place) {
+  return is_aligned<kLanes>(operand) && place.by_extent.divisor % kLanes == 0;
+}
+template <class X>
+__device__ inline bool is_shared_whole(const X*, const OperandPlace& place) {
+  return place.by_inner.divisor % kLanes == 0;
+}
+template <class X>
+__device__ inline bool is_pitched_whole(const X* operand, const OperandPlace& place) {
+  return is_row_whole(operand, place) && place.by_inner.divisor % kLanes == 0;
+}
+
 // Reads the first `count` lanes of a group.
 template <class X, int N>
 __device__ inline void read_lanes(const X* source, int count, i64 stride, X (&lanes)[N]) {
@@ -62,6 +85,14 @@ __device__ inline void read_lanes(const X* source, int count, i64 stride, X (&la
       if (lane < count) lanes[lane] = source[lane * stride];
     }
   }
+}
+
+template <class X, int N>
+__device__ inline void read_lanes(const X* source, int count, WholeLanes, X (&lanes)[N]) {
+  if (count <= 0) return;
+  const Vec<X, N> vector = load_vec<N>(source);
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) lanes[lane] = vector.lanes[lane];
 }
 
 // Stores the first `count` lanes of a group.
@@ -80,10 +111,19 @@ __device__ inline void write_lanes(X* target, int count, i64 stride, const X (&l
   }
 }
 
+template <class X, int N>
+__device__ inline void write_lanes(X* target, int count, WholeLanes, const X (&lanes)[N]) {
+  if (count <= 0) return;
+  Vec<X, N> vector;
+#pragma unroll
+  for (int lane = 0; lane < N; ++lane) vector.lanes[lane] = lanes[lane];
+  store_vec(target, vector);
+}
+
 // Reads what goes with groups of an operand that lies as the output does.
-template <class X, int Groups, int N>
-__device__ inline void read_same(const X* operand, const i64 (&indices)[Groups], const int (&counts)[Groups], i64 stride,
-                                 X (&lanes)[Groups][N]) {
+template <class X, int Groups, int N, class Stride>
+__device__ inline void read_same(const X* operand, const i64 (&indices)[Groups], const int (&counts)[Groups],
+                                 Stride stride, X (&lanes)[Groups][N]) {
 #pragma unroll
   for (int group = 0; group < Groups; ++group) read_lanes(operand + indices[group], counts[group], stride, lanes[group]);
 }
@@ -110,6 +150,17 @@ __device__ inline void read_row(const X* operand, const OperandPlace& place, con
   }
 }
 
+template <class X, int Groups, int N>
+__device__ inline void read_row(const X* operand, const OperandPlace& place, const i64 (&indices)[Groups],
+                                const int (&counts)[Groups], WholeLanes stride, X (&lanes)[Groups][N]) {
+#pragma unroll
+  for (int group = 0; group < Groups; ++group) {
+    u32 at;
+    place.by_extent.divide(u32(indices[group]), at);
+    read_lanes(operand + at, counts[group], stride, lanes[group]);
+  }
+}
+
 // The same of an operand whose elements each go with `inner` neighbours.
 template <class X, int Groups, int N>
 __device__ inline void read_shared(const X* operand, const OperandPlace& place, const i64 (&indices)[Groups],
@@ -128,6 +179,19 @@ __device__ inline void read_shared(const X* operand, const OperandPlace& place, 
         lanes[group][lane] = operand[place.find(u32(indices[group] + lane * stride), among)];
       }
     }
+  }
+}
+
+template <class X, int Groups, int N>
+__device__ inline void read_shared(const X* operand, const OperandPlace& place, const i64 (&indices)[Groups],
+                                   const int (&counts)[Groups], WholeLanes, X (&lanes)[Groups][N]) {
+#pragma unroll
+  for (int group = 0; group < Groups; ++group) {
+    if (counts[group] <= 0) continue;
+    u32 among;
+    const X all = operand[place.find(u32(indices[group]), among)];
+#pragma unroll
+    for (int lane = 0; lane < N; ++lane) lanes[group][lane] = all;
   }
 }
 
@@ -151,6 +215,16 @@ __device__ inline void read_pitched(const X* operand, const OperandPlace& place,
   }
 }
 
+template <class X, int Groups, int N>
+__device__ inline void read_pitched(const X* operand, const OperandPlace& place, const i64 (&indices)[Groups],
+                                    const int (&counts)[Groups], WholeLanes stride, X (&lanes)[Groups][N]) {
+#pragma unroll
+  for (int group = 0; group < Groups; ++group) {
+    u32 among;
+    read_lanes(operand + place.shift(u32(indices[group]), among), counts[group], stride, lanes[group]);
+  }
+}
+
 // Stores the first `count` lanes of a group in a further output, whose rows have another pitch.
 template <class X, int N>
 __device__ inline void write_pitched(X* target, const OperandPlace& place, i64 index, int count, i64 stride,
@@ -168,12 +242,21 @@ __device__ inline void write_pitched(X* target, const OperandPlace& place, i64 i
   }
 }
 
+template <class X, int N>
+__device__ inline void write_pitched(X* target, const OperandPlace& place, i64 index, int count, WholeLanes stride,
+                                     const X (&lanes)[N]) {
+  u32 among;
+  write_lanes(target + place.shift(u32(index), among), count, stride, lanes);
+}
+
 // Leaves sums as they are.
 struct Unfinished {
   static constexpr int kGroup = 1;  // elements that are best finished together
 
-  template <int Groups, int N, class A>
-  __device__ void many(A (&)[Groups][N], const i64 (&)[Groups], const int (&)[Groups], i64 = 1) const {}
+  template <int Groups, int N, class A, class Stride = i64>
+  __device__ void many(A (&)[Groups][N], const i64 (&)[Groups], const int (&)[Groups], Stride = {}) const {}
+
+  __device__ bool are_whole() const { return true; }
 
   __device__ i64 where(i64 index) const { return index; }
 };
@@ -181,24 +264,33 @@ struct Unfinished {
 // Applies steps to groups of elements of the output: lane k of a group is element indices[group] + k * stride, and the first
 // counts[group] lanes are stored. A kernel that counts elements as if they were dense stores them where `where` says: it may
 // be a window with gaps between rows, whose width and pitch are multiples of the vectors that are stored.
-template <class Steps, class Apply>
+template <class Steps, class Give>
 struct Finishing {
   static constexpr int kGroup = kLanes;
   const Steps& steps;
-  Apply apply;
+  Give give;  // calls what it is given with the pointers
 
   __device__ i64 where(i64 index) const { return steps.where(index); }
 
+  // Whether groups may be finished with WholeLanes in place of a stride.
+  __device__ bool are_whole() const {
+    return give([&](auto... pointers) { return steps.are_whole(pointers...); });
+  }
+
   template <int Groups, int N, class A>
+  __device__ void many(A (&values)[Groups][N], const i64 (&indices)[Groups], const int (&counts)[Groups]) const {
+    many(values, indices, counts, i64(1));
+  }
+  template <int Groups, int N, class A, class Stride>
   __device__ void many(A (&values)[Groups][N], const i64 (&indices)[Groups], const int (&counts)[Groups],
-                       i64 stride = 1) const {
-    apply(values, indices, counts, stride);
+                       Stride stride) const {
+    give([&](auto... pointers) { steps.finish(values, indices, counts, stride, pointers...); });
   }
 };
 
-template <class Steps, class Apply>
-__device__ inline Finishing<Steps, Apply> make_finishing(const Steps& steps, Apply apply) {
-  return {steps, apply};
+template <class Steps, class Give>
+__device__ inline Finishing<Steps, Give> make_finishing(const Steps& steps, Give give) {
+  return {steps, give};
 }
 
 template <class T>
@@ -208,9 +300,7 @@ __device__ inline Unfinished finish_by() {
 
 template <class T, class Steps, class... Pointers>
 __device__ inline auto finish_by(const Steps& steps, Pointers... pointers) {
-  return make_finishing(steps, [&steps, pointers...](auto& values, const auto& indices, const auto& counts, i64 stride) {
-    steps.finish(values, indices, counts, stride, pointers...);
-  });
+  return make_finishing(steps, [pointers...](const auto& use) { return use(pointers...); });
 }
 
 // What takes the place of steps in front of others where there are none.
@@ -237,7 +327,7 @@ __device__ inline void store_made(const Unfinished&, T* y, i64 index, T made) {
   y[index] = made;
 }
 
-template <class Steps, class Apply, class Y, class T>
-__device__ inline void store_made(const Finishing<Steps, Apply>& finish, Y* y, i64 index, T made) {
+template <class Steps, class Give, class Y, class T>
+__device__ inline void store_made(const Finishing<Steps, Give>& finish, Y* y, i64 index, T made) {
   store_finished(finish, y, index, widen(made));
 }

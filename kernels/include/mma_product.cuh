@@ -45,7 +45,9 @@ struct Fours {
   }
 };
 
-constexpr int kBeside = 4;  // eights of a lane that are finished side by side, so that what they read is under way together
+// Eights of a lane that are finished side by side, so that what they read is under way together; of those that are not whole
+// fewer, since each has code for any lane.
+constexpr int kBeside = 4, kPartsBeside = 1;
 
 // Reads the lanes of a four of `c`; one number for all where it does not move along a row.
 template <class R>
@@ -57,9 +59,16 @@ __device__ inline void read_addend(const R* c, int count, i64 stride, R (&lanes)
   for (int lane = 0; lane < 4; ++lane) lanes[lane] = all;
 }
 
+// Whether all fours that are inside are read and stored as vectors, whatever goes with them.
+template <class Y, class R, class Finish>
+__device__ inline bool are_fours_whole(const SimtGemm& gemm, const R* c, const Finish& finish) {
+  const bool has_whole_c = !c || (gemm.c_column == 1 && gemm.c_row % kLanes == 0 && is_aligned<kLanes>(c));
+  return (gemm.wide & kWideY) && gemm.columns % Fours<Y>::kPiece == 0 && has_whole_c && finish.are_whole();
+}
+
 // Stores eights, two fours of a row each: what is inside. `start` is the offset of the batch in y, and in c where that has
-// batches, too.
-template <bool HasBatches, int Eights, class R, class Y, class Finish>
+// batches, too. IsWhole: as are_fours_whole says.
+template <bool IsWhole, bool HasBatches, int Eights, class R, class Y, class Finish>
 __device__ inline void store_eights(const SimtGemm& gemm, const R* c, Y* y, i64 start, const int (&rows)[Eights],
                                     const int (&columns)[Eights], const float (&sums)[Eights][kEight],
                                     const Finish& finish) {
@@ -76,7 +85,8 @@ __device__ inline void store_eights(const SimtGemm& gemm, const R* c, Y* y, i64 
     counts[four] = insides[four] < 4 ? insides[four] : 4;
     if (c) {
       const R* const from = c + ((HasBatches ? start : 0) + row * gemm.c_row + column * gemm.c_column);
-      read_addend(from, counts[four], gemm.c_column, addends[four]);
+      if constexpr (IsWhole) read_lanes(from, counts[four], WholeLanes(), addends[four]);
+      else read_addend(from, counts[four], gemm.c_column, addends[four]);
     }
   }
 #pragma unroll
@@ -88,12 +98,14 @@ __device__ inline void store_eights(const SimtGemm& gemm, const R* c, Y* y, i64 
       if (c) value += widen(addends[four][i]) * gemm.beta;
     }
   }
-  finish.many(values, places, counts, gemm.y_column);
+  if constexpr (IsWhole) finish.many(values, places, counts, WholeLanes());
+  else finish.many(values, places, counts, gemm.y_column);
 #pragma unroll
   for (int first = 0; first < Eights * kEight; first += kPiece) {
     const int four = first / 4, inside = insides[four];
     Y* const piece = y + places[four];
-    if ((gemm.wide & kWideY) && inside >= kPiece) {
+    if (IsWhole && inside <= 0) continue;
+    if (IsWhole || ((gemm.wide & kWideY) && inside >= kPiece)) {
       Vec<Y, kPiece> stored;
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) stored.lanes[i] = cast<Y>(values[(first + i) / 4][(first + i) % 4]);
@@ -106,6 +118,12 @@ __device__ inline void store_eights(const SimtGemm& gemm, const R* c, Y* y, i64 
     }
   }
 }
+
+// A constant as an argument.
+template <bool Value>
+struct Is {
+  static constexpr bool kIs = Value;
+};
 
 // Adds up the slices of the block's tile, and stores its sums: alpha * sum + beta * c, with the epilogue. HasBatches: a batch
 // of c begins where that of y does. Groups of warps have added up theirs. All threads of the block come here.
@@ -120,17 +138,20 @@ __device__ inline void store_folded(Warp& warp, const SimtGemm& gemm, const R* c
   const int thread = int(forget(threadIdx.x));
   const i64 start = gemm.find_offset(place.batch, gemm.y_batch);
   const auto finish = finish_by<R>(epilogue...);
+  const bool is_whole = are_fours_whole<Y>(gemm, c, finish);
   constexpr int kEights = Warp::kEights, kAtOnce = kEights < kBeside ? kEights : kBeside;
-  const auto store = [&](int first, const float (&sums)[kAtOnce][kEight]) {
-    int rows[kAtOnce], columns[kAtOnce];
+  constexpr int kPartsAtOnce = kEights < kPartsBeside ? kEights : kPartsBeside;
+  const auto store = [&](auto is_whole, int first, const auto& sums) {
+    constexpr int kCount = sizeof(sums) / sizeof(sums[0]);
+    int rows[kCount], columns[kCount];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       rows[i] = place.first_row + warp.find_eight_row(thread, first + i);
       columns[i] = place.first_column + Fours<Y>::find_column(warp.find_eight_column(thread, first + i), thread);
     }
-    store_eights<HasBatches>(gemm, c, y, start, rows, columns, sums, finish);
+    store_eights<is_whole.kIs, HasBatches>(gemm, c, y, start, rows, columns, sums, finish);
   };
-  if constexpr (sizeof...(Epilogue) == 0) {
+  if (sizeof...(Epilogue) == 0 && is_whole) {
 #pragma unroll
     for (int first = 0; first < kEights; first += kAtOnce) {
       float sums[kAtOnce][kEight];
@@ -139,44 +160,56 @@ __device__ inline void store_folded(Warp& warp, const SimtGemm& gemm, const R* c
         warp.take_eight(first + i, sums[i]);
         Fours<Y>::exchange(sums[i]);
       }
-      store(first, sums);
+      store(Is<true>(), first, sums);
     }
-  } else {
-    // Its code stands there once, and calls: sums wait in shared memory, as many at a time as fit, which nobody reads any
-    // more behind this barrier.
-    constexpr int kFit = Tile::kRingBytes / (Tile::kThreads * kEight * int(sizeof(float)));
-    constexpr int kParked = kFit < kEights ? kEights / 2 : kEights;
-    static_assert(kParked <= kFit && kParked % kAtOnce == 0, "half of the sums fit in the ring");
-    // The second of fours that are apart waits with the lane beside, so that lanes exchange them without a bank conflict.
-    constexpr bool kIsApart = Fours<Y>::kIsApart;
-    constexpr int kSlot = 4 * Tile::kThreads;
-    const int own = 4 * threadIdx.x, beside = kIsApart ? own ^ 4 : own, odd = threadIdx.x % 2;
-    float* const parked = reinterpret_cast<float*>(ring);
-    const int from[2] = {own + (kIsApart ? odd * kSlot : 0), beside + (kIsApart ? odd * kSlot : kSlot)};
-    __syncthreads();
+    return;
+  }
+  // Code of steps stands there once, and calls, and so does what stores eights that are not whole: sums wait in shared memory,
+  // as many at a time as fit, which nobody reads any more behind this barrier.
+  constexpr int kFit = Tile::kRingBytes / (Tile::kThreads * kEight * int(sizeof(float)));
+  constexpr int kParked = kFit < kEights ? kEights / 2 : kEights;
+  static_assert(kParked <= kFit && kParked % kAtOnce == 0, "half of the sums fit in the ring");
+  // The second of fours that are apart waits with the lane beside, so that lanes exchange them without a bank conflict.
+  constexpr bool kIsApart = Fours<Y>::kIsApart;
+  constexpr int kSlot = 4 * Tile::kThreads;
+  const int own = 4 * threadIdx.x, beside = kIsApart ? own ^ 4 : own, odd = threadIdx.x % 2;
+  float* const parked = reinterpret_cast<float*>(ring);
+  const int from[2] = {own + (kIsApart ? odd * kSlot : 0), beside + (kIsApart ? odd * kSlot : kSlot)};
+  const auto take = [&](int i, auto& sums) {
 #pragma unroll
-    for (int first = 0; first < kEights; first += kParked) {
+    for (int half = 0; half < 2 * int(sizeof(sums) / sizeof(sums[0])); ++half) {
+      const Vec<float, 4> four = load_vec<4>(parked + (2 * i + half / 2 * 2) * kSlot + from[half % 2]);
 #pragma unroll
-      for (int i = 0; i < kParked; ++i) {
-        float sums[kEight];
-        warp.take_eight(first + i, sums);
-        store_vec(parked + 2 * i * kSlot + own, Vec<float, 4>{{sums[0], sums[1], sums[2], sums[3]}});
-        store_vec(parked + (2 * i + 1) * kSlot + beside, Vec<float, 4>{{sums[4], sums[5], sums[6], sums[7]}});
-      }
-      if constexpr (kIsApart) __syncwarp();
+      for (int j = 0; j < 4; ++j) sums[half / 2][half % 2 * 4 + j] = four.lanes[j];
+    }
+  };
+  __syncthreads();
+#pragma unroll
+  for (int first = 0; first < kEights; first += kParked) {
+#pragma unroll
+    for (int i = 0; i < kParked; ++i) {
+      float sums[kEight];
+      warp.take_eight(first + i, sums);
+      store_vec(parked + 2 * i * kSlot + own, Vec<float, 4>{{sums[0], sums[1], sums[2], sums[3]}});
+      store_vec(parked + (2 * i + 1) * kSlot + beside, Vec<float, 4>{{sums[4], sums[5], sums[6], sums[7]}});
+    }
+    if constexpr (kIsApart) __syncwarp();
+    if (sizeof...(Epilogue) != 0 && is_whole) {
 #pragma unroll 1
       for (int i = 0; i < kParked; i += kAtOnce) {
         float sums[kAtOnce][kEight];
-#pragma unroll
-        for (int half = 0; half < 2 * kAtOnce; ++half) {
-          const Vec<float, 4> four = load_vec<4>(parked + (2 * i + half / 2 * 2) * kSlot + from[half % 2]);
-#pragma unroll
-          for (int j = 0; j < 4; ++j) sums[half / 2][half % 2 * 4 + j] = four.lanes[j];
-        }
-        store(first + i, sums);
+        take(i, sums);
+        store(Is<true>(), first + i, sums);
       }
-      if constexpr (kIsApart) __syncwarp();
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kParked; i += kPartsAtOnce) {
+        float sums[kPartsAtOnce][kEight];
+        take(i, sums);
+        store(Is<false>(), first + i, sums);
+      }
     }
+    if constexpr (kIsApart) __syncwarp();
   }
 }
 

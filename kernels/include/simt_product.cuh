@@ -24,6 +24,7 @@ struct SimtGemm {
   // Returns the offset of a batch in an operand, by its strides along the batch axes.
   __device__ i64 find_offset(u32 batch, const i64 (&strides)[kMaxBatchAxes]) const {
     i64 offset = 0;
+#pragma unroll 1
     for (int axis = batch_axes - 1; axis >= 0; --axis) {
       const u32 extent = batch_extents[axis];
       offset += batch % extent * strides[axis];

@@ -200,19 +200,22 @@ struct RightVectors {
   }
 };
 
-// The right operand by any strides and alignment: eight copies of four bytes, 4 columns x 8 k a warp.
+// The right operand by any strides and alignment: eight copies of four bytes, 4 columns x 8 k a warp; where it is wide, two
+// copies of 16 as those of RightVectors, so that a loop over slabs serves both.
 template <class Tile, class T = float>
-struct RightElements {
+struct RightAny {
   static constexpr int kApart = Tile::kThreads / 8;
   const T* source;
   int step, k_step;  // bytes from a copy's column to the next one's, and from one k to the next
   int destination, k, columns_left, one;
+  bool is_wide;
 
-  __device__ RightElements(const T* matrix, int first_column, int columns, i64 column_stride, i64 k_stride,
-                           int first_k) {
+  __device__ RightAny(const T* matrix, int first_column, int columns, i64 column_stride, i64 k_stride, int first_k,
+                      bool is_wide)
+      : is_wide(is_wide) {
     const int thread = threadIdx.x;
-    const int column = (thread & 3) + thread / 32 * 4;
-    k = thread >> 2 & 7;
+    const int column = is_wide ? thread % (Tile::kColumns / 4) * 4 : (thread & 3) + thread / 32 * 4;
+    k = is_wide ? thread / (Tile::kColumns / 4) : thread >> 2 & 7;
     destination = k * Tile::kRightPitch + column;
     one = opaque(1);
     step = int(4 * kApart * column_stride);
@@ -229,11 +232,15 @@ struct RightElements {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const T* at = behind(source, from + 8 * j, k_step);
+      T* const target = slab + destination + 8 * j * Tile::kRightPitch;
+      if (is_wide) {
+        copy_async<16>(target, at, 0 < columns_left && 8 * j < k_left);
+        continue;
+      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (i > 0) at = behind(at, one, step);
-        copy_async<4>(slab + destination + 8 * j * Tile::kRightPitch + i * kApart, at,
-                      i * kApart < columns_left && 8 * j < k_left);
+        copy_async<4>(target + i * kApart, at, i * kApart < columns_left && 8 * j < k_left);
       }
     }
   }

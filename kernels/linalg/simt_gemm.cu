@@ -30,21 +30,25 @@ __device__ inline void multiply_block(const float* a, const float* b, const Simt
   a += gemm.find_offset(place.batch, gemm.a_batch);
   b += gemm.find_offset(place.batch, gemm.b_batch);
   const SlabRange range(gemm.inner, blockIdx.y, gridDim.y);
-  const auto multiply = [&](const auto& left) {
-    if (gemm.wide & kWideB) {
+  // What copies by registers would make a loop long that holds copies of both kinds.
+  const bool is_right_wide = (gemm.wide & kWideB) != 0, is_any_wide = is_right_wide && kCopiesAsync;
+  if (gemm.wide & kWideA) {
+    const LeftVectors<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k);
+    if (is_right_wide) {
       const RightVectors<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k);
       wait();
       multiply_slabs<Tile>(left, right, range, ring, sums);
     } else {
-      const RightElements<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k);
+      const RightAny<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k, false);
       wait();
       multiply_slabs<Tile>(left, right, range, ring, sums);
     }
-  };
-  if (gemm.wide & kWideA) {
-    multiply(LeftVectors<Tile>(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k));
   } else {
-    multiply(LeftElements<Tile>(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k));
+    const LeftElements<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k);
+    const RightAny<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k,
+                               is_any_wide);
+    wait();
+    multiply_slabs<Tile>(left, right, range, ring, sums);
   }
 }
 

@@ -350,7 +350,7 @@ def write_epilogue(structure: EpilogueStructure) -> tuple[str, str, tuple[str, .
     parameters = [f"{source} in{k}" for k, source in enumerate(sources, 1)]
     parameters += [f"{cuda}* out{k}" for k, cuda in enumerate(others, 1)]
     given = [f"cast<{structure.dtype}>(values[group][lane])"]
-    reads = []
+    reads, whole = [], []
     for k, (cuda, way) in enumerate(structure.operands, 1):
         if way is OperandWay.ONE:
             reads.append(f"    const {cuda} one{k} = *in{k};")
@@ -358,9 +358,16 @@ def write_epilogue(structure: EpilogueStructure) -> tuple[str, str, tuple[str, .
             continue
         reads.append(f"    {cuda} lanes{k}[Groups][N] = {{}};")
         where = f"places[{placed.index(k)}], " if k in placed else ""
+        whole.append(f"is_{way.name.lower()}_whole(in{k}{', ' * bool(where)}{where.removesuffix(', ')})")
         reads.append(f"    read_{way.name.lower()}(in{k}, {where}indices, counts, stride, lanes{k});")
         given.append(f"lanes{k}[group][lane]")
     made = [f"made{k}[group][lane]" for k in range(1, len(others) + 1)]
+    whole += [
+        f"is_pitched_whole(out{k}, places[{len(placed) + pitched.index(k)}])"
+        if k in pitched
+        else f"is_same_whole(out{k})"
+        for k in range(1, len(others) + 1)
+    ]
     body = [
         f"// {', '.join(row.name for row in structure.rows)}, behind sums that are {structure.dtype}.",
         "struct @ {",
@@ -377,9 +384,13 @@ def write_epilogue(structure: EpilogueStructure) -> tuple[str, str, tuple[str, .
         "",
         *_write_where(len(placed) + len(pitched) if has_gaps else None),
         "",
-        "  template <class A, int Groups, int N>",
+        f"  __device__ bool are_whole({', '.join(parameters)}) const {{",
+        f"    return {' && '.join(whole) or 'true'};",
+        "  }",
+        "",
+        "  template <class A, int Groups, int N, class Stride>",
         "  __device__ void finish(A (&values)[Groups][N], const i64 (&indices)[Groups], const int (&counts)[Groups],",
-        f"                         {', '.join(['i64 stride', *parameters])}) const {{",
+        f"                         {', '.join(['Stride stride', *parameters])}) const {{",
         *reads,
         *[f"    {cuda} made{k}[Groups][N];" for k, cuda in enumerate(others, 1)],
         "#pragma unroll",
