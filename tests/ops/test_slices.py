@@ -14,9 +14,9 @@ from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ops.lib.slices import (
+    DEEP_MMA_TILES,
     MAX_SLICES,
     MIN_SLABS,
-    DEEP_MMA_TILES,
     TILES,
     choose_mma_tile,
     count_slices,

@@ -32,8 +32,12 @@ from gpuexec.ops.linalg.simt_work import (
 # Instructions of a warp for a slab beside mma and ldmatrix where operands are dense along the inner extent, and more
 # for each that lies across it.
 LOOP_INSTRUCTIONS = {
-    "LargeMma": (21, 8), "MediumMma": (23, 8), "SmallMma": (23, 12), "FlatMma": (47, 48),
-    "SmallDeepMma": (15, 4), "FlatDeepMma": (22, 14),
+    "LargeMma": (21, 8),
+    "MediumMma": (23, 8),
+    "SmallMma": (23, 12),
+    "FlatMma": (47, 48),
+    "SmallDeepMma": (15, 4),
+    "FlatDeepMma": (22, 14),
 }
 _EACH_CHUNK = 70  # instructions for eight elements that are copied one by one
 AROUND, _EACH_SUM = 500, 4  # instructions of a thread apart from slabs: in all, and to scale and store a sum

@@ -22,8 +22,12 @@ _DIVISORS = "<15I"  # of the positions of an image, along each axis, and of chan
 # Instructions of a warp for a slab beside mma and ldmatrix, and of a thread apart from slabs and sums: it finds which
 # taps of its lines are inside.
 _LOOP_INSTRUCTIONS = {
-    "LargeMma": 35, "MediumMma": 41, "SmallMma": 41, "FlatMma": 66,
-    "SmallDeepMma": 30, "FlatDeepMma": 41,
+    "LargeMma": 35,
+    "MediumMma": 41,
+    "SmallMma": 41,
+    "FlatMma": 66,
+    "SmallDeepMma": 30,
+    "FlatDeepMma": 41,
 }
 _AROUND = 900
 # Words, rows and bytes of the left operand of an mma, and the instructions by which a word is rounded to tf32.
