@@ -28,6 +28,8 @@ _HOOKS: Mapping[Mode, tuple[str, ...]] = {
     "check": ("hooks.cpp",),
     "count": ("hooks.cpp", "operations.cpp", "operations.h"),
 }
+# Families whose threads make an element, a row or a texel each: vectors gain them little and cost the compiler as much.
+WITHOUT_TILES = frozenset({"elementwise", "reduce", "tensor", "random", "vision", "ml", "pixel"})
 _WRAPPED = re.compile(r"\b(?:ONE|TWO|FUSED)\((?:float, |double, )?([a-z]\w*), \w+\)")
 
 
@@ -145,7 +147,8 @@ class _CompileUnit:
 
     def __init__(self, source: ObjectSource, mode: Mode) -> None:
         self._path, self._mode, self._compiler = source.path, mode, find_compiler()
-        self._flags = self._compiler.flags((*KERNEL_FLAGS, *self._compiler.mode_flags(mode)))
+        mode_flags = self._compiler.mode_flags(mode, has_tiles=not _is_without_tiles(source.path))
+        self._flags = self._compiler.flags((*KERNEL_FLAGS, *mode_flags))
         self.names = tuple(dict.fromkeys(source.expressions))
         stripped = strip_comments(flatten(source.path) + source.generated)
         self._text = rewrite_shared(stripped, source.path.name) + write_rows(self.names)
@@ -168,6 +171,10 @@ class _CompileUnit:
         wrapped = [f"-Wl,--wrap={each}" for each in list_wrapped()] if self._mode == "count" else []
         linked = [compiled, *_build_hooks(self._mode, cache)]
         compiler.build(name, [], output, (*compiler.flags(KERNEL_FLAGS), *wrapped), linked)
+
+
+def _is_without_tiles(path: Path) -> bool:
+    return path.parent.parent == kernels_dir() and path.parent.name in WITHOUT_TILES
 
 
 def _precompile_header(mode: Mode, flags: Sequence[str], cache: ObjectCache) -> Path:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuexec.devices.simulator.compilation import build_file
+from gpuexec.devices.kernels.kernel_source import find_source, kernels_dir
+from gpuexec.devices.simulator.compilation import WITHOUT_TILES, build_file
 from gpuexec.devices.simulator.library import load_runtime
 from gpuexec.devices.simulator.module import find_missing, list_undefined, load_file
 from gpuexec.devices.simulator.object_cache import ObjectCache
-from gpuexec.devices.simulator.toolchain import Compiler, Mode, find_compiler
+from gpuexec.devices.simulator.toolchain import PLAIN_FLAGS, Compiler, Mode, find_compiler
 from gpuexec.errors import KernelError
 
 
@@ -36,6 +37,29 @@ def test_flags_that_clang_does_not_know_are_not_given_to_it() -> None:
         "check": {"-fno-var-tracking", "-fsanitize=bounds-strict", "-fsanitize-recover=bounds-strict"},
         "count": {"-fno-var-tracking", "-fno-tree-sra"},
     }
+
+
+@pytest.mark.parametrize(
+    ("source", "has_vectors"),
+    [("elementwise_pow.cu", False), ("pixel/softmax.cu", False), ("softmax.cu", True), ("matmul.cu", True)],
+)
+def test_files_without_tiles_are_compiled_without_vectors(
+    source: str, has_vectors: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: dict[str, tuple[str, ...]] = {}
+
+    def build(_: Compiler, name: str, sources: object, output: Path, flags: tuple[str, ...], **__: object) -> None:
+        seen[name] = flags
+        output.write_bytes(b"object")
+
+    monkeypatch.setattr(Compiler, "build", build)
+    path = find_source(source)
+    build_file(path, ["none"], ObjectCache(tmp_path))
+    assert set(PLAIN_FLAGS) & set(seen[path.name]) == (set(PLAIN_FLAGS) if has_vectors else set())
+
+
+def test_families_without_tiles_are_folders_of_kernels() -> None:
+    assert all((kernels_dir() / family).is_dir() for family in WITHOUT_TILES)
 
 
 def test_compile_error_has_file_line_and_reason(tmp_path: Path) -> None:
