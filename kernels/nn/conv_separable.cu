@@ -96,7 +96,7 @@ struct DepthwiseLoader {
 //           makes: of T, both operands along k and wide, and no batches
 // Numerics  as conv_depthwise_last with the epilogue Steps, rounded to T; then as mma_gemm
 template <class Steps, class T, class F, class R, class Tile, int Extent, class... Epilogue>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kThreads > 128 ? 1 : Tile::kBlocksAtOnce)
     conv_separable(const T* __restrict__ x, const T* __restrict__ w, const R* __restrict__ bias,
                    Stored<R, Epilogue...>* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch,
                    unsigned* counters, const T* __restrict__ taps, const F* __restrict__ first_bias,

@@ -348,12 +348,12 @@ GATES: Mapping[str, Gate] = {
     **{
         f"conv_separable.cu:conv_separable<NoSteps<{t}>, {t}, {t}, {t}, {tile}, {extent}>": Gate(
             instructions=3700, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
-            opcodes=("HMMA", "LDSM", "LDGSTS", "FFMA"), blocks=2,
+            opcodes=("HMMA", "LDSM", "LDGSTS", "FFMA"), blocks=blocks,
         )
         for t, extent, share, integers in (
-            ("half", 3, 0.28, 65), ("half", 0, 0.19, 10), ("bf16", 3, 0.24, 250), ("bf16", 0, 0.16, 35)
+            ("half", 3, 0.265, 65), ("half", 0, 0.19, 10), ("bf16", 3, 0.22, 250), ("bf16", 0, 0.16, 35)
         )
-        for tile in ("SmallMma", "FlatMma")
+        for tile, blocks in (("SmallMma", 2), ("FlatMma", 2), ("SmallDeepMma", 1), ("FlatDeepMma", 2))
     },
     "conv.cu:conv_gemm_narrow": Gate(instructions=5400, blocks=2),
     # The table of vectors is read in the loop, 32 bits at a time.

@@ -1,9 +1,9 @@
 """Depthwise separable convolutions: a depthwise convolution and one of a single tap behind it, as one launch.
 
 Where both come to two launches, ``conv_depthwise_last`` and a product of what it makes on tensor cores, one of
-``conv_separable`` can take their place: it is made of the arguments of both. A product in one slice may take either
-tile then, since all tiles add along the inner extent alike; one in slices keeps its own. The pass
-`gpuexec.passes.fuse_separable` makes the operator.
+``conv_separable`` can take their place: it is made of the arguments of both. A product in one slice may take any tile
+of one group of warps then, since these add along the inner extent alike; one in slices, or of several groups, keeps its
+own. The pass `gpuexec.passes.fuse_separable` makes the operator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuexec.ir.operator import Emitter, Join, operator
 from gpuexec.ir.spec import BFLOAT16, dtype_row
 from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_type_steps, split_epilogue
-from gpuexec.ops.lib.slices import FLAT_MMA, SMALL_MMA, MmaTile
+from gpuexec.ops.lib.slices import FLAT_DEEP_MMA, FLAT_MMA, SMALL_DEEP_MMA, SMALL_MMA, MmaTile
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma, find_mma_tile
 from gpuexec.ops.linalg.product import ALONG_K, WIDE_B, read_left, transpose_mma
@@ -31,7 +31,7 @@ from gpuexec.ops.nn.conv_depthwise_last import LAST_FORMS, PackedWindows
 from gpuexec.ops.nn.paired import PairedOperators, guard_texts, read_types
 
 _SOURCE, _DEPTHWISE, _PRODUCT = "conv_separable.cu", "conv_depthwise_last", "mma_gemm"
-_TILES = (SMALL_MMA, FLAT_MMA)
+_TILES = (SMALL_MMA, FLAT_MMA, SMALL_DEEP_MMA, FLAT_DEEP_MMA)
 _HALVES = (np.dtype(np.float16), BFLOAT16)
 _EXTENTS = tuple(dict.fromkeys(extent for extent, _ in LAST_FORMS))  # of a thread's windows none are side by side
 
@@ -97,7 +97,8 @@ def join_launches(commands: Sequence[Command]) -> list[list[Command]]:
         return []  # an instance that no operators of one type ask for
     if any(slot.buffer == made.buffer for each in others for slot in (*each.reads_from(), *each.writes_to())):
         return []
-    tiles = [tile for tile in _TILES if second.arguments[5] is None or tile.name == its[2]]
+    is_alike = second.arguments[5] is None and find_mma_tile(second).groups == 1
+    tiles = [tile for tile in _TILES if tile.name == its[2] or (is_alike and tile.groups == 1)]
     return [[*others, _join(first, second, tile, (*types[:2], its[1]), int(types[2]), epilogue)] for tile in tiles]
 
 
@@ -153,7 +154,7 @@ def _is_left_operand(made: Slot, second: Launch) -> bool:
 # read and widened, and to finish an element beside the steps.
 _AROUND_SLAB, _EACH_PLACE, _EACH_READ, _EACH_FINISHED = 40, 45, 15, 5
 _LANES = 8  # of a vector of 16 bytes
-_REGISTERS = {SMALL_MMA.name: 218, FLAT_MMA.name: 215}
+_REGISTERS = {SMALL_MMA.name: 218, FLAT_MMA.name: 215, SMALL_DEEP_MMA.name: 160, FLAT_DEEP_MMA.name: 152}
 
 
 @work_of(_SOURCE, "conv_separable")
