@@ -118,7 +118,7 @@ def test_bits_stay_at_all_sizes(backend: gx.BackendType) -> None:
         gx.Worker(make(), backend=backend) as fused,
         gx.Worker(make(["fuse_normalized"]), backend=backend) as apart,
     ):
-        for height in (72, 73, 20, 96, 72):
+        for height in (72, 73, 20, 96, 88, 80, 104, 72):
             got, expected = (each.run(feeds_of(height))[0] for each in (fused, apart))
             np.testing.assert_array_equal(to_bits(np.asarray(got)), to_bits(np.asarray(expected)))
         if backend is not CPU:
