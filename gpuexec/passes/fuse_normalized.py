@@ -13,8 +13,8 @@ from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ops.elementwise.fused import Fused
 from gpuexec.ops.nn.conv_normalized import NormalizedConv, takes_normalized
 from gpuexec.ops.nn.norm_channels import InstanceNormalization
+from gpuexec.passes.joined_pairs import find_conv, join_pairs
 from gpuexec.passes.known_specs import Shapes
-from gpuexec.passes.pairs import find_conv, join_pairs
 
 _HALVES = (np.dtype(np.float16), BFLOAT16)
 

@@ -11,8 +11,8 @@ from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ops.nn.conv_depthwise_last import takes_depthwise_last
 from gpuexec.ops.nn.conv_separable import SeparableConv
+from gpuexec.passes.joined_pairs import find_conv, join_pairs
 from gpuexec.passes.known_specs import Shapes
-from gpuexec.passes.pairs import find_conv, join_pairs
 
 _HALVES = (np.dtype(np.float16), BFLOAT16)
 

@@ -223,9 +223,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
   const ChannelSizes& sizes = norm.sizes;
   // The turn stays behind the ring: registers are all taken by the slabs.
   const unsigned* const own_turn = take_turn_into(reinterpret_cast<unsigned*>(ring + Tile::kRingBytes), turns, gridDim.x);
+  launch_dependents();
   const int blocks = norm.tiles * norm.slices;
   if (const int turn = int(*own_turn); turn >= blocks) {
-    launch_dependents();
     const int units = (sizes.channels + kUnitChannels - 1) / kUnitChannels;
     const int place = int(gridDim.x) - 1 - turn, unit = place % units;
     const int image = place / units / sizes.parts, part = place / units % sizes.parts;
@@ -241,7 +241,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
     const u32 turn = *own_turn;
     convolve_block(warp, x, w, conv, ring, turn % u32(norm.tiles), int(turn / u32(norm.tiles)), norm.slices);
   }
-  launch_dependents();
   const u32 turn = *forget(own_turn), tile = turn % u32(forget(u32(norm.tiles)));
   if (!join_slices(warp, scratch, counters, tile, int(turn / u32(norm.tiles)), norm.slices)) return;
   const MmaPlace<Tile> place(conv.gemm, tile);
