@@ -125,7 +125,7 @@ def test_what_l2_has_no_room_for_is_read_again() -> None:
     few, many = read(H100.l2_nbytes), read(2 * H100.l2_nbytes)
     assert few.phases[1].dram == 0
     assert many.phases[1].dram == pytest.approx(H100.l2_nbytes / H100.dram_bytes_per_second * 1e6)
-    assert many.phases[1].latency > few.phases[1].latency and many.phases[0] == few.phases[0]
+    assert many.phases[1].chain > few.phases[1].chain and many.phases[0] == few.phases[0]
 
 
 def make_samples(model: TimeModel, noise: float = 0.0) -> list[Sample]:

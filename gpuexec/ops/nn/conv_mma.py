@@ -36,6 +36,7 @@ from gpuexec.ops.lib.slices import (
     DEEP_MMA_TILES,
     FLAT_MMA,
     MEDIUM_MMA,
+    MMA_TILES,
     SMALL_MMA,
     MmaTile,
     choose_mma_tile,
@@ -55,6 +56,7 @@ _TAPS_BEHIND, _MAX_TAP_BITS = 16, 31  # of conv_mma.cu, whose table has as many 
 _BEHIND = 1 << 31  # bits of a tap behind the last one
 _PAD_THREADS = 256  # kPadThreads of pad_channels.cu
 _LIMIT, _ROWS_BEHIND = 2**31, 128  # rows: that a tile may reach beyond the last one
+_SMALL_POSITIONS = 4096  # LEAST_POSITIONS of norm_channels_launch.py
 
 
 def name_conv(dtypes: tuple[np.dtype[Any], np.dtype[Any]], tile: MmaTile) -> Kernel:
@@ -281,7 +283,9 @@ def _launch(emit: Emitter, slots: tuple[Slot, Slot, Slot | None, Slot], windows:
         launch_gemm(emit, (x, weights, bias, y), (rows, outs, inner), strides)
         return
     nbytes = inner * x.dtype.itemsize
-    tile = choose_mma_tile(emit, rows, outs, nbytes, groups, FLOAT_TILES if x.dtype == _FLOAT else DEEP_MMA_TILES)
+    # Channels of large images may be measured by what makes them (`conv_normalized`), by tiles of one group of warps.
+    others = DEEP_MMA_TILES if prod(windows.counts) <= _SMALL_POSITIONS else MMA_TILES
+    tile = choose_mma_tile(emit, rows, outs, nbytes, groups, FLOAT_TILES if x.dtype == _FLOAT else others)
     tiles = groups * tile.count(rows, outs)
     slices = slice_mma_tiles(emit, tile, tiles, nbytes)
     batch: tuple[int, ...] = ()
