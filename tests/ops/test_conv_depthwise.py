@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.ir.operator import build
+from gpuexec.ir.operator import Operator, build
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.target import Target
 from gpuexec.ops.nn import conv_depthwise
-from tests.ops.test_conv_simt import RUNS, CheckingEmitter, Given, check, count, integers, make
+from tests.ops.test_conv_simt import RUNS, CheckingEmitter, Given, RecordingEmitter, check, count, integers, make
 
 
 @pytest.mark.parametrize("seed", range(2 * RUNS))
@@ -21,17 +22,23 @@ def test_random_depthwise_convolution_is_exact(seed: int) -> None:
     assert emit.names == ["conv_depthwise"]
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, x: tuple[int, ...], kernel: tuple[int, ...], **attributes: Any
-) -> tuple[Any, tuple[int, ...]]:
-    """Check a convolution of whole numbers with a kernel for each channel; return its tile and the extents of y."""
-    tiles, find_tile = [], conv_depthwise.find_tile
+def note_tiles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that the tiles of lowerings from here on are put into."""
+    tiles, find_tile = list[Any](), conv_depthwise.find_tile
 
     def note(*given: Any) -> Any:
         tiles.append(find_tile(*given))
         return tiles[-1]
 
     monkeypatch.setattr(conv_depthwise, "find_tile", note)
+    return tiles
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, x: tuple[int, ...], kernel: tuple[int, ...], **attributes: Any
+) -> tuple[Any, tuple[int, ...]]:
+    """Check a convolution of whole numbers with a kernel for each channel; return its tile and the extents of y."""
+    tiles = note_tiles(monkeypatch)
     rng, emit = np.random.default_rng(5), CheckingEmitter(1)
     op = build("Conv", {"group": x[1], **attributes})
     given = Given(op, (integers(rng, *x), integers(rng, x[1], 1, *kernel), integers(rng, x[1])))
@@ -86,18 +93,40 @@ def test_tile_that_fills_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 8 * tile.channels == 512
 
 
+def find_tile(op: Operator, x: tuple[int, ...], w: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the tile of a convolution, which is only lowered."""
+    emit = RecordingEmitter(Target.named("sm_90"))
+    slots = tuple(emit.fresh(shape, np.float32) for shape in (x, w))
+    (spec,) = op.infer(*(slot.spec for slot in slots))
+    tiles = note_tiles(monkeypatch)
+    assert op.lower is not None
+    op.lower(emit, slots, (emit.fresh(spec.shape, spec.dtype),))
+    (tile,) = tiles
+    return tile
+
+
+# Channels of a layer, and as many of them as are counted, in whole tiles.
 @pytest.mark.parametrize(
-    ("channels", "extent", "kernel", "stride"),
+    ("channels", "counted", "extent", "kernel", "stride"),
     [
-        *((32, 112, 3, 1), (96, 112, 3, 2), (144, 56, 3, 1), (144, 56, 3, 2), (192, 28, 3, 1), (192, 28, 3, 2)),
-        *((384, 14, 3, 1), (576, 14, 3, 2), (960, 7, 3, 1), (240, 28, 5, 1), (240, 28, 5, 2), (32, 112, 5, 1)),
+        *((32, 3, 112, 3, 1), (96, 3, 112, 3, 2), (144, 110, 56, 3, 1), (144, 4, 56, 3, 2), (192, 4, 28, 3, 1)),
+        *((192, 8, 28, 3, 2), (384, 8, 14, 3, 1), (576, 40, 14, 3, 2), (960, 40, 7, 3, 1), (240, 4, 28, 5, 1)),
+        *((240, 8, 28, 5, 2), (32, 3, 112, 5, 1)),
     ],
 )
-def test_depthwise_moves_few_bytes_beyond_the_tensors(channels: int, extent: int, kernel: int, stride: int) -> None:
-    """Of what goes between multiprocessors and L2, 80 % at least are inputs, weights and outputs, each once."""
-    op = build("Conv", {"pads": (kernel // 2,) * 4, "strides": (stride,) * 2, "group": channels})
-    x, w = (1, channels, extent, extent), (channels, 1, kernel, kernel)
+def test_depthwise_moves_few_bytes_beyond_the_tensors(
+    channels: int, counted: int, extent: int, kernel: int, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what goes between multiprocessors and L2, 80 % at least are inputs, weights and outputs, each once.
+
+    All channels are read alike, in tiles of the same extents, so that some have the share of all.
+    """
+    pads, strides = (kernel // 2,) * 4, (stride,) * 2
+    whole, op = (build("Conv", {"pads": pads, "strides": strides, "group": each}) for each in (channels, counted))
+    x, w = (1, counted, extent, extent), (counted, 1, kernel, kernel)
+    tile, tiles = find_tile(whole, (1, channels, *x[2:]), (channels, *w[1:]), monkeypatch), note_tiles(monkeypatch)
     (spec,) = op.infer(TensorSpec(x, np.dtype(np.float32)), TensorSpec(w, np.dtype(np.float32)))
     counts = count(op, x, w)
+    assert tiles == [tile] and counted % tile.channels == 0
     ideal = 4 * (prod(x) + prod(w) + spec.size)
     assert ideal >= 0.8 * (counts.l2_read_nbytes + counts.l2_written_nbytes)
