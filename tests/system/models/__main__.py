@@ -62,7 +62,7 @@ def format_result(model: str, result: Result) -> str:
     calls = ", ".join(f"{name} {count}" for name, count in result.calls)
     return (
         f"{model:32} {sha} {result.cases:2} cases {result.distance:8.4f} {result.seconds:8.2f} s"
-        f" {result.plans:3} plans {result.arena:6.3f} arena{'  on the host: ' + calls if calls else ''}"
+        f" {sum(result.plans):3} plans {result.arena:6.3f} arena{'  on the host: ' + calls if calls else ''}"
     )
 
 

@@ -9,18 +9,19 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.devices import backend as backends
-from tests.system.models.test_models import BACKENDS
+from tests.system.models.judge import BACKENDS
+from tests.system.models.test_every_model import DEVICES
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 HELD_OUT = 360
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
-def test_digits_held_out_of_training_are_recognised(backend: gx.BackendType) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_digits_held_out_of_training_are_recognised(device: str) -> None:
     with np.load(EXAMPLES / "data" / "digits.npz") as file:
         images, labels = file["images"][-HELD_OUT:], file["labels"][-HELD_OUT:]
     pixels = images[:, None].astype(np.float32)
-    with gx.Worker(gx.load(EXAMPLES / "models" / "digits.onnx"), backend=backend) as worker:
+    with gx.Worker(gx.load(EXAMPLES / "models" / "digits.onnx"), backend=BACKENDS[device]) as worker:
         logits = worker.schedule(pixels).outputs["logits"].readback_and_clone()
     assert (logits.argmax(axis=1) == labels).mean() >= 0.97
 
