@@ -47,10 +47,10 @@ class _StepCall(NamedTuple):
     function: Callable[..., Any]
     sources: tuple[int, ...]
     target: int
-    rounding: _Rounding | None
+    rounding: _StepRounding | None
 
 
-class _Rounding(NamedTuple):
+class _StepRounding(NamedTuple):
     """How a result is rounded.
 
     Attributes:
@@ -287,7 +287,7 @@ def _are_shared(inputs: Sequence[Array | None], outputs: Sequence[Array]) -> boo
     return any(x is not None and np.may_share_memory(x, y) for x in inputs for y in outputs)
 
 
-def _round(result: Array, rounding: _Rounding, targets: Sequence[Array]) -> None:
+def _round(result: Array, rounding: _StepRounding, targets: Sequence[Array]) -> None:
     """Round a result to a type, and write it to an output, if it is one."""
     if rounding.output < 0:
         rounded = result.astype(rounding.dtype)
@@ -429,7 +429,7 @@ def _prepare(
             scratch.append(_Scratch(registers.take(value, wide), own))
         registers.free(done)
         shapes[value] = own
-        rounding = None if wide == rounded else _Rounding(rounded, output, value in last and wide != form.dtype)
+        rounding = None if wide == rounded else _StepRounding(rounded, output, value in last and wide != form.dtype)
         calls.append(_StepCall(form.function, tuple([places[each] for each in row]), places[value], rounding))
     whole = [key[1] for number, key in enumerate(inputs) if key is not None and shapes[number] == shape]
     taken = [dtype.itemsize for dtype in (*whole, *registers.dtypes, *[forms.specs[step].dtype for step in results])]
