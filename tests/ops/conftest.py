@@ -11,10 +11,8 @@ import pytest
 
 from gpuexec.ir.operator import find_operator, qualified
 from tests.ops.case import Case
-from tests.ops.harness import IN_CHECK_MODE, compile_together
+from tests.ops.harness import GENERATING, IN_CHECK_MODE, compile_together
 
-# Attributes that are operators themselves, of which kernels are generated.
-_GENERATING = {"steps", "maker"}
 # Cases that are compiled together: neighbours, which one process runs for the most part.
 _TOGETHER = 24
 _Group = list[Case]
@@ -42,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     groups: dict[tuple[str, str], _Group] = {}
     for item in items:
         checks, case = _params(item).get("checks"), _find_case(item)
-        if case is not None and checks in IN_CHECK_MODE and _GENERATING & case.attributes.keys():
+        if case is not None and checks in IN_CHECK_MODE and GENERATING & case.attributes.keys():
             key = (item.nodeid.partition("[")[0], checks)
             if len(groups.get(key, ())) in (0, _TOGETHER):
                 groups[key] = []

@@ -14,7 +14,7 @@ import gpuexec as gx
 from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.execution.profiling.complexity import count_work
-from gpuexec.ir.command import Launch
+from gpuexec.ir.command import Kernel, Launch
 from gpuexec.ir.graphs import Graph
 from gpuexec.ir.precision import STRICT
 from gpuexec.ir.target import Target
@@ -87,17 +87,21 @@ def find_graph(case: CountedCase, model: gx.Model, arrays: Mapping[str, Array]) 
     return run_passes(model.graph, model._plan_passes, model.disabled_passes, specs_of(arrays))
 
 
-def compare(case: CountedCase) -> Compared:
-    """Run the plan of a case on a device in count mode."""
+def compare(case: CountedCase, together: Sequence[Kernel] = ()) -> Compared:
+    """Run the plan of a case on a device in count mode.
+
+    Args:
+        together: Kernels of the cases of a test, which are compiled as one object: that is sooner than one by one.
+    """
     arrays = {name: floats(*shape, dtype=case.dtype) for name, shape in case.inputs.items()}
     model = make_model(case)
     graph = find_graph(case, model, arrays)
     template = plan_graph(graph, specs_of(arrays), Target.named(case.target))
     launches = [each for each in template.plan.segment.commands if isinstance(each, Launch)]
-    device = SimulatorDevice(
-        lambda source: [k.expression for k in template.plan.kernels() if k.source == source], count_kernels=True
-    )
+    kernels = [*template.plan.kernels(), *together]
+    device = SimulatorDevice(lambda source: [k.expression for k in kernels if k.source == source], count_kernels=True)
     try:
+        device.load(together)
         run_template(template, graph, arrays, device)
         counts = list(device.counts)
     finally:

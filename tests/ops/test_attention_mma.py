@@ -255,17 +255,14 @@ STEPS = {
     "bias of keys": (("Add",), (sample((2, 1, 1, 70)),)),
     "bias of heads": (("Add",), (sample((4, 40, 70)),)),
     "bias of queries": (("Add",), (sample((40, 1)),)),
+    "two steps": (("Mul", "Add"), (sample((40, 70)), sample((70,)))),
     "mask": (("Where",), (np.tri(40, 70, 3, dtype=np.bool_), NUMBER)),
     "empty rows": (("Where",), (np.tri(40, 70, -3, dtype=np.bool_), np.array(-INF, np.float32))),
-    "two steps": (("Mul", "Add"), (sample((40, 70)), sample((70,)))),
 }
 
 
-@pytest.mark.parametrize("is_narrow", [0, 1], ids=["float", "narrow"])
-@pytest.mark.parametrize("dtype", [HALF, BFLOAT16], ids=str)
-@pytest.mark.parametrize("kind", STEPS)
-def test_attention_of_a_precision(checks: str, kind: str, dtype: Any, is_narrow: int) -> None:
-    """Fused on tensor cores where there is one step at most, else apart."""
+def make_precise(kind: str, dtype: Any, is_narrow: int) -> Case:
+    """Return attention of a precision, worked out in double."""
     steps, operands = STEPS[kind]
     q, k, v = (sample((2, 4, rows, 48), dtype, seed) for seed, rows in enumerate((40, 70, 70)))
     precision = {HALF: "fp16", BFLOAT16: "bf16"}[dtype]
@@ -284,7 +281,17 @@ def test_attention_of_a_precision(checks: str, kind: str, dtype: Any, is_narrow:
     const = tuple(3 + index for index, each in enumerate(operands) if each.size == 1)
     inputs = (q, k.swapaxes(2, 3), v, *operands)
     name, terms = "gpuexec.ScaledDotProductAttention", ROUNDED_TERMS[dtype]
-    run_case(Case(kind, name, inputs, attributes, const=const, expected=(y,), terms=terms), checks)
+    id = f"{kind}-{dtype}-{'narrow' if is_narrow else 'float'}"
+    return Case(id, name, inputs, attributes, const=const, expected=(y,), terms=terms)
+
+
+PRECISE = [make_precise(kind, dtype, is_narrow) for kind in STEPS for dtype in (HALF, BFLOAT16) for is_narrow in (0, 1)]
+
+
+@pytest.mark.parametrize("case", PRECISE, ids=lambda case: case.id)
+def test_attention_of_a_precision(checks: str, case: Case) -> None:
+    """Fused on tensor cores where there is one step at most, else apart."""
+    run_case(case, checks)
 
 
 def lower(op: Any, sizes: Sequence[int], architecture: str = "sm_90", dtype: Any = HALF) -> list[str]:
@@ -356,9 +363,8 @@ def test_work_is_as_counted_and_aligned_heads_take_the_least_sectors_and_wavefro
     monkeypatch.setattr(attention_mma, "_choose_tile", lambda *_: tile)
     is_causal = int(tile.depth != 80)
     shapes = {"q": (1, 2, 128, tile.depth), "k": (1, 1, 128, tile.depth), "v": (1, 1, 128, tile.depth)}
-    found = compare(
-        CountedCase("Attention", "attend_mma", shapes, attributes={"is_causal": is_causal}, dtype=np.float16)
-    )
+    case = CountedCase("Attention", "attend_mma", shapes, attributes={"is_causal": is_causal}, dtype=np.float16)
+    found = compare(case, [Kernel(SOURCE, f"attend_mma<half, {each.name}, true>") for each in HEAD_TILES])
     kinds = set()
     for line in found.counts.lines:
         if line.counts.nbytes and line.width >= 8:
