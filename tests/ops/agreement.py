@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.operator import Array, Operator, decomposition_for
 from gpuexec.ir.spec import STRING, TensorSpec, is_container
 from gpuexec.passes.decompose import decompose
-from tests.ops.harness import Case, run_on
+from tests.devices.opening import open_living
+from tests.ops.harness import GENERATING, Case, GivenCase, compile_generated, run_on
 from tests.ops.odd import Inputs
 from tests.ops.tolerance import assert_close, to_bits
 
@@ -63,6 +65,22 @@ def check_agreement(op: Operator, inputs: Inputs, devices: Sequence[str], held: 
         check_devices(op, inputs, known, specs, computed, devices)
     elif computed is not None:
         check_parts(op, inputs, computed, devices, set() if held is None else held)
+
+
+def compile_texts(calls: Iterable[tuple[Operator, Inputs]]) -> None:
+    """Compile the kernels of generated text that operators launch in check mode, one object for each file."""
+    found: list[GivenCase] = []
+    for op, inputs in calls:
+        known = find_known(op, inputs)
+        if known is not None:
+            specs = op.infer(*_specs(inputs, known))
+            found.append((Case("generated", op.name, inputs, outputs=(True,) * len(specs)), op, inputs, known))
+    compile_generated(found, open_living("check"))
+
+
+def has_text(op: Operator) -> bool:
+    """Return whether kernels of an operator are of generated text."""
+    return any(field.name in GENERATING for field in fields(op))  # type: ignore[arg-type]
 
 
 def find_known(op: Operator, inputs: Inputs) -> set[int] | None:

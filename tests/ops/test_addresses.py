@@ -16,7 +16,7 @@ import pytest
 from gpuexec.errors import NeedsHostValue
 from gpuexec.ir.operator import decomposition_for, find_operator
 from gpuexec.ir.spec import TensorSpec
-from tests.ops.agreement import compute, find_known, is_held
+from tests.ops.agreement import compile_texts, compute, find_known, has_text, is_held
 from tests.ops.calls import Call
 from tests.ops.every_call import list_calls
 from tests.ops.harness import Case, run_on
@@ -77,6 +77,7 @@ def measure_largest(call: Call) -> int:
 def test_types_of_a_family_lie_at_any_element(family: str) -> None:
     """Each combination of types at another shift, so that a family with many meets all of them."""
     calls, first = list_families()[family], zlib.crc32(family.encode())
+    compile_texts((call.operator, call.inputs) for call in calls if has_text(call.operator))
     for number, call in enumerate(calls):
         check_shifted(call, SHIFTS[(first + number) % len(SHIFTS)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Hashable
 
@@ -10,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuexec.ir.operator import Tolerance, find_operator, operator_names
+from gpuexec.ir.operator import Operator, Tolerance, find_operator, operator_names
 from gpuexec.ir.spec import DTYPES, dtype_row
 from gpuexec.ir.target import Target
-from tests.ops.agreement import check_agreement
+from tests.ops.agreement import check_agreement, compile_texts, has_text
 from tests.ops.calls import Call, find_schema
 from tests.ops.every_call import choose_calls, list_asked, list_calls
 from tests.ops.odd import EXTREME, ORDINARY, SPECIAL, Inputs, fill, reshape, vary_dtypes, vary_shapes
@@ -87,6 +88,8 @@ def test_values(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     held: dict[str, set[Hashable]] = {ORDINARY: set(), SPECIAL: set(), EXTREME: set()}
     call = choose_calls(name, 2)[0 if seed else -1]
+    if has_text(call.operator):
+        compile_odd()
     kept, terms = list_kept(call), count_terms(call)
     for kind in (ORDINARY, SPECIAL, EXTREME):
         if kind is not EXTREME or name not in (*UNBOUNDED, _FUSED_PRODUCT):
@@ -105,6 +108,8 @@ def test_kernels_keep_to_their_bytes(name: str) -> None:
 def test_shapes(name: str) -> None:
     """Extents of 0 and 1, inputs of no axis and of eight, where the operator takes them."""
     (call,) = choose_calls(name, 1)
+    if has_text(call.operator):
+        compile_odd()
     rng, kept = np.random.default_rng(zlib.crc32(name.encode())), list_kept(call)
     for label, inputs in vary_shapes(call.inputs, list_asked(call.operator, call.inputs)):
         check(call, fill(rng, inputs, kept, ORDINARY), label, ("cpu", "check"))
@@ -114,6 +119,8 @@ def test_shapes(name: str) -> None:
 def test_types(name: str) -> None:
     """Every type that ONNX allows, or that the operator takes where ONNX has no word on it."""
     (call,) = choose_calls(name, 1)
+    if has_text(call.operator):
+        compile_odd()
     rng, kept = np.random.default_rng(zlib.crc32(name.encode())), list_kept(call)
     allowed = {} if find_schema(name) is None else find_allowed(name)
     held: set[Hashable] = set()  # a part whose types are those of another call says nothing new
@@ -132,6 +139,20 @@ def test_symbolic_extents(name: str) -> None:
     for target, count in (("cpu", 1), ("sm_90", 2)):
         for call in choose_calls(name, count):
             assert set(find_obstacles(call, Target.named(target))) <= set(TIED.get(name, ()))
+
+
+@functools.cache
+def compile_odd() -> None:
+    """Compile the kernels of generated text that the odd inputs of all operators launch."""
+    found: list[tuple[Operator, Inputs]] = []
+    for name in NAMES:
+        calls = choose_calls(name, 2)
+        if has_text(calls[0].operator):
+            op, inputs = calls[0].operator, calls[0].inputs
+            found += [(call.operator, call.inputs) for call in calls]
+            found += [(op, varied) for _, varied in vary_shapes(inputs, list_asked(op, inputs))]
+            found += [(op, varied) for _, varied in vary_dtypes(calls[0])]
+    compile_texts(found)
 
 
 def check(call: Call, inputs: Inputs, label: str, devices: tuple[str, ...], held: set[Hashable] | None = None) -> None:
