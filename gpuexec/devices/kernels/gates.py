@@ -353,7 +353,7 @@ GATES: Mapping[str, Gate] = {
         for t, extent, share, integers in (
             ("half", 3, 0.265, 65), ("half", 0, 0.19, 10), ("bf16", 3, 0.22, 250), ("bf16", 0, 0.16, 35)
         )
-        for tile, blocks in (("SmallMma", 2), ("FlatMma", 2), ("SmallDeepMma", 1), ("FlatDeepMma", 2))
+        for tile, blocks in (("SmallMma", 2), ("SmallDeepMma", 1), ("FlatDeepMma", 2))
     },
     "conv.cu:conv_gemm_narrow": Gate(instructions=5400, blocks=2),
     # The table of vectors is read in the loop, 32 bits at a time.

@@ -180,11 +180,25 @@ def describe_mma(launch: Launch, loop: float, asked: float, around: float) -> Wo
     y = launch.arguments[3]
     assert isinstance(y, Slot)
     written = 1 if wide & WIDE_Y else 4
-    nbytes, is_parked = inner * find_itemsize(launch, 0), count_epilogue_steps(launch) > 0
+    nbytes, is_parked = inner * find_itemsize(launch, 0), waits_in_memory(launch, wide, columns)
     results = batch * rows * columns
     return describe_mma_tiles(
         launch, (results, inner, nbytes), loop, asked, around, written=written, is_parked=is_parked
     )
+
+
+def waits_in_memory(launch: Launch, wide: int, columns: int) -> bool:
+    """Return whether sums wait in shared memory: for steps, or where they don't leave by whole vectors.
+
+    Args:
+        launch: The launch.
+        wide: Its flags of operands that vectors copy.
+        columns: Of the result.
+    """
+    y = launch.arguments[3]
+    assert isinstance(y, Slot)
+    leaves_whole = wide & WIDE_Y and columns % (_CHUNK_NBYTES // y.dtype.itemsize) == 0
+    return count_epilogue_steps(launch) > 0 or not leaves_whole
 
 
 def describe_mma_tiles(

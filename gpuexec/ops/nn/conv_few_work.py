@@ -13,7 +13,7 @@ from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, work_of
 from gpuexec.ops.lib.windows import Windows
-from gpuexec.ops.linalg.mma_work import describe_mma_tiles
+from gpuexec.ops.linalg.mma_work import describe_mma_tiles, waits_in_memory
 from gpuexec.ops.linalg.product import WIDE_Y
 from gpuexec.ops.linalg.simt_work import read_gemm
 from gpuexec.ops.nn.conv_few import TILE
@@ -47,7 +47,7 @@ def _count_conv_few(launch: Launch) -> Work:
     written = 1 if wide & WIDE_Y else max(1, 4 // y.dtype.itemsize) if y_row == 1 else 4
     work = describe_mma_tiles(
         launch, (batch * rows * columns, inner, inner * itemsize), loop, asked, _AROUND, written=written,
-        is_parked="Epilogue" in launch.kernel.expression,
+        is_parked=waits_in_memory(launch, wide, columns),
     )  # fmt: skip
     slabs, slices = ceil_div(inner, depth), launch.grid[1]
     listed = slabs * depth // width * _PLACE_NBYTES // _WAVEFRONT_NBYTES

@@ -22,7 +22,7 @@ from gpuexec.ir.operator import Emitter, Join, operator
 from gpuexec.ir.spec import BFLOAT16, dtype_row
 from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_type_steps, split_epilogue
-from gpuexec.ops.lib.slices import FLAT_DEEP_MMA, FLAT_MMA, SMALL_DEEP_MMA, SMALL_MMA, MmaTile
+from gpuexec.ops.lib.slices import FLAT_DEEP_MMA, SMALL_DEEP_MMA, SMALL_MMA, MmaTile
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma, find_mma_tile
 from gpuexec.ops.linalg.product import ALONG_K, WIDE_B, read_left, transpose_mma
@@ -31,7 +31,7 @@ from gpuexec.ops.nn.conv_depthwise_last import LAST_FORMS, PackedWindows
 from gpuexec.ops.nn.paired import PairedOperators, guard_texts, read_types
 
 _SOURCE, _DEPTHWISE, _PRODUCT = "conv_separable.cu", "conv_depthwise_last", "mma_gemm"
-_TILES = (SMALL_MMA, FLAT_MMA, SMALL_DEEP_MMA, FLAT_DEEP_MMA)
+_TILES = (SMALL_MMA, SMALL_DEEP_MMA, FLAT_DEEP_MMA)
 _HALVES = (np.dtype(np.float16), BFLOAT16)
 _EXTENTS = tuple(dict.fromkeys(extent for extent, _ in LAST_FORMS))  # of a thread's windows none are side by side
 
@@ -154,7 +154,7 @@ def _is_left_operand(made: Slot, second: Launch) -> bool:
 # read and widened, and to finish an element beside the steps.
 _AROUND_SLAB, _EACH_PLACE, _EACH_READ, _EACH_FINISHED = 40, 45, 15, 5
 _LANES = 8  # of a vector of 16 bytes
-_REGISTERS = {SMALL_MMA.name: 218, FLAT_MMA.name: 215, SMALL_DEEP_MMA.name: 160, FLAT_DEEP_MMA.name: 152}
+_REGISTERS = {SMALL_MMA.name: 218, SMALL_DEEP_MMA.name: 160, FLAT_DEEP_MMA.name: 152}
 
 
 @work_of(_SOURCE, "conv_separable")
