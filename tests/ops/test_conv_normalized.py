@@ -154,7 +154,7 @@ def compare(
 @pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
 def test_random_convolutions_have_the_bits_of_launches_apart(force: Any, tile: MmaTile, slices: int) -> None:
-    one, cases = compare(force, tile, range(5 * (slices == 3), 5 * (slices == 3) + 5), slices)
+    one, cases = compare(force, tile, range(5), slices)  # whose kernels are the same for any slices
     for ran, case in zip(one, cases, strict=True):
         assert (KERNEL in ran.names) == (tile is not LARGE_MMA or case.precision != "tf32"), case
 
