@@ -110,8 +110,7 @@ def test_floor_of_a_product_of_halves_is_that_of_tensor_cores() -> None:
 
 def test_few_tiles_with_a_long_sum_leave_a_gpu_idle() -> None:
     (row,) = predict_plan(plan_product(128, 768, 768)).commands
-    assert row.blocks == 24
-    assert row.bound_by in ("issue", "latency")  # not what the whole device would be bound by
+    assert (row.blocks, row.bound_by) == (24, "issue")  # few warps issue slowly
     assert row.waves < 0.1
     whole = predict_plan(plan_product(1024, 768, 768))  # eight times the work
     assert whole.predicted_us < 2 * row.predicted_us

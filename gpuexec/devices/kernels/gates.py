@@ -350,10 +350,12 @@ GATES: Mapping[str, Gate] = {
             instructions=3700, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
             opcodes=("HMMA", "LDSM", "LDGSTS", "FFMA"), blocks=blocks,
         )
-        for t, extent, share, integers in (
-            ("half", 3, 0.265, 65), ("half", 0, 0.19, 10), ("bf16", 3, 0.22, 250), ("bf16", 0, 0.16, 35)
+        for tile, blocks, shares in (
+            ("SmallMma", 2, (0.28, 0.24)), ("SmallDeepMma", 1, (0.265, 0.22)), ("FlatDeepMma", 2, (0.265, 0.22))
         )
-        for tile, blocks in (("SmallMma", 2), ("SmallDeepMma", 1), ("FlatDeepMma", 2))
+        for t, extent, share, integers in (
+            ("half", 3, shares[0], 65), ("half", 0, 0.19, 10), ("bf16", 3, shares[1], 250), ("bf16", 0, 0.16, 35)
+        )
     },
     "conv.cu:conv_gemm_narrow": Gate(instructions=5400, blocks=2),
     # The table of vectors is read in the loop, 32 bits at a time.

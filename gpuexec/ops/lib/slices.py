@@ -38,12 +38,11 @@ _FIXED_SLABS, _SLABS_PER_SLICE, _SLACK = 2.0, 0.5, (1.30, 1.15, 1.08)
 # tenth. And instructions of a warp whatever its slabs, by which blocks delay each other.
 _MMA_BEGIN_CYCLES, _MMA_FETCH_CYCLES = 700, 2300
 _MMA_PART_CYCLES, _MMA_PART, _MMA_STORED_BYTES = 1200, 32, 32
-_MMA_FOLD_CYCLES = (
-    300  # to add up the sums of groups of warps; an estimate: two barriers, and a tile through shared memory
-)
+# The same to add up the sums of groups of warps: an estimate, of two barriers and a tile through shared memory.
+_MMA_FOLD_CYCLES = 300
 _MMA_JOIN_CYCLES, _MMA_SLICE_CYCLES, _MMA_VECTORS = 3400, 550, 16
 _MMA_CHAIN_CYCLES, _MMA_WAIT_CYCLES, _MMA_L2_SHARE = 14, 8, 0.7
-_MMA_AROUND = 500
+MMA_AROUND = 500
 _MMA_LEAST_NBYTES = 256  # of the inner extent, that a slice has
 _L2_BYTES_PER_CLOCK = 64  # of a multiprocessor
 _MATRIX_BYTES, _MMA_BYTES, _MMA_PRODUCTS = 512, 32, 2048  # of an ldmatrix; along the inner extent; of an mma of 16 bits
@@ -239,7 +238,7 @@ class MmaCosts:
         of_slab = tile.count_cycles(self.gpu, max(1, min(tiles * slices, wave)))
         together = max(1, self.gpu.count_blocks(tile.threads, tile.registers, tile.ring_nbytes))
         own, chain = ceil_div(slabs, slices), tile.warp_products * _MMA_CHAIN_CYCLES
-        around = _MMA_AROUND * tile.threads / (_WARP * _SCHEDULERS)
+        around = MMA_AROUND * tile.threads / (_WARP * _SCHEDULERS)
         # Blocks one after the other in each place for one, or as many slabs as a multiprocessor takes.
         in_turn = max(1.0, at_once / together) * (waits + own * chain)
         return max(in_turn, waits + at_once * own * of_slab) + (at_once - 1) * around

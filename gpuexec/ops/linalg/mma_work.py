@@ -20,7 +20,7 @@ from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_s
 from gpuexec.ops.elementwise.prologue import MORE_ARGUMENTS, OWN_ARGUMENTS
 from gpuexec.ops.elementwise.prologue_text import count_read_bytes, describe_work, find_prologue, read_walk
 from gpuexec.ops.elementwise.region_text import count_steps
-from gpuexec.ops.lib.slices import DEEP_MMA_TILES, MmaTile
+from gpuexec.ops.lib.slices import DEEP_MMA_TILES, MMA_AROUND, MmaTile
 from gpuexec.ops.linalg.product import ACROSS, ALONG_K, WIDE_A, WIDE_B, WIDE_Y
 from gpuexec.ops.linalg.simt_work import (
     find_itemsize,
@@ -40,7 +40,7 @@ LOOP_INSTRUCTIONS = {
     "FlatDeepMma": (22, 14),
 }
 _EACH_CHUNK = 70  # instructions for eight elements that are copied one by one
-AROUND, _EACH_SUM = 500, 4  # instructions of a thread apart from slabs: in all, and to scale and store a sum
+AROUND, _EACH_SUM = MMA_AROUND, 4  # instructions of a thread apart from slabs: in all, and to scale and store a sum
 # Instructions of a thread for a weight of int8 that is widened, and for one that stays an integer, in half and bf16.
 _EACH_WEIGHT, _EACH_INTEGER = 3.9, {np.dtype(np.float16): 1.45, BFLOAT16: 2.95}
 _EACH_COLUMN_SCALE = 4  # instructions of a thread for a column whose sums are scaled
