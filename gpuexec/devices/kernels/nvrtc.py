@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from gpuexec.devices.kernels.cubin_file import Usage, read_usage
 from gpuexec.errors import DeviceNotFoundError, KernelError
 
 OPTIONS: tuple[str, ...] = ("--std=c++17", "--fmad=false", "-default-device")
 INSTALL = "pip install 'gpuexec[kernels]'"
 
-# ptxas writes one group of lines per entry function; spills come before registers.
+# ptxas writes one group of lines per entry function; the cubin has the rest of what they say.
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-_REGISTERS = re.compile(r"Used (\d+) registers")
-_SHARED = re.compile(r"(\d+) bytes smem")
 # PTX has the launch bounds of an entry, after its parameters; the log has not.
 _BOUNDS = re.compile(r"\.entry\s+([\w$]+)\s*\([^)]*\)\s*\.maxntid\s+(\d+)(?:,\s*(\d+))?(?:,\s*(\d+))?")
 # The first NVRTC with an architecture, where it is newer than the oldest that this package works with (12.0).
@@ -35,6 +34,7 @@ _SINCE = {100: "12.8", 101: "12.8", 120: "12.8", 103: "12.9", 121: "12.9", 110: 
 class CompiledKernel:
     """One kernel of a cubin: its C++ name expression, symbol, and resource usage.
 
+    ``spill_bytes`` are those that the compiler's log tells, or the stack frame, which holds them, where it tells none;
     ``shared_bytes`` is static shared memory; ``max_threads`` are the threads of its ``__launch_bounds__``, 0 without.
     """
 
@@ -106,32 +106,36 @@ def compile_cubin(
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     # Registers of PTX are not known yet.
-    usage = dict.fromkeys(lowered, (0, 0, 0)) if is_ptx else parse_usage(log)
-    bounds = parse_bounds(ptx)
+    usage = dict.fromkeys(lowered, Usage(0, 0, 0)) if is_ptx else read_usage(image)
+    spills, bounds = parse_spills(log), parse_bounds(ptx)
     kernels = tuple(
-        CompiledKernel(expression, name, *usage[name], bounds.get(name, 0))
+        CompiledKernel(
+            expression,
+            name,
+            usage[name].registers,
+            spills.get(name, usage[name].frame_bytes),
+            usage[name].shared_bytes,
+            bounds.get(name, 0),
+        )
         for expression, name in zip(expressions, lowered, strict=True)
     )
     return Cubin(source, image, kernels, log)
 
 
-def parse_usage(log: str) -> dict[str, tuple[int, int, int]]:
-    """Return (registers, spill bytes, static shared bytes) by symbol, from the lines of ``--ptxas-options=-v``.
+def parse_spills(log: str) -> dict[str, int]:
+    """Return the bytes of spill stores plus loads by symbol, from the lines of ``--ptxas-options=-v``.
 
-    Spill bytes are stores plus loads: either says that registers did not suffice.
+    Either says that registers did not suffice. A log may lack entries (`gpuexec.devices.kernels.cubin_file`).
     """
-    usage: dict[str, tuple[int, int, int]] = {}
-    name, spills = "", 0
+    spills: dict[str, int] = {}
+    name = ""
     for line in log.splitlines():
         if entry := _ENTRY.search(line):
-            name, spills = entry[1], 0
-        elif spill := _SPILLS.search(line):
-            spills = int(spill[1]) + int(spill[2])
-        elif name and (registers := _REGISTERS.search(line)):
-            shared = _SHARED.search(line)
-            usage[name] = (int(registers[1]), spills, int(shared[1]) if shared else 0)
+            name = entry[1]
+        elif name and (spill := _SPILLS.search(line)):
+            spills[name] = int(spill[1]) + int(spill[2])
             name = ""
-    return usage
+    return spills
 
 
 def parse_bounds(ptx: str) -> dict[str, int]:

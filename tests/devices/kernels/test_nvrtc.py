@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -119,7 +121,7 @@ def test_parse_bounds_multiplies_extents_and_leaves_out_entries_without() -> Non
     assert nvrtc.parse_bounds(ptx) == {"a": 256, "_Z1cIfE": 256}
 
 
-def test_parse_usage_adds_stores_and_loads_of_each_entry() -> None:
+def test_parse_spills_adds_stores_and_loads_of_each_entry() -> None:
     log = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'a' for 'sm_90'
 ptxas         .     1120 bytes stack frame, 1972 bytes spill stores, 2372 bytes spill loads
@@ -127,7 +129,22 @@ ptxas info    : Used 32 registers, used 1 barriers, 1120 bytes cumulative stack 
 ptxas info    : Compiling entry function 'b' for 'sm_90'
 ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 8 registers, used 1 barriers, 1200 bytes smem"""
-    assert nvrtc.parse_usage(log) == {"a": (32, 4344, 0), "b": (8, 0, 1200)}
+    assert nvrtc.parse_spills(log) == {"a": 4344, "b": 0}
+
+
+@needs_cuda_wheels
+def test_resources_are_known_when_the_log_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = nvrtc._read
+
+    def read_no_log(bindings: ModuleType, program: Any, what: str) -> bytes:
+        return b"" if what == "ProgramLog" else read(bindings, program, what)
+
+    monkeypatch.setattr(nvrtc, "_read", read_no_log)
+    (spills,) = nvrtc.compile_cubin(SPILLING, ["spills"], "sm_90").kernels
+    (plain,) = nvrtc.compile_cubin(SOURCE, ["plain"], "sm_90").kernels
+    assert spills.registers == 32
+    assert spills.spill_bytes > 0
+    assert (plain.spill_bytes, plain.shared_bytes) == (0, 0)
 
 
 def test_load_nvrtc_names_the_command_when_bindings_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
