@@ -41,6 +41,7 @@ class Gpu:
         matrix_products: Multiply-adds of halves into floats that tensor cores begin in a clock of a multiprocessor by
             mma.sync.
         shared_nbytes_per_block: What the driver takes of it for each block.
+        group_products: As matrix_products by wgmma; 0 where there is none.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Gpu:
     matrix_products: int
     shared_nbytes_per_block: int = _KIB
     registers: int = 65536
+    group_products: int = 0
 
     @property
     def float_rate(self) -> float:
@@ -70,6 +72,11 @@ class Gpu:
     def matrix_rate(self) -> float:
         """The same of halves on tensor cores."""
         return 2 * self.multiprocessors * self.matrix_products * self.clock_hertz
+
+    @property
+    def group_rate(self) -> float:
+        """The same by groups of warps."""
+        return 2 * self.multiprocessors * self.group_products * self.clock_hertz
 
     def find_bandwidth(self, nbytes: int) -> float:
         """Return the bytes a second at which a working set of so many is read and written: that of L2 where it fits."""
@@ -102,8 +109,8 @@ class Gpu:
 # Tensor cores: the dense rates of the data sheets, for sums in float, by multiprocessors and boost clock: 65, 312, 125
 # and 42.5 TFLOPS of T4, A100, A10 and Orin, 165 and 210 of the GeForce 4090 and 5090; of the GB10 an eighth of its
 # 1 PFLOPS of sparse fp4. On an A100 mma.sync reaches that rate (Sun et al., arXiv 2206.02874), on an H100 62.9 % of
-# 2048 on average (Luo et al., arXiv 2402.13499). For sm_100, 103 and 110 no measurement of mma.sync is known here: they
-# are taken to be an H100.
+# 2048 on average (Luo et al., arXiv 2402.13499), all of which wgmma has. For sm_100, 103 and 110 no measurement of
+# mma.sync is known here: they are taken to be an H100.
 _GPUS = {
     # T4: Jia, Maggioni, Smith, Scarpazza, arXiv 1903.07486 (L2 of 1.27 TB/s, 188 cycles).
     75: Gpu("T4", 40, 1.59e9, 64, 2, 64, 320e9, 1.27e12, 4 * _MIB, 188, 500, 1024, 16, 64 * _KIB, 512, 0),
@@ -118,7 +125,24 @@ _GPUS = {
     # 5.5 to 7 TB/s by chipsandcheese.com, "Nvidia's H100: Funny L2, and Tons of Bandwidth" (2023), on the PCIe card. A
     # product by wgmma in tiles of 128 x 256 draws 7.1 TB/s at the 610 TFLOPS that it reaches (Shankhdhar,
     # "Outperforming cuBLAS on H100: a Worklog", 2024).
-    90: Gpu("H100 SXM", 132, 1.755e9, 128, 64, 64, 3.35e12, 7.1e12, 50 * _MIB, 263, 479, 2048, 32, 228 * _KIB, 1288),
+    90: Gpu(
+        "H100 SXM",
+        132,
+        1.755e9,
+        128,
+        64,
+        64,
+        3.35e12,
+        7.1e12,
+        50 * _MIB,
+        263,
+        479,
+        2048,
+        32,
+        228 * _KIB,
+        1288,
+        group_products=2048,
+    ),
     # B200: L2 answers within 150 ns in its own partition by chipsandcheese.com, "Nvidia's B200: Keeping the CUDA
     # Juggernaut Rolling" (2025).
     100: Gpu("B200", 148, 1.965e9, 128, 64, 64, 8.0e12, 10.0e12, 126 * _MIB, 300, 700, 2048, 32, 228 * _KIB, 1288),

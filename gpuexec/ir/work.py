@@ -41,6 +41,7 @@ class Work:
             bytes adds up the products of all.
         matrix_products: Multiply-adds of tensor cores, those of absent rows and columns too. One of tf32 is two, as it
             takes twice the time.
+        is_by_groups: Whether groups of warps begin those (wgmma), which are faster.
         wavefronts: Of shared memory, as machine code accesses it: a word that several lanes read is served once.
         l2_nbytes: Whole sectors that multiprocessors ask L2 for and write to it; what L1 answers is left out.
         rounds: Times in a row that a thread waits for global memory, in one block.
@@ -62,6 +63,7 @@ class Work:
     doubles: float = 0.0
     integer_multiply_adds: float = 0.0
     matrix_products: float = 0.0
+    is_by_groups: bool = False
     wavefronts: float = 0.0
     l2_nbytes: float = 0.0
     rounds: float = 1.0

@@ -162,7 +162,8 @@ def _find_floor_seconds(row: CommandPrediction, work: Work, gpu: Gpu) -> float:
     if not row.bounds.tensor:
         return row.flops / gpu.float_rate
     products = work.matrix_products
-    return (min(row.flops, 2 * products) if products else row.flops) / gpu.matrix_rate
+    rate = gpu.group_rate if work.is_by_groups else gpu.matrix_rate
+    return (min(row.flops, 2 * products) if products else row.flops) / rate
 
 
 def _find_programmatic(

@@ -43,6 +43,8 @@ _L2_BYTES_PER_CLOCK = 64  # of a multiprocessor (CUDA's architecture whitepapers
 # it holds: for multiply-adds, which don't depend on each other, and for all other instructions.
 _SLACK = ((4, 1.30), (8, 1.15), (64, 1.08))
 _SLACK_OF_OTHERS = ((4, 2.50), (8, 1.80), (64, 1.60))
+# The same of warps that multiply in groups: what they issue is under way beside their products.
+_SLACK_OF_GROUPS = ((4, 1.60), (8, 1.80), (64, 1.60))
 _HIDING = 2  # the power by which waits and the longest bound are added
 _FIT_ROUNDS, _FIT_STEP = 100, 1e-6
 _MIN_SAMPLES = 3  # that a bound decides, for its constant to be fitted
@@ -160,8 +162,11 @@ def bound_launch(work: Work, grid: CommandGrid, dram_nbytes: float, missed: floa
         in_a_row = full * at_once * _find_slack(at_once * warps, slack) + last * _find_slack(last * warps, slack)
         return instructions / (grid.blocks * _SCHEDULERS) * in_a_row
 
-    issued = issue(work.multiply_adds, _SLACK) + issue(others, _SLACK_OF_OTHERS)
-    tensor = issue(work.matrix_products * _SCHEDULERS / gpu.matrix_products, _SLACK)
+    issued = issue(work.multiply_adds, _SLACK) + issue(
+        others, _SLACK_OF_GROUPS if work.is_by_groups else _SLACK_OF_OTHERS
+    )
+    matrix_rate = gpu.group_products if work.is_by_groups else gpu.matrix_products
+    tensor = issue(work.matrix_products * _SCHEDULERS / matrix_rate, _SLACK)
     own_l2 = most * work.l2_nbytes / grid.blocks / _L2_BYTES_PER_CLOCK
     return LaunchBounds(
         issue=(max(issued, issue(lanes, _SLACK)) + barriers) * clocks_us,

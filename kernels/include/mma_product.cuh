@@ -3,13 +3,13 @@
 // What such kernels share beside their slabs: which tile a block makes, what it reads, and how its sums are scaled, finished
 // and stored.
 #pragma once
-#include "mma_tile.cuh"
+#include "group_tile.cuh"
 #include "simt_product.cuh"
 
 // Sums the slabs of a block of operands by strides.
-template <class T, class Tile, Lie kLeft, Lie kRight>
-__device__ inline void multiply_operands(WarpTile<T, Tile, kLeft, kRight>& warp, const T* a, const T* b,
-                                         const SimtGemm& gemm, u8* ring) {
+template <class Warp, class T>
+__device__ inline void multiply_operands(Warp& warp, const T* a, const T* b, const SimtGemm& gemm, u8* ring) {
+  typedef typename Warp::Shape Tile;
   const MmaPlace<Tile> place(gemm, blockIdx.x);
   const MmaSlabs slabs(gemm.inner, Tile::kSlabBytes / int(sizeof(T)), blockIdx.y, gridDim.y);
   const int first_k = slabs.first * slabs.depth;

@@ -23,6 +23,7 @@ template <int Rows, int Columns, int SlabBytes, int WarpsDown, int WarpsAcross, 
 struct MmaTile {
   static constexpr int kRows = Rows, kColumns = Columns, kSlabBytes = SlabBytes, kStages = Stages;
   static constexpr int kBlocksAtOnce = BlocksAtOnce, kWarpsAcross = WarpsAcross;
+  static constexpr bool kIsGroupTile = false;
   static constexpr int kGroups = WarpsDeep, kGroupWarps = WarpsDown * WarpsAcross;
   static constexpr int kThreads = 32 * kGroupWarps * kGroups;
   static constexpr int kWarpRows = Rows / WarpsDown, kWarpColumns = Columns / WarpsAcross;
@@ -76,7 +77,9 @@ enum class Lie { kAlongK, kAcross };
 // differ in bit 0 and in the two bits from Shift on:
 //   Shift 1   eight rows in succession;
 //   Shift 3   rows 0, 1, 8, 9, 16, 17, 24, 25 and those 2, 4 or 6 further on: see `right_place` below.
-template <int RowBytes, int Shift>
+//
+// Where Rows are given, a row is in parts of 128 bytes, each of which has its own rows side by side (wgmma.cuh).
+template <int RowBytes, int Shift, int Rows = 0>
 struct SlabOrder {
   static_assert(RowBytes == 64 || RowBytes % 128 == 0, "a row is half a line of the banks or whole ones");
   static constexpr int kChunks = RowBytes / kChunkBytes;
@@ -86,7 +89,10 @@ struct SlabOrder {
     // Two rows of 64 bytes share a line: which half is theirs is bit 0 already.
     return RowBytes == 64 ? row >> Shift & 3 : (row & 1) | (row >> Shift & 3) << 1;
   }
-  static __device__ int place(int row, int chunk) { return row * RowBytes + (chunk ^ phase(row)) * kChunkBytes; }
+  static __device__ int place(int row, int chunk) {
+    if constexpr (Rows > 0) return (chunk / 8 * Rows + row) * 128 + (chunk % 8 ^ phase(row)) * kChunkBytes;
+    else return row * RowBytes + (chunk ^ phase(row)) * kChunkBytes;
+  }
   // The place `step` * 32 bytes along a row from `place`, which is in the row's first 32 bytes.
   static __device__ int advance(int place, int step) {
     constexpr int kTurn = RowBytes == 64 ? 2 : 4;  // steps that differ in bits a phase reaches
@@ -141,7 +147,8 @@ template <class T, class Tile, int Lines, Lie kLie, int Shift>
 struct SlabPart {
   static constexpr int kRowBytes = kLie == Lie::kAlongK ? Tile::kSlabBytes : Lines * int(sizeof(T));
   static constexpr int kRows = kLie == Lie::kAlongK ? Lines : Tile::kSlabBytes / int(sizeof(T));
-  typedef SlabOrder<kRowBytes, Shift> Order;
+  static constexpr bool kIsInParts = Tile::kIsGroupTile && kRowBytes > 128;
+  typedef SlabOrder<kRowBytes, Shift, kIsInParts ? kRows : 0> Order;
   static constexpr int kPassRows = Tile::kThreads / Order::kChunks;
   static constexpr int kPasses = kRows / kPassRows;
   static_assert(kRows % kPassRows == 0 && kPassRows * Order::kChunks == Tile::kThreads, "passes are whole");
@@ -151,7 +158,8 @@ struct SlabPart {
   __device__ explicit SlabPart(int thread) : row(thread / Order::kChunks), chunk(thread % Order::kChunks) {}
 
   __device__ int place(int pass) const {
-    if constexpr (kPassRows % Order::kPeriod == 0) return Order::place(row, chunk) + pass * kPassRows * kRowBytes;
+    constexpr int kPitch = kIsInParts ? 128 : kRowBytes;
+    if constexpr (kPassRows % Order::kPeriod == 0) return Order::place(row, chunk) + pass * kPassRows * kPitch;
     else return Order::place(row + pass * kPassRows, chunk);
   }
 };
@@ -296,12 +304,94 @@ struct MmaSum<i8> {
 __device__ inline float add_sums(float a, float b) { return a + b; }
 __device__ inline i32 add_sums(i32 a, i32 b) { return i32(u32(a) + u32(b)); }
 
-// A warp's part of a tile: sums, and the fragments of two steps. While one step is multiplied, the next one is loaded.
-template <class T, class Tile, Lie kLeft, Lie kRight>
-struct WarpTile {
+// A warp's part of a tile: its sums, which are 0 at first. IsInEights: a thread's columns of four neighbouring mma are eight side
+// by side, so that they leave registers without an exchange.
+template <class T, class Tile, bool IsInEights>
+struct WarpSums {
   typedef T Element;
   typedef Tile Shape;
   typedef typename MmaSum<T>::Type Sum;
+  static constexpr int kEights = Tile::kDown * 2 * (Tile::kAcross / 4);
+
+  Sum sums[Tile::kDown][Tile::kAcross][4];
+
+  __device__ WarpSums() {
+#pragma unroll
+    for (int i = 0; i < Tile::kDown; ++i) {
+#pragma unroll
+      for (int j = 0; j < Tile::kAcross; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[i][j][e] = Sum(0);
+      }
+    }
+  }
+
+  // The group of a thread's warp, and where the warp's part begins in the tile. Four warps that multiply together, one below
+  // the other, have successive numbers.
+  static __device__ int find_group(int thread) { return Tile::kGroups == 1 ? 0 : thread / (32 * Tile::kGroupWarps); }
+  static __device__ int find_row(int thread) {
+    const int warp = Tile::kGroups == 1 ? thread / 32 : thread / 32 % Tile::kGroupWarps;
+    if constexpr (Tile::kIsGroupTile) return (warp / 4 / Tile::kWarpsAcross * 4 + warp % 4) * Tile::kWarpRows;
+    else return warp / Tile::kWarpsAcross * Tile::kWarpRows;
+  }
+  static __device__ int find_column(int thread) {
+    constexpr int kWarps = Tile::kIsGroupTile ? 4 : 1;
+    return thread / (32 * kWarps) % Tile::kWarpsAcross * Tile::kWarpColumns;
+  }
+
+  // Four sums, of those of a thread.
+  static constexpr int kFours = Tile::kDown * Tile::kAcross;
+  __device__ Sum (&four(int i))[4] { return sums[i / Tile::kAcross][i % Tile::kAcross]; }
+
+  // Places of an eight in the tile, those of a thread counted along the rows first.
+  static __device__ int find_eight_row(int thread, int eight) {
+    return find_row(thread) + thread % 32 / 4 + eight / (Tile::kAcross / 4) * 8;
+  }
+  static __device__ int find_eight_column(int thread, int eight) {
+    return find_column(thread) + thread % 4 * kEight + eight % (Tile::kAcross / 4) * 32;
+  }
+
+  // Moves the sums behind the first 32 columns to the front.
+  __device__ void drop_columns() {
+#pragma unroll
+    for (int i = 0; i < Tile::kDown; ++i) {
+#pragma unroll
+      for (int j = 4; j < Tile::kAcross; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[i][j - 4][e] = sums[i][j][e];
+      }
+    }
+  }
+
+  // Returns the sums of an eight. All lanes come here.
+  __device__ void take_eight(int eight, Sum (&to)[kEight]) const {
+    const int i = eight / (Tile::kAcross / 4) / 2, half = eight / (Tile::kAcross / 4) % 2;
+    const int j = eight % (Tile::kAcross / 4) * 4;
+    if constexpr (IsInEights) {
+#pragma unroll
+      for (int e = 0; e < kEight; ++e) to[e] = sums[i][j + e / 2][half * 2 + e % 2];
+    } else {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float four[4];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) four[n] = sums[i][j + n][half * 2 + e];
+        transpose_quad(four);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) to[n * 2 + e] = four[n];
+      }
+    }
+  }
+};
+
+// The same with the fragments of two steps. While one step is multiplied, the next one is loaded.
+template <class T, class Tile, Lie kLeft, Lie kRight>
+struct WarpTile : WarpSums<T, Tile, kRight == Lie::kAlongK> {
+  typedef WarpSums<T, Tile, kRight == Lie::kAlongK> Sums;
+  using Sums::find_column;
+  using Sums::find_group;
+  using Sums::find_row;
+  using Sums::sums;
   static constexpr Lie kLeftLie = kLeft, kRightLie = kRight;
   typedef SlabOrder<kLeft == Lie::kAlongK ? Tile::kSlabBytes : Tile::kRows * int(sizeof(T)), 1> LeftOrder;
   typedef SlabOrder<kRight == Lie::kAlongK ? Tile::kSlabBytes : Tile::kColumns * int(sizeof(T)),
@@ -309,20 +399,10 @@ struct WarpTile {
       RightOrder;
   static constexpr int kPairs = Tile::kAcross / 2;           // ldmatrix has the fragments of two mma
   static constexpr int kLeftSets = Tile::kDown < 4 ? 2 : 1;  // of four rows, each is loaded anew as soon as it is used
-  static constexpr int kEights = Tile::kDown * 2 * (Tile::kAcross / 4);
 
-  Sum sums[Tile::kDown][Tile::kAcross][4];
   u32 left[kLeftSets][Tile::kDown][4], right[2][kPairs][4];
   int left_place, right_place;  // in a slab, of what this lane names to ldmatrix
   u32 flip = 0;                 // of bytes: what centres those of the left operand, four in a word
-
-  // The group of a thread's warp, and where the warp's part begins in the tile.
-  static __device__ int find_group(int thread) { return Tile::kGroups == 1 ? 0 : thread / (32 * Tile::kGroupWarps); }
-  static __device__ int find_row(int thread) {
-    const int warp = Tile::kGroups == 1 ? thread / 32 : thread / 32 % Tile::kGroupWarps;
-    return warp / Tile::kWarpsAcross * Tile::kWarpRows;
-  }
-  static __device__ int find_column(int thread) { return thread / 32 % Tile::kWarpsAcross * Tile::kWarpColumns; }
 
   __device__ WarpTile() {
     const int thread = threadIdx.x, lane = thread % 32;
@@ -345,14 +425,6 @@ struct WarpTile {
                                          : left_place + first * 16 * Tile::kRows * int(sizeof(T));
       right_place = kRight == Lie::kAlongK ? RightOrder::advance(right_place, first)
                                            : right_place + first * 16 * Tile::kColumns * int(sizeof(T));
-    }
-#pragma unroll
-    for (int i = 0; i < Tile::kDown; ++i) {
-#pragma unroll
-      for (int j = 0; j < Tile::kAcross; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i][j][e] = Sum(0);
-      }
     }
   }
 
@@ -410,50 +482,6 @@ struct WarpTile {
         multiply_matrices<T>(sums[i][j], left[step % kLeftSets][i], pair);
       }
       if (kLeftSets == 1) load_left(stage, next, i);
-    }
-  }
-
-  // Four sums, of those of a thread.
-  static constexpr int kFours = Tile::kDown * Tile::kAcross;
-  __device__ Sum (&four(int i))[4] { return sums[i / Tile::kAcross][i % Tile::kAcross]; }
-
-  // Places of an eight in the tile, those of a thread counted along the rows first.
-  static __device__ int find_eight_row(int thread, int eight) {
-    return find_row(thread) + thread % 32 / 4 + eight / (Tile::kAcross / 4) * 8;
-  }
-  static __device__ int find_eight_column(int thread, int eight) {
-    return find_column(thread) + thread % 4 * kEight + eight % (Tile::kAcross / 4) * 32;
-  }
-
-  // Moves the sums behind the first 32 columns to the front.
-  __device__ void drop_columns() {
-#pragma unroll
-    for (int i = 0; i < Tile::kDown; ++i) {
-#pragma unroll
-      for (int j = 4; j < Tile::kAcross; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i][j - 4][e] = sums[i][j][e];
-      }
-    }
-  }
-
-  // Returns the sums of an eight. All lanes come here.
-  __device__ void take_eight(int eight, Sum (&to)[kEight]) const {
-    const int i = eight / (Tile::kAcross / 4) / 2, half = eight / (Tile::kAcross / 4) % 2;
-    const int j = eight % (Tile::kAcross / 4) * 4;
-    if constexpr (kRight == Lie::kAlongK) {
-#pragma unroll
-      for (int e = 0; e < kEight; ++e) to[e] = sums[i][j + e / 2][half * 2 + e % 2];
-    } else {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float four[4];
-#pragma unroll
-        for (int n = 0; n < 4; ++n) four[n] = sums[i][j + n][half * 2 + e];
-        transpose_quad(four);
-#pragma unroll
-        for (int n = 0; n < 4; ++n) to[n * 2 + e] = four[n];
-      }
     }
   }
 };

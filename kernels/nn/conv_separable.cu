@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kThreads > 128 ? 1 : Til
   static_assert(kIsSame<typename Steps::Stored, T>, "what is multiplied is what the depthwise convolution stores");
   extern __shared__ __align__(1024) u8 ring[];
   wait_for_predecessors();
-  WarpTile<T, Tile, Lie::kAlongK, Lie::kAlongK> warp;
+  ProductTile<T, Tile, Lie::kAlongK, Lie::kAlongK> warp;
   const MmaPlace<Tile> place(gemm, blockIdx.x);
   const MmaSlabs slabs(gemm.inner, Tile::kSlabBytes / int(sizeof(T)), blockIdx.y, gridDim.y);
   const DepthwiseRows<T, F, Extent, Steps> left = {x, taps, first_bias, positions, steps, gemm.rows, gemm.inner,

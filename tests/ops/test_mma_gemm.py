@@ -21,7 +21,14 @@ from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.instances import instantiations
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.target import Target
-from gpuexec.ops.lib.slices import DEEP_MMA_TILES, ONE_SLICE, SMALL_MMA, MmaTile
+from gpuexec.ops.lib.slices import (
+    DEEP_MMA_TILES,
+    GROUP_TILES,
+    ONE_SLICE,
+    SMALL_GROUP,
+    SMALL_MMA,
+    MmaTile,
+)
 from gpuexec.ops.linalg import mma_launch
 from gpuexec.ops.linalg.mma_launch import name_mma
 from gpuexec.ops.linalg.product import ACROSS, ALONG_K, Product
@@ -43,7 +50,7 @@ TF32 = (FLOAT, FLOAT)
 STEPS = (("Add", (), (-1, 2)), ("Relu", (), (-1,)), ("Mul", (), (-1, "0.5")))
 CAST = {dtype: ("Cast", (("to", helper.np_dtype_to_tensor_dtype(dtype)),), (-1,)) for dtype in (HALF, BFLOAT16)}
 # Tiles with the ways in which their left operand may lie.
-LEFT = [*((tile, ALONG_K) for tile in DEEP_MMA_TILES), (SMALL_MMA, ACROSS)]
+LEFT = [*((tile, ALONG_K) for tile in (*DEEP_MMA_TILES, *GROUP_TILES)), (SMALL_MMA, ACROSS), (SMALL_GROUP, ACROSS)]
 LEFT_NAMES = [f"{tile.name}{left[5:]}" for tile, left in LEFT]
 
 
@@ -73,6 +80,15 @@ class Operands:
         assert np.isnan(self.y[..., columns:].astype(np.float32)).all(), f"{what}: wrote beyond the columns"
 
 
+def force_tile(monkeypatch: pytest.MonkeyPatch, tile: MmaTile) -> None:
+    """Let products take a tile; one of groups of warps where an architecture and the operands allow it."""
+
+    def choose(*given: Any) -> MmaTile:
+        return tile if not tile.is_by_groups or tile in given[5] else SMALL_MMA
+
+    monkeypatch.setattr(mma_launch, "choose_mma_tile", choose)
+
+
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return an array of NaN that starts where memory of a device does."""
     count = int(np.prod(shape))
@@ -81,10 +97,11 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return memory[first : first + count].reshape(shape)
 
 
-def lay(array: Array, lie: str, is_left: bool, spare: int) -> tuple[Array, tuple[int, int]]:
-    """Lay the last two axes out as `lie` says, lines ``spare`` elements apart: memory, and both strides."""
+def lay(array: Array, lie: str, is_left: bool, spare: int, is_wide: bool = False) -> tuple[Array, tuple[int, int]]:
+    """Lay the last two axes out as `lie` says, lines ``spare`` elements apart, or aligned: memory, and both strides."""
     is_turned = (lie == ALONG_K) != is_left
     turned = array.swapaxes(-1, -2) if is_turned else array
+    spare = -turned.shape[-1] % 8 if is_wide else spare
     wide = aligned((*turned.shape[:-1], turned.shape[-1] + spare), array.dtype)
     wide[..., : turned.shape[-1]] = turned
     pitch = wide.shape[-1]
@@ -102,6 +119,7 @@ def make(
     batch: tuple[int, ...] = (),
     types: tuple[np.dtype[Any], np.dtype[Any]] = (HALF, HALF),
     spare: int | None = None,
+    is_wide: bool = False,
 ) -> Operands:
     rng = np.random.default_rng(pick.getrandbits(32))
     (rows, columns, inner), (dtype, result) = extents, types
@@ -111,8 +129,8 @@ def make(
 
     a, b, c = numbers(*batch, rows, inner), numbers(*batch, inner, columns), numbers(rows, columns).astype(result)
     gaps = [pick.choice([0, 0, 8, 1]) if spare is None else spare for _ in range(3)]
-    a_memory, a_strides = lay(a, lies[0], True, gaps[0])
-    b_memory, b_strides = lay(b, lies[1], False, gaps[1])
+    a_memory, a_strides = lay(a, lies[0], True, gaps[0], is_wide)
+    b_memory, b_strides = lay(b, lies[1], False, gaps[1], is_wide)
     y = aligned((*batch, rows, columns + gaps[2]), result)
     walks = tuple(
         tuple(each.strides[axis] // each.itemsize for axis in range(len(batch))) for each in (a_memory, b_memory, y)
@@ -168,8 +186,9 @@ def test_random_products(mode: Mode, tile: MmaTile, left: str, right: str, seed:
     is_small = tile.size <= SMALL_MMA.size
     for _ in range((12 if is_small else 4) if mode == "plain" else 2 if is_small else 1):
         batch = pick.choice([(), (), (2,), (2, 2)] if is_small else [()])
-        types = pick.choice([*TYPES, TF32] if left == right == ALONG_K else TYPES)
-        operands = make(pick, pick_extents(pick, tile), (left, right), batch, types)
+        types = pick.choice([*TYPES, TF32] if left == right == ALONG_K and not tile.is_by_groups else TYPES)
+        extents = pick_extents(pick, tile)
+        operands = make(pick, extents, (left, right), batch, types, is_wide=tile.is_by_groups)
         slices = pick.choice([1, 1, 2, 3, 5, 16] if is_small else [1, 1, 3])
         multiply(mode, tile, (left, right), operands, slices, seed)
         operands.check(f"{operands.product} in {slices} slices")
@@ -192,7 +211,7 @@ def test_loop_of_whole_slabs(tile: MmaTile, left: str, right: str) -> None:
 def test_lines_across_end_within_a_chunk(mode: Mode, tile: MmaTile, left: str) -> None:
     """Behind the last line there is room, as in packed weights, or none, where all lines along k are one."""
     extents = (21, 61, (2 * tile.stages + 2) * tile.slab_nbytes // 2)
-    operands = make(random.Random(6), extents, (left, ACROSS), spare=3)
+    operands = make(random.Random(6), extents, (left, ACROSS), spare=3, is_wide=tile.is_by_groups)
     multiply(mode, tile, (left, ACROSS), operands)
     operands.check("room behind the last line")
 
@@ -203,6 +222,10 @@ def test_lines_across_end_within_a_chunk(mode: Mode, tile: MmaTile, left: str) -
     exact = alpha * np.outer(sums, line.astype(np.float64)) + (0 if c is None else beta * c.astype(np.float64))
     one = replace(operands, b=line, product=replace(operands.product, b=(0, 1)), expected=exact.astype(HALF))
     one.y[...] = np.nan
+    assert operands.product.has_chunks(left, ACROSS) or not tile.is_by_groups
+    assert not one.product.has_chunks(left, ACROSS)
+    if tile.is_by_groups:
+        return
     multiply(mode, tile, (left, ACROSS), one)
     one.check("one line")
 
@@ -238,7 +261,8 @@ def check_requests(tile: MmaTile, lies: tuple[str, str], result: np.dtype[Any], 
             continue
         kinds.add((line.space, line.access, line.width))
         assert line.counts.ratio == 1.0, line
-    assert kinds >= {("global", "read", 16), ("global", "write", 16), ("shared", "write", 16), ("shared", "read", 4)}
+    read = 16 if tile.is_by_groups else 4  # a lane's share of what its group reads, or a word of a fragment
+    assert kinds >= {("global", "read", 16), ("global", "write", 16), ("shared", "write", 16), ("shared", "read", read)}
 
 
 @pytest.mark.parametrize(
@@ -266,9 +290,9 @@ def test_operators_by_tile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a size class takes it whose upper end is larger."""
-    monkeypatch.setattr(mma_launch, "choose_mma_tile", lambda *_: tile)
+    force_tile(monkeypatch, tile)
     rng, (dtype, result) = np.random.default_rng(2), types
-    a, b, bias = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((21, 40), (40, 24), (24,)))
+    a, b, bias = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((24, 40), (40, 24), (24,)))
     expected = a.astype(np.float64) @ b.astype(np.float64)
     given = [a if left == ALONG_K else a.T.copy(), b if right == ACROSS else b.T.copy()]
     attributes: dict[str, Any] = {"transA": int(left == ACROSS), "transB": int(right == ALONG_K)}
@@ -290,7 +314,7 @@ def test_sums_of_many_slabs_by_tile(
     checks: str, tile: MmaTile, left: str, right: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one slice: slabs amid the others are whole, and loaded without a look at the end of the sum."""
-    monkeypatch.setattr(mma_launch, "choose_mma_tile", lambda *_: tile)
+    force_tile(monkeypatch, tile)
     monkeypatch.setattr(mma_launch, "slice_mma_tiles", lambda *_: ONE_SLICE)
     inner = (3 * tile.stages + 1) * tile.slab_nbytes // 2 + 8
     rng = np.random.default_rng(5)

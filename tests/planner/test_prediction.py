@@ -103,9 +103,12 @@ def test_totals_of_a_product() -> None:
 
 def test_floor_of_a_product_of_halves_is_that_of_tensor_cores() -> None:
     found = predict_plan(plan_product(4096, 4096, 4096, dtype=F16))
-    assert found.floor_us == pytest.approx(2 * 4096**3 / 596.8e12 * 1e6, rel=1e-3)
-    assert found.floor_us < found.predicted_us < 1.5 * found.floor_us
-    assert found.commands[-1].bound_by == "tensor"
+    assert found.floor_us == pytest.approx(2 * 4096**3 / 948.9e12 * 1e6, rel=1e-3)
+    assert found.floor_us < found.predicted_us < 1.7 * found.floor_us
+    assert found.commands[-1].bound_by == "l2"  # from where tensor cores are fed
+    older = predict_plan(plan_product(4096, 4096, 4096, dtype=F16, target="sm_80"))
+    assert older.floor_us < older.predicted_us < 1.5 * older.floor_us
+    assert older.commands[-1].bound_by == "tensor"
 
 
 def test_few_tiles_with_a_long_sum_leave_a_gpu_idle() -> None:

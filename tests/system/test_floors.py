@@ -108,6 +108,7 @@ SMALL_LINES = 100
 SMALL = {
     "compat.onnxruntime.profile": "the format of ONNX Runtime's profile files",
     "devices.cuda.cuda_ranges": "cupy stays in its homes, and the profile log has another room",
+    "devices.kernels.cubin_file": "the format of cubins, apart from the compiler that makes them",
     "devices.pixel.addresses": "the address space of textures, below the device that uses it",
     "devices.simulator.rewrite": "the text that a host compiler is given, apart from how it is called",
     "devices.staging": "one of the resources that a backend opens, as transfers and completion are",

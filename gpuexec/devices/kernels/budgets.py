@@ -193,11 +193,14 @@ LARGER: Mapping[str, Budget] = {
                 168,
                 "10 copies of a slab in flight; shared memory holds two blocks of 128 threads",
             ),
+            ("LargeGroup", _LIES[:1], 255, "128 sums; one block of 256 threads fits"),
+            ("WideGroup", _LIES[:1], 128, "32 sums; one block of 256 threads fits"),
+            ("SmallGroup", _LIES, 128, "32 sums; two blocks of 128 threads fit"),
         )
         for left in lefts
         for right in _LIES
         for operands, result in MMA_TYPES
-        if operands != "float" or left == right == _LIES[0]
+        if operands != "float" or (left == right == _LIES[0] and not tile.endswith("Group"))
     },
     "mma_rows.cu:mma_of_rows": Budget(
         255, "as mma_gemm, or up to 128 words of rows in front; shared memory holds two blocks of 128 threads"

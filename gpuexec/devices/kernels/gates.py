@@ -245,6 +245,20 @@ GATES: Mapping[str, Gate] = {
         for operands, result in MMA_TYPES
         if operands != "float" or left == right == 0
     },
+    # Of groups of warps, whose products of a slab are four instructions: what is copied and waited for is all else.
+    **{
+        f"mma_gemm.cu:mma_gemm<{operands}, {result}, {tile}, {_LIES[left]}, {_LIES[right]}>": Gate(
+            instructions=instructions, store_bits=128, multiply_adds=0.02, loop_integers=integers, loop_calls=0,
+            load_bits=128, opcodes=("HGMMA", "LDGSTS"),
+        )
+        for tile, instructions, lefts, integers in (
+            ("LargeGroup", 5000, (0,), 140), ("WideGroup", 2500, (0,), 90), ("SmallGroup", 2500, (0, 1), 105)
+        )
+        for left in lefts
+        for right in (0, 1)
+        for operands, result in MMA_TYPES
+        if operands != "float"
+    },
     # As mma_gemm; rows have loops of their own in front.
     "mma_rows.cu:mma_of_rows": Gate(store_bits=128, opcodes=("HMMA", "LDSM", "LDGSTS")),
     # Convolutions.
@@ -355,6 +369,15 @@ GATES: Mapping[str, Gate] = {
         )
         for t, extent, share, integers in (
             ("half", 3, shares[0], 65), ("half", 0, 0.19, 10), ("bf16", 3, shares[1], 250), ("bf16", 0, 0.16, 35)
+        )
+    },
+    **{
+        f"conv_separable.cu:conv_separable<NoSteps<{t}>, {t}, {t}, {t}, SmallGroup, {extent}>": Gate(
+            instructions=3700, store_bits=128, multiply_adds=share, loop_integers=integers, loop_calls=0, load_bits=128,
+            opcodes=("HGMMA", "LDGSTS", "FFMA"), blocks=2,
+        )
+        for t, extent, share, integers in (
+            ("half", 3, 0.28, 75), ("half", 0, 0.19, 10), ("bf16", 3, 0.24, 260), ("bf16", 0, 0.16, 35)
         )
     },
     "conv.cu:conv_gemm_narrow": Gate(instructions=5400, blocks=2),

@@ -26,6 +26,8 @@ _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 # PTX has the launch bounds of an entry, after its parameters; the log has not.
 _BOUNDS = re.compile(r"\.entry\s+([\w$]+)\s*\([^)]*\)\s*\.maxntid\s+(\d+)(?:,\s*(\d+))?(?:,\s*(\d+))?")
+# Machine code with the instructions that an architecture alone has: wgmma. It runs where that without them does.
+_OWN = {"sm_90": "sm_90a"}
 # The first NVRTC with an architecture, where it is newer than the oldest that this package works with (12.0).
 _SINCE = {100: "12.8", 101: "12.8", 120: "12.8", 103: "12.9", 121: "12.9", 110: "13.0"}
 
@@ -91,7 +93,7 @@ def compile_cubin(
         for expression in expressions:
             _call(nvrtc, nvrtc.nvrtcAddNameExpression, program, expression.encode())
         verbose = [] if is_ptx else ["--ptxas-options=-v"]
-        arguments = [*options, f"-arch={architecture}", *verbose, *_include_options()]
+        arguments = [*options, f"-arch={_OWN.get(architecture, architecture)}", *verbose, *_include_options()]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(arguments), [a.encode() for a in arguments])
         log = _read(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:

@@ -43,6 +43,11 @@ _MMA_FOLD_CYCLES = 300
 _MMA_JOIN_CYCLES, _MMA_SLICE_CYCLES, _MMA_VECTORS = 3400, 550, 16
 _MMA_CHAIN_CYCLES, _MMA_WAIT_CYCLES, _MMA_L2_SHARE = 14, 8, 0.7
 MMA_AROUND = 500
+# Of groups of warps: for the first fetch; from a slab to the next one, and for each column of that (an H100 takes 363
+# and 485 cycles by 64 and 128 columns); for each sum that leaves; rows and warps of a group; their share of L2's
+# bandwidth.
+_GROUP_FETCH_CYCLES, _GROUP_CHAIN_CYCLES, _GROUP_COLUMN_CYCLES, _GROUP_SUM_CYCLES = 600, 240, 1.9, 0.25
+_GROUP_ROWS, _GROUP_WARPS, _GROUP_L2_SHARE = 64, 4, 1.2
 _MMA_LEAST_NBYTES = 256  # of the inner extent, that a slice has
 _L2_BYTES_PER_CLOCK = 64  # of a multiprocessor
 _MATRIX_BYTES, _MMA_BYTES, _MMA_PRODUCTS = 512, 32, 2048  # of an ldmatrix; along the inner extent; of an mma of 16 bits
@@ -128,6 +133,7 @@ class MmaTile:
         stages: Slabs in the ring.
         registers: Of a thread.
         groups: Of so many warps, each of which takes its share of a slab.
+        is_by_groups: Whether four warps multiply 64 rows together, out of shared memory (``group_tile.cuh``).
     """
 
     name: str
@@ -139,6 +145,7 @@ class MmaTile:
     stages: int
     registers: int
     groups: int = 1
+    is_by_groups: bool = False
 
     @property
     def threads(self) -> int:
@@ -168,18 +175,30 @@ class MmaTile:
     @property
     def matrices(self) -> int:
         """Instructions ldmatrix of a block for a slab: each fetches 16 rows of the left operand, or 16 columns."""
+        if self.is_by_groups:
+            return 0
         of_warp = self.rows // self.warps_down // 16 + self.columns // self.warps_across // 16
         return self.warps_down * self.warps_across * self.slab_nbytes // _MMA_BYTES * of_warp
 
     @property
     def slab_wavefronts(self) -> int:
-        """Wavefronts of shared memory of a block for a slab: of what is stored, and of fragments."""
-        return (self.fetched_nbytes + self.matrices * _MATRIX_BYTES) // _WAVEFRONT_BYTES
+        """Wavefronts of shared memory of a block for a slab: of what is stored, and of fragments, or by each group."""
+        by_groups = (
+            self.rows // _GROUP_ROWS * (_GROUP_ROWS + self.columns) * self.slab_nbytes if self.is_by_groups else 0
+        )
+        return (self.fetched_nbytes + self.matrices * _MATRIX_BYTES + by_groups) // _WAVEFRONT_BYTES
 
     @property
     def warp_products(self) -> float:
         """Instructions mma of a warp for a slab."""
         return self.products * _WARP / self.threads
+
+    @property
+    def chain_cycles(self) -> float:
+        """Cycles from a slab to the next one where a multiprocessor has no other block."""
+        if self.is_by_groups:
+            return _GROUP_CHAIN_CYCLES + self.columns * _GROUP_COLUMN_CYCLES
+        return self.warp_products * _MMA_CHAIN_CYCLES
 
     def count_waits(self, slices: int, slabs: int = 0) -> float:
         """Return the cycles that a block waits, the last one of a tile in slices.
@@ -190,7 +209,11 @@ class MmaTile:
                 warps has others meanwhile.
         """
         of_scheduler = max(1, self.threads // (_WARP * _SCHEDULERS))
-        waits = _MMA_FETCH_CYCLES + slabs * self.warp_products / of_scheduler * _MMA_WAIT_CYCLES
+        waits = float(_GROUP_FETCH_CYCLES if self.is_by_groups else _MMA_FETCH_CYCLES)
+        if self.is_by_groups:  # their slabs take what their warps issue meanwhile
+            waits += self.size * _GROUP_SUM_CYCLES
+        else:
+            waits += slabs * self.warp_products / of_scheduler * _MMA_WAIT_CYCLES
         waits += self.size / (self.threads * _MMA_PART) * _MMA_PART_CYCLES
         waits += 4 * self.size / _MMA_STORED_BYTES + (_MMA_FOLD_CYCLES if self.groups > 1 else 0)
         if slices > 1:
@@ -210,8 +233,10 @@ class MmaTile:
             gpu: Which.
             busy: Multiprocessors that ask L2 at the same time.
         """
-        tensor = self.products * _MMA_PRODUCTS / gpu.matrix_products
-        l2_bytes = _MMA_L2_SHARE * gpu.l2_bytes_per_second / busy / gpu.clock_hertz
+        tensor = self.products * _MMA_PRODUCTS / (gpu.group_products if self.is_by_groups else gpu.matrix_products)
+        l2_bytes = (
+            (_GROUP_L2_SHARE if self.is_by_groups else _MMA_L2_SHARE) * gpu.l2_bytes_per_second / busy / gpu.clock_hertz
+        )
         return max(tensor, self.slab_wavefronts, self.fetched_nbytes / min(l2_bytes, _L2_BYTES_PER_CLOCK))
 
 
@@ -237,7 +262,7 @@ class MmaCosts:
         waits = _MMA_BEGIN_CYCLES + tile.count_waits(slices)
         of_slab = tile.count_cycles(self.gpu, max(1, min(tiles * slices, wave)))
         together = max(1, self.gpu.count_blocks(tile.threads, tile.registers, tile.ring_nbytes))
-        own, chain = ceil_div(slabs, slices), tile.warp_products * _MMA_CHAIN_CYCLES
+        own, chain = ceil_div(slabs, slices), tile.chain_cycles
         around = MMA_AROUND * tile.threads / (_WARP * _SCHEDULERS)
         # Blocks one after the other in each place for one, or as many slabs as a multiprocessor takes.
         in_turn = max(1.0, at_once / together) * (waits + own * chain)
@@ -256,6 +281,12 @@ MMA_TILES = (LARGE_MMA, MEDIUM_MMA, SMALL_MMA, FLAT_MMA)
 SMALL_DEEP_MMA = MmaTile("SmallDeepMma", 64, 64, 128, 2, 2, 3, 128, groups=2)
 FLAT_DEEP_MMA = MmaTile("FlatDeepMma", 16, 64, 256, 1, 2, 4, 128, groups=2)
 DEEP_MMA_TILES = (*MMA_TILES, SMALL_DEEP_MMA, FLAT_DEEP_MMA)
+# Those of groups of warps, of operands of 16 bits (sm_90a alone), and with them those of few rows.
+SMALL_GROUP = MmaTile("SmallGroup", 64, 64, 128, 4, 1, 6, 128, is_by_groups=True)
+WIDE_GROUP = MmaTile("WideGroup", 64, 128, 128, 4, 2, 5, 128, is_by_groups=True)
+LARGE_GROUP = MmaTile("LargeGroup", 128, 256, 128, 8, 1, 4, 255, is_by_groups=True)
+GROUP_TILES = (LARGE_GROUP, WIDE_GROUP, SMALL_GROUP)
+GROUP_ARCHITECTURE = 90
 
 
 @dataclass(frozen=True, slots=True)

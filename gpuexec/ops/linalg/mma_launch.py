@@ -30,7 +30,10 @@ from gpuexec.ops.lib.slices import (
     DEEP_MMA_TILES,
     FLAT_DEEP_MMA,
     FLAT_MMA,
+    GROUP_ARCHITECTURE,
+    GROUP_TILES,
     MMA_TILES,
+    SMALL_GROUP,
     SMALL_MMA,
     MmaTile,
     choose_mma_tile,
@@ -75,7 +78,8 @@ def name_mma(dtypes: tuple[np.dtype[Any], np.dtype[Any]], tile: MmaTile, lies: t
 
 
 _MMA_FORMS = [(tile, (ALONG_K, right)) for tile in DEEP_MMA_TILES for right in LIES]
-_MMA_FORMS += [(SMALL_MMA, (ACROSS, right)) for right in LIES]
+_MMA_FORMS += [(tile, (ALONG_K, right)) for tile in GROUP_TILES for right in LIES]
+_MMA_FORMS += [(tile, (ACROSS, right)) for tile in (SMALL_MMA, SMALL_GROUP) for right in LIES]
 for _dtype in _MMA_DTYPES:
     instantiate_finished(_dtype, [name_mma((_dtype, _dtype), *form) for form in _MMA_FORMS])
     instantiate_finished(_FLOAT, [name_mma((_dtype, _FLOAT), *form) for form in _MMA_FORMS], stored=[_dtype])
@@ -181,7 +185,7 @@ def launch_mma(emit: Emitter, product: Product) -> None:
     rows, columns, inner = product.extents
     a, _, _, y = product.slots
     nbytes = inner * a.dtype.itemsize
-    tile = SMALL_MMA if left == ACROSS else choose_mma_tile(emit, rows, columns, nbytes, product.count, DEEP_MMA_TILES)
+    tile = choose_mma_tile(emit, rows, columns, nbytes, product.count, _list_tiles(emit, product, left, right))
     tiles = product.count * tile.count(rows, columns)
     slices = slice_mma_tiles(emit, tile, tiles, nbytes)
     arguments = [*product.slots, product.pack_mma(left, right), slices.scratch, slices.counters]
@@ -193,6 +197,28 @@ def launch_mma(emit: Emitter, product: Product) -> None:
         slices.writes(3, 5, tiles),
         shared_bytes=tile.ring_nbytes,
     )
+
+
+def _list_tiles(emit: Emitter, product: Product, left: str, right: str) -> Sequence[MmaTile]:
+    """Return the tiles that make a product of operands that lie so.
+
+    Groups of warps take what vectors copy. Operands of products with batches are computed, and may lie otherwise at
+    other sizes of a class.
+
+    Raises:
+        PlanError: Operands of this size are not copied so, as those of the upper end are.
+    """
+    is_able = emit.target.architecture == GROUP_ARCHITECTURE and product.slots[0].dtype in _MMA_DTYPES
+    has_chunks = product.has_chunks(left, right)
+    if not emit.choose(is_able and has_chunks and (emit.has_one_size or not product.batch)):
+        return (SMALL_MMA,) if left == ACROSS else DEEP_MMA_TILES
+    if not has_chunks:
+        raise PlanError("Operands of a product are not copied by vectors, as those of the upper end are.")
+    if left == ACROSS:
+        return (SMALL_GROUP,)
+    # Of more rows flat tiles are as fast at best, and more kernels to compile.
+    has_few = emit.choose(product.extents[0] <= SMALL_GROUP.rows)
+    return (FLAT_DEEP_MMA, *GROUP_TILES) if has_few else GROUP_TILES
 
 
 def take_tf32(emit: Emitter, product: Product) -> Product | None:

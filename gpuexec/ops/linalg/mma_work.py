@@ -20,7 +20,7 @@ from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_s
 from gpuexec.ops.elementwise.prologue import MORE_ARGUMENTS, OWN_ARGUMENTS
 from gpuexec.ops.elementwise.prologue_text import count_read_bytes, describe_work, find_prologue, read_walk
 from gpuexec.ops.elementwise.region_text import count_steps
-from gpuexec.ops.lib.slices import DEEP_MMA_TILES, MMA_AROUND, MmaTile
+from gpuexec.ops.lib.slices import DEEP_MMA_TILES, GROUP_TILES, MMA_AROUND, MmaTile
 from gpuexec.ops.linalg.product import ACROSS, ALONG_K, WIDE_A, WIDE_B, WIDE_Y
 from gpuexec.ops.linalg.simt_work import (
     find_itemsize,
@@ -38,6 +38,9 @@ LOOP_INSTRUCTIONS = {
     "FlatMma": (47, 48),
     "SmallDeepMma": (15, 4),
     "FlatDeepMma": (22, 14),
+    "SmallGroup": (75, 10),
+    "WideGroup": (70, 10),
+    "LargeGroup": (80, 10),
 }
 _EACH_CHUNK = 70  # instructions for eight elements that are copied one by one
 AROUND, _EACH_SUM = MMA_AROUND, 4  # instructions of a thread apart from slabs: in all, and to scale and store a sum
@@ -53,7 +56,9 @@ _CHUNK_NBYTES, _WAVEFRONT_NBYTES = 16, 128
 
 def find_mma_tile(launch: Launch) -> MmaTile:
     """Return the tile that a launch names in its expression."""
-    return next(tile for tile in DEEP_MMA_TILES if re.search(rf"\b{tile.name}\b", launch.kernel.expression))
+    return next(
+        tile for tile in (*DEEP_MMA_TILES, *GROUP_TILES) if re.search(rf"\b{tile.name}\b", launch.kernel.expression)
+    )
 
 
 @work_of("mma_gemm.cu", "mma_gemm")
@@ -228,7 +233,9 @@ def describe_mma_tiles(
     slabs = ceil_div(nbytes, tile.slab_nbytes)
     warps, blocks = tile.threads // WARP, tiles * slices
     steps, scratch = count_epilogue_steps(launch), find_scratch(launch)
-    loop += (tile.products + tile.matrices) / warps
+    # A group begins all products of a step by one instruction of each of its warps.
+    products = warps * tile.slab_nbytes // _STEP_NBYTES if tile.is_by_groups else tile.products
+    loop += (products + tile.matrices) / warps
     sums, own_slabs = tile.size // tile.threads, ceil_div(slabs, slices)
     of_sum = _EACH_SUM + steps * STEP_INSTRUCTIONS + (slices * _EACH_SLICE if slices > 1 else 0)
     partial_nbytes = 4 * blocks * tile.size if slices > 1 else 0
@@ -244,6 +251,7 @@ def describe_mma_tiles(
         * (tiles * slabs * loop + blocks * (around + sums / 4 * (slices > 1)) + tiles * sums * of_sum),
         needed_multiply_adds=results * inner,
         matrix_products=tiles * slabs * tile.products * _MMA_PRODUCTS,
+        is_by_groups=tile.is_by_groups,
         wavefronts=tiles * slabs * tile.slab_wavefronts + first + folded + parked,
         l2_nbytes=asked + y.spec.nbytes * written + 2 * partial_nbytes + counted + beside,
         rounds=0,

@@ -139,13 +139,30 @@ class Product:
             left: How a lies.
             right: How b lies.
         """
-        a, b, _, y = self.slots
-        wide = (
-            self.is_wide(a, *_sort(self.a[::-1], left), self.walks[0])
-            + 2 * self.is_wide(b, *_sort(self.b, right), self.walks[1])
-            + 4 * self.is_wide(y, self.y[1], self.y[0], self.walks[2], width=_EIGHT)
-        )
+        y = self.slots[3]
+        is_wide = self._are_wide(left, right)
+        wide = is_wide[0] + 2 * is_wide[1] + 4 * self.is_wide(y, self.y[1], self.y[0], self.walks[2], width=_EIGHT)
         return self._pack_tables(wide, 0)
+
+    def has_chunks(self, left: str, right: str) -> bool:
+        """Return whether vectors copy both operands, the last lines of one that lies across among them.
+
+        Args:
+            left: How a lies.
+            right: How b lies.
+        """
+        (a, b, *_), (rows, columns, _) = self.slots, self.extents
+        return all(self._are_wide(left, right)) and all(
+            lie == ALONG_K or step != 0 or lines % (VECTOR_NBYTES // slot.dtype.itemsize) == 0
+            for slot, lie, step, lines in ((a, left, self.a[1], rows), (b, right, self.b[0], columns))
+        )
+
+    def _are_wide(self, left: str, right: str) -> tuple[bool, bool]:
+        a, b, *_ = self.slots
+        return (
+            self.is_wide(a, *_sort(self.a[::-1], left), self.walks[0]),
+            self.is_wide(b, *_sort(self.b, right), self.walks[1]),
+        )
 
     def _pack_tables(self, wide: int, lanes: int) -> bytes:
         tables = [entry for row in self.walks for entry in _pad(row, 0)]

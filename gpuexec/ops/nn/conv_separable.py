@@ -22,7 +22,7 @@ from gpuexec.ir.operator import Emitter, Join, operator
 from gpuexec.ir.spec import BFLOAT16, dtype_row
 from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_type_steps, split_epilogue
-from gpuexec.ops.lib.slices import FLAT_DEEP_MMA, SMALL_DEEP_MMA, SMALL_MMA, MmaTile
+from gpuexec.ops.lib.slices import FLAT_DEEP_MMA, SMALL_DEEP_MMA, SMALL_GROUP, SMALL_MMA, MmaTile
 from gpuexec.ops.lib.strided import pack_fast_div32
 from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma, find_mma_tile
 from gpuexec.ops.linalg.product import ALONG_K, WIDE_B, read_left, transpose_mma
@@ -31,7 +31,7 @@ from gpuexec.ops.nn.conv_depthwise_last import LAST_FORMS, PackedWindows
 from gpuexec.ops.nn.paired import PairedOperators, guard_texts, read_types
 
 _SOURCE, _DEPTHWISE, _PRODUCT = "conv_separable.cu", "conv_depthwise_last", "mma_gemm"
-_TILES = (SMALL_MMA, SMALL_DEEP_MMA, FLAT_DEEP_MMA)
+_TILES = (SMALL_MMA, SMALL_DEEP_MMA, FLAT_DEEP_MMA, SMALL_GROUP)
 _HALVES = (np.dtype(np.float16), BFLOAT16)
 _EXTENTS = tuple(dict.fromkeys(extent for extent, _ in LAST_FORMS))  # of a thread's windows none are side by side
 
@@ -97,9 +97,15 @@ def join_launches(commands: Sequence[Command]) -> list[list[Command]]:
         return []  # an instance that no operators of one type ask for
     if any(slot.buffer == made.buffer for each in others for slot in (*each.reads_from(), *each.writes_to())):
         return []
-    is_alike = second.arguments[5] is None and find_mma_tile(second).groups == 1
-    tiles = [tile for tile in _TILES if tile.name == its[2] or (is_alike and tile.groups == 1)]
+    its_tile = find_mma_tile(second)
+    is_alike = second.arguments[5] is None and its_tile.groups == 1
+    tiles = [tile for tile in _TILES if tile == its_tile or (is_alike and _add_alike(tile, its_tile))]
     return [[*others, _join(first, second, tile, (*types[:2], its[1]), int(types[2]), epilogue)] for tile in tiles]
+
+
+def _add_alike(tile: MmaTile, other: MmaTile) -> bool:
+    """Return whether tiles add the terms of a sum in the same order."""
+    return tile.groups == other.groups and tile.is_by_groups == other.is_by_groups
 
 
 def _join(first: Launch, second: Launch, tile: MmaTile, types: Sequence[str], extent: int, epilogue: str) -> Launch:
@@ -154,7 +160,7 @@ def _is_left_operand(made: Slot, second: Launch) -> bool:
 # read and widened, and to finish an element beside the steps.
 _AROUND_SLAB, _EACH_PLACE, _EACH_READ, _EACH_FINISHED = 40, 45, 15, 5
 _LANES = 8  # of a vector of 16 bytes
-_REGISTERS = {SMALL_MMA.name: 218, SMALL_DEEP_MMA.name: 160, FLAT_DEEP_MMA.name: 152}
+_REGISTERS = {SMALL_MMA.name: 218, SMALL_DEEP_MMA.name: 160, FLAT_DEEP_MMA.name: 152, SMALL_GROUP.name: 218}
 
 
 @work_of(_SOURCE, "conv_separable")

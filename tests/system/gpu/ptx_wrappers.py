@@ -55,6 +55,8 @@ class Case:
         body: What each thread ``t`` of one block does with ``x`` and ``y``, words of 32 bits; y is 0 before.
         expected: Returns y for x.
         since: The oldest architecture that has the instruction.
+        threads: Of the block.
+        alone: Whether no other architecture has it.
     """
 
     name: str
@@ -63,6 +65,12 @@ class Case:
     body: str
     expected: Callable[[Words], Words]
     since: int = 75
+    threads: int = THREADS
+    alone: bool = False
+
+    def is_for(self, architecture: int) -> bool:
+        """Return whether an architecture has the instruction."""
+        return architecture == self.since if self.alone else architecture >= self.since
 
     @property
     def is_present(self) -> bool:
@@ -73,7 +81,9 @@ class Case:
         """Write the kernel to a file and return its path."""
         path = folder / f"{self.name}.cu"
         body = "\n".join(f"  {line}" for line in self.body.strip().splitlines())
-        path.write_text(_SOURCE.format(header=self.header, name=self.name, threads=THREADS, words=WORDS, body=body))
+        path.write_text(
+            _SOURCE.format(header=self.header, name=self.name, threads=self.threads, words=WORDS, body=body)
+        )
         return path
 
 
@@ -179,6 +189,58 @@ def _product(name: str, bits: int, sums: str, encoding: str, since: int) -> Case
         lower=f"- {lower}",
     )  # fmt: skip
     return Case(f"product_by_{name}", "mma.cuh", (name,), text, multiply, since)
+
+
+# Both operands lie as wgmma.cuh says, 64 numbers of k deep. A thread's sums are added up, each times its place and 1.
+_GROUP_PRODUCT = """
+__shared__ alignas(1024) u8 held[(64 + {columns}) * 128];
+for (int i = t; i < (64 + {columns}) * 64; i += 128) {{
+  const bool is_left = i < 64 * 64;
+  const int place = is_left ? i : i - 64 * 64, lines = is_left ? 64 : {columns}, k = place % 64, line = place / 64;
+  const int number = int(x[(is_left ? line * 5 + k : line * 11 + k * 3 + 7) % 256] >> (k + line) % 28 & 7) - 3;
+  const int row = {across} ? line / 64 * 64 + k : line, column = {across} ? line % 64 : k;
+  u8* const to = held + (is_left ? 0 : 64 * 128) + row * 128 + (column / 8 ^ row % 8) * 16 + column % 8 * 2;
+  *reinterpret_cast<{type}*>(to) = cast<{type}>(float(number));
+}}
+GroupProducts products;
+float sums[{columns} / 8][4] = {{}};
+const GroupOperand left(find_shared_address(held), 64 * 128), right(find_shared_address(held + 64 * 128), 64 * 128);
+fence_for_group(products);
+__syncthreads();
+begin_products(products);
+for (int step = 0; step < 4; ++step) {{
+  const int nbytes = {across} ? step * 2048 : step * 32;
+  multiply_group<{type}, {across}, {across}>(products, sums, left.after(nbytes), right.after(nbytes));
+}}
+commit_products(products);
+wait_products<0>(products);
+u32 added = 0;
+for (int i = 0; i < {columns} / 2; ++i) added += u32(i + 1) * u32(int(sums[i / 4][i % 4]));
+y[t] = added;
+"""
+
+
+def _group_product(kind: str, columns: int, across: bool) -> Case:
+    """Return the case of products of a group of warps, of small integers."""
+
+    def multiply(x: Words) -> Words:
+        k = np.arange(64)
+
+        def read(lines: int, line_step: int, k_step: int, first: int) -> np.ndarray[Any, Any]:
+            line = np.arange(lines)[:, None]
+            words = x[(line * line_step + k * k_step + first) % WORDS]
+            return (words >> ((k + line) % 28).astype(np.uint32) & np.uint32(7)).astype(np.int64) - 3
+
+        product = read(64, 5, 1, 0) @ read(columns, 11, 3, 7).T
+        # Of rows 16 * warp + lane / 4 and that + 8, columns 8 * i + 2 * (lane % 4) and the next.
+        thread, i = np.arange(128)[:, None], np.arange(columns // 2)
+        rows = thread // 32 * 16 + thread % 32 // 4 + i % 4 // 2 * 8
+        sums = product[rows, i // 4 * 8 + thread % 4 * 2 + i % 2]
+        return _place((0, ((i + 1) * sums).sum(axis=1).astype(np.uint32)))
+
+    wrappers = ("fence_for_group", "begin_products", "multiply_group", "commit_products", "wait_products")
+    text = _GROUP_PRODUCT.format(columns=columns, across=int(across), type=kind)
+    return Case(f"group_product_{kind}_{columns}", "wgmma.cuh", wrappers, text, multiply, 90, 128, alone=True)
 
 
 CASES = (
@@ -296,6 +358,10 @@ for (int m = 0; m < 4; ++m) y[m * 32 + t] = words[m];
             ("mma_e5m2", 8, "float", "encode_small(number, 2, 15)", 89),
         )
     ),
+    _group_product("half", 64, False),
+    _group_product("bf16", 64, True),
+    _group_product("half", 256, True),
+    _group_product("bf16", 256, False),
     Case(
         "rounding_to_tf32",
         "mma.cuh",
@@ -411,7 +477,7 @@ def run_on_device(case: Case, device: Device, x: Words) -> Words:
     for position, (block, words) in enumerate(zip(memory, (x, y), strict=True)):
         arguments.set_pointer(position, block.address)
         stream.copy_to_device(block.address, words.view(np.uint8))
-    stream.launch(device.function(kernel), LaunchConfig((1, 1, 1), (THREADS, 1, 1)), arguments)
+    stream.launch(device.function(kernel), LaunchConfig((1, 1, 1), (case.threads, 1, 1)), arguments)
     stream.copy_to_host(y.view(np.uint8), memory[1].address)
     stream.synchronize()
     for block in memory:
@@ -425,7 +491,7 @@ def run_on_simulator(case: Case, x: Words) -> Iterator[Words]:
         function = load_file(case.write(Path(folder)), [case.name])[case.name]
     for seed in range(_SEEDS):
         y = np.zeros_like(x)
-        function.launch_arrays(1, THREADS, x, y, schedule=Schedule("random", seed))
+        function.launch_arrays(1, case.threads, x, y, schedule=Schedule("random", seed))
         yield y
 
 
@@ -442,7 +508,7 @@ def measure_wrappers(device: Device) -> Figures:
 def _check(case: Case, device: Device) -> str:
     if not case.is_present:
         return "absent"
-    if device.target.architecture < case.since:
+    if not case.is_for(device.target.architecture):
         return f"needs sm_{case.since}"
     x = draw_words()
     expected = case.expected(x)
