@@ -23,7 +23,7 @@ constexpr size_t kPage = 64 << 10;  // a multiple of every page size in use
 // nothing; where the process may not have as many as it likes (ulimit -v), they are left to others, such as the stacks
 // of threads, and what lies near faults still.
 constexpr size_t kFar = size_t(8) << 30;
-constexpr unsigned char kPoison = 0xcd;
+constexpr unsigned char kUnwritten = 0xcd;
 constexpr size_t kRemembered = 1024;  // released blocks whose addresses stay unused
 
 size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
@@ -125,7 +125,7 @@ void* gpuexec_allocate(size_t nbytes) {
     return nullptr;
   }
   char* address = mapping.block();
-  memset(address, kPoison, Mapping::used(nbytes));
+  memset(address, kUnwritten, Mapping::used(nbytes));
   std::lock_guard<std::mutex> lock(blocks_mutex);
   alive().emplace(uintptr_t(address), mapping);
   return address;
