@@ -1,7 +1,8 @@
-"""Cases of ONNX's backend tests: most are made in the process, the rest are files of the onnx package."""
+"""Cases of ONNX's backend tests: most are made once and kept in the cache, the rest are files of the onnx package."""
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ import onnx
 from onnx import numpy_helper
 from onnx.backend.test import loader
 from onnx.backend.test.case.test_case import TestCase
+
+from gpuexec.devices.kernels.code_files import cache_folder
+from gpuexec.devices.simulator.object_cache import ObjectCache, make_key
 
 # The folders of onnx's data, by what the kinds are called here.
 FOLDERS = {
@@ -47,16 +51,31 @@ class Case:
 
 def load_suite(kinds: Sequence[str] = KINDS) -> tuple[Case, ...]:
     """Return all cases of these kinds, sorted by id."""
-    with warnings.catch_warnings():
-        # onnx computes what it expects with overflow and division by zero, on purpose.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        found = [(kind, test) for kind in kinds for test in loader.load_model_tests(kind=FOLDERS[kind])]
+    found = [
+        (kind, test)
+        for kind in kinds
+        for test in (_load_made() if kind == "node" else loader.load_model_tests(kind=FOLDERS[kind]))
+    ]
     return tuple(sorted((_make_case(kind, test) for kind, test in found), key=lambda case: case.id))
 
 
 def operators_of(model: onnx.ModelProto) -> frozenset[str]:
     """Return the operators of a model's nodes, with their domains."""
     return frozenset(f"{node.domain}:{node.op_type}" for node in model.graph.node)
+
+
+def _load_made() -> list[TestCase]:
+    """Return the cases of single operators, which onnx takes seven seconds to compute: one process does."""
+
+    def make(output: Path) -> None:
+        with warnings.catch_warnings():
+            # onnx computes what it expects with overflow and division by zero, on purpose.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            output.write_bytes(pickle.dumps(loader.load_model_tests(kind=FOLDERS["node"])))
+
+    key = make_key("node", onnx.__version__, np.__version__)
+    path = ObjectCache(cache_folder("suite")).get(key, make, suffix=".pickle")
+    return list(pickle.loads(path.read_bytes()))  # what stands behind the pickle is a checksum
 
 
 def _make_case(kind: str, test: TestCase) -> Case:
