@@ -194,3 +194,9 @@ def test_cut_library_in_the_cache_is_compiled_again(tmp_path: Path, cache: Objec
 def test_runtime_is_built_from_the_installed_sources() -> None:
     built = {build_runtime(), build_runtime(defines=["GPUEXEC_UCONTEXT"])}
     assert len(built) == 2 and all(is_whole(path) for path in built)
+
+
+def test_runtime_is_loaded_with_static_thread_local_storage() -> None:
+    """Kernels read the position of their thread there; a loader that may put it elsewhere refuses them later."""
+    shown = subprocess.run(["readelf", "-d", build_runtime()], capture_output=True, text=True, check=True).stdout
+    assert "STATIC_TLS" in shown
