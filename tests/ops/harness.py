@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -60,6 +60,8 @@ GENERATING = frozenset({"steps", "maker", "score_steps"})
 # What the check "plan" plans for, and the launches of its plans by target.
 TARGETS: list[Target] = []
 LAUNCHES: list[tuple[str, list[Launch]]] = []
+# What `compile_first` was asked for.
+_COMPILED: set[Hashable] = set()
 # A case with its operator, its inputs, and the positions of those that planning knows.
 GivenCase = tuple[Case, Operator, Sequence[Array | None], set[int]]
 
@@ -108,6 +110,16 @@ def list_launches(graph: Graph, specs: Mapping[str, TensorSpec], target: Target)
     settlement = settle(lowered, graph, target, OutputCopies(graph, target))
     commands = Resolver(settlement, target).resolve(lowered.unpacked)
     return [command for command in commands if isinstance(command, Launch)]
+
+
+def compile_first(key: Hashable, cases: Iterable[Case], checks: str) -> None:
+    """Compile what the cases of a test launch as `compile_together` does, at the first call for a ``key``.
+
+    For tests that make their cases themselves, with choices patched as they are at the call.
+    """
+    if checks in IN_CHECK_MODE and (key, checks) not in _COMPILED:
+        _COMPILED.add((key, checks))
+        compile_together(list(cases), checks)
 
 
 def compile_together(cases: Sequence[Case], checks: str) -> None:

@@ -31,7 +31,7 @@ from tests.ir.graph_builder import GraphBuilder, compute_graph
 from tests.model.small_models import make_model
 from tests.ops.chains import chain
 from tests.ops.counted_launch import CountedCase, compare, count_wavefronts, floats
-from tests.ops.harness import Case, run_case
+from tests.ops.harness import Case, compile_first, run_case
 
 Array = np.ndarray[Any, Any]
 HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
@@ -103,10 +103,7 @@ def test_patches_are_read_by_vectors(checks: str, form: tuple[Any, Any, str], ex
     run_case(Case("patches", "Conv", (x, w), attributes, expected=(expected,), terms=3 * extent**2), checks)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=NAMES)
-@pytest.mark.parametrize("kernel", [3, 8], ids=["elements", "vectors"])
-@pytest.mark.parametrize("is_stored", [False, True], ids=["floats", "stored"])
-def test_results_are_finished(checks: str, form: tuple[Any, Any, str], kernel: int, is_stored: bool) -> None:
+def make_finished(form: tuple[Any, Any, str], kernel: int, is_stored: bool) -> Case:
     image, weight, precision = form
     result = FLOAT if precision else weight
     x, w = integers(2, 3, 16, 24, dtype=image), integers(9, 3, kernel, kernel, dtype=weight)
@@ -116,10 +113,18 @@ def test_results_are_finished(checks: str, form: tuple[Any, Any, str], kernel: i
     if is_stored and precision in ("fp16", "bf16"):
         steps, expected = (*STEPS, CAST[precision]), expected.astype(weight)
     attributes = {"strides": (kernel,) * 2, **chain(steps)} | ({"precision": precision} if precision else {})
-    case = Case(
+    return Case(
         "steps", "gpuexec.FusedConv", (x, w, None, scale), attributes, expected=(expected,), terms=3 * kernel**2
     )
-    run_case(case, checks)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=NAMES)
+@pytest.mark.parametrize("kernel", [3, 8], ids=["elements", "vectors"])
+@pytest.mark.parametrize("is_stored", [False, True], ids=["floats", "stored"])
+def test_results_are_finished(checks: str, form: tuple[Any, Any, str], kernel: int, is_stored: bool) -> None:
+    forms = (make_finished(each, taps, stored) for each in FORMS for taps in (3, 8) for stored in (False, True))
+    compile_first("conv_few", forms, checks)
+    run_case(make_finished(form, kernel, is_stored), checks)
 
 
 def plan(graph: Graph, x: Array, target: str = "sm_90") -> tuple[list[Array], list[str]]:

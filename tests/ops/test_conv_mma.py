@@ -43,7 +43,7 @@ from tests.devices.opening import make_simulator, open_device
 from tests.ir.graph_builder import GraphBuilder, compute_graph
 from tests.model.small_models import make_model
 from tests.ops.chains import chain
-from tests.ops.harness import Case, run_case
+from tests.ops.harness import Case, compile_first, run_case
 
 Array = np.ndarray[Any, Any]
 HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
@@ -270,6 +270,25 @@ FORMS: list[tuple[tuple[np.dtype[Any], np.dtype[Any]], tuple[Any, ...], str]] = 
 ]
 
 
+def make_form(types: tuple[np.dtype[Any], np.dtype[Any]], steps: tuple[Any, ...]) -> Case:
+    rng, (dtype, result) = np.random.default_rng(2), types
+    x, w = (rng.integers(-3, 4, shape).astype(dtype) for shape in ((2, 16, 5, 6), (24, 16, 3, 2)))
+    bias, scale = rng.integers(-9, 10, 24).astype(result), rng.integers(-2, 3, (24, 1, 1)).astype(result)
+    attributes: dict[str, Any] = {"pads": (1, 0, 1, 1), "strides": (1, 2)}
+    windows = resolve_windows((5, 6), (3, 2), (1, 2), (1, 1), (1, 0, 1, 1), "NOTSET")
+    expected = Operands(windows, x, w, bias, result).compute()
+    given = [x, w, bias]
+    if result == FLOAT:
+        attributes["precision"] = PRECISIONS[dtype]
+    if steps:
+        attributes |= chain(steps)
+        given.append(scale)
+        expected = np.maximum(expected * scale, np.zeros((), result))
+    stored = dtype if steps and steps[-1] == CAST.get(dtype) else result
+    name = "gpuexec.FusedConv" if steps else "Conv"
+    return Case("forms", name, tuple(given), attributes, expected=(expected.astype(stored),), terms=96)
+
+
 @pytest.mark.parametrize(
     ("tile", "types", "steps"),
     [
@@ -288,23 +307,9 @@ def test_operators_by_tile(
 ) -> None:
     """As a size class takes it whose upper end is larger."""
     monkeypatch.setattr(conv_mma, "choose_mma_tile", lambda *_: tile)
-    rng, (dtype, result) = np.random.default_rng(2), types
-    x, w = (rng.integers(-3, 4, shape).astype(dtype) for shape in ((2, 16, 5, 6), (24, 16, 3, 2)))
-    bias, scale = rng.integers(-9, 10, 24).astype(result), rng.integers(-2, 3, (24, 1, 1)).astype(result)
-    attributes: dict[str, Any] = {"pads": (1, 0, 1, 1), "strides": (1, 2)}
-    windows = resolve_windows((5, 6), (3, 2), (1, 2), (1, 1), (1, 0, 1, 1), "NOTSET")
-    expected = Operands(windows, x, w, bias, result).compute()
-    given = [x, w, bias]
-    if result == FLOAT:
-        attributes["precision"] = PRECISIONS[dtype]
-    if steps:
-        attributes |= chain(steps)
-        given.append(scale)
-        expected = np.maximum(expected * scale, np.zeros((), result))
-    stored = dtype if steps and steps[-1] == CAST.get(dtype) else result
-    name = "gpuexec.FusedConv" if steps else "Conv"
-    case = Case("forms", name, tuple(given), attributes, expected=(expected.astype(stored),), terms=96)
-    run_case(case, checks)
+    forms = (make_form(*form[:2]) for form in FORMS if form[1] and (form[0] != TF32 or tile in FLOAT_TILES))
+    compile_first(("conv_mma", tile), forms, checks)
+    run_case(make_form(types, steps), checks)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from tests.devices.execute import run_template
 from tests.devices.opening import open_device
 from tests.model.small_models import make_model
 from tests.ops.chains import chain
-from tests.ops.harness import Case, run_case
+from tests.ops.harness import Case, compile_first, run_case
 
 Array = np.ndarray[Any, Any]
 HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
@@ -265,13 +265,35 @@ def check_requests(tile: MmaTile, lies: tuple[str, str], result: np.dtype[Any], 
     assert kinds >= {("global", "read", 16), ("global", "write", 16), ("shared", "write", 16), ("shared", "read", read)}
 
 
+# Types of operands and of the result, and operators behind the product.
+FORMS: list[tuple[tuple[np.dtype[Any], np.dtype[Any]], tuple[Any, ...]]] = [
+    *(((dtype, dtype), steps) for dtype in (HALF, BFLOAT16) for steps in ((), STEPS)),
+    *(((dtype, FLOAT), steps) for dtype in (HALF, BFLOAT16) for steps in ((), STEPS, (*STEPS, CAST[dtype]))),
+    *((TF32, steps) for steps in ((), STEPS)),
+]
+
+
+def make_form(left: str, right: str, types: tuple[np.dtype[Any], np.dtype[Any]], steps: tuple[Any, ...]) -> Case:
+    rng, (dtype, result) = np.random.default_rng(2), types
+    a, b, bias = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((24, 40), (40, 24), (24,)))
+    expected = a.astype(np.float64) @ b.astype(np.float64)
+    given = [a if left == ALONG_K else a.T.copy(), b if right == ACROSS else b.T.copy()]
+    attributes: dict[str, Any] = {"transA": int(left == ACROSS), "transB": int(right == ALONG_K)}
+    if result == FLOAT:
+        attributes["precision"] = {HALF: "fp16", BFLOAT16: "bf16", FLOAT: "tf32"}[dtype]
+    if steps:
+        attributes |= chain(steps, result)
+        given.append(bias.astype(result))
+        expected = np.maximum(expected.astype(result).astype(np.float64) + bias.astype(np.float64), 0)
+        expected = expected.astype(result).astype(np.float64) * 0.5
+    stored = dtype if steps and steps[-1] == CAST.get(dtype) else result
+    name = "gpuexec.FusedGemm" if steps else "Gemm"
+    return Case("forms", name, tuple(given), attributes, expected=(expected.astype(stored),), terms=40)
+
+
 @pytest.mark.parametrize(
     ("types", "steps"),
-    [
-        *(((dtype, dtype), steps) for dtype in (HALF, BFLOAT16) for steps in ((), STEPS)),
-        *(((dtype, FLOAT), steps) for dtype in (HALF, BFLOAT16) for steps in ((), STEPS, (*STEPS, CAST[dtype]))),
-        *((TF32, steps) for steps in ((), STEPS)),
-    ],
+    FORMS,
     ids=[
         *(f"{dtype}{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps")),
         *(f"{dtype}-to-float{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps", "-steps-cast")),
@@ -291,21 +313,9 @@ def test_operators_by_tile(
 ) -> None:
     """As a size class takes it whose upper end is larger."""
     force_tile(monkeypatch, tile)
-    rng, (dtype, result) = np.random.default_rng(2), types
-    a, b, bias = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((24, 40), (40, 24), (24,)))
-    expected = a.astype(np.float64) @ b.astype(np.float64)
-    given = [a if left == ALONG_K else a.T.copy(), b if right == ACROSS else b.T.copy()]
-    attributes: dict[str, Any] = {"transA": int(left == ACROSS), "transB": int(right == ALONG_K)}
-    if result == FLOAT:
-        attributes["precision"] = {HALF: "fp16", BFLOAT16: "bf16", FLOAT: "tf32"}[dtype]
-    if steps:
-        attributes |= chain(steps, result)
-        given.append(bias.astype(result))
-        expected = np.maximum(expected.astype(result).astype(np.float64) + bias.astype(np.float64), 0)
-        expected = expected.astype(result).astype(np.float64) * 0.5
-    stored = dtype if steps and steps[-1] == CAST.get(dtype) else result
-    name = "gpuexec.FusedGemm" if steps else "Gemm"
-    run_case(Case("forms", name, tuple(given), attributes, expected=(expected.astype(stored),), terms=40), checks)
+    forms = (make_form(left, each, *form) for each in (ALONG_K, ACROSS) for form in FORMS if form[1])
+    compile_first(("mma_gemm", tile, left), forms, checks)
+    run_case(make_form(left, right, types, steps), checks)
 
 
 @pytest.mark.parametrize("right", [ALONG_K, ACROSS], ids=["along_k", "across"])
