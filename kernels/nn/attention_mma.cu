@@ -2,7 +2,8 @@
 //
 // A block has some queries of a head, a warp 32 or 16 of them and all keys of a tile; scores stay in registers. Tiles of
 // keys and of values come by asynchronous copies in turn: values while scores are multiplied, the next keys while values
-// are. So two blocks fit on a multiprocessor, and one multiplies while the other works on its softmax.
+// are. So two blocks fit on a multiprocessor, and one multiplies while the other works on its softmax. Where blocks are few
+// a ring has room for the next tiles.
 //
 // Tiles that no query of the block sees are not read, a warp passes over those that none of its queries sees, and only
 // tiles that some query sees in part are tested key by key.
@@ -18,25 +19,28 @@ constexpr int kPlaneBytes = 128;  // of a line of a tile, for its first numbers
 constexpr float kLog2E = 1.4426950408889634f;
 
 // A tile: so many numbers of a head, rows of mma of a warp, and keys at a time. Queries stay in registers where those
-// suffice (KeepsQueries); else they are read again for each tile.
-template <int Depth, int Down, int Keys, bool KeepsQueries>
+// suffice (KeepsQueries); else they are read again for each tile. Where blocks are few, none of which works while another
+// waits, several tiles of keys and values are under way together (Ring).
+template <int Depth, int Down, int Keys, bool KeepsQueries, int Ring = 1>
 struct HeadTile {
   static constexpr int kDepth = Depth, kDown = Down, kKeys = Keys;
   static constexpr int kWarpQueries = 16 * Down, kQueries = kAttentionWarps * kWarpQueries;
   static constexpr int kQueryBytes = kQueries * Depth * 2, kKeyBytes = Keys * Depth * 2;
   static constexpr int kSteps = Depth / 16;  // of mma along a head
   static constexpr bool kKeepsQueries = KeepsQueries;
+  static constexpr int kRing = Ring;
+  static_assert(Ring == 1 || KeepsQueries, "queries are waited for in front of the tiles of a ring");
 };
 
 // Of HEAD_TILES in gpuexec/ops/nn/attention_mma.py, with the bytes of shared memory. Scores of 64 keys beside the sums of
 // heads of more than 64 numbers are more than the registers of a thread.
-typedef HeadTile<64, 1, 64, true> FewHeads64;   // 24,576: blocks are few
-typedef HeadTile<64, 2, 64, true> Heads64;      // 32,768
-typedef HeadTile<80, 2, 32, false> Heads80;     // 30,720
-typedef HeadTile<96, 2, 32, false> Heads96;     // 36,864
-typedef HeadTile<128, 2, 32, false> Heads128;   // 49,152
-typedef HeadTile<192, 1, 32, true> Heads192;    // 49,152
-typedef HeadTile<256, 1, 32, false> Heads256;   // 65,536
+typedef HeadTile<64, 1, 64, true, 4> FewHeads64;  // 73,728: blocks are few
+typedef HeadTile<64, 2, 64, true> Heads64;        // 32,768
+typedef HeadTile<80, 2, 32, false> Heads80;       // 30,720
+typedef HeadTile<96, 2, 32, false> Heads96;       // 36,864
+typedef HeadTile<128, 2, 32, false> Heads128;     // 49,152
+typedef HeadTile<192, 1, 32, true> Heads192;      // 49,152
+typedef HeadTile<256, 1, 32, false> Heads256;     // 65,536
 
 // Packed by gpuexec/ops/nn/attention_mma.py. Strides in elements, along batch, head and row; a mask's along keys too.
 struct MmaAttention {
@@ -353,8 +357,8 @@ __device__ void add_wild(const MmaAttention& shape, const HeadPlace<Tile>& place
 // Shapes    q [batch, heads, queries, depth], k [batch, heads / group, keys, depth], v [batch, heads / group, keys,
 //           values], mask [batch, heads, queries, mask_keys] of bool, float or T, or null, y [batch, heads, queries,
 //           values] of T or float, all by strides; lengths [batch] or null, sinks [heads] or null
-// Grid      one block per tile of queries, head and batch, with Tile::kQueryBytes + 2 * Tile::kKeyBytes of dynamic shared
-//           memory
+// Grid      one block per tile of queries, head and batch, with Tile::kQueryBytes + 2 * Tile::kRing * Tile::kKeyBytes of
+//           dynamic shared memory
 // Needs     sm_80; depth and values up to Tile::kDepth; q, k, v and their strides multiples of 16 bytes, rows dense; a
 //           scale above 0; neither mask nor softcap where kIsPlain. kWideY: y and its strides are multiples of 4 elements.
 //           kWideMask: the mask is dense along keys and else of multiples of 8 elements
@@ -369,6 +373,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
                const __grid_constant__ MmaAttention shape) {
   constexpr int kDepth = Tile::kDepth, kDown = Tile::kDown, kKeys = Tile::kKeys;
   constexpr int kColumns = kKeys / 8, kAcross = kDepth / 8;  // mma of scores, and of sums
+  constexpr int kRing = Tile::kRing, kPairBytes = 2 * Tile::kKeyBytes;
   typedef LineOrder<kDepth, Tile::kQueries> QueryOrder;
   typedef LineOrder<kDepth, kKeys> KeyOrder;
   extern __shared__ __align__(128) u8 tiles[];
@@ -393,13 +398,30 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     }
     commit_copies();
   };
+  // Of a ring, keys and values of a tile, as one group of copies.
+  const auto copy_pair = [&](i32 first_key) {
+    const int at = (first_key - first_tile) / kKeys % kRing * kPairBytes;
+    if (first_key < end) {
+      copy_lines<kDepth, kKeys, true>(key_tile + at, keys + i64(first_key) * key_pitch, key_pitch, end - first_key,
+                                      shape.depth * 2);
+      copy_lines<kDepth, kKeys, true>(value_tile + at, values + i64(first_key) * value_pitch, value_pitch,
+                                      end - first_key, shape.values * 2);
+    }
+    commit_copies();
+  };
   {
     const u8* const first = reinterpret_cast<const u8*>(q + place.find_offset(shape.q_strides, place.head));
     const i32 pitch = i32(shape.q_strides[2]) * 2;
     copy_lines<kDepth, Tile::kQueries, false>(query_tile, first + i64(place.first_query) * pitch, pitch,
                                               shape.queries - place.first_query, shape.depth * 2);
   }
-  copy_keys(first_tile);
+  if constexpr (kRing == 1) {
+    copy_keys(first_tile);
+  } else {
+    commit_copies();
+#pragma unroll 1
+    for (int i = 0; i < kRing; ++i) copy_pair(first_tile + i * kKeys);
+  }
 
   const auto load_queries = [&](u32(&rows)[kDown][4], int step, u32 thread) {
     const int line = int(thread) / kLaneThreads * Tile::kWarpQueries + int(thread) % 16, chunk = int(thread) / 16 % 2;
@@ -428,7 +450,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   }
   u32 queries[Tile::kKeepsQueries ? Tile::kSteps : 1][kDown][4];
   if constexpr (Tile::kKeepsQueries) {
-    wait_copies<0>();
+    wait_copies<kRing == 1 ? 0 : kRing>();
     __syncthreads();
 #pragma unroll
     for (int step = 0; step < Tile::kSteps; ++step) load_queries(queries[step], step, threadIdx.x);
@@ -436,11 +458,25 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
 
 #pragma unroll 1
   for (i32 first_key = first_tile; first_key < end; first_key += kKeys) {
-    wait_copies<0>();
-    __syncthreads();  // keys are here, and the values of the tile before are read
-    copy_lines<kDepth, kKeys, true>(value_tile, values + i64(first_key) * value_pitch, value_pitch, end - first_key,
-                                    shape.values * 2);
-    commit_copies();
+    const int at = (first_key - first_tile) / kKeys % kRing * kPairBytes;
+    // Clears values that this thread has copied.
+    const auto clear_values = [&] {
+      if (shape.empty_rows == kZero && (is_masked || !place.sees_all(seen, first_key, first_key + kKeys))) {
+        if (clear_wild<T, kDepth, kKeys>(tiles + (Tile::kQueryBytes + Tile::kKeyBytes + at))) is_wild = 1;
+      }
+    };
+    wait_copies<kRing - 1>();
+    if constexpr (kRing > 1) clear_values();
+    __syncthreads();  // keys are here, of a ring values too, and those of the tile before are read
+    if constexpr (kRing == 1) {
+      copy_lines<kDepth, kKeys, true>(value_tile, values + i64(first_key) * value_pitch, value_pitch, end - first_key,
+                                      shape.values * 2);
+      commit_copies();
+    } else if (first_key == first_tile) {
+      commit_copies();  // a group for each tile
+    } else {
+      copy_pair(first_key + (kRing - 1) * kKeys);
+    }
     // What is worked out of this is not kept from tile to tile: sums have the registers.
     const u32 thread = forget(threadIdx.x);
     const WarpQueries<Tile> queries_here(place, thread);
@@ -461,7 +497,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
 #pragma unroll
         for (int p = 0; p < kColumns / 2; ++p) {
           u32 pair[4];
-          load_matrices(pair, key_tile + KeyOrder::advance(in_plane, in_rest, step, 16 * p));
+          load_matrices(pair, key_tile + at + KeyOrder::advance(in_plane, in_rest, step, 16 * p));
           const u32 columns[2][2] = {{pair[0], pair[1]}, {pair[2], pair[3]}};
 #pragma unroll
           for (int i = 0; i < kDown; ++i) {
@@ -474,12 +510,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
         }
       }
     }
-    wait_copies<0>();
-    if (shape.empty_rows == kZero && (is_masked || !place.sees_all(seen, first_key, first_key + kKeys))) {
-      if (clear_wild<T, kDepth, kKeys>(tiles + (Tile::kQueryBytes + Tile::kKeyBytes))) is_wild = 1;
+    if constexpr (kRing == 1) {
+      wait_copies<0>();
+      clear_values();
+      __syncthreads();  // values are here, and the keys are read
+      copy_keys(first_key + kKeys);
     }
-    __syncthreads();  // values are here, and the keys are read
-    copy_keys(first_key + kKeys);
     if (!is_seen) continue;
 
     if (is_capped) {
@@ -568,7 +604,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
 #pragma unroll
       for (int p = 0; p < kDepth / 16; ++p) {
         u32 pair[4];
-        load_matrices_transposed(pair, value_tile + KeyOrder::advance(in_plane, in_rest, p, 16 * step));
+        load_matrices_transposed(pair, value_tile + at + KeyOrder::advance(in_plane, in_rest, p, 16 * step));
         const u32 columns[2][2] = {{pair[0], pair[1]}, {pair[2], pair[3]}};
 #pragma unroll
         for (int i = 0; i < kDown; ++i) {

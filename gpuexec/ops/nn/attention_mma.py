@@ -54,6 +54,7 @@ class HeadTile:
         keys: At a time.
         keeps_queries: Whether queries stay in registers.
         registers: Of a thread.
+        ring: Tiles of keys and values that are under way together.
     """
 
     name: str
@@ -62,6 +63,7 @@ class HeadTile:
     keys: int
     keeps_queries: bool
     registers: int
+    ring: int = 1
 
     @property
     def warp_queries(self) -> int:
@@ -81,7 +83,7 @@ class HeadTile:
     @property
     def shared_nbytes(self) -> int:
         """Dynamic shared memory of a block: queries, keys and values."""
-        return 2 * self.queries * self.depth + 2 * self.key_nbytes
+        return 2 * self.queries * self.depth + 2 * self.ring * self.key_nbytes
 
     @property
     def products(self) -> int:
@@ -108,7 +110,7 @@ class HeadTile:
 
 
 HEAD_TILES = (
-    HeadTile("FewHeads64", 64, 1, 64, keeps_queries=True, registers=184),
+    HeadTile("FewHeads64", 64, 1, 64, keeps_queries=True, registers=184, ring=4),
     HeadTile("Heads64", 64, 2, 64, keeps_queries=True, registers=248),
     HeadTile("Heads80", 80, 2, 32, keeps_queries=False, registers=240),
     HeadTile("Heads96", 96, 2, 32, keeps_queries=False, registers=248),
@@ -311,8 +313,8 @@ def _count_attend(launch: Launch) -> Work:
         matrix_products=pairs * counts.warps * tile.products * _MMA_PRODUCTS,
         wavefronts=pairs * (stored // _WAVEFRONT_NBYTES + matrices * _MATRIX_WAVEFRONTS + (1 + _WARPS) * tiles),
         l2_nbytes=pairs * (2 * queries * depth + 2 * counts.keys * (depth + values) + of_mask) + y.spec.nbytes,
-        rounds=2 * counts.most + 1,
-        barriers=2 * counts.most + 1,
+        rounds=2 * counts.most + 1 if tile.ring == 1 else 1 + ceil_div(counts.most, tile.ring),
+        barriers=(2 if tile.ring == 1 else 1) * counts.most + 1,
         registers=tile.registers,
         shared_nbytes=_STATIC_NBYTES,
         operand_nbytes={1: count_slot_bytes(k), 2: count_slot_bytes(v)},
