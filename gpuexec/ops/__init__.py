@@ -62,6 +62,7 @@ import gpuexec.ops.random.dropout
 import gpuexec.ops.random.multinomial
 import gpuexec.ops.random.random
 import gpuexec.ops.random.random_key
+import gpuexec.ops.random.sample_token
 import gpuexec.ops.reduce.cumulative
 import gpuexec.ops.reduce.reduce
 import gpuexec.ops.reduce.reduce_arg

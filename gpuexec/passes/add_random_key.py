@@ -18,10 +18,11 @@ from gpuexec.ops.random.multinomial import Multinomial
 from gpuexec.ops.random.numpy_generator import has_seed
 from gpuexec.ops.random.random import Bernoulli, RandomNormal, RandomNormalLike, RandomUniform, RandomUniformLike
 from gpuexec.ops.random.random_key import KEY_DTYPE, NextKey
+from gpuexec.ops.random.sample_token import SampleToken
 
 NAME = "gpuexec.random_key"
 _KEY = DeclaredSpec(KEY_DTYPE, (2,))
-# How many inputs ONNX knows; the key is the next.
+# How many inputs there are without the key, which is the next.
 _KNOWN: dict[type[Operator], int] = {
     RandomNormal: 0,
     RandomUniform: 0,
@@ -30,6 +31,7 @@ _KNOWN: dict[type[Operator], int] = {
     Bernoulli: 1,
     Multinomial: 1,
     Dropout: 3,
+    SampleToken: 7,
 }
 
 

@@ -33,7 +33,7 @@ WIDE = (
     "quant.integer_matmul",
 )
 # Operators that draw from a memory, which no replay takes; what they read of callers are shapes and probabilities.
-DRAWING = ("gpuexec.ops.random.random", "gpuexec.ops.random.multinomial")
+DRAWING = tuple(f"gpuexec.ops.random.{name}" for name in ("random", "multinomial", "sample_token"))
 
 
 def family_of(name: str) -> str:

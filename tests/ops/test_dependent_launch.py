@@ -418,6 +418,9 @@ CASES: dict[str, Build] = {
     "causal_conv": multiply("CausalConvWithState", numbers(6, 1, 4), shape=(2, 6, 130), count=2),
     # Order, and what is not zero.
     "topk": then("TopK", ints(4), count=2),
+    "sample_token": then(
+        "gpuexec.SampleToken", None, np.array(9), None, numbers(6, 5, dtype=np.int64), np.array(2, np.float32)
+    ),
     "topk long": then("TopK", ints(4), shape=(1560,), count=2),
     **dict.fromkeys(
         ("make_keys", "sort_tiles", "merge_runs", "mark_heads", "write_runs", "take_firsts"),

@@ -66,6 +66,7 @@ BY_CONTENT = {
     "nms.cu": "select_boxes write_rows",
     "nonzero.cu": "add_up_counts count_nonzero unravel write_positions",
     "roi.cu": "max_roi_pool roi_align",
+    "sample_token.cu": "sample_token",
     "svm.cu": "count_votes couple_classes score_pairs",
     "tfidf.cu": "count_ngrams weigh_ngrams",
     "trees.cu": "find_leaves sum_votes",

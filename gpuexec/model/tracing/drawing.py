@@ -12,14 +12,14 @@ from gpuexec.model.tracing.creation import full
 from gpuexec.model.tracing.elementwise import floor, log
 from gpuexec.model.tracing.finding import topk
 from gpuexec.model.tracing.indexing import take
-from gpuexec.model.tracing.promotion import FLOAT32, as_symbolic, cast
+from gpuexec.model.tracing.promotion import FLOAT32, INT64, as_symbolic, cast
 from gpuexec.model.tracing.shaping import as_dims, ravel, reshape, size
 from gpuexec.model.tracing.symbolic import SymbolicArray
 from gpuexec.model.tracing.tracer import find_tracer
 
 __all__ = [
     "bernoulli", "multinomial", "normal", "normal_like", "rand", "rand_like", "randint", "randint_like", "randn",
-    "randn_like", "random_choice",
+    "randn_like", "random_choice", "sample_token",
 ]  # fmt: skip
 
 
@@ -101,6 +101,70 @@ def random_choice(a: Any, num_samples: int, replace: bool = True, seed: float | 
         return take(array, topk(rand((count,), seed=seed), num_samples)[1], 0)
     places = floor(rand((num_samples,), np.float64, seed) * as_symbolic(count, np.float64, array._tracer))
     return take(array, cast(places, np.int64), 0)
+
+
+def sample_token(
+    logits: Any,
+    temperature: Any = 1.0,
+    top_k: Any = 0,
+    top_p: Any = 1.0,
+    *,
+    tokens: Any = None,
+    penalty: Any = 1.0,
+    places: Any = None,
+    seed: float | None = None,
+) -> SymbolicArray:
+    """Draw the next token of each sequence, by its probability among the likeliest.
+
+    Settings are numbers, or arrays of one element or one for each sequence, which may be inputs and change from run to
+    run. As a state of the model the token is the next run's input, and never touches the host:
+
+        def step(ids, past):
+            logits, present = gx.fn.forward(decoder, ids, past)
+            token = gx.fn.sample_token(logits[:, -1:], 0.8, top_p=0.9)
+            return {"token": token, "next": token, "present": present}
+
+        model = gx.graph(step, decoder).bind_state({"next": "ids", "present": "past"}, capacity=1024)
+
+    Args:
+        logits: ``[sequences, classes]``, or several rows of each, ``[sequences, rows, classes]``.
+        temperature: What logits are divided by; 0 takes the likeliest.
+        top_k: How many of the likeliest there are to choose from; 0: all.
+        top_p: The probability that the likeliest to choose from make up together.
+        tokens: ``[sequences, count]`` of those that were there, for the penalty; of several rows, each but the last
+            sees one less than the next.
+        penalty: What their logits are divided by, or multiplied if they are negative; 1 changes nothing.
+        places: As many as tokens are drawn. A place draws the same number for a seed, in any run; None: every run
+            draws new numbers.
+        seed: Of its own; None: that of the state, see `Worker`.
+
+    Returns:
+        int64 ``[sequences]``, or ``[sequences, rows]``.
+    """
+    array = as_symbolic(logits)
+    is_penalised = not (_is_number(penalty) and penalty == 1)
+    inputs = [
+        cast(array, FLOAT32) if array.dtype == np.float64 else array,
+        _set(temperature, 1, FLOAT32, array),
+        _set(top_k, 0, INT64, array),
+        _set(top_p, 1, FLOAT32, array),
+        _set(tokens if is_penalised else None, None, INT64, array),
+        _set(penalty, 1, FLOAT32, array),
+        _set(places, None, INT64, array),
+    ]
+    otherwise = [(INT64, array._known_dims()[:-1])]
+    return array._tracer.apply("gpuexec.SampleToken", inputs, attributes={"seed": seed}, otherwise=otherwise)[0]
+
+
+def _set(value: Any, default: float | None, dtype: np.dtype[Any], like: SymbolicArray) -> SymbolicArray | None:
+    """Return a setting as an array; None where it is the default, or not given."""
+    if value is None or (_is_number(value) and value == default):
+        return None
+    return as_symbolic(value, dtype, like._tracer)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
 
 
 def _like(a: Any) -> tuple[Any, Any]:

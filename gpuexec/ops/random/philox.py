@@ -50,10 +50,14 @@ class Draw:
 
     def blocks(self, key: Array | None, count: int, first: int = 0) -> Array:
         """Return blocks ``[count, 4]`` of words, for the seed and run of a key (None: 0 and 0)."""
+        return self.blocks_at(key, np.arange(first, first + count, dtype=np.uint64))
+
+    def blocks_at(self, key: Array | None, numbers: Array) -> Array:
+        """Return the blocks of these numbers, uint64 ``[count]``."""
         given, run = (0, 0) if key is None else (int(number) for number in np.asarray(key).reshape(2))
         seed = given if self.seed is None else self.seed
         seed = (seed + (run >> 32) * _GOLDEN) & _WHOLE
-        return philox(np.arange(first, first + count, dtype=np.uint64), self.stream, run & _MASK, seed)
+        return philox(numbers, self.stream, run & _MASK, seed)
 
     def uniform(self, key: Array | None, count: int, dtype: np.dtype[Any]) -> Array:
         """Return numbers of [0, 1), multiples of 2**-24 (float32) or 2**-53 (float64)."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
+from gpuexec.ops.random.sample_token import SampleToken
 from tests.model.tracing.tracing import CPU, SIMULATOR, trace
 
 fn = gx.fn
@@ -79,9 +80,40 @@ def test_two_draws_differ_and_extents_may_be_free() -> None:
     assert rows.shape == (40, 3) and classes.shape == (40, 4)
 
 
+SAMPLED = (
+    ({}, {}),
+    ({"temperature": 0}, {"temperature": 0}),
+    (
+        {"temperature": np.full(40, 0.5), "top_k": 3, "top_p": np.float64(0.9)},
+        {"temperature": 0.5, "top_k": 3, "top_p": 0.9},
+    ),
+    ({"penalty": 1, "tokens": X[:, :3]}, {}),
+    ({"penalty": 1.5, "tokens": X[:, :3].astype(np.int32)}, {"penalty": 1.5, "tokens": X[:, :3].astype(np.int64)}),
+    ({"places": np.arange(40), "seed": 2.0}, {"places": np.arange(40), "seed": 2.0}),
+)
+
+
+@pytest.mark.parametrize("backend", [CPU, SIMULATOR], ids=str)
+@pytest.mark.parametrize(("given", "meant"), SAMPLED)
+def test_tokens_are_those_of_the_operator(
+    given: dict[str, Any], meant: dict[str, Any], backend: gx.BackendType
+) -> None:
+    x = np.random.default_rng(3).standard_normal(X.shape) * 2
+    seed = meant.get("seed")
+    types = {"temperature": np.float32, "top_k": np.int64, "top_p": np.float32, "penalty": np.float32}
+    arrays = {name: np.asarray(value, types.get(name, np.int64)) for name, value in meant.items() if name != "seed"}
+    with gx.Worker(trace(lambda x: fn.sample_token(x, **given), x), backend=backend, seed=11) as worker:
+        for run in range(2):
+            key = np.array([11, run], np.uint64)
+            expected = SampleToken(seed=seed, stream=1).compute(x.astype(np.float32), **arrays, key=key)[0]
+            np.testing.assert_array_equal(worker.run(x)[0], expected)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (lambda x: fn.sample_token(x, penalty=2.0), "tokens and their penalty together"),
+        (lambda x: fn.sample_token(x[0]), r"expects logits \[sequences, classes\]"),
         (lambda x: fn.randint(3, 3, (2,)), "from low to before high"),
         (lambda x: fn.rand((2,), np.int64), "drawn as floats, got int64"),
         (lambda x: fn.multinomial(x.astype(np.int32), 2), "takes probabilities"),
