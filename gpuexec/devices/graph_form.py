@@ -61,7 +61,7 @@ class GraphForm:
         if touched and self._graph is not None:
             self._stale |= touched
 
-    def note_patched(self, changed: Sequence[int]) -> None:
+    def note_patched(self, changed: Collection[int]) -> None:
         """Mark commands replaced by those of another size for update."""
         if changed:
             self._rigid = _find_rigid(self._commands)

@@ -285,10 +285,14 @@ class PreparedSegment:
         self._gather()
         return changed
 
+    def has_layout(self, variant: SizedVariant) -> bool:
+        """Return whether a size is one of the layout at hand, so that its row is stored and no command replaced."""
+        return self._writer is not None and self._writer.layout is variant.layout
+
     def store(self, variant: SizedVariant) -> Collection[int]:
         """Set the commands to another size, by its row where they are of its layout; return the positions changed."""
         layout = variant.layout
-        if self._writer is None or self._writer.layout is not layout:
+        if self._writer is None or not self.has_layout(variant):
             changed = self.patch(variant.commands)
             self._prepare_writer(layout)
             return changed

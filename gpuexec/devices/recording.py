@@ -6,7 +6,7 @@ each submission of the whole segment takes the form that costs less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -85,20 +85,26 @@ class LaunchRecording:
 
     def patch(self, commands: Sequence[Command]) -> None:
         """Replace the commands by those of another size of the same class."""
-        changed = self._segment.patch(commands)
-        if changed:
-            self._issues, self._early = self._find_issues()
-        if self._graph is not None:
-            self._graph.note_patched(changed)
+        self._note_patched(self._segment.patch(commands))
 
     def resize(self, variant: Variant) -> None:
         """Set the commands to another size of the same class."""
         if not isinstance(variant, SizedVariant):
             self.patch(variant.commands)
             return
+        is_stored = self._segment.has_layout(variant)
         changed = self._segment.store(variant)
-        if self._graph is not None and changed:
+        if not is_stored:
+            self._note_patched(changed)
+        elif self._graph is not None and changed:
             self._graph.note_resized(changed)
+
+    def _note_patched(self, changed: Collection[int]) -> None:
+        """Issue commands that took the place of others, from now on."""
+        if changed:
+            self._issues, self._early = self._find_issues()
+        if self._graph is not None:
+            self._graph.note_patched(changed)
 
     def close(self) -> None:
         """Release the graph; runs under way finish, and a later submission may make it again."""

@@ -39,6 +39,21 @@ def test_runs_give_what_they_give_fed_by_hand(backend: Backend, axis: int, capac
         np.testing.assert_array_equal(run_bound(worker, x)[0], 2 * x.sum(axis))
 
 
+def test_rows_that_are_copied_alone_lie_behind_those_before(backend: Backend) -> None:
+    """A copy is no launch: for a size of another layout it is prepared anew."""
+    rows = np.arange(64).reshape(1, 64)
+    model = gx.graph(
+        lambda past, x: {"present": gx.fn.concatenate([past, x], 1), "y": x + 1},
+        {"past": ("int64", (1, "past")), "x": ("int64", (1, "new"))},
+    ).bind_state(PAIR, capacity=64)
+    with gx.Worker(model, backend=backend) as worker:
+        length = 0
+        for count in (3, 3, 3, 1, 1, 5, 2, 2, 2, 7, 1):
+            worker.run({"x": rows[:, length : length + count]})
+            length += count
+            np.testing.assert_array_equal(worker.state.get(), rows[:, :length])
+
+
 def test_one_plan_serves_every_length_and_nothing_is_copied_but_the_rows() -> None:
     backend = make_tracer()
     device: Any = backend.device
