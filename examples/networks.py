@@ -1,4 +1,4 @@
-"""Small networks of the examples: a policy with an LSTM, a detector with a memory, a decoder.
+"""Small networks of the examples: a policy with an LSTM, a detector with a memory, a decoder, GPT-2.
 
 Their weights are drawn at random, so what they say means nothing; how state passes from run to run is what matters.
 """
@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+import gpuexec as gx
 
 OBSERVATIONS, HIDDEN, ACTIONS = 8, 32, 4
 VOCABULARY, WIDTH, HEADS, HEAD = 64, 32, 4, 8
@@ -95,6 +97,46 @@ def build_decoder() -> ModelProto:
     outputs = [helper.make_tensor_value_info("logits", _FLOAT, [1, "new", VOCABULARY])]
     outputs += [helper.make_tensor_value_info(f"present_{p}", _FLOAT, [1, HEADS, "total", HEAD]) for p in "kv"]
     return _model("decoder", nodes, inputs, outputs, weights)
+
+
+def trace_gpt2(layers: int, bias: np.ndarray[Any, Any]) -> gx.Model:
+    """Return GPT-2 of some layers, with the inputs and outputs that exporters give it; of fewer, its first ones.
+
+    A bias of its own on the logits, [vocabulary], says which tokens are common.
+
+    ``input_ids``, ``position_ids`` [batch, new] and a cache, keys and values of each layer [batch, 4, past, 8] ->
+    ``logits`` [batch, new, vocabulary] and the longer cache.
+    """
+    fn, rng, vocabulary = gx.fn, np.random.default_rng(13), len(bias)
+
+    def draw(*shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
+        return rng.normal(0, scale * shape[0] ** -0.5, shape).astype(np.float32)
+
+    words, places = draw(vocabulary, WIDTH, scale=vocabulary**0.5), draw(256, WIDTH)
+    unembed = draw(WIDTH, vocabulary, scale=3)
+    shapes = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))
+    weights = [[draw(*shape, scale=0.5) for shape in shapes] for _ in range(layers)]
+
+    def split(x: Any) -> Any:
+        return x.reshape(x.shape[0], -1, HEADS, HEAD).transpose(0, 2, 1, 3)
+
+    def gpt2(ids: Any, positions: Any, *past: Any) -> dict[str, Any]:
+        columns = fn.arange(past[0].shape[2] + ids.shape[1])
+        hidden = fn.where(columns <= positions[:, None, :, None], np.float32(0), np.float32(-1e9))
+        x, cache = fn.take(words, ids, 0) + fn.take(places, positions, 0), dict[str, Any]()
+        for layer, (attend, join, up, down) in enumerate(weights):
+            query, *new = (split(part) for part in fn.split(fn.layer_norm(x) @ attend, 3, -1))
+            keys, values = (fn.concatenate([past[2 * layer + i], new[i]], 2) for i in range(2))
+            shares = fn.softmax(query @ keys.transpose(0, 1, 3, 2) * np.float32(HEAD**-0.5) + hidden)
+            x = x + (shares @ values).transpose(0, 2, 1, 3).reshape(ids.shape[0], -1, WIDTH) @ join
+            x = x + fn.gelu(fn.layer_norm(x) @ up, "tanh") @ down
+            cache |= {f"present.{layer}.key": keys, f"present.{layer}.value": values}
+        return {"logits": fn.layer_norm(x) @ unembed + bias.astype(np.float32), **cache}
+
+    specs: dict[str, Any] = dict.fromkeys(("input_ids", "position_ids"), ("int64", ("batch", "new")))
+    held = ("float32", ("batch", HEADS, "past", HEAD))
+    specs |= {f"past_key_values.{n}.{part}": held for n in range(layers) for part in ("key", "value")}
+    return gx.graph(gpt2, specs)
 
 
 def _weight(name: str, array: np.ndarray[Any, Any]) -> TensorProto:

@@ -56,7 +56,12 @@ GIVES = {
     ],
     "Frames and budgets": ["worker.schedule_progress == 1", "np.array_equal(worker.read_output(), logits)"],
     "Precision": ["mixed.report().precision.startswith('bf16, but for ')", "losses.precision == 'bf16'"],
-    "State": ["policy.memories", "decoding.backend_type is worker.backend_type", "before"],
+    "State": [
+        "policy.memories",
+        "decoding.backend_type is worker.backend_type",
+        "before",
+        "[request.result().shape for request in requests] == [(1, 1)] * 4",
+    ],
     "Your stream, your memory": [
         "np.array_equal(a, logits)",
         "np.array_equal(run.peek_output().readback_and_clone(), logits)",
