@@ -7,101 +7,113 @@ constexpr int kMostThreads = 1024;
 constexpr int kAhead = 8;             // elements that a thread asks memory for before it uses the first
 constexpr int kDigitBits = 11;
 constexpr int kDigits = 1 << kDigitBits;
-constexpr float kFarthest = 22.0f;    // a class so far below the first has a weight of less than 2^-31 of its
+constexpr int kWords = 3 * kDigits;
+constexpr float kFarthest = 32.0f;    // a class so many octaves below the first weighs nothing
 constexpr u32 kAll = 0xffffffffu;
 
 // Which settings there is one of for each sequence, not one for all. Packed by sample_token.py.
 enum Each { kTemperature = 1, kTopK = 2, kTopP = 4, kPenalty = 8 };
 
-// Logits of a row, as they are or as penalties left them. NaN is the least.
-template <class T>
-struct Logits {
-  const T* given;
-  const float* changed;  // or null
-
-  __device__ float operator[](i64 i) const {
-    const float value = changed ? changed[i] : cast<float>(given[i]);
-    return value == value ? value : -limits<float>::inf();
-  }
-};
-
-// Calls visit(i, value) for i = first, first + step, ... before `end`.
+// Calls visit(i, value) for i = first, first + step, ... before `end`, with what stands there in a row.
 template <class T, class Visit>
-__device__ inline void for_each_value(const Logits<T>& logits, i64 first, i64 end, int step, Visit visit) {
-  for (i64 i = first; i < end; i += kAhead * step) {
-    float values[kAhead];
+__device__ inline void for_each_value(const T* row, u32 first, u32 end, u32 step, Visit visit) {
+  u32 i = first;
+  for (; i + (kAhead - 1) * step < end; i += kAhead * step) {
+    T values[kAhead];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) values[k] = i + k * step < end ? logits[i + k * step] : 0.0f;
+    for (u32 k = 0; k < kAhead; ++k) values[k] = row[i + k * step];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (i + k * step < end) visit(i + k * step, values[k]);
-    }
+    for (u32 k = 0; k < kAhead; ++k) visit(i + k * step, cast<float>(values[k]));
   }
+  for (; i < end; i += step) visit(i, cast<float>(row[i]));
 }
 
-// The scaled distance of a class below the first: one that is not kFarthest away has a place of 32 bits, which order by
-// distance, and a weight. NaN is far.
-struct Scale {
-  float largest, inverse;
+// How many octaves less likely than the first a class is. Those that are near are ordered by its bits; others weigh nothing,
+// and NaN is one of them.
+struct Place {
+  float distance;
+  u32 bits;  // the distance by 2^27
 
-  __device__ float distance(float value) const { return value == largest ? 0.0f : (largest - value) * inverse; }
+  __device__ Place(float value, float largest, float octaves) {
+    distance = value == largest ? 0.0f : (largest - value) * octaves;
+    bits = distance < kFarthest ? u32(distance * 134217728.0f) : 0;
+  }
+
+  __device__ bool is_near() const { return distance < kFarthest; }
+
+  // 2^(31 - distance) by a polynomial, to the same bits as sample_token.py.
+  __device__ u32 weight() const {
+    const float part = distance - floorf(distance);
+    float p = -0.000946877000387758f;
+    p = p * part + 0.009209180250763893f;
+    p = p * part - 0.05529811978340149f;
+    p = p * part + 0.24017895758152008f;
+    p = p * part - 0.6931431293487549f;
+    p = p * part + 0.9999999403953552f;
+    return u32(p * 2147483648.0f) >> (bits >> 27);
+  }
 };
 
-__device__ inline u32 place_of(float distance) { return u32(distance * 134217728.0f); }  // 2^27
+// A row of logits: their largest, and the octaves of a unit, which the temperature says.
+template <class T>
+struct Row {
+  const T* logits;
+  u32 classes;
+  float largest, octaves;
 
-// 2^31 * e^-distance, for a distance of [0, kFarthest), to the same bits as sample_token.py.
-__device__ inline u32 weight_of(float distance) {
-  const float x = -distance, power = floorf(x * 1.44269504f + 0.5f);
-  const float rest = (x - power * 0.693359375f) - power * -2.12194440e-4f;
-  float p = 1.0f;
-#pragma unroll
-  for (int n = 7; n > 0; --n) p = 1.0f + rest * p * float(1.0 / n);
-  return u32(p * reinterpret<float>(u32(int(power) + 31 + 127) << 23));
-}
+  __device__ Place place(float value) const { return Place(value, largest, octaves); }
+
+  // The weight of a class, 0 if it is beyond the bound.
+  __device__ u32 weigh(float value, u32 bound) const {
+    const Place at = place(value);
+    return at.is_near() && at.bits <= bound ? at.weight() : 0;
+  }
+};
 
 // Shared memory of the search.
 struct Search {
-  u32 counts[kDigits], low[kDigits], high[kDigits];  // of the classes with a digit: how many, and their weight
+  u32 words[kWords];  // for each digit the classes that have it, then low and high words of their weight; or bits
   u64 sums[kMaxWarps];
   Placed<float> largest[kMaxWarps];
   u64 before;
   u32 digit, count;
 };
 
-// The place of the last class that is kept if classes are taken by distance until there are `wanted` of them, or of
-// their weight; all of its place are kept. Found digit by digit, until one class is left that it can be.
-template <bool IsByWeight, class T>
-__device__ inline u32 find_bound(
-    const Logits<T>& logits, const Scale& scale, i64 classes, u64 wanted, Search& search) {
-  u64 bound = 0, left = wanted;
+// The bits of the last class that is kept if those within a limit are taken in order until there are as many as want() says
+// of all, or as much of their weight; equal ones are kept too. Found digit by digit, until one class is left that it can be.
+template <bool IsByWeight, class T, class Want>
+__device__ inline u32 find_bound(const Row<T>& row, u32 limit, Want want, Search& search) {
+  u32* const counts = search.words;
+  u32 *const low = counts + kDigits, *const high = low + kDigits;
+  u64 bound = 0, left = 0;
   for (int shift = 2 * kDigitBits; shift >= 0; shift -= kDigitBits) {
-    for (int i = threadIdx.x; i < kDigits; i += blockDim.x) search.counts[i] = search.low[i] = search.high[i] = 0;
+    for (int i = threadIdx.x; i < kWords; i += blockDim.x) search.words[i] = 0;
     __syncthreads();
-    for_each_value(logits, threadIdx.x, classes, blockDim.x, [&](i64, float value) {
-      const float distance = scale.distance(value);
-      if (!(distance < kFarthest)) return;
-      const u32 place = place_of(distance);
-      if (u64(place) >> shift >> kDigitBits != bound) return;
-      const int digit = place >> shift & (kDigits - 1);
-      atomicAdd(&search.counts[digit], 1u);
+    for_each_value(row.logits, threadIdx.x, row.classes, blockDim.x, [&](u32, float value) {
+      const Place at = row.place(value);
+      if (!at.is_near() || at.bits > limit || u64(at.bits) >> shift >> kDigitBits != bound) return;
+      const int digit = at.bits >> shift & (kDigits - 1);
+      atomicAdd(&counts[digit], 1u);
       if constexpr (IsByWeight) {
-        const u32 weight = weight_of(distance), sum = atomicAdd(&search.low[digit], weight) + weight;
-        if (sum < weight) atomicAdd(&search.high[digit], 1u);
+        const u32 weight = at.weight(), sum = atomicAdd(&low[digit], weight) + weight;
+        if (sum < weight) atomicAdd(&high[digit], 1u);
       }
     });
     __syncthreads();
     const auto size_of = [&](int digit) {
-      return IsByWeight ? u64(search.high[digit]) << 32 | search.low[digit] : u64(search.counts[digit]);
+      return IsByWeight ? u64(high[digit]) << 32 | low[digit] : u64(counts[digit]);
     };
     const int each = kDigits / blockDim.x, first = threadIdx.x * each;
     u64 own = 0, total;
+#pragma unroll 1
     for (int i = first; i < first + each; ++i) own += size_of(i);
     u64 before = sum_before(own, search.sums, total);
-    if (total < left) return kAll;
+    if (shift == 2 * kDigitBits) left = want(total);
+    if (total < left) return limit;
     for (int i = first; i < first + each; ++i) {
       if (before < left && left <= before + size_of(i)) {
         search.digit = i;
-        search.count = search.counts[i];
+        search.count = counts[i];
         search.before = before;
       }
       before += size_of(i);
@@ -114,32 +126,25 @@ __device__ inline u32 find_bound(
   return u32(bound);
 }
 
-// The weight of a class, 0 if it is far or beyond the bound.
-__device__ inline u32 weigh(const Scale& scale, float value, u32 bound) {
-  const float distance = scale.distance(value);
-  return distance < kFarthest && place_of(distance) <= bound ? weight_of(distance) : 0;
-}
-
 // The part of a row that the warp of this thread adds up: classes [first, end).
 struct Part {
-  i64 first, end;
+  u32 first, end;
 
-  __device__ Part(i64 classes) {
-    const i64 width = (classes + blockDim.x - 1) / blockDim.x * kWarpThreads;
-    first = threadIdx.x / kWarpThreads * width;
-    end = first + width < classes ? first + width : classes;
+  __device__ Part(u32 classes) {
+    const u32 width = (classes + blockDim.x - 1 >> (31 - __clz(int(blockDim.x)))) * kWarpThreads;
+    first = min(threadIdx.x / kWarpThreads * width, classes);
+    end = min(first + width, classes);
   }
 };
 
 // The weights of the classes within the bound, by warp in search.sums; returns their sum.
 template <class T>
-__device__ inline u64 sum_weights(
-    const Logits<T>& logits, const Scale& scale, i64 classes, u32 bound, Search& search) {
+__device__ inline u64 sum_weights(const Row<T>& row, u32 bound, Search& search) {
   const int lane = threadIdx.x % kWarpThreads;
-  const Part part(classes);
+  const Part part(row.classes);
   u64 sum = 0;
-  for_each_value(logits, part.first + lane, part.end, kWarpThreads, [&](i64, float value) {
-    sum += weigh(scale, value, bound);
+  for_each_value(row.logits, part.first + lane, part.end, kWarpThreads, [&](u32, float value) {
+    sum += row.weigh(value, bound);
   });
   for (int half = kWarpThreads / 2; half > 0; half /= 2) sum += shuffle_down(sum, half, kWarpThreads);
   if (lane == 0) search.sums[threadIdx.x / kWarpThreads] = sum;
@@ -151,16 +156,15 @@ __device__ inline u64 sum_weights(
 
 // Writes the first class at which the running sum of weights exceeds `wanted`, by the warp whose part it lies in.
 template <class T>
-__device__ inline void find_class(
-    const Logits<T>& logits, const Scale& scale, i64 classes, u32 bound, u64 wanted, const Search& search, i64* chosen) {
+__device__ inline void find_class(const Row<T>& row, u32 bound, u64 wanted, const Search& search, i64* chosen) {
   const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
   u64 before = 0;
   for (int i = 0; i < warp; ++i) before += search.sums[i];
   if (wanted < before || wanted >= before + search.sums[warp]) return;
-  const Part part(classes);
-  for (i64 base = part.first; base < part.end; base += kWarpThreads) {
-    const i64 i = base + lane;
-    u64 sum = i < part.end ? weigh(scale, logits[i], bound) : 0;
+  const Part part(row.classes);
+  for (u32 base = part.first; base < part.end; base += kWarpThreads) {
+    const u32 i = base + lane;
+    u64 sum = i < part.end ? row.weigh(cast<float>(row.logits[i]), bound) : 0;
     for (int distance = 1; distance < kWarpThreads; distance *= 2) {
       const u64 other = __shfl_up_sync(kWholeWarp, sum, distance);
       if (lane >= distance) sum += other;
@@ -174,6 +178,27 @@ __device__ inline void find_class(
   }
 }
 
+// Writes a row with the logits of tokens multiplied by a factor, or divided if they are not negative; once for each.
+template <class T>
+__device__ inline void penalise(
+    const T* row, T* changed, u32 classes, const i64* tokens, i64 count, float factor, Search& search) {
+  for (u32 start = 0; start < classes; start += 32 * kWords) {
+    const u32 end = min(start + 32 * kWords, classes);
+    for (int i = threadIdx.x; i < kWords; i += blockDim.x) search.words[i] = 0;
+    __syncthreads();
+    for (i64 i = threadIdx.x; i < count; i += blockDim.x) {
+      const i64 token = tokens[i] - start;
+      if (token >= 0 && token < end - start) atomicOr(&search.words[token / 32], 1u << token % 32);
+    }
+    __syncthreads();
+    for_each_value(row, start + threadIdx.x, end, blockDim.x, [&](u32 i, float value) {
+      const bool is_held = search.words[(i - start) / 32] >> (i - start) % 32 & 1;
+      changed[i] = cast<T>(!is_held ? value : value < 0.0f ? value * factor : value / factor);
+    });
+    __syncthreads();
+  }
+}
+
 // Computes: y[s, j] = a class, as likely as its weight e^(x / temperature) is among the weights of the classes kept: of
 //   the top_k first ones those of the largest weights that make up top_p of it. Before, a logit of which tokens[s, :count
 //   - (rows - 1 - j)] has the class is multiplied by the penalty, or divided if it is not negative. Temperature 0: the
@@ -182,43 +207,33 @@ __device__ inline void find_class(
 //   and penalty one element, or one for each sequence as `each` says; null where they do nothing, as tokens and places.
 //   key two words, or null. changed as x with tokens, else nothing.
 // Grid: one block per row, of 64 to 1024 threads, a power of two.
-// Needs: classes >= 1.
-// Numerics: logits and distances in float, weights as multiples of 2^-31 of the largest; integers are summed, so the
-//   order does not matter. Classes of equal distance are kept together. NaN is the least.
+// Needs: 1 <= classes < 2^31.
+// Numerics: penalised logits are rounded to T, distances are float, and weights multiples of about 2^-31 of the largest:
+//   integers are summed, so the order does not matter. Classes of equal distance are kept together. NaN is never drawn.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads, 1) sample_token(
     const T* __restrict__ x, const float* __restrict__ temperature, const i64* __restrict__ top_k,
     const float* __restrict__ top_p, const i64* __restrict__ tokens, const float* __restrict__ penalty,
-    const i64* __restrict__ places, const u64* __restrict__ key, i64* __restrict__ y, float* changed, i64 classes,
-    i64 rows, i64 count, u32 each, const Draw draw) {
+    const i64* __restrict__ places, const u64* __restrict__ key, i64* __restrict__ y, T* changed, i32 classes,
+    i32 rows, i64 count, u32 each, const Draw draw) {
   __shared__ Search search;
-  const i64 row = blockIdx.x, sequence = row / rows;
+  const u32 number = blockIdx.x, sequence = number / u32(rows);
   const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads, warps = blockDim.x / kWarpThreads;
-  const T* const given = x + row * classes;
-  float* const own = changed + row * classes;
+  const T* logits = x + i64(number) * classes;
   wait_for_predecessors();
   launch_dependents();
-  Logits<T> logits{given, nullptr};
   if (tokens) {
-    const float factor = penalty[each & kPenalty ? sequence : 0];
-    const i64 end = count - (rows - 1 - row % rows);
-    for (i64 i = threadIdx.x; i < classes; i += blockDim.x) own[i] = logits[i];
-    __syncthreads();
-    for (i64 i = threadIdx.x; i < end; i += blockDim.x) {
-      const i64 token = tokens[sequence * count + i];
-      if (token < 0 || token >= classes) continue;
-      const float value = logits[token];
-      atomicExch(&own[token], value < 0.0f ? value * factor : value / factor);
-    }
-    __syncthreads();
-    logits.changed = own;
+    T* const own = changed + i64(number) * classes;
+    const i64 end = count - (rows - 1 - number % u32(rows));
+    penalise(logits, own, classes, tokens + sequence * count, end, penalty[each & kPenalty ? sequence : 0], search);
+    logits = own;
   }
 
-  const auto merge = [](Placed<float> a, Placed<float> b) { return wins(a, b, false, false) ? a : b; };
-  Placed<float> largest{0.0f, -1};
-  for_each_value(logits, threadIdx.x, classes, blockDim.x, [&](i64 i, float value) {
-    largest = merge(largest, Placed<float>{value, i});
+  Placed<float> largest{-limits<float>::inf(), threadIdx.x < classes ? i64(threadIdx.x) : -1};
+  for_each_value(logits, threadIdx.x, classes, blockDim.x, [&](u32 i, float value) {
+    if (value > largest.value) largest = Placed<float>{value, i};
   });
+  const auto merge = [](Placed<float> a, Placed<float> b) { return wins(a, b, false, false) ? a : b; };
   for (int half = kWarpThreads / 2; half > 0; half /= 2) {
     largest = merge(largest, shuffle_down(largest, half, kWarpThreads));
   }
@@ -228,26 +243,31 @@ __global__ void __launch_bounds__(kMostThreads, 1) sample_token(
   for (int i = 1; i < warps; ++i) largest = merge(largest, search.largest[i]);
   const float divisor = temperature ? temperature[each & kTemperature ? sequence : 0] : 1.0f;
   if (!(divisor > 0.0f)) {
-    if (threadIdx.x == 0) y[row] = largest.place;
+    if (threadIdx.x == 0) y[number] = largest.place;
     return;
   }
 
-  const Scale scale{largest.value, 1.0f / divisor};
+  const Row<T> row{logits, u32(classes), largest.value, 1.0f / divisor * 1.44269504f};
   const i64 most = top_k ? top_k[each & kTopK ? sequence : 0] : 0;
-  u32 bound = kAll;
-  if (most > 0 && most < classes) bound = find_bound<false>(logits, scale, classes, u64(most), search);
-  u64 sum = sum_weights(logits, scale, classes, bound, search);
   const float share = top_p ? top_p[each & kTopP ? sequence : 0] : 1.0f;
+  u32 bound = kAll;
+  if (most > 0 && most < classes) bound = find_bound<false>(row, bound, [&](u64) { return u64(most); }, search);
   if (share < 1.0f) {
-    const u64 wanted = share > 0.0f ? u64(double(sum) * double(share)) : 0;
-    bound = find_bound<true>(logits, scale, classes, wanted > 0 ? wanted : 1, search);
-    sum = sum_weights(logits, scale, classes, bound, search);
+    const auto want = [&](u64 total) {
+      const u64 wanted = share > 0.0f ? u64(double(total) * double(share)) : 0;
+      return wanted > 0 ? wanted : 1;
+    };
+    bound = find_bound<true>(row, bound, want, search);
   }
-
-  const u64 numbered[2] = {key ? key[0] : 0, key && !places ? key[1] : 0};
-  const u64 block = places ? u64(sequence) << 32 | u32(places[row]) : u64(row);
+  const u64 sum = sum_weights(row, bound, search);
+  if (sum == 0) {  // nothing but NaN
+    if (threadIdx.x == 0) y[number] = 0;
+    return;
+  }
+  const u64 pair[2] = {key ? key[0] : 0, key && !places ? key[1] : 0};
+  const u64 block = places ? u64(sequence) << 32 | u32(places[number]) : u64(number);
   double numbers[2];
-  draw_uniform(draw, numbered, block, numbers);
+  draw_uniform(draw, pair, block, numbers);
   const u64 wanted = u64(numbers[0] * double(sum));
-  find_class(logits, scale, classes, bound, wanted < sum ? wanted : sum - 1, search, &y[row]);
+  find_class(row, bound, wanted < sum ? wanted : sum - 1, search, &y[number]);
 }

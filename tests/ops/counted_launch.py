@@ -75,7 +75,7 @@ def make_model(case: CountedCase) -> gx.Model:
     given = [f"{name}_turned" if name in case.turned else name for name in (*case.inputs, *case.weights)]
     node = helper.make_node(case.operator, given, ["y"], **case.attributes)
     graph = helper.make_graph([*views, node], "g", ports, [onnx.ValueInfoProto(name="y")], constants)
-    versions = {"": case.opset, "com.microsoft": 1}
+    versions = {"": case.opset, "com.microsoft": 1, "gpuexec": 1}
     imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
     return choose_precision(gx.load(helper.make_model(graph, opset_imports=imports, ir_version=11)), case.precision)
 

@@ -66,7 +66,6 @@ BY_CONTENT = {
     "nms.cu": "select_boxes write_rows",
     "nonzero.cu": "add_up_counts count_nonzero unravel write_positions",
     "roi.cu": "max_roi_pool roi_align",
-    "sample_token.cu": "sample_token",
     "svm.cu": "count_votes couple_classes score_pairs",
     "tfidf.cu": "count_ngrams weigh_ngrams",
     "trees.cu": "find_leaves sum_votes",
@@ -120,6 +119,15 @@ def attend_linearly(rows: int, columns: int, rule: str = "linear") -> CountedCas
     given |= {"decay": floats(2, 3, 2), "beta": floats(2, 3, 2)} if rule == "gated_delta" else {}
     attributes = {"q_num_heads": 4, "kv_num_heads": 2, "update_rule": rule}
     return CountedCase("LinearAttention", "linear_attention", shapes, given, attributes, opset=27)
+
+
+def draw_tokens(rows: int, classes: int) -> CountedCase:
+    """Return a token drawn for each row of logits, with all settings."""
+    settings = {"temperature": np.float32(0.7), "top_k": np.array(9), "top_p": np.float32(0.8)}
+    tokens = {"tokens": np.arange(4 * rows).reshape(rows, 4), "penalty": np.float32(2)}
+    drawn = {"places": np.arange(rows), "key": np.array([1, 2], np.uint64)}
+    given = {**settings, **tokens, **drawn}
+    return CountedCase("SampleToken", "sample_token", {"x": (rows, classes)}, given, {"domain": "gpuexec"})
 
 
 def count_bytes(found: Compared) -> int:
@@ -180,6 +188,7 @@ def test_tiles_of_distances_take_the_wavefronts_counted(case: CountedCase) -> No
         CountedCase("Det", "det", {"x": (3, 8, 8)}),
         CountedCase("TensorScatter", "tensor_scatter", {"x": (2, 3, 16, 8)}, {"u": floats(2, 3, 4, 8)}, opset=24),
         CountedCase("GridSample", "sample_blend", {"x": (1, 8, 16, 16)}, {"g": 0.5 * floats(1, 12, 12, 2)}),
+        draw_tokens(3, 900),
     ],
     ids=str,
 )

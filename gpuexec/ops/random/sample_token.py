@@ -1,7 +1,7 @@
 """SampleToken: the next token of a decoder from a row of logits, by one launch.
 
-A class has a *distance* below the largest logit, in units of the temperature, and a *weight*, e to minus that as a
-whole multiple of 2**-31. What is kept and drawn follows from sums of integers, which have no order, so NumPy and every
+A class has a *distance* below the largest logit, in octaves of probability, and a *weight*, 2 to the power of 31 less
+that, as an integer. What is kept and drawn follows from sums of integers, which have no order, so NumPy and every
 device give the same token. One block works on a row, and finds what is kept digit by digit of the distance; nothing is
 sorted.
 """
@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Kernel
+from gpuexec.ir.command import Kernel, Launch, Slot
+from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.kernel_values import int64
+from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
+from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.random.philox import Draw, to_uniform
 from gpuexec.ops.random.random_key import check_key, take_key
@@ -26,9 +28,14 @@ from gpuexec.ops.random.random_key import check_key, take_key
 _LOGITS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
 _FLOAT, _INT, _DOUBLE = np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.float64)
 _MAX_THREADS = 1024  # kMostThreads of sample_token.cu
-_FARTHEST = np.float32(22)  # kFarthest
-_PLACES = np.float32(2**27)
+_FARTHEST = np.float32(32)  # kFarthest
 _ALL = 2**32 - 1
+_LONGEST = 2**31
+# Of the polynomial for 2**-x, x of [0, 1), highest power first; as Place::weight has them.
+_POLYNOMIAL = (
+    *(-0.000946877000387758, 0.009209180250763893, -0.05529811978340149, 0.24017895758152008),
+    *(-0.6931431293487549, 0.9999999403953552),
+)
 # Settings by their input: role, type, default; Each of sample_token.cu counts them.
 _SETTINGS: dict[int, tuple[str, np.dtype[Any], float]] = {
     1: ("temperature", _FLOAT, 1.0),
@@ -48,7 +55,7 @@ class SampleToken(Operator):
     In this order, as samplers of language models do: a *penalty* on tokens that were there, the *temperature*, the
     *top_k* likeliest classes, and of these the likeliest that make up *top_p* of the probability; classes as likely as
     the last one kept stay too. A temperature of 0 takes the first class of the largest logit. Logits that are NaN are
-    the least, and classes 2**31 times less likely than the first are never drawn.
+    never drawn where there are others, nor classes 2**31 times less likely than the first.
 
     Inputs:
         logits: ``[sequences, classes]``, or several rows of each sequence, ``[sequences, rows, classes]``.
@@ -132,13 +139,13 @@ class SampleToken(Operator):
         for row in range(drawn.size):
             sequence = row // rows
             divisor, most, share, factor = (setting[sequence] for setting in settings)
-            values = lines[row].astype(_FLOAT)
-            values[np.isnan(values)] = -np.inf
+            values = lines[row]
             if tokens is not None:
                 end = tokens.shape[1] - (rows - 1 - row % rows)
                 values = penalise(values, tokens[sequence, : max(0, end)], factor)
-            if not divisor > 0:
-                drawn.flat[row] = values.argmax()
+            values = values.astype(_FLOAT)
+            if not divisor > 0 or np.isnan(values).all():
+                drawn.flat[row] = np.where(np.isnan(values), -np.inf, values).argmax()
                 continue
             place, weights = weigh(values, divisor)
             bound = find_bound(place, most, share, weights)
@@ -154,10 +161,12 @@ class SampleToken(Operator):
         logits, tokens, y = given[0], given[4], outputs[0]
         assert logits is not None and y is not None
         classes, each = logits.shape[-1], 0
+        if classes >= _LONGEST or y.spec.size >= _LONGEST:
+            raise InputError(f"SampleToken takes fewer than 2**31 rows and classes on a device, got {logits.spec}.")
         for bit, index in enumerate(_SETTINGS):
             setting = given[index]
             each |= int(setting is not None and setting.spec.size != 1) << bit
-        changed = None if tokens is None else emit.temp(logits.shape, _FLOAT)
+        changed = None if tokens is None else emit.temp(logits.shape, logits.dtype)
         threads = min(_MAX_THREADS, max(64, 1 << max(0, classes - 1).bit_length() >> 3))
         emit.launch(
             Kernel("sample_token.cu", f"sample_token<{dtype_row(logits.dtype).cuda}>"),
@@ -168,8 +177,8 @@ class SampleToken(Operator):
                 *(take_key(emit, given, index) for index in range(1, 8)),
                 y,
                 changed,
-                int64(classes),
-                int64(y.shape[1] if y.spec.rank == 2 else 1),
+                int32(classes),
+                int32(y.shape[1] if y.spec.rank == 2 else 1),
                 int64(0 if tokens is None else tokens.shape[1]),
                 np.uint32(each),
                 Draw.of(self.seed, self.stream).pack(),
@@ -190,27 +199,26 @@ def penalise(values: Array, tokens: Array, factor: Any) -> Array:
     """Return logits with those of tokens multiplied by a factor, or divided where they are not negative."""
     held = np.unique(tokens)
     held = held[(held >= 0) & (held < values.size)]
-    changed, factor = values.copy(), np.float32(factor)
+    changed, wide, factor = values.copy(), values[held].astype(_FLOAT), np.float32(factor)
     with np.errstate(all="ignore"):
-        changed[held] = np.where(values[held] < 0, values[held] * factor, values[held] / factor)
-    changed[np.isnan(changed)] = -np.inf
+        changed[held] = np.where(wide < 0, wide * factor, wide / factor).astype(values.dtype)
     return changed
 
 
 def weigh(values: Array, divisor: Any) -> tuple[Array, Array]:
-    """Return the distances of classes as integers, 2**32 where they are far, and their weights."""
+    """Return distances in units of 2**-27 octaves, 2**32 where a class weighs nothing, and weights."""
     with np.errstate(all="ignore"):
-        largest, inverse = values.max(), np.float32(1) / np.float32(divisor)
-        distance = np.where(values == largest, np.float32(0), (largest - values) * inverse)
+        octaves = np.float32(1) / np.float32(divisor) * np.float32(1.44269504)
+        largest = np.fmax.reduce(values, initial=-np.inf)
+        distance = np.where(values == largest, np.float32(0), (largest - values) * octaves)
         is_near = distance < _FARTHEST
-        x = -np.where(is_near, distance, np.float32(0))
-    power = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    rest = (x - power * np.float32(0.693359375)) - power * np.float32(-2.12194440e-4)
-    p = np.ones_like(x)
-    for n in range(7, 0, -1):
-        p = np.float32(1) + rest * p * np.float32(1.0 / n)
-    weights = np.ldexp(p, power.astype(np.int32) + 31).astype(np.uint64)
-    places = (-x * _PLACES).astype(np.int64)
+        distance = np.where(is_near, distance, np.float32(0))
+    whole = np.floor(distance)
+    part, p = distance - whole, np.zeros_like(distance)
+    for coefficient in _POLYNOMIAL:
+        p = p * part + np.float32(coefficient)
+    weights = (p * np.float32(2**31)).astype(np.uint64) >> whole.astype(np.uint64)
+    places = (distance * np.float32(2**27)).astype(np.int64)
     return np.where(is_near, places, _ALL + 1), np.where(is_near, weights, np.uint64(0))
 
 
@@ -224,3 +232,32 @@ def find_bound(places: Array, most: Any, share: Any, weights: Array) -> int:
         wanted = max(1, int(float(kept) * float(share)) if share > 0 else 0)
         bound = int(ordered[np.searchsorted(sums, np.uint64(wanted))])
     return bound
+
+
+# Instructions of a thread for a class, from machine code for sm_90: to look at it for the largest, to penalise it, to
+# count it by a digit, or its weight, to add up its weight, and to find that it counts no more; and for a digit.
+_LOOK, _PENALISE, _COUNT, _WEIGH, _ADD, _SKIP, _SCAN = 8, 26, 27, 52, 37, 14, 400
+_DIGITS = 2  # by which the bound is known, but for classes within 2**-16 octaves of each other
+_AHEAD, _BINS = 8, 2048  # kAhead, kDigits
+
+
+@work_of("sample_token.cu", "sample_token")
+def _count_sample(launch: Launch) -> Work:
+    x, _, top_k, top_p, tokens = launch.arguments[:5]
+    assert isinstance(x, Slot)
+    own = ceil_div(read_int(launch.arguments[10]), launch.block[0])
+    counted, weighed, penalised = (each is not None for each in (top_k, top_p, tokens))
+    digits = _DIGITS * (counted + weighed)
+    passes = 2 + penalised + digits
+    each = _LOOK + penalised * _PENALISE + counted * (_COUNT + _SKIP) + weighed * (_WEIGH + _SKIP)
+    each += _SKIP if counted or weighed else _ADD
+    scanned = 6 * _BINS // WARP * (1 + 2 * _BINS // launch.block[0])  # a thread reads bins side by side
+    return Work(
+        instructions=count_warps(launch) * (own * each + _SCAN * digits),
+        wavefronts=count_warps(launch) * own * (counted + 3 * weighed + penalised) + launch.grid[0] * digits * scanned,
+        l2_nbytes=(passes + penalised) * count_slot_bytes(x),
+        rounds=passes * ceil_div(own, _AHEAD),
+        barriers=4 + 3 * penalised + 6 * digits,
+        registers=64,
+        shared_nbytes=25360,
+    )
