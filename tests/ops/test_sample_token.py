@@ -87,9 +87,20 @@ CASES = (
     case("nearest-3", NEAR, top_k=3),
     case("nearest-tenth", NEAR, top_p=0.1),
     case(
-        "more-classes-than-bits", logits(1, 200000), tokens=[[196607, 196608, 199999, 3]], penalty=-1e30, temperature=0
+        "more-classes-than-bits",
+        logits(9, 200000),
+        tokens=9 * [[196607, 196608, 199999, 3]],
+        penalty=-1e30,
+        temperature=0,
     ),
     case("equal", np.zeros((1, 3000), np.float32), top_p=0.5),  # their weights exceed 32 bits
+    # Rows that several blocks share.
+    case("shared", logits(2, 3, 5000), **{**MANY, "tokens": 61 * TOKENS[:2]}),
+    case("shared-each-its-own", logits(3, 5000), **OWN),
+    case("shared-equal", np.zeros((1, 9000), np.float32), top_k=3, top_p=0.5),
+    case("shared-nan", np.full((2, 5000), NAN, np.float32), top_k=3, top_p=0.5),
+    case("shared-nearest", np.tile(NEAR, 120), top_k=3000, top_p=0.3),
+    case("many-rows", logits(9, 4100), top_k=9),
     case("few-near", np.linspace(0, -300, 100, dtype=np.float32)[None], top_k=60),
     case("nan", np.array([[NAN, 1, NAN, 0.5]], np.float32), top_k=2),
     *(case(f"all-{x}", np.full((1, 70), x, np.float32), top_p=0.7) for x in (NAN, -INF, INF)),

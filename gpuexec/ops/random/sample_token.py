@@ -2,8 +2,8 @@
 
 A class has a *distance* below the largest logit, in octaves of probability, and a *weight*, 2 to the power of 31 less
 that, as an integer. What is kept and drawn follows from sums of integers, which have no order, so NumPy and every
-device give the same token. One block works on a row, and finds what is kept digit by digit of the distance; nothing is
-sorted.
+device give the same token, however many blocks share a row. What is kept is found digit by digit of the distance;
+nothing is sorted.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ _MAX_THREADS = 1024  # kMostThreads of sample_token.cu
 _FARTHEST = np.float32(32)  # kFarthest
 _ALL = 2**32 - 1
 _LONGEST = 2**31
+_BINS, _WORDS = 2048, 6144  # kDigits and kWords
+# Classes that a block has of a row, and rows that are shared by several blocks: more rows keep a device busy.
+_BLOCK_CLASSES, _FEW_ROWS = 4096, 8
 # Of the polynomial for 2**-x, x of [0, 1), highest power first; as Place::weight has them.
 _POLYNOMIAL = (
     *(-0.000946877000387758, 0.009209180250763893, -0.05529811978340149, 0.24017895758152008),
@@ -156,34 +159,42 @@ class SampleToken(Operator):
         return (drawn,)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
-        """Launch one block per row."""
+        """Launch some blocks per row, which wait for each other, or one where there are many rows or few classes."""
         given = (*inputs, *(None,) * (8 - len(inputs)))
         logits, tokens, y = given[0], given[4], outputs[0]
         assert logits is not None and y is not None
-        classes, each = logits.shape[-1], 0
-        if classes >= _LONGEST or y.spec.size >= _LONGEST:
+        classes, rows, each = logits.shape[-1], max(1, y.spec.size), 0
+        if classes >= _LONGEST or rows >= _LONGEST:
             raise InputError(f"SampleToken takes fewer than 2**31 rows and classes on a device, got {logits.spec}.")
         for bit, index in enumerate(_SETTINGS):
             setting = given[index]
             each |= int(setting is not None and setting.spec.size != 1) << bit
-        changed = None if tokens is None else emit.temp(logits.shape, logits.dtype)
-        threads = min(_MAX_THREADS, max(64, 1 << max(0, classes - 1).bit_length() >> 3))
+        is_shared = emit.choose(lambda: int(rows <= _FEW_ROWS and classes > _BLOCK_CLASSES)) > 0
+        places = emit.target.multiprocessors
+        is_cooperative = is_shared and places >= _FEW_ROWS
+        parts = min(places // rows, ceil_div(classes, _BLOCK_CLASSES)) if is_cooperative else 1
+        digits = 3 * ((given[2] is not None) + (given[3] is not None))
+        threads = min(_MAX_THREADS, max(64, 1 << max(0, ceil_div(classes, parts) - 1).bit_length() >> 2))
         emit.launch(
             Kernel("sample_token.cu", f"sample_token<{dtype_row(logits.dtype).cuda}>"),
-            (max(1, y.spec.size), 1, 1),
+            (rows * parts, 1, 1),
             (threads, 1, 1),
             [
                 emit.contiguous(logits),
                 *(take_key(emit, given, index) for index in range(1, 8)),
                 y,
-                changed,
+                None if tokens is None else emit.temp(logits.shape, logits.dtype),
+                emit.temp((2 * places,), _INT) if is_shared else None,
+                emit.counters(1 + rows * digits * _WORDS) if is_shared else None,
                 int32(classes),
                 int32(y.shape[1] if y.spec.rank == 2 else 1),
+                int32(parts),
                 int64(0 if tokens is None else tokens.shape[1]),
                 np.uint32(each),
                 Draw.of(self.seed, self.stream).pack(),
             ],
-            writes=[8] if changed is None else [8, 9],
+            writes=[8, *[9] * (tokens is not None), *[10, 11] * is_shared],
+            cooperative=is_cooperative,
         )
 
     def _draw(self, count: int, rows: int, places: Array | None, key: Array | None) -> Array:
@@ -238,26 +249,30 @@ def find_bound(places: Array, most: Any, share: Any, weights: Array) -> int:
 # count it by a digit, or its weight, to add up its weight, and to find that it counts no more; and for a digit.
 _LOOK, _PENALISE, _COUNT, _WEIGH, _ADD, _SKIP, _SCAN = 8, 26, 27, 52, 37, 14, 400
 _DIGITS = 2  # by which the bound is known, but for classes within 2**-16 octaves of each other
-_AHEAD, _BINS = 8, 2048  # kAhead, kDigits
+_AHEAD = 4  # kAhead
 
 
 @work_of("sample_token.cu", "sample_token")
 def _count_sample(launch: Launch) -> Work:
     x, _, top_k, top_p, tokens = launch.arguments[:5]
     assert isinstance(x, Slot)
-    own = ceil_div(read_int(launch.arguments[10]), launch.block[0])
+    threads, parts = launch.block[0], read_int(launch.arguments[14])
+    own = ceil_div(ceil_div(read_int(launch.arguments[12]), parts), threads)
     counted, weighed, penalised = (each is not None for each in (top_k, top_p, tokens))
-    digits = _DIGITS * (counted + weighed)
+    searches, digits = counted + weighed, _DIGITS * (counted + weighed)
     passes = 2 + penalised + digits
     each = _LOOK + penalised * _PENALISE + counted * (_COUNT + _SKIP) + weighed * (_WEIGH + _SKIP)
-    each += _SKIP if counted or weighed else _ADD
-    scanned = 6 * _BINS // WARP * (1 + 2 * _BINS // launch.block[0])  # a thread reads bins side by side
+    each += _SKIP if searches else _ADD
+    # A thread reads bins side by side; blocks that share a row add up theirs, and each reads the sums.
+    scanned = 6 * _BINS // WARP * (1 + 2 * _BINS // threads)
+    meetings = 0 if parts == 1 else 2 + 3 * searches
     return Work(
-        instructions=count_warps(launch) * (own * each + _SCAN * digits),
+        instructions=count_warps(launch) * (own * each + (_SCAN + 12 * _WORDS // threads) * digits),
         wavefronts=count_warps(launch) * own * (counted + 3 * weighed + penalised) + launch.grid[0] * digits * scanned,
-        l2_nbytes=(passes + penalised) * count_slot_bytes(x),
-        rounds=passes * ceil_div(own, _AHEAD),
-        barriers=4 + 3 * penalised + 6 * digits,
+        l2_nbytes=(passes + penalised) * count_slot_bytes(x)
+        + (8 * _WORDS * launch.grid[0] * digits if parts > 1 else 0),
+        rounds=passes * ceil_div(own, _AHEAD) + 2 * meetings + (2 * digits if parts > 1 else 0),
+        barriers=4 + 3 * penalised + 6 * digits + 2 * meetings,
         registers=64,
         shared_nbytes=25360,
     )
