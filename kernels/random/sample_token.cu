@@ -196,13 +196,15 @@ __device__ inline u64 sum_weights(const Row<T>& row, u32 bound, Search& search) 
   return total;
 }
 
-// Writes the first class at which the running sum of the block's weights exceeds `wanted`, by the warp whose part it is in.
+// Writes the first class at which the running sum of the block's weights exceeds `wanted`, by the warp whose part it is in;
+// nothing where it is another block's.
 template <class T>
 __device__ inline void find_class(const Row<T>& row, u32 bound, u64 wanted, const Search& search, i64* chosen) {
   const int lane = threadIdx.x % kWarpThreads, warp = threadIdx.x / kWarpThreads;
   u64 before = 0;
   for (int i = 0; i < warp; ++i) before += search.sums[i];
-  if (wanted < before || wanted >= before + search.sums[warp]) return;
+  // The difference wraps where the number lies before the part.
+  if (wanted - before >= search.sums[warp]) return;
   const Part part(row.first, row.end);
   for (u32 base = part.first; base < part.end; base += kWarpThreads) {
     const u32 i = base + lane;
@@ -340,5 +342,5 @@ __global__ void __launch_bounds__(kMostThreads, 1) sample_token(
   draw_uniform(draw, pair, block, numbers);
   u64 wanted = u64(numbers[0] * double(sum));
   wanted = wanted < sum ? wanted : sum - 1;
-  if (wanted >= before && wanted - before < own) find_class(row, bound, wanted - before, search, &y[number]);
+  find_class(row, bound, wanted - before, search, &y[number]);
 }

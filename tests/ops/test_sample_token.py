@@ -51,6 +51,12 @@ def draw_many(x: Array, count: int, **given: Any) -> Array:
     return SampleToken(stream=2).compute(rows, *settings(places=np.arange(count)[None], **given))[0][0]
 
 
+def find_octave() -> np.float32:
+    """Return a temperature at which a unit of logits is an octave to the bit."""
+    near = np.float32(1.44269504) + np.arange(-4, 5, dtype=np.float32) * np.float32(2**-23)
+    return np.float32(near[np.float32(1) / near * np.float32(1.44269504) == 1][0])
+
+
 def find_kept(x: Array, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> tuple[Array, Array]:
     """Return the classes that are kept and their probabilities, by sorting, in double."""
     scaled = x.astype(np.float64) / temperature
@@ -72,6 +78,11 @@ OWN = {
     "tokens": TOKENS,
     "penalty": [1, 2, 1.1],
 }
+HEAVY = np.repeat(np.array([[0, -0.7]], np.float32), 4500, 1).repeat(8, 0)
+# 40 classes that the first digit of a distance does not tell apart, below one that it does; and neighbours.
+BELOW = np.append(2, np.arange(40) * -(2.0**-19)).astype(np.float32)[None].repeat(30, 0)
+ADJACENT = (np.arange(40) * (-math.log(2) * 2.0**-27)).astype(np.float32)[None].repeat(30, 0)
+TIED = np.append(0, np.full(10, -1)).astype(np.float32)[None].repeat(8, 0)
 NEAR = np.arange(40, dtype=np.float32)[None] * np.float32(-(2.0**-26))  # alike but for the last digit of a distance
 CASES = (
     *(case(f"all-{dtype}", logits(3, 70, dtype=dtype), **MANY) for dtype in FLOATS),
@@ -93,10 +104,26 @@ CASES = (
         penalty=-1e30,
         temperature=0,
     ),
+    case("below-3", BELOW, top_k=3),
+    case("below-a-tenth", BELOW, top_p=0.8),
+    case("adjacent-3", ADJACENT, top_k=3),
+    case("tied-3", TIED, top_k=3, top_p=0.99),
+    case("first-of-equals", np.zeros((1, 3000), np.float32), temperature=0),
+    case("as-far-as-it-gets", np.array([[0, -32]], np.float32).repeat(8, 0), temperature=find_octave()),
+    case("zero-by-zero", np.array([[0, -1]], np.float32), tokens=[[0]], penalty=0, temperature=0),
+    case(
+        "rows-see-what-is-before",
+        np.array([4 * [[6, 4, -1, -3]]], np.float32),
+        tokens=[[0, 0, 1, 2]],
+        penalty=2,
+        temperature=0,
+    ),
     case("equal", np.zeros((1, 3000), np.float32), top_p=0.5),  # their weights exceed 32 bits
     # Rows that several blocks share.
     case("shared", logits(2, 3, 5000), **{**MANY, "tokens": 61 * TOKENS[:2]}),
     case("shared-each-its-own", logits(3, 5000), **OWN),
+    case("shared-heavy", HEAVY, top_p=0.6),
+    case("shared-apart", logits(2, 5000) + np.array([[0], [1000]], np.float32)),
     case("shared-equal", np.zeros((1, 9000), np.float32), top_k=3, top_p=0.5),
     case("shared-nan", np.full((2, 5000), NAN, np.float32), top_k=3, top_p=0.5),
     case("shared-nearest", np.tile(NEAR, 120), top_k=3000, top_p=0.3),
@@ -107,7 +134,7 @@ CASES = (
     case("infinite-among-others", np.array([[0, INF, 5, -INF, INF, NAN]], np.float32)),
     *(case(f"temperature-{x}", logits(4, 70), temperature=x) for x in (0, -1, NAN, 1e-30, 1e-45, 1e30, INF)),
     *(case(f"top-p-{x}", logits(4, 70), top_p=x) for x in (-1, 0, 1e-30, 1 - 2.0**-24, 1, 2, NAN)),
-    *(case(f"top-k-{x}", logits(4, 70), top_k=x) for x in (-1, 1, 69, 70, 2**40)),
+    *(case(f"top-k-{x}", logits(4, 70), top_k=x) for x in (-1, 0, 1, 69, 70, 2**40)),
     *(case(f"penalty-{x}", logits(2, 70), tokens=TOKENS[:2], penalty=x) for x in (0, NAN, INF, -2)),
     *(
         case(f"{classes}-classes-{name}", logits(1, classes), **given)
