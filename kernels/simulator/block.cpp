@@ -10,11 +10,12 @@
 #include <cstring>
 #include <utility>
 
-__thread gpuexec::Position gpuexec_position;
+// Static thread-local storage of these two alone: that of libraries may lie elsewhere by now, and then none would load.
+__thread gpuexec::Position gpuexec_position __attribute__((tls_model("initial-exec")));
 
 namespace gpuexec {
 
-__thread BlockRunner* current_runner;
+__thread BlockRunner* current_runner __attribute__((tls_model("initial-exec")));
 
 namespace {
 

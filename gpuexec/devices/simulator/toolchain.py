@@ -22,8 +22,7 @@ _COMMON = (
 # Guards of static variables would cost an atomic read at each use of a __shared__ variable.
 # No kernel throws, and a launch that is given up leaves its threads where they stand: nothing needs to be unwound.
 KERNEL_FLAGS = ("-O1", "-fno-threadsafe-statics", "-fno-exceptions", "-fno-asynchronous-unwind-tables")
-# Kernels find the position of their thread in static thread-local storage, so the runtime must be loaded with it there.
-RUNTIME_FLAGS = ("-O2", "-ftls-model=initial-exec")
+RUNTIME_FLAGS = ("-O2",)
 # Loops over a thread's own elements become vectors, each lane with the same operations in the same order, in files
 # whose threads make tiles: their kernels run twice as fast for a third more of the compiler's time. In the other modes
 # every access is a call of its own.
