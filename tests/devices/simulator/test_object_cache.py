@@ -197,7 +197,7 @@ def test_runtime_is_built_from_the_installed_sources() -> None:
 
 
 def test_runtime_has_static_thread_local_storage_of_its_own_alone() -> None:
-    """Kernels read the position of their thread there; that of a library loaded before can't be made static any more."""
+    """Kernels read the position of their thread there; that of a library loaded before can't become static."""
     shown = subprocess.run(["readelf", "-dr", "-W", build_runtime()], capture_output=True, text=True, check=True).stdout
     assert "STATIC_TLS" in shown
     assert not [line for line in shown.splitlines() if "TPOFF" in line.replace("DTPOFF", "") and "GLIBCXX" in line]
