@@ -216,9 +216,9 @@ def _list_tiles(emit: Emitter, product: Product, left: str, right: str) -> Seque
         raise PlanError("Operands of a product are not copied by vectors, as those of the upper end are.")
     if left == ACROSS:
         return (SMALL_GROUP,)
-    # Of more rows flat tiles are as fast at best, and more kernels to compile.
-    has_few = emit.choose(product.extents[0] <= SMALL_GROUP.rows)
-    return (FLAT_DEEP_MMA, *GROUP_TILES) if has_few else GROUP_TILES
+    # Of few rows weights are all that is fetched. Of many, flat tiles are as fast at best, and more kernels to compile.
+    of_rows = emit.choose((product.extents[0] > FLAT_DEEP_MMA.rows) + (product.extents[0] > SMALL_GROUP.rows))
+    return (DEEP_MMA_TILES, (FLAT_DEEP_MMA, *GROUP_TILES), GROUP_TILES)[of_rows]
 
 
 def take_tf32(emit: Emitter, product: Product) -> Product | None:
