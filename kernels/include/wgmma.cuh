@@ -58,19 +58,19 @@ class GroupProducts {
     product.right = right;
     product.is_left_across = IsLeftAcross;
     product.is_right_across = IsRightAcross;
-    touch(product);
+    product.seen = touch(product);
     compute<T>(product);
   }
 
   void commit() { ++commits_; }
 
   // Adds what all commits but the youngest `keep` hold.
-  void wait(int keep) {
+  void wait(int keep, gpuexec::Site site) {
     int taken = 0;
     while (taken < count_ && products_[taken].commit < commits_ - keep) {
       Product& product = products_[taken++];
 #ifndef GPUEXEC_COUNT
-      touch(product);
+      if (touch(product) != product.seen) gpuexec_fail("wgmma reads what was written before it was waited for", site);
 #endif
       for (int i = 0; i < product.sums; ++i) product.to[i] = float(product.to[i] + product.added[i]);
     }
@@ -86,6 +86,7 @@ class GroupProducts {
     int sums = 0;
     GroupOperand left{nullptr, 0}, right{nullptr, 0};
     bool is_left_across = false, is_right_across = false;
+    u64 seen = 0;  // a sum over the bytes that were there at first
     double added[kMostSums];
   };
 
@@ -96,25 +97,32 @@ class GroupProducts {
     return base + row * kGroupRowBytes + (place ^ row % 8 * 16);
   }
 
-  // Tells check and count mode what the group reads, each thread its share, by vectors of 16 bytes.
-  static void touch(const Product& product) {
-#if defined(GPUEXEC_CHECK)
-    const int thread = gpuexec_position.lane + threadIdx.x / 32 % 4 * 32;
-    touch(product.left, product.is_left_across, kGroupLines, thread);
-    touch(product.right, product.is_right_across, product.sums * 2, thread);
+  // Tells check and count mode what the group reads, each thread its share, by vectors of 16 bytes. Returns a sum of them.
+  static u64 touch(const Product& product) {
+#ifdef GPUEXEC_CHECK
+    const int thread = threadIdx.x % kGroupThreads;
+    return touch(product.left, product.is_left_across, kGroupLines, thread) +
+           3 * touch(product.right, product.is_right_across, product.sums * 2, thread);
+#else
+    return 0;
 #endif
   }
-  static void touch(const GroupOperand& operand, bool is_across, int lines, int thread) {
+  __attribute__((no_sanitize("thread"))) static u64 touch(const GroupOperand& operand, bool is_across, int lines,
+                                                          int thread) {
+    u64 seen = 0;
     for (int i = thread; i < lines * 2; i += kGroupThreads) {
       const u8* const chunk = is_across ? find(operand, true, i % 8 * 8 + i / 128 * 64, i / 8 % 16)
                                         : find(operand, false, i / 16 * 8 + i % 8, i / 8 % 2 * 8);
       gpuexec_access(chunk, 16, gpuexec::kRead, __builtin_return_address(0));
+      const u64* const words = reinterpret_cast<const u64*>(chunk);
+      seen = seen * 31 + words[0] * 7 + words[1];
     }
+    return seen;
   }
 
   template <class T>
   __attribute__((no_sanitize("thread"), noinline)) static void compute(Product& product) {
-    const int lane = gpuexec_position.lane, warp = threadIdx.x / 32 % 4;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % kGroupThreads / 32;
     double left[2][kSteps];
     for (int half = 0; half < 2; ++half) {
       for (int k = 0; k < kSteps; ++k) {
@@ -149,8 +157,8 @@ __device__ inline void fence_for_group(GroupProducts& products) { products.fence
 __device__ inline void begin_products(GroupProducts& products, GPUEXEC_SITE) { products.begin(site); }
 __device__ inline void commit_products(GroupProducts& products) { products.commit(); }
 template <int Keep>
-__device__ inline void wait_products(GroupProducts& products) {
-  products.wait(Keep);
+__device__ inline void wait_products(GroupProducts& products, GPUEXEC_SITE) {
+  products.wait(Keep, site);
 }
 template <class T, bool IsLeftAcross, bool IsRightAcross, int Fours>
 __device__ inline void multiply_group(GroupProducts& products, float (&sums)[Fours][4], GroupOperand left, GroupOperand right,
