@@ -12,6 +12,7 @@ import gpuexec as gx
 from gpuexec.devices.backend import Backend, open_backend
 from gpuexec.errors import InputError, StateError
 from tests.execution.state.by_hand import BACKENDS, CAPACITY, PAIR, make_rows, run_bound
+from tests.execution.state.programs import run_program
 from tests.model.small_models import make_tracer
 from tests.model.state_models import cache, running_sum
 
@@ -21,7 +22,6 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return open_backend(request.param)
 
 
-KINDS = ("step", "step", "step", "crop", "snapshot", "restore", "reset", "reorder", "set", "fork")
 FORMS = pytest.mark.parametrize("capacity", [CAPACITY, None], ids=["append", "swap"])
 
 
@@ -48,44 +48,13 @@ def test_cropped_state_goes_on_as_if_the_rest_had_not_run(backend: Backend, capa
 
 
 @FORMS
-def test_random_steps_against_lists_of_rows(backend: Backend, capacity: int | None) -> None:
-    """Steps, crops, forks, snapshots, resets and reorders in any order, against rows kept by hand."""
-    rng = random.Random(7)
+@pytest.mark.parametrize("calls", [60, 15])
+def test_random_programs_against_lists_of_rows(backend: Backend, capacity: int | None, calls: int) -> None:
+    """`programs` runs more of them."""
     model = cache(1).bind_state(PAIR, capacity=capacity)
     with gx.Worker(model, backend=backend) as worker:
-        held, kept = make_rows(1, 0), None
-        snapshot: Any = None
-        for seed in range(60):
-            kind = rng.choice(KINDS)
-            if kind == "step" and held.shape[1] + 2 <= CAPACITY:
-                x = make_rows(1, rng.randint(1, 2), seed)[: held.shape[0]]
-                run_bound(worker, x)
-                held = np.concatenate([held, 2 * x], 1)
-            elif kind == "crop":
-                length = rng.randint(0, held.shape[1])
-                worker.state.crop(length)
-                held = held[:, :length]
-            elif kind == "snapshot":
-                snapshot, kept = worker.state.snapshot(), held
-            elif kind == "restore" and snapshot is not None:
-                worker.state.restore(snapshot)
-                assert kept is not None
-                held = kept
-            elif kind == "reset":
-                worker.state.reset()
-                held = make_rows(1, 0)
-            elif kind == "reorder" and held.shape[1]:
-                index = [rng.randrange(2) for _ in range(2)]
-                worker.state.reorder(index)
-                held = held[index]
-            elif kind == "set":
-                held = make_rows(1, rng.randint(1, 5), seed)
-                worker.state.set({"past": held})
-            elif kind == "fork":
-                worker.state = worker.state.fork()
-            if rng.random() < 0.4 and held.shape[1]:
-                np.testing.assert_array_equal(worker.state.get(), held)
-                assert worker.state.length == held.shape[1]
+        for seed in range(60 // calls):
+            run_program(worker, random.Random(7 + seed), calls)
 
 
 def test_rows_behind_a_crop_lie_where_they_lay() -> None:
