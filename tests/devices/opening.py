@@ -32,7 +32,8 @@ EXPRESSIONS = {
 def open_device(name: str) -> Device:
     """Return the process's ``cpu``, ``simulator``, ``check`` (a simulator in check mode), ``tracer`` or ``gpu``.
 
-    ``pixel`` and ``pixel_check`` are simulators whose memory is textures, ``gpu_pixel`` is such a GPU.
+    ``simulator_90`` and ``check_90`` are such of sm_90, ``pixel`` and ``pixel_check`` simulators whose memory is
+    textures, ``gpu_pixel`` is such a GPU.
 
     Raises:
         DeviceNotFoundError: There is no GPU that works.
@@ -44,6 +45,10 @@ def open_device(name: str) -> Device:
             return make_simulator()
         case "check":
             return make_simulator(check_kernels=True)
+        case "simulator_90":
+            return make_simulator(target="sm_90")
+        case "check_90":
+            return make_simulator(target="sm_90", check_kernels=True)
         case "pixel":
             return make_simulator(target="pixel_80")
         case "pixel_check":

@@ -54,7 +54,7 @@ from tests.ops.tolerance import assert_close, to_bits
 Array = np.ndarray[Any, Any]
 MAX_CHECKED_ELEMENTS = 1 << 16
 # The device whose kernels are checked, for those that have one.
-IN_CHECK_MODE = {"simulator": "check", "pixel": "pixel_check"}
+IN_CHECK_MODE = {"simulator": "check", "simulator_90": "check_90", "pixel": "pixel_check"}
 # Attributes that are operators themselves, of which kernels are generated.
 GENERATING = frozenset({"steps", "maker", "score_steps"})
 # What the check "plan" plans for, and the launches of its plans by target.

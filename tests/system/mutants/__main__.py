@@ -37,7 +37,7 @@ def main() -> int:
     files = list_files(folder)
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "launches.json"
-        collect_launches(path, ["sm_80"])
+        collect_launches(path, ["sm_80", "sm_90"])
         tests_of = read_tests(path)
     rows = []
     for file in options.files or files:
