@@ -100,6 +100,37 @@ def test_failing_function_is_named_at_the_call(backend: Backend) -> None:
         np.testing.assert_array_equal(worker.run(inputs(0))[1], -np.maximum(inputs(0), 0))
 
 
+def test_launch_whose_fault_the_next_call_reports_is_named(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU may have met the fault of a launch when the event behind it is made."""
+    worker = gx.Worker(load(FAULTY), backend=backend, synchronous=True)
+    issued, create = [], backend.device.create_event
+    record = backend.device.record
+
+    def create_or_fail() -> Any:
+        if issued:
+            raise gx.DeviceError("creating an event failed")
+        return create()
+
+    def record_noting(*given: Any) -> Any:
+        recording = record(*given)
+        submit = recording.submit
+
+        def submit_noting(*arguments: Any) -> None:
+            issued.append(arguments)
+            submit(*arguments)
+
+        monkeypatch.setattr(recording, "submit", submit_noting)
+        return recording
+
+    monkeypatch.setattr(backend.device, "create_event", create_or_fail)
+    monkeypatch.setattr(backend.device, "record", record_noting)
+    with pytest.raises(gx.DeviceError, match="creating an event failed") as caught:
+        worker.schedule(inputs(0))
+    assert caught.value.node
+    monkeypatch.undo()
+    worker.close()
+
+
 def test_failing_launch_is_named_at_the_call(backend: Backend) -> None:
     # The CPU computes what others launch; its error does not end the device.
     expected = gx.DeviceLostError if backend.device.target.has_kernels else gx.DeviceError

@@ -468,9 +468,10 @@ class _Submission:
     def _finish(self, index: int) -> None:
         """Issue one command and wait for its end."""
         self._recording.submit(self._stream, self._bindings, index, index + 1)
-        event = self._device.create_event()
-        self._stream.record(event)
         try:
+            # Whichever call comes after a fault reports it.
+            event = self._device.create_event()
+            self._stream.record(event)
             event.synchronize()
         except GpuexecError as error:
             origin = self._origins[index]
