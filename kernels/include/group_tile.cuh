@@ -125,4 +125,5 @@ __device__ void sum_slabs(GroupTile<T, Tile, kLeft, kRight>& warp, const Left& a
 #pragma unroll 1
   for (; slab < slabs.count; ++slab) run_slab(slab, fill);
   wait_products<0>(warp.products);
+  settle_sums(warp.sums[0]);
 }

@@ -231,3 +231,15 @@ __device__ __forceinline__ void multiply_group(GroupProducts&, float (&sums)[Fou
 #undef GPUEXEC_GROUP_64
 #undef GPUEXEC_GROUP_256
 #endif
+
+// Keeps what reads sums behind the wait for them, of which they say nothing.
+template <int Fours>
+__device__ __forceinline__ void settle_sums(float (&sums)[Fours][4]) {
+#ifndef GPUEXEC_SIM
+#pragma unroll
+  for (int i = 0; i < Fours; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums[i][e])::"memory");
+  }
+#endif
+}
