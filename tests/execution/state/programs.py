@@ -80,8 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for seed in range(options.seed, options.seed + options.count):
                 try:
                     run_program((append, swap)[seed % 2], random.Random(seed), options.calls)
-                except AssertionError as error:
-                    print(f"{name}: the program of seed {seed} holds other rows: {error}")
+                except (AssertionError, gx.GpuexecError) as error:
+                    print(f"{name}: the program of seed {seed} went wrong: {error}")
                     return 1
         print(f"{name}: {options.count} programs of {options.calls} calls, exact, {time.monotonic() - started:.0f} s")
     return 0
