@@ -76,6 +76,9 @@ def reorder(backend: Backend, held: Carried, index: Sequence[int], axis: int) ->
                     stream.copy(target, source, chunk)
         event = backend.device.create_event()
         stream.record(event)
+        if held.cache is not None and held.cache.stream is not None:
+            # An earlier state of the same bytes may be gone on from, which appends over rows that are read here.
+            held.cache.stream.wait(event)
     backend.deferred_free.hold(event, place.region.memory, held.owner, held.cache, block)
     region = Region(block, 0, made_whole.nbytes)
     # No stream's work appends there: the next run takes the rows over to bytes of its own.

@@ -53,8 +53,9 @@ def test_random_programs_against_lists_of_rows(backend: Backend, capacity: int |
     """`programs` runs more of them."""
     model = cache(1).bind_state(PAIR, capacity=capacity)
     with gx.Worker(model, backend=backend) as worker:
-        for seed in range(60 // calls):
-            run_program(worker, random.Random(7 + seed), calls)
+        # The last goes on from a snapshot while rows behind it are copied in another order.
+        for seed in (*range(7, 7 + 60 // calls), 274):
+            run_program(worker, random.Random(seed), calls)
 
 
 def test_rows_behind_a_crop_lie_where_they_lay() -> None:
