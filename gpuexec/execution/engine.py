@@ -42,7 +42,7 @@ from gpuexec.execution.runs.stopwatch import Stopwatch
 from gpuexec.execution.runs.storage import OpenStorage, own_storage, watch_memory
 from gpuexec.execution.runs.subgraph import Stage
 from gpuexec.execution.runs.submitter import CancelOnError, Stepping, Submitter
-from gpuexec.execution.state.binding import StateBinder
+from gpuexec.execution.state.binding import HeldContents, StateBinder
 from gpuexec.ir.plan import Plan
 from gpuexec.model.model import Model
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
@@ -215,9 +215,8 @@ class Engine:
     def _prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
         given = dict(given)
         with self.exclusive.at_rest():
-            if self.states.outputs:
-                self.states.fill(given, None)
-            stage, chosen = self._runs.choose(given)
+            held = self.states.fill(given, None) if self.states.outputs else ()
+            stage, chosen = self._runs.choose(given, held)
             planned = self._runs.check_limit(stage, chosen, given)
             if planned is None or stage.plans is None:
                 return None
@@ -453,9 +452,10 @@ class Engine:
         stepping = self._stepping.prepared
         with self.exclusive.at_rest():
             given = self.input_reader.accept(inputs, self.binder.kept, copy=copy, is_waited_for=is_waited_for)
+            held: HeldContents = ()
             if self.states.outputs:
-                self.states.fill(given, None if stepping is None else stepping.run._fence)
-            stage, planned = self._runs.choose(given)
+                held = self.states.fill(given, None if stepping is None else stepping.run._fence)
+            stage, planned = self._runs.choose(given, held)
             if self.syncs.is_strict:
                 check_strict(stage)
             if self.planning.limit is not None:
@@ -463,8 +463,8 @@ class Engine:
             if stepping is not None:
                 with self.exclusive.midway():
                     self._stepping.drop("a newer one")
-            reserved = self._runs.reserve(stage, planned, given)
-        prepared = self._runs.bind(given, stage, planned, reserved)
+            reserved = self._runs.reserve(stage, planned, given, held)
+        prepared = self._runs.bind(given, held, stage, planned, reserved)
         prepared.caller = caller
         if log is not None:
             profile_run(prepared, log, self.model.graph.name, self.stream, self.memory_usage)

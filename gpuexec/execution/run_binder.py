@@ -16,12 +16,12 @@ from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.input_binding import count_copied_bytes, count_host_bytes
 from gpuexec.execution.runs.inputs import DeviceArray, GivenInput, HostArray, check_sources, with_room
 from gpuexec.execution.runs.inspection import Inspection
-from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_memory_needs
+from gpuexec.execution.runs.plan_cache import CompiledPlan, PlannedVariant, describe_memory_needs
 from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.run import Run
 from gpuexec.execution.runs.storage import Storage
 from gpuexec.execution.runs.subgraph import Stage, Subgraph
-from gpuexec.execution.state.binding import StateBinder
+from gpuexec.execution.state.binding import HeldContents, StateBinder
 from gpuexec.ir.graphs import Value
 
 
@@ -55,13 +55,21 @@ class RunBinder:
     def adopt(self) -> None:
         """Take up the model that the planning context has now, and its memories."""
         self._graph = self._planning.model.graph
+        self._inputs = {value.name: value for value in self._graph.inputs}
         self._subgraph = Subgraph(self._graph, self._planning, grows=True)
+        # Names of inputs, all of the host, and the inputs as they are at the upper end of a plan's class.
+        self._roomy: tuple[CompiledPlan | None, tuple[str, ...], Mapping[str, GivenInput]] = None, (), {}
 
-    def choose(self, given: Mapping[str, GivenInput]) -> tuple[Stage, PlannedVariant | None]:
-        """Return the first stage of a run of these inputs, and its planned variant, made if it is new."""
-        specs = {}
-        for value in self._graph.inputs:
-            item = given[value.name]
+    def choose(self, given: Mapping[str, GivenInput], held: HeldContents = ()) -> tuple[Stage, PlannedVariant | None]:
+        """Return the first stage of a run of these inputs, and its planned variant, made if it is new.
+
+        Args:
+            given: Inputs by name.
+            held: What memories hold that are not among them.
+        """
+        specs = self._states.list_specs(held) if held else {}
+        for name, item in given.items():
+            value = self._inputs[name]
             content = item.array if isinstance(item, HostArray) and value not in self._states.inputs else None
             specs[value] = item.spec if content is None else item.spec.with_value(content)
         return self._subgraph.choose(specs, frozenset(), self._planning.inspector.exposure)
@@ -77,7 +85,7 @@ class RunBinder:
         return planned
 
     def reserve(
-        self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]
+        self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput], held: HeldContents = ()
     ) -> dict[Value, ReservedOutput]:
         """Reserve the memory of a run: arena, weights, room for inputs, and the outputs, which are returned.
 
@@ -85,35 +93,49 @@ class RunBinder:
             OutOfMemoryError: The device has no room, even once what nobody needs was given back; tells what is needed.
         """
         try:
-            return self._reserve(stage, planned, given)
+            return self._reserve(stage, planned, given, held)
         except OutOfMemoryError:
             self._syncs.note_wait(f"run {self._storage.run_counter.number}", "the device was out of memory")
             self._trim()
             if self._planning.limit is not None:
                 self._give_back()
             try:
-                return self._reserve(stage, planned, given)
+                return self._reserve(stage, planned, given, held)
             except OutOfMemoryError as error:
                 needs = describe_memory_needs(planned, self._planning.weights, len(self._storage.frames))
                 raise OutOfMemoryError(f"{error.message} {needs}", node=error.node, value=error.value) from error
 
     def _reserve(
-        self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput]
+        self, stage: Stage, planned: PlannedVariant | None, given: Mapping[str, GivenInput], held: HeldContents
     ) -> dict[Value, ReservedOutput]:
         frame, reserved = self._next_frame(), {}
         for item in given.values():
             # With one frame, an input may be what the run before made: its own outputs need other bytes then.
             if isinstance(item, DeviceArray) and item.place.is_known:
                 frame.take_out(item.place.region.memory)
+        for carried, _ in held:
+            # Rows that are appended to lie in no frame.
+            for region in carried.regions or () if carried.caches is None else ():
+                frame.take_out(region.memory)
         if planned is not None and stage.plans is not None:
             with self._lock:
                 stage.plans.reserve(planned, self._stream)
             reserved = self._reserve_outputs(frame, stage, planned)
         if self._has_kernels:
             if planned is not None and self._planning.limit is None:
-                given = with_room(given, planned.compiled.widest.template.ends)
+                given = self._add_room(given, planned.compiled.widest)
             self._storage.binder.reserve(frame, given)
         return reserved
+
+    def _add_room(self, given: Mapping[str, GivenInput], widest: CompiledPlan) -> Mapping[str, GivenInput]:
+        """Return the inputs with room for any size of a plan's class: mostly those of the run before."""
+        names, ends = (*given,), widest.template.ends
+        known, found, roomy = self._roomy
+        if known is not widest or found != names:
+            roomy = with_room(given, ends)
+            is_fixed = all(isinstance(item, HostArray) and name in ends for name, item in given.items())
+            self._roomy = widest if is_fixed else None, names, roomy
+        return roomy
 
     def reserve_all(self, stage: Stage, planned: PlannedVariant, *, records: bool) -> None:
         """Reserve for runs of a plan: outputs in all frames, and with ``records`` arena, weights and recording.
@@ -149,6 +171,7 @@ class RunBinder:
     def bind(
         self,
         given: Mapping[str, GivenInput],
+        held: HeldContents,
         stage: Stage,
         planned: PlannedVariant | None,
         reserved: Mapping[Value, ReservedOutput],
@@ -165,7 +188,7 @@ class RunBinder:
         # From here on others may come to wait for it: it is ended, whatever interrupts this.
         self._under_way[id(prepared)] = prepared
         try:
-            inputs = self._states.list_given(given) if self._states.outputs else self._graph.inputs
+            inputs = [value for value in self._graph.inputs if value.name in given]
             self._storage.binder.bind(prepared, inputs, given)
             # The run reads them now: who begins to write them later waits, who began before has made them stale.
             check_sources(given)
@@ -181,7 +204,7 @@ class RunBinder:
         if planned is not None and stage.partition.ready is not None:
             specs.update(zip(stage.partition.ready.outputs, planned.variant.outputs, strict=True))
         if self._states.outputs:
-            self._states.bind(prepared, given, specs)
+            self._states.bind(prepared, given, held, specs)
         bounds = stage.partition.bounds or {}
         for value in self._planning.framed:
             # While more is to come, an output may yet be moved by a plan that has more room.
@@ -197,7 +220,7 @@ class RunBinder:
         """Return the bytes of those outputs of the model that a plan makes."""
         assert stage.partition.ready is not None
         outputs, specs = stage.partition.ready.outputs, planned.variant.outputs
-        return frame.reserve_outputs(planned, planned.compiled.widest.plan, outputs, specs, self._planning.framed)
+        return frame.reserve_outputs(planned.compiled.widest.plan, outputs, specs, self._planning.framed)
 
     def _next_frame(self) -> Frame:
         return self._storage.frames[self._storage.run_counter.number % len(self._storage.frames)]

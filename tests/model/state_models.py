@@ -71,6 +71,29 @@ def cache(axis: int = 1, *, is_read: bool = True, is_cut: bool = False) -> gx.Mo
     return make_model(nodes, {"x": rows, "past": past}, outputs, **constants)
 
 
+def caches(layers: int) -> gx.Model:
+    """present.i = [past.i, (i + 2) * x] along axis 1, and y.i its sum there, of some layers; unbound."""
+    nodes = []
+    past, whole = [2, "past", WIDTH], [2, "all", WIDTH]
+    inputs: dict[str, Any] = {"x": [2, "new", WIDTH]}
+    outputs: dict[str, Any] = {}
+    constants: dict[str, Array] = {"axes": np.array([1], np.int64)}
+    for layer in range(layers):
+        constants[f"factor.{layer}"] = np.array(layer + 2, np.float32)
+        nodes += [
+            helper.make_node("Mul", ["x", f"factor.{layer}"], [f"rows.{layer}"], name=f"scale {layer}"),
+            helper.make_node(
+                "Concat", [f"past.{layer}", f"rows.{layer}"], [f"present.{layer}"], name=f"join {layer}", axis=1
+            ),
+            helper.make_node(
+                "ReduceSum", [f"present.{layer}", "axes"], [f"y.{layer}"], name=f"sum {layer}", keepdims=0
+            ),
+        ]
+        inputs[f"past.{layer}"] = past
+        outputs |= {f"y.{layer}": [2, WIDTH], f"present.{layer}": whole}
+    return make_model(nodes, inputs, outputs, **constants)
+
+
 def recurrent() -> bytes:
     """An LSTM and a GRU behind it, neither with a state of its own; the GRU's last h is used and is an output too."""
     rng = np.random.default_rng(7)

@@ -28,7 +28,7 @@ class Fence:
     def __init__(self) -> None:
         self.events: tuple[Event, ...] = ()
         self.failure: BaseException | None = None
-        self._is_issued, self._changed = False, Wakeup()
+        self._is_issued, self._has_succeeded, self._changed = False, False, Wakeup()
         self._lock = threading.Lock()
         # What is called once it is issued, and whether somebody wants that.
         self._waiting: deque[tuple[Callable[[], None], Callable[[], bool]]] = deque()
@@ -98,6 +98,19 @@ class Fence:
     def is_done(self) -> bool:
         """Return whether all work is done, or never will be; never waits."""
         return self._is_issued and all(event.is_done() for event in self.events)
+
+    def has_failed(self) -> bool:
+        """Return whether the work is known to have failed; never waits."""
+        if self.failure is not None:
+            return True
+        if self._has_succeeded or not self.is_done():
+            return False
+        try:
+            self.synchronize()
+        except GpuexecError:
+            return True
+        self._has_succeeded = True
+        return False
 
     def wait_issued(self, timeout_s: float | None = None) -> bool:
         """Wait until the work is on its stream; False when the time ran out.

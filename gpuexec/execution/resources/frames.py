@@ -178,6 +178,7 @@ class Frame:
         # Changes of the memory above, and the outputs that were reserved since the last, by plan.
         self._generation = 0
         self._reserved: dict[object, tuple[int, dict[Value, ReservedOutput]]] = {}
+        self._placed: dict[int, tuple[Plan, list[tuple[int, Value, int]]]] = {}
         self._target = backend.device.target
         self.is_shared = readers is not None
         self.readers = readers or Readers(backend)
@@ -259,12 +260,11 @@ class Frame:
         return Region(memory, 0, nbytes)
 
     def reserve_outputs(
-        self, planned: object, plan: Plan, outputs: Sequence[Value], specs: Sequence[TensorSpec], own: Collection[Value]
+        self, plan: Plan, outputs: Sequence[Value], specs: Sequence[TensorSpec], own: Collection[Value]
     ) -> dict[Value, ReservedOutput]:
         """Return the bytes of those outputs of a plan that lie here: the same until memory of the frame changes.
 
         Args:
-            planned: Stands for the plan and the size it runs at.
             plan: At the upper end of its size class.
             outputs: Its outputs, as values.
             specs: Of the outputs, at that size.
@@ -273,15 +273,14 @@ class Frame:
         Raises:
             OutOfMemoryError: There is no room, or bytes of the user's are too few.
         """
-        known = self._reserved.get(planned)
+        placed = self._list_placed(plan, outputs, own)
+        shapes = tuple([specs[place].shape for place, _, _ in placed])
+        known = self._reserved.get((id(plan), shapes))
         if known is not None and known[0] == self._generation:
             return known[1]
         generation, rows = self._generation, dict[Value, ReservedOutput]()
-        for value, port, spec in zip(outputs, plan.outputs, specs, strict=True):
-            assert port.buffer is not None
-            if value not in own or plan.buffers[port.buffer].role is Role.STATE:
-                continue
-            needed = plan.buffers[port.buffer].nbytes
+        for place, value, needed in placed:
+            spec = specs[place]
             bound = self.writable(value.name, needed, find_alignment(self._target, spec.dtype))
             final = self.output(value.name, needed)
             rows[value] = ReservedOutput(
@@ -293,8 +292,25 @@ class Frame:
         if len(self._reserved) >= _PLANS_KEPT:
             self._reserved.clear()
         # An output that another thread exported meanwhile has changed the frame: the next call finds new bytes.
-        self._reserved[planned] = generation, rows
+        self._reserved[id(plan), shapes] = generation, rows
         return rows
+
+    def _list_placed(
+        self, plan: Plan, outputs: Sequence[Value], own: Collection[Value]
+    ) -> list[tuple[int, Value, int]]:
+        """Return the outputs of a plan that lie here: their places among all, values, and bytes at the upper end."""
+        known = self._placed.get(id(plan))
+        if known is None or known[0] is not plan:
+            placed = []
+            for place, (value, port) in enumerate(zip(outputs, plan.outputs, strict=True)):
+                assert port.buffer is not None
+                if value in own and plan.buffers[port.buffer].role is not Role.STATE:
+                    placed.append((place, value, plan.buffers[port.buffer].nbytes))
+            if len(self._placed) >= _PLANS_KEPT:
+                self._placed.clear()
+                self._reserved.clear()  # its plans are known by their addresses
+            known = self._placed[id(plan)] = plan, placed
+        return known[1]
 
     def is_aside(self, name: str, region: Region) -> bool:
         """Return whether bytes are those that an output is written to beside the user's."""

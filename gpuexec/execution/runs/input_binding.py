@@ -202,5 +202,8 @@ def count_copied_bytes(target: Target, given: Mapping[str, GivenInput]) -> int:
 
 def count_host_bytes(given: Mapping[str, GivenInput]) -> int:
     """Return how many bytes inputs from the host take on a device."""
-    taken = (item.spec for item in given.values() if isinstance(item, HostArray))
-    return sum(align(spec.nbytes) for spec in taken if not is_host_object(spec.dtype))
+    total = 0
+    for item in given.values():
+        if isinstance(item, HostArray) and not is_host_object(item.spec.dtype):
+            total += align(item.spec.nbytes)
+    return total

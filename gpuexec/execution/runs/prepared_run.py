@@ -14,6 +14,7 @@ from gpuexec.execution.resources.fence import Fence
 from gpuexec.execution.resources.frames import Frame
 from gpuexec.execution.results.place import Place
 from gpuexec.execution.results.readback import ReadbackRequest
+from gpuexec.execution.runs.in_place import InPlaceMemories
 from gpuexec.execution.runs.plan_cache import PlannedVariant
 from gpuexec.execution.runs.run import Run, RunProgress
 from gpuexec.execution.runs.subgraph import Stage
@@ -43,7 +44,9 @@ class PreparedRun:
         borrowed: Inputs that lie on the device, by name, and their places.
         room: Gives inputs that can't be read where they start aligned bytes, by name and number; None: the pool does.
         objects: Strings and containers that another run makes, and their readbacks.
-        carry: Brings what the memories hold to where the run wants it, on the run's stream.
+        carry: Brings what the memories hold to where the run wants it, on the run's stream; called with whether nobody
+            asks for the locations of those that stay in place.
+        in_place: Memories that have no location in ``values``, because they stay in place.
         commit: Says where the run, which is wholly on its stream, leaves the memories.
         caller: The stream in whose order the run is, where it is not its own.
         remaining: The steps left; iterating over them executes them.
@@ -69,7 +72,8 @@ class PreparedRun:
     borrowed: list[tuple[str, ValueLocation, Place]] = field(default_factory=list)
     room: Callable[[str, int], Region] | None = None
     objects: list[tuple[ValueLocation, ReadbackRequest]] = field(default_factory=list)
-    carry: Callable[[], None] | None = None
+    carry: Callable[[bool], None] | None = None
+    in_place: InPlaceMemories | None = None
     commit: Callable[[], None] | None = None
     caller: CallerStream | None = None
     remaining: Iterator[RunProgress] = _NOTHING

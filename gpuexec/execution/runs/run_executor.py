@@ -16,6 +16,7 @@ from gpuexec.execution.resources.aligned_copy import Move, find_alignment, is_al
 from gpuexec.execution.resources.exchange_pool import Lent
 from gpuexec.execution.runs.comparing import Comparison
 from gpuexec.execution.runs.execution_context import ExecutionContext
+from gpuexec.execution.runs.in_place import BoundPorts
 from gpuexec.execution.runs.inspection import Inspection
 from gpuexec.execution.runs.loops import LoopExecutor, ReadToHost
 from gpuexec.execution.runs.pacing import Pacer
@@ -79,7 +80,7 @@ class RunExecutor:
             for location, request in prepared.objects:
                 location.array = request.view()
             if prepared.carry is not None:
-                prepared.carry()
+                prepared.carry(self._is_whole and prepared.stage.exposed is None)
             if self._pacer is not None:
                 prepared.note_begun(self._device, self._stream)
         yield from self._execute(prepared.stage, prepared.planned, prepared.values, is_main=True)
@@ -236,20 +237,22 @@ class RunExecutor:
         if planned.stands_for is not None and not self._is_unfused:
             self._is_unfused = True
             self._planning.counters.unfused += 1
-        bindings: dict[int, Region] = {}
-        for value, port in zip(graph.inputs, plan.inputs, strict=True):
-            if port.buffer is not None:
-                location = values[value]
-                region = location.region
-                bindings[port.buffer] = self._transfers.locate(location) if region is None else region
+        in_place = self._prepared.in_place if is_main else None
+        ports = BoundPorts.of(graph, plan, {}) if in_place is None else in_place.find_ports(graph, plan)
+        bindings = dict(ports.bindings)
+        for value, buffer in ports.inputs:
+            location = values[value]
+            region = location.region
+            bindings[buffer] = self._transfers.locate(location) if region is None else region
         reserved = {}
         if is_main:
             reserved = self._prepared.frame.reserve_outputs(
-                planned, plan, graph.outputs, planned.variant.outputs, self._planning.framed
+                plan, graph.outputs, planned.variant.outputs, self._planning.framed
             )
         made: RunValues = {}
-        for value, port, spec in zip(graph.outputs, plan.outputs, planned.variant.outputs, strict=True):
+        for place, value, port in ports.outputs:
             assert port.buffer is not None
+            spec = planned.variant.outputs[place]
             if value in reserved:
                 bindings[port.buffer] = reserved[value].bound
                 location = ValueLocation(spec, reserved[value].written)

@@ -62,7 +62,7 @@ class _Trace:
             self.extents, self.found = extents, self.symbolic.find(extents)
             self.uses += self.found is not None
         found = self.found
-        if found is None or any(spec.shape != shape for spec, shape in zip(found.inputs, shapes, strict=True)):
+        if found is None or tuple([spec.shape for spec in found.inputs]) != shapes:
             return None
         return found if self._belongs(extents, found, find_class) else None
 

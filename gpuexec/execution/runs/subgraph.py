@@ -76,6 +76,8 @@ class Subgraph:
         self._grows = grows
         self._planning, self._is_body, self._condition = planning, is_body, condition
         self._stages: dict[object, list[Stage]] = {}
+        # Those found last, whose key is compared before its many dtypes are hashed.
+        self._last: tuple[object, list[Stage]] = None, []
         self._wholes: dict[Exposure, Plans] = {}
 
     def choose(
@@ -95,7 +97,7 @@ class Subgraph:
         specs: dict[Value, TensorSpec] = {}
         for value in self.graph.inputs:
             specs[value] = given[value]
-        news = computed & specs.keys()
+        news = computed & specs.keys() if computed else computed
         stage = self._find(specs, news, exposure) or self._make(specs, news, exposure, is_exact=False)
         try:
             return stage, self._plan(stage, given)
@@ -115,7 +117,15 @@ class Subgraph:
         return stage.plans.choose(specs)
 
     def _find(self, specs: _Specs, computed: AbstractSet[Value], exposure: Exposure) -> Stage | None:
-        for stage in self._stages.get(_key(specs, computed, exposure), ()):
+        key = _key(specs, computed, exposure)
+        known, stages = self._last
+        if key != known:
+            found = self._stages.get(key)
+            if found is None:
+                return None
+            self._last = key, found
+            stages = found
+        for stage in stages:
             if stage.fits(specs):
                 return stage
         return None
@@ -168,8 +178,9 @@ class Subgraph:
 
 def _key(specs: _Specs, computed: AbstractSet[Value], exposure: Exposure) -> object:
     # Host objects are always on the host once there is a run: whether planning sees them makes no difference.
-    kinds: list[tuple[object, ...]] = []
+    kinds: list[object] = []
     for value, spec in specs.items():
-        has_content = spec.value is not None and not is_host_object(spec.dtype)
-        kinds.append((spec.dtype, len(spec.shape), has_content, value in computed))
+        dtype = spec.dtype
+        has_content = spec.value is not None and not is_host_object(dtype)
+        kinds += (dtype, len(spec.shape), has_content, value in computed)
     return tuple(kinds), exposure

@@ -13,7 +13,6 @@ import numpy as np
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import Region, Stream, begin_host_read
 from gpuexec.execution.resources.fence import Fence
-from gpuexec.execution.results.place import Place
 from gpuexec.ir.spec import TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -27,6 +26,43 @@ class HasRegion(Protocol):
         """The bytes."""
 
 
+class RowHolders:
+    """Who holds rows in the bytes of memories that grow together; each is of interest while somebody else holds it.
+
+    Memories that were apart and come to be appended to together have one from then on: what was noted of either counts
+    for both.
+    """
+
+    __slots__ = ("_held", "_joined")
+
+    def __init__(self) -> None:
+        self._held: list[weakref.ref[Any]] = []
+        self._joined: RowHolders | None = None
+
+    def add(self, carried: Any) -> None:
+        """Note who holds rows."""
+        root = self._find_root()
+        root._held = [each for each in root._held if each() is not None]
+        root._held.append(weakref.ref(carried))
+
+    def list_held(self) -> list[Any]:
+        """Return who holds rows."""
+        return [held for held in [each() for each in self._find_root()._held] if held is not None]
+
+    def join(self, other: RowHolders) -> None:
+        """Make both one."""
+        root, joined = self._find_root(), other._find_root()
+        if root is not joined:
+            root._held += joined._held
+            joined._held, joined._joined = [], root
+
+    def _find_root(self) -> RowHolders:
+        root = self
+        while root._joined is not None:
+            root = root._joined
+        return root
+
+
 @dataclass(slots=True, eq=False)
 class CacheBytes:
     """Bytes of a memory's whole capacity, to which work of one stream appends.
@@ -36,23 +72,14 @@ class CacheBytes:
         whole: Their spec, the capacity along ``axis``.
         axis: The one that grows.
         stream: Whose work writes them; None: nobody's.
+        holders: Who holds rows here, and in the bytes of memories that grow with this one.
     """
 
     owner: HasRegion
     whole: TensorSpec
     axis: int
     stream: Stream | None
-    # Who holds rows here, from the first on; each is of interest as long as somebody else holds it.
-    _held: list[weakref.ref[Any]] = field(default_factory=list)
-
-    def hold(self, carried: Any) -> None:
-        """Note who holds rows here."""
-        self._held = [each for each in self._held if each() is not None]
-        self._held.append(weakref.ref(carried))
-
-    def list_held(self) -> list[Any]:
-        """Return who holds rows here."""
-        return [held for held in [each() for each in self._held] if held is not None]
+    holders: RowHolders = field(default_factory=RowHolders)
 
 
 def copy_rows(
@@ -71,12 +98,15 @@ def copy_rows(
         stream.copy(destination[0] + put, source[0] + taken, nbytes)
 
 
-def fetch(backend: Backend, place: Place, fence: Fence, cache: CacheBytes | None, owner: object) -> Array:
+def fetch(
+    backend: Backend, spec: TensorSpec, region: Region, fence: Fence, cache: CacheBytes | None, owner: object
+) -> Array:
     """Block for a tensor that lies on the device.
 
     Args:
         backend: Where.
-        place: Its spec and bytes.
+        spec: Of the tensor.
+        region: Its bytes.
         fence: Of the work that makes it, which is on its stream.
         cache: Where it lies with room behind its rows; None: densely.
         owner: What lends its bytes.
@@ -84,7 +114,6 @@ def fetch(backend: Backend, place: Place, fence: Fence, cache: CacheBytes | None
     Raises:
         GpuexecError: What that work raised.
     """
-    spec, region = place.spec, place.region
     if not spec.size:
         return np.empty(spec.shape, spec.dtype)
     pieces = [(0, 0, spec.nbytes)]

@@ -9,7 +9,6 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.execution.resources.fence import Fence
-from gpuexec.execution.results.place import Place
 from gpuexec.execution.state.carried import Carried, StateEntry
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.model.model import Model
@@ -61,9 +60,8 @@ def begin_keys(model: Model, seed: int | None = None, run: int = 0) -> StateEntr
     start = draw_seed() if seed is None else seed
     spec = TensorSpec((2,), KEY_DTYPE)
     keys = [np.array([(start + index) & _WHOLE, run], KEY_DTYPE) for index in range(len(names))]
-    return StateEntry(
-        {n: Carried(Place(n, spec), Fence.of(), array=key) for n, key in zip(names, keys, strict=True)}, None
-    )
+    rows = zip(names, keys, strict=True)
+    return StateEntry(tuple([Carried((name,), spec, Fence.of(), array=key) for name, key in rows]), None)
 
 
 def draw_seed() -> int:

@@ -7,7 +7,8 @@ snapshots and forks are further holders of the same content; nothing is copied b
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,8 @@ from gpuexec.errors import GpuexecError, InputError, StateError, abridge
 from gpuexec.execution.resources.fence import Fence
 from gpuexec.execution.results.exchange import import_cuda, import_dlpack
 from gpuexec.execution.results.given import ArrayLike
-from gpuexec.execution.results.place import Place
 from gpuexec.execution.results.tensor import Tensor
-from gpuexec.execution.state.bytes import fetch
-from gpuexec.execution.state.carried import Carried, StateEntry, has_failed, skip_failed
+from gpuexec.execution.state.carried import Carried, StateEntry, overlay, read_content, skip
 from gpuexec.execution.state.kept_rows import crop, reorder
 from gpuexec.execution.state.seeds import begin_keys, check_seed
 from gpuexec.importer.output_selection import shorten
@@ -95,12 +94,10 @@ class State:
         while (held := self._find(memory.input, is_committed=True)) is not None:
             try:
                 held.fence.synchronize()
-                if held.array is not None:
-                    return held.array.copy()
-                return fetch(self._backend, held.place, held.fence, held.cache, held.owner)
+                return read_content(self._backend, held, held.names.index(memory.input))
             except GpuexecError:
                 # What the run raised it raises to its caller; the state is what it was before.
-                if not has_failed(held.fence):
+                if not held.fence.has_failed():
                     raise
         return np.zeros(self._find_start(memory).shape, memory.dtype)
 
@@ -121,8 +118,8 @@ class State:
             memory = self._find_memory(name)
             carried[memory.input] = _take_value(memory, item, self._backend)
         with self._lock:
-            self._head = StateEntry(carried, self._head)
-            self._note({name: held.place.spec for name, held in carried.items()})
+            self._head = StateEntry(tuple(carried.values()), self._head)
+            self._note(carried.values())
 
     @property
     def length(self) -> int:
@@ -131,7 +128,7 @@ class State:
         Raises:
             StateError: No memory grows, or they hold different numbers of rows.
         """
-        rows = {name: self._count_rows(held, axis) for name, held, axis in self._list_growing()}
+        rows = {memory.input: _count_rows(held, axis) for memory, held, axis in self._list_growing()}
         lengths = set(rows.values())
         if len(lengths) != 1:
             said = ", ".join(f"{name} {count}" for name, count in rows.items()) or "none"
@@ -156,16 +153,15 @@ class State:
             raise StateError("crop: no memory of this state grows.")
         if not isinstance(length, int | np.integer) or isinstance(length, bool) or length < 0:
             raise InputError(f"crop: expected a number of rows, 0 or more, got {length!r}.")
-        for name, held, axis in growing:
-            count = self._count_rows(held, axis)
+        longer: dict[tuple[int, int], tuple[Carried, int, list[str]]] = {}
+        for memory, held, axis in growing:
+            count = _count_rows(held, axis)
             if count < length:
-                raise InputError(f"crop({length}): memory {name!r} holds {count} rows.", value=name)
+                raise InputError(f"crop({length}): memory {memory.input!r} holds {count} rows.", value=memory.input)
+            if held is not None and count > length:
+                longer.setdefault((id(held), axis), (held, axis, []))[2].append(memory.input)
         with self._lock:
-            cropped = {}
-            for name, held, axis in growing:
-                if held is not None and held.place.spec.shape[axis] > length:
-                    cropped[name] = crop(held, axis, int(length))
-            self._put(cropped)
+            self._put([crop(held.pick(names), axis, int(length)) for held, axis, names in longer.values()])
 
     def reorder(self, index: Sequence[int], *, axis: int = 0) -> None:
         """Take the sequences of a batch that an index names, in its order: those that beams go on from, say.
@@ -182,23 +178,22 @@ class State:
         """
         self._backend.check_process()
         places = [int(each) for each in index]
-        carried = {}
-        for memory in self._model.memories:
-            held = self._find_issued(memory.input)
+        found: dict[int, tuple[Carried, list[str]]] = {}
+        for memory, held in self._list_issued():
             if held is None:
                 continue
-            shape = held.place.spec.shape
+            shape = held.known.shape
             if not 0 <= axis < len(shape) or not places or not all(0 <= each < shape[axis] for each in places):
                 raise InputError(
-                    f"reorder({places}, axis={axis}): memory {memory.input!r} holds {held.place.spec}.",
+                    f"reorder({places}, axis={axis}): memory {memory.input!r} holds {held.spec}.",
                     value=memory.input,
                 )
             if memory.axis == axis:
                 raise InputError(f"reorder: memory {memory.input!r} grows along axis {axis}.", value=memory.input)
-            carried[memory.input] = held
-        made = {name: reorder(self._backend, held, places, axis) for name, held in carried.items()}
+            found.setdefault(id(held), (held, []))[1].append(memory.input)
+        made = [reorder(self._backend, held.pick(names), places, axis) for held, names in found.values()]
         with self._lock:
-            self._put(made)
+            self._put([each for moved in made for each in moved])
 
     def reset(self) -> None:
         """Reset all memories to zeros, as before the first run, without the rows they grew by.
@@ -222,7 +217,7 @@ class State:
         start = begin_keys(self._model, check_seed(seed), check_seed(run, "The number of a run"))
         if start is not None:
             with self._lock:
-                self._start, self._head = start, StateEntry(dict(start.carried), self._head)
+                self._start, self._head = start, StateEntry(start.carried, self._head)
 
     def snapshot(self) -> Snapshot:
         """Return what the memories hold after all runs scheduled so far; nothing is copied or waited for."""
@@ -281,66 +276,80 @@ class State:
         return f"State({'; '.join(map(str, self.memories))}, on {self._backend.device.name})"
 
     def _find(self, name: str, without: Fence | None = None, *, is_committed: bool = False) -> Carried | None:
-        """Return what a memory holds, as far as is known now; None: nothing.
+        """Return the content that holds a memory, as far as is known now; None: there is none.
 
         Args:
-            name: Its input.
+            name: The memory's input.
             without: Of a run that is about to be given up.
             is_committed: Leave out runs that are scheduled piece by piece and have not come to their end.
         """
-        return self._find_all([name], without, is_committed=is_committed).get(name)
-
-    def _find_all(
-        self, names: Sequence[str], without: Fence | None = None, *, is_committed: bool = False
-    ) -> dict[str, Carried]:
-        """Return what memories hold, by input, as `_find` does of one."""
-        found: dict[str, Carried] = {}
         with self._lock:
             entry = self._settle(without, is_committed=is_committed)
-            while entry is not None and len(found) < len(names):
-                carried = entry.carried
-                found.update([(name, carried[name]) for name in names if name in carried and name not in found])
-                entry = skip_failed(entry.before, without, is_committed=is_committed)
+            while entry is not None:
+                found = next((carried for carried in entry.carried if name in carried.names), None)
+                if found is not None:
+                    return found
+                entry = skip(entry.before, without, is_committed=is_committed)
+        return None
+
+    def _find_all(self, without: Fence | None = None) -> list[tuple[Carried, tuple[str, ...]]]:
+        """Return all contents, with the memories that each is the newest of, as far as is known now."""
+        with self._lock:
+            entry = self._settle(without)
+            if entry is not None and entry.before is None:
+                return [(carried, carried.names) for carried in entry.carried]
+            found: list[tuple[Carried, tuple[str, ...]]] = []
+            known: set[str] = set()
+            while entry is not None and len(known) < len(self._model.memories):
+                for carried in entry.carried:
+                    names = carried.names if known.isdisjoint(carried.names) else _without(carried.names, known)
+                    if names:
+                        found.append((carried, names))
+                        known.update(names)
+                entry = skip(entry.before, without)
         return found
 
-    def _list_growing(self) -> list[tuple[str, Carried | None, int]]:
-        """Return the memories that grow: input, what it holds on its stream, and the axis."""
-        rows = [(memory.input, memory.axis) for memory in self._model.memories]
-        return [(name, self._find_issued(name), axis) for name, axis in rows if axis is not None]
+    def _list_issued(self) -> list[tuple[Memory, Carried | None]]:
+        """Return the memories and what holds them, which is on its stream."""
+        return [(memory, self._find_issued(memory.input)) for memory in self._model.memories]
+
+    def _list_growing(self) -> list[tuple[Memory, Carried | None, int]]:
+        """Return the memories that grow, what holds them, which is on its stream, and the axis."""
+        growing = [(memory, memory.axis) for memory in self._model.memories if memory.axis is not None]
+        return [(memory, self._find_issued(memory.input), axis) for memory, axis in growing]
 
     def _find_issued(self, name: str) -> Carried | None:
-        """Return what a memory holds once the run that leaves it is on its stream."""
+        """Return what holds a memory once the run that leaves it is on its stream."""
         while (held := self._find(name, is_committed=True)) is not None:
             try:
                 held.fence.wait_issued()
             except GpuexecError:
-                if not has_failed(held.fence):
+                if not held.fence.has_failed():
                     raise
                 continue
             return held
         return None
 
-    def _count_rows(self, held: Carried | None, axis: int) -> int:
-        return 0 if held is None else held.place.spec.shape[axis]
-
-    def _put(self, carried: Mapping[str, Carried]) -> None:
+    def _put(self, carried: Sequence[Carried]) -> None:
         """Let memories hold something else, which fails where the run before it does."""
         if carried:
             head = self._settle(is_committed=True)
             fence = Fence.of() if head is None else head.fence
-            self._head = StateEntry(dict(carried), head, fence)
-            self._note({name: held.place.spec for name, held in carried.items()})
+            self._head = StateEntry(tuple(carried), head, fence)
+            self._note(carried)
             self._settle()
 
-    def _begin(self, carried: Mapping[str, Carried], fence: Fence) -> None:
+    def _begin(self, carried: Sequence[Carried], fence: Fence) -> None:
         """Set the memories to the contents that a run will leave, unless it fails."""
         with self._lock:
-            self._head = StateEntry(dict(carried), self._settle(), fence)
-            self._note({name: held.place.spec for name, held in carried.items() if held.place.has_spec})
+            self._head = StateEntry(tuple(carried), self._head, fence)
+            self._note(carried)
 
-    def _note(self, specs: Mapping[str, TensorSpec]) -> None:
+    def _note(self, carried: Iterable[Carried]) -> None:
         """Note what shapes memories had."""
-        self._specs.update(specs)
+        for each in carried:
+            if each.spec is not None:
+                self._specs.update(dict.fromkeys(each.names, each.spec))
 
     def _find_start(self, memory: Memory) -> TensorSpec:
         """Return the spec of zeros to read from a memory that holds nothing.
@@ -362,27 +371,40 @@ class State:
         raise InputError(f"There is no memory {name!r}; the model has {names}.", value=name)
 
     def _settle(self, without: Fence | None = None, *, is_committed: bool = False) -> StateEntry | None:
-        """Forget what runs that failed would have left, and what was before those that can't fail any more."""
-        self._head = skip_failed(self._head)
+        """Forget what runs that failed would have left, and what was before those that can't fail any more.
+
+        Returns:
+            What the memories hold, see `_find_all` and `_find`.
+        """
         entries: list[StateEntry] = []
         entry = self._head
         while entry is not None:
-            entries.append(entry)
-            before = entry.before = skip_failed(entry.before)
-            entry = before
+            if not entry.fence.has_failed():
+                entries.append(entry)
+            entry = entry.before
+        before = None
         for entry in reversed(entries):
-            if entry.before is not None and self._is_certain(entry.fence) and entry.before.before is None:
-                if not self._is_certain(entry.before.fence):
-                    continue
-                entry.carried = {**entry.before.carried, **entry.carried}
-                entry.before = None
-        return skip_failed(self._head, without, is_committed=is_committed)
+            entry.before = before
+            is_certain = before is not None and before.before is None and self._is_certain(entry.fence)
+            if before is not None and is_certain and self._is_certain(before.fence):
+                entry.carried, entry.before = overlay(entry.carried, before.carried), None
+            before = entry
+        self._head = before
+        return skip(self._head, without, is_committed=is_committed)
 
     def _is_certain(self, fence: Fence) -> bool:
         """Return whether a run can't fail any more: with kernels, once it is on its stream."""
         if not fence.is_issued() or fence.failure is not None:
             return False
-        return self._backend.device.target.has_kernels or (fence.is_done() and not has_failed(fence))
+        return self._backend.device.target.has_kernels or (fence.is_done() and not fence.has_failed())
+
+
+def _count_rows(held: Carried | None, axis: int) -> int:
+    return 0 if held is None else held.known.shape[axis]
+
+
+def _without(names: Sequence[str], others: AbstractSet[str]) -> tuple[str, ...]:
+    return tuple([name for name in names if name not in others])
 
 
 def check_fits(memories: Sequence[Memory], backend: Backend, wanted: Sequence[Memory], own: Backend, what: str) -> None:
@@ -486,10 +508,10 @@ def _copy_foreign(memory: Memory, item: Any, backend: Backend, *, has_dlpack: bo
         event = backend.device.create_event()
         stream.record(event)
     event.synchronize()
-    return Carried(Place(memory.input, spec, Region(copy, 0, spec.nbytes)), Fence.of(event), owner=copy)
+    return Carried((memory.input,), spec, Fence.of(event), regions=(Region(copy, 0, spec.nbytes),), owners=(copy,))
 
 
 def _hold_array(memory: Memory, array: Array) -> Carried:
     spec = TensorSpec(array.shape, array.dtype)
     check_held(memory, spec)
-    return Carried(Place(memory.input, spec), Fence.of(), array=array)
+    return Carried((memory.input,), spec, Fence.of(), array=array)

@@ -12,7 +12,7 @@ import gpuexec as gx
 from gpuexec.devices.backend import Backend, open_backend
 from gpuexec.errors import InputError, StateError
 from tests.execution.state.by_hand import BACKENDS, CAPACITY, PAIR, make_rows, run_bound
-from tests.execution.state.programs import run_program
+from tests.execution.state.programs import bind, run_program
 from tests.model.small_models import make_tracer
 from tests.model.state_models import cache, running_sum
 
@@ -51,8 +51,7 @@ def test_cropped_state_goes_on_as_if_the_rest_had_not_run(backend: Backend, capa
 @pytest.mark.parametrize("calls", [60, 15])
 def test_random_programs_against_lists_of_rows(backend: Backend, capacity: int | None, calls: int) -> None:
     """`programs` runs more of them."""
-    model = cache(1).bind_state(PAIR, capacity=capacity)
-    with gx.Worker(model, backend=backend) as worker:
+    with gx.Worker(bind(capacity), backend=backend) as worker:
         # The last goes on from a snapshot while rows behind it are copied in another order.
         for seed in (*range(7, 7 + 60 // calls), 274):
             run_program(worker, random.Random(seed), calls)
