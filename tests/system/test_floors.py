@@ -113,7 +113,6 @@ SMALL = {
     "devices.simulator.rewrite": "the text that a host compiler is given, apart from how it is called",
     "devices.staging": "one of the resources that a backend opens, as transfers and completion are",
     "execution.profiling.alignment": "the alignment of clocks, an algorithm of its own",
-    "execution.state.kept_rows": "what may be kept of memories, beside how they are bound and where their bytes lie",
     "importer.infer": "onnx stays in the importer, and edits of models call it",
     "importer.versions": "onnx stays in the importer, and `gpuexec ops` calls it",
     "model.editing.renaming": "one of the families of edits, beside selecting and joining",
