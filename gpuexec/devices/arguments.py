@@ -120,6 +120,63 @@ class PackedArguments:
         rows = zip(self._offsets, self._values, strict=True)
         return [block[offset : offset + _measure(value)[1]] for offset, value in rows]
 
+    def find_offset(self, position: int) -> int:
+        """Return the bytes into the block at which the argument at ``position`` begins."""
+        return self._offsets[position]
+
+    def read_number(self, at: int, width: int) -> int:
+        """Return the unsigned integer of ``width`` bytes that stands ``at`` bytes into the block."""
+        return int.from_bytes(self._bytes[at : at + width], "little")
+
+
+class NodeArguments:
+    """The arguments of a launch in a graph, with an address in place of its last one, which is a null pointer.
+
+    All others are those of the block, whatever it holds.
+
+    Args:
+        arguments: The block, which is not moved any more.
+        given: The address.
+        given_nbytes: Bytes there that the launch may read.
+
+    Attributes:
+        address: As `PackedArguments.address`.
+        given: As given.
+        given_nbytes: As given.
+    """
+
+    __slots__ = ("_arguments", "_cell", "_places", "address", "given", "given_nbytes")
+
+    def __init__(self, arguments: PackedArguments, given: int, given_nbytes: int) -> None:
+        self._arguments, self.given, self.given_nbytes = arguments, given, given_nbytes
+        self._cell = np.array([given], np.uint64)
+        places = [arguments.find_value(position) for position in range(len(arguments) - 1)]
+        self._places = np.array([*places, self._cell.ctypes.data], np.uint64)
+        self.address: int = self._places.ctypes.data
+
+    @property
+    def command(self) -> Launch | None:
+        """The plan's Launch."""
+        return self._arguments.command
+
+    @property
+    def origin(self) -> str:
+        """The node it stems from."""
+        return self._arguments.origin
+
+    def kinds(self) -> tuple[str, ...]:
+        """Return kind and size of each argument."""
+        return self._arguments.kinds()
+
+    def pointer(self, position: int) -> int:
+        """Return the pointer argument at ``position``."""
+        is_last = position == len(self._arguments) - 1
+        return self.given if is_last else self._arguments.pointer(position)
+
+    def read(self) -> list[bytes]:
+        """Return the present bytes of each argument."""
+        return [*self._arguments.read()[:-1], self._cell.tobytes()]
+
 
 def _measure(value: np.generic | bytes | None) -> tuple[int, int]:
     """Return alignment and size in bytes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Protocol
 
 from gpuexec.devices.revision import Revision
@@ -31,12 +31,16 @@ class GraphCache:
 
     Attributes:
         refused: How many graphs the device had no memory for; their recordings stay streams of launches.
+        launched: How many times graphs were launched.
+        updated: How many nodes were updated before that, by the kernel and whether the size was another.
     """
 
     def __init__(self, capacity_bytes: int | None = None, revision: Revision | None = None) -> None:
         self._revision = revision or Revision()
         self.capacity_bytes = knobs.graph_bytes() if capacity_bytes is None else capacity_bytes
         self.refused = 0
+        self.launched = 0
+        self.updated: Counter[tuple[str, bool]] = Counter()
         # In order of use, the most recent last.
         self._held: OrderedDict[GraphHolder, int] = OrderedDict()
 
@@ -64,7 +68,8 @@ class GraphCache:
         return True
 
     def touch(self, holder: GraphHolder) -> None:
-        """Mark a graph as the most recently used."""
+        """Count a launch of a graph, which is the most recently used now."""
+        self.launched += 1
         self._held.move_to_end(holder)
 
     def drop(self, holder: GraphHolder) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.arguments import NodeArguments, PackedArguments
 from gpuexec.devices.device import Device, Function, Region, Stream
 from gpuexec.devices.launch_costs import LaunchCosts
 from gpuexec.devices.libraries.device_library import LibraryPlan
@@ -77,13 +77,19 @@ class GraphDevice(Device, Protocol):
 
 
 class PreparedLaunch:
-    """A kernel launch: positions are those of its arguments."""
+    """A kernel launch: positions are those of its arguments.
 
-    __slots__ = ("arguments", "begins_early", "config", "function")
+    Attributes:
+        arguments: Its arguments, all by value.
+        moved: Those with a copy of what moves in device memory, for a node of a graph; None: there is no copy.
+    """
+
+    __slots__ = ("arguments", "begins_early", "config", "function", "moved")
 
     def __init__(self, function: Function, command: Launch, origin: str = "") -> None:
         self.arguments = PackedArguments(list_values(command), command, origin)
         self.begins_early: bool | None = None  # see `dependent_launch`, which asks once
+        self.moved: NodeArguments | None = None
         self.function, self.config = function, command.config
         signature = function.signature
         if signature is not None and signature != self.arguments.kinds():
@@ -96,6 +102,11 @@ class PreparedLaunch:
         self.config = command.config
         self.arguments.update(list_values(command), is_whole=is_whole)
         self.arguments.command = command
+
+    @property
+    def node_arguments(self) -> PackedArguments | NodeArguments:
+        """The arguments of a node of a graph."""
+        return self.arguments if self.moved is None else self.moved
 
     def find_place(self, position: int) -> tuple[Any, int]:
         """Return where a pointer argument is stored."""
@@ -233,6 +244,7 @@ class PreparedSegment:
 
     Attributes:
         commands: In plan order.
+        row: The present size, where its `layout` is not None.
         alignment: Alignment that every bound address must have. A wide access elsewhere ends a GPU's context, and a
             simulator's CPU would let it pass.
     """
@@ -250,6 +262,7 @@ class PreparedSegment:
         self._places: dict[int, list[list[Any]]] = {}
         # What stores sizes of one layout; the commands that it changes are no more those of `_current`.
         self._writer: SizeWriter | None = None
+        self.row: tuple[int, ...] = ()
         self._stored: frozenset[int] = frozenset()
         self._moving: list[_MovingSlot] = []
         # Whether launches are looked up by their commands, beside what is packed.
@@ -285,9 +298,14 @@ class PreparedSegment:
         self._gather()
         return changed
 
+    @property
+    def layout(self) -> SizeLayout | None:
+        """The layout of the present size, None where it has none."""
+        return None if self._writer is None else self._writer.layout
+
     def has_layout(self, variant: SizedVariant) -> bool:
         """Return whether a size is one of the layout at hand, so that its row is stored and no command replaced."""
-        return self._writer is not None and self._writer.layout is variant.layout
+        return self.layout is variant.layout
 
     def store(self, variant: SizedVariant) -> Collection[int]:
         """Set the commands to another size, by its row where they are of its layout; return the positions changed."""
@@ -295,9 +313,11 @@ class PreparedSegment:
         if self._writer is None or not self.has_layout(variant):
             changed = self.patch(variant.commands)
             self._prepare_writer(layout)
+            self.row = variant.row
             return changed
         row = variant.row
         self._writer.store(row)
+        self.row = row
         self._stored = layout.commands
         for slot in self._moving:
             slot.move(row, self._bound)

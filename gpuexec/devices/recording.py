@@ -56,7 +56,7 @@ class LaunchRecording:
     def add_graph(self, device: GraphDevice, segment: Segment, graphs: GraphCache | None) -> None:
         """Add the graph form; see `GraphForm` for ``graphs``."""
         if self._origins is None:
-            self._graph = GraphForm(device, self._commands, segment.edges, segment.origins, graphs)
+            self._graph = GraphForm(device, self._segment, segment.edges, segment.origins, graphs)
 
     def prepare(self, bindings: Mapping[int, Region]) -> None:
         """Make the graph now with these bindings, if it is to be used from the first submission on."""
@@ -92,12 +92,12 @@ class LaunchRecording:
         if not isinstance(variant, SizedVariant):
             self.patch(variant.commands)
             return
-        is_stored = self._segment.has_layout(variant)
+        is_stored, before = self._segment.has_layout(variant), self._segment.row
         changed = self._segment.store(variant)
         if not is_stored:
             self._note_patched(changed)
-        elif self._graph is not None and changed:
-            self._graph.note_resized(changed)
+        elif self._graph is not None:
+            self._graph.note_resized(before)
 
     def _note_patched(self, changed: Collection[int]) -> None:
         """Issue commands that took the place of others, from now on."""

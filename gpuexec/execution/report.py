@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpuexec.devices.graph_cache import GraphCache
 from gpuexec.execution.engine import Engine
 from gpuexec.execution.resources.memory_usage import MemoryUsageRow
 from gpuexec.execution.resources.syncs import CallRow, CopyRow, ReadRow
@@ -20,7 +21,9 @@ class Report:
     although the device has kernels; ``host_reads`` the values read back to go on; ``host_syncs`` implicit waits of the
     caller: (what, why) rows, the last thousand. ``plans_restored`` are plans whose layout came from a program;
     ``plans_refused`` says why others of its plans were made again. ``graphs`` are the plans launched as one graph now,
-    ``graphs_refused`` how many the device had no memory for, which go on as launches. ``profiled`` runs had a profiler,
+    ``graphs_refused`` how many the device had no memory for, which go on as launches. ``graph_launches`` were made of
+    them so far; ``nodes_updated`` says for which kernels nodes were updated before that, why (an "address" or the
+    "size" was another) and how often. ``profiled`` runs had a profiler,
     and were put on the stream as launches, layer by layer. ``precision`` is what products and convolutions are computed
     in, and the layers that are not. ``device_copies`` are inputs and outputs of the caller's
     that are copied on the device for where they start. ``providers`` are rows (node, provider, why) of the products and
@@ -44,6 +47,8 @@ class Report:
     plans_refused: tuple[str, ...] = ()
     graphs: int = 0
     graphs_refused: int = 0
+    graph_launches: int = 0
+    nodes_updated: tuple[tuple[str, str, int], ...] = ()
     profiled: int = 0
     device_copies: tuple[CopyRow, ...] = ()
     precision: str = STRICT
@@ -72,6 +77,8 @@ def make_report(engine: Engine, reason: str) -> Report:
         plans_refused=tuple(counters.refused),
         graphs=engine.planning.graphs.count,
         graphs_refused=engine.planning.graphs.refused,
+        graph_launches=engine.planning.graphs.launched,
+        nodes_updated=_list_updates(engine.planning.graphs),
         profiled=engine.profiled,
         device_copies=syncs.copies,
         precision=str(engine.model.precision),
@@ -108,7 +115,8 @@ def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[Memo
         *([f"  plans that wait for kernels {report.plans_waiting}"] if report.plans_waiting else []),
         *([f"  runs unfused meanwhile {report.runs_unfused}"] if report.runs_unfused else []),
         *(f"  a plan goes on unfused: {why}" for why in report.uncompiled),
-        *([f"  graphs {report.graphs}"] if report.graphs else []),
+        *([f"  graphs {report.graphs}, launched {report.graph_launches} times"] if report.graphs else []),
+        *([f"  nodes updated {_spell_updates(report)}"] if report.nodes_updated else []),
         *([f"  runs profiled, as launches layer by layer {report.profiled}"] if report.profiled else []),
         *([f"  graphs there was no memory for {report.graphs_refused}"] if report.graphs_refused else []),
         *(f"  memory {row}" for row in memory if row.most_nbytes),
@@ -129,6 +137,15 @@ def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[Memo
         lines.append(f"  compared {report.compared} layers with NumPy: all within their operators' tolerances")
     lines += [f"  host wait for {what}: {why}" for what, why in report.host_syncs]
     return "\n".join(lines)
+
+
+def _list_updates(graphs: GraphCache) -> tuple[tuple[str, str, int], ...]:
+    rows = dict(graphs.updated).items()
+    return tuple(sorted((kernel, "size" if is_size else "address", times) for (kernel, is_size), times in rows))
+
+
+def _spell_updates(report: Report) -> str:
+    return ", ".join(f"{kernel} {times} (another {why})" for kernel, why, times in report.nodes_updated)
 
 
 def _count_providers(report: Report) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch, LibraryCall
+from gpuexec.ir.moving_arguments import STORE_SIZES, find_moving
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.weight_forms import PackedForm
 
@@ -140,8 +141,9 @@ class Plan:
         return sum(buffer.nbytes for buffer in self.buffers if buffer.role is Role.COUNTERS)
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """Return the kernels launched, each once, in order of first use."""
-        return tuple(dict.fromkeys(c.kernel for c in self.segment.commands if isinstance(c, Launch)))
+        """Return the kernels launched, each once, in order of first use, and behind them what their graph launches."""
+        kernels = dict.fromkeys(c.kernel for c in self.segment.commands if isinstance(c, Launch))
+        return (*kernels, STORE_SIZES) if any(map(find_moving, kernels)) else tuple(kernels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,14 @@ struct FewAttention {
   float scale, fill;          // fill: score of a key that a mask of bools takes out
 };
 
+// An argument block as the host packs it, of which a copy in device memory has what changes with the sizes.
+template <class S>
+struct FewArguments {
+  const void* others[9];
+  S *room_k, *room_v;
+  alignas(16) FewAttention shape;
+};
+
 // The rows of a block: x = ((batch * heads) + head) * row tiles + row tile.
 template <int Rows>
 struct FewRows {
@@ -67,16 +75,16 @@ __device__ inline void load_rounded(const S* source, bool is_there, float (&wide
   for (int j = 0; j < kColumns; ++j) wide[j] = widen(cast<R>(four.lanes[j]));
 }
 
-// Four of each of a lane's keys, or values: of the past, or new.
+// Four of each of a lane's keys, or values: of the first `past` ones, or new.
 template <class R, class S>
-__device__ inline void load_keys(const S* past, i64 past_stride, const S* added, i64 added_stride,
-                                 const FewAttention& shape, int first, bool is_there, float (&wide)[kLoads][kColumns]) {
+__device__ inline void load_keys(const S* held, i64 held_stride, const S* added, i64 added_stride, int past, int keys,
+                                 int first, bool is_there, float (&wide)[kLoads][kColumns]) {
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     const i64 key = first + i;
-    const bool is_past = key < shape.past;
-    const i64 offset = key * (is_past ? past_stride : added_stride);
-    load_rounded<R>((is_past ? past : added) + offset, is_there && key < shape.keys, wide[i]);
+    const bool is_past = key < past;
+    const i64 offset = key * (is_past ? held_stride : added_stride);
+    load_rounded<R>((is_past ? held : added) + offset, is_there && key < keys, wide[i]);
   }
 }
 
@@ -95,7 +103,8 @@ __device__ inline void store_share(u8* y, i64 offset, bool is_float, float value
 // Grid      one block of 256 per batch, head of keys and Rows rows along x, and slice of the keys along y
 // Needs     depth and values multiples of 4, up to 4 * lanes; q, k, v, the new ones and their strides multiples of 4
 //           elements, rows dense. scratch and counters may be null with one slice; counters are 0 and are left 0. new_k,
-//           new_v, room_k and room_v may be null where past is keys
+//           new_v, room_k and room_v may be null where past is keys. moved may be null; else room_k, room_v, keys and past
+//           are those that stand there, where no launch under way may write: some are read before the wait
 // Numerics  scores and sums in float: four of a head in order, one fma each, lanes by a tree; keys of a lane in order, lanes
 //           by a tree, warps and slices in order. Weights are rounded to R before they meet v, by the largest score so far.
 //           A row whose scores are all -inf is as `empty_rows` says. NaN in a score or in v spreads over its row
@@ -104,23 +113,24 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     attend_few(const S* __restrict__ q, const S* __restrict__ k, const S* __restrict__ v, const u8* __restrict__ mask,
                u8* __restrict__ y, float* scratch, unsigned* counters, const S* __restrict__ new_k,
                const S* __restrict__ new_v, S* __restrict__ room_k, S* __restrict__ room_v,
-               const __grid_constant__ FewAttention shape) {
+               const __grid_constant__ FewAttention shape, const FewArguments<S>* moved) {
   __shared__ alignas(16) float scores[2][Rows][kMaxKeys];  // of two tiles in turn
   __shared__ alignas(16) float partial[kFewWarps][Rows][32 * kColumns];
   __shared__ float totals[kFewWarps][Rows];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int keys = moved ? __ldcg(&moved->shape.keys) : shape.keys, past = moved ? __ldcg(&moved->shape.past) : shape.past;
   const int lanes = shape.lanes, column = lane % lanes * kColumns;
   const int own = thread / lanes * kLoads;  // the first of this lane's keys, which are neighbours
-  const int tile_keys = kFewThreads / lanes * kLoads, tiles = (shape.keys + tile_keys - 1) / tile_keys;
+  const int tile_keys = kFewThreads / lanes * kLoads, tiles = (keys + tile_keys - 1) / tile_keys;
   const bool has_depth = column < shape.depth, has_values = column < shape.values;
   const FewRows<Rows> rows(shape, blockIdx.x);
   k += rows.batch * shape.k_strides[0] + rows.head * shape.k_strides[1] + column;
   v += rows.batch * shape.v_strides[0] + rows.head * shape.v_strides[1] + column;
   // As if the past were in front of them, too.
   new_k += rows.batch * shape.new_k_strides[0] + rows.head * shape.new_k_strides[1] + column -
-           shape.past * shape.new_k_strides[2];
+           past * shape.new_k_strides[2];
   new_v += rows.batch * shape.new_v_strides[0] + rows.head * shape.new_v_strides[1] + column -
-           shape.past * shape.new_v_strides[2];
+           past * shape.new_v_strides[2];
   wait_for_predecessors();
   launch_dependents();
 
@@ -139,8 +149,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   for (int tile = int(u32(tiles) * blockIdx.y / gridDim.y); tile < end; ++tile) {
     const int first = tile * tile_keys + own;
     float of_keys[kLoads][kColumns], of_values[kLoads][kColumns];
-    load_keys<R>(k, shape.k_strides[2], new_k, shape.new_k_strides[2], shape, first, has_depth, of_keys);
-    load_keys<R>(v, shape.v_strides[2], new_v, shape.new_v_strides[2], shape, first, has_values, of_values);
+    load_keys<R>(k, shape.k_strides[2], new_k, shape.new_k_strides[2], past, keys, first, has_depth, of_keys);
+    load_keys<R>(v, shape.v_strides[2], new_v, shape.new_v_strides[2], past, keys, first, has_values, of_values);
     float(&here)[Rows][kMaxKeys] = scores[tile % 2];
     float products[Rows][kLoads];
 #pragma unroll
@@ -166,8 +176,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
       for (int r = 0; r < Rows; ++r) {
         const float(&all)[kLoads] = products[r];
         const float product = number < 2 ? (number == 0 ? all[0] : all[1]) : (number == 2 ? all[2] : all[3]);
-        here[r][own + number] = key < shape.keys ? rows.find_score(shape, mask, r, key, product * shape.scale)
-                                                 : limits<float>::negative_inf();
+        here[r][own + number] = key < keys ? rows.find_score(shape, mask, r, key, product * shape.scale)
+                                           : limits<float>::negative_inf();
       }
     }
     __syncthreads();
@@ -196,11 +206,12 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 
   // Each new row is stored once, by a block that has read it: of the first rows of its head, and the last slice.
   if (rows.first == 0 && blockIdx.y + 1 == gridDim.y) {
+    if (moved) room_k = moved->room_k, room_v = moved->room_v;
     room_k += rows.batch * shape.k_strides[0] + rows.head * shape.k_strides[1] + column;
     room_v += rows.batch * shape.v_strides[0] + rows.head * shape.v_strides[1] + column;
 #pragma unroll 1
-    for (i64 key = shape.past + thread / lanes; key < shape.keys; key += kFewThreads / lanes) {
-      const i64 row = key - shape.past;
+    for (i64 key = past + thread / lanes; key < keys; key += kFewThreads / lanes) {
+      const i64 row = key - past;
       if (has_depth) store_vec(room_k + row * shape.k_strides[2], load_vec<kColumns>(new_k + key * shape.new_k_strides[2]));
       if (has_values) store_vec(room_v + row * shape.v_strides[2], load_vec<kColumns>(new_v + key * shape.new_v_strides[2]));
     }
@@ -233,7 +244,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   const auto finish = [&](int r, int at, float sum, float all, float most) {
     const bool is_empty = most == limits<float>::negative_inf() && all == 0;
     float share = is_empty ? 0.0f : sum / all;
-    if (is_empty && shape.empty_rows == kNan && shape.keys > 0) share = limits<float>::nan();
+    if (is_empty && shape.empty_rows == kNan && keys > 0) share = limits<float>::nan();
     if (shape.empty_rows == kGuarded && all != all) share = 0.0f;
     store_share<R>(y, rows.find_offset(shape, shape.y_strides, r) + at, shape.is_float, share);
   };

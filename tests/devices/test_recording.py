@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.arguments import NodeArguments, PackedArguments
 from gpuexec.devices.device import Function, Region
 from gpuexec.devices.prepared import PreparedLaunch, PreparedSegment
 from gpuexec.devices.recorder.tracer import TracerDevice, TracerFunction, TracerMemory, TracerStream
@@ -69,6 +69,19 @@ def test_update_changes_values_and_keeps_pointers_and_places() -> None:
     arguments.update([None, np.int32(2), b"cd"])
     assert (arguments.address, arguments.pointer(0)) == (address, 77)
     assert arguments.read()[1:] == [np.int32(2).tobytes(), b"cd"]
+
+
+def test_node_arguments_are_the_present_ones_with_another_last_pointer() -> None:
+    arguments = PackedArguments([None, np.int32(1), None])
+    node = NodeArguments(arguments, 0xABCD00, 64)
+    arguments.set_pointer(0, 77)
+    arguments.update([None, np.int32(2), None])
+    places = (ctypes.c_uint64 * 3).from_address(node.address)
+    assert [ctypes.c_uint64.from_address(places[at]).value for at in (0, 2)] == [77, 0xABCD00]
+    assert ctypes.c_int32.from_address(places[1]).value == 2
+    assert node.read() == [(77).to_bytes(8, "little"), (2).to_bytes(4, "little"), (0xABCD00).to_bytes(8, "little")]
+    assert (node.pointer(0), node.pointer(2), node.kinds()) == (77, 0xABCD00, ("P8", "i4", "P8"))
+    assert arguments.read()[2] == bytes(8)
 
 
 def window(buffer: int, offset: int = 0) -> Slot:

@@ -55,6 +55,7 @@ BY_SLOTS = {
     "signal_window.cu": "cosine_window",
     "sort.cu": "make_keys",
     "statistics.cu": "count_bins merge_all_samples take_samples",
+    "store_sizes.cu": "store_sizes",
     "swiglu.cu": "swiglu",
     "training.cu": "adagrad adam momentum",
     "trilu.cu": "trilu",

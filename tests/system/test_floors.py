@@ -37,7 +37,7 @@ INNER = {
         ("validate", "signatures", "geometry", "instances", "kernel_values", "library_problem")
         + ("precision", "spec", "target"),
         ("command", "containers", "gpus", "host_values", "weight_forms"),
-        ("index_map", "pointwise", "provider", "row_form"),
+        ("index_map", "moving_arguments", "pointwise", "provider", "row_form"),
         ("operator", "plan", "work"),
         ("apply", "graphs", "plan_json", "size_layout"),
         ("graph_json",),
@@ -48,7 +48,7 @@ INNER = {
         ("pixel",),
         ("launch_costs", "completion", "deferred_free", "size_writer"),
         ("prepared", "cpu", "memory_pool", "staging", "transfers"),
-        ("graph_cache", "dependent_launch"),
+        ("graph_cache", "dependent_launch", "device_sizes"),
         ("graph_form",),
         ("recording",),
         ("cuda", "recorder", "simulator"),

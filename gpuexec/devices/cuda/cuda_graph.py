@@ -180,7 +180,7 @@ class CudaGraph:
         """Return the parameters of a command's nodes."""
         match command:
             case PreparedLaunch():
-                key = (command.function, command.config, command.arguments.address)
+                key = (command.function, command.config, command.node_arguments.address)
                 known = self._given.get(position)
                 if known is None or known[0] != key:
                     known = self._given[position] = key, self._describe_launch(command)
@@ -198,7 +198,7 @@ class CudaGraph:
         parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ = command.config.grid
         parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ = command.config.block
         parameters.sharedMemBytes = command.config.shared_bytes
-        parameters.kernelParams = command.arguments.address
+        parameters.kernelParams = command.node_arguments.address
         return parameters
 
     def _describe_copy(self, command: PreparedCopy) -> Any:

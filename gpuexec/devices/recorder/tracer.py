@@ -374,7 +374,7 @@ class TracerGraph:
                 case PreparedLaunch():
                     config = command.config
                     (x, y, z), (width, height, depth) = config.grid, config.block
-                    handle, places = command.function.handle, command.arguments.address  # type: ignore[attr-defined]
+                    handle, places = command.function.handle, command.node_arguments.address  # type: ignore[attr-defined]
                     _KERNEL_NODE.pack_into(
                         self._packed, 0, handle, x, y, z, width, height, depth, config.shared_bytes, places, 0
                     )
@@ -408,7 +408,7 @@ def _describe(command: PreparedCommand) -> tuple[object, ...]:
         case PreparedLaunch():
             kernel = str(command.function.kernel)  # type: ignore[attr-defined]
             name = "cooperative launch" if command.config.cooperative else "launch"
-            return (name, kernel, command.config.grid, command.config.block, tuple(command.arguments.read()))
+            return (name, kernel, command.config.grid, command.config.block, tuple(command.node_arguments.read()))
         case PreparedCopy():
             return ("copy", *command.addresses, command.nbytes)
         case PreparedFill():

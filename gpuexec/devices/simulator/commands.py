@@ -6,10 +6,10 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.arguments import NodeArguments, PackedArguments
 from gpuexec.devices.simulator.context import SimulatorContext
 from gpuexec.devices.simulator.counts import LaunchCounts
-from gpuexec.devices.simulator.library import AllowedRange, WithheldRange, load_runtime
+from gpuexec.devices.simulator.library import AllowedRange, ArgumentCopy, WithheldRange, load_runtime
 from gpuexec.devices.simulator.module import SimulatorFunction
 from gpuexec.devices.simulator.operations import Access, Operation
 from gpuexec.errors import InputError
@@ -23,9 +23,17 @@ def make_launch(
     context: SimulatorContext,
     function: SimulatorFunction,
     config: LaunchConfig,
-    arguments: PackedArguments,
+    arguments: PackedArguments | NodeArguments,
+    copied: ArgumentCopy | None = None,
 ) -> Operation:
     """Return a launch; ``arguments`` may be changed afterwards.
+
+    Args:
+        context: Of the device.
+        function: The kernel.
+        config: Its launch configuration.
+        arguments: What it is passed, and by which slots it is known what it may use.
+        copied: What it was passed before and is passed again; None: a copy of the arguments.
 
     Raises:
         KernelError: The launch does not fit the kernel's signature or the device.
@@ -33,7 +41,7 @@ def make_launch(
     function.check_launch(config, context.target)
     if config.cooperative:
         function.check_residency(config, context.target)
-    copied, origin, command = function.copy_arguments(arguments), arguments.origin, arguments.command
+    copied, origin, command = copied or function.copy_arguments(arguments), arguments.origin, arguments.command
     ranges = _find_ranges(arguments) if function.mode == "check" else None
 
     accesses = _find_accesses(context, arguments)
@@ -109,7 +117,7 @@ def make_fill(context: SimulatorContext, address: int, pattern: bytes, count: in
     return Operation(_name(name, origin), run, _drop_empty(Access(address, nbytes, True)), origin)
 
 
-def _find_accesses(context: SimulatorContext, arguments: PackedArguments) -> tuple[Access, ...]:
+def _find_accesses(context: SimulatorContext, arguments: PackedArguments | NodeArguments) -> tuple[Access, ...]:
     """Return the accesses of a launch: its command's slots, or else its pointers' allocations, as if written."""
     command = arguments.command
     if command is None:
@@ -122,10 +130,12 @@ def _find_accesses(context: SimulatorContext, arguments: PackedArguments) -> tup
             low, high = slot.byte_range()
             start = arguments.pointer(position) + low - slot.offset_bytes
             accesses.append(Access(start, high - low, position in command.writes, *slot.byte_rows()))
+    if isinstance(arguments, NodeArguments):
+        accesses.append(Access(arguments.given, arguments.given_nbytes, False))
     return _drop_empty(*accesses)
 
 
-def _find_ranges(arguments: PackedArguments) -> list[AllowedRange] | None:
+def _find_ranges(arguments: PackedArguments | NodeArguments) -> list[AllowedRange] | None:
     """Return the byte range of each slot of a launch; None where only addresses are known."""
     command = arguments.command
     if command is None:
@@ -136,6 +146,9 @@ def _find_ranges(arguments: PackedArguments) -> list[AllowedRange] | None:
             low, high = slot.byte_range()
             start = arguments.pointer(position) - slot.offset_bytes
             ranges.append(AllowedRange(start + low, start + high, position, position in command.writes))
+    if isinstance(arguments, NodeArguments):
+        end = arguments.given + arguments.given_nbytes
+        ranges.append(AllowedRange(arguments.given, end, len(command.arguments) - 1, False))
     return ranges
 
 

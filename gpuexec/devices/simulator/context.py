@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.arguments import NodeArguments, PackedArguments
 from gpuexec.devices.simulator.address_map import AddressMap
 from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.findings import Finding, describe
@@ -78,7 +78,7 @@ class SimulatorContext:
         if nbytes and not self.blocks.holds(address, nbytes, is_running=is_running):
             raise DeviceError(f"{name}: {self.blocks.describe(address)}.")
 
-    def check_not_freed(self, arguments: PackedArguments, name: str) -> None:
+    def check_not_freed(self, arguments: PackedArguments | NodeArguments, name: str) -> None:
         """Check that no pointer lies in an allocation that was freed while work still uses it.
 
         Raises:

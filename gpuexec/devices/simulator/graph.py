@@ -8,10 +8,12 @@ from collections.abc import Set as AbstractSet
 from gpuexec.devices.prepared import PreparedCommand, PreparedCopy, PreparedFill, PreparedLaunch
 from gpuexec.devices.simulator.commands import make_copy, make_fill, make_launch
 from gpuexec.devices.simulator.context import SimulatorContext
+from gpuexec.devices.simulator.library import ArgumentCopy
 from gpuexec.devices.simulator.module import SimulatorFunction
 from gpuexec.devices.simulator.operations import GENERATIONS, Operation, begin_early
 from gpuexec.devices.simulator.stream import SimulatorStream
 from gpuexec.errors import ClosedError, InputError
+from gpuexec.ir.command import LaunchConfig
 
 
 class SimulatorGraph:
@@ -50,17 +52,23 @@ class SimulatorGraph:
         for position in order:
             for after in self._after[position]:
                 self._before[after] |= self._before[position] | 1 << position
-        self._nodes: list[Operation] | None = [_make_node(context, command) for command in commands]
+        # Launches with copies of their arguments in device memory, and how they are launched: what they use depends on
+        # the size that is written there by then.
+        self._moved: dict[int, tuple[PreparedLaunch, LaunchConfig, ArgumentCopy]] = {}
+        self._nodes: list[Operation] | None = []
+        self._nodes.extend([self._make_node(position, command) for position, command in enumerate(commands)])
 
     def update(self, positions: Sequence[int], commands: Sequence[PreparedCommand]) -> None:
         """Update the nodes at ``positions`` to the given ``commands``; runs already launched keep theirs."""
         nodes = self._open_nodes()
         for position in positions:
-            nodes[position] = _make_node(self._context, commands[position])
+            nodes[position] = self._make_node(position, commands[position])
 
     def launch(self, stream: SimulatorStream) -> None:
         """Put the whole graph on a stream, in an order the device chooses among those the edges allow."""
         nodes = self._open_nodes()
+        for position, moved in self._moved.items():
+            nodes[position] = _make_launch(self._context, *moved)
         if self._under_way:
             early = {
                 at: begin_early(nodes[at], [nodes[each] for each in before]) for at, before in self._under_way.items()
@@ -71,6 +79,23 @@ class SimulatorGraph:
     def close(self) -> None:
         """Drop the commands; runs under way finish. A second call does nothing."""
         self._nodes = None
+
+    def _make_node(self, position: int, command: PreparedCommand) -> Operation:
+        self._moved.pop(position, None)
+        match command:
+            case PreparedLaunch():
+                assert isinstance(command.function, SimulatorFunction)
+                launch = command, command.config, command.function.copy_arguments(command.node_arguments)
+                if command.moved is not None:
+                    self._moved[position] = launch
+                return _make_launch(self._context, *launch)
+            case PreparedCopy():
+                destination, source = command.addresses
+                both, origin = (destination, source), command.origin
+                return make_copy(self._context, destination, source, command.nbytes, both, origin=origin)
+            case PreparedFill():
+                return make_fill(self._context, command.address, command.pattern, command.count, command.origin)
+        raise InputError(f"A graph has no node for {type(command).__name__}.")
 
     def _arrange(self, choose: Callable[[list[int]], int]) -> list[int]:
         """Return the positions in a topological order of the edges, chosen among the ready nodes."""
@@ -108,14 +133,8 @@ def find_under_way(programmatic: AbstractSet[tuple[int, int]]) -> dict[int, tupl
     return found
 
 
-def _make_node(context: SimulatorContext, command: PreparedCommand) -> Operation:
-    match command:
-        case PreparedLaunch():
-            assert isinstance(command.function, SimulatorFunction)
-            return make_launch(context, command.function, command.config, command.arguments)
-        case PreparedCopy():
-            destination, source = command.addresses
-            return make_copy(context, destination, source, command.nbytes, (destination, source), origin=command.origin)
-        case PreparedFill():
-            return make_fill(context, command.address, command.pattern, command.count, command.origin)
-    raise InputError(f"A graph has no node for {type(command).__name__}.")
+def _make_launch(
+    context: SimulatorContext, command: PreparedLaunch, config: LaunchConfig, copied: ArgumentCopy
+) -> Operation:
+    assert isinstance(command.function, SimulatorFunction)
+    return make_launch(context, command.function, config, command.node_arguments, copied)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.devices.arguments import PackedArguments
+from gpuexec.devices.arguments import NodeArguments, PackedArguments
 from gpuexec.devices.kernels.code_files import load_library
 from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.devices.residency import check_residency, count_resident
@@ -144,7 +144,7 @@ class SimulatorFunction:
         """
         check_residency(str(self), config.grid, count_resident(config, target), target.multiprocessors)
 
-    def copy_arguments(self, arguments: PackedArguments) -> ArgumentCopy:
+    def copy_arguments(self, arguments: PackedArguments | NodeArguments) -> ArgumentCopy:
         """Return a copy of the arguments, independent of later changes.
 
         Raises:

@@ -20,6 +20,7 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Strides, broadcast_strides, ceil_div, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import pack_struct
+from gpuexec.ir.moving_arguments import MovingArgument, declare_moving
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import BFLOAT16, dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
@@ -36,7 +37,7 @@ _FLOAT = np.dtype(np.float32)
 _DTYPES = (np.dtype(np.float16), BFLOAT16)
 _THREADS, _WARPS, _COLUMNS, _LOADS = 256, 8, 4, 4  # kFewThreads, kFewWarps, kColumns, kLoads
 _ROWS = (1, 4)  # of the instances
-_REGISTERS = {1: 90, 4: 124}
+_REGISTERS = {1: 90, 4: 126}
 _LEAST_LANES, _MOST_LANES, _MOST_KEYS = 8, 32, 1 << 30
 _BLOCKS = 2  # of a multiprocessor
 _ROW_AXIS = 2  # of [batch, heads, rows, size]
@@ -50,6 +51,11 @@ instantiate(
         for stored in ("float", dtype_row(dtype).cuda)
         for rows in _ROWS
     ],
+)
+# Where the new ones belong, and keys and past of FewAttention.
+declare_moving(
+    *(_SOURCE, "attend_few", MovingArgument(9), MovingArgument(10)),
+    *(MovingArgument(11, at, "i") for at in (struct.calcsize("<22q3i"), struct.calcsize("<22q4i"))),
 )
 
 
@@ -101,7 +107,8 @@ def launch_few_queries(
     operands = replace(operands, q=q, k=k, v=v)
     slices = slice_tiles(emit, tiles, ceil_div(keys, _count_tile_keys(lanes)), floats, _BLOCKS, _COSTS)
     packed = _pack(operands, appended, y, scale, fill, empty, row_tiles, lanes)
-    arguments: list[Argument] = [q, k, v, mask, y, slices.scratch, slices.counters, None, None, None, None, packed]
+    parts = (slices.scratch, slices.counters)
+    arguments: list[Argument] = [q, k, v, mask, y, *parts, None, None, None, None, packed, None]
     writes = slices.writes(4, 5, tiles)
     if appended is not None:
         of_k, of_v = appended
@@ -271,7 +278,7 @@ _EACH_TILE, _EACH_TILE_ROW, _EACH_ROW, _EACH_SLICE, _AROUND = 290, 150, 150, 45,
 
 @work_of(_SOURCE, "attend_few")
 def _count_few(launch: Launch) -> Work:
-    q, k, v, _, y, *_, room_k, room_v, packed = launch.arguments
+    q, k, v, _, y, *_, room_k, room_v, packed, _ = launch.arguments
     assert isinstance(q, Slot) and isinstance(k, Slot) and isinstance(v, Slot) and isinstance(y, Slot)
     assert isinstance(packed, bytes)
     heads, group, queries, keys, _, depth, values, _, lanes, kind, *_ = struct.unpack(_STRUCT, packed)[22:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gpuexec.devices.graph_cache import NODE_NBYTES
 from gpuexec.devices.recorder.tracer import TracerDevice
 from gpuexec.devices.simulator.stream import SimulatorStream
 from gpuexec.planner import layout
+from tests.bench.decoders import make_gpt2
 from tests.devices.opening import make_simulator
 from tests.model.small_models import Array, make_model, make_tracer, ramp
 
@@ -183,6 +185,23 @@ def test_synchronous_worker_uses_no_graph() -> None:
         for _ in range(6):
             worker.schedule(ramp(4, 4))
     assert not {"graph", "graph launch"} & set(count(backend))
+
+
+def test_attention_over_a_cache_keeps_its_nodes_at_every_length() -> None:
+    bench = replace(make_gpt2(layers=3, past=3, capacity=200, width=96, vocabulary=100), precision="fp16")
+    given = {name: array for name, array in bench.inputs.items() if name not in bench.state.values()}
+    backend = make_tracer()
+    with gx.Worker(bench.load(), backend=backend) as worker:
+        for _ in range(150):
+            count(backend)
+            worker.schedule(given)
+        calls, report = count(backend), worker.report()
+    assert calls["launch"] == calls["graph launch"] == 1, "the one that stores the length"
+    updated = {(kernel, why): times for kernel, why, times in report.nodes_updated}
+    # Of three layers: for a size that is planned by itself, and for the one behind it, which is a row again.
+    assert updated["attend_few", "size"] <= 3 * 2 * worker.report().variants
+    assert not {"attend_few"} & {kernel for kernel, why, _ in report.nodes_updated if why == "address"}
+    assert report.graph_launches > 140
 
 
 def test_trim_and_close_give_graphs_back() -> None:
