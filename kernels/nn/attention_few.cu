@@ -100,7 +100,8 @@ __device__ inline void store_share(u8* y, i64 offset, bool is_float, float value
 //           float or R, all by strides; scratch [blocks, slices, Rows, values + 2, rounded up to
 //           sectors]; counters [blocks]. With new_k [batch, heads, keys - past, depth] and new_v alike, k and v are the
 //           past alone, and room_k and room_v the rows behind it, by their strides, which get the new ones
-// Grid      one block of 256 per batch, head of keys and Rows rows along x, and slice of the keys along y
+// Grid      one block of 256 per batch, head of keys and Rows rows along x, and slice of the keys along y; those beyond the
+//           number of tiles do nothing
 // Needs     depth and values multiples of 4, up to 4 * lanes; q, k, v, the new ones and their strides multiples of 4
 //           elements, rows dense. scratch and counters may be null with one slice; counters are 0 and are left 0. new_k,
 //           new_v, room_k and room_v may be null where past is keys. moved may be null; else room_k, room_v, keys and past
@@ -122,6 +123,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   const int lanes = shape.lanes, column = lane % lanes * kColumns;
   const int own = thread / lanes * kLoads;  // the first of this lane's keys, which are neighbours
   const int tile_keys = kFewThreads / lanes * kLoads, tiles = (keys + tile_keys - 1) / tile_keys;
+  // A grid for more keys than there are has slices without a tile.
+  const int slices = tiles < int(gridDim.y) ? (tiles > 0 ? tiles : 1) : int(gridDim.y);
   const bool has_depth = column < shape.depth, has_values = column < shape.values;
   const FewRows<Rows> rows(shape, blockIdx.x);
   k += rows.batch * shape.k_strides[0] + rows.head * shape.k_strides[1] + column;
@@ -133,6 +136,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
            past * shape.new_v_strides[2];
   wait_for_predecessors();
   launch_dependents();
+  if (int(blockIdx.y) >= slices) return;
 
   float queries[Rows][kColumns], sums[Rows][kColumns], largest[Rows], total[Rows];
 #pragma unroll
@@ -144,9 +148,9 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     for (int j = 0; j < kColumns; ++j) sums[r][j] = 0.0f;
   }
   // Tiles have 32 keys at least, and slices are few: 32 bits hold their product.
-  const int slices = gridDim.y, end = int(u32(tiles) * (blockIdx.y + 1) / gridDim.y);
+  const int end = int(u32(tiles) * (blockIdx.y + 1) / u32(slices));
 #pragma unroll 1
-  for (int tile = int(u32(tiles) * blockIdx.y / gridDim.y); tile < end; ++tile) {
+  for (int tile = int(u32(tiles) * blockIdx.y / u32(slices)); tile < end; ++tile) {
     const int first = tile * tile_keys + own;
     float of_keys[kLoads][kColumns], of_values[kLoads][kColumns];
     load_keys<R>(k, shape.k_strides[2], new_k, shape.new_k_strides[2], past, keys, first, has_depth, of_keys);
@@ -205,7 +209,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   }
 
   // Each new row is stored once, by a block that has read it: of the first rows of its head, and the last slice.
-  if (rows.first == 0 && blockIdx.y + 1 == gridDim.y) {
+  if (rows.first == 0 && int(blockIdx.y) + 1 == slices) {
     if (moved) room_k = moved->room_k, room_v = moved->room_v;
     room_k += rows.batch * shape.k_strides[0] + rows.head * shape.k_strides[1] + column;
     room_v += rows.batch * shape.v_strides[0] + rows.head * shape.v_strides[1] + column;

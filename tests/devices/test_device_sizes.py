@@ -18,6 +18,7 @@ from gpuexec.devices.graph_cache import GraphCache
 from gpuexec.devices.recorder.tracer import TracerDevice
 from gpuexec.devices.recording import LaunchRecording, record_graph, record_launches, record_segment
 from gpuexec.errors import OutOfMemoryError
+from gpuexec.ir.command import Launch
 from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.moving_arguments import STORE_SIZES
 from gpuexec.ir.operator import build
@@ -199,10 +200,10 @@ def test_bits_are_those_of_launches_when_nothing_is_appended(device: str) -> Non
 class Traced:
     """Steps on a tracer, as the calls that each makes."""
 
-    def __init__(self, graphs: GraphCache | None = None) -> None:
+    def __init__(self, graphs: GraphCache | None = None, sizes: Sizes = SIZES) -> None:
         self.device, self.graphs = TracerDevice(), graphs or GraphCache(1 << 30)
         self.device.launch_costs = replace(self.device.launch_costs, launch_us=3.0)  # so that nodes are worth an update
-        self.decoding = Decoding(SIZES, self.device, self._record)
+        self.decoding = Decoding(sizes, self.device, self._record)
 
     def step(self, variant: Variant) -> list[Any]:
         """Submit a size; return the calls, of nodes their positions."""
@@ -241,10 +242,22 @@ def test_same_size_is_the_graph_alone(traced: Traced) -> None:
     assert traced.step(SIZES.find(13)) == traced.submit() == ["graph launch"]
 
 
-def test_grid_that_moves_is_a_matter_of_nodes(traced: Traced) -> None:
-    assert traced.step(SIZES.find(150)) == [*ATTENTION, STORE, "graph launch"]
-    assert traced.graphs.updated == {("attend_few", True): 2}
-    assert traced.step(SIZES.find(151)) == [STORE, "graph launch"]
+def test_what_moves_besides_is_a_matter_of_nodes() -> None:
+    """Strides of what is not appended to, and the grid."""
+    sizes = Sizes(appends=False)
+    made = Traced(sizes=sizes)
+    calls = [made.step(sizes.find(length)) for length in (10, 11, 12, 13, 14, 150)]
+    assert calls[-2:] == [[*ATTENTION, STORE, "graph launch"]] * 2
+    assert made.graphs.updated == {("attend_few", True): 2 * 2}
+
+
+def test_grid_over_a_memory_is_the_same_at_every_length() -> None:
+    launches = [
+        command for length in LENGTHS for command in SIZES.plan(length).commands if "attend_few" in str(command)
+    ]
+    assert len(launches) == LAYERS * len(LENGTHS)
+    (grid,) = {launch.grid for launch in launches if isinstance(launch, Launch)}
+    assert grid[1] > 1
 
 
 def test_size_planned_by_itself_is_a_matter_of_nodes(traced: Traced) -> None:

@@ -57,6 +57,11 @@ class _Trace:
 
     def find(self, shapes: Shapes, find_class: FindClass) -> SizedVariant | None:
         """Return the variant for inputs of these shapes; None where it does not hold for them."""
+        found = self.find_any(shapes)
+        return found if found is not None and self._belongs(self.extents, found, find_class) else None
+
+    def find_any(self, shapes: Shapes) -> SizedVariant | None:
+        """Return the variant for inputs of these shapes, whatever class they belong to."""
         extents = tuple([shapes[place][axis] for place, axis in self.positions])
         if extents != self.extents or self.found is None:
             self.extents, self.found = extents, self.symbolic.find(extents)
@@ -64,7 +69,7 @@ class _Trace:
         found = self.found
         if found is None or tuple([spec.shape for spec in found.inputs]) != shapes:
             return None
-        return found if self._belongs(extents, found, find_class) else None
+        return found
 
     def _belongs(self, extents: Sequence[int], found: SizedVariant, find_class: FindClass) -> bool:
         """Return whether sizes belong to the plan's class, and not to that of another one."""
@@ -122,6 +127,9 @@ class SizeTraces:
         self._met.append(shapes)
         self._wait -= 1
         if self.refused or len(self._met) < _SIZES_BEFORE or self._wait > 0:
+            return
+        # What holds was not asked before the class of the size was known.
+        if any(trace.find_any(shapes) is not None for trace in self._traces):
             return
         groups = _group_axes(graph, self._met)
         if not groups:

@@ -380,6 +380,8 @@ def slice_tiles(
     floats: int,
     blocks_at_once: int = 1,
     costs: SliceCosts | MmaCosts = _FP32_COSTS,
+    *,
+    is_fixed: bool = False,
 ) -> Slices:
     """Return the slices of a launch with scratch memory for their sums.
 
@@ -395,17 +397,27 @@ def slice_tiles(
         floats: Of a tile's sums.
         blocks_at_once: How many blocks fill a multiprocessor.
         costs: Times of a block.
+        is_fixed: Whether there are as many at all sizes of a class as at its upper end: a kernel that leaves out slices
+            without a slab is launched alike at each of them.
 
     Raises:
         PlanError: Slices were fixed at the upper end, and this size has more tiles.
     """
     wave = find_gpu(emit.target.architecture).multiprocessors * blocks_at_once
+    if is_fixed:
+        count = emit.choose(lambda: count_slices(tiles, slabs, wave, costs))
+        room = emit.choose(lambda: tiles * count if count > 1 else 0)
+        return _reserve_slices(emit, tiles, count, room, floats) if room else ONE_SLICE
     slices = count_slices(tiles, slabs, wave, costs)
     of_one_size = tiles * slices if slices > 1 else 0
     room = emit.choose(lambda: of_one_size if emit.has_one_size else _find_room(tiles, slabs, wave, costs))
     if not room:
         return ONE_SLICE
-    count = emit.divide(max(1, min(slices, room // max(tiles, 1))))
+    return _reserve_slices(emit, tiles, emit.divide(max(1, min(slices, room // max(tiles, 1)))), room, floats)
+
+
+def _reserve_slices(emit: Emitter, tiles: int, count: int, room: int, floats: int) -> Slices:
+    """Return so many slices with scratch memory for ``room`` of them, of all tiles."""
     if count > 1 and count * tiles > room:
         raise PlanError(f"{tiles} tiles in {count} slices need more room than the {room} of the upper end.")
     # A tile that is in slices has two at least.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -105,7 +104,9 @@ def launch_few_queries(
     # Whatever the addresses are, it is this kernel that computes, so that they change no bit.
     q, k, v = (_align(emit, slot) for slot in (q, k, v))
     operands = replace(operands, q=q, k=k, v=v)
-    slices = slice_tiles(emit, tiles, ceil_div(keys, _count_tile_keys(lanes)), floats, _BLOCKS, _COSTS)
+    # The grid over a cache is the same at every length of it.
+    slabs, is_fixed = ceil_div(keys, _count_tile_keys(lanes)), appended is not None
+    slices = slice_tiles(emit, tiles, slabs, floats, _BLOCKS, _COSTS, is_fixed=is_fixed)
     packed = _pack(operands, appended, y, scale, fill, empty, row_tiles, lanes)
     parts = (slices.scratch, slices.counters)
     arguments: list[Argument] = [q, k, v, mask, y, *parts, None, None, None, None, packed, None]
@@ -283,7 +284,8 @@ def _count_few(launch: Launch) -> Work:
     assert isinstance(packed, bytes)
     heads, group, queries, keys, _, depth, values, _, lanes, kind, *_ = struct.unpack(_STRUCT, packed)[22:]
     together = int(launch.kernel.expression.rpartition(", ")[2].rstrip(">"))
-    blocks, slices = prod(launch.grid), launch.grid[1]
+    slices = min(launch.grid[1], max(1, ceil_div(keys, _count_tile_keys(lanes))))
+    blocks = launch.grid[0] * slices
     rows = y.spec.size // max(1, values)
     tile_keys = _count_tile_keys(lanes)
     tiles = launch.grid[0] * ceil_div(keys, tile_keys)  # of all blocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,21 @@ def test_results_are_those_of_planning_each_size(backend: str, name: str, monkey
     for got, expected in zip(traced, apart, strict=True):
         for a, b in zip(got, expected, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_one_trace_serves_lengths_of_several_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention over a cache is divided alike at every length; a class that is met first is planned, not traced."""
+    traced: list[object] = []
+    real = Template.trace
+    monkeypatch.setattr(Template, "trace", lambda self, *given: traced.append(given) or real(self, *given))
+    bench = replace(DECODERS["gpt2"](), precision="fp16")
+    with gx.Worker(bench.load(), backend=open_tracer()) as worker:
+        for length in range(250):
+            worker.schedule({"input_ids": bench.inputs["input_ids"], "position_ids": np.full((1, 1), length)})
+            if length == 80:
+                begun = len(traced)
+        assert worker.report().variants < 20
+    assert len(traced) == begun
 
 
 def test_few_lengths_are_planned_by_themselves(specialised: list[object]) -> None:
