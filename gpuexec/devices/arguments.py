@@ -124,6 +124,10 @@ class PackedArguments:
         """Return the bytes into the block at which the argument at ``position`` begins."""
         return self._offsets[position]
 
+    def view(self) -> memoryview:
+        """Return the bytes of the block, which are those of another one once it is moved."""
+        return self._bytes
+
     def read_number(self, at: int, width: int) -> int:
         """Return the unsigned integer of ``width`` bytes that stands ``at`` bytes into the block."""
         return int.from_bytes(self._bytes[at : at + width], "little")

@@ -14,18 +14,13 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 
 from gpuexec.devices.arguments import NodeArguments, PackedArguments
-from gpuexec.devices.device import ByteArray, Device, MemoryBlock, Stream, note_stream
-from gpuexec.devices.prepared import PreparedLaunch, PreparedSegment
-from gpuexec.ir.command import Launch, Slot
-from gpuexec.ir.geometry import ceil_div, round_up
+from gpuexec.devices.device import ByteArray, Device, Function, MemoryBlock, Stream, note_stream
+from gpuexec.devices.prepared import PreparedLaunch, PreparedSegment, list_values
+from gpuexec.ir.geometry import round_up
 from gpuexec.ir.moving_arguments import MOVING_WIDTHS, STORE_SIZES, MovingArgument, find_moving
 from gpuexec.ir.size_layout import FieldKind, SizeField
-from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.tensor.store_sizes import BLOCKS, MAX_NUMBERS, PLACE, PLACES, ROW, make_store
 
-_THREADS, _MAX_NUMBERS = 256, 32  # kThreads and kMaxNumbers of store_sizes.cu
-_ROW = struct.Struct(f"<{_MAX_NUMBERS}q")  # SizeRow
-_PLACE = np.dtype([("base", "<u8"), ("at", "<u4"), ("entry", "<u2"), ("width", "<u2")])  # SizePlace
-_PLACES, _BLOCKS = 0, 1  # arguments of the launch, and buffers of its slots
 _ALIGNMENT = 16  # of a block
 _MASK = 2**64 - 1
 # Of a launch: for each parameter that its kernel reads from a copy, the field of the layout that moves it, if one does.
@@ -57,10 +52,13 @@ class DeviceSizes:
         self._blocks_nbytes, count = end, sum(map(len, fields.values()))
         # Which numbers of a row are passed, behind a 0 for what no field moves.
         self._entries = _list_entries(fields.values())
-        self._command = make_store(count, end)
-        self._count = np.int32(count)
-        self._arguments = PackedArguments([None, None, bytes(_ROW.size), self._count], self._command)
+        self._pack = struct.Struct(f"<{len(self._entries)}q").pack_into
+        launch_of_row = make_store(count, end)
+        self._config, self._places_nbytes = launch_of_row.config, count * PLACE.itemsize
+        self._arguments = PackedArguments(list_values(launch_of_row), launch_of_row)
+        self._words, self._at = self._arguments.view(), self._arguments.find_offset(ROW) + 8
         self._memory: MemoryBlock | None = None
+        self._function: Function | None = None
         self._stream: Stream | None = None  # the last one that used the memory
         # The places and the row as they are there, and whether addresses may have changed since.
         self._places: ByteArray | None = None
@@ -82,10 +80,11 @@ class DeviceSizes:
         Raises:
             OutOfMemoryError: There is no memory for them.
         """
-        memory = self._memory = self._device.allocate(self._blocks_nbytes + int(self._count) * _PLACE.itemsize)
+        memory = self._memory = self._device.allocate(self._blocks_nbytes + self._places_nbytes)
+        self._function = self._device.function(STORE_SIZES)
         self._stream, self._places, self._row, self._is_moved = None, None, None, True
-        self._arguments.set_pointer(_BLOCKS, memory.address)
-        self._arguments.set_pointer(_PLACES, memory.address + self._blocks_nbytes)
+        self._arguments.set_pointer(BLOCKS, memory.address)
+        self._arguments.set_pointer(PLACES, memory.address + self._blocks_nbytes)
         for launch, start, _ in self._launches:
             launch.moved = NodeArguments(launch.arguments, memory.address + start, launch.arguments.nbytes)
 
@@ -103,22 +102,21 @@ class DeviceSizes:
 
     def store(self, stream: Stream) -> None:
         """Put what writes the present size on a stream, unless it is there."""
-        memory, row = self._memory, self._segment.row
-        assert memory is not None
+        memory, function, row = self._memory, self._function, self._segment.row
+        assert memory is not None and function is not None
         if stream is not self._stream:
             note_stream(memory, stream)
             self._stream = stream
         if self._is_moved:
+            self._segment.write()
             places = self._find_places(row)
             if self._places is None or not np.array_equal(places, self._places):
-                stream.copy_to_device(self._arguments.pointer(_PLACES), places)
+                stream.copy_to_device(self._arguments.pointer(PLACES), places)
                 self._places, self._row = places, None
             self._is_moved = False
         if row != self._row:
-            numbers = [row[entry] for entry in self._entries]
-            packed = _ROW.pack(0, *numbers, *[0] * (_MAX_NUMBERS - 1 - len(numbers)))
-            self._arguments.update([None, None, packed, self._count])
-            stream.launch(self._device.function(STORE_SIZES), self._command.config, self._arguments)
+            self._pack(self._words, self._at, *[row[entry] for entry in self._entries])
+            stream.launch(function, self._config, self._arguments)
             self._row = row
 
     def _find_places(self, row: Sequence[int]) -> ByteArray:
@@ -130,7 +128,7 @@ class DeviceSizes:
                 number = launch.arguments.read_number(at, width)
                 entry = 0 if field is None else 1 + self._entries.index(field.entry)
                 places.append((number - (row[field.entry] if field else 0) & _MASK, start + at, entry, width))
-        return np.array(places, _PLACE).view(np.uint8)
+        return np.array(places, PLACE).view(np.uint8)
 
 
 def find_device_sizes(device: Device, segment: PreparedSegment) -> DeviceSizes | None:
@@ -148,19 +146,9 @@ def find_device_sizes(device: Device, segment: PreparedSegment) -> DeviceSizes |
         read = frozenset[MovingArgument]() if launch is None else find_moving(launch.kernel)
         if not read.isdisjoint(own):
             fields = {each: own.get(each) for each in sorted(read)}
-            if len(_list_entries([*chosen.values(), fields])) < _MAX_NUMBERS:
+            if len(_list_entries([*chosen.values(), fields])) < MAX_NUMBERS:
                 chosen[position] = fields
     return DeviceSizes(device, segment, chosen) if chosen else None
-
-
-def make_store(count: int, blocks_nbytes: int) -> Launch:
-    """Return the launch that stores a row at so many places in blocks of so many bytes."""
-    places, blocks = (
-        Slot(buffer, 0, TensorSpec((nbytes,), np.dtype(np.uint8)), (1,))
-        for buffer, nbytes in ((_PLACES, count * _PLACE.itemsize), (_BLOCKS, blocks_nbytes))
-    )
-    grid = (ceil_div(count, _THREADS), 1, 1)
-    return Launch(STORE_SIZES, grid, (_THREADS, 1, 1), (places, blocks, bytes(_ROW.size), np.int32(count)), (_BLOCKS,))
 
 
 def _find_argument(field: SizeField) -> MovingArgument | None:

@@ -14,16 +14,16 @@ NODE_NBYTES = 64 << 10
 
 
 class GraphHolder(Protocol):
-    """Owner of a graph that can be evicted."""
+    """A graph that can be evicted."""
 
     def close(self) -> None:
         """Release the graph."""
 
 
 class GraphCache:
-    """LRU cache of graph holders; beyond ``capacity_bytes``, the least recently used are closed.
+    """LRU cache of graphs; beyond ``capacity_bytes``, the least recently used are closed.
 
-    A closed graph may come back: its holder makes it again once that pays.
+    A closed graph may come back: its recording makes it again once that pays.
 
     Args:
         capacity_bytes: None: as GPUEXEC_GRAPH_BYTES says. 0: no graphs.
@@ -54,18 +54,24 @@ class GraphCache:
         """An estimate of the bytes they take."""
         return sum(list(self._held.values()))
 
-    def admit(self, holder: GraphHolder, nodes: int) -> bool:
-        """Make room for a graph of so many nodes and count it; return False where it exceeds the capacity."""
-        nbytes = nodes * NODE_NBYTES
-        if nbytes > self.capacity_bytes:
+    def has_room(self, nodes: int) -> bool:
+        """Return whether there is room for a graph of so many nodes beside those held."""
+        return self.nbytes + nodes * NODE_NBYTES <= self.capacity_bytes
+
+    def make_room(self, nodes: int) -> bool:
+        """Close what it takes for a graph of so many nodes; return False where it exceeds the capacity."""
+        if nodes * NODE_NBYTES > self.capacity_bytes:
             return False
-        while self._held and self.nbytes + nbytes > self.capacity_bytes:
+        while self._held and not self.has_room(nodes):
             oldest = next(iter(self._held))
             self.drop(oldest)
             oldest.close()
-        self._held[holder] = nbytes
-        self._revision.number += 1
         return True
+
+    def admit(self, holder: GraphHolder, nodes: int) -> None:
+        """Count a graph of so many nodes, which there is room for."""
+        self._held[holder] = nodes * NODE_NBYTES
+        self._revision.number += 1
 
     def touch(self, holder: GraphHolder) -> None:
         """Count a launch of a graph, which is the most recently used now."""

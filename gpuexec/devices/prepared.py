@@ -263,6 +263,7 @@ class PreparedSegment:
         # What stores sizes of one layout; the commands that it changes are no more those of `_current`.
         self._writer: SizeWriter | None = None
         self.row: tuple[int, ...] = ()
+        self._pending: SizedVariant | None = None  # whose row is not written yet
         self._stored: frozenset[int] = frozenset()
         self._moving: list[_MovingSlot] = []
         # Whether launches are looked up by their commands, beside what is packed.
@@ -279,7 +280,7 @@ class PreparedSegment:
         current = self._current
         if len(commands) != len(current):
             raise PlanError(f"A recording of {len(current)} commands can't take {len(commands)}.")
-        stored, self._stored, self._writer = self._stored, _NOTHING, None
+        stored, self._stored, self._writer, self._pending = self._stored, _NOTHING, None, None
         changed = [
             i
             for i, command in enumerate(commands)
@@ -308,25 +309,43 @@ class PreparedSegment:
         return self.layout is variant.layout
 
     def store(self, variant: SizedVariant) -> Collection[int]:
-        """Set the commands to another size, by its row where they are of its layout; return the positions changed."""
-        layout = variant.layout
+        """Set the commands to another size, by its row where they are of its layout; return the positions changed.
+
+        A row is not in them before `write`: a graph may need none of it.
+
+        Raises:
+            PlanError: The device can't hold all blocks of a cooperative launch together; the size stays what it was.
+        """
+        layout, before = variant.layout, self.row
         if self._writer is None or not self.has_layout(variant):
             changed = self.patch(variant.commands)
             self._prepare_writer(layout)
             self.row = variant.row
             return changed
-        row = variant.row
-        self._writer.store(row)
-        self.row = row
+        self._pending, self.row = variant, variant.row
+        if self._reads_commands or self._writer.is_cooperative:
+            try:
+                self.write()
+            except PlanError:
+                self.row = before
+                raise
         self._stored = layout.commands
+        return self._stored
+
+    def write(self) -> None:
+        """Write the present size into the commands, unless it is there."""
+        variant, self._pending = self._pending, None
+        if variant is None:
+            return
+        assert self._writer is not None
+        self._writer.store(variant.row)
         for slot in self._moving:
-            slot.move(row, self._bound)
+            slot.move(variant.row, self._bound)
         if self._reads_commands:
-            for index in self._stored:
+            for index in variant.layout.commands:
                 prepared = self.commands[index]
                 if isinstance(prepared, PreparedLaunch):
                     prepared.arguments.command = variant.commands[index]  # type: ignore[assignment]
-        return self._stored
 
     def _prepare_writer(self, layout: SizeLayout) -> None:
         """Let rows of a layout be stored, the commands being those of one of its variants."""
@@ -361,6 +380,18 @@ class PreparedSegment:
             positions = self._positions[buffer]
             touched = touched | positions if touched else positions
         return touched
+
+    @property
+    def addresses(self) -> Mapping[int, int]:
+        """The present addresses of bound buffers."""
+        return self._bound
+
+    def find_rebound(self, addresses: Mapping[int, int]) -> frozenset[int]:
+        """Return the positions of the commands that use buffers which lie elsewhere than at these addresses."""
+        if addresses == self._bound:
+            return _NOTHING
+        rebound = [buffer for buffer, address in self._bound.items() if addresses.get(buffer) != address]
+        return _NOTHING.union(*[self._positions.get(buffer, _NOTHING) for buffer in rebound])
 
     def _check_alignment(self, buffer: int, region: Region) -> None:
         if region.nbytes and region.address % self.alignment:

@@ -73,6 +73,7 @@ class LaunchRecording:
             graph.note_bound(touched)
             if last is None and not first and not stream.is_capturing() and graph.launch(stream, touched):
                 return
+        self._segment.write()
         if self._origins is not None:
             self._issue_each(stream, range(len(self._origins))[first:last], self._origins)
             return
@@ -96,7 +97,7 @@ class LaunchRecording:
         changed = self._segment.store(variant)
         if not is_stored:
             self._note_patched(changed)
-        elif self._graph is not None:
+        elif self._graph is not None and changed:
             self._graph.note_resized(before)
 
     def _note_patched(self, changed: Collection[int]) -> None:

@@ -29,6 +29,9 @@ class SizeWriter:
         layout: Where the numbers of a row stand.
         commands: Prepared commands, set to a variant of the layout.
         target: What they run on.
+
+    Attributes:
+        is_cooperative: Whether a configuration of a cooperative launch is among what it writes.
     """
 
     def __init__(self, layout: SizeLayout, commands: Sequence[Any], target: Target) -> None:
@@ -48,6 +51,7 @@ class SizeWriter:
         for position, fields in shaped.items():
             key = (commands[position].config, tuple([_without_command(field) for field in fields]))
             self._configs.setdefault(key, []).append(commands[position])
+        self.is_cooperative = any(config.cooperative for config, _ in self._configs)
         self._counts = [f for f in layout.fields if f.kind is FieldKind.COUNT]
 
     @property

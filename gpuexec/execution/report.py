@@ -20,10 +20,10 @@ class Report:
     ``compared`` is how many layers were compared with another backend. ``host_calls`` are nodes that ran on the host
     although the device has kernels; ``host_reads`` the values read back to go on; ``host_syncs`` implicit waits of the
     caller: (what, why) rows, the last thousand. ``plans_restored`` are plans whose layout came from a program;
-    ``plans_refused`` says why others of its plans were made again. ``graphs`` are the plans launched as one graph now,
-    ``graphs_refused`` how many the device had no memory for, which go on as launches. ``graph_launches`` were made of
-    them so far; ``nodes_updated`` says for which kernels nodes were updated before that, why (an "address" or the
-    "size" was another) and how often. ``profiled`` runs had a profiler,
+    ``plans_refused`` says why others of its plans were made again. ``graphs`` are held now, each a plan launched as one
+    with some set of addresses; ``graphs_refused`` says how many the device had no memory for, whose plans go on as
+    launches. ``graph_launches`` is how often graphs were launched; ``nodes_updated`` has rows (kernel, why, times) of
+    nodes updated before that, since an "address" or the "size" was another. ``profiled`` runs had a profiler,
     and were put on the stream as launches, layer by layer. ``precision`` is what products and convolutions are computed
     in, and the layers that are not. ``device_copies`` are inputs and outputs of the caller's
     that are copied on the device for where they start. ``providers`` are rows (node, provider, why) of the products and

@@ -14,13 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuexec.ir.command import Kernel
-from gpuexec.ir.instances import instantiate
 
-# What stores the numbers of a size in the copies.
+# What stores the numbers of a size in the copies (`gpuexec.ops.tensor.store_sizes`).
 STORE_SIZES = Kernel("store_sizes.cu", "store_sizes")
 MOVING_WIDTHS = {"q": 8, "Q": 8, "i": 4, "I": 4}  # by form
 _DECLARED: dict[tuple[str, str], frozenset[MovingArgument]] = {}
-instantiate(STORE_SIZES.source, [STORE_SIZES.expression])
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -89,6 +89,7 @@ import gpuexec.ops.tensor.reverse_sequence
 import gpuexec.ops.tensor.scatter
 import gpuexec.ops.tensor.shape
 import gpuexec.ops.tensor.slice
+import gpuexec.ops.tensor.store_sizes
 import gpuexec.ops.tensor.strided_view
 import gpuexec.ops.tensor.tensor_scatter
 import gpuexec.ops.tensor.trilu

@@ -4,7 +4,7 @@
 constexpr int kThreads = 256;
 constexpr int kMaxNumbers = 32;
 
-// Packed by gpuexec/devices/device_sizes.py.
+// PLACE of gpuexec/ops/tensor/store_sizes.py.
 struct SizePlace {
   i64 base;          // added to the number
   u32 at;            // bytes into the blocks

@@ -197,6 +197,28 @@ def test_bits_are_those_of_launches_when_nothing_is_appended(device: str) -> Non
     run_both(device, [sizes.find(20), sizes.find(21), None, sizes.find(22), sizes.find(150), sizes.find(23)], sizes)
 
 
+@in_both_modes
+def test_bits_are_those_of_launches_when_addresses_have_graphs_of_their_own(device: str) -> None:
+    opened, graphs = open_living(device), GraphCache(1 << 30)
+
+    def record(device: Any, segment: Segment, memory: Any) -> Any:
+        return record_segment(device, segment, memory, graphs)
+
+    as_graph, as_stream = Decoding(SIZES, opened, record), Decoding(SIZES, opened, record_launches)
+    here = dict(as_graph.loaded.bindings)
+    as_graph.move()
+    places = here, dict(as_graph.loaded.bindings)
+    variants = [*(SIZES.find(length) for length in range(20, 32)), SIZES.plan(32), SIZES.plan(33)]
+    for number, variant in enumerate([*variants, *(SIZES.find(length) for length in (33, 34, 35, 150, 151, 152))]):
+        as_graph.loaded.bindings = places[number % 2]
+        for got, expected in zip(as_graph.step(variant), as_stream.step(variant), strict=True):
+            np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8))
+    assert graphs.count == 2
+    graphs.clear()
+    as_graph.loaded.close()
+    as_stream.loaded.close()
+
+
 class Traced:
     """Steps on a tracer, as the calls that each makes."""
 

@@ -10,6 +10,7 @@ import pytest
 
 from gpuexec.devices.device import Recording, Region
 from gpuexec.devices.graph_cache import NODE_NBYTES, GraphCache
+from gpuexec.devices.graph_form import MAX_GRAPHS
 from gpuexec.devices.launch_costs import PACKED_COSTS, RAW_KERNEL_COSTS
 from gpuexec.devices.recorder.tracer import TRACER_COSTS, TracerDevice, TracerMemory, TracerStream
 from gpuexec.devices.recording import LaunchRecording, record_segment
@@ -58,9 +59,9 @@ class Recorded:
         self.stream = self.device.create_stream()
         self.address = 0x10000
 
-    def submit(self, *, moves: bool = True, **part: int) -> list[str]:
-        """Submit, with the input elsewhere if it moves; return the calls made to the tracer."""
-        self.address += 0x100 if moves else 0
+    def submit(self, *, moves: bool = True, at: int = 0, **part: int) -> list[str]:
+        """Submit, with the input elsewhere if it moves, or ``at`` an address; return the calls made to the tracer."""
+        self.address = at or self.address + (0x100 if moves else 0)
         self.device.log.clear()
         self.recording.submit(self.stream, {INPUT: Region(TracerMemory(self.address, 256), 0, 256)}, **part)
         return [str(row[0]) for row in self.device.log]
@@ -227,6 +228,106 @@ def test_fill_that_can_not_be_patched_is_no_reason_to_make_a_graph_again_and_aga
     after = [recorded.submit(moves=False) for _ in range(60)]
     assert after[0][0] == "fill" and after[-1] == ["graph launch"]
     assert sum(rows[0] == "close graph" for rows in after) == 1, "made again once, after many launches instead of it"
+
+
+PLACES = tuple(0x90000 + 0x100 * place for place in range(5))
+UPDATED = ["node", "node", "graph launch"]
+
+
+def test_addresses_that_come_back_get_a_graph_each() -> None:
+    recorded = Recorded()
+    recorded.warm_up()
+    calls = [recorded.submit(at=place) for _ in range(6) for place in PLACES[:2]]
+    assert calls[:4] == [UPDATED] * 4
+    assert calls[4] == ["graph", *["node"] * COMMANDS, "graph launch"], "when it comes again for the second time"
+    assert calls[5:] == [["graph launch"]] * 7, "nobody else takes the first one's nodes"
+    assert (recorded.graphs.count, recorded.graphs.nbytes) == (2, 2 * COMMANDS * NODE_NBYTES)
+    assert recorded.graphs.updated == {("k", False): 8}
+
+
+def test_addresses_that_are_new_each_time_get_none() -> None:
+    recorded = Recorded()
+    recorded.warm_up()
+    assert [recorded.submit() for _ in range(40)] == [UPDATED] * 40
+    assert recorded.graphs.count == 1
+
+
+def test_addresses_that_stay_get_no_other_graph() -> None:
+    recorded = Recorded()
+    recorded.warm_up()
+    assert recorded.submit() == UPDATED
+    assert [recorded.submit(moves=False) for _ in range(8)] == [["graph launch"]] * 8
+    assert recorded.graphs.count == 1
+
+
+def test_addresses_beyond_the_most_graphs_take_the_nodes_of_the_oldest() -> None:
+    recorded = Recorded()
+    recorded.warm_up()
+    for _ in range(5):
+        for place in PLACES[: MAX_GRAPHS - 1]:
+            recorded.submit(at=place)
+            recorded.submit(at=PLACES[MAX_GRAPHS - 1])
+    assert recorded.graphs.count == MAX_GRAPHS
+    turn = [PLACES[0], PLACES[1], PLACES[3]]
+    assert [recorded.submit(at=place) for place in turn] == [["graph launch"]] * 3
+    assert recorded.submit(at=PLACES[4]) == UPDATED
+    assert [recorded.submit(at=place) for place in (PLACES[4], *turn)] == [["graph launch"]] * 4
+    assert recorded.submit(at=PLACES[2]) == UPDATED, "whose graph was launched longest ago"
+
+
+def test_more_commands_than_an_update_is_worth_are_graphs_once_their_addresses_come_back() -> None:
+    recorded = Recorded(make_commands(COMMANDS, COMMANDS))
+    calls = [recorded.submit(at=place) for _ in range(8) for place in PLACES[:2]]
+    assert calls[-6:] == [["graph launch"]] * 6
+    assert [row for row in calls if row not in (["launch"] * COMMANDS, ["graph launch"])] == [
+        ["graph", *["node"] * COMMANDS, "graph launch"]
+    ] * 2
+
+
+def test_another_size_updates_each_graph_once() -> None:
+    recorded = Recorded()
+    recorded.warm_up()
+    for place in PLACES[:2] * 4:
+        recorded.submit(at=place)
+    recorded.recording.patch((*make_commands(3, 2, size=5), *recorded.commands[3:]))
+    calls = [recorded.submit(at=place) for place in PLACES[:2] * 3]
+    assert calls == [["node"] * 3 + ["graph launch"]] * 2 + [["graph launch"]] * 4
+
+
+def test_sizes_that_change_more_than_an_update_is_worth_get_no_other_graph() -> None:
+    recorded = Recorded()
+    recorded.warm_up()
+    for size in range(2, 20):
+        recorded.recording.patch(make_commands(COMMANDS, 2, size))
+        assert recorded.submit(at=PLACES[size % 2]) == ["launch"] * COMMANDS
+    assert recorded.graphs.count == 1
+
+
+def test_no_graph_is_closed_for_another_set_of_addresses() -> None:
+    (first, second), graphs = make_many(2, capacity=2)
+    first.warm_up()
+    second.warm_up()
+    assert [second.submit(at=place) for _ in range(6) for place in PLACES[:2]] == [UPDATED] * 12
+    assert first.has_graph and graphs.count == 2
+
+
+def test_graph_of_a_set_of_addresses_is_closed_by_itself() -> None:
+    (first, second), graphs = make_many(2, capacity=2)
+    first.warm_up()
+    for place in PLACES[:2] * 4:
+        first.submit(at=place)
+    assert graphs.count == 2
+    second.warm_up()
+    assert first.has_graph and graphs.count == 2
+    assert [first.submit(at=place) for place in (PLACES[1], PLACES[0])] == [["graph launch"], UPDATED]
+
+
+def test_without_memory_for_another_graph_the_first_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded()
+    recorded.warm_up()
+    refuse(monkeypatch, recorded.device, times=1)
+    assert [recorded.submit(at=place) for _ in range(6) for place in PLACES[:2]] == [UPDATED] * 12
+    assert (recorded.graphs.count, recorded.graphs.refused) == (1, 0)
 
 
 def make_many(count: int, capacity: int) -> tuple[list[Recorded], GraphCache]:

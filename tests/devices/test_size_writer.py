@@ -92,5 +92,6 @@ def test_rows_store_what_commands_patch(name: str) -> None:
         if rng.random() < 0.5:
             by_rows.bind(turn + 1000)
             by_commands.bind(turn + 1000)
+        by_rows.segment.write()
         assert by_rows.read() == by_commands.read()
     assert len(traced) < 40

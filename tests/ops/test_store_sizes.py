@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuexec.devices.device_sizes import make_store
 from gpuexec.devices.simulator.module import load_file
 from gpuexec.ir.instances import kernel_table
 from gpuexec.ir.moving_arguments import STORE_SIZES
+from gpuexec.ops.tensor.store_sizes import PLACE, make_store
 from tests.ops.harness import LAUNCHES, TARGETS
-
-PLACE = np.dtype([("base", "<i8"), ("at", "<u4"), ("entry", "<u2"), ("width", "<u2")])
 
 
 @pytest.mark.parametrize("count", [1, 6, 256, 300])
@@ -22,7 +20,7 @@ def test_numbers_are_stored_by_their_widths(count: int) -> None:
     for place in places:
         width = int(rng.choice((4, 8)))
         at = -(-at // width) * width
-        place["base"], place["at"] = rng.integers(-(2**40), 2**40), at
+        place["base"], place["at"] = rng.integers(0, 2**64, dtype=np.uint64), at
         place["entry"], place["width"] = rng.integers(0, 32), width
         number = int(row[place["entry"]]) + int(place["base"])
         expected[at : at + width] = np.frombuffer((number % 2**64).to_bytes(8, "little")[:width], np.uint8)

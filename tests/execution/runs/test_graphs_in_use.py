@@ -89,6 +89,19 @@ def test_new_inputs_patch_what_reads_and_writes_them_and_make_nothing() -> None:
     assert not {"graph", "launch", "load", "allocate", "synchronize"} & set(calls)
 
 
+def test_frames_have_a_graph_each_and_no_node_is_updated() -> None:
+    backend = make_tracer()
+    with gx.Worker(branches(), backend=backend) as worker:
+        for number in range(10):
+            worker.schedule(ramp(4, 4) + number)
+        count(backend)
+        for number in range(6):
+            worker.schedule(ramp(4, 4) - number)
+        calls = count(backend)
+        assert worker.report().graphs == 2
+    assert calls["graph launch"] == 6 and not {"graph", "node"} & set(calls)
+
+
 def test_new_size_of_the_class_patches_the_same_graph() -> None:
     backend = make_tracer(launch_us=10.0)
     with gx.Worker(branches(), backend=backend) as worker:
@@ -197,9 +210,10 @@ def test_attention_over_a_cache_keeps_its_nodes_at_every_length() -> None:
             worker.schedule(given)
         calls, report = count(backend), worker.report()
     assert calls["launch"] == calls["graph launch"] == 1, "the one that stores the length"
+    assert not calls["node"] and report.graphs == 2
     updated = {(kernel, why): times for kernel, why, times in report.nodes_updated}
-    # Of three layers: for a size that is planned by itself, and for the one behind it, which is a row again.
-    assert updated["attend_few", "size"] <= 3 * 2 * worker.report().variants
+    # Of three layers and two graphs: for a size that is planned by itself, and for one behind it, which is a row again.
+    assert updated["attend_few", "size"] <= 3 * 2 * 2 * report.variants
     assert not {"attend_few"} & {kernel for kernel, why, _ in report.nodes_updated if why == "address"}
     assert report.graph_launches > 140
 
