@@ -35,7 +35,7 @@ class Wakeup:
 
     def notify(self) -> None:
         """Wake all waiting threads; each checks its own condition."""
-        while True:
+        while self._waiters:
             try:
                 waiter = self._waiters.popleft()
             except IndexError:

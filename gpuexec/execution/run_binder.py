@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from gpuexec.errors import ImplicitSyncError, OutOfMemoryError
 from gpuexec.execution.resources.frames import Frame, Lease, ReservedOutput
 from gpuexec.execution.results.content import Content
@@ -23,6 +25,7 @@ from gpuexec.execution.runs.storage import Storage
 from gpuexec.execution.runs.subgraph import Stage, Subgraph
 from gpuexec.execution.state.binding import HeldContents, StateBinder
 from gpuexec.ir.graphs import Value
+from gpuexec.ir.spec import TensorSpec
 
 
 class RunBinder:
@@ -56,6 +59,7 @@ class RunBinder:
         """Take up the model that the planning context has now, and its memories."""
         self._graph = self._planning.model.graph
         self._inputs = {value.name: value for value in self._graph.inputs}
+        self._unknown: dict[Value, TensorSpec] = dict.fromkeys(self._graph.inputs, TensorSpec((), np.dtype(np.bool_)))
         self._subgraph = Subgraph(self._graph, self._planning, grows=True)
         # Names of inputs, all of the host, and the inputs as they are at the upper end of a plan's class.
         self._roomy: tuple[CompiledPlan | None, tuple[str, ...], Mapping[str, GivenInput]] = None, (), {}
@@ -67,7 +71,9 @@ class RunBinder:
             given: Inputs by name.
             held: What memories hold that are not among them.
         """
-        specs = self._states.list_specs(held) if held else {}
+        specs = dict(self._unknown)  # in the order of the graph's inputs
+        if held:
+            self._states.add_specs(specs, held)
         for name, item in given.items():
             value = self._inputs[name]
             content = item.array if isinstance(item, HostArray) and value not in self._states.inputs else None

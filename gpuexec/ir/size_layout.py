@@ -80,9 +80,14 @@ class SizedVariant(Variant):
         layout: SizeLayout,
         row: tuple[int, ...],
     ) -> None:
-        given = {"inputs": inputs, "outputs": outputs, "reads": (), "layout": layout, "row": row}
-        for name, value in {**given, "_make": make, "_made": None}.items():
-            object.__setattr__(self, name, value)
+        put = object.__setattr__
+        put(self, "inputs", inputs)
+        put(self, "outputs", outputs)
+        put(self, "reads", ())
+        put(self, "layout", layout)
+        put(self, "row", row)
+        put(self, "_make", make)
+        put(self, "_made", None)
 
     @property
     def commands(self) -> tuple[Command, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -44,23 +45,28 @@ class SymbolicVariant:
         outputs: tuple[TensorSpec, ...],
         groups: tuple[tuple[_Axis, ...], ...],
     ) -> None:
-        self.commands, self._inputs, self._outputs, self.groups = tuple(commands), inputs, outputs, groups
+        self.commands, self.groups = tuple(commands), groups
         self.guards, self.tied = trace.guards, trace.tied
         row = _Collector()
         self.fields: dict[Place, int] = {}
         for position, command in enumerate(commands):
             self.fields.update(_list_fields(position, command, row))
-        self._specs, self._places = _find_distinct((*inputs, *outputs), row)
+        self._specs, places = _find_distinct((*inputs, *outputs), row)
+        self._inputs, self._outputs = _Picker(places[: len(inputs)]), _Picker(places[len(inputs) :])
         self._evaluate, self._count = trace.compile(row.found), len(row.found)
         everything = _Collector()
+        # Whether commands have symbolic numbers anywhere; those without are the same at every size.
+        self._depends: list[bool] = []
         for command in commands:
+            everything.has_met = False
             map_numbers(command, everything.add_all)
+            self._depends.append(everything.has_met)
         self._all = everything.entries
         self._evaluate_all = trace.compile(everything.found)
         # Set by `share_layout`: what follows the evaluated numbers, and which of all of them make a row.
         self.layout = SizeLayout(())
         self._constants: tuple[int, ...] = ()
-        self._picks: tuple[int, ...] = ()
+        self._picks = _Picker(())
 
     def find(self, extents: Sequence[int]) -> SizedVariant | None:
         """Return the variant for extents of the groups; None where the guards don't hold."""
@@ -71,10 +77,9 @@ class SymbolicVariant:
             spec if axes is None else TensorSpec(tuple([values[n] if m is None else m for n, m in axes]), spec.dtype)
             for spec, axes in self._specs
         ]
-        ports = tuple([specs[place] for place in self._places])
-        numbers, count = values + self._constants, len(self._inputs)
-        row = tuple([numbers[pick] for pick in self._picks])
-        return SizedVariant(lambda: self._make_commands(extents), ports[:count], ports[count:], self.layout, row)
+        inputs, outputs = self._inputs.take(specs), self._outputs.take(specs)
+        row = self._picks.take(values + self._constants)
+        return SizedVariant(lambda: self._make_commands(extents), inputs, outputs, self.layout, row)
 
     def take_layout(self, layout: SizeLayout, numbers: Sequence[tuple[bool, int]]) -> None:
         """Give rows of a layout from now on.
@@ -85,7 +90,7 @@ class SymbolicVariant:
         """
         constants = list(dict.fromkeys([number for is_evaluated, number in numbers if not is_evaluated]))
         picks = [n if is_evaluated else self._count + constants.index(n) for is_evaluated, n in numbers]
-        self.layout, self._constants, self._picks = layout, tuple(constants), tuple(picks)
+        self.layout, self._constants, self._picks = layout, tuple(constants), _Picker(picks)
 
     def _make_commands(self, extents: Sequence[int]) -> tuple[Command, ...]:
         values = self._evaluate_all(extents)
@@ -95,7 +100,8 @@ class SymbolicVariant:
         def settle(number: Any) -> Any:
             return found[entries[number.number]] if isinstance(number, Symbolic) else number
 
-        return tuple([map_numbers(command, settle) for command in self.commands])
+        rows = zip(self.commands, self._depends, strict=True)
+        return tuple([map_numbers(command, settle) if depends else command for command, depends in rows])
 
 
 def share_layout(variants: Sequence[SymbolicVariant]) -> None:
@@ -221,11 +227,27 @@ def _find_distinct(
     return distinct, places
 
 
+class _Picker:
+    """Picks of places, in one call where there are several."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self._places = tuple(places)
+        self._get = itemgetter(*places) if len(places) > 1 else None
+
+    def take(self, items: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the items at the places."""
+        if self._get is None:
+            return tuple([items[place] for place in self._places])
+        taken: tuple[Any, ...] = self._get(items)
+        return taken
+
+
 class _Collector:
     """Distinct expressions, in the order in which they are met."""
 
     def __init__(self) -> None:
         self.found: list[Any] = []
+        self.has_met = False
         self.entries: dict[int, int] = {}
 
     def add(self, number: object) -> int | None:
@@ -239,8 +261,11 @@ class _Collector:
 
     def add_all(self, number: Any) -> Any:
         """Note a number and return it as it is now."""
+        if not isinstance(number, Symbolic):
+            return number
+        self.has_met = True
         self.add(number)
-        return number.value if isinstance(number, Symbolic) else number
+        return number.value
 
 
 def _list_fields(position: int, command: Command, row: _Collector) -> Iterator[tuple[Place, int]]:

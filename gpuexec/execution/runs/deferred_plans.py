@@ -15,6 +15,7 @@ from gpuexec.errors import OutOfMemoryError
 from gpuexec.execution.runs.background_compiler import BackgroundCompiler
 from gpuexec.execution.runs.plan_cache import CompiledPlan, PlanCache, PlannedVariant
 from gpuexec.execution.runs.planning_context import PlanningContext
+from gpuexec.execution.runs.size_traces import Shapes
 from gpuexec.ir.graphs import Graph
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.passes import GENERATING
@@ -42,6 +43,9 @@ class DeferredPlans:
         # By what they stand for.
         self._stand_ins: dict[PlannedVariant, PlannedVariant] = {}
         self.caches = self._fused.caches
+
+    def find(self, shapes: Shapes) -> PlannedVariant | None:
+        """Return nothing: what is chosen depends on which kernels are there."""
 
     def choose(self, specs: Mapping[str, TensorSpec]) -> PlannedVariant:
         """Return the plan and variant for inputs of these specs: the fused one where its kernels are there.

@@ -22,7 +22,7 @@ from gpuexec.errors import DeviceNotFoundError, GpuexecError, InputError, OutOfM
 from gpuexec.execution.resources.weights import Share
 from gpuexec.execution.runs.background_compiler import BackgroundCompiler, Compilation
 from gpuexec.execution.runs.planning_context import PlanningContext
-from gpuexec.execution.runs.size_traces import SizeTraces
+from gpuexec.execution.runs.size_traces import Shapes, SizeTraces
 from gpuexec.execution.runs.stopwatch import LayerTimes
 from gpuexec.ir.graphs import Array, Graph, Value
 from gpuexec.ir.plan import Plan, Read, Role, Variant
@@ -41,7 +41,6 @@ from gpuexec.system.progress import Progress
 _VARIANTS_KEPT = 256
 # Room that a plan gets whose forerunner was too small for content: so it is made anew a few times, not with every run.
 _SLACK = 2
-_Shapes = tuple[tuple[int, ...], ...]
 _Contents = tuple[tuple[str, int | None, bytes], ...]
 _Axis = tuple[str, int]
 _Ends = tuple[tuple[_Axis, int], ...]
@@ -125,16 +124,16 @@ class PlanCache:
         # Inputs that are memories with room for more rows.
         self.caches = find_caches(graph) if grows else {}
         self._compiled: list[CompiledPlan] = []
-        self._variants: OrderedDict[tuple[_Shapes, _Contents], PlannedVariant] = OrderedDict()
+        self._variants: OrderedDict[tuple[Shapes, _Contents], PlannedVariant] = OrderedDict()
         # The reads of input content that plans of these shapes depend on.
-        self._reads: dict[_Shapes, set[tuple[Read, ...]]] = {}
+        self._reads: dict[Shapes, set[tuple[Read, ...]]] = {}
         # Axes of undeclared inputs that were met with two extents, and the shapes met first.
         self._free: set[_Axis] = set()
         # Names of values that grow with sizes that keep changing, which are left to the device.
         self._unknown: frozenset[str] = frozenset()
         # Plans the model brought along that are not what lowering gives.
         self._unfit: list[Plan] = []
-        self._first: _Shapes | None = None
+        self._first: Shapes | None = None
 
     def choose(self, specs: Mapping[str, TensorSpec]) -> PlannedVariant:
         """Return the plan and variant for inputs of these specs (with content where it is on the host), or make them.
@@ -144,13 +143,16 @@ class PlanCache:
             NeedsHostValue: A shape depends on content that is not on the host.
         """
         shapes = _shapes(self._graph, specs)
+        found = self.find(shapes)
+        if found is not None:
+            return found
         for reads in self._reads.get(shapes, ()):
             contents = _contents(specs, reads) if reads else ()
             planned = None if contents is None else self._variants.get((shapes, contents))
             if planned is not None and contents is not None:
                 self._variants.move_to_end((shapes, contents))
                 return planned
-        found = self._find_sized(shapes)
+        found = self._find_sized(shapes) if shapes in self._reads else None
         if found is not None:
             return found
         planned = self._make(specs, shapes)
@@ -167,7 +169,19 @@ class PlanCache:
                 del self._reads[oldest]
         return planned
 
-    def _find_sized(self, shapes: _Shapes) -> PlannedVariant | None:
+    def find(self, shapes: Shapes) -> PlannedVariant | None:
+        """Return the plan and variant for inputs of these shapes, in order, where that reads no content."""
+        known = self._reads.get(shapes)
+        if known is None:
+            return self._find_sized(shapes)
+        if known != {()}:
+            return None
+        found = self._variants.get((shapes, ()))
+        if found is not None:
+            self._variants.move_to_end((shapes, ()))
+        return found
+
+    def _find_sized(self, shapes: Shapes) -> PlannedVariant | None:
         """Return a plan and variant by a trace, None where none holds for these shapes."""
         for compiled in self._compiled:
             if compiled.traces is None or compiled.is_refused or compiled.compilation is not None:
@@ -196,7 +210,7 @@ class PlanCache:
                 return find_class_ranges(graph, specs, declared, free)
         return None
 
-    def _trace(self, planned: PlannedVariant, specs: Mapping[str, TensorSpec], shapes: _Shapes) -> None:
+    def _trace(self, planned: PlannedVariant, specs: Mapping[str, TensorSpec], shapes: Shapes) -> None:
         """Note a size that was planned by itself, and trace the plan where sizes keep changing."""
         compiled = planned.compiled
         if compiled.compilation is not None or self._is_stand_in:
@@ -273,7 +287,7 @@ class PlanCache:
                 each.recording.close()
                 each.recording = None
 
-    def _make(self, specs: Mapping[str, TensorSpec], shapes: _Shapes) -> PlannedVariant:
+    def _make(self, specs: Mapping[str, TensorSpec], shapes: Shapes) -> PlannedVariant:
         counters = self._planning.counters
         start, compiled = time.perf_counter(), counters.compile_ms
         self._learn(shapes)
@@ -287,7 +301,7 @@ class PlanCache:
         counters.variants += not self._is_stand_in
         return planned
 
-    def _learn(self, shapes: _Shapes) -> None:
+    def _learn(self, shapes: Shapes) -> None:
         """Note which axes change: those that the model does not declare are known to be free once they did."""
         if self._first is None:
             self._first = shapes
@@ -658,7 +672,7 @@ def _find_ends(plan: Plan, graph: Graph, specs: Mapping[str, TensorSpec]) -> dic
     return ends
 
 
-def _shapes(graph: Graph, specs: Mapping[str, TensorSpec]) -> _Shapes:
+def _shapes(graph: Graph, specs: Mapping[str, TensorSpec]) -> Shapes:
     shapes = []
     for value in graph.inputs:
         shapes.append(specs[value.name].shape)

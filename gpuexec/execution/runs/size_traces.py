@@ -74,7 +74,10 @@ class _Trace:
     def _belongs(self, extents: Sequence[int], found: SizedVariant, find_class: FindClass) -> bool:
         """Return whether sizes belong to the plan's class, and not to that of another one."""
         for ranges in self.classes:
-            if all(low <= extent <= high for extent, (low, high) in zip(extents, ranges, strict=True)):
+            for extent, (low, high) in zip(extents, ranges, strict=True):
+                if not low <= extent <= high:
+                    break
+            else:
                 return True
         classes = find_class(dict(zip(self.names, found.inputs, strict=True)))
         if classes is None:

@@ -94,9 +94,9 @@ class Subgraph:
             InputError: The inputs don't fit the graph; names the node.
             UnsupportedError: Operators that nothing here can run; lists all.
         """
-        specs: dict[Value, TensorSpec] = {}
-        for value in self.graph.inputs:
-            specs[value] = given[value]
+        inputs, specs = self.graph.inputs, given
+        if tuple(given) != inputs:
+            specs = {value: given[value] for value in inputs}
         news = computed & specs.keys() if computed else computed
         stage = self._find(specs, news, exposure) or self._make(specs, news, exposure, is_exact=False)
         try:
@@ -111,10 +111,9 @@ class Subgraph:
     def _plan(self, stage: Stage, given: _Specs) -> PlannedVariant | None:
         if stage.plans is None or stage.partition.ready is None:
             return None
-        specs: dict[str, TensorSpec] = {}
-        for value in stage.partition.ready.inputs:
-            specs[value.name] = given[value]
-        return stage.plans.choose(specs)
+        inputs = stage.partition.ready.inputs
+        found = stage.plans.find(tuple([given[value].shape for value in inputs]))
+        return stage.plans.choose({value.name: given[value] for value in inputs}) if found is None else found
 
     def _find(self, specs: _Specs, computed: AbstractSet[Value], exposure: Exposure) -> Stage | None:
         key = _key(specs, computed, exposure)
@@ -178,9 +177,6 @@ class Subgraph:
 
 def _key(specs: _Specs, computed: AbstractSet[Value], exposure: Exposure) -> object:
     # Host objects are always on the host once there is a run: whether planning sees them makes no difference.
-    kinds: list[object] = []
-    for value, spec in specs.items():
-        dtype = spec.dtype
-        has_content = spec.value is not None and not is_host_object(dtype)
-        kinds += (dtype, len(spec.shape), has_content, value in computed)
-    return tuple(kinds), exposure
+    known = [value for value, spec in specs.items() if spec.value is not None and not is_host_object(spec.dtype)]
+    dtypes, ranks = [spec.dtype for spec in specs.values()], [len(spec.shape) for spec in specs.values()]
+    return tuple(dtypes), tuple(ranks), tuple(known), frozenset(computed), exposure
