@@ -74,8 +74,8 @@ def cache(axis: int = 1, *, is_read: bool = True, is_cut: bool = False) -> gx.Mo
 def caches(layers: int) -> gx.Model:
     """present.i = [past.i, (i + 2) * x] along axis 1, and y.i its sum there, of some layers; unbound."""
     nodes = []
-    past, whole = [2, "past", WIDTH], [2, "all", WIDTH]
-    inputs: dict[str, Any] = {"x": [2, "new", WIDTH]}
+    past, whole = ["batch", "past", WIDTH], ["batch", "all", WIDTH]
+    inputs: dict[str, Any] = {"x": ["batch", "new", WIDTH]}
     outputs: dict[str, Any] = {}
     constants: dict[str, Array] = {"axes": np.array([1], np.int64)}
     for layer in range(layers):
@@ -90,8 +90,28 @@ def caches(layers: int) -> gx.Model:
             ),
         ]
         inputs[f"past.{layer}"] = past
-        outputs |= {f"y.{layer}": [2, WIDTH], f"present.{layer}": whole}
+        outputs |= {f"y.{layer}": ["batch", WIDTH], f"present.{layer}": whole}
     return make_model(nodes, inputs, outputs, **constants)
+
+
+def masked_attention() -> gx.Model:
+    """y = softmax(x @ keys' + mask) @ keys over keys = present = [past, x] of a batch; a mask of 0 takes a key out."""
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["present"], name="join", axis=1),
+        helper.make_node("Transpose", ["present"], ["keys"], name="turn", perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "keys"], ["scores"], name="meet"),
+        helper.make_node("Sub", ["mask", "one"], ["missing"], name="less one"),
+        helper.make_node("Mul", ["missing", "much"], ["bias"], name="make large"),
+        helper.make_node("Unsqueeze", ["bias", "axes"], ["of all"], name="widen"),
+        helper.make_node("Add", ["scores", "of all"], ["masked"], name="take out"),
+        helper.make_node("Softmax", ["masked"], ["weights"], name="weigh", axis=-1),
+        helper.make_node("MatMul", ["weights", "present"], ["y"], name="mix"),
+    ]
+    past, rows, whole = ["batch", "past", WIDTH], ["batch", "new", WIDTH], ["batch", "all", WIDTH]
+    inputs = {"x": rows, "past": past, "mask": ["batch", "all"]}
+    constants: dict[str, Array] = {"one": np.array(1, np.float32), "much": np.array(1e9, np.float32)}
+    constants["axes"] = np.array([1], np.int64)
+    return make_model(nodes, inputs, {"y": rows, "present": whole}, **constants)
 
 
 def recurrent() -> bytes:

@@ -81,7 +81,7 @@ class _Left:
     bytes: tuple[Region, ...] | None = None
 
 
-# What memories hold on the device, or zeros: contents, each with the memories whose newest it is.
+# What memories hold, or zeros: contents, each with the memories whose newest it is.
 HeldContents = Sequence[tuple[Carried, tuple[str, ...]]]
 
 
@@ -130,7 +130,7 @@ class StateBinder:
         self.state = State(self._model, self._backend)
 
     def fill(self, given: dict[str, GivenInput], without: Fence | None) -> HeldContents:
-        """Return what the memories hold on the device, where the caller gave nothing for them, all specs known.
+        """Return what the memories hold, where the caller gave nothing for them, all specs known.
 
         Args:
             given: Inputs by name; what memories hold on the host is added.
@@ -151,7 +151,7 @@ class StateBinder:
             count += len(names)
             if carried.array is not None:
                 given.update({name: HostArray(carried.known, carried.array) for name in names})
-            elif names:
+            if names:
                 held.append((carried, names))
             specs.update(dict.fromkeys(names, carried.known))
             checked += names[:1] if id(names) in self._by_names else names
@@ -163,12 +163,10 @@ class StateBinder:
         check_ports(self._model, [self._ports[name] for name in checked], specs)
         return held
 
-    def list_specs(self, held: HeldContents) -> dict[Value, TensorSpec]:
-        """Return the specs of what memories hold."""
-        specs: dict[Value, TensorSpec] = {}
+    def add_specs(self, specs: dict[Value, TensorSpec], held: HeldContents) -> None:
+        """Add the specs of what memories hold."""
         for carried, names in held:
             specs.update(dict.fromkeys(self._list_values(names), carried.known))
-        return specs
 
     def bind(
         self,
@@ -195,14 +193,19 @@ class StateBinder:
                     check_left(part.memories[0], spec)
                 else:
                     spec = _find_fixed(part.memories[0])
-                left.append(_Left(part, Carried(part.names, spec, prepared.run._fence, self._stream)))
+                made = Carried(part.names, spec, prepared.run._fence, self._stream)
+                if part.memories[0].axis is not None and any(carried.starts for carried, _ in held):
+                    made.starts = _find_starts(part.names, held)
+                left.append(_Left(part, made))
         for carried, _ in held:
             if not prepared.sources or prepared.sources[-1] is not carried.fence:
                 prepared.sources.append(carried.fence)
         for name in self._memories.keys() & given.keys():
             # The same plan serves a state that comes from the host.
             prepared.values[self._values[name]].array = None
-        prepared.carry = partial(self._carry, prepared, held, left)
+        # What the host holds is bound as what it gives.
+        on_device = [row for row in held if row[0].array is None]
+        prepared.carry = partial(self._carry, prepared, on_device, left)
         prepared.commit = partial(self._commit, prepared, left)
         self.state._begin([each.carried for each in left], prepared.run._fence)
 
@@ -243,7 +246,7 @@ class StateBinder:
 
         Args:
             prepared: The run.
-            held: What the memories hold.
+            held: What the memories hold on the device.
             left: What the run leaves.
             is_plain: Whether nobody asks for the locations of memories that stay in place.
         """
@@ -384,6 +387,13 @@ class StateBinder:
         elif spec.nbytes:
             self._stream.fill(lent.region.address, b"\0", spec.nbytes)
         location.region, location.owner = lent.region, lent
+
+
+def _find_starts(names: Sequence[str], held: HeldContents) -> tuple[int, ...]:
+    """Return the rows in front that are none of any memory's sequences; none where one was given anew."""
+    found = {name: carried.starts for carried, all_names in held for name in all_names}
+    starts = [found.get(name, ()) for name in names]
+    return tuple([min(each) for each in zip(*starts, strict=True)]) if all(starts) else ()
 
 
 def _find_region(location: ValueLocation) -> Region:

@@ -33,6 +33,7 @@ class Carried:
         regions: Bytes of each; None until the run is on its stream, and of zeros that nobody has written.
         owners: Who lends the bytes.
         caches: The bytes with room behind the rows, where they lie in such.
+        starts: Of sequences that were joined with longer ones, the rows in front that are none of theirs; empty: none.
     """
 
     names: tuple[str, ...]
@@ -43,6 +44,7 @@ class Carried:
     regions: tuple[Region, ...] | None = None
     owners: tuple[object, ...] | None = None
     caches: tuple[CacheBytes, ...] | None = None
+    starts: tuple[int, ...] = ()
 
     def pick(self, names: Iterable[str]) -> Carried:
         """Return the content of some of the memories; the run is on its stream, so that no more is to be known."""
@@ -82,7 +84,9 @@ class StateEntry:
 
 def overlay(above: Sequence[Carried], below: Sequence[Carried]) -> tuple[Carried, ...]:
     """Return contents, and of others those of the memories that are not among them."""
-    same = {id(each.names) for each in above}  # mostly those of the run before
+    same = [id(each.names) for each in above]
+    if same == [id(each.names) for each in below]:  # mostly a run after a run
+        return tuple(above)
     others = [each for each in below if id(each.names) not in same]
     taken = {name for each in above for name in each.names} if others else set()
     rest = [[name for name in each.names if name not in taken] for each in others]

@@ -23,7 +23,7 @@ from gpuexec.execution.results.exchange import import_cuda, import_dlpack
 from gpuexec.execution.results.given import ArrayLike
 from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.state.carried import Carried, StateEntry, overlay, read_content, skip
-from gpuexec.execution.state.kept_rows import crop, reorder
+from gpuexec.execution.state.kept_rows import Sequences, crop, gather
 from gpuexec.execution.state.seeds import begin_keys, check_seed
 from gpuexec.importer.output_selection import shorten
 from gpuexec.ir.spec import TensorSpec, convert_numbers
@@ -56,8 +56,8 @@ class State:
     A run's results become the state once the run is wholly on its stream; one that fails or is given up changes
     nothing. A state belongs to one caller at a time, as a Worker does.
 
-    Contents: `get`, `set`, `reset`, `seed`. Rows and sequences: `length`, `crop`, `reorder`. Copies: `snapshot` and
-    `restore`, `fork`. Files: `save`, `load`.
+    Contents: `get`, `set`, `reset`, `seed`. Rows and sequences: `length`, `crop`, `reorder`, `join`, `starts`, `mask`,
+    `positions`. Copies: `snapshot` and `restore`, `fork`. Files: `save`, `load`.
     """
 
     def __init__(self, model: Model, backend: Backend, start: StateEntry | None = None) -> None:
@@ -163,11 +163,31 @@ class State:
         with self._lock:
             self._put([crop(held.pick(names), axis, int(length)) for held, axis, names in longer.values()])
 
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Rows in front of each sequence of the batch that are none of its own, for `join` aligns the ends."""
+        found = self._find_starts()
+        return found or (0,) * next((each.known.shape[0] for _, each, _ in self._list_growing() if each), 0)
+
+    def mask(self, new: int = 1) -> Array:
+        """Return which rows count once so many are added, as decoders take it: int64 ``[batch, length + new]``.
+
+        It is 0 in front of the sequences that `join` aligned with longer ones, else 1.
+        """
+        rows = np.arange(self.length + new)
+        return (rows >= np.array(self.starts, np.int64)[:, None]).astype(np.int64)
+
+    def positions(self, new: int = 1) -> Array:
+        """Return the positions of the next rows in their sequences, as decoders take them: int64 ``[batch, new]``."""
+        begun = self.length - np.array(self.starts, np.int64)
+        return begun[:, None] + np.arange(new)
+
     def reorder(self, index: Sequence[int], *, axis: int = 0) -> None:
         """Take the sequences of a batch that an index names, in its order: those that beams go on from, say.
 
-        A sequence may be named several times or not at all, so the batch may change its size. All memories are copied
-        on the device, after the runs scheduled so far, which are not waited for but to be on their stream.
+        A sequence may be named several times or not at all, so the batch may change its size, and rows in front that
+        are nobody's any more go. Memories are copied on the device, but for what random operators draw from, after the
+        runs scheduled so far, which are not waited for but to be on their stream.
 
         Args:
             index: Of the sequences.
@@ -178,22 +198,55 @@ class State:
         """
         self._backend.check_process()
         places = [int(each) for each in index]
-        found: dict[int, tuple[Carried, list[str]]] = {}
-        for memory, held in self._list_issued():
-            if held is None:
-                continue
-            shape = held.known.shape
-            if not 0 <= axis < len(shape) or not places or not all(0 <= each < shape[axis] for each in places):
-                raise InputError(
-                    f"reorder({places}, axis={axis}): memory {memory.input!r} holds {held.spec}.",
-                    value=memory.input,
-                )
-            if memory.axis == axis:
-                raise InputError(f"reorder: memory {memory.input!r} grows along axis {axis}.", value=memory.input)
-            found.setdefault(id(held), (held, []))[1].append(memory.input)
-        made = [reorder(self._backend, held.pick(names), places, axis) for held, names in found.values()]
+        self._take_batch("reorder", [(self, places)], axis)
+
+    def join(self, other: State, *, axis: int = 0) -> None:
+        """Add the sequences of another state behind those of the batch: they go on together in the next run.
+
+        All then end at the row where the longest ends; shorter ones have zeros in front, which `starts`, `mask` and
+        `positions` tell. What `reorder` copies is copied; the other state stays as it is.
+
+        Args:
+            other: Of a model with the same memories on the same device.
+            axis: Of the batch, in all memories.
+
+        Raises:
+            InputError: The memories differ, in more than the batch and the rows.
+            StateError: One of the states holds nothing yet.
+        """
+        self._backend.check_process()
+        check_fits(other.memories, other.backend, self._model.memories, self._backend, "The other state", axis)
+        self._take_batch("join", [(self, None), (other, None)], axis)
+
+    def _take_batch(self, call: str, parts: Sequence[tuple[State, Sequence[int] | None]], axis: int) -> None:
+        """Take sequences of states as the batch: those that an index names, or all.
+
+        Raises:
+            InputError: A memory has no such sequences, no such axis, or grows along it, or memories differ.
+            StateError: Of several states one holds nothing.
+        """
+        drawn = {name for carried in (self._start.carried if self._start else ()) for name in carried.names}
+        starts = [state._find_starts() for state, _ in parts]
+        found: dict[tuple[int, ...], tuple[Memory, list[Carried], list[str]]] = {}
+        for memory in [memory for memory in self._model.memories if memory.input not in drawn]:
+            contents = [state._find_issued(memory.input) for state, _ in parts]
+            held = [each for each in contents if each is not None]
+            if len(held) < len(parts):
+                if len(parts) == 1:
+                    continue
+                raise StateError(f"{call}: memory {memory.input!r} of one of the states holds nothing yet.")
+            for each, (_, places) in zip(held, parts, strict=True):
+                _check_sequences(call, memory, each.known, held[0].known, places, axis)
+            found.setdefault(tuple(map(id, held)), (memory, held, []))[2].append(memory.input)
+        made: list[Carried] = []
+        for memory, held, names in found.values():
+            picked = [
+                Sequences(each.pick(names), range(each.known.shape[axis]) if places is None else places)
+                for each, (_, places) in zip(held, parts, strict=True)
+            ]
+            made += gather(self._backend, picked, starts, axis, memory.axis)
         with self._lock:
-            self._put([each for moved in made for each in moved])
+            self._put(made)
 
     def reset(self) -> None:
         """Reset all memories to zeros, as before the first run, without the rows they grew by.
@@ -309,9 +362,10 @@ class State:
                 entry = skip(entry.before, without)
         return found
 
-    def _list_issued(self) -> list[tuple[Memory, Carried | None]]:
-        """Return the memories and what holds them, which is on its stream."""
-        return [(memory, self._find_issued(memory.input)) for memory in self._model.memories]
+    def _find_starts(self) -> tuple[int, ...]:
+        """Return `starts`; empty: there are none."""
+        found = [held.starts for _, held, _ in self._list_growing() if held is not None]
+        return tuple([min(each) for each in zip(*found, strict=True)]) if found and all(found) else ()
 
     def _list_growing(self) -> list[tuple[Memory, Carried | None, int]]:
         """Return the memories that grow, what holds them, which is on its stream, and the axis."""
@@ -403,12 +457,45 @@ def _count_rows(held: Carried | None, axis: int) -> int:
     return 0 if held is None else held.known.shape[axis]
 
 
+def _check_sequences(
+    call: str, memory: Memory, spec: TensorSpec, first: TensorSpec, places: Sequence[int] | None, axis: int
+) -> None:
+    """Check that sequences can be taken of what a memory holds, beside those of the first state.
+
+    Raises:
+        InputError: They can't; names the memory.
+    """
+    shape = spec.shape
+    is_there = 0 <= axis < len(shape) and (
+        places is None or (len(places) > 0 and all(0 <= each < shape[axis] for each in places))
+    )
+    if not is_there:
+        wanted = f"{call}(axis={axis})" if places is None else f"{call}({list(places)}, axis={axis})"
+        raise InputError(f"{wanted}: memory {memory.input!r} holds {spec}.", value=memory.input)
+    if memory.axis == axis:
+        raise InputError(f"{call}: memory {memory.input!r} grows along axis {axis}.", value=memory.input)
+    differ = [
+        each
+        for each, (a, b) in enumerate(zip(shape, first.shape, strict=True))
+        if a != b and each not in (axis, memory.axis)
+    ]
+    if differ:
+        raise InputError(f"{call}: memory {memory.input!r} holds {first} and {spec}.", value=memory.input)
+
+
 def _without(names: Sequence[str], others: AbstractSet[str]) -> tuple[str, ...]:
     return tuple([name for name in names if name not in others])
 
 
-def check_fits(memories: Sequence[Memory], backend: Backend, wanted: Sequence[Memory], own: Backend, what: str) -> None:
-    """Check that what belongs to some memories on a device can serve others.
+def check_fits(
+    memories: Sequence[Memory],
+    backend: Backend,
+    wanted: Sequence[Memory],
+    own: Backend,
+    what: str,
+    batch: int | None = None,
+) -> None:
+    """Check that what belongs to some memories on a device can serve others, but for their extents along an axis.
 
     Raises:
         InputError: Names, dtypes, shapes or the device differ; names both.
@@ -423,7 +510,7 @@ def check_fits(memories: Sequence[Memory], backend: Backend, wanted: Sequence[Me
                 f"{what} holds {'; '.join(map(str, memories)) or 'no memories'}; expected {memory}.",
                 value=memory.input,
             )
-        pairs = zip(other.shape, memory.shape, strict=True)
+        pairs = [each for n, each in enumerate(zip(other.shape, memory.shape, strict=True)) if n != batch]
         if any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
             raise InputError(f"{what} holds {other}; expected {memory}.", value=memory.input)
 

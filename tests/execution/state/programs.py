@@ -1,5 +1,5 @@
-"""Random programs over a state of several memories, against rows kept by hand: steps, crops, forks, snapshots, resets
-and reorders in any order, memories set or given one by one. Tests run a few; all bits are compared.
+"""Random programs over a state of several memories, against rows kept by hand: steps, crops, forks, snapshots, resets,
+reorders and joins in any order, memories set or given one by one. Tests run a few; all bits are compared.
 
     python -m tests.execution.state.programs --count 10000 --device cpu simulator
 """
@@ -17,11 +17,11 @@ import numpy as np
 import gpuexec as gx
 from gpuexec.devices.backend import open_backend
 from tests.execution.state.by_hand import CAPACITY, make_rows
-from tests.model.state_models import caches
+from tests.model.state_models import WIDTH, caches
 
 KINDS = (
     *("step", "step", "step", "step", "crop", "snapshot", "restore", "reset", "reorder", "set", "set one", "give one"),
-    "fork",
+    *("fork", "join"),
 )
 DEVICES = {"cpu": gx.BackendType.CPU, "simulator": gx.BackendType.SIMULATOR}
 LAYERS = 3
@@ -32,6 +32,43 @@ def bind(capacity: int | None) -> gx.Model:
     return caches(LAYERS).bind_state({f"present.{i}": f"past.{i}" for i in range(LAYERS)}, capacity=capacity)
 
 
+class ByHand:
+    """What a state of `bind` holds, by hand: rows of each layer, and those in front that are none of a sequence's."""
+
+    def __init__(self) -> None:
+        self.rows, self.starts = [make_rows(1, 0)] * LAYERS, [0, 0]
+
+    def copy(self) -> ByHand:
+        other = ByHand()
+        other.rows, other.starts = list(self.rows), list(self.starts)
+        return other
+
+    @property
+    def length(self) -> int:
+        return int(self.rows[0].shape[1])
+
+    def put(self, layer: int, rows: Any) -> None:
+        """Set one memory anew, of which all rows count."""
+        self.rows = [*self.rows[:layer], rows, *self.rows[layer + 1 :]]
+        self.starts = [0] * len(rows)
+
+    def crop(self, length: int) -> None:
+        self.rows = [rows[:, :length] for rows in self.rows]
+        self.starts = [min(start, length) for start in self.starts]
+
+    def take(self, parts: Sequence[tuple[ByHand, Sequence[int]]]) -> None:
+        """Take sequences, their ends aligned."""
+        picked = [(held, index) for held, indices in parts for index in indices]
+        lengths = [held.length - held.starts[index] for held, index in picked]
+        rows = []
+        for layer in range(LAYERS):
+            whole = np.zeros((len(picked), max(lengths), WIDTH), np.float32)
+            for number, ((held, index), count) in enumerate(zip(picked, lengths, strict=True)):
+                whole[number, max(lengths) - count :] = held.rows[layer][index, held.starts[index] :]
+            rows.append(whole)
+        self.rows, self.starts = rows, [max(lengths) - count for count in lengths]
+
+
 def run_program(worker: gx.Worker, rng: random.Random, calls: int) -> None:
     """Run calls drawn at random on a Worker of `bind`, from an empty state; compare what it holds now and then.
 
@@ -39,51 +76,56 @@ def run_program(worker: gx.Worker, rng: random.Random, calls: int) -> None:
         AssertionError: It holds other rows.
     """
     worker.state.reset()
-    empty = [make_rows(1, 0)] * LAYERS
-    held, kept = empty, empty
+    held, kept = ByHand(), ByHand()
     snapshot: Any = None
     for call in range(calls):
-        kind, length = rng.choice(KINDS), held[0].shape[1]
+        kind, length, batch = rng.choice(KINDS), held.length, len(held.starts)
         if kind in ("step", "give one") and length + 2 <= CAPACITY:
-            x = make_rows(1, rng.randint(1, 2), call)[: len(held[0])]
+            x = np.resize(make_rows(1, rng.randint(1, 2), call), (batch, rng.randint(1, 2), WIDTH))
             given = {"x": x}
             if kind == "give one":
                 layer = rng.randrange(LAYERS)
-                held = [*held[:layer], make_rows(1, length, call + 1)[: len(x)], *held[layer + 1 :]]
-                given[f"past.{layer}"] = held[layer]
-            held = [np.concatenate([rows, (i + 2) * x], 1) for i, rows in enumerate(held)]
-            for got, rows in zip(worker.run(given), held, strict=True):
+                held.put(layer, np.resize(make_rows(1, max(length, 1), call + 1), (batch, length, WIDTH)))
+                given[f"past.{layer}"] = held.rows[layer]
+            held.rows = [np.concatenate([rows, (i + 2) * x], 1) for i, rows in enumerate(held.rows)]
+            for got, rows in zip(worker.run(given), held.rows, strict=True):
                 np.testing.assert_array_equal(got, rows.sum(1))
         elif kind == "crop":
             length = rng.randint(0, length)
             worker.state.crop(length)
-            held = [rows[:, :length] for rows in held]
+            held.crop(length)
         elif kind == "snapshot":
-            snapshot, kept = worker.state.snapshot(), held
+            snapshot, kept = worker.state.snapshot(), held.copy()
         elif kind == "restore" and snapshot is not None:
             worker.state.restore(snapshot)
-            held = kept
+            held = kept.copy()
         elif kind == "reset":
             worker.state.reset()
-            held = empty
+            held = ByHand()
         elif kind == "reorder" and length:
-            index = [rng.randrange(len(held[0])) for _ in range(2)]
+            index = [rng.randrange(batch) for _ in range(rng.randint(1, 3))]
             worker.state.reorder(index)
-            held = [rows[index] for rows in held]
+            held.take([(held, index)])
+        elif kind == "join" and length and snapshot is not None and kept.length and batch + len(kept.starts) <= 6:
+            other = worker.state.fork()
+            other.restore(snapshot)
+            worker.state.join(other)
+            held.take([(held, range(batch)), (kept, range(len(kept.starts)))])
         elif kind == "set":
-            count = rng.randint(1, 5)
-            held = [make_rows(1, count, call + i) for i in range(LAYERS)]
-            worker.state.set({f"past.{i}": rows for i, rows in enumerate(held)})
+            count, batch = rng.randint(1, 5), rng.randint(1, 3)
+            for layer in range(LAYERS):
+                held.put(layer, np.resize(make_rows(1, count, call + layer), (batch, count, WIDTH)))
+            worker.state.set({f"past.{i}": rows for i, rows in enumerate(held.rows)})
         elif kind == "set one" and length:
             layer = rng.randrange(LAYERS)
-            held = [*held[:layer], make_rows(1, length, call), *held[layer + 1 :]]
-            worker.state.set({f"past.{layer}": held[layer]})
+            held.put(layer, np.resize(make_rows(1, length, call), (batch, length, WIDTH)))
+            worker.state.set({f"past.{layer}": held.rows[layer]})
         elif kind == "fork":
             worker.state = worker.state.fork()
-        if (rng.random() < 0.4 or call == calls - 1) and held[0].shape[1]:
-            for layer, rows in enumerate(held):
+        if (rng.random() < 0.4 or call == calls - 1) and held.length:
+            for layer, rows in enumerate(held.rows):
                 np.testing.assert_array_equal(worker.state.get(f"past.{layer}"), rows)
-            assert worker.state.length == held[0].shape[1]
+            assert worker.state.length == held.length and list(worker.state.starts) == held.starts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

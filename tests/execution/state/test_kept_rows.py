@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import gpuexec as gx
 from gpuexec.devices.backend import Backend, open_backend
 from gpuexec.errors import InputError, StateError
 from tests.execution.state.by_hand import BACKENDS, CAPACITY, PAIR, make_rows, run_bound
 from tests.execution.state.programs import bind, run_program
-from tests.model.small_models import make_tracer
-from tests.model.state_models import cache, running_sum
+from tests.model.small_models import make_model, make_tracer
+from tests.model.state_models import WIDTH, cache, masked_attention, running_sum
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda each: each.value)
@@ -87,6 +88,100 @@ def test_steps_go_on_from_another_order(backend: Backend, capacity: int | None) 
         np.testing.assert_array_equal(worker.state.get(), before[[1, 0]])
         run_bound(worker, make_rows(1, 1, 5))
         np.testing.assert_array_equal(worker.state.get(), np.concatenate([before[[1, 0]], 2 * make_rows(1, 1, 5)], 1))
+
+
+@FORMS
+def test_sequences_of_different_lengths_run_as_one_batch(backend: Backend, capacity: int | None) -> None:
+    """They join one that is under way and leave it, and give what each gives by itself."""
+    model = masked_attention().bind_state(PAIR, capacity=capacity)
+    rng = np.random.default_rng(4)
+    rows = [rng.standard_normal((1, 12, WIDTH)).astype(np.float32) for _ in range(3)]
+
+    def run(worker: gx.Worker, x: np.ndarray) -> np.ndarray:
+        mask = (
+            worker.state.mask(x.shape[1]).astype(np.float32) if worker.state.length else np.ones(x.shape[:2], x.dtype)
+        )
+        return np.asarray(worker.run({"x": x, "mask": mask})[0])
+
+    with gx.Worker(model, backend=backend) as worker, gx.Worker(model, backend=backend) as apart:
+        expected = []
+        for each in rows:
+            apart.state.reset()
+            expected.append([run(apart, each[:, at : at + 1])[0] for at in range(12)])
+        under_way = {0: 0}  # rows that have been given of each, in the order of the batch
+        for step in range(9):
+            if step in (3, 4):  # another one joins, its first rows having been given elsewhere
+                number = step - 2
+                apart.state.reset()
+                for at in range(2):
+                    run(apart, rows[number][:, at : at + 1])
+                worker.state.join(apart.state)
+                under_way[number] = 2
+                lengths = list(under_way.values())
+                assert worker.state.length == max(lengths)
+                assert list(worker.state.starts) == [max(lengths) - length for length in lengths]
+                assert worker.state.positions(2).tolist() == [[length, length + 1] for length in lengths]
+            if step == 7:  # the longest leaves
+                under_way.pop(0)
+                worker.state.reorder([1, 2])
+                assert worker.state.length == max(under_way.values())
+            x = np.concatenate([rows[each][:, at : at + 1] for each, at in under_way.items()])
+            for got, (each, at) in zip(run(worker, x), under_way.items(), strict=True):
+                np.testing.assert_allclose(got, expected[each][at], rtol=1e-5, atol=1e-6)
+                under_way[each] += 1
+
+
+def test_sequences_join_where_the_batch_is_not_the_first_axis(backend: Backend) -> None:
+    shape = ("past", "batch", WIDTH)
+    nodes = [helper.make_node("Concat", ["past", "x"], ["present"], name="join", axis=0)]
+    model = make_model(nodes, {"x": ("new", "batch", WIDTH), "past": shape}, {"present": ("all", "batch", WIDTH)})
+    with gx.Worker(model.bind_state(PAIR), backend=backend) as worker, worker_of(model, backend) as other:
+        first, second = (np.full((3, 2, WIDTH), seed, np.float32) for seed in range(2))
+        worker.run(first)
+        other.run(second)
+        worker.state.join(other.state, axis=1)
+        np.testing.assert_array_equal(worker.state.get(), np.concatenate([first, second], 1))
+        other.run(second)
+        with pytest.raises(InputError, match="'past' grows along axis 0, in front of the batch on axis 1"):
+            worker.state.join(other.state, axis=1)
+
+
+def test_what_can_not_join_is_refused_and_changes_nothing(backend: Backend) -> None:
+    model = masked_attention().bind_state(PAIR, capacity=CAPACITY)
+    with gx.Worker(model, backend=backend) as worker, gx.Worker(model, backend=backend) as other:
+        x = np.ones((2, 2, WIDTH), np.float32)
+        worker.run({"x": x, "mask": np.ones((2, 2), np.float32)})
+        before = worker.state.get()
+        with pytest.raises(StateError, match="join: memory 'past' of one of the states holds nothing yet"):
+            worker.state.join(other.state)
+        stranger = gx.Worker(running_sum(), backend=backend)
+        with stranger, pytest.raises(InputError, match="The other state holds held <- total"):
+            worker.state.join(stranger.state)
+        np.testing.assert_array_equal(worker.state.get(), before)
+
+
+def worker_of(model: gx.Model, backend: Backend) -> gx.Worker:
+    return gx.Worker(model.bind_state(PAIR), backend=backend)
+
+
+def test_random_numbers_are_those_of_the_state_in_another_order(backend: Backend) -> None:
+    """What random operators draw from is no batch."""
+    nodes = [
+        helper.make_node("RandomUniformLike", ["x"], ["noise"], name="draw"),
+        helper.make_node("Add", ["noise", "held"], ["total"], name="add"),
+    ]
+    shape = (2, WIDTH)
+    model = make_model(nodes, {"x": shape, "held": shape}, {"total": shape}).bind_state({"total": "held"})
+    with gx.Worker(model, backend=backend, seed=3) as worker, gx.Worker(model, backend=backend, seed=3) as other:
+        x = np.zeros(shape, np.float32)
+        for each in (worker, other):
+            each.run(x)
+        worker.state.reorder([1, 0])
+        worker.run(x)
+        other.run(x)
+        held = other.state.get("held")
+        assert not np.array_equal(worker.state.get("held"), held)
+        np.testing.assert_allclose(worker.state.get("held").sum(0), held.sum(0), rtol=1e-6)
 
 
 def test_what_can_not_be_is_refused_and_changes_nothing(backend: Backend) -> None:
