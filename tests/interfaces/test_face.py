@@ -71,7 +71,10 @@ FACE = {
     "Replay": "close has_graph is_done nbytes submit",
     "Run": "cancel inspection is_cancelled is_done number outputs peek_output wait",
     "Snapshot": "backend memories",
-    "State": "backend crop fork get length load memories reorder reset restore save seed set snapshot",
+    "State": (
+        "backend crop fork get join length load mask memories positions reorder reset restore save seed set snapshot "
+        "starts"
+    ),
     "Statistics": (
         "absmax first_inf first_nan histogram infs locate max mean min nans negative_infs node nonfinite "
         "positive_infs results spec std value"
