@@ -1,10 +1,10 @@
-// Scaled dot-product attention of few queries over keys and values that are read once: decoding in 16 bits.
+// Scaled dot-product attention of few queries over keys and values that are read once: decoding.
 //
-// Keys and values may be floats, of a cache, which are rounded to the type that a precision says while they are read: a
-// tensor of the rounded would be made anew for each token. A block has some rows (queries of heads that share a head of
-// keys) and a slice of the keys; the last block of a slice merges them. So attention is one launch, and so it is with
-// the keys and values of the step appended to the cache: blocks read those from where they were made, and one block of
-// each head stores them behind the past, where no block of the launch reads.
+// Keys and values may be floats, of a cache, which are rounded to the type of 16 bits that a precision says while they
+// are read: a tensor of the rounded would be made anew for each token. A block has some rows (queries of heads that
+// share a head of keys) and a slice of the keys; the last block of a slice merges them. So attention is one launch, and
+// so it is with the keys and values of the step appended to the cache: blocks read those from where they were made, and
+// one block of each head stores them behind the past, where no block of the launch reads.
 #include "attention_kinds.cuh"
 #include "dependent_launch.cuh"
 #include "grid.cuh"

@@ -94,6 +94,7 @@ CASES = [
     append("nothing held", 0, (1, 2, 3, 3, 8, 8)),
     append("nothing new", 20, (1, 2, 1, 20, 8, 8)),
     append("halves", 17, (1, 2, 1, 20, 8, 8), stored=HALF),
+    append("floats", 19, (2, 3, 1, 20, 8, 12), FLOAT, scale=0.3),
     append("bfloat16, narrow", 19, (1, 2, 1, 20, 8, 8), BFLOAT16, is_narrow=1),
     append("groups", 18, (1, 4, 2, 20, 8, 8), group=2),
     append(
@@ -244,6 +245,8 @@ GROWN = [
     Grown("keys wider than values", (2, 1, 2, 40, 12), 11, new=2),
     Grown("halves", (1, 2, 1, 16, 16), 13, stored=HALF),
     Grown("rows of halves", (1, 8, 2, 16, 16), 13, new=2, stored=HALF, group=4),
+    Grown("floats", (2, 4, 2, 16, 16), 13, new=2, dtype=FLOAT, group=2),
+    Grown("slices of floats", (1, 4, 1, 8, 8), 517, new=3, dtype=FLOAT, group=4, capacity=600),
     Grown("bfloat16", (1, 2, 1, 16, 16), 13, dtype=BFLOAT16, stored=BFLOAT16),
     Grown("floats as bfloat16", (1, 6, 1, 16, 16), 13, dtype=BFLOAT16, group=3),
     Grown("groups in tiles of rows", (2, 7, 2, 8, 8), 30, new=3, group=7),

@@ -1,4 +1,4 @@
-"""Attention of few queries in 16 bits: the kernel that rounds what it reads, when it is taken, and its work."""
+"""Attention of few queries in float and 16 bits: the kernel, which rounds what it reads, when it is taken, its work."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.module import load_file
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.operator import build
-from gpuexec.ir.spec import BFLOAT16
+from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.work import find_form
 from gpuexec.ops.nn.attention_few import FEW_QUERIES
+from gpuexec.planner.template import plan_graph
 from tests.bench.architectures import SMALL_ARCHITECTURES
+from tests.ir.graph_builder import GraphBuilder
 from tests.ops.case import Case
 from tests.ops.counted_launch import count_wavefronts
 from tests.ops.direct import DirectEmitter
@@ -26,7 +28,7 @@ from tests.ops.harness import run_case
 Array = np.ndarray[Any, Any]
 NAME = "gpuexec.ScaledDotProductAttention"
 HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
-PRECISIONS = {HALF: "fp16", BFLOAT16: "bf16"}
+PRECISIONS = {FLOAT: "", HALF: "fp16", BFLOAT16: "bf16"}
 # Terms of a sum of weights that are rounded, as many as make half a unit in their last place of float's.
 ROUNDED_TERMS = {HALF: 1 << 12, BFLOAT16: 1 << 15}
 RNG = np.random.default_rng(3)
@@ -67,7 +69,7 @@ def make(
         k, v = (np.broadcast_to(each[:, :, np.newaxis], (*each.shape[:2], group, *each.shape[2:])) for each in (k, v))
     attributes["precision"] = PRECISIONS[np.dtype(dtype)]
     const = tuple(3 + index for index, each in enumerate(operands) if each.size == 1)
-    terms = ROUNDED_TERMS[np.dtype(dtype)]
+    terms = ROUNDED_TERMS.get(np.dtype(dtype), keys + depth)
     return Case(id, NAME, (q, k, v, *operands), attributes, const=const, expected=(y,), terms=terms)
 
 
@@ -96,6 +98,15 @@ CASES = [
         "guarded", (2, 2, 3, 70, 8, 8), operands=[SOME, np.float32([-INF])], score_steps=("Where",), is_guarded=1
     ),
     make("NaN in a value", (1, 2, 1, 40, 8, 8), v=LONE),
+    make("floats", (2, 3, 1, 70, 16, 12), FLOAT, scale=0.3),
+    make("floats in slices of rows", (1, 4, 3, 600, 8, 36), FLOAT, group=2, scale=0.3, perm=(0, 2, 1, 3)),
+    make("floats and a bias", (1, 8, 1, 130, 16, 16), FLOAT, operands=[draw(8, 1, 130)], group=4, score_steps=("Add",)),
+    make(
+        "guarded floats", (2, 2, 3, 70, 8, 8), FLOAT, operands=[SOME, np.float32([-INF])], score_steps=("Where",),
+        is_guarded=1,
+    ),
+    make("NaN in a float", (1, 2, 1, 40, 8, 8), FLOAT, v=LONE),
+    make("no keys for floats", (1, 2, 1, 0, 8, 8), FLOAT),
     make("no keys", (1, 2, 1, 0, 8, 8)),
     make("no queries", (1, 2, 0, 8, 8, 8)),
 ]  # fmt: skip
@@ -172,8 +183,33 @@ def launch(case: Case, dtype: Any = FLOAT, target: str = "sm_90") -> list[str]:
 def test_few_queries_are_one_launch_at_any_length(target: str) -> None:
     for keys in (1, 77, 900):
         assert launch(make("", (1, 2, 1, keys, 8, 8)), target=target) == ["attend_few"]
+        assert launch(make("", (1, 2, 1, keys, 8, 8), FLOAT), target=target) == ["attend_few"]
     narrow = make("", (1, 2, FEW_QUERIES, 77, 8, 8), is_narrow=1, perm=(0, 2, 1, 3))
     assert launch(narrow, HALF, target) == ["attend_few"]
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "kernels"),
+    [
+        (1, 4096, ["attend_few"]),
+        (FEW_QUERIES, 256, ["attend_few"]),
+        (FEW_QUERIES, 4096, ["gemv_along_k", "softmax", "gemv_along_columns"]),
+    ],
+)
+def test_floats_are_one_launch_where_that_takes_less_time(queries: int, keys: int, kernels: Sequence[str]) -> None:
+    draw, specs = GraphBuilder(), {"q": TensorSpec((1, 12, queries, 64), FLOAT)}
+    specs |= dict.fromkeys("kv", TensorSpec((1, 12, keys, 64), FLOAT))
+    q, k, v = (draw.input(name, *spec.shape) for name, spec in specs.items())
+    k = draw.node(build("Transpose", {"perm": (0, 1, 3, 2)}), k)
+    plan = plan_graph(draw.graph(draw.node(build(NAME, {}), q, k, v)), specs, Target.named("sm_90")).plan
+    names = [each.kernel.expression for each in plan.segment.commands if isinstance(each, Launch)]
+    assert [name.partition("<")[0] for name in names] == kernels
+
+
+@pytest.mark.parametrize("precision", ["tf32", "reference"])
+def test_floats_of_other_precisions_are_multiplied_as_these_say(precision: str) -> None:
+    case = make("", (1, 2, 1, 77, 8, 8), FLOAT)
+    assert "attend_few" not in launch(replace(case, attributes={**case.attributes, "precision": precision}))
 
 
 @pytest.mark.parametrize(
@@ -196,14 +232,22 @@ def test_a_decoding_step_of_16_bits_has_no_cast_of_its_own() -> None:
         assert not [each for each in names if each.startswith(("convert", "softmax"))]
     strict = small.plan(Target.named("sm_90"))
     assert len(plan.segment.commands) <= len(strict.segment.commands)
+    names = [each.kernel.expression for each in strict.segment.commands if isinstance(each, Launch)]
+    assert "attend_few<float, float, 1>" in names and not [each for each in names if each.startswith("softmax")]
 
 
 @pytest.mark.parametrize(
-    ("sizes", "stored"), [((1, 3, 1, 300, 64, 64), FLOAT), ((1, 1, 4, 130, 32, 32), HALF)], ids=str
+    ("sizes", "dtype", "stored"),
+    [
+        ((1, 3, 1, 300, 64, 64), HALF, FLOAT),
+        ((1, 1, 4, 130, 32, 32), HALF, HALF),
+        ((1, 2, 1, 200, 64, 64), FLOAT, FLOAT),
+    ],
+    ids=str,
 )
-def test_work_is_as_counted_and_takes_the_least_sectors(sizes: Sequence[int], stored: Any) -> None:
+def test_work_is_as_counted_and_takes_the_least_sectors(sizes: Sequence[int], dtype: Any, stored: Any) -> None:
     emit = CountingEmitter()
-    lower(make("", sizes, stored=stored, scale=0.1), emit)
+    lower(make("", sizes, dtype, stored, scale=0.1), emit)
     (made,), (counts,) = emit.made, emit.counts
     form = find_form(made.kernel)
     assert form is not None

@@ -407,7 +407,7 @@ GATES: Mapping[str, Gate] = {
             instructions=3800 if (stored, t) == ("float", "bf16") else 3400, opcodes=("FFMA", "MUFU"), blocks=2,
             early_accesses=2,
         )
-        for t in _HALVES
+        for t in ("float", *_HALVES)
         for stored in ("float", t)
         for rows in (1, 4)
     },

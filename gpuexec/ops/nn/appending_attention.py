@@ -82,13 +82,10 @@ class AppendingAttention(Operator):
         return last.operator.count_flops(last.pick(inputs, specs, TensorSpec.of), outputs[:1])
 
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
-        """Compute one operator after the other."""
+        """Compute one operator after the other, in dense memory: bits of a product depend on how its operands lie."""
         made: list[Array] = []
-        wanted = (None, None, None) if out is None else (*out, None, None)
-        for place, step in enumerate(self._read()):
-            own = wanted[1 + place] if place < _APPENDS else None
-            given = step.pick(inputs, made, np.asarray)
-            (result, *_) = step.operator.compute(*given, out=None if own is None else (own,))
+        for step in self._read():
+            (result, *_) = step.operator.compute(*step.pick(inputs, made, np.asarray))
             assert result is not None
             made.append(result)
         return made[-1], *made[:_APPENDS]

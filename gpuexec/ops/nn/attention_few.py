@@ -1,8 +1,8 @@
-"""Launches of attention of few queries in a precision of 16 bits, whose operands are rounded while they are read.
+"""Launches of attention of few queries, in float or in a precision of 16 bits.
 
-The keys of such queries are mostly those of a cache, which are floats and grow by one for each token. So a kernel that
-takes them as they are saves a launch and a tensor for each of Q, K and V, and it is the same kernel for every length.
-It appends the new ones to the cache, too, where that grows in place.
+The keys of such queries are mostly those of a cache, which are floats and grow by one for each token. So it is one
+launch, the same kernel for every length, which rounds operands while it reads them: that saves a launch and a tensor
+for each of Q, K and V. It appends the new ones to the cache, too, where that grows in place.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Strides, broadcast_strides, ceil_div, round_up
+from gpuexec.ir.gpus import Gpu
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.moving_arguments import MovingArgument, declare_moving
@@ -33,12 +34,12 @@ FEW_QUERIES = 8  # of a head, up to which its attention takes this kernel
 _SOURCE = "attention_few.cu"
 _STRUCT = "<22q12i2f"  # FewAttention of attention_few.cu
 _FLOAT = np.dtype(np.float32)
-_DTYPES = (np.dtype(np.float16), BFLOAT16)
+_DTYPES = (_FLOAT, np.dtype(np.float16), BFLOAT16)
 _THREADS, _WARPS, _COLUMNS, _LOADS = 256, 8, 4, 4  # kFewThreads, kFewWarps, kColumns, kLoads
 _ROWS = (1, 4)  # of the instances
 _REGISTERS = {1: 90, 4: 126}
 _LEAST_LANES, _MOST_LANES, _MOST_KEYS = 8, 32, 1 << 30
-_BLOCKS = 2  # of a multiprocessor
+_BLOCKS, _SCHEDULERS = 2, 4  # of a multiprocessor
 _ROW_AXIS = 2  # of [batch, heads, rows, size]
 # Times of a block in tiles of keys: it waits for memory about as long as for a tile, and for each slice that is merged.
 _COSTS = SliceCosts(fixed=1.0, each_slice=0.05, min_slabs=1, slack=(1.0, 1.0, 1.0))
@@ -47,7 +48,7 @@ instantiate(
     [
         f"attend_few<{stored}, {dtype_row(dtype).cuda}, {rows}>"
         for dtype in _DTYPES
-        for stored in ("float", dtype_row(dtype).cuda)
+        for stored in dict.fromkeys(("float", dtype_row(dtype).cuda))
         for rows in _ROWS
     ],
 )
@@ -68,8 +69,9 @@ def launch_few_queries(
     fill: float,
     empty: EmptyRows,
     new: Sequence[NewRows] = (),
+    is_wanted: bool = True,
 ) -> bool:
-    """Launch attention whose operands are rounded to a type; return False where it takes other kernels.
+    """Launch attention of operands that are of a type, or rounded to it; return False where it takes other kernels.
 
     Args:
         emit: Emitter of the launch.
@@ -80,6 +82,7 @@ def launch_few_queries(
         fill: The score of a key that a mask of bools takes out.
         empty: What a row of scores gives that are all -inf.
         new: Rows to append first to the memories of k and v, where those are not stored yet.
+        is_wanted: Whether other kernels take longer.
 
     Raises:
         PlanError: The upper end of the size class runs there, and this size can't.
@@ -89,7 +92,7 @@ def launch_few_queries(
     has_mask_type = mask is None or mask.dtype in (np.dtype(np.bool_), _FLOAT)
     if not (emit.target.has_kernels and not emit.target.has_textures and has_types and has_mask_type):
         return False
-    if not emit.choose(_fits(operands) and q.shape[2] <= FEW_QUERIES):
+    if not emit.choose(_fits(operands) and q.shape[2] <= FEW_QUERIES and is_wanted):
         return False
     if not _fits(operands):
         raise PlanError("Heads do not lie as they do at the upper end, which has chosen the kernel of few queries.")
@@ -124,6 +127,22 @@ def launch_few_queries(
         writes,
     )
     return True
+
+
+def find_few_seconds(gpu: Gpu, operands: AttentionOperands) -> float:
+    """Return about how long attention of few queries takes, its launch aside: to read keys and values, or to issue.
+
+    Tiles of rows read the same keys again.
+    """
+    (batch, heads, queries, depth), (_, of_keys, keys, values) = operands.q.shape, operands.v.shape
+    rows = heads // max(of_keys, 1) * queries
+    together = _ROWS[rows > _ROWS[0]]
+    row_tiles, lanes = ceil_div(rows, together), _find_lanes(operands)
+    held = [batch * of_keys * keys * size * operands.k.dtype.itemsize for size in (depth, values)]
+    read = row_tiles * sum(nbytes / gpu.find_bandwidth(nbytes) for nbytes in held)
+    tiles = batch * of_keys * row_tiles * ceil_div(keys, _count_tile_keys(lanes))
+    issued = tiles * _WARPS * (_EACH_TILE + together * _EACH_TILE_ROW)
+    return max(read, issued / (_SCHEDULERS * max(1, min(gpu.multiprocessors, tiles))) / gpu.clock_hertz)
 
 
 @dataclass(frozen=True, slots=True)

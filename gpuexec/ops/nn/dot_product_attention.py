@@ -6,8 +6,8 @@ the pass `gpuexec.passes.recognise_attention` makes it.
 
 On a device it is lowered in one of two forms, chosen for a size class. Apart, it is the launches of its operators: the
 scores with their steps, the softmax, the product with V, whose kernels fill a GPU at most sizes, but whose scores go
-through memory. Fused, it is the kernel of ``attention.cu``, which keeps them on the chip: one launch. Few queries in a
-precision of 16 bits are one launch of ``attention_few.cu``.
+through memory. Fused, it is a kernel that keeps them on the chip: one launch, of ``attention_few.cu`` where queries are
+few, else of ``attention.cu``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.slices import count_cycles
 from gpuexec.ops.linalg.matmul import MatMul, find_narrow, find_result
 from gpuexec.ops.microsoft.matmul import FusedMatMul
-from gpuexec.ops.nn.attention_few import FEW_QUERIES, launch_few_queries
+from gpuexec.ops.nn.attention_few import FEW_QUERIES, find_few_seconds, launch_few_queries
 from gpuexec.ops.nn.attention_host import AttentionRule
 from gpuexec.ops.nn.attention_launch import find_fused_seconds, has_chunks, launch_attention
 from gpuexec.ops.nn.attention_mma import can_multiply, find_mma_seconds
@@ -152,7 +152,7 @@ class ScaledDotProductAttention(Operator):
 
     def takes_new_rows(self, q: TensorSpec) -> bool:
         """Return whether the launch for these queries may append to the memories that keys and values are of."""
-        return find_narrow(self.precision) is not None and q.rank > 1 and q.shape[-2] <= FEW_QUERIES
+        return self._find_few_dtype(q.dtype) is not None and q.rank > 1 and q.shape[-2] <= FEW_QUERIES
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch fused where that is faster, else apart."""
@@ -204,12 +204,22 @@ class ScaledDotProductAttention(Operator):
         new: Sequence[NewRows],
     ) -> bool:
         """Launch the kernel of few queries; return False where it can't be."""
-        narrow, taken, y = find_narrow(self.precision), _take_operands(emit, slots, scale, steps), slots[3]
-        if narrow is None or not emit.choose(taken is not None) or taken is None:
+        dtype, taken, y = self._find_few_dtype(slots[0].dtype), _take_operands(emit, slots, scale, steps), slots[3]
+        if dtype is None or not emit.choose(taken is not None) or taken is None:
             return False
         given, fill = taken
-        result = window(y, *_pad_axes(y.shape, y.strides))
-        return launch_few_queries(emit, given, result, narrow, scale=scale, fill=fill, empty=self._empty_rows, new=new)
+        result, empty = window(y, *_pad_axes(y.shape, y.strides)), self._empty_rows
+        # What appends is one launch whatever it takes: its numbers are all that changes with a token.
+        is_wanted = dtype != _FLOAT or bool(new) or _is_few_faster(emit, given)
+        return launch_few_queries(
+            emit, given, result, dtype, scale=scale, fill=fill, empty=empty, new=new, is_wanted=is_wanted
+        )
+
+    def _find_few_dtype(self, stored: np.dtype[Any]) -> np.dtype[Any] | None:
+        """Return the type that the kernel of few queries multiplies in; None where the precision is not one of its."""
+        if self.precision:
+            return find_narrow(self.precision)
+        return _FLOAT if stored == _FLOAT else None
 
     def _list_steps(self, operands: Sequence[Any]) -> list[tuple[str, tuple[Any, ...]]]:
         """Return the steps with the operands of each."""
@@ -449,6 +459,18 @@ def _split_heads(q: Slot, k: Slot, v: Slot, mask: Slot | None, y: Slot) -> Atten
     return AttentionOperands(q, by_rows, v, mask, None)
 
 
+def _is_few_faster(emit: Emitter, heads: AttentionOperands) -> bool:
+    """Return whether the kernel of few queries takes less time than products of floats and a softmax, or the other one.
+
+    That is not taken for one query, see `_is_fused_faster`.
+    """
+    gpu = find_gpu(emit.target.architecture)
+    others = _find_apart_seconds(gpu, heads)
+    if heads.q.shape[2] > 1:
+        others = min(others, _find_walk_seconds(gpu, heads))
+    return find_few_seconds(gpu, heads) + _LAUNCH_SECONDS < others
+
+
 def _is_fused_faster(emit: Emitter, heads: AttentionOperands) -> bool:
     """Return whether the fused kernel takes less time than products and a softmax on the architecture's standard GPU.
 
@@ -461,10 +483,20 @@ def _is_fused_faster(emit: Emitter, heads: AttentionOperands) -> bool:
     if heads.q.dtype.itemsize != 4 or heads.q.shape[2] == 1:
         return False
     gpu = find_gpu(emit.target.architecture)
+    return _find_walk_seconds(gpu, heads) < _find_apart_seconds(gpu, heads)
+
+
+def _find_walk_seconds(gpu: Gpu, heads: AttentionOperands) -> float:
+    """Return about how long the kernel of attention.cu takes for floats."""
+    (_, count, queries, _), (_, of_keys, keys, _) = heads.q.shape, heads.v.shape
+    is_split = has_chunks(count // max(of_keys, 1) * queries, keys)
+    return find_fused_seconds(gpu, heads) + (2 if is_split else 1) * _LAUNCH_SECONDS
+
+
+def _find_apart_seconds(gpu: Gpu, heads: AttentionOperands) -> float:
+    """Return about how long products of floats and a softmax take."""
     (batch, count, queries, depth), (_, of_keys, keys, values) = heads.q.shape, heads.v.shape
     scores_nbytes = batch * count * queries * keys * heads.q.dtype.itemsize
-    is_split = has_chunks(count // max(of_keys, 1) * queries, keys)
-    fused = find_fused_seconds(gpu, heads) + (2 if is_split else 1) * _LAUNCH_SECONDS
     bandwidth = gpu.find_bandwidth(scores_nbytes)  # L2 holds what a launch leaves to the next
     apart = 3 * _LAUNCH_SECONDS + 2 * scores_nbytes / bandwidth
     for rows, columns, inner in ((queries, keys, depth), (queries, values, keys)):
@@ -474,7 +506,7 @@ def _is_fused_faster(emit: Emitter, heads: AttentionOperands) -> bool:
         else:
             nbytes = batch * of_keys * columns * inner * heads.q.dtype.itemsize
             apart += nbytes / gpu.find_bandwidth(nbytes)
-    return fused < apart
+    return apart
 
 
 def _is_mma_faster(gpu: Gpu, heads: AttentionOperands) -> bool:

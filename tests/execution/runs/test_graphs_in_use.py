@@ -200,8 +200,9 @@ def test_synchronous_worker_uses_no_graph() -> None:
     assert not {"graph", "graph launch"} & set(count(backend))
 
 
-def test_attention_over_a_cache_keeps_its_nodes_at_every_length() -> None:
-    bench = replace(make_gpt2(layers=3, past=3, capacity=200, width=96, vocabulary=100), precision="fp16")
+@pytest.mark.parametrize("precision", ["fp16", "strict"])
+def test_attention_over_a_cache_keeps_its_nodes_at_every_length(precision: str) -> None:
+    bench = replace(make_gpt2(layers=3, past=3, capacity=200, width=96, vocabulary=100), precision=precision)
     given = {name: array for name, array in bench.inputs.items() if name not in bench.state.values()}
     backend = make_tracer()
     with gx.Worker(bench.load(), backend=backend) as worker:

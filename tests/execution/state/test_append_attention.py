@@ -128,6 +128,8 @@ DECODERS = [
     Decoder("heads", (3, *(1,) * 20)),
     Decoder("a prompt", (20, 1, 1), heads=4),
     Decoder("bfloat16", (1,) * 4, precision="bf16", past=2),
+    Decoder("floats", (3, *(1,) * 6), precision="strict", heads=8, group=4, batch=2),
+    Decoder("several rows of floats", (2, 8, 1), precision="strict", mask="Where", past=70, capacity=90),
     Decoder("several rows", (2, 4, 1, 8, 1), heads=4),
     Decoder("batch", (1, 1, 2, 1), batch=3, past=1, mask="Where"),
     Decoder("a bias", (4, 1, 1, 3), mask="Add"),
@@ -240,6 +242,13 @@ def test_gpt2_has_five_launches_in_a_layer() -> None:
     assert names[first + 1 :] == ["mma_gemm", *layer[1:], *layer, *layer, "mma_of_rows"]
 
 
+def test_gpt2_in_float_has_seven_launches_in_a_layer() -> None:
+    names = list_launches(make_gpt2(1, 5, 32, 32, 2, 3, 20).plan(Target.named("sm_90")))
+    norm, product = "normalize_rows", "gemv_along_columns"
+    layer = [product, "attend_few", product, norm, product, product, norm]
+    assert names[names.index("rows") + 1 :] == [*layer, *layer, *layer, product]
+
+
 @pytest.mark.parametrize("past", [0, 1, 5, 30])
 def test_sizes_of_a_class_append_in_one_launch(past: int) -> None:
     decoder = GROUPS
@@ -253,8 +262,8 @@ def test_sizes_of_a_class_append_in_one_launch(past: int) -> None:
     verify(template.plan, template.specialise(specs))
 
 
-def test_a_prompt_copies_its_rows_and_a_precision_of_floats_does() -> None:
-    for decoder, rows in ((replace(DECODERS[0], capacity=99), 40), (replace(DECODERS[0], precision="strict"), 1)):
+def test_a_prompt_copies_its_rows_and_so_does_another_precision_of_floats() -> None:
+    for decoder, rows in ((replace(DECODERS[0], capacity=99), 40), (replace(DECODERS[0], precision="tf32"), 1)):
         made = decoder.make()
         made = replace(made, inputs=made.inputs | {"x": decoder.draw(1, rows, 16)})
         names = list_launches(made.plan(Target.named("sm_90")))
