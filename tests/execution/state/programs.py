@@ -1,7 +1,7 @@
 """Random programs over a state of several memories, against rows kept by hand: steps, crops, forks, snapshots, resets,
 reorders and joins in any order, memories set or given one by one. Tests run a few; all bits are compared.
 
-    python -m tests.execution.state.programs --count 10000 --device cpu simulator
+    python -m tests.execution.state.programs --count 10000 --device cpu simulator --graphs
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import argparse
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 import gpuexec as gx
-from gpuexec.devices.backend import open_backend
+from gpuexec.devices.backend import Backend, open_backend
 from tests.execution.state.by_hand import CAPACITY, make_rows
 from tests.model.state_models import WIDTH, caches
 
@@ -128,6 +129,12 @@ def run_program(worker: gx.Worker, rng: random.Random, calls: int) -> None:
             assert worker.state.length == held.length and list(worker.state.starts) == held.starts
 
 
+def force_graphs(backend: Backend) -> None:
+    """Let a device run plans as graphs from a few runs on, whatever updates of their nodes cost."""
+    device: Any = backend.device
+    device.launch_costs = replace(device.launch_costs, launch_us=1e6)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run programs, in both forms of memories by turns, and say how many; return 1 at the first that is wrong."""
     parser = argparse.ArgumentParser(description="Run random programs over a state.")
@@ -135,9 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=20, help="of a program")
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--device", nargs="+", choices=DEVICES, default=["cpu"])
+    parser.add_argument("--graphs", action="store_true", help="run plans as graphs on a device that has them")
     options = parser.parse_args(arguments)
     for name in options.device:
         backend, started = open_backend(DEVICES[name]), time.monotonic()
+        if options.graphs and name != "cpu":
+            force_graphs(backend)
         models = [bind(capacity) for capacity in (CAPACITY, None)]
         with gx.Worker(models[0], backend=backend) as append, gx.Worker(models[1], backend=backend) as swap:
             for seed in range(options.seed, options.seed + options.count):
@@ -146,7 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 except (AssertionError, gx.GpuexecError) as error:
                     print(f"{name}: the program of seed {seed} went wrong: {error}")
                     return 1
-        print(f"{name}: {options.count} programs of {options.calls} calls, exact, {time.monotonic() - started:.0f} s")
+            graphs = append.report().graphs + swap.report().graphs
+        took = time.monotonic() - started
+        print(f"{name}: {options.count} programs of {options.calls} calls, exact, {graphs} graphs, {took:.0f} s")
     return 0
 
 

@@ -10,10 +10,10 @@ import pytest
 from onnx import helper
 
 import gpuexec as gx
-from gpuexec.devices.backend import Backend, open_backend
+from gpuexec.devices.backend import Backend, BackendType, open_backend
 from gpuexec.errors import InputError, StateError
 from tests.execution.state.by_hand import BACKENDS, CAPACITY, PAIR, make_rows, run_bound
-from tests.execution.state.programs import bind, run_program
+from tests.execution.state.programs import bind, force_graphs, run_program
 from tests.model.small_models import make_model, make_tracer
 from tests.model.state_models import WIDTH, cache, masked_attention, running_sum
 
@@ -56,6 +56,16 @@ def test_random_programs_against_lists_of_rows(backend: Backend, capacity: int |
         # The last goes on from a snapshot while rows behind it are copied in another order.
         for seed in (*range(7, 7 + 60 // calls), 2334):
             run_program(worker, random.Random(seed), calls)
+
+
+@FORMS
+def test_random_programs_as_graphs(monkeypatch: pytest.MonkeyPatch, capacity: int | None) -> None:
+    backend = open_backend(BackendType.SIMULATOR)
+    monkeypatch.setattr(backend.device, "launch_costs", backend.device.launch_costs)  # type: ignore[attr-defined]
+    force_graphs(backend)
+    with gx.Worker(bind(capacity), backend=backend) as worker:
+        run_program(worker, random.Random(11), 90)
+        assert worker.report().graphs > 0
 
 
 def test_rows_behind_a_crop_lie_where_they_lay() -> None:
