@@ -17,6 +17,11 @@ _INSTANCES_PER_ARGUMENT = 2
 _OF_WAITS = "/test_dependent_launch.py::"
 # Test files that name every kernel file.
 _OF_ALL_FILES = ("test_dependent_launch.py", "test_facts.py", "test_launch_forms.py")
+# Headers whose code is launched by plans for some architectures alone, and the test files that make such plans.
+_OF_ARCHITECTURES = dict.fromkeys(
+    ("group_tile.cuh", "wgmma.cuh"),
+    ("tests/ops/test_mma_gemm.py", "tests/devices/simulator/test_group_products.py"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ def choose_apart(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str
     """Return the test files that launch kernels of a file by themselves, without operator cases: those that name it,
     or bear its name.
 
-    A header is tried by those of one file that includes it.
+    A header is tried by those of one file that includes it, or by those that plan for the architectures it is for.
 
     Args:
         file: Name of a ``.cu`` or ``.cuh``.
@@ -103,6 +108,8 @@ def choose_apart(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str
         tests_of: The tests that launch each kernel.
         tests: The folder of operators' tests.
     """
+    if file in _OF_ARCHITECTURES:
+        return Trial(_OF_ARCHITECTURES[file], None)
     sources = _including(file, folder, tests_of, _FEW.includers) if not file.endswith(".cu") else {file}
     paths = [path for path in sorted(tests.rglob("test_*.py")) if path.name not in _OF_ALL_FILES]
     stems = {Path(source).stem for source in sources}
