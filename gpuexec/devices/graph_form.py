@@ -83,6 +83,7 @@ class GraphForm:
         # Commands whose size changed since the last launch.
         self._resized: frozenset[int] = frozenset()
         self._sizes: DeviceSizes | None = None
+        self._row: tuple[int, ...] = ()  # noted last
         # For entries of a row, the commands to update for another number; an entry without any is left out.
         self._users: list[tuple[int, frozenset[int]]] = []
         self._rigid = _find_rigid(commands)
@@ -119,18 +120,19 @@ class GraphForm:
                 if is_called or self._find_programmatic() != self._programmatic:
                     self.close()
 
-    def note_resized(self, before: Sequence[int]) -> None:
-        """Mark commands for update of which a row that took another's place has other numbers.
+    def note_resized(self) -> None:
+        """Mark commands for update of which the present row has other numbers than the one noted last.
 
         Those that launches take from device memory are left out.
         """
-        row, changed = self._segment.row, frozenset[int]()
+        before, row, changed = self._row, self._segment.row, frozenset[int]()
         for entry, users in self._users:
             if before[entry] != row[entry]:
                 changed |= users
         if changed:
             self._resized |= changed
             self._note_outgrown(changed)
+        self._row = row
 
     def launch(self, stream: Stream, touched: AbstractSet[int]) -> bool:
         """Launch all commands as a graph, if that costs less now; ``touched`` are those just bound anew."""
@@ -162,9 +164,8 @@ class GraphForm:
         """Release one of the graphs."""
         if self._graphs is not None:
             self._graphs.drop(bound)
-        if bound in self._held:
-            self._held.remove(bound)
-            bound.graph.close()
+        self._held = [each for each in self._held if each is not bound]
+        bound.graph.close()
         if not self._held:
             self._uses, self._lost_us = 0, 0.0
             if self._sizes is not None:
@@ -197,8 +198,7 @@ class GraphForm:
         _, bound, rebound = found
         # Of those that differ as much, the one that was launched longest ago comes first.
         if bound is not self._held[-1]:
-            self._held.remove(bound)
-            self._held.append(bound)
+            self._held = [*(each for each in self._held if each is not bound), bound]
         if not rebound and not bound.outgrown:
             return bound
         stale = rebound.union(bound.outgrown)
@@ -279,9 +279,9 @@ class GraphForm:
 
     def _hold(self, graph: CommandGraph) -> BoundGraph:
         bound = BoundGraph(self, graph, dict(self._segment.addresses))
-        self._held.append(bound)
         if self._graphs is not None:
             self._graphs.admit(bound, len(self._commands))
+        self._held = [*self._held, bound]
         return bound
 
     def _change_sizes(self) -> None:
@@ -293,7 +293,7 @@ class GraphForm:
         if self._held and self._sizes is not None:
             self._note_outgrown(self._sizes.positions)
             self._open_sizes()
-        self._users = self._find_users()
+        self._users, self._row = self._find_users(), self._segment.row
 
     def _open_sizes(self) -> None:
         """Give launches the memory; where there is none, another size updates their nodes."""

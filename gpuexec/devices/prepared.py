@@ -322,19 +322,19 @@ class PreparedSegment:
             self._prepare_writer(layout)
             self.row = variant.row
             return changed
+        self._stored = layout.commands
         self._pending, self.row = variant, variant.row
         if self._reads_commands or self._writer.is_cooperative:
             try:
                 self.write()
             except PlanError:
-                self.row = before
+                self._pending, self.row = None, before
                 raise
-        self._stored = layout.commands
         return self._stored
 
     def write(self) -> None:
         """Write the present size into the commands, unless it is there."""
-        variant, self._pending = self._pending, None
+        variant = self._pending
         if variant is None:
             return
         assert self._writer is not None
@@ -346,6 +346,7 @@ class PreparedSegment:
                 prepared = self.commands[index]
                 if isinstance(prepared, PreparedLaunch):
                     prepared.arguments.command = variant.commands[index]  # type: ignore[assignment]
+        self._pending = None
 
     def _prepare_writer(self, layout: SizeLayout) -> None:
         """Let rows of a layout be stored, the commands being those of one of its variants."""

@@ -93,12 +93,12 @@ class LaunchRecording:
         if not isinstance(variant, SizedVariant):
             self.patch(variant.commands)
             return
-        is_stored, before = self._segment.has_layout(variant), self._segment.row
+        is_stored = self._segment.has_layout(variant)
         changed = self._segment.store(variant)
         if not is_stored:
             self._note_patched(changed)
-        elif self._graph is not None and changed:
-            self._graph.note_resized(before)
+        elif self._graph is not None:
+            self._graph.note_resized()
 
     def _note_patched(self, changed: Collection[int]) -> None:
         """Issue commands that took the place of others, from now on."""
