@@ -29,6 +29,7 @@ from gpuexec.devices.kernels import kernel_source
 from gpuexec.devices.simulator import compilation
 from gpuexec.devices.simulator.library import Schedule
 from gpuexec.ir import instances
+from gpuexec.ir.moving_arguments import STORE_SIZES
 from tests.devices import opening
 from tests.devices.launches import ROOT
 
@@ -151,6 +152,8 @@ def _change_kernels(row: Mapping[str, Any], folder: Path) -> None:
     instances._INSTANCES.clear()
     for source, expressions in row["instances"].items():
         instances.instantiate(source, expressions)
+    # Plans name it that don't launch it.
+    instances.instantiate(STORE_SIZES.source, [STORE_SIZES.expression])
 
 
 def _shuffle_threads() -> None:
