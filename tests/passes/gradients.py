@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,19 +67,22 @@ def run(
     return list(found)
 
 
-def differences(model: onnx.ModelProto, inputs: Mapping[str, Array], name: str) -> Array:
-    """Return the derivative of the sum of the model's output by one input, by differences."""
-    slopes = np.zeros_like(inputs[name])
+def differences(model: onnx.ModelProto, inputs: Mapping[str, Array], names: Iterable[str]) -> list[Array]:
+    """Return the derivatives of the sum of the model's output by some of its inputs, by differences."""
+    found = []
     with gx.Worker(gx.load(model), backend=gx.BackendType.CPU) as worker:
 
-        def total(shift: float, place: tuple[int, ...]) -> float:
+        def total(name: str, shift: float, place: tuple[int, ...]) -> float:
             moved = inputs[name].copy()
             moved[place] += shift
             return float(np.sum(worker.run({**inputs, name: moved})[0]))
 
-        for place in np.ndindex(*slopes.shape):
-            slopes[place] = (total(STEP, place) - total(-STEP, place)) / (2 * STEP)
-    return slopes
+        for name in names:
+            slopes = np.zeros_like(inputs[name])
+            for place in np.ndindex(*slopes.shape):
+                slopes[place] = (total(name, STEP, place) - total(name, -STEP, place)) / (2 * STEP)
+            found.append(slopes)
+    return found
 
 
 def branch(nodes: list[onnx.NodeProto], output: str) -> onnx.GraphProto:

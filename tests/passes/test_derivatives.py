@@ -20,8 +20,8 @@ from tests.passes.gradients import gradient, make, node, run, sample
 BACKENDS = (gx.BackendType.CPU, gx.BackendType.SIMULATOR)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.id)
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.id)
 def test_slopes_are_those_of_differences(backend: gx.BackendType, example: Example) -> None:
     example.check(backend)
 
@@ -31,8 +31,8 @@ def test_slopes_of_slopes_are_those_of_differences(example: Example) -> None:
     example.check_twice(gx.BackendType.CPU)
 
 
-@pytest.mark.parametrize("example", [each for each in EXAMPLES if "step" not in each.id], ids=lambda each: each.id)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("example", [each for each in EXAMPLES if "step" not in each.id], ids=lambda each: each.id)
 def test_slopes_in_other_types_are_those_in_double(dtype: Any, example: Example) -> None:
     rounded = replace(example, inputs={key: x.astype(dtype).astype(np.float64) for key, x in example.inputs.items()})
     bound = 64 * float(ml_dtypes.finfo(dtype).eps)
