@@ -15,7 +15,7 @@ from tests.model.control_models import ControlModel
 from tests.model.small_models import CPU
 
 Array = np.ndarray[Any, Any]
-RUNS = 200
+RUNS = 100
 SIDE = 136
 BOXES = 300
 

@@ -102,6 +102,8 @@ CASES: list[tuple[str, dict[str, Any], Callable[[int], list[Array]], list[Array]
         [],
     ),
 ]
+# Whose kernels do the same for each place of the first axis, and take long: a smaller class does.
+ALIKE = frozenset({"gpuexec.SelectBoxes", "Det", "RoiAlign", "LinearAttention", "LSTM", "GRU", "Conv", "ConvTranspose"})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,9 @@ CASES: list[tuple[str, dict[str, Any], Callable[[int], list[Array]], list[Array]
 def test_one_plan_serves_all_sizes(
     name: str, attributes: dict[str, Any], make: Callable[[int], list[Array]], constants: list[Array]
 ) -> None:
-    device, op, largest = open_device("simulator"), build(name, attributes), make(1200)
+    device, op = open_device("simulator"), build(name, attributes)
+    end, sizes = (512, (400, 256, 257, 70, 2)) if name in ALIKE else (1280, (1200, 1024, 1025, 70, 2))
+    largest = make(sizes[0])
     graph_of = GraphBuilder()
     values = [graph_of.input(f"x{i}", "n", *x.shape[1:], dtype=x.dtype) for i, x in enumerate(largest)]
     known = [graph_of.constant(array) for array in constants]
@@ -120,9 +124,9 @@ def test_one_plan_serves_all_sizes(
     def feed(n: int) -> dict[str, Array]:
         return {f"x{i}": x for i, x in enumerate(make(n))}
 
-    template = plan_graph(graph, specs_of(feed(1200)), device.target)
-    assert {shape[0] for shape in template.ends.values()} == {1280}
-    for n in (1200, 1024, 1025, 70, 2):
+    template = plan_graph(graph, specs_of(feed(sizes[0])), device.target)
+    assert {shape[0] for shape in template.ends.values()} == {end}
+    for n in sizes:
         feeds = feed(n)
         expected = op.compute(*feeds.values(), *constants)
         if op.tolerance is not Tolerance.EXACT:  # what a plan of its own gives
