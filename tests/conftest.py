@@ -28,7 +28,6 @@ _PACKAGES = ("numpy", "onnx", "onnxruntime", "cupy-cuda13x", "cupy-cuda12x", "cu
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ.setdefault("GPUEXEC_QUICK_BUILD", "1")  # most kernels are launched a few times
     if knobs.read_flag("GPUEXEC_REQUIRE_GPU") and why_no_gpu():
         raise pytest.UsageError(f"GPUEXEC_REQUIRE_GPU is set, but no GPU can be used: {why_no_gpu()}")
 

@@ -115,7 +115,6 @@ KNOBS: Mapping[str, Knob] = {
         Knob("GPUEXEC_THREADS", int, None, "Threads of the CPU device.", 1, 4096, _CORES),
         Knob("GPUEXEC_BUILD_JOBS", int, None, "Compilers that run at once.", 1, 4096, _CORES),
         Knob("GPUEXEC_CXX", str, None, "C++17 compiler of the simulator.", default_text="g++, then clang++"),
-        Knob("GPUEXEC_QUICK_BUILD", bool, False, "Simulators' kernels compile sooner and run slower."),
         Knob("GPUEXEC_SIMULATORS", int, 2, "Simulated GPUs, for what runs on several.", 1, 64),
         Knob("GPUEXEC_PROGRESS", bool, True, "Show work that takes longer than a second in a terminal or notebook."),
         Knob("GPUEXEC_SYNC_EACH", bool, False, "Wait after every command, so that a device fault names its command."),
@@ -267,11 +266,6 @@ def cxx() -> str | None:
 def build_jobs() -> int:
     """GPUEXEC_BUILD_JOBS: how many compilers run at once (default: one per core)."""
     return read_number("GPUEXEC_BUILD_JOBS") or os.cpu_count() or 1
-
-
-def quick_build() -> bool:
-    """GPUEXEC_QUICK_BUILD: simulators' kernels are compiled in two thirds of the time and run slower (default: no)."""
-    return read_flag("GPUEXEC_QUICK_BUILD")
 
 
 def compute_threads() -> int:

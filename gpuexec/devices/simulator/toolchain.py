@@ -27,8 +27,6 @@ RUNTIME_FLAGS = ("-O2",)
 # whose threads make tiles: their kernels run twice as fast for a third more of the compiler's time. In the other modes
 # every access is a call of its own.
 PLAIN_FLAGS = ("-ftree-vectorize", "-fpeel-loops", "-funroll-loops")
-# For kernels that are launched a few times, as those of tests (GPUEXEC_QUICK_BUILD).
-QUICK_FLAGS = ("-Og",)
 # Line numbers, in the form of DWARF that addr2line of binutils 2.40 reads right, without the places of variables, which
 # nobody asks for.
 _LINE_FLAGS = ("-g1", "-gdwarf-4", "-fno-var-tracking")
@@ -75,14 +73,12 @@ class Compiler:
         return (*_COMMON, *self.machine_flags, *kind)
 
     def mode_flags(self, mode: Mode, *, has_tiles: bool = True) -> tuple[str, ...]:
-        """Return the flags that a kernel file compiled for a mode of the simulator has besides, the last ones.
+        """Return the flags that a kernel file compiled for a mode of the simulator has besides.
 
         Args:
             mode: The mode.
             has_tiles: Whether threads of the file make several results each, in loops.
         """
-        if mode == "plain" and knobs.quick_build():
-            return QUICK_FLAGS
         if mode == "plain" and not has_tiles:
             return ()
         unknown = _GNU_FLAGS if "clang" in self.version else ()

@@ -12,7 +12,7 @@ from gpuexec.devices.simulator.compilation import WITHOUT_TILES, build_file
 from gpuexec.devices.simulator.library import load_runtime
 from gpuexec.devices.simulator.module import find_missing, list_undefined, load_file
 from gpuexec.devices.simulator.object_cache import ObjectCache
-from gpuexec.devices.simulator.toolchain import PLAIN_FLAGS, QUICK_FLAGS, Compiler, Mode, find_compiler
+from gpuexec.devices.simulator.toolchain import PLAIN_FLAGS, Compiler, Mode, find_compiler
 from gpuexec.errors import KernelError
 
 
@@ -29,8 +29,7 @@ def test_compiler_asked_for_and_missing_is_named(monkeypatch: pytest.MonkeyPatch
         find_compiler()
 
 
-def test_flags_that_clang_does_not_know_are_not_given_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUEXEC_QUICK_BUILD", "0")
+def test_flags_that_clang_does_not_know_are_not_given_to_it() -> None:
     gnu, clang = (Compiler("c++", version, ()) for version in ("g++ (Debian 12.2.0) 12.2.0", "Debian clang version 16"))
     modes: tuple[Mode, ...] = ("plain", "check", "count")
     assert {mode: set(gnu.mode_flags(mode)) - set(clang.mode_flags(mode)) for mode in modes} == {
@@ -41,19 +40,12 @@ def test_flags_that_clang_does_not_know_are_not_given_to_it(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("source", "is_quick", "expected"),
-    [
-        ("elementwise_pow.cu", "0", ()),
-        ("pixel/softmax.cu", "0", ()),
-        ("softmax.cu", "0", PLAIN_FLAGS),
-        ("matmul.cu", "0", PLAIN_FLAGS),
-        ("matmul.cu", "1", QUICK_FLAGS),
-    ],
+    ("source", "has_vectors"),
+    [("elementwise_pow.cu", False), ("pixel/softmax.cu", False), ("softmax.cu", True), ("matmul.cu", True)],
 )
-def test_files_are_optimized_by_what_threads_make_and_by_the_environment(
-    source: str, is_quick: str, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_files_without_tiles_are_compiled_without_vectors(
+    source: str, has_vectors: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("GPUEXEC_QUICK_BUILD", is_quick)
     seen: dict[str, tuple[str, ...]] = {}
 
     def build(_: Compiler, name: str, sources: object, output: Path, flags: tuple[str, ...], **__: object) -> None:
@@ -63,7 +55,7 @@ def test_files_are_optimized_by_what_threads_make_and_by_the_environment(
     monkeypatch.setattr(Compiler, "build", build)
     path = find_source(source)
     build_file(path, ["none"], ObjectCache(tmp_path))
-    assert {*PLAIN_FLAGS, *QUICK_FLAGS} & set(seen[path.name]) == set(expected)
+    assert set(PLAIN_FLAGS) & set(seen[path.name]) == (set(PLAIN_FLAGS) if has_vectors else set())
 
 
 def test_families_without_tiles_are_folders_of_kernels() -> None:
