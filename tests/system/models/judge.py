@@ -60,7 +60,7 @@ class Result:
     regions: int = 0
 
 
-def judge_model(model: str, device: str, *, times: int = 1, has_bits: bool = False) -> Result:
+def judge_model(model: str, device: str, *, times: int = 1, has_bits: bool = False, most: int | None = None) -> Result:
     """Run the cases of the manifest, each on a Worker of its own.
 
     Args:
@@ -68,12 +68,13 @@ def judge_model(model: str, device: str, *, times: int = 1, has_bits: bool = Fal
         device: A name of `BACKENDS`.
         times: Runs of each case. Those after the first find plan and memory as the one before left them.
         has_bits: Whether to run the first case without regions too, which must give the same bits.
+        most: How many cases, the first ones; None: all.
 
     Raises:
         GpuexecError: The model can't be loaded or run.
     """
     started = time.perf_counter()
-    allowance, cases = allowance_of(model), read_manifest()[model]["cases"]
+    allowance, cases = allowance_of(model), read_manifest()[model]["cases"][:most]
     problems: list[str] = []
     distance, arena, calls, regions = 0.0, 1.0, Counter[str](), 0
     reports: list[Report] = []
