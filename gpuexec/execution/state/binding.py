@@ -32,7 +32,7 @@ from gpuexec.planner.caches import Cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kind:
+class _MemoryKind:
     """Memories of a model that are declared alike.
 
     Attributes:
@@ -50,20 +50,20 @@ class _Kind:
     read: frozenset[Value]
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[Memory, Value, Value]]) -> _Kind:
+    def of(cls, rows: Sequence[tuple[Memory, Value, Value]]) -> _MemoryKind:
         """Return the kind of memories with their values."""
         memories = tuple([memory for memory, _, _ in rows])
         inputs, outputs = tuple([value for _, value, _ in rows]), tuple([output for _, _, output in rows])
         return cls(memories, tuple([memory.input for memory in memories]), inputs, outputs, frozenset(inputs))
 
-    def divide(self, specs: Mapping[Value, TensorSpec]) -> Iterable[tuple[_Kind, TensorSpec | None]]:
+    def divide(self, specs: Mapping[Value, TensorSpec]) -> Iterable[tuple[_MemoryKind, TensorSpec | None]]:
         """Return those whose outputs have one spec, with it: mostly all; None: it is not known."""
         known = [specs.get(output) for output in self.outputs]
         first = known[0]
         if first is not None and known.count(first) == len(known):
             return ((self, first),)
         rows = zip(zip(self.memories, self.inputs, self.outputs, strict=True), known, strict=True)
-        return [(_Kind.of([row]), spec) for row, spec in rows]
+        return [(_MemoryKind.of([row]), spec) for row, spec in rows]
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +76,7 @@ class _Left:
         bytes: Where the run appends to them, all of them there already, so that nothing is to be said of each.
     """
 
-    kind: _Kind
+    kind: _MemoryKind
     carried: Carried
     bytes: tuple[Region, ...] | None = None
 
@@ -104,7 +104,7 @@ class StateBinder:
             left = None if declared is None else declared.dims
             key = (memory.shape, memory.dtype, memory.axis, memory.capacity, memory.is_implicit, left)
             alike.setdefault(key, []).append(row)
-        self._kinds = tuple([_Kind.of(rows) for rows in alike.values()])
+        self._kinds = tuple([_MemoryKind.of(rows) for rows in alike.values()])
         self._by_names = {id(kind.names): kind for kind in self._kinds}
         self._memories = {memory.input: memory for memory in model.memories}
         self._values = inputs

@@ -92,9 +92,9 @@ def launch_few_queries(
     has_mask_type = mask is None or mask.dtype in (np.dtype(np.bool_), _FLOAT)
     if not (emit.target.has_kernels and not emit.target.has_textures and has_types and has_mask_type):
         return False
-    if not emit.choose(_fits(operands) and q.shape[2] <= FEW_QUERIES and is_wanted):
+    if not emit.choose(fits_few(operands) and q.shape[2] <= FEW_QUERIES and is_wanted):
         return False
-    if not _fits(operands):
+    if not fits_few(operands):
         raise PlanError("Heads do not lie as they do at the upper end, which has chosen the kernel of few queries.")
     batch, heads, queries, _ = q.shape
     _, of_keys, keys, values = v.shape
@@ -132,7 +132,7 @@ def launch_few_queries(
 def find_few_seconds(gpu: Gpu, operands: AttentionOperands) -> float:
     """Return about how long attention of few queries takes, its launch aside: to read keys and values, or to issue.
 
-    Tiles of rows read the same keys again.
+    Tiles of rows read the same keys again. The operands are those of `fits_few`.
     """
     (batch, heads, queries, depth), (_, of_keys, keys, values) = operands.q.shape, operands.v.shape
     rows = heads // max(of_keys, 1) * queries
@@ -211,7 +211,7 @@ def _find_appended(operands: AttentionOperands, new: Sequence[NewRows]) -> _Appe
     return (k, v) if is_apart and operands.q.spec.size else None
 
 
-def _fits(operands: AttentionOperands) -> bool:
+def fits_few(operands: AttentionOperands) -> bool:
     """Return whether heads lie as vectors of four but for the first address, lanes hold one, and 32 bits the keys."""
     depth, values = operands.q.shape[3], operands.v.shape[3]
     is_head = min(depth, values) > 0 and max(depth, values) <= _COLUMNS * _MOST_LANES

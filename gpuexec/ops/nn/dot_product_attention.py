@@ -30,7 +30,7 @@ from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.slices import count_cycles
 from gpuexec.ops.linalg.matmul import MatMul, find_narrow, find_result
 from gpuexec.ops.microsoft.matmul import FusedMatMul
-from gpuexec.ops.nn.attention_few import FEW_QUERIES, find_few_seconds, launch_few_queries
+from gpuexec.ops.nn.attention_few import FEW_QUERIES, find_few_seconds, fits_few, launch_few_queries
 from gpuexec.ops.nn.attention_host import AttentionRule
 from gpuexec.ops.nn.attention_launch import find_fused_seconds, has_chunks, launch_attention
 from gpuexec.ops.nn.attention_mma import can_multiply, find_mma_seconds
@@ -464,6 +464,8 @@ def _is_few_faster(emit: Emitter, heads: AttentionOperands) -> bool:
 
     That is not taken for one query, see `_is_fused_faster`.
     """
+    if not fits_few(heads):
+        return False
     gpu = find_gpu(emit.target.architecture)
     others = _find_apart_seconds(gpu, heads)
     if heads.q.shape[2] > 1:
