@@ -73,7 +73,7 @@ def gather(
 
     Args:
         backend: Where they lie.
-        parts: The sequences; contents of one name and number of memories.
+        parts: The sequences; contents of the same memories, in any order.
         starts: Of each part, the rows in front of its sequences that are none of theirs; empty: none.
         axis: Of the batch.
         rows: Of the rows that sequences grow by; None: they don't.
@@ -110,12 +110,12 @@ def gather(
         for part in parts:
             for each in part.held.fence.events:
                 stream.wait(each)
-        for place, block in enumerate(blocks):
+        for name, block in zip(names, blocks, strict=True):
             if kept and whole.nbytes:
                 stream.fill(block.address, b"\0", whole.nbytes)
             first = 0
             for part, found in zip(parts, measured, strict=True):
-                _copy_sequences(stream, part, found, place, (block.address, whole), (first, length), axis, rows)
+                _copy_sequences(stream, part, found, name, (block.address, whole), (first, length), axis, rows)
                 first += len(part.index)
         event = backend.device.create_event()
         stream.record(event)
@@ -153,12 +153,12 @@ def _gather_on_host(
     rows: int | None,
 ) -> tuple[Carried, ...]:
     made = []
-    for place, name in enumerate(parts[0].held.names):
+    for name in parts[0].held.names:
         whole = np.zeros(spec.shape, spec.dtype)
         put = np.moveaxis(whole, axis, 0) if rows is None else np.moveaxis(whole, (axis, rows), (0, 1))
         number = 0
         for part, found in zip(parts, measured, strict=True):
-            read = read_content(backend, part.held, place)
+            read = read_content(backend, part.held, part.held.names.index(name))
             taken = np.moveaxis(read, axis, 0) if rows is None else np.moveaxis(read, (axis, rows), (0, 1))
             for each, (first, count) in zip(part.index, found, strict=True):
                 if rows is None:
@@ -174,7 +174,7 @@ def _copy_sequences(
     stream: Stream,
     part: Sequences,
     measured: Sequence[tuple[int, int]],
-    place: int,
+    name: str,
     target: tuple[int, TensorSpec],
     places: tuple[int, int],
     axis: int,
@@ -186,7 +186,7 @@ def _copy_sequences(
         stream: Where to.
         part: The sequences.
         measured: The first row of each, and how many.
-        place: Of the memory.
+        name: Of the memory.
         target: Address and spec of the whole bytes that they go to.
         places: Of the first sequence there, and the length of the longest.
         axis: Of the batch.
@@ -194,6 +194,7 @@ def _copy_sequences(
     """
     held, (address, put), (number, length) = part.held, target, places
     assert held.regions is not None
+    place = held.names.index(name)
     source = held.regions[place].address
     read = held.known if held.caches is None else held.caches[place].whole
     for taken, (first, count) in zip(part.index, measured, strict=True):

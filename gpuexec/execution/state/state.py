@@ -173,14 +173,20 @@ class State:
         """Return which rows count once so many are added, as decoders take it: int64 ``[batch, length + new]``.
 
         It is 0 in front of the sequences that `join` aligned with longer ones, else 1.
+
+        Raises:
+            StateError: The state holds nothing yet, so that its batch is not known.
         """
         rows = np.arange(self.length + new)
-        return (rows >= np.array(self.starts, np.int64)[:, None]).astype(np.int64)
+        return (rows >= self._list_starts()).astype(np.int64)
 
     def positions(self, new: int = 1) -> Array:
-        """Return the positions of the next rows in their sequences, as decoders take them: int64 ``[batch, new]``."""
-        begun = self.length - np.array(self.starts, np.int64)
-        return begun[:, None] + np.arange(new)
+        """Return the positions of the next rows in their sequences, as decoders take them: int64 ``[batch, new]``.
+
+        Raises:
+            StateError: The state holds nothing yet, so that its batch is not known.
+        """
+        return self.length - self._list_starts() + np.arange(new)
 
     def reorder(self, index: Sequence[int], *, axis: int = 0) -> None:
         """Take the sequences of a batch that an index names, in its order: those that beams go on from, say.
@@ -361,6 +367,19 @@ class State:
                         known.update(names)
                 entry = skip(entry.before, without)
         return found
+
+    def _list_starts(self) -> Array:
+        """Return `starts` as a column.
+
+        Raises:
+            StateError: The state holds nothing yet.
+        """
+        starts = self.starts
+        if not starts:
+            raise StateError(
+                "The memories that grow hold nothing yet: run the first rows, whose batch is not known here."
+            )
+        return np.array(starts, np.int64)[:, None]
 
     def _find_starts(self) -> tuple[int, ...]:
         """Return `starts`; empty: there are none."""

@@ -15,7 +15,7 @@ from gpuexec.errors import InputError, StateError
 from tests.execution.state.by_hand import BACKENDS, CAPACITY, PAIR, make_rows, run_bound
 from tests.execution.state.programs import bind, force_graphs, run_program
 from tests.model.small_models import make_model, make_tracer
-from tests.model.state_models import WIDTH, cache, masked_attention, running_sum
+from tests.model.state_models import WIDTH, cache, caches, masked_attention, running_sum
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda each: each.value)
@@ -154,6 +154,23 @@ def test_sequences_join_where_the_batch_is_not_the_first_axis(backend: Backend) 
         other.run(second)
         with pytest.raises(InputError, match="'past' grows along axis 0, in front of the batch on axis 1"):
             worker.state.join(other.state, axis=1)
+
+
+@FORMS
+def test_states_join_whose_memories_were_bound_in_another_order(backend: Backend, capacity: int | None) -> None:
+    model, orders = caches(2), ((0, 1), (1, 0))
+    bound = [model.bind_state({f"present.{i}": f"past.{i}" for i in order}, capacity=capacity) for order in orders]
+    with gx.Worker(bound[0], backend=backend) as worker, gx.Worker(bound[1], backend=backend) as other:
+        with pytest.raises(StateError, match="hold nothing yet"):
+            worker.state.mask()
+        first, second = make_rows(1, 3), make_rows(1, 2, 1)
+        worker.run({"x": first})
+        other.run({"x": second})
+        worker.state.join(other.state)
+        padded = np.concatenate([np.zeros_like(second[:, :1]), second], 1)
+        for layer in range(2):
+            expected = (layer + 2) * np.concatenate([first, padded])
+            np.testing.assert_array_equal(worker.state.get(f"past.{layer}"), expected)
 
 
 def test_what_can_not_join_is_refused_and_changes_nothing(backend: Backend) -> None:
