@@ -30,23 +30,18 @@ __device__ inline void multiply_block(const float* a, const float* b, const Simt
   a += gemm.find_offset(place.batch, gemm.a_batch);
   b += gemm.find_offset(place.batch, gemm.b_batch);
   const SlabRange range(gemm.inner, blockIdx.y, gridDim.y);
-  // What copies by registers would make a loop long that holds copies of both kinds.
-  const bool is_right_wide = (gemm.wide & kWideB) != 0, is_any_wide = is_right_wide && kCopiesAsync;
-  if (gemm.wide & kWideA) {
+  if ((gemm.wide & kWideA) && (gemm.wide & kWideB)) {
     const LeftVectors<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k);
-    if (is_right_wide) {
-      const RightVectors<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k);
-      wait();
-      multiply_slabs<Tile>(left, right, range, ring, sums);
-    } else {
-      const RightAny<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k, false);
-      wait();
-      multiply_slabs<Tile>(left, right, range, ring, sums);
-    }
+    const RightVectors<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k);
+    wait();
+    multiply_slabs<Tile>(left, right, range, ring, sums);
   } else {
-    const LeftElements<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k);
+    // What copies by registers would make a loop long that holds copies of both kinds.
+    const bool is_left_wide = (gemm.wide & kWideA) != 0 && kCopiesAsync;
+    const bool is_right_wide = (gemm.wide & kWideB) != 0 && kCopiesAsync;
+    const LeftAny<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k, is_left_wide);
     const RightAny<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k,
-                               is_any_wide);
+                               is_right_wide);
     wait();
     multiply_slabs<Tile>(left, right, range, ring, sums);
   }
@@ -73,7 +68,7 @@ __device__ inline void multiply_narrow_block(const float* a, const W* b, const S
       multiply_slabs<Tile>(left, right, range, ring, sums);
     }
   } else {
-    const LeftElements<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k);
+    const LeftAny<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k, false);
     const NarrowRightElements<Tile, W> right(b, table, place.first_column, gemm.columns, gemm.b_column,
                                              gemm.b_inner, range.first_k);
     multiply_slabs<Tile>(left, right, range, ring, sums);
@@ -101,33 +96,39 @@ __device__ inline void finish_tile(float (&sums)[Tile::kRowSums][kColumnSums], f
     }
   };
   if constexpr (sizeof...(Epilogue) == 0) {
+    if (!c && (gemm.wide & kWideY)) {
 #pragma unroll
-    for (int i = 0; i < 2 * Tile::kRowSums; ++i) {
-      store(i, {sums[i / 2][i % 2 * 4], sums[i / 2][i % 2 * 4 + 1], sums[i / 2][i % 2 * 4 + 2], sums[i / 2][i % 2 * 4 + 3]});
+      for (int i = 0; i < 2 * Tile::kRowSums; ++i) {
+        const int row = place.first_row + own.row + 4 * (i / 2), column = place.first_column + own.column + 32 * (i % 2);
+        Vec<float, 4> four;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) four.lanes[j] = sums[i / 2][i % 2 * 4 + j] * gemm.alpha;
+        if (row < gemm.rows && column < gemm.columns) store_vec(y + (start + row * gemm.y_row + column), four);
+      }
+      return;
     }
-  } else {
-    // Its code stands there once, and calls: sums wait in shared memory, half of them at a time, which nobody reads any
-    // more behind this barrier.
-    constexpr int kHalf = Tile::kRowSums;  // fours
-    static_assert(kHalf * 4 * Tile::kThreads <= Tile::kRingFloats, "half of the sums fit in the ring");
-    float* const parked = ring + 4 * thread;
-    __syncthreads();
+  }
+  // What is long stands there once, and calls: sums wait in shared memory, half of them at a time, which nobody reads any
+  // more behind this barrier.
+  constexpr int kHalf = Tile::kRowSums;  // fours
+  static_assert(kHalf * 4 * Tile::kThreads <= Tile::kRingFloats, "half of the sums fit in the ring");
+  float* const parked = ring + 4 * thread;
+  __syncthreads();
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int i = 0; i < kHalf; ++i) {
-        float(&row)[kColumnSums] = sums[i / 2];
-        const int j = i % 2 * 4;
-        store_vec(parked + i * 4 * Tile::kThreads, Vec<float, 4>{{row[j], row[j + 1], row[j + 2], row[j + 3]}});
+    for (int i = 0; i < kHalf; ++i) {
+      float(&row)[kColumnSums] = sums[i / 2];
+      const int j = i % 2 * 4;
+      store_vec(parked + i * 4 * Tile::kThreads, Vec<float, 4>{{row[j], row[j + 1], row[j + 2], row[j + 3]}});
 #pragma unroll
-        for (int k = j; k < j + 4; ++k) row[k] = sums[(kHalf + i) / 2][k];
-      }
+      for (int k = j; k < j + 4; ++k) row[k] = sums[(kHalf + i) / 2][k];
+    }
 #pragma unroll 1
-      for (int i = 0; i < kHalf; ++i) {
-        float four[4];
-        read_fragment(four, parked + i * 4 * Tile::kThreads);
-        store(half * kHalf + i, four);
-      }
+    for (int i = 0; i < kHalf; ++i) {
+      float four[4];
+      read_fragment(four, parked + i * 4 * Tile::kThreads);
+      store(half * kHalf + i, four);
     }
   }
 }
