@@ -228,20 +228,24 @@ class LibraryCall:
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """Run an operator's ``compute`` on the host. The operator is given by name, its attributes as JSON values."""
+    """Run an operator's ``compute`` on the host, or what its ``prepare`` returns, which works in ``scratch``.
+
+    The operator is given by name, its attributes as JSON values.
+    """
 
     operator: str
     attributes: tuple[tuple[str, Any], ...]
     inputs: tuple[Slot | None, ...]
     outputs: tuple[Slot | None, ...]
+    scratch: tuple[Slot, ...] = ()
 
     def reads_from(self) -> list[Slot]:
         """Return the slots read."""
         return [slot for slot in self.inputs if slot is not None]
 
     def writes_to(self) -> list[Slot]:
-        """Return the slots written."""
-        return [slot for slot in self.outputs if slot is not None]
+        """Return the slots written, scratch last."""
+        return [slot for slot in (*self.outputs, *self.scratch) if slot is not None]
 
 
 Command = Launch | Copy | Fill | LibraryCall | HostCall

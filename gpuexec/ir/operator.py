@@ -49,6 +49,7 @@ from gpuexec.system.extensions import load_domain
 Array = np.ndarray[Any, Any]
 Slots = tuple[Slot | None, ...]  # None: absent, or not wanted
 Out = Sequence[Array | None] | None  # arrays that `compute` may write its outputs to
+PreparedCalls = Sequence[Callable[[], object]]  # what `prepare` returns
 OWN_OPERATORS = (
     "`gpuexec ops` lists what is supported. Operators of your own are registered before loading: ARCHITECTURE.md,"
     " Adding an operator; examples/snake.py."
@@ -284,6 +285,39 @@ class Operator:
     # Inputs that a lower precision rounds as it does those (`gpuexec.passes.lower_precision`), of an operator that
     # multiplies within (attention), or that has a weight in few bits, which nothing rounds.
     rounded: ClassVar[tuple[int, ...]] = ()
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Return the bytes of each array that the calls of `prepare` work in, beside inputs and outputs.
+
+        A plan has them as they are at the upper end of its size class.
+
+        Args:
+            inputs: Specs; None: absent.
+            outputs: Specs; None: not wanted, or a view.
+        """
+        return ()
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Return calls that write to ``out`` what `compute` makes of ``inputs``; None: `compute` is called.
+
+        They are made in their order, again and again as inputs change, by one thread at a time, with floating-point
+        errors ignored. So what follows from shapes and addresses is found once, here: views, windows, tables. Results
+        are those of `compute` to the bit, or within ``tolerance``.
+
+        Args:
+            inputs: Arrays that stay where they are; None: absent.
+            out: Where the outputs go, as for `compute`; None: not wanted.
+            constant: Which of the inputs are never written again.
+            scratch: Bytes, as many as `count_scratch` said of the upper end of the size class or more, which others use
+                between the calls of one run and the next; none in plans that an earlier release stored.
+        """
+        return None
 
     @property
     def takes_narrow(self) -> bool:

@@ -28,7 +28,11 @@ _TYPES: dict[str, type[Any]] = {
     + (Slot, Kernel, Launch, Copy, Fill, HostCall, PackedForm)
 }
 # Fields that stand in the text only where they are set, by type.
-_OPTIONAL: dict[str, frozenset[str]] = {"Buffer": frozenset({"form"}), "PackedForm": frozenset({"after"})}
+_OPTIONAL: dict[str, frozenset[str]] = {
+    "Buffer": frozenset({"form"}),
+    "PackedForm": frozenset({"after"}),
+    "HostCall": frozenset({"scratch"}),
+}
 
 
 def _hash_types(left_out: str = "", optional: dict[str, frozenset[str]] | None = None) -> str:
@@ -41,12 +45,14 @@ def _hash_types(left_out: str = "", optional: dict[str, frozenset[str]] | None =
     return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
 
 
-# Version of the form; it changes with the fields of a plan. Stored plans are read of this version, of the one in which
-# packed weights were packed once, and of the one without them; those of others are not.
+# Version of the form; it changes with the fields of a plan. Stored plans are read of this version, of the one without
+# scratch of host calls, of the one in which packed weights were packed once, and of the one without them; others are
+# not.
 FORM = _hash_types()
 FORMS_READ = (
     FORM,
-    _hash_types(optional={"PackedForm": _OPTIONAL["PackedForm"]}),
+    _hash_types(optional={"HostCall": _OPTIONAL["HostCall"]}),
+    _hash_types(optional={key: _OPTIONAL[key] for key in ("HostCall", "PackedForm")}),
     _hash_types(PackedForm.__name__, _OPTIONAL),
 )
 
@@ -124,7 +130,8 @@ def encode(item: Any) -> Any:
         raise PlanError(f"A plan holds a {name}, which is not data.")
     optional = _OPTIONAL.get(name, frozenset())
     values = [(f.name, getattr(item, f.name)) for f in dataclasses.fields(item)]
-    return {"$": name, **{key: encode(value) for key, value in values if value is not None or key not in optional}}
+    kept = [(key, value) for key, value in values if key not in optional or (value is not None and value != ())]
+    return {"$": name, **{key: encode(value) for key, value in kept}}
 
 
 def _decode(item: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -369,7 +370,24 @@ class NodeEmitter(CommandEmitter):
         effects.commands.clear()
         effects.placed.clear()
         if any(slot is not None and slot.spec.size for slot in outputs):
-            effects.commands.append(HostCall(*describe(node.operator), inputs, outputs))
+            effects.commands.append(
+                HostCall(*describe(node.operator), inputs, outputs, self._take_scratch(node, inputs, outputs))
+            )
+
+    def _take_scratch(
+        self, node: Node, inputs: tuple[Slot | None, ...], outputs: tuple[Slot | None, ...]
+    ) -> tuple[Slot, ...]:
+        """Return what prepared calls of a node work in: as much at all sizes of a class as at its upper end."""
+
+        def list_sizes() -> Sequence[int]:
+            given, made = ([None if slot is None else slot.spec for slot in slots] for slots in (inputs, outputs))
+            return node.operator.count_scratch(given, made)
+
+        def count_bytes(place: int) -> int:
+            return list_sizes()[place]
+
+        places = range(self.choose(lambda: len(list_sizes())))
+        return tuple([self.temp((self.choose(partial(count_bytes, place)),), np.uint8) for place in places])
 
 
 def emit_copy(

@@ -175,5 +175,5 @@ def _describe(command: Command) -> tuple[object, ...]:
         case LibraryCall():
             return (command.library, *(None if a is None else a.buffer for a in command.arguments))
         case HostCall():
-            slots = [None if s is None else s.buffer for s in (*command.inputs, *command.outputs)]
+            slots = [None if s is None else s.buffer for s in (*command.inputs, *command.outputs, *command.scratch)]
             return (command.operator, len(command.inputs), *slots)

@@ -318,10 +318,10 @@ def map_numbers(command: Command, change: Callable[[Any], Any]) -> Command:
             return Fill(change_slot(destination), pattern)
         case LibraryCall(library, problem, slots):
             return LibraryCall(library, problem, tuple([None if slot is None else change_slot(slot) for slot in slots]))
-        case HostCall(operator, attributes, inputs, outputs):
+        case HostCall(operator, attributes, inputs, outputs, scratch):
             read, written = (tuple([None if s is None else change_slot(s) for s in each]) for each in (inputs, outputs))
             said = [(name, _settle_literal(value, change)) for name, value in attributes]
-            return HostCall(operator, tuple(said), read, written)
+            return HostCall(operator, tuple(said), read, written, tuple(map(change_slot, scratch)))
 
 
 def _settle_literal(value: Any, change: Callable[[Any], Any]) -> Any:

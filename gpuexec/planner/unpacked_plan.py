@@ -177,9 +177,9 @@ def map_slots(command: Command, change: Callable[[Slot], Slot]) -> Command:
             return Fill(change(destination), pattern)
         case LibraryCall(library, problem, arguments):
             return LibraryCall(library, problem, tuple([None if a is None else change(a) for a in arguments]))
-        case HostCall(operator, attributes, inputs, outputs):
-            read = tuple([None if s is None else change(s) for s in inputs])
-            return HostCall(operator, attributes, read, tuple([None if s is None else change(s) for s in outputs]))
+        case HostCall(operator, attributes, inputs, outputs, scratch):
+            read, written = (tuple([None if s is None else change(s) for s in each]) for each in (inputs, outputs))
+            return HostCall(operator, attributes, read, written, tuple(map(change, scratch)))
 
 
 def slots_of(command: Command) -> list[tuple[Slot, bool]]:

@@ -331,7 +331,8 @@ def _slots(command: Command) -> list[tuple[Slot, bool]]:
             last = len(command.arguments) - 2
             return [(slot, i >= last) for i, slot in enumerate(command.arguments) if slot is not None]
         case HostCall():
-            rows = [(slot, False) for slot in command.inputs] + [(slot, True) for slot in command.outputs]
+            rows = [(slot, False) for slot in command.inputs]
+            rows += [(slot, True) for slot in (*command.outputs, *command.scratch)]
             return [(slot, written) for slot, written in rows if slot is not None]
         case _:
             return [(command.destination, True)]

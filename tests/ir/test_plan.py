@@ -91,7 +91,7 @@ def test_plan_with_every_command_goes_through_json() -> None:
 
 def test_text_of_a_plan_without_packed_weights_does_not_mention_them() -> None:
     assert '"form"' not in to_json(PLAN)
-    assert FORM in FORMS_READ and len(FORMS_READ) == 3
+    assert FORM in FORMS_READ and len(FORMS_READ) == 4
 
 
 @pytest.mark.parametrize("seed", range(10))

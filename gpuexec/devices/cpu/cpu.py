@@ -41,16 +41,19 @@ class CpuRecording:
     def __init__(self, device: CpuDevice, segment: Segment, memory: Mapping[int, Region]) -> None:
         self._device, self._memory = device, memory
         self._order = Order.of(segment)
-        self._calls = [Call(command, memory) for command in segment.commands]
+        written = {slot.buffer for command in segment.commands for slot in command.writes_to()}
+        self._constants = memory.keys() - written
+        self._calls = [Call(command, memory, self._constants) for command in segment.commands]
 
     def patch(self, commands: Sequence[Command]) -> None:
         """Replace the commands by those of another size; runs already submitted keep theirs."""
         if len(commands) != len(self._calls):
             raise PlanError(f"A recording of {len(self._calls)} commands can't take {len(commands)}.")
         self._calls = [
-            call if call.command is command else Call(command, self._memory, call)
+            call if call.command is command else Call(command, self._memory, self._constants, call)
             for command, call in zip(commands, self._calls, strict=True)
         ]
+        self._order.is_light = False
 
     def resize(self, variant: Variant) -> None:
         """Replace the commands by a variant's."""

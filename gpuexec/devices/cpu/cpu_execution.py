@@ -1,65 +1,97 @@
 """Execution of commands as NumPy calls, in an order that their edges allow.
 
-Expensive commands run side by side, the rest in line.
+Expensive commands run side by side, the rest in line. Where none is expensive they are one loop over prepared calls.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from gpuexec.devices.cpu.cpu_memory import CpuMemory
 from gpuexec.devices.cpu.cpu_stream import fill_bytes
-from gpuexec.devices.device import ByteArray, Region
+from gpuexec.devices.device import ByteArray, MemoryBlock, Region
 from gpuexec.devices.latch import Latch
 from gpuexec.errors import GpuexecError, OutOfMemoryError, PlanError, locate
 from gpuexec.ir.apply import host_failure
 from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, LibraryCall, Slot
-from gpuexec.ir.operator import Operator, build
+from gpuexec.ir.operator import Operator, PreparedCalls, build
 from gpuexec.ir.plan import Segment
+from gpuexec.ir.prepared_calls import compute_into, prepare_calls
 from gpuexec.system.threads import WorkPool, shared_by
 
 # A command is worth another thread when it took this long the last time; before it ever ran, when it moves this many
 # bytes.
 _HEAVY_BYTES = 1 << 18
 _HEAVY_SECONDS = 2e-4
+# Places of memory that comes and goes which a command is prepared for: of the frames of a Worker, say, and of loops.
+_MOST_PLACES = 4
+# New places in a row after which memory is taken for such that never comes back.
+_MOST_MISSED = 8
 
 
 class Call:
-    """One command as a NumPy call. Views of memory that does not move are made once.
+    """One command as NumPy calls, prepared for the memory that they work on.
+
+    Memory that moves from run to run is prepared for when it comes back: frames do, and what a caller gives or takes
+    does not.
 
     Args:
+        command: A HostCall, Copy or Fill.
+        memory: The places of the buffers that are not bound at submit.
+        constants: Those of them that nothing writes.
         like: The call that stood in its place before; its operator is used again where it is the same.
     """
 
-    __slots__ = ("_memory", "_operator", "_views", "command", "nbytes", "uses_all_cores")
+    __slots__ = (
+        *("_bound", "_constants", "_memory", "_missed", "_operator", "_prepared", "_seen", "_views"),
+        *("command", "nbytes", "uses_all_cores"),
+    )
 
-    def __init__(self, command: Command, memory: Mapping[int, Region], like: Call | None = None) -> None:
+    def __init__(
+        self,
+        command: Command,
+        memory: Mapping[int, Region],
+        constants: Collection[int] = (),
+        like: Call | None = None,
+    ) -> None:
         if isinstance(command, Launch):
             raise PlanError(f"{command.kernel}: the CPU device runs host calls, not kernels.")
         if isinstance(command, LibraryCall):
             raise PlanError(f"{command.library}: the CPU device runs host calls, not libraries of a GPU.")
-        self.command, self._memory = command, memory
+        self.command, self._memory, self._constants = command, memory, constants
         self._views: dict[int, Any] = {}
         self._operator = _find_operator(command, like) if isinstance(command, HostCall) else None
         self.uses_all_cores = self._operator is not None and self._operator.uses_all_cores
-        self.nbytes = sum(slot.spec.nbytes for slots in (command.reads_from(), command.writes_to()) for slot in slots)
+        slots = [*command.reads_from(), *command.writes_to()]
+        self.nbytes = sum(slot.spec.nbytes for slot in slots)
+        self._bound = tuple(dict.fromkeys(slot.buffer for slot in slots if slot.buffer not in memory))
+        # The calls by the places of bound buffers, and the places met once; how many places in a row were new.
+        self._prepared: dict[tuple[int, ...], PreparedCalls] = {}
+        self._seen: dict[tuple[int, ...], list[weakref.ref[MemoryBlock]]] = {}
+        self._missed = 0
 
     def run(self, bindings: Mapping[int, Region]) -> None:
-        """Execute the command."""
-        command = self.command
-        match command:
-            case HostCall():
-                self._compute(command, bindings)
-            case Copy():
-                np.copyto(self._raw(command.destination, bindings), self._raw(command.source, bindings))
-            case Fill():
-                fill_bytes(self._raw(command.destination, bindings), command.pattern)
+        """Execute the command; the caller has NumPy warn of nothing."""
+        bound = self._bound
+        if not bound:
+            calls = self._prepared.get(())
+        elif self._missed > _MOST_MISSED:
+            calls = None
+        else:
+            calls = self._prepared.get(tuple([bindings[buffer].address for buffer in bound]))
+        if calls is None:
+            calls = self._find_calls(bindings)
+        for call in calls:
+            call()
 
     def describe(self, origin: str) -> str:
         """Describe the command, its node and its operands, for messages."""
@@ -68,18 +100,64 @@ class Call:
         specs = ", ".join("nothing" if slot is None else str(slot.spec) for slot in self.command.inputs)
         return f"{self.command.operator} {origin!r} ({specs})"
 
-    def _compute(self, command: HostCall, bindings: Mapping[int, Region]) -> None:
-        assert self._operator is not None
-        inputs = [None if slot is None else self._view(slot, bindings) for slot in command.inputs]
-        out = [None if slot is None else self._view(slot, bindings) for slot in command.outputs]
-        results = self._operator.compute(*inputs, out=out)
-        for window, result in zip(out, results, strict=False):
-            if window is None or result is window:
-                continue
-            if result is None or result.shape != window.shape or result.dtype != window.dtype:
-                got = "nothing" if result is None else f"{result.dtype}{list(result.shape)}"
-                raise PlanError(f"expected {window.dtype}{list(window.shape)} to be computed, got {got}.")
-            np.copyto(window, result)
+    def _find_calls(self, bindings: Mapping[int, Region]) -> PreparedCalls:
+        """Return calls for places that none are prepared for; they are prepared where the places come back."""
+        places = tuple([bindings[buffer].address for buffer in self._bound])
+        memories = [bindings[buffer].memory for buffer in self._bound]
+        if self._bound and not self._is_back(places, memories):
+            return self._bind(bindings, is_prepared=False)
+        calls = self._prepared[places] = self._bind(bindings, is_prepared=True)
+        return calls
+
+    def _is_back(self, places: tuple[int, ...], memories: Sequence[MemoryBlock]) -> bool:
+        """Return whether the same memory was met at these places before; what is met first is noted.
+
+        Arrays of a caller's are lent for one run.
+        """
+        if not all(isinstance(memory, CpuMemory) for memory in memories):
+            return False
+        known = self._seen.get(places)
+        if known is not None and all(a() is b for a, b in zip(known, memories, strict=True)):
+            self._missed = 0
+            return True
+        self._missed += 1
+        if self._missed > _MOST_MISSED:
+            self._seen.clear()
+            return False
+        prepared, seen = self._prepared, self._seen
+
+        def forget(_: object) -> None:
+            prepared.pop(places, None)
+            seen.pop(places, None)
+
+        if len(seen) >= _MOST_PLACES:
+            first = next(iter(seen))
+            seen.pop(first, None)
+            prepared.pop(first, None)
+        seen[places] = [weakref.ref(memory, forget) for memory in memories]
+        return False
+
+    def _bind(self, bindings: Mapping[int, Region], *, is_prepared: bool) -> PreparedCalls:
+        """Return the calls that execute the command on this memory."""
+        command = self.command
+        match command:
+            case HostCall():
+                operator = self._operator
+                assert operator is not None
+                inputs = [None if slot is None else self._view(slot, bindings) for slot in command.inputs]
+                out = [None if slot is None else self._view(slot, bindings) for slot in command.outputs]
+                constant = [slot is not None and slot.buffer in self._constants for slot in command.inputs]
+                scratch = [self._view(slot, bindings) for slot in command.scratch]
+                if is_prepared:
+                    return prepare_calls(operator, inputs, out, constant, scratch)
+                return [partial(compute_into, operator, inputs, out)]
+            case Copy():
+                return [
+                    partial(np.copyto, self._raw(command.destination, bindings), self._raw(command.source, bindings))
+                ]
+            case Fill():
+                return [partial(fill_bytes, self._raw(command.destination, bindings), command.pattern)]
+        raise AssertionError(command)
 
     def _view(self, slot: Slot, bindings: Mapping[int, Region]) -> np.ndarray[Any, Any]:
         view = self._views.get(id(slot))
@@ -98,14 +176,19 @@ class Call:
         return array[start : start + slot.spec.nbytes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Order:
-    """Dependencies between a segment's commands. ``seconds`` is how long each command took the last time."""
+    """Dependencies between a segment's commands.
+
+    ``seconds`` is how long each command took the last time. ``is_light``: none of a whole pass took long enough to be
+    worth a thread.
+    """
 
     after: Sequence[Sequence[int]]
     waits: Sequence[int]
     origins: Sequence[str]
     seconds: list[float]
+    is_light: bool = False
 
     @staticmethod
     def of(segment: Segment) -> Order:
@@ -140,20 +223,42 @@ class Execution:
         self._threads = threads
         self._calls, self._order, self._bindings, self._pool, self._choose = calls, order, bindings, pool, choose
         self._first, self._last = span
+        self._done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
+        self._flying = 0
+        self._flights: list[_Flight] = []
+
+    def _begin(self) -> None:
+        """Find the commands that can run at once."""
+        order = self._order
         self._waits = list(order.waits)
         for before in range(self._first):
             for index in order.after[before]:
                 self._waits[index] -= 1
         self._ready = [i for i in range(self._first, self._last) if self._waits[i] == 0]
-        self._done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
-        self._flying = 0
-        self._flights: list[_Flight] = []
 
     def run(self) -> None:
         """Run all commands; raise the first error once nothing runs any more.
 
         After an exception from outside, such as KeyboardInterrupt, some may still run: see `settle`.
         """
+        with np.errstate(all="ignore"):
+            if self._order.is_light and self._choose is None:
+                self._run_in_line()
+            else:
+                self._run_side_by_side()
+
+    def _run_in_line(self) -> None:
+        """Run all commands in the plan's order."""
+        with contextlib.nullcontext() if self._threads is None else shared_by(self._threads):
+            for index in range(self._first, self._last):
+                try:
+                    self._calls[index].run(self._bindings)
+                except Exception as error:
+                    failure = self._locate(index, error)
+                    raise failure from failure.__cause__
+
+    def _run_side_by_side(self) -> None:
+        self._begin()
         failed: BaseException | None = None
         while self._flying or self._ready:
             if self._ready and failed is None:
@@ -173,6 +278,8 @@ class Execution:
                 self._release(index)
         if failed is not None:
             raise failed
+        is_whole = self._first == 0 and self._last == len(self._calls)
+        self._order.is_light = is_whole and max(self._order.seconds, default=0.0) < _HEAVY_SECONDS
 
     def settle(self) -> None:
         """Wait until none of the commands runs that an interrupted `run` put on the pool; none begins any more."""
@@ -214,11 +321,11 @@ class Execution:
 
     def _fly(self, flight: _Flight) -> None:
         if flight.claim("flown"):
-            self._done.put((flight.index, self._call(flight.index)))
+            with np.errstate(all="ignore"):
+                self._done.put((flight.index, self._call(flight.index)))
             flight.ended.set()
 
     def _call(self, index: int) -> BaseException | None:
-        origin = self._order.origins[index]
         start = time.perf_counter()
         try:
             if self._threads is None:
@@ -226,14 +333,19 @@ class Execution:
             else:
                 with shared_by(self._threads):
                     self._calls[index].run(self._bindings)
-        except GpuexecError as error:
-            return locate(error, self._calls[index].describe(origin), origin)
         except Exception as error:
-            failure = host_failure(self._calls[index].describe(origin), error)
-            failure.node, failure.__cause__ = origin, error
-            return failure
+            return self._locate(index, error)
         self._order.seconds[index] = time.perf_counter() - start
         return None
+
+    def _locate(self, index: int, error: Exception) -> BaseException:
+        """Return an error of a command with its node."""
+        origin = self._order.origins[index]
+        if isinstance(error, GpuexecError):
+            return locate(error, self._calls[index].describe(origin), origin)
+        failure = host_failure(self._calls[index].describe(origin), error)
+        failure.node, failure.__cause__ = origin, error
+        return failure
 
     def _release(self, index: int) -> None:
         for after in self._order.after[index]:

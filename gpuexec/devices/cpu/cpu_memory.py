@@ -25,7 +25,7 @@ class CpuMemory:
         idle: Where they may come from, and go once no array over them is left.
     """
 
-    __slots__ = ("_block", "address", "array", "nbytes")
+    __slots__ = ("__weakref__", "_block", "address", "array", "nbytes")
 
     def __init__(self, nbytes: int, idle: IdleBlocks | None = None) -> None:
         is_large = idle is not None and nbytes >= LARGE_NBYTES

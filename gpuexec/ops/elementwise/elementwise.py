@@ -28,19 +28,21 @@ from gpuexec.ir.operator import (
     KnownInput,
     Operator,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     operator,
     qualified,
 )
 from gpuexec.ir.pointwise import Pointwise
-from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands, truncate, widen_narrow
 from gpuexec.ops.elementwise.elementwise_engine import (
     FLOATS,
     UNSIGNED_BY_SIZE,
     DType,
     apply,
+    gains_from_blocks,
     require_inputs,
     require_same_dtype,
 )
@@ -155,6 +157,22 @@ class Elementwise(Operator):
             wide = [x.astype(np.float64) for x in arrays]
             return (truncate(apply(self.pick_form().function, wide, wide[0].dtype, None, self.parameters()), dtype),)
         return (apply(self.pick_form().function, arrays, dtype, out, self.parameters()),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Call the NumPy form, where nothing is widened and no blocks are to be made."""
+        (y,), arrays = out, [x for x in inputs if x is not None]
+        if y is None or arrays[0].dtype in (*self.row.widened, *self.row.hosted):
+            return None
+        function = self.pick_form().function
+        if any(accumulator(x.dtype) != x.dtype for x in (*arrays, y)) or gains_from_blocks(function, arrays, y):
+            return None
+        return [functools.partial(function, *arrays, *self.parameters(), out=y)]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the kernel once."""

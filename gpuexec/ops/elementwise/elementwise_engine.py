@@ -74,7 +74,7 @@ def apply(
     wanted = out[0] if out else None
     result = np.empty(np.broadcast_shapes(*(x.shape for x in arrays)), dtype) if wanted is None else wanted
     with np.errstate(all="ignore"):
-        if _gains_from_blocks(function, arrays, result):
+        if gains_from_blocks(function, arrays, result):
             flat, target = [x.reshape(-1) for x in arrays], result.reshape(-1)
             for first in range(0, target.size, BLOCK):
                 part = slice(first, first + BLOCK)
@@ -116,7 +116,7 @@ def _repeat(number: bytes, dtype: DType) -> Array:
     return np.frombuffer(number * _REPEATED, dtype)
 
 
-def _gains_from_blocks(function: Callable[..., Any], arrays: Sequence[Array], result: Array) -> bool:
+def gains_from_blocks(function: Callable[..., Any], arrays: Sequence[Array], result: Array) -> bool:
     """Return whether temporaries would leave the cache, and the arrays can be walked in step."""
     if result.size <= BLOCK or not result.flags.c_contiguous:
         return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,8 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import close_gaps, contiguous_strides, max_offset, reshape_shape
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, count_elements, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, count_elements, operator
+from gpuexec.ir.prepared_calls import prepare_calls, view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise.epilogue import (
@@ -236,6 +238,49 @@ class Fused(Operator):
             for place, y in zip(others, finished, strict=True):
                 wanted[place] = y
         return tuple(wanted)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what the producer makes, where no output has memory for it, and what producer and steps work in."""
+        given, producer, specs = self.split(inputs), self.parts.producer, self._infer_made(inputs)
+        made = producer.infer(*given)[0]
+        made = TensorSpec(made.shape, made.dtype)
+        inner = producer.count_scratch(given, (made,))
+        behind = self.parts.region.count_scratch([specs[0], *self._pick(inputs)], ())
+        return (*([] if self._has_memory(outputs, specs[0]) else [made.nbytes]), *inner, *behind)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Prepare the producer, then the steps on what it makes; the last one in the same memory."""
+        wanted = [y for y in out if y is not None and y.size and y.flags.c_contiguous]
+        if len(wanted) < len(out):
+            return None
+        parts, given, seen = self.parts, self.split(inputs), self._find_made(inputs)[0]
+        made = parts.producer.infer(*[None if x is None else TensorSpec.of(x) for x in given])[0]
+        specs = [None if x is None else TensorSpec(x.shape, x.dtype) for x in given]
+        rest = list(scratch)
+        has_memory, count = self._has_memory(out, seen), len(parts.producer.count_scratch(specs, (made,)))
+        if len(rest) < count + (not has_memory):
+            return None
+        memory = wanted[parts.own] if has_memory else view_bytes(rest.pop(0), made.shape, made.dtype)
+        own = memory.reshape(made.shape)
+        calls = [*prepare_calls(parts.producer, given, (own,), constant[: len(given)], rest[:count])]
+        if 0 in self.results and memory is not wanted[self.results.index(0)]:
+            calls.append(partial(np.copyto, wanted[self.results.index(0)], memory.reshape(seen.shape)))
+        others = [wanted[place] for place in parts.others]
+        if others:
+            operands = (memory.reshape(seen.shape), *self._pick(inputs))
+            calls += prepare_calls(parts.region, operands, others, (), rest[count:])
+        return calls
+
+    def _has_memory(self, outputs: Sequence[Any], seen: TensorSpec) -> bool:
+        """Return whether the output whose memory the producer may work in, by specs or arrays, is as steps see it."""
+        own = outputs[self.parts.own] if self.parts.own >= 0 else None
+        return own is not None and (own.shape, own.dtype) == (seen.shape, seen.dtype)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the producer's kernel with the steps; where that can't be, the steps behind it."""

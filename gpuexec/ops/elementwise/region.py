@@ -20,7 +20,18 @@ from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import close_gaps, contiguous_strides, memory_axes
 from gpuexec.ir.index_map import Assembled
-from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    FormatUse,
+    Operator,
+    Out,
+    PreparedCalls,
+    Slots,
+    Tolerance,
+    operator,
+)
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.symbolic_int import distinct
 from gpuexec.ir.target import Target
@@ -106,6 +117,24 @@ class Steps(Operator):
             assert result is not None
             made.append(np.asarray(result, order="C"))  # as a device stores it, for sums in the order of memory
         return tuple([made[step] for step in self.results])
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what steps work in that are computed in one block."""
+        program = self._find_program(list_keys(inputs))
+        return () if program is None else program.count_scratch()
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Call the functions of the steps one after the other, or compute the blocks."""
+        program, wanted = self._find_program(list_keys(inputs)), [y for y in out if y is not None]
+        if program is None or len(wanted) < len(out):
+            return None
+        return program.prepare(inputs, wanted, scratch)
 
     def _find_forms(self, inputs: Sequence[Any]) -> StepForms:
         return find_forms(self.steps, list_keys(inputs), self.rounds)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuexec.ir.operator import Array, Out
+from gpuexec.ir.operator import Array, Out, PreparedCalls
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import accumulator
 from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, StepRow, read_steps, step_of, widen_number
 from gpuexec.system.threads import count_sharing, share_work
@@ -140,6 +141,49 @@ class BlockProgram:
                 self._run_whole(inputs, made, size)
         return tuple(made)
 
+    def count_scratch(self) -> list[int]:
+        """Return what the calls of `prepare` work in: bytes of each register, where all is one block."""
+        size = prod(self.shape)
+        if size > 2 * self.length:
+            return []
+        others = () if self.apart is None else self.apart.registers
+        widths = itertools.zip_longest(*[[dtype.itemsize for dtype in each] for each in (self.registers, others)])
+        return [size * max(have or 0, other or 0) for have, other in widths]
+
+    def prepare(
+        self, inputs: Sequence[Array | None], out: Sequence[Array], scratch: Sequence[Array]
+    ) -> PreparedCalls | None:
+        """Return calls that do what `run` does; None: there are none.
+
+        Args:
+            inputs: As for `run`.
+            out: Where all results go.
+            scratch: Arrays of what `count_scratch` returned.
+        """
+        size = prod(self.shape)
+        if not size:
+            return None
+        if self.apart is not None and size * self.width > SMALL_NBYTES and not _are_shared(inputs, out):
+            return self.apart.prepare(inputs, out, scratch)
+        if size > 2 * self.length:
+            return [_SharedBlocks(self, inputs, out).run]
+        if len(scratch) < len(self.registers):
+            return None
+        shapes = self.shapes
+        given = [x if x is None or shape is None else x.reshape(shape) for x, shape in zip(inputs, shapes, strict=True)]
+        if any(x is not None and y is not None and not np.may_share_memory(x, y) for x, y in zip(inputs, given)):
+            return None  # a copy, of what is not dense
+        arrays = self.make_scratch(
+            lambda number, shape: view_bytes(scratch[number], shape, self.registers[number]), None
+        )
+        values: list[Any] = [*given, *out, *self.numbers, *arrays]
+        calls = [functools.partial(np.copyto, values[wide], values[number]) for number, wide in self.widened]
+        for function, sources, target, rounding in self.calls:
+            calls.append(functools.partial(function, *[values[source] for source in sources], out=values[target]))
+            if rounding is not None:
+                calls.append(functools.partial(_round, values[target], rounding, out))
+        return calls
+
     def _run_whole(self, inputs: Sequence[Array | None], targets: Sequence[Array], size: int) -> None:
         """Compute all in one block."""
         if size * self.width * len(self.registers) <= SMALL_NBYTES:
@@ -193,7 +237,7 @@ _Measure = Callable[[tuple[int, ...]], tuple[int, ...]]
 
 
 class _SharedBlocks:
-    """The blocks of one call."""
+    """The blocks of a call, which may be made again."""
 
     def __init__(self, program: BlockProgram, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> None:
         self._program = program
@@ -227,8 +271,8 @@ class _SharedBlocks:
             else:
                 for number in range(count):
                     self._compute(number)
-        for spare in self._spare:
-            spare.give_back()
+        while self._spare:
+            self._spare.pop().give_back()
 
     def _compute(self, number: int) -> None:
         """Compute one block."""

@@ -6,6 +6,7 @@ the block needs; so any axis may be cut. Blocks are shared by the cores.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 
 from gpuexec.ir.geometry import contiguous_strides
 from gpuexec.ir.index_map import Assembled, Picked, Reshaped, Viewed
-from gpuexec.ir.operator import Array, Out
+from gpuexec.ir.operator import Array, Out, PreparedCalls
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import accumulator
 from gpuexec.ops.elementwise.region_blocks import SMALL_NBYTES, give_buffers, take_buffer
@@ -85,6 +86,16 @@ class BoxProgram:
             results,
             frozenset([source for source in read if read.count(source) > 1]),
         )
+
+    def count_scratch(self) -> list[int]:
+        """Return nothing: blocks take what they work in from what other blocks left."""
+        return []
+
+    def prepare(
+        self, inputs: Sequence[Array | None], out: Sequence[Array], scratch: Sequence[Array]
+    ) -> PreparedCalls | None:
+        """Return `run` over these arrays."""
+        return [functools.partial(self.run, inputs, out)]
 
     def run(self, inputs: Sequence[Array | None], out: Out) -> tuple[Array, ...]:
         """Return the results of a region, in the arrays of ``out`` where there are some.

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.operator import Array, Operator, Out
+from gpuexec.ir.operator import Array, Operator, Out, PreparedCalls
 from gpuexec.ir.pointwise import Pointwise
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import accumulator
 from gpuexec.ops.elementwise.region_blocks import give_buffers, take_buffer
@@ -82,6 +83,78 @@ class RowProgram:
         """Return whether rows that are reduced are dense, so that their sums are those of the operators."""
         return all(x is not None and x.flags.c_contiguous for x in (inputs[place] for place in self.folded))
 
+    def count_scratch(self) -> list[int]:
+        """Return what the calls of `prepare` work in, where all rows are one block: bytes of each register."""
+        return self._find_registers()[1] if len(_list_blocks(self.layout)) == 1 else []
+
+    def prepare(
+        self, inputs: Sequence[Array | None], out: Sequence[Array], scratch: Sequence[Array]
+    ) -> PreparedCalls | None:
+        """Return calls that do what `run` does; None: there are none.
+
+        Args:
+            inputs: As for `run`.
+            out: Where all results go.
+            scratch: Arrays of what `count_scratch` returned.
+        """
+        if not self.can_run(inputs) or not all(y.size and y.flags.c_contiguous for y in out):
+            return None
+        if len(_list_blocks(self.layout)) > 1:
+            return [functools.partial(self.run, inputs, out)]
+        registers, sizes = self._find_registers()
+        if len(scratch) < len(sizes):
+            return None
+        values: list[Any] = [
+            None if x is None or shape is None else x.reshape(shape)
+            for x, shape in zip(inputs, self.shapes, strict=True)
+        ]
+        if any(x is not None and y is not None and not np.may_share_memory(x, y) for x, y in zip(inputs, values)):
+            return None  # a copy, of what is not dense
+        calls: list[Callable[[], object]] = []
+        for number, dtype in enumerate(self.wide):
+            if dtype is not None:
+                wide = view_bytes(scratch[registers[number]], values[number].shape, dtype)
+                calls.append(functools.partial(np.copyto, wide, values[number]))
+                values[number] = wide
+        values += self.numbers
+        for step in self.steps:
+            register = registers.get(len(values))
+            result = out[step.output] if register is None else view_bytes(scratch[register], step.shape, step.wide)
+            given = [values[source] if source >= 0 else None for source in step.sources]
+            calls.append(functools.partial(step.function, *given, out=result))
+            if step.output >= 0 and not step.is_direct:
+                calls.append(functools.partial(np.copyto, out[step.output], result, "unsafe"))
+            if step.rounded != step.wide:
+                calls.append(functools.partial(_round_to, result, step.rounded))
+            values.append(result)
+        return calls
+
+    def _find_registers(self) -> tuple[dict[int, int], list[int]]:
+        """Return the register of each value that is in one, and bytes of each register, of which values take turns."""
+        registers: dict[int, int] = {}
+        sizes: list[int] = []
+        idle: set[int] = set()
+
+        def take(value: int, nbytes: int) -> None:
+            fits = [number for number in idle if sizes[number] >= nbytes]
+            number = min(fits, key=sizes.__getitem__, default=len(sizes))
+            if number == len(sizes):
+                sizes.append(nbytes)
+            idle.discard(number)
+            registers[value] = number
+
+        for number, dtype in enumerate(self.wide):
+            shape = self.shapes[number]
+            if dtype is not None and shape is not None:
+                take(number, prod(shape) * dtype.itemsize)
+        value = len(self.shapes) + len(self.numbers)
+        for step in self.steps:
+            if not step.is_direct:
+                take(value, prod(step.shape) * step.wide.itemsize)
+            idle |= {registers[done] for done in step.done if done in registers}
+            value += 1
+        return registers, sizes
+
     def run(self, inputs: Sequence[Array | None], out: Out) -> tuple[Array, ...]:
         """Return the results of a region, in the arrays of ``out`` where there are dense ones.
 
@@ -133,10 +206,15 @@ class RowProgram:
             if step.output >= 0 and not step.is_direct:
                 targets[step.output][...] = result
             if step.rounded != step.wide:
-                result[...] = result.astype(step.rounded)
+                _round_to(result, step.rounded)
             values.append(result)
             give_buffers([buffers.pop(number) for number in step.done if number in buffers])
         give_buffers(list(buffers.values()))
+
+
+def _round_to(result: Array, dtype: _DType) -> None:
+    """Round numbers to what a type has of them."""
+    result[...] = result.astype(dtype)
 
 
 def _list_blocks(layout: RowLayout) -> list[tuple[slice, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from gpuexec.ir.operator import (
     Emitter,
     Operator,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     count_elements,
@@ -91,6 +93,16 @@ class MatMul(Operator):
         """Multiply; half and bfloat16 in float, rounded once."""
         a, b = widen_operands(self.precision, a, b)
         return (multiply(a, b, out[0] if out else None),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Call NumPy's product of views that BLAS can walk."""
+        return prepare_product(inputs[0], inputs[1], out[0])
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once, over all batches."""
@@ -225,6 +237,26 @@ class Gemm(Operator):
                 result += c if self.beta == 1 else c.astype(acc) * acc.type(self.beta)
             return (result.astype(dtype, copy=False),)
 
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Multiply, scale and add in the output's memory."""
+        (a, b, c), (y,) = (*inputs, None)[:3], out
+        assert a is not None and b is not None
+        product = prepare_product(a.T if self.transA else a, b.T if self.transB else b, y)
+        if product is None or y is None or (c is not None and self.beta not in (0, 1)):
+            return None
+        calls = list(product)
+        if self.alpha != 1:
+            calls.append(partial(np.multiply, y, y.dtype.type(self.alpha), out=y))
+        if c is not None and self.beta != 0:
+            calls.append(partial(np.add, y, c, out=y))
+        return calls
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once; transposes are strides."""
         self.lower_with(emit, inputs, outputs)
@@ -298,6 +330,19 @@ def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
                 else np.zeros(shape, a.dtype)
             )
         return np.asarray(np.matmul(a, b, out=out))
+
+
+def prepare_product(a: Array | None, b: Array | None, y: Array | None) -> PreparedCalls | None:
+    """Return the call that `multiply` makes to write a product of floats to ``y``; None where it does more."""
+    if a is None or b is None or y is None or not y.size or not a.size or a.ndim < 2 or b.ndim < 2:
+        return None
+    if not (a.dtype == b.dtype == y.dtype and accumulator(y.dtype) == y.dtype and y.dtype.kind == "f"):
+        return None
+    if not (y.flags.c_contiguous and _walkable(a) is a and _walkable(b) is b):
+        return None
+    if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
+        a, y = a.reshape(-1, a.shape[-1]), y.reshape(-1, b.shape[1])
+    return [partial(np.matmul, a, b, out=y)]
 
 
 @upgrade("Gemm", below=7)

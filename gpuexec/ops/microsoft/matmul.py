@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from gpuexec.ir.operator import (
     Emitter,
     Operator,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     build,
@@ -26,7 +28,7 @@ from gpuexec.ir.operator import (
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.linalg.matmul import Gemm, MatMul, multiply, widen_operands
+from gpuexec.ops.linalg.matmul import Gemm, MatMul, multiply, prepare_product, widen_operands
 from gpuexec.ops.microsoft.activation import ACTIVATIONS, DOMAIN, activate, check_activation
 from gpuexec.ops.microsoft.renamed import EVERY_VERSION
 from gpuexec.ops.tensor.layout import window
@@ -103,6 +105,22 @@ class FusedMatMul(Operator):
         with np.errstate(all="ignore"):
             result = multiply(a.astype(acc, copy=False), b.astype(acc, copy=False)) * acc.type(self.alpha)
             return (np.asarray(result).astype(dtype, copy=False),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Multiply views in the output's memory, and scale there."""
+        (a, b), (y,) = inputs, out
+        assert a is not None and b is not None
+        a_order, b_order = self._orders(a.ndim, b.ndim)
+        product = prepare_product(a.transpose(a_order), b.transpose(b_order), y)
+        if product is None or y is None or self.alpha == 1:
+            return product
+        return [*product, partial(np.multiply, y, y.dtype.type(self.alpha), out=y)]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the tile kernel of MatMul; transposes are strides."""

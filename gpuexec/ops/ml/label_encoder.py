@@ -88,7 +88,7 @@ class LabelEncoder(TableOperator[dict[Any, Encoding]]):
         freeze_arrays(self, "default_tensor", "keys_tensor", "values_tensor")
         TableOperator.__post_init__(self)
 
-    def prepare(self) -> dict[Any, Encoding]:
+    def make_tables(self) -> dict[Any, Encoding]:
         """Return the encoding by the type of the input."""
         if self.classes_strings is not None:
             names, places = np.array(self.classes_strings, STRING), np.arange(len(self.classes_strings))

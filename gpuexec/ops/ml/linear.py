@@ -66,7 +66,7 @@ class LinearClassifier(TableOperator[_Coefficients]):
     derivative = Derivative.PARTS
     has_blits = False
 
-    def prepare(self) -> _Coefficients:
+    def make_tables(self) -> _Coefficients:
         """Read the coefficients."""
         check_names(self.classlabels_ints, self.classlabels_strings)
         find_transform(self.post_transform)
@@ -129,7 +129,7 @@ class LinearRegressor(TableOperator[_Coefficients]):
     flops_per_output = None
     has_blits = False
 
-    def prepare(self) -> _Coefficients:
+    def make_tables(self) -> _Coefficients:
         """Read the coefficients."""
         find_transform(self.post_transform)
         return _read_coefficients(self.coefficients, self.intercepts)

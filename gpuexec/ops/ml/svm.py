@@ -37,7 +37,7 @@ class SVMRegressor(TableOperator[tuple[Vectors | None, Vectors]]):
     flops_per_output = None
     has_blits = False
 
-    def prepare(self) -> tuple[Vectors | None, Vectors]:
+    def make_tables(self) -> tuple[Vectors | None, Vectors]:
         """Return the support vectors, and the coefficients as a vector of the likenesses."""
         find_transform(self.post_transform)
         count = self.n_supports or len(self.coefficients or ())
@@ -106,7 +106,7 @@ class SVMClassifier(TableOperator[tuple[Vectors, Pairs | None]]):
     derivative = Derivative.PARTS
     has_blits = False
 
-    def prepare(self) -> tuple[Vectors, Pairs | None]:
+    def make_tables(self) -> tuple[Vectors, Pairs | None]:
         """Return the support vectors and the pairs of classes; without vectors, the coefficients of each class."""
         find_transform(self.post_transform)
         classes = check_names(self.classlabels_ints, self.classlabels_strings)

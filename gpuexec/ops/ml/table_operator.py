@@ -23,28 +23,28 @@ Tables = TypeVar("Tables")
 class TableOperator(Operator, Generic[Tables]):
     """Operator with tables prepared once from long attributes, when it is made; errors in them are raised then.
 
-    A subclass says how in ``prepare``.
+    A subclass says how in ``make_tables``.
     """
 
     __slots__ = ("_tables",)
     _tables: Tables
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_tables", self.prepare())
+        object.__setattr__(self, "_tables", self.make_tables())
 
-    def prepare(self) -> Tables:
+    def make_tables(self) -> Tables:
         """Return the tables.
 
         Raises:
             InputError: The attributes don't fit each other.
         """
-        raise TypeError(f"{type(self).__name__} lacks prepare")
+        raise TypeError(f"{type(self).__name__} lacks make_tables")
 
     @property
     def tables(self) -> Tables:
-        """Return the result of ``prepare``, made again for an operator that was unpickled."""
+        """Return the result of ``make_tables``, made again for an operator that was unpickled."""
         if not hasattr(self, "_tables"):
-            object.__setattr__(self, "_tables", self.prepare())
+            object.__setattr__(self, "_tables", self.make_tables())
         return self._tables
 
 

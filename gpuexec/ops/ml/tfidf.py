@@ -74,7 +74,7 @@ class TfIdfVectorizer(TableOperator[Weighing]):
     flops_per_output = None
     has_blits = False
 
-    def prepare(self) -> Weighing:
+    def make_tables(self) -> Weighing:
         """Return the tables of the attributes."""
         min_length, max_length = self.min_gram_length, self.max_gram_length
         if self.mode not in _MODES:

@@ -59,7 +59,7 @@ class TreeEnsemble(TableOperator[Ensemble]):
         freeze_arrays(self, *tensors)
         TableOperator.__post_init__(self)
 
-    def prepare(self) -> Ensemble:
+    def make_tables(self) -> Ensemble:
         """Build the trees."""
         targets = max(self.leaf_targetids, default=0) + 1 if self.n_targets is None else self.n_targets
         if targets < 1:

@@ -78,7 +78,7 @@ class TreeEnsembleRegressor(LegacyTrees):
         "nodes_truenodeids=(0,) nodes_values=(0.0,)"
     )
 
-    def prepare(self) -> Ensemble:
+    def make_tables(self) -> Ensemble:
         """Build the trees."""
         if self.aggregate_function not in Aggregate.__members__:
             known = ", ".join(Aggregate.__members__)
@@ -136,7 +136,7 @@ class TreeEnsembleClassifier(LegacyTrees):
     )
     derivative = Derivative.PARTS
 
-    def prepare(self) -> Ensemble:
+    def make_tables(self) -> Ensemble:
         """Build the trees."""
         classes = check_names(self.classlabels_int64s, self.classlabels_strings)
         weights = _or_none(choose_floats("class_weights", self.class_weights, self.class_weights_as_tensor))

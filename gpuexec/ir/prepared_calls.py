@@ -1,0 +1,55 @@
+"""Calls that an operator is prepared as for arrays that stay where they are; `compute` where nothing is prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from gpuexec.errors import PlanError
+from gpuexec.ir.operator import Array, Operator, PreparedCalls
+
+
+def prepare_calls(
+    operator: Operator,
+    inputs: Sequence[Array | None],
+    out: Sequence[Array | None],
+    constant: Sequence[bool] = (),
+    scratch: Sequence[Array] = (),
+) -> PreparedCalls:
+    """Return the calls of `Operator.prepare`, or one of `compute`.
+
+    Args:
+        operator: What is computed.
+        inputs: As for `prepare`.
+        out: Where its outputs go.
+        constant: Which of the inputs never change; those beyond its end may.
+        scratch: As for `prepare`.
+    """
+    known = [*constant, *[False] * (len(inputs) - len(constant))]
+    calls = operator.prepare(inputs, out, known, scratch)
+    return [partial(compute_into, operator, inputs, out)] if calls is None else calls
+
+
+def compute_into(operator: Operator, inputs: Sequence[Array | None], out: Sequence[Array | None]) -> None:
+    """Compute an operator, and see to it that the results are where they belong.
+
+    Raises:
+        PlanError: They are of other types or shapes.
+    """
+    for window, result in zip(out, operator.compute(*inputs, out=out), strict=False):
+        if window is None or result is window:
+            continue
+        if result is None or result.shape != window.shape or result.dtype != window.dtype:
+            got = "nothing" if result is None else f"{result.dtype}{list(result.shape)}"
+            raise PlanError(f"expected {window.dtype}{list(window.shape)} to be computed, got {got}.")
+        np.copyto(window, result)
+
+
+def view_bytes(scratch: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return the first bytes of scratch as an array."""
+    view: Array = scratch[: prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+    return view

@@ -1,0 +1,71 @@
+"""Checks of prepared operators: calls over arrays that stay give what `compute` gives, run after run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpuexec.ir.operator import Operator
+from gpuexec.ir.spec import TensorSpec, is_host_object
+from tests.ops.strided import as_strided, memory_of
+
+Array = np.ndarray[Any, Any]
+
+
+def check_prepared(
+    op: Operator,
+    inputs: Sequence[Array | None],
+    known: set[int],
+    computed: Sequence[Array | None],
+    compare: Callable[[int, Array, Array], None],
+) -> bool:
+    """Check the calls of an operator that is prepared for such inputs; return whether it is.
+
+    They are prepared before the inputs have their content, and made twice, scratch being spoilt in between.
+
+    Args:
+        op: The operator.
+        inputs: Dense, or windows with gaps.
+        known: Positions of the inputs that never change.
+        computed: What `compute` makes of them; None: not wanted.
+        compare: Compares an output by its position with what was computed.
+    """
+    if any(x is not None and is_host_object(x.dtype) for x in (*inputs, *computed)):
+        return False
+    given = [x if x is None or index in known else _blank(x) for index, x in enumerate(inputs)]
+    out = [None if y is None else np.empty(y.shape, y.dtype) for y in computed]
+    specs = [
+        None if x is None else TensorSpec.of(x) if index in known else TensorSpec(x.shape, x.dtype)
+        for index, x in enumerate(inputs)
+    ]
+    made = [None if y is None else TensorSpec(y.shape, y.dtype) for y in computed]
+    scratch = [np.empty(nbytes, np.uint8) for nbytes in op.count_scratch(specs, made)]
+    constant = [index in known for index in range(len(inputs))]
+    with np.errstate(all="ignore"):
+        calls = op.prepare(given, out, constant, scratch)
+        if calls is None:
+            return False
+        for _ in range(2):
+            for array, x in zip(given, inputs, strict=True):
+                if array is not None and array is not x:
+                    np.copyto(array, x)
+            for array in (*scratch, *[y for y in out if y is not None]):
+                array.reshape(-1).view(np.uint8)[...] = 0xFF
+            for call in calls:
+                call()
+            for index, (y, expected) in enumerate(zip(out, computed, strict=True)):
+                if y is not None and expected is not None:
+                    compare(index, y, expected)
+    return True
+
+
+def _blank(x: Array) -> Array:
+    """Return an array of zeros that lies as another does."""
+    memory, window = memory_of(x)
+    if window is None:
+        return np.zeros(x.shape, x.dtype)
+    view = as_strided(memory[window.start :], x.shape, x.strides)
+    view[...] = np.zeros((), x.dtype)
+    return view
