@@ -9,9 +9,9 @@ every call raises DeviceLostError.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -205,6 +205,21 @@ class Recording(Protocol):
 
     def close(self) -> None:
         """Release the device objects of the recording; work under way finishes. It may still be submitted again."""
+
+
+@runtime_checkable
+class CallRecording(Recording, Protocol):
+    """A recording of calls, which any thread may make while nothing of its memory is in use.
+
+    ``seconds`` is what all of them took the last time.
+    """
+
+    @property
+    def seconds(self) -> float:
+        """What the last whole submission took."""
+
+    def bind(self, bindings: Mapping[int, Region]) -> Sequence[Callable[[], object]]:
+        """Return the calls, bound to these places for good; those of later sizes take their places, not theirs."""
 
 
 class Device(Protocol):

@@ -33,6 +33,7 @@ from gpuexec.execution.runs.comparing import Comparer, Observe, Observer
 from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.host_transfers import HostTransfers
 from gpuexec.execution.runs.inputs import GivenInput, InputReader
+from gpuexec.execution.runs.lane import Lane, LastLap
 from gpuexec.execution.runs.plan_cache import PlannedVariant
 from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.prepared_run import PreparedRun
@@ -139,6 +140,10 @@ class Engine:
         self.input_reader = InputReader(model, backend, self.stream)
         self.states = StateBinder(model, backend, self.stream, self.pool, self.syncs)
         self._runs = RunBinder(context, storage, self.states, self._stepping.give_up, self.trim)
+        is_plain = not (self.is_synchronous or storage.limit is not None) and stream is None
+        has_lane = is_plain and not backend.device.target.has_kernels and not self.states.outputs
+        self._lane = Lane(context, storage, self._stepping.give_up) if has_lane else None
+        self._waited_for: PreparedRun | None = None
         # Who profiles its runs, whatever the context says; and how many were.
         self.profiler: Profiler | None = None
         self.profiled = 0
@@ -190,7 +195,28 @@ class Engine:
             with self.exclusive.at_rest(), self.cancel_on_error(prepared.run.number):
                 self._submitter.driver.synchronize()
         self.memory_usage.observe(prepared.run.number)
+        self._waited_for = prepared if is_waited_for and self._lane is not None else None
         return prepared.run
+
+    def note_done(self) -> None:
+        """Prepare for a run like the last one, which the caller has waited for, to be computed in the call."""
+        prepared, self._waited_for = self._waited_for, None
+        if prepared is not None and self._lane is not None:
+            with self.exclusive.at_rest():
+                self._lane.note(prepared)
+
+    def run_here(self, inputs: object) -> LastLap | None:
+        """Compute a run in the call, where that can be; None: it has to be scheduled.
+
+        Args:
+            inputs: Of the run.
+        """
+        lane = self._lane
+        is_idle = self._stepping.prepared is None and self.stream.is_done() and not self._submitter.driver.is_busy()
+        if lane is None or not is_idle or self.planning.inspector.exposure or find_log(self.profiler) is not None:
+            return None
+        with self.exclusive.at_rest():
+            return lane.run(self.model, inputs)
 
     def begin(
         self, inputs: object, *, copy: bool, budget_ms: float | None, stream: object = None
@@ -255,6 +281,7 @@ class Engine:
             self.input_reader = InputReader(self.model, self.backend, self.stream)
             self.states.adopt(self.model)
             self._runs.adopt()
+            self._forget_lane()
 
     def mark(self, stream: object = None) -> Fence:
         """Return a fence for all that was issued so far; a stream of the caller's comes after it from now on.
@@ -299,6 +326,11 @@ class Engine:
         self.backend.deferred_free.prune()
         self.backend.staging.trim()
 
+    def _forget_lane(self) -> None:
+        self._waited_for = None
+        if self._lane is not None:
+            self._lane.forget()
+
     def trim(self) -> None:
         """Wait for all work, and give back memory that no plan needs now; a run half scheduled is given up.
 
@@ -311,6 +343,7 @@ class Engine:
             self._settle()
         with self.exclusive.midway(), self._submitter.lock:
             self._settle()
+            self._forget_lane()
             self.planning.graphs.clear()
             self.arena.release_retired()
             self.pool.trim()
@@ -411,6 +444,7 @@ class Engine:
     def _free(self) -> None:
         """Wait for the stream and all readers, and free everything; nothing is issued any more."""
         self._settle()
+        self._forget_lane()
         self.planning.graphs.clear()
         self.run_counter.close()
         for frame in self.frames:

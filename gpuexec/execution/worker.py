@@ -27,6 +27,7 @@ from gpuexec.execution.results.copying import copy_tensor
 from gpuexec.execution.results.given import ArrayLike, Inputs
 from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.runs.inputs import describe_inputs
+from gpuexec.execution.runs.lane import LastLap
 from gpuexec.execution.runs.memory_limit import MemoryLimit
 from gpuexec.execution.runs.pacing import check_budget
 from gpuexec.execution.runs.run import Run, Step
@@ -200,7 +201,8 @@ class Worker:
         self._engine.profiler = profiler
         if seed is not None:
             self._engine.states.state.seed(seed)
-        self._last: Run | None = None
+        # The last run; where it was computed in the call, a Run is made of it once somebody asks.
+        self._last: Run | LastLap | None = None
         self._progress = 0.0
         self._unclosed = warn_unless_closed(self, f"A Worker of {model.graph.name!r}", "close(), or use `with`")
 
@@ -244,6 +246,12 @@ class Worker:
         Raises:
             InputError: As `schedule`, or an input is left out that was not kept.
         """
+        if stream is None:
+            with self._engine.exclusive:
+                lap = self._engine.run_here(inputs)
+                if lap is not None:
+                    self._last, self._progress = lap, 1.0
+                    return Outputs(lap.arrays)
         with working_here(), waking_deferred(), self._engine.cancel_on_error():
             with self._engine.exclusive:
                 is_copied = copy is None or copy
@@ -254,10 +262,13 @@ class Worker:
             requests = {
                 name: content.read_privately() for name, content in contents.items() if copy or not content.is_large()
             }
-            return Outputs({
+            outputs = Outputs({
                 name: requests[name].result() if name in requests else _take(content)
                 for name, content in contents.items()
             })  # fmt: skip
+        with self._engine.exclusive:
+            self._engine.note_done()
+        return outputs
 
     def schedule_iterable(
         self,
@@ -306,7 +317,7 @@ class Worker:
     def cancel(self) -> bool:
         """Give up the present run if it is not wholly on the stream; the Worker stays usable."""
         with self._engine.exclusive:
-            return self._last is not None and self._last.cancel()
+            return self._last is not None and self._require_run().cancel()
 
     def peek_output(self, name: str | None = None) -> Tensor:
         """Return an output of the last run (the first, without a name); it may be pending. No copy, no wait."""
@@ -554,6 +565,8 @@ class Worker:
 
     def _require_run(self) -> Run:
         self._engine.check_open()
+        if isinstance(self._last, LastLap):
+            self._last = self._last.make_run()
         if self._last is None:
             raise StateError("No run was scheduled yet; call schedule(inputs) first.")
         return self._last

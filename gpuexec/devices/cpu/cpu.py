@@ -7,6 +7,7 @@ something run side by side on a pool; the rest run in line, and so do products b
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -67,6 +68,15 @@ class CpuRecording:
         device = self._device
         execution = Execution(calls, order, bound, span, lambda: device.pool, device.order, device.threads)
         stream.run(execution.run, first == 0, execution.settle)
+
+    @property
+    def seconds(self) -> float:
+        """What the commands took the last time that each was timed."""
+        return sum(self._order.seconds) if self._device.order is None else math.inf
+
+    def bind(self, bindings: Mapping[int, Region]) -> Sequence[Callable[[], object]]:
+        """Return the commands as they are now as calls over this memory, in the plan's order."""
+        return [each for call in self._calls for each in call.bind(bindings)]
 
     def close(self) -> None:
         """Do nothing: the device holds nothing for it."""

@@ -39,10 +39,10 @@ _MOST_MISSED = 8
 
 
 class Call:
-    """One command as NumPy calls, prepared for the memory that they work on.
+    """One command as NumPy calls, prepared for the memory that they work on when that is met again.
 
-    Memory that moves from run to run is prepared for when it comes back: frames do, and what a caller gives or takes
-    does not.
+    A command of a size that never comes back is not prepared, nor is one over memory that does not: frames come back,
+    what a caller gives or takes does not.
 
     Args:
         command: A HostCall, Copy or Fill.
@@ -93,6 +93,10 @@ class Call:
         for call in calls:
             call()
 
+    def bind(self, bindings: Mapping[int, Region]) -> PreparedCalls:
+        """Return the calls that execute the command on this memory; the caller has NumPy warn of nothing."""
+        return self._bind(bindings, is_prepared=True)
+
     def describe(self, origin: str) -> str:
         """Describe the command, its node and its operands, for messages."""
         if not isinstance(self.command, HostCall):
@@ -104,7 +108,7 @@ class Call:
         """Return calls for places that none are prepared for; they are prepared where the places come back."""
         places = tuple([bindings[buffer].address for buffer in self._bound])
         memories = [bindings[buffer].memory for buffer in self._bound]
-        if self._bound and not self._is_back(places, memories):
+        if not self._is_back(places, memories):
             return self._bind(bindings, is_prepared=False)
         calls = self._prepared[places] = self._bind(bindings, is_prepared=True)
         return calls

@@ -1,0 +1,236 @@
+"""Runs that are computed in the call: what they give, what they leave, and what is scheduled all the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import gpuexec as gx
+from gpuexec.execution.runs.lane import Lane
+
+Array = np.ndarray[Any, Any]
+
+
+def make_model(rows: int | str = "rows") -> onnx.ModelProto:
+    """Return ``y = relu(x @ w)``, ``total = sum of y over rows``."""
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 3], np.arange(12, dtype=np.float32) - 5)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product"]),
+        helper.make_node("Relu", ["product"], ["y"]),
+        helper.make_node("ReduceSum", ["y"], ["total"], keepdims=0),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 4])
+    outputs = [
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, 3]),
+        helper.make_tensor_value_info("total", TensorProto.FLOAT, []),
+    ]
+    graph = helper.make_graph(nodes, "lane", [x], outputs, [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def draw(rows: int, seed: int = 0) -> Array:
+    """Return an input."""
+    return np.random.default_rng(seed).standard_normal((rows, 4)).astype(np.float32)
+
+
+def expect(x: Array) -> Array:
+    """Return ``y``."""
+    y: Array = np.maximum(x @ (np.arange(12, dtype=np.float32) - 5).reshape(4, 3), 0)
+    return y
+
+
+@pytest.fixture
+def worker() -> Iterator[gx.Worker]:
+    with gx.Worker(make_model(), backend="cpu") as worker:
+        yield worker
+
+
+@pytest.fixture
+def laps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each run from now on was computed in the call."""
+    seen: list[bool] = []
+    own = Lane.run
+
+    def run(self: Lane, model: gx.Model, inputs: object) -> object:
+        lap = own(self, model, inputs)
+        seen.append(lap is not None)
+        return lap
+
+    monkeypatch.setattr(Lane, "run", run)
+    return seen
+
+
+def warm_up(worker: gx.Worker, rows: int = 2) -> None:
+    """Run a size until it is bound."""
+    for _ in range(4):
+        worker.run(draw(rows))
+
+
+def test_runs_of_a_size_are_computed_in_the_call_from_some_on(worker: gx.Worker, laps: list[bool]) -> None:
+    warm_up(worker)
+    for seed in range(5):
+        y, total = worker.run(draw(2, seed))
+        np.testing.assert_array_equal(y, expect(draw(2, seed)))
+        np.testing.assert_allclose(total, y.sum(), rtol=1e-6)
+    assert laps[0] is False and all(laps[-5:])
+
+
+def test_results_are_the_callers(worker: gx.Worker, laps: list[bool]) -> None:
+    warm_up(worker)
+    first = worker.run(draw(2, 1))["y"]
+    first += 1
+    second = worker.run(draw(2, 2))["y"]
+    assert laps[-2:] == [True, True]
+    np.testing.assert_array_equal(first, expect(draw(2, 1)) + 1)
+    np.testing.assert_array_equal(second, expect(draw(2, 2)))
+    np.testing.assert_array_equal(worker.read_output("y"), expect(draw(2, 2)))
+
+
+@pytest.mark.parametrize("form", ["array", "list", "mapping"])
+def test_inputs_in_any_form_are_taken(worker: gx.Worker, laps: list[bool], form: str) -> None:
+    warm_up(worker)
+    x = draw(2, 3)
+    given: Any = {"array": x, "list": [x], "mapping": {"x": x}}[form]
+    np.testing.assert_array_equal(worker.run(given)["y"], expect(x))
+    assert laps[-1]
+
+
+def test_inputs_with_gaps_are_copied(worker: gx.Worker, laps: list[bool]) -> None:
+    warm_up(worker)
+    x = np.repeat(draw(2, 3), 2, axis=1)[:, ::2]
+    np.testing.assert_array_equal(worker.run(x)["y"], expect(draw(2, 3)))
+    assert laps[-1]
+
+
+def test_sizes_take_turns(worker: gx.Worker, laps: list[bool]) -> None:
+    for rows in (2, 3, 5):
+        warm_up(worker, rows)
+    for rows in (3, 5, 2, 3):
+        np.testing.assert_array_equal(worker.run(draw(rows, rows))["y"], expect(draw(rows, rows)))
+    assert laps[-4:] == [True] * 4
+
+
+def test_other_inputs_are_scheduled(worker: gx.Worker, laps: list[bool]) -> None:
+    warm_up(worker)
+    np.testing.assert_array_equal(worker.run(draw(7))["y"], expect(draw(7)))
+    np.testing.assert_array_equal(worker.run(draw(2, 4).tolist())["y"], expect(draw(2, 4)))
+    with pytest.raises(gx.errors.InputError, match="expects float32, got float64"):
+        worker.run(draw(2).astype(np.float64))
+    with pytest.raises(gx.errors.InputError, match="no input 'z'"):
+        worker.run({"z": draw(2)})
+    assert not any(laps[-4:])
+    np.testing.assert_array_equal(worker.run(draw(2, 5))["y"], expect(draw(2, 5)))
+    assert laps[-1]
+
+
+def test_an_output_is_there_by_name_and_stale_behind_the_next_run(worker: gx.Worker, laps: list[bool]) -> None:
+    warm_up(worker)
+    worker.run(draw(2, 6))
+    request, other = worker.peek_output("y").readback_request(), worker.peek_output("total")
+    worker.run(draw(2, 7))
+    assert laps[-2:] == [True, True]
+    np.testing.assert_array_equal(request.result(), expect(draw(2, 6)))
+    with pytest.raises(gx.errors.StaleError):
+        other.readback_request()
+    kept = np.from_dlpack(worker.peek_output("y"))
+    worker.run(draw(2, 8))
+    np.testing.assert_array_equal(kept, expect(draw(2, 7)))
+
+
+def test_inputs_that_are_left_out_are_those_of_the_last_run(worker: gx.Worker, laps: list[bool]) -> None:
+    warm_up(worker)
+    worker.run(draw(2, 9))
+    assert laps[-1]
+    worker.schedule()
+    np.testing.assert_array_equal(worker.read_output("y"), expect(draw(2, 9)))
+
+
+def test_scheduled_runs_come_in_between(worker: gx.Worker, laps: list[bool]) -> None:
+    warm_up(worker)
+    run = worker.schedule(draw(2, 10))
+    y = worker.run(draw(2, 11))["y"]
+    run.wait()
+    np.testing.assert_array_equal(y, expect(draw(2, 11)))
+    np.testing.assert_array_equal(worker.run(draw(2, 12))["y"], expect(draw(2, 12)))
+
+
+def test_replaced_weights_are_taken(worker: gx.Worker, laps: list[bool]) -> None:
+    warm_up(worker)
+    worker.replace_weights({"w": np.ones((4, 3), np.float32)})
+    for seed in range(5):
+        x = draw(2, seed)
+        np.testing.assert_allclose(worker.run(x)["y"], np.maximum(x @ np.ones((4, 3), np.float32), 0), rtol=1e-6)
+    assert laps[-1]
+
+
+def test_trim_and_larger_sizes_let_go_of_what_is_bound(worker: gx.Worker, laps: list[bool]) -> None:
+    warm_up(worker)
+    worker.trim()
+    np.testing.assert_array_equal(worker.run(draw(2, 1))["y"], expect(draw(2, 1)))
+    warm_up(worker)
+    worker.run(draw(600))
+    np.testing.assert_array_equal(worker.run(draw(2, 2))["y"], expect(draw(2, 2)))
+
+
+def test_error_of_a_call_names_the_node_and_the_worker_goes_on() -> None:
+    nodes = [helper.make_node("Gather", ["x", "at"], ["y"], name="pick", axis=0)]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 2]),
+        helper.make_tensor_value_info("at", TensorProto.INT64, [2]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 2])]
+    model = helper.make_model(
+        helper.make_graph(nodes, "picks", inputs, outputs), opset_imports=[helper.make_opsetid("", 18)]
+    )
+    x, good, bad = np.arange(6, dtype=np.float32).reshape(3, 2), np.array([0, 2]), np.array([0, 3])
+    with gx.Worker(model, backend="cpu") as worker:
+        for _ in range(2):
+            for _ in range(4):
+                np.testing.assert_array_equal(worker.run({"x": x, "at": good})[0], x[[0, 2]])
+            with pytest.raises(gx.errors.GpuexecError, match="pick"):
+                worker.run({"x": x, "at": bad})
+
+
+def test_a_second_caller_is_refused(worker: gx.Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_up(worker)
+    refused: list[BaseException] = []
+    own = Lane.run
+
+    def run(self: Lane, model: gx.Model, inputs: object) -> object:
+        def enter() -> None:
+            try:
+                worker.run(draw(2))
+            except gx.errors.GpuexecError as error:
+                refused.append(error)
+
+        other = threading.Thread(target=enter)
+        other.start()
+        other.join()
+        return own(self, model, inputs)
+
+    monkeypatch.setattr(Lane, "run", run)
+    worker.run(draw(2))
+    assert len(refused) == 1 and isinstance(refused[0], gx.errors.StateError)
+
+
+@pytest.mark.parametrize("options", [{"synchronous": True}, {"max_bytes": 1 << 24}, {"compare_with": "cpu"}])
+def test_workers_with_more_to_do_have_no_lane(laps: list[bool], options: dict[str, Any]) -> None:
+    with gx.Worker(make_model(), backend="cpu", **options) as worker:
+        warm_up(worker)
+    assert not laps
+
+
+def test_profiled_and_tapped_runs_are_scheduled(worker: gx.Worker, laps: list[bool]) -> None:
+    warm_up(worker)
+    count = len(laps)
+    with gx.Profiler():
+        worker.run(draw(2))
+    worker.tap({"y": ["max"]})
+    worker.run(draw(2))
+    assert len(laps) == count
