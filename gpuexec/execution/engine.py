@@ -143,7 +143,8 @@ class Engine:
         is_plain = not (self.is_synchronous or storage.limit is not None) and stream is None
         has_lane = is_plain and not backend.device.target.has_kernels and not self.states.outputs
         self._lane = Lane(context, storage, self._stepping.give_up) if has_lane else None
-        self._waited_for: PreparedRun | None = None
+        # How the last run began.
+        self._last: tuple[Stage, PlannedVariant | None] | None = None
         # Who profiles its runs, whatever the context says; and how many were.
         self.profiler: Profiler | None = None
         self.profiled = 0
@@ -195,15 +196,14 @@ class Engine:
             with self.exclusive.at_rest(), self.cancel_on_error(prepared.run.number):
                 self._submitter.driver.synchronize()
         self.memory_usage.observe(prepared.run.number)
-        self._waited_for = prepared if is_waited_for and self._lane is not None else None
+        self._last = prepared.stage, prepared.planned
         return prepared.run
 
     def note_done(self) -> None:
-        """Prepare for a run like the last one, which the caller has waited for, to be computed in the call."""
-        prepared, self._waited_for = self._waited_for, None
-        if prepared is not None and self._lane is not None:
+        """Prepare for runs like the last one, which the caller has waited for, to be computed in the call."""
+        if self._last is not None and self._lane is not None:
             with self.exclusive.at_rest():
-                self._lane.note(prepared)
+                self._lane.note(*self._last)
 
     def run_here(self, inputs: object) -> LastLap | None:
         """Compute a run in the call, where that can be; None: it has to be scheduled.
@@ -327,7 +327,7 @@ class Engine:
         self.backend.staging.trim()
 
     def _forget_lane(self) -> None:
-        self._waited_for = None
+        self._last = None
         if self._lane is not None:
             self._lane.forget()
 

@@ -29,6 +29,7 @@ from gpuexec.execution.state.seeds import draw_seed
 from gpuexec.execution.worker import Worker
 from gpuexec.ir.spec import MAP, OPTIONAL, SEQUENCE, STRING, DeclaredSpec, dtype_row, is_host_object
 from gpuexec.model.model import Model
+from gpuexec.model.outputs import Outputs
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.system import knobs
 from gpuexec.system.threads import WorkPool
@@ -135,6 +136,13 @@ class Runner:
             names = ", ".join([*self._specs, *sorted(self._overridable)])
             raise make_error(InvalidArgument, f"There is no input {unknown[0]!r}; the model has {names}.")
         return others
+
+    def run(self, feed: Mapping[str, Any]) -> Outputs[Any]:
+        """Run and wait for all outputs, as `Worker.run` does."""
+        given = self.check_feed(feed)
+        inputs: dict[str, Any] = {name: _take_input(item, self._specs.get(name), name) for name, item in feed.items()}
+        with self._find_pool(given).lending() as worker:
+            return worker.run(inputs, copy=False)
 
     @contextmanager
     def running(

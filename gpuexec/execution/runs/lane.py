@@ -20,9 +20,9 @@ from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.inputs import IN_PLACE_NBYTES, GivenInput, HostArray, name_inputs
 from gpuexec.execution.runs.plan_cache import PlannedVariant
-from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.run import Run
 from gpuexec.execution.runs.storage import Storage
+from gpuexec.execution.runs.subgraph import Stage
 from gpuexec.ir.plan import Port, Read
 from gpuexec.ir.spec import TensorSpec, is_host_object
 from gpuexec.model.model import Model
@@ -30,6 +30,8 @@ from gpuexec.model.model import Model
 Array = np.ndarray[Any, Any]
 
 _MOST_TRACKS = 4
+# First runs take longer than those behind them; what is too long after so many stays so.
+_MOST_TRIES = 6
 # A run longer than this gains nothing here, and may gain from commands side by side.
 _MOST_SECONDS = 3e-3
 
@@ -71,7 +73,9 @@ class Lane:
     def __init__(self, context: ExecutionContext, storage: Storage, give_up: Callable[[Run], bool]) -> None:
         self._context, self._planning, self._storage, self._give_up = context, context.planning, storage, give_up
         self._tracks: list[_Track] = []
+        # What the last run was by that was scheduled, and how many before it in a row.
         self._seen: PlannedVariant | None = None
+        self._count = 0
 
     @property
     def nbytes(self) -> int:
@@ -115,14 +119,14 @@ class Lane:
         arrays = {name: array.copy() for name, array in track.outputs.items()}
         return LastLap(self, track, number, arrays)
 
-    def note(self, prepared: PreparedRun) -> None:
+    def note(self, stage: Stage, planned: PlannedVariant | None) -> None:
         """Bind what a run needs that was scheduled, is done, and is of a size that comes again."""
-        planned = prepared.planned
-        if planned is None or planned is not self._seen:
-            self._seen = planned
+        self._count = self._count + 1 if planned is self._seen else 0
+        self._seen = planned
+        if planned is None or not 0 < self._count < _MOST_TRIES:
             return
         self._tracks = [track for track in self._tracks if track.planned is not planned]
-        track = self._bind(prepared, planned)
+        track = self._bind(stage, planned)
         if track is not None:
             self._tracks = [track, *self._tracks[: _MOST_TRACKS - 1]]
 
@@ -162,13 +166,13 @@ class Lane:
                 return track
         return None
 
-    def _bind(self, prepared: PreparedRun, planned: PlannedVariant) -> _Track | None:
+    def _bind(self, stage: Stage, planned: PlannedVariant) -> _Track | None:
         """Return a run's track; None where it is none of one plan over small arrays of the host."""
-        stage, recording = prepared.stage, planned.compiled.recording
+        recording = planned.compiled.recording
         graph, plan, variant = stage.partition.ready, planned.compiled.plan, planned.variant
         if graph is None or stage.rest is not None or stage.partition.host_nodes or planned.stands_for is not None:
             return None
-        if not isinstance(recording, CallRecording) or not recording.seconds < _MOST_SECONDS or stage.plans is None:
+        if stage.plans is None or not isinstance(recording, CallRecording) or not recording.seconds < _MOST_SECONDS:
             return None
         framed = self._planning.framed
         names = {value.name for value in graph.inputs}
