@@ -12,7 +12,10 @@ from gpuexec.ir.spec import TensorSpec
 
 
 class FieldKind(Enum):
-    """What a number of a command is: of the launch configuration, within an argument, or of a copy or fill."""
+    """What a number of a command is: of the launch configuration, within an argument, of a copy or fill, or of a slot.
+
+    WHOLE is none: the command differs in more than numbers of its slots, and is made anew.
+    """
 
     GRID = "grid"
     BLOCK = "block"
@@ -20,6 +23,9 @@ class FieldKind(Enum):
     ARGUMENT = "argument"
     OFFSET = "offset_bytes"
     COUNT = "count"
+    EXTENT = "extent"
+    STRIDE = "stride"
+    WHOLE = "whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +35,9 @@ class SizeField:
     Attributes:
         command: Its position in the segment.
         kind: What it is.
-        position: Axis of a grid or block, or position of an argument: of a copy, 0 is the destination, 1 the source.
-        at: Bytes into the argument.
+        position: Axis of a grid or block, or position of an argument: of a copy, 0 is the destination, 1 the source; of
+            a host call, outputs count behind inputs.
+        at: Bytes into the argument; axis of an extent or stride.
         form: The type of the number in the argument, as `struct` spells it.
         entry: Of the row.
     """
@@ -54,27 +61,37 @@ class SizeLayout:
     def __post_init__(self) -> None:
         object.__setattr__(self, "commands", frozenset([each.command for each in self.fields]))
 
+    def by_command(self) -> dict[int, list[SizeField]]:
+        """Return the fields by the position of their command."""
+        found: dict[int, list[SizeField]] = {}
+        for each in self.fields:
+            found.setdefault(each.command, []).append(each)
+        return found
+
 
 class SizedVariant(Variant):
     """A variant that shares its layout with others; its commands are made when they are asked for.
 
     Args:
-        make: Makes the commands.
+        make: Makes the command at a position of the segment.
+        count: How many there are.
         inputs: Specs of the inputs.
         outputs: Specs of the outputs.
         layout: Where its numbers stand.
         row: These numbers.
     """
 
-    __slots__ = ("_made", "_make", "layout", "row")
+    __slots__ = ("_count", "_made", "_make", "layout", "row")
     _made: tuple[Command, ...] | None
-    _make: Callable[[], tuple[Command, ...]]
+    _make: Callable[[int], Command]
+    _count: int
     layout: SizeLayout
     row: tuple[int, ...]
 
     def __init__(
         self,
-        make: Callable[[], tuple[Command, ...]],
+        make: Callable[[int], Command],
+        count: int,
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         layout: SizeLayout,
@@ -87,6 +104,7 @@ class SizedVariant(Variant):
         put(self, "layout", layout)
         put(self, "row", row)
         put(self, "_make", make)
+        put(self, "_count", count)
         put(self, "_made", None)
 
     @property
@@ -94,6 +112,10 @@ class SizedVariant(Variant):
         """Return the commands in plan order."""
         made = self._made
         if made is None:
-            made = self._make()
+            made = tuple(map(self._make, range(self._count)))
             object.__setattr__(self, "_made", made)
         return made
+
+    def make_command(self, position: int) -> Command:
+        """Return one of the commands."""
+        return self._make(position) if self._made is None else self._made[position]

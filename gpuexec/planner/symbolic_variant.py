@@ -79,7 +79,7 @@ class SymbolicVariant:
         ]
         inputs, outputs = self._inputs.take(specs), self._outputs.take(specs)
         row = self._picks.take(values + self._constants)
-        return SizedVariant(lambda: self._make_commands(extents), inputs, outputs, self.layout, row)
+        return SizedVariant(self._open_maker(extents), len(self.commands), inputs, outputs, self.layout, row)
 
     def take_layout(self, layout: SizeLayout, numbers: Sequence[tuple[bool, int]]) -> None:
         """Give rows of a layout from now on.
@@ -92,16 +92,24 @@ class SymbolicVariant:
         picks = [n if is_evaluated else self._count + constants.index(n) for is_evaluated, n in numbers]
         self.layout, self._constants, self._picks = layout, tuple(constants), _Picker(picks)
 
-    def _make_commands(self, extents: Sequence[int]) -> tuple[Command, ...]:
-        values = self._evaluate_all(extents)
-        assert values is not None
-        found, entries = values, self._all
+    def _open_maker(self, extents: Sequence[int]) -> Callable[[int], Command]:
+        """Return what makes the command at a position; all numbers are evaluated when the first is made."""
+        entries, commands, depends = self._all, self.commands, self._depends
+        found: list[Sequence[int]] = []
 
         def settle(number: Any) -> Any:
-            return found[entries[number.number]] if isinstance(number, Symbolic) else number
+            return found[0][entries[number.number]] if isinstance(number, Symbolic) else number
 
-        rows = zip(self.commands, self._depends, strict=True)
-        return tuple([map_numbers(command, settle) if depends else command for command, depends in rows])
+        def make(position: int) -> Command:
+            if not depends[position]:
+                return commands[position]
+            if not found:
+                values = self._evaluate_all(extents)
+                assert values is not None
+                found.append(values)
+            return map_numbers(commands[position], settle)
+
+        return make
 
 
 def share_layout(variants: Sequence[SymbolicVariant]) -> None:
@@ -111,6 +119,7 @@ def share_layout(variants: Sequence[SymbolicVariant]) -> None:
     """
     places = dict.fromkeys(place for variant in variants for place in variant.fields)
     places.update(dict.fromkeys(_find_differences([variant.commands for variant in variants], places)))
+    places.update(dict.fromkeys(_find_whole([variant.commands for variant in variants])))
     # Places of which each variant says the same take one entry of a row.
     entries: dict[tuple[tuple[bool, int], ...], int] = {}
     fields = []
@@ -146,6 +155,14 @@ def _read_number(command: Command, place: Place) -> int:
                 return slot.offset_bytes
         number: int = struct.unpack_from(f"<{form}", _read_bytes(command.arguments[axis]), at)[0]
         return number
+    if isinstance(command, HostCall):
+        if kind is FieldKind.WHOLE:
+            return 0
+        shown = (*command.inputs, *command.outputs)[axis]
+        assert shown is not None
+        if kind is FieldKind.OFFSET:
+            return shown.offset_bytes
+        return shown.shape[at] if kind is FieldKind.EXTENT else shown.strides[at]
     assert isinstance(command, Copy | Fill)
     if kind is FieldKind.COUNT:
         return command.source.spec.nbytes if isinstance(command, Copy) else command.destination.spec.size
@@ -199,8 +216,38 @@ def _list_places(position: int, command: Command) -> list[Place]:
                 (position, FieldKind.OFFSET, axis, 0, "q") for axis in range(2 if isinstance(command, Copy) else 1)
             ]
             return [*offsets, (position, FieldKind.COUNT, 0, 0, "q")]
-        case HostCall() | LibraryCall():
+        case HostCall(inputs=inputs, outputs=outputs):
+            shown = [(axis, slot) for axis, slot in enumerate((*inputs, *outputs)) if slot is not None]
+            offsets = [(position, FieldKind.OFFSET, axis, 0, "q") for axis, _ in shown]
+            kinds = (FieldKind.EXTENT, FieldKind.STRIDE)
+            return offsets + [
+                (position, kind, axis, at, "q")
+                for axis, slot in shown
+                for at in range(slot.spec.rank)
+                for kind in kinds
+            ]
+        case LibraryCall():
             return []
+
+
+def _find_whole(variants: Sequence[Sequence[Command]]) -> Iterator[Place]:
+    """Yield the places of host calls that differ in more than numbers of their slots, or whose scratch does."""
+    for position, commands in enumerate(zip(*variants, strict=True)):
+        calls = [command for command in commands if isinstance(command, HostCall)]
+        symbolic = _Collector()
+        for call in calls:
+            for _, value in call.attributes:
+                _settle_literal(value, symbolic.add_all)
+        if symbolic.has_met or any(_describe_call(call) != _describe_call(calls[0]) for call in calls):
+            yield position, FieldKind.WHOLE, 0, 0, "q"
+
+
+def _describe_call(call: HostCall) -> tuple[object, ...]:
+    """Return what of a host call is no number of its slots."""
+    slots = [
+        None if slot is None else (slot.buffer, slot.dtype, slot.spec.rank) for slot in (*call.inputs, *call.outputs)
+    ]
+    return call.operator, call.attributes, slots, call.scratch
 
 
 def _find_distinct(

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-from gpuexec.devices.cpu.cpu_execution import Call, Execution, Order
+from gpuexec.devices.cpu.cpu_execution import Call, Execution, MovingCall, Order
 from gpuexec.devices.cpu.cpu_memory import CpuMemory, IdleBlocks
 from gpuexec.devices.cpu.cpu_stream import CpuEvent, CpuStream, CpuTimedEvent
 from gpuexec.devices.device import (
@@ -28,8 +28,9 @@ from gpuexec.devices.device import (
 from gpuexec.devices.host import host_memory_bytes
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.errors import InputError, KernelError, PlanError
-from gpuexec.ir.command import Command, Kernel
+from gpuexec.ir.command import Command, HostCall, Kernel
 from gpuexec.ir.plan import Segment, Variant
+from gpuexec.ir.size_layout import FieldKind, SizedVariant, SizeField, SizeLayout
 from gpuexec.ir.target import Target
 from gpuexec.system import knobs
 from gpuexec.system.progress import ProgressCallback
@@ -45,20 +46,48 @@ class CpuRecording:
         written = {slot.buffer for command in segment.commands for slot in command.writes_to()}
         self._constants = memory.keys() - written
         self._calls = [Call(command, memory, self._constants) for command in segment.commands]
+        # Where sizes share a layout: the layout, the present numbers, and the commands that are made anew at each size.
+        self._layout: SizeLayout | None = None
+        self._row: Sequence[int] = ()
+        self._whole: list[int] = []
 
     def patch(self, commands: Sequence[Command]) -> None:
         """Replace the commands by those of another size; runs already submitted keep theirs."""
         if len(commands) != len(self._calls):
             raise PlanError(f"A recording of {len(self._calls)} commands can't take {len(commands)}.")
+        self._layout, self._row = None, ()
         self._calls = [
-            call if call.command is command else Call(command, self._memory, self._constants, call)
+            call
+            if type(call) is Call and call.command is command
+            else Call(command, self._memory, self._constants, call)
             for command, call in zip(commands, self._calls, strict=True)
         ]
-        self._order.is_light = False
 
     def resize(self, variant: Variant) -> None:
-        """Replace the commands by a variant's."""
-        self.patch(variant.commands)
+        """Replace the commands by a variant's: of one that shares its layout with the last, those that differ."""
+        if not isinstance(variant, SizedVariant):
+            self.patch(variant.commands)
+            return
+        layout = variant.layout
+        if layout is not self._layout:
+            self.patch(variant.commands)
+            self._layout = layout
+            self._whole = [position for position, fields in layout.by_command().items() if self._move(position, fields)]
+        if self._whole:
+            calls = list(self._calls)  # runs already submitted keep theirs
+            for position in self._whole:
+                command = variant.make_command(position)
+                calls[position] = Call(command, self._memory, self._constants, calls[position])
+            self._calls = calls
+        self._row = variant.row
+
+    def _move(self, position: int, fields: Sequence[SizeField]) -> bool:
+        """Let a command take its numbers from rows; return whether it can't, and is to be made anew at each size."""
+        call = self._calls[position]
+        if not isinstance(call.command, HostCall) or any(field.kind is FieldKind.WHOLE for field in fields):
+            return True
+        self._calls[position] = MovingCall(call.command, self._memory, self._constants, call, fields)
+        return False
 
     def submit(self, stream: Stream, bindings: Mapping[int, Region], first: int = 0, last: int | None = None) -> None:
         """Put the commands ``[first, last)`` on the stream; see `gpuexec.devices.device.Recording`."""
@@ -66,7 +95,7 @@ class CpuRecording:
         calls, order, bound = self._calls, self._order, dict(bindings)
         span = (first, len(calls) if last is None else last)
         device = self._device
-        execution = Execution(calls, order, bound, span, lambda: device.pool, device.order, device.threads)
+        execution = Execution(calls, self._row, order, bound, span, lambda: device.pool, device.order, device.threads)
         stream.run(execution.run, first == 0, execution.settle)
 
     @property
@@ -76,7 +105,7 @@ class CpuRecording:
 
     def bind(self, bindings: Mapping[int, Region]) -> Sequence[Callable[[], object]]:
         """Return the commands as they are now as calls over this memory, in the plan's order."""
-        return [each for call in self._calls for each in call.bind(bindings)]
+        return [each for call in self._calls for each in call.bind(bindings, self._row)]
 
     def close(self) -> None:
         """Do nothing: the device holds nothing for it."""

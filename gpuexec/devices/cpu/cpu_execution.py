@@ -26,6 +26,7 @@ from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, LibraryCal
 from gpuexec.ir.operator import Operator, PreparedCalls, build
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.prepared_calls import compute_into, prepare_calls
+from gpuexec.ir.size_layout import FieldKind, SizeField
 from gpuexec.system.threads import WorkPool, shared_by
 
 # A command is worth another thread when it took this long the last time; before it ever ran, when it moves this many
@@ -79,8 +80,13 @@ class Call:
         self._seen: dict[tuple[int, ...], list[weakref.ref[MemoryBlock]]] = {}
         self._missed = 0
 
-    def run(self, bindings: Mapping[int, Region]) -> None:
-        """Execute the command; the caller has NumPy warn of nothing."""
+    def run(self, bindings: Mapping[int, Region], row: Sequence[int]) -> None:
+        """Execute the command; the caller has NumPy warn of nothing.
+
+        Args:
+            bindings: Where the buffers lie that are bound.
+            row: Of the size's layout (`gpuexec.ir.size_layout`).
+        """
         bound = self._bound
         if not bound:
             calls = self._prepared.get(())
@@ -93,7 +99,7 @@ class Call:
         for call in calls:
             call()
 
-    def bind(self, bindings: Mapping[int, Region]) -> PreparedCalls:
+    def bind(self, bindings: Mapping[int, Region], row: Sequence[int]) -> PreparedCalls:
         """Return the calls that execute the command on this memory; the caller has NumPy warn of nothing."""
         return self._bind(bindings, is_prepared=True)
 
@@ -180,12 +186,124 @@ class Call:
         return array[start : start + slot.spec.nbytes]
 
 
+class MovingCall(Call):
+    """A host call of which extents, strides and offsets depend on the sizes: a size makes those views again.
+
+    Args:
+        command: At any size.
+        memory: As for `Call`.
+        constants: As for `Call`.
+        like: As for `Call`.
+        fields: The numbers that depend on the sizes.
+    """
+
+    __slots__ = ("_arrays", "_forms", "_places", "_row")
+
+    def __init__(
+        self,
+        command: HostCall,
+        memory: Mapping[int, Region],
+        constants: Collection[int],
+        like: Call | None,
+        fields: Sequence[SizeField],
+    ) -> None:
+        super().__init__(command, memory, constants, like)
+        slots = (*command.inputs, *command.outputs)
+        moved = dict.fromkeys(field.position for field in fields)
+        self._forms = [_ViewForm.of(position, _require(slots[position]), fields) for position in moved]
+        self._arrays: list[np.ndarray[Any, Any] | None] = [None] * len(slots)
+        # What the arrays are of.
+        self._places: tuple[int, ...] | None = None
+        self._row: Sequence[int] | None = None
+
+    def run(self, bindings: Mapping[int, Region], row: Sequence[int]) -> None:
+        """Execute the command at the size of a row; the caller has NumPy warn of nothing."""
+        places = tuple([bindings[buffer].address for buffer in self._bound])
+        if places != self._places:
+            self._place(bindings, row)
+            self._places = places
+        elif row is not self._row:
+            for form in self._forms:
+                self._arrays[form.position] = form.make(row)
+        self._row = row
+        command, operator = self.command, self._operator
+        assert isinstance(command, HostCall) and operator is not None
+        count = len(command.inputs)
+        compute_into(operator, self._arrays[:count], self._arrays[count:])
+
+    def bind(self, bindings: Mapping[int, Region], row: Sequence[int]) -> PreparedCalls:
+        """Return calls for the size of a row that stay as they are."""
+        command, operator = self.command, self._operator
+        assert isinstance(command, HostCall) and operator is not None
+        self._place(bindings, row)
+        self._places = None
+        count, constants = len(command.inputs), self._constants
+        constant = [slot is not None and slot.buffer in constants for slot in command.inputs]
+        scratch = [self._view(slot, bindings) for slot in command.scratch]
+        return prepare_calls(operator, self._arrays[:count], self._arrays[count:], constant, scratch)
+
+    def _place(self, bindings: Mapping[int, Region], row: Sequence[int]) -> None:
+        """Make all views, over this memory."""
+        command = self.command
+        assert isinstance(command, HostCall)
+        slots = (*command.inputs, *command.outputs)
+        self._arrays[:] = [None if slot is None else self._view(slot, bindings) for slot in slots]
+        for form in self._forms:
+            buffer = _require(slots[form.position]).buffer
+            form.place(self._memory.get(buffer) or bindings[buffer])
+            self._arrays[form.position] = form.make(row)
+
+
+class _ViewForm:
+    """A slot as a view whose numbers are entries of a row, or stay."""
+
+    __slots__ = ("_base", "_dtype", "_numbers", "_rank", "_start", "position")
+
+    def __init__(self, position: int, dtype: np.dtype[Any], rank: int, numbers: Sequence[tuple[int, int]]) -> None:
+        self.position, self._dtype, self._rank = position, dtype, rank
+        # The offset in bytes, extents and strides: the entry of a row, or -1, and the number.
+        self._numbers = numbers
+        self._base: ByteArray = np.empty(0, np.uint8)
+        self._start = 0
+
+    @classmethod
+    def of(cls, position: int, slot: Slot, fields: Sequence[SizeField]) -> _ViewForm:
+        """Return the form of a slot."""
+        rank = slot.spec.rank
+        numbers = [(-1, number) for number in (slot.offset_bytes, *slot.shape, *slot.strides)]
+        first = {FieldKind.OFFSET: 0, FieldKind.EXTENT: 1, FieldKind.STRIDE: 1 + rank}
+        for field in fields:
+            if field.position == position:
+                numbers[first[field.kind] + field.at] = (field.entry, 0)
+        return cls(position, slot.dtype, rank, numbers)
+
+    def place(self, region: Region) -> None:
+        """Take the memory that the slot lies in."""
+        assert region.memory.array is not None
+        self._base, self._start = region.memory.array, region.offset
+
+    def make(self, row: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Return the view at the size of a row."""
+        numbers = [number if entry < 0 else row[entry] for entry, number in self._numbers]
+        rank, dtype = self._rank, self._dtype
+        shape, itemsize = numbers[1 : 1 + rank], dtype.itemsize
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        strides = [stride * itemsize for stride in numbers[1 + rank :]]
+        return np.ndarray(shape, dtype, self._base.data, self._start + numbers[0], strides)
+
+
+def _require(slot: Slot | None) -> Slot:
+    assert slot is not None
+    return slot
+
+
 @dataclass(slots=True)
 class Order:
     """Dependencies between a segment's commands.
 
-    ``seconds`` is how long each command took the last time. ``is_light``: none of a whole pass took long enough to be
-    worth a thread.
+    ``seconds`` is how long each command took the last time that it was timed. ``is_light``: none of a whole pass took
+    long enough to be worth a thread, and passes have not become much longer since.
     """
 
     after: Sequence[Sequence[int]]
@@ -205,11 +323,26 @@ class Order:
             waits[second] += 1
         return Order(after, waits, segment.origins, [0.0] * count)
 
+    def note(self) -> None:
+        """Note that each command was timed in one pass."""
+        self.is_light = max(self.seconds, default=0.0) < _HEAVY_SECONDS
+
+    def check(self, seconds: float) -> None:
+        """Have commands timed again where a pass took much longer than they did."""
+        if seconds > 3 * sum(self.seconds) + _HEAVY_SECONDS:
+            self.is_light = False
+
 
 class Execution:
     """One pass over the commands ``[first, last)``; those before ``first`` have run.
 
     Args:
+        calls: The commands.
+        row: Of their size's layout.
+        order: Their order.
+        bindings: Where the buffers lie that are bound.
+        span: The first command, and the one behind the last.
+        pool: Gives the threads beside this one.
         choose: Picks which of n ready commands runs next, one at a time; None: plan order, with the pool.
         threads: How many threads may share one command; None: one per core.
     """
@@ -217,6 +350,7 @@ class Execution:
     def __init__(
         self,
         calls: Sequence[Call],
+        row: Sequence[int],
         order: Order,
         bindings: Mapping[int, Region],
         span: tuple[int, int],
@@ -224,7 +358,7 @@ class Execution:
         choose: Callable[[int], int] | None,
         threads: int | None = None,
     ) -> None:
-        self._threads = threads
+        self._threads, self._row = threads, row
         self._calls, self._order, self._bindings, self._pool, self._choose = calls, order, bindings, pool, choose
         self._first, self._last = span
         self._done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
@@ -253,13 +387,15 @@ class Execution:
 
     def _run_in_line(self) -> None:
         """Run all commands in the plan's order."""
+        start = time.perf_counter()
         with contextlib.nullcontext() if self._threads is None else shared_by(self._threads):
             for index in range(self._first, self._last):
                 try:
-                    self._calls[index].run(self._bindings)
+                    self._calls[index].run(self._bindings, self._row)
                 except Exception as error:
                     failure = self._locate(index, error)
                     raise failure from failure.__cause__
+        self._order.check(time.perf_counter() - start)
 
     def _run_side_by_side(self) -> None:
         self._begin()
@@ -282,8 +418,8 @@ class Execution:
                 self._release(index)
         if failed is not None:
             raise failed
-        is_whole = self._first == 0 and self._last == len(self._calls)
-        self._order.is_light = is_whole and max(self._order.seconds, default=0.0) < _HEAVY_SECONDS
+        if self._first == 0 and self._last == len(self._calls):
+            self._order.note()
 
     def settle(self) -> None:
         """Wait until none of the commands runs that an interrupted `run` put on the pool; none begins any more."""
@@ -333,10 +469,10 @@ class Execution:
         start = time.perf_counter()
         try:
             if self._threads is None:
-                self._calls[index].run(self._bindings)
+                self._calls[index].run(self._bindings, self._row)
             else:
                 with shared_by(self._threads):
-                    self._calls[index].run(self._bindings)
+                    self._calls[index].run(self._bindings, self._row)
         except Exception as error:
             return self._locate(index, error)
         self._order.seconds[index] = time.perf_counter() - start

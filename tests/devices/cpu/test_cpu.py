@@ -65,7 +65,7 @@ def test_a_command_is_worth_a_thread_by_the_time_it_took_or_else_by_its_bytes(
     bench = Bench(device, 3, extent)
     calls = [Call(command, bench.memory) for command in (call("first", 0, 1, extent), call("second", 0, 2, extent))]
     order = Order(after=((), ()), waits=(0, 0), origins=("first", "second"), seconds=[last_s, last_s])
-    Execution(calls, order, {}, (0, 2), lambda: device.pool, None).run()
+    Execution(calls, (), order, {}, (0, 2), lambda: device.pool, None).run()
     assert (threads != [threading.get_ident()]) == flies
 
 

@@ -209,8 +209,8 @@ def test_an_interrupt_leaves_the_worker_usable(worker: gx.Worker, monkeypatch: p
     run = cpu_execution.Call.run
     left = [True]
 
-    def interrupt(self: cpu_execution.Call, bindings: object) -> None:
-        run(self, bindings)  # type: ignore[arg-type]
+    def interrupt(self: cpu_execution.Call, bindings: object, row: object) -> None:
+        run(self, bindings, row)  # type: ignore[arg-type]
         if left:
             left.pop()
             raise KeyboardInterrupt
