@@ -210,7 +210,7 @@ class MovingCall(Call):
         super().__init__(command, memory, constants, like)
         slots = (*command.inputs, *command.outputs)
         moved = dict.fromkeys(field.position for field in fields)
-        self._forms = [_ViewForm.of(position, _require(slots[position]), fields) for position in moved]
+        self._forms = [_ViewForm(position, _require(slots[position]), fields) for position in moved]
         self._arrays: list[np.ndarray[Any, Any] | None] = [None] * len(slots)
         # What the arrays are of.
         self._places: tuple[int, ...] | None = None
@@ -255,27 +255,20 @@ class MovingCall(Call):
 
 
 class _ViewForm:
-    """A slot as a view whose numbers are entries of a row, or stay."""
+    """A slot as a view of which some numbers are entries of a row."""
 
-    __slots__ = ("_base", "_dtype", "_numbers", "_rank", "_start", "position")
+    __slots__ = ("_base", "_dtype", "_numbers", "_picks", "_rank", "_start", "position")
 
-    def __init__(self, position: int, dtype: np.dtype[Any], rank: int, numbers: Sequence[tuple[int, int]]) -> None:
-        self.position, self._dtype, self._rank = position, dtype, rank
-        # The offset in bytes, extents and strides: the entry of a row, or -1, and the number.
-        self._numbers = numbers
+    def __init__(self, position: int, slot: Slot, fields: Sequence[SizeField]) -> None:
+        self.position, self._dtype, self._rank = position, slot.dtype, slot.spec.rank
+        itemsize = slot.dtype.itemsize
+        # Offset, extents and strides, in bytes; of those that depend on sizes the place, the entry, and its bytes.
+        self._numbers = [slot.offset_bytes, *slot.shape, *[stride * itemsize for stride in slot.strides]]
+        first = {FieldKind.OFFSET: (0, 1), FieldKind.EXTENT: (1, 1), FieldKind.STRIDE: (1 + slot.spec.rank, itemsize)}
+        own = [field for field in fields if field.position == position]
+        self._picks = [(first[field.kind][0] + field.at, field.entry, first[field.kind][1]) for field in own]
         self._base: ByteArray = np.empty(0, np.uint8)
         self._start = 0
-
-    @classmethod
-    def of(cls, position: int, slot: Slot, fields: Sequence[SizeField]) -> _ViewForm:
-        """Return the form of a slot."""
-        rank = slot.spec.rank
-        numbers = [(-1, number) for number in (slot.offset_bytes, *slot.shape, *slot.strides)]
-        first = {FieldKind.OFFSET: 0, FieldKind.EXTENT: 1, FieldKind.STRIDE: 1 + rank}
-        for field in fields:
-            if field.position == position:
-                numbers[first[field.kind] + field.at] = (field.entry, 0)
-        return cls(position, slot.dtype, rank, numbers)
 
     def place(self, region: Region) -> None:
         """Take the memory that the slot lies in."""
@@ -284,13 +277,14 @@ class _ViewForm:
 
     def make(self, row: Sequence[int]) -> np.ndarray[Any, Any]:
         """Return the view at the size of a row."""
-        numbers = [number if entry < 0 else row[entry] for entry, number in self._numbers]
-        rank, dtype = self._rank, self._dtype
-        shape, itemsize = numbers[1 : 1 + rank], dtype.itemsize
+        numbers = self._numbers
+        for place, entry, nbytes in self._picks:
+            numbers[place] = row[entry] * nbytes
+        end = 1 + self._rank
+        shape = numbers[1:end]
         if 0 in shape:
-            return np.empty(shape, dtype)
-        strides = [stride * itemsize for stride in numbers[1 + rank :]]
-        return np.ndarray(shape, dtype, self._base.data, self._start + numbers[0], strides)
+            return np.empty(shape, self._dtype)
+        return np.ndarray(shape, self._dtype, self._base.data, self._start + numbers[0], numbers[end:])
 
 
 def _require(slot: Slot | None) -> Slot:
