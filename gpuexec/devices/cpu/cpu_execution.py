@@ -197,7 +197,7 @@ class MovingCall(Call):
         fields: The numbers that depend on the sizes.
     """
 
-    __slots__ = ("_arrays", "_forms", "_places", "_row")
+    __slots__ = ("_arrays", "_forms", "_places", "_row", "_still")
 
     def __init__(
         self,
@@ -211,62 +211,87 @@ class MovingCall(Call):
         slots = (*command.inputs, *command.outputs)
         moved = dict.fromkeys(field.position for field in fields)
         self._forms = [_ViewForm(position, _require(slots[position]), fields) for position in moved]
+        self._still = [(n, slot) for n, slot in enumerate(slots) if slot is not None and n not in moved]
         self._arrays: list[np.ndarray[Any, Any] | None] = [None] * len(slots)
-        # What the arrays are of.
-        self._places: tuple[int, ...] | None = None
+        # What the arrays are of, if they are kept: memory and offsets of bound buffers, and a row.
+        self._places: list[tuple[weakref.ref[MemoryBlock], int]] = []
         self._row: Sequence[int] | None = None
 
     def run(self, bindings: Mapping[int, Region], row: Sequence[int]) -> None:
-        """Execute the command at the size of a row; the caller has NumPy warn of nothing."""
-        places = tuple([bindings[buffer].address for buffer in self._bound])
-        if places != self._places:
+        """Execute the command at the size of a row; the caller has NumPy warn of nothing.
+
+        Views of memory that is not met twice in a row are not kept, as it may be the caller's by then.
+        """
+        is_kept = len(self._places) == len(self._bound)
+        for buffer, (memory, offset) in zip(self._bound, self._places, strict=False):
+            region = bindings[buffer]
+            is_kept = is_kept and memory() is region.memory and offset == region.offset
+        if not is_kept or self._row is None:
             self._place(bindings, row)
-            self._places = places
         elif row is not self._row:
             for form in self._forms:
                 self._arrays[form.position] = form.make(row)
-        self._row = row
         command, operator = self.command, self._operator
         assert isinstance(command, HostCall) and operator is not None
         count = len(command.inputs)
         compute_into(operator, self._arrays[:count], self._arrays[count:])
+        self._row = row
+        if not is_kept:
+            self._let_go(bindings)
 
     def bind(self, bindings: Mapping[int, Region], row: Sequence[int]) -> PreparedCalls:
         """Return calls for the size of a row that stay as they are."""
         command, operator = self.command, self._operator
         assert isinstance(command, HostCall) and operator is not None
         self._place(bindings, row)
-        self._places = None
         count, constants = len(command.inputs), self._constants
         constant = [slot is not None and slot.buffer in constants for slot in command.inputs]
         scratch = [self._view(slot, bindings) for slot in command.scratch]
-        return prepare_calls(operator, self._arrays[:count], self._arrays[count:], constant, scratch)
+        calls = prepare_calls(operator, self._arrays[:count], self._arrays[count:], constant, scratch)
+        self._places = []
+        self._let_go(bindings)
+        return calls
 
     def _place(self, bindings: Mapping[int, Region], row: Sequence[int]) -> None:
         """Make all views, over this memory."""
-        command = self.command
-        assert isinstance(command, HostCall)
-        slots = (*command.inputs, *command.outputs)
-        self._arrays[:] = [None if slot is None else self._view(slot, bindings) for slot in slots]
+        for position, slot in self._still:
+            self._arrays[position] = self._view(slot, bindings)
         for form in self._forms:
-            buffer = _require(slots[form.position]).buffer
-            form.place(self._memory.get(buffer) or bindings[buffer])
+            form.place(self._memory.get(form.buffer) or bindings[form.buffer])
             self._arrays[form.position] = form.make(row)
+
+    def _let_go(self, bindings: Mapping[int, Region]) -> None:
+        """Keep no view of bound memory, but note which it was."""
+        if not self._bound:
+            return
+        self._row = None
+        self._arrays[:] = [None] * len(self._arrays)
+        for form in self._forms:
+            form.let_go()
+        regions = [bindings[buffer] for buffer in self._bound]
+        if all(isinstance(region.memory, CpuMemory) for region in regions):
+            self._places = [(weakref.ref(region.memory), region.offset) for region in regions]
+        else:
+            self._places = []
 
 
 class _ViewForm:
     """A slot as a view of which some numbers are entries of a row."""
 
-    __slots__ = ("_base", "_dtype", "_numbers", "_picks", "_rank", "_start", "position")
+    __slots__ = ("_base", "_dtype", "_numbers", "_picks", "_rank", "_start", "buffer", "position")
 
     def __init__(self, position: int, slot: Slot, fields: Sequence[SizeField]) -> None:
-        self.position, self._dtype, self._rank = position, slot.dtype, slot.spec.rank
+        self.position, self.buffer, self._dtype, self._rank = position, slot.buffer, slot.dtype, slot.spec.rank
         itemsize = slot.dtype.itemsize
         # Offset, extents and strides, in bytes; of those that depend on sizes the place, the entry, and its bytes.
         self._numbers = [slot.offset_bytes, *slot.shape, *[stride * itemsize for stride in slot.strides]]
         first = {FieldKind.OFFSET: (0, 1), FieldKind.EXTENT: (1, 1), FieldKind.STRIDE: (1 + slot.spec.rank, itemsize)}
         own = [field for field in fields if field.position == position]
         self._picks = [(first[field.kind][0] + field.at, field.entry, first[field.kind][1]) for field in own]
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Keep no memory."""
         self._base: ByteArray = np.empty(0, np.uint8)
         self._start = 0
 

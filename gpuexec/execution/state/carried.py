@@ -33,7 +33,8 @@ class Carried:
         regions: Bytes of each; None until the run is on its stream, and of zeros that nobody has written.
         owners: Who lends the bytes.
         caches: The bytes with room behind the rows, where they lie in such.
-        starts: Of sequences that were joined with longer ones, the rows in front that are none of theirs; empty: none.
+        starts: Of sequences that were joined with longer ones, the rows in front that are none of theirs; below 0, as
+            many of theirs are gone that were in front; empty: 0 for each.
     """
 
     names: tuple[str, ...]

@@ -55,17 +55,30 @@ class Sequences:
     held: Carried
     index: Sequence[int]
 
-    def measure(self, starts: Sequence[int], axis: int, rows: int | None) -> list[tuple[int, int]]:
-        """Return the first row and the number of rows of each, along the axis they grow by."""
+    def measure(
+        self, starts: Sequence[int], axis: int, rows: int | None, most: int | None = None
+    ) -> list[tuple[int, int]]:
+        """Return the first row and the number of rows of each, of the last ``most``, along the axis they grow by."""
         if rows is None:
             return [(0, 0)] * len(self.index)
         length = self.held.known.shape[rows]
-        begun = starts or (0,) * self.held.known.shape[axis]
+        least = 0 if most is None else max(0, length - most)
+        begun = [max(least, start) for start in starts] or [least] * self.held.known.shape[axis]
         return [(begun[each], length - begun[each]) for each in self.index]
+
+    def count_passed(self, starts: Sequence[int], rows: int) -> list[int]:
+        """Return how many rows each had so far, those that are gone included."""
+        length = self.held.known.shape[rows]
+        return [length - (starts[each] if starts else 0) for each in self.index]
 
 
 def gather(
-    backend: Backend, parts: Sequence[Sequences], starts: Sequence[Sequence[int]], axis: int, rows: int | None
+    backend: Backend,
+    parts: Sequence[Sequences],
+    starts: Sequence[Sequence[int]],
+    axis: int,
+    rows: int | None,
+    most: int | None = None,
 ) -> tuple[Carried, ...]:
     """Return sequences of batches as one batch, copied on the device, after what makes them.
 
@@ -77,29 +90,34 @@ def gather(
         starts: Of each part, the rows in front of its sequences that are none of theirs; empty: none.
         axis: Of the batch.
         rows: Of the rows that sequences grow by; None: they don't.
+        most: How many of the last rows are taken; None: all.
 
     Raises:
         InputError: Sequences of different lengths grow along an axis in front of that of the batch.
     """
     if rows is not None and rows < axis:
         lengths = {part.held.known.shape[rows] for part in parts}
-        if len(lengths) > 1 or any(any(each) for each in starts):
+        if len(lengths) > 1 or most is not None or any(any(each) for each in starts):
             raise InputError(
                 f"Memory {parts[0].held.names[0]!r} grows along axis {rows}, in front of the batch on axis {axis}: its"
                 " sequences have one length.",
                 value=parts[0].held.names[0],
             )
         rows = None
-    measured = [part.measure(each, axis, rows) for part, each in zip(parts, starts, strict=True)]
+    measured = [part.measure(each, axis, rows, most) for part, each in zip(parts, starts, strict=True)]
     length = max(count for each in measured for _, count in each)
-    begins = [length - count for each in measured for _, count in each]
+    has_gaps = any(length > count for each in measured for _, count in each)
     spec = parts[0].held.known
     shape = [*spec.shape]
     shape[axis] = sum(len(part.index) for part in parts)
     if rows is not None:
         shape[rows] = length
     made = spec.with_shape(tuple(shape))
-    kept = tuple(begins) if rows is not None and any(begins) else ()
+    kept: tuple[int, ...] = ()
+    if rows is not None:
+        passed = [part.count_passed(each, rows) for part, each in zip(parts, starts, strict=True)]
+        begins = tuple([length - count for each in passed for count in each])
+        kept = begins if any(begins) else ()
     if backend.device.target.has_textures or any(part.held.array is not None for part in parts):
         return _gather_on_host(backend, parts, measured, made, kept, axis, rows)
     names, caches = parts[0].held.names, parts[0].held.caches
@@ -111,7 +129,7 @@ def gather(
             for each in part.held.fence.events:
                 stream.wait(each)
         for name, block in zip(names, blocks, strict=True):
-            if kept and whole.nbytes:
+            if has_gaps and whole.nbytes:
                 stream.fill(block.address, b"\0", whole.nbytes)
             first = 0
             for part, found in zip(parts, measured, strict=True):

@@ -56,8 +56,8 @@ class State:
     A run's results become the state once the run is wholly on its stream; one that fails or is given up changes
     nothing. A state belongs to one caller at a time, as a Worker does.
 
-    Contents: `get`, `set`, `reset`, `seed`. Rows and sequences: `length`, `crop`, `reorder`, `join`, `starts`, `mask`,
-    `positions`. Copies: `snapshot` and `restore`, `fork`. Files: `save`, `load`.
+    Contents: `get`, `set`, `reset`, `seed`. Rows and sequences: `length`, `crop`, `slide`, `reorder`, `join`, `starts`,
+    `mask`, `positions`. Copies: `snapshot` and `restore`, `fork`. Files: `save`, `load`.
     """
 
     def __init__(self, model: Model, backend: Backend, start: StateEntry | None = None) -> None:
@@ -163,9 +163,33 @@ class State:
         with self._lock:
             self._put([crop(held.pick(names), axis, int(length)) for held, axis, names in longer.values()])
 
+    def slide(self, length: int, *, axis: int = 0) -> None:
+        """Keep the last rows of all memories that grow, and let those in front go: a window that slides along.
+
+        Models that see so many rows at most, or whose users want no more, go on for ever so, in a capacity of some rows
+        more: `slide` where they are used up. `positions` counts on. Rows are copied on the device, after the runs
+        scheduled so far, which are not waited for but to be on their stream.
+
+        Args:
+            length: Rows to keep, where there are more.
+            axis: Of the batch, in all memories.
+
+        Raises:
+            InputError: It is no number of rows, or a memory has no such axis, or none in front of that it grows by.
+            StateError: No memory grows, or they hold different numbers of rows.
+        """
+        self._backend.check_process()
+        if not isinstance(length, int | np.integer) or isinstance(length, bool) or length < 1:
+            raise InputError(f"slide: expected a number of rows, 1 or more, got {length!r}.")
+        if self.length > length:
+            self._take_batch("slide", [(self, None)], axis, int(length))
+
     @property
     def starts(self) -> tuple[int, ...]:
-        """Rows in front of each sequence of the batch that are none of its own, for `join` aligns the ends."""
+        """Rows in front of each sequence of the batch that are none of its own, for `join` aligns the ends.
+
+        Below 0, as many of its own are gone that were in front (`slide`).
+        """
         found = self._find_starts()
         return found or (0,) * next((each.known.shape[0] for _, each, _ in self._list_growing() if each), 0)
 
@@ -224,8 +248,10 @@ class State:
         check_fits(other.memories, other.backend, self._model.memories, self._backend, "The other state", axis)
         self._take_batch("join", [(self, None), (other, None)], axis)
 
-    def _take_batch(self, call: str, parts: Sequence[tuple[State, Sequence[int] | None]], axis: int) -> None:
-        """Take sequences of states as the batch: those that an index names, or all.
+    def _take_batch(
+        self, call: str, parts: Sequence[tuple[State, Sequence[int] | None]], axis: int, most: int | None = None
+    ) -> None:
+        """Take sequences of states as the batch: those that an index names, or all; of their last rows, if so said.
 
         Raises:
             InputError: A memory has no such sequences, no such axis, or grows along it, or memories differ.
@@ -234,7 +260,9 @@ class State:
         drawn = {name for carried in (self._start.carried if self._start else ()) for name in carried.names}
         starts = [state._find_starts() for state, _ in parts]
         found: dict[tuple[int, ...], tuple[Memory, list[Carried], list[str]]] = {}
-        for memory in [memory for memory in self._model.memories if memory.input not in drawn]:
+        for memory in self._model.memories:
+            if memory.input in drawn or (most is not None and memory.axis is None):
+                continue
             contents = [state._find_issued(memory.input) for state, _ in parts]
             held = [each for each in contents if each is not None]
             if len(held) < len(parts):
@@ -250,7 +278,7 @@ class State:
                 Sequences(each.pick(names), range(each.known.shape[axis]) if places is None else places)
                 for each, (_, places) in zip(held, parts, strict=True)
             ]
-            made += gather(self._backend, picked, starts, axis, memory.axis)
+            made += gather(self._backend, picked, starts, axis, memory.axis, most)
         with self._lock:
             self._put(made)
 

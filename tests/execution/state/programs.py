@@ -22,7 +22,7 @@ from tests.model.state_models import WIDTH, caches
 
 KINDS = (
     *("step", "step", "step", "step", "crop", "snapshot", "restore", "reset", "reorder", "set", "set one", "give one"),
-    *("fork", "join"),
+    *("fork", "join", "slide"),
 )
 DEVICES = {"cpu": gx.BackendType.CPU, "simulator": gx.BackendType.SIMULATOR}
 LAYERS = 3
@@ -57,17 +57,18 @@ class ByHand:
         self.rows = [rows[:, :length] for rows in self.rows]
         self.starts = [min(start, length) for start in self.starts]
 
-    def take(self, parts: Sequence[tuple[ByHand, Sequence[int]]]) -> None:
-        """Take sequences, their ends aligned."""
+    def take(self, parts: Sequence[tuple[ByHand, Sequence[int]]], most: int = CAPACITY) -> None:
+        """Take the last rows of sequences, their ends aligned."""
         picked = [(held, index) for held, indices in parts for index in indices]
-        lengths = [held.length - held.starts[index] for held, index in picked]
+        lengths = [min(held.length - max(0, held.starts[index]), most) for held, index in picked]
+        passed = [held.length - held.starts[index] for held, index in picked]
         rows = []
         for layer in range(LAYERS):
             whole = np.zeros((len(picked), max(lengths), WIDTH), np.float32)
             for number, ((held, index), count) in enumerate(zip(picked, lengths, strict=True)):
-                whole[number, max(lengths) - count :] = held.rows[layer][index, held.starts[index] :]
+                whole[number, max(lengths) - count :] = held.rows[layer][index, held.length - count :]
             rows.append(whole)
-        self.rows, self.starts = rows, [max(lengths) - count for count in lengths]
+        self.rows, self.starts = rows, [max(lengths) - count for count in passed]
 
 
 def run_program(worker: gx.Worker, rng: random.Random, calls: int) -> None:
@@ -95,6 +96,11 @@ def run_program(worker: gx.Worker, rng: random.Random, calls: int) -> None:
             length = rng.randint(0, length)
             worker.state.crop(length)
             held.crop(length)
+        elif kind == "slide" and length:
+            most = rng.randint(1, length + 1)
+            worker.state.slide(most)
+            if most < length:
+                held.take([(held, range(batch))], most)
         elif kind == "snapshot":
             snapshot, kept = worker.state.snapshot(), held.copy()
         elif kind == "restore" and snapshot is not None:

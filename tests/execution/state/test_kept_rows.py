@@ -141,6 +141,31 @@ def test_sequences_of_different_lengths_run_as_one_batch(backend: Backend, capac
                 under_way[each] += 1
 
 
+@FORMS
+def test_window_slides_along_for_longer_than_there_is_room(backend: Backend, capacity: int | None) -> None:
+    """The last rows give what they give by themselves, and positions count on."""
+    model = masked_attention().bind_state(PAIR, capacity=capacity)
+    x = np.random.default_rng(5).standard_normal((1, 3 * CAPACITY, WIDTH)).astype(np.float32)
+    window = CAPACITY // 2
+    with gx.Worker(model, backend=backend) as worker, gx.Worker(model, backend=backend) as apart:
+        for at in range(x.shape[1]):
+            if worker.state.length == CAPACITY:
+                worker.state.slide(window)
+                assert worker.state.length == window
+                assert worker.state.positions().tolist() == [[at]] and worker.state.mask().all()
+            first, row = at - worker.state.length, x[:, at : at + 1]
+            got = worker.run({"x": row, "mask": np.ones((1, worker.state.length + 1), np.float32)})[0]
+            if at % 5 == 4:
+                apart.state.reset()
+                seen = x[:, first : at + 1]
+                expected = apart.run({"x": seen, "mask": np.ones(seen.shape[:2], np.float32)})[0]
+                np.testing.assert_allclose(got[:, -1], np.asarray(expected)[:, -1], rtol=1e-5, atol=1e-6)
+        worker.state.slide(CAPACITY)
+        for wrong in (0, -1, 1.5, True):
+            with pytest.raises(InputError, match="expected a number of rows, 1 or more"):
+                worker.state.slide(wrong)  # type: ignore[arg-type]
+
+
 def test_sequences_join_where_the_batch_is_not_the_first_axis(backend: Backend) -> None:
     shape = ("past", "batch", WIDTH)
     nodes = [helper.make_node("Concat", ["past", "x"], ["present"], name="join", axis=0)]
