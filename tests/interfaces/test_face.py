@@ -72,7 +72,7 @@ FACE = {
     "Run": "cancel inspection is_cancelled is_done number outputs peek_output wait",
     "Snapshot": "backend memories",
     "State": (
-        "backend crop fork get join length load mask memories positions reorder reset restore save seed set snapshot "
+        "backend crop fork get join length load mask memories positions reorder reset restore save seed set slide snapshot "
         "starts"
     ),
     "Statistics": (

@@ -39,7 +39,7 @@ INNER = {
         ("command", "containers", "gpus", "host_values", "weight_forms"),
         ("index_map", "moving_arguments", "pointwise", "provider", "row_form"),
         ("operator", "plan", "work"),
-        ("apply", "graphs", "plan_json", "size_layout"),
+        ("apply", "graphs", "plan_json", "prepared_calls", "size_layout"),
         ("graph_json",),
     ),
     "devices": (
