@@ -29,6 +29,7 @@ from gpuexec.ir.operator import (
     Emitter,
     FormatUse,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     count_elements,
@@ -50,7 +51,7 @@ from gpuexec.ops.linalg.matmul_work import TiledProduct, TileLoop, count_slab_by
 from gpuexec.ops.nn.conv_depthwise import launch_depthwise
 from gpuexec.ops.nn.conv_depthwise_last import count_widened, launch_depthwise_last, takes_depthwise_last
 from gpuexec.ops.nn.conv_few import MAX_CHANNELS, fits_few, launch_few, takes_few
-from gpuexec.ops.nn.conv_host import convolve, convolve_transposed
+from gpuexec.ops.nn.conv_host import convolve, convolve_transposed, count_convolution, prepare_convolution
 from gpuexec.ops.nn.conv_mma import (
     count_chunk,
     count_transposed,
@@ -67,6 +68,7 @@ from gpuexec.ops.quant.narrow_weight import NARROW_TYPES, PAIRS, NarrowWeight, n
 DTYPES = dtypes_of("float")
 _HALF: np.dtype[Any] = np.dtype(np.float16)
 _FLOAT: np.dtype[Any] = np.dtype(np.float32)
+_PREPARED = (_FLOAT, np.dtype(np.float64))  # whose sums are of the same type
 _TILED_OUTS = 8
 _KERNELS = ("conv_gemm", "conv_direct", "conv_transpose")
 
@@ -136,6 +138,26 @@ class Conv(Convolution):
             x = x.astype(w.dtype, copy=False)
         x, w = widen_operands(self.precision, x, w)
         return (convolve(x, w, bias, self.windows(x.shape, w.shape), self.group, out[0] if out else None),)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count patches and the padded input, or products of taps."""
+        x, w = inputs[0], inputs[1]
+        if x is None or w is None or x.dtype not in _PREPARED or w.dtype != x.dtype:
+            return ()
+        return count_convolution(x.shape, w.shape, self.windows(x.shape, w.shape), self.group, x.dtype.itemsize)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Lay out patches and multiply in memory that stays, where that is of floats."""
+        (x, w, bias), y = (*inputs, None)[:3], out[0]
+        if x is None or w is None or y is None or y.dtype not in _PREPARED:
+            return None
+        return prepare_convolution(x, w, bias, self.windows(x.shape, w.shape), self.group, y, scratch)
 
     def reads_any_format(self, position: int, inputs: Sequence[TensorSpec | None]) -> bool:
         """Return whether it is the image, which is gathered where its channels are few, or padded on the way."""

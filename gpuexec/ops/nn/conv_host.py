@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from gpuexec.ir.operator import Array
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import accumulator
+from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.windows import Windows, trailing
 
 _PIECE = 1 << 18  # elements of patches laid out at a time (of sums kept in the cache: a quarter)
+_SMALL = 1 << 12  # elements of a padded input that are filled with zeros in one call, borders or not
+_MOST_CALLS = 1 << 11  # beyond, the calls of a convolution take more memory than they are worth
+_Calls = list[Callable[[], object]]
 
 
 def convolve(x: Array, w: Array, bias: Array | None, windows: Windows, group: int, out: Array | None = None) -> Array:
@@ -21,7 +27,7 @@ def convolve(x: Array, w: Array, bias: Array | None, windows: Windows, group: in
     with np.errstate(all="ignore"):
         x, w = x.astype(acc, copy=False), np.ascontiguousarray(w, acc)
         y = out if out is not None and out.dtype == acc and out.flags.c_contiguous else np.empty(shape, acc)
-        if w.shape[1] == 1 and w.shape[0] <= 2 * group:
+        if _is_depthwise(w.shape, group):
             _depthwise(x, w, windows, group, y)
         elif _is_pointwise(windows):
             columns = np.ascontiguousarray(x).reshape(x.shape[0], group, w.shape[1], prod(windows.counts))
@@ -35,6 +41,56 @@ def convolve(x: Array, w: Array, bias: Array | None, windows: Windows, group: in
         if bias is not None:
             y += bias.astype(acc, copy=False).reshape(-1, *(1,) * len(windows.counts))
         return y.astype(dtype, copy=False)
+
+
+def count_convolution(
+    x_shape: Sequence[int], w_shape: Sequence[int], windows: Windows, group: int, itemsize: int
+) -> tuple[int, ...]:
+    """Return the bytes of each array that the calls of `prepare_convolution` work in; no fewer for larger inputs."""
+    if _is_depthwise(w_shape, group):
+        channel = w_shape[0] // max(1, group) * prod(windows.counts)
+        return (itemsize * min(group * channel, max(_PIECE >> 2, channel)),)
+    if _is_pointwise(windows):
+        return ()
+    row = x_shape[1] * windows.taps * prod(windows.counts[1:])
+    patches = itemsize * min(x_shape[0] * row * windows.counts[0], _PIECE + row)
+    extents = _pad_extents(windows)
+    return (patches,) if extents is None else (patches, itemsize * prod((*x_shape[:2], *extents)))
+
+
+def prepare_convolution(
+    x: Array, w: Array, bias: Array | None, windows: Windows, group: int, y: Array, scratch: Sequence[Array]
+) -> _Calls | None:
+    """Return the calls that `convolve` makes, with what it allocates in scratch; None where it does more.
+
+    Args:
+        x: The input, in the type of the sums, as the weight and ``y``.
+        w: The weight.
+        bias: One number for each output channel, or None.
+        windows: The windows over the input.
+        group: Groups of channels.
+        y: Where the result goes.
+        scratch: Arrays of what `count_convolution` returned, or more.
+    """
+    if not (x.dtype == w.dtype == y.dtype == accumulator(y.dtype)) or not (x.size and w.size and y.size):
+        return None
+    if not (w.flags.c_contiguous and y.flags.c_contiguous):
+        return None
+    if not has_scratch(scratch, count_convolution(x.shape, w.shape, windows, group, y.itemsize)):
+        return None
+    if _is_depthwise(w.shape, group):
+        calls = _prepare_depthwise(x, w, windows, group, y, scratch[0])
+    elif _is_pointwise(windows):
+        columns = x.reshape(x.shape[0], group, w.shape[1], prod(windows.counts))
+        outputs = y.reshape(x.shape[0], group, w.shape[0] // group, -1)
+        calls = [_prepare_product(_by_group(w, group), columns, outputs)] if x.flags.c_contiguous else []
+    else:
+        calls = _prepare_patches(x, w, windows, group, y, scratch)
+    if not calls or len(calls) > _MOST_CALLS:
+        return None
+    if bias is not None:
+        calls.append(partial(np.add, y, bias.reshape(-1, *(1,) * len(windows.counts)), out=y))
+    return calls
 
 
 def convolve_transposed(x: Array, w: Array, bias: Array | None, windows: Windows, group: int) -> Array:
@@ -54,6 +110,10 @@ def convolve_transposed(x: Array, w: Array, bias: Array | None, windows: Windows
         return y.astype(dtype, copy=False)
 
 
+def _is_depthwise(w_shape: Sequence[int], group: int) -> bool:
+    return w_shape[1] == 1 and w_shape[0] <= 2 * group
+
+
 def _is_pointwise(windows: Windows) -> bool:
     steps = all(stride == 1 or count <= 1 for stride, count in zip(windows.strides, windows.counts))
     return windows.taps == 1 and windows.extents == windows.counts and steps and not any(windows.begins)
@@ -65,11 +125,8 @@ def _by_group(w: Array, group: int) -> Array:
 
 def _depthwise(x: Array, w: Array, windows: Windows, group: int, y: Array) -> None:
     """Add the taps one after the other, over so few channels at a time that their sums stay in the cache."""
-    multiple = w.shape[0] // group
-    weights = w.reshape(1, group, multiple, windows.taps, *(1,) * len(windows.counts))
-    planes = y.reshape(y.shape[0], group, multiple, *windows.counts)
-    step = max(1, (_PIECE >> 2) // max(1, multiple * prod(windows.counts)))
-    scratch = np.empty((1, min(step, group), multiple, *windows.counts), y.dtype)
+    weights, planes, step = _split_depthwise(w, windows, group, y)
+    scratch = np.empty((1, min(step, group), *planes.shape[2:]), y.dtype)
     for n in range(y.shape[0]):
         for first in range(0, group, step):
             part = slice(first, min(first + step, group))
@@ -82,18 +139,92 @@ def _depthwise(x: Array, w: Array, windows: Windows, group: int, y: Array) -> No
                 sums[trailing(positions)] += product
 
 
+def _prepare_depthwise(x: Array, w: Array, windows: Windows, group: int, y: Array, scratch: Array) -> _Calls:
+    """Return the calls of `_depthwise`."""
+    weights, planes, step = _split_depthwise(w, windows, group, y)
+    products = view_bytes(scratch, (1, min(step, group), *planes.shape[2:]), y.dtype)
+    taps = list(windows.seen())
+    calls: _Calls = []
+    if 2 * len(taps) * y.shape[0] * -(-group // step) > _MOST_CALLS:
+        return calls
+    for n in range(y.shape[0]):
+        for first in range(0, group, step):
+            part = slice(first, min(first + step, group))
+            sums, source = planes[n : n + 1, part], x[n : n + 1, part, None]
+            calls.append(partial(sums.fill, 0))
+            for tap, positions, seen in taps:
+                product = products[(slice(None), slice(0, part.stop - part.start), slice(None), *positions)]
+                target = sums[trailing(positions)]
+                calls.append(partial(np.multiply, source[trailing(seen)], weights[:, part, :, tap], out=product))
+                calls.append(partial(np.add, target, product, out=target))
+    return calls
+
+
+def _split_depthwise(w: Array, windows: Windows, group: int, y: Array) -> tuple[Array, Array, int]:
+    """Return weights and outputs by channel, and how many channels are computed at a time."""
+    multiple = w.shape[0] // group
+    weights = w.reshape(1, group, multiple, windows.taps, *(1,) * len(windows.counts))
+    planes = y.reshape(y.shape[0], group, multiple, *windows.counts)
+    return weights, planes, max(1, (_PIECE >> 2) // max(1, multiple * prod(windows.counts)))
+
+
 def _by_patches(x: Array, w: Array, windows: Windows, group: int, y: Array) -> None:
     """Multiply the weights by patches laid out as columns, a few images or a few rows of windows at a time."""
+    weights, padded = _by_group(w, group), _padded(x, windows)
+    for part, target in _list_products(padded, w.shape, windows, group, y):
+        columns = part.reshape(*part.shape[:2], weights.shape[2], target.shape[3])
+        np.matmul(weights, columns, out=target)
+
+
+def _prepare_patches(x: Array, w: Array, windows: Windows, group: int, y: Array, scratch: Sequence[Array]) -> _Calls:
+    """Return the calls of `_by_patches`."""
+    weights, extents = _by_group(w, group), _pad_extents(windows)
+    calls: _Calls = []
+    if extents is not None:
+        padded = view_bytes(scratch[1], (*x.shape[:2], *extents), x.dtype)
+        inside = [slice(begin, begin + extent) for begin, extent in zip(windows.begins, windows.extents)]
+        calls += [partial(border.fill, 0) for border in _list_borders(padded, inside)]
+        calls.append(partial(np.copyto, padded[trailing(inside)], x))
+        x = padded
+    for part, target in _list_products(x, w.shape, windows, group, y):
+        patches = view_bytes(scratch[0], part.shape, x.dtype)
+        columns = patches.reshape(*part.shape[:2], weights.shape[2], target.shape[3])
+        calls += [partial(np.copyto, patches, part), _prepare_product(weights, columns, target)]
+    return calls
+
+
+def _prepare_product(weights: Array, columns: Array, y: Array) -> Callable[[], object]:
+    """Return a product of ``[group, outs, ins]`` and ``[batch, group, ins, places]``, of as few axes as can be."""
+    if weights.shape[0] == 1:
+        weights, columns, y = weights[0], columns[:, 0], y[:, 0]
+        if columns.shape[0] == 1:
+            columns, y = columns[0], y[0]
+    return partial(np.matmul, weights, columns, out=y)
+
+
+def _list_borders(padded: Array, inside: Sequence[slice]) -> list[Array]:
+    """Return the parts of a padded array that lie around what is inside; all of it where it is small."""
+    if padded.size <= _SMALL:
+        return [padded]
+    borders = []
+    for axis, part in enumerate(inside):
+        for border in (slice(0, part.start), slice(part.stop, None)):
+            place = (*inside[:axis], border, *[slice(None)] * (len(inside) - 1 - axis))
+            borders.append(padded[trailing(place)])
+    return [border for border in borders if border.size]
+
+
+def _list_products(
+    x: Array, w_shape: Sequence[int], windows: Windows, group: int, y: Array
+) -> Iterator[tuple[Array, Array]]:
+    """Yield patches of a padded input ``[images, group, group channels, taps..., windows...]``, and their outputs."""
     batch, rank = x.shape[0], len(windows.counts)
-    ins, outs = w.shape[1], w.shape[0] // group
-    weights = _by_group(w, group)
-    patches = _patches(_padded(x, windows), windows, group)  # [batch, group, ins, taps..., windows...]
-    planes = y.reshape(batch, group, outs, windows.counts[0], -1)
-    for images, rows in _pieces(batch, windows, group * ins * windows.taps):
+    patches = _patches(x, windows, group)
+    planes = y.reshape(batch, group, w_shape[0] // group, windows.counts[0], -1)
+    for images, rows in _pieces(batch, windows, group * w_shape[1] * windows.taps):
         part = patches[images][trailing((rows, *(slice(None),) * (rank - 1)))]
-        columns = part.reshape(part.shape[0], group, ins * windows.taps, prod(part.shape[3 + rank :]))
         target = planes[images, :, :, rows]
-        np.matmul(weights, columns, out=target.reshape(*target.shape[:3], -1))
+        yield part, target.reshape(*target.shape[:3], -1)
 
 
 def _pieces(batch: int, windows: Windows, inner: int) -> Iterator[tuple[slice, slice]]:
@@ -111,16 +242,23 @@ def _pieces(batch: int, windows: Windows, inner: int) -> Iterator[tuple[slice, s
 
 def _padded(x: Array, windows: Windows) -> Array:
     """Return the input with zeros around it, so that every tap of every window lies inside."""
+    extents = _pad_extents(windows)
+    if extents is None:
+        return x
+    padded = np.zeros((*x.shape[:2], *extents), x.dtype)
+    padded[trailing(slice(begin, begin + extent) for begin, extent in zip(windows.begins, windows.extents))] = x
+    return padded
+
+
+def _pad_extents(windows: Windows) -> tuple[int, ...] | None:
+    """Return the extents of the input with zeros around it; None where it needs none."""
     lasts = [
         (count - 1) * stride + (kernel - 1) * dilation + 1
         for count, stride, kernel, dilation in zip(windows.counts, windows.strides, windows.kernel, windows.dilations)
     ]
     if not any(windows.begins) and all(last <= extent for last, extent in zip(lasts, windows.extents)):
-        return x
-    extents = [max(last, begin + extent) for last, begin, extent in zip(lasts, windows.begins, windows.extents)]
-    padded = np.zeros((*x.shape[:2], *extents), x.dtype)
-    padded[trailing(slice(begin, begin + extent) for begin, extent in zip(windows.begins, windows.extents))] = x
-    return padded
+        return None
+    return tuple([max(last, begin + extent) for last, begin, extent in zip(lasts, windows.begins, windows.extents)])
 
 
 def _patches(x: Array, windows: Windows, group: int) -> Array:
