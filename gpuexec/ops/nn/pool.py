@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -22,16 +23,19 @@ from gpuexec.ir.operator import (
     FormatUse,
     Operator,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     count_elements,
     operator,
     upgrade,
 )
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.windows import MAX_AXES, Windows, pack_strides, resolve_windows, trailing
 
@@ -40,6 +44,7 @@ MAX_DTYPES = (*FLOATS, np.dtype(np.int8), np.dtype(np.uint8))
 _INT64 = np.dtype(np.int64)
 _THREADS = 256
 _LIMIT = 2**31
+_MOST_DIVISORS = 1 << 14  # that prepared calls of means keep, where windows differ
 
 instantiate("pool.cu", [f"max_pool<{dtype_row(t).cuda}>" for t in MAX_DTYPES])
 instantiate("pool.cu", [f"{name}<{dtype_row(t).cuda}>" for name in ("average_pool", "lp_pool") for t in FLOATS])
@@ -92,6 +97,24 @@ class MaxPool(Operator):
             return _maxima(x, windows), None
         return _maxima_with_indices(x, windows, bool(self.storage_order))
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what maxima along each axis but the last are."""
+        x = inputs[0]
+        return () if x is None else _count_maxima(x.shape, _windows(self, x.shape), x.dtype.itemsize)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Take maxima along one axis after the other, the last in the output."""
+        x, y = inputs[0], out[0]
+        if x is None or y is None or not y.size or any(indices is not None for indices in out[1:]):
+            return None
+        return _prepare_maxima(x, _windows(self, x.shape), y, scratch)
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per window."""
         x, (y, indices) = inputs[0], (*outputs, None)[:2]
@@ -143,13 +166,29 @@ class AveragePool(Operator):
     def compute(self, x: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Add the taps one after the other, divide once; half and bfloat16 in float."""
         windows = _windows(self, x.shape)
-        divisors = np.ones((), np.int64)
-        for axis in range(len(windows.kernel)):
-            counts = windows.count_inside(axis, with_padding=bool(self.count_include_pad))
-            divisors = np.multiply.outer(divisors, np.array(counts, np.int64))
+        divisors = _count_terms(windows, with_padding=bool(self.count_include_pad))
         with np.errstate(all="ignore"):
             sums = _sums(x, windows)
             return ((sums / divisors.astype(sums.dtype)).astype(x.dtype, copy=False),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Add the taps in the output, and divide there, where it is of the type of the sums."""
+        x, y = inputs[0], out[0]
+        if x is None or y is None or not y.size or accumulator(y.dtype) != y.dtype:
+            return None
+        windows = _windows(self, x.shape)
+        divisors = _count_terms(windows, with_padding=bool(self.count_include_pad)).astype(y.dtype)
+        if divisors.min() == divisors.max():
+            divisors = divisors.reshape(-1)[0]
+        elif divisors.size > _MOST_DIVISORS:
+            return None
+        return [*_prepare_sums(x, windows, y), partial(np.divide, y, divisors, out=y)]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per window."""
@@ -202,6 +241,34 @@ class LpPool(Operator):
             sums = _sums(powers, _windows(self, x.shape))
             roots = sums if self.p == 1 else np.sqrt(sums) if self.p == 2 else sums ** sums.dtype.type(1 / self.p)
             return (roots.astype(x.dtype, copy=False),)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count the powers of the elements."""
+        x = inputs[0]
+        return () if x is None else (x.nbytes,)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Add powers in the output, and take the root there, where it is of the type of the sums."""
+        x, y = inputs[0], out[0]
+        if x is None or y is None or not y.size or accumulator(y.dtype) != y.dtype:
+            return None
+        if not has_scratch(scratch, (x.nbytes,)):
+            return None
+        powers, kind = view_bytes(scratch[0], x.shape, x.dtype), y.dtype.type
+        raise_powers, take_root = [], []
+        if self.p == 2:
+            raise_powers, take_root = [partial(np.multiply, powers, powers, out=powers)], [partial(np.sqrt, y, out=y)]
+        elif self.p > 2:
+            raise_powers = [partial(np.power, powers, self.p, out=powers)]
+            take_root = [partial(np.power, y, kind(1 / self.p), out=y)]
+        sums = _prepare_sums(powers, _windows(self, x.shape), y)
+        return [partial(np.abs, x, out=powers), *raise_powers, *sums, *take_root]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per window."""
@@ -290,6 +357,43 @@ def reduce_windows(x: Array, windows: Windows, combine: Callable[..., object], i
     return x
 
 
+def _count_maxima(shape: Sequence[int], windows: Windows, itemsize: int) -> list[int]:
+    """Return the bytes of the maxima along the first spatial axis, then along the first two, but not along all."""
+    partly = [(*windows.counts[:last], *windows.extents[last:]) for last in range(1, len(windows.counts))]
+    return [itemsize * prod((*shape[:2], *extents)) for extents in partly]
+
+
+def _prepare_maxima(x: Array, windows: Windows, y: Array, scratch: Sequence[Array]) -> PreparedCalls | None:
+    """Return the calls of `_maxima`; None where windows see padding alone."""
+    rank = len(windows.kernel)
+    if any(0 in windows.count_inside(axis, with_padding=False) for axis in range(rank)):
+        return None
+    if not has_scratch(scratch, _count_maxima(x.shape, windows, x.itemsize)):
+        return None
+    calls: list[Callable[[], object]] = []
+    for axis, count in enumerate(windows.counts):
+        before = (slice(None),) * (axis + 2)
+        seen = [(windows_seeing, x[(*before, places)]) for _, windows_seeing, places in windows.seen_along(axis)]
+        shape = (*x.shape[: axis + 2], count, *x.shape[axis + 3 :])
+        made = y if axis == rank - 1 else view_bytes(scratch[axis], shape, x.dtype)
+        whole = next((i for i, (_, part) in enumerate(seen) if part.shape == shape), None)
+        first = None if whole is None else seen.pop(whole)[1]
+        if first is None:
+            calls.append(partial(made.fill, _lowest(x.dtype)))
+        elif not seen and made is not y:
+            x = first
+            continue
+        elif not seen or seen[0][1].shape != shape:
+            calls.append(partial(np.copyto, made, first))
+        else:
+            calls.append(partial(np.maximum, first, seen.pop(0)[1], out=made))
+        for where, part in seen:
+            target = made[(*before, where)]
+            calls.append(partial(np.maximum, target, part, out=target))
+        x = made
+    return calls
+
+
 def _maxima_with_indices(x: Array, windows: Windows, column_major: bool) -> tuple[Array, Array]:
     y = np.full((*x.shape[:2], *windows.counts), _lowest(x.dtype), x.dtype)
     indices = np.full(y.shape, -1, np.int64)
@@ -330,6 +434,29 @@ def _sums(x: Array, windows: Windows) -> Array:
     for _, positions, seen in windows.seen():
         sums[trailing(positions)] += x[trailing(seen)]
     return sums
+
+
+def _prepare_sums(x: Array, windows: Windows, y: Array) -> list[Callable[[], object]]:
+    """Return the calls of `_sums`, which add in ``y``."""
+    calls: list[Callable[[], object]] = []
+    for _, positions, seen in windows.seen():
+        target = y[trailing(positions)]
+        if not calls and target.shape == y.shape:
+            calls.append(partial(np.add, x[trailing(seen)], y.dtype.type(0), out=y))
+            continue
+        if not calls:
+            calls.append(partial(y.fill, 0))
+        calls.append(partial(np.add, target, x[trailing(seen)], out=target))
+    return calls or [partial(y.fill, 0)]
+
+
+def _count_terms(windows: Windows, *, with_padding: bool) -> Array:
+    """Return how many taps of each window lie inside the input, or inside input and padding."""
+    terms = np.ones((), np.int64)
+    for axis in range(len(windows.kernel)):
+        counts = windows.count_inside(axis, with_padding=with_padding)
+        terms = np.multiply.outer(terms, np.array(counts, np.int64))
+    return terms
 
 
 _AROUND, _EACH_TAP, _TAPS_TOGETHER = 150, 27, 4  # instructions of a thread, and taps whose loads are under way together

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,8 +13,19 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32
-from gpuexec.ir.operator import Array, Derivative, Emitter, FormatUse, Operator, Out, Slots, Tolerance, operator
-from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    FormatUse,
+    Operator,
+    Out,
+    PreparedCalls,
+    Slots,
+    Tolerance,
+    operator,
+)
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.reduce import reduce_host as host
@@ -66,6 +79,21 @@ class GlobalAveragePool(GlobalPool):
 
     def _fold(self, x: Array, axes: tuple[int, ...]) -> Array:
         return host.fold_mean(x, axes)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Add up in the output, and divide there, where it is of the type of the sums."""
+        x, y = inputs[0], out[0]
+        if x is None or y is None or not y.size or accumulator(y.dtype) != y.dtype:
+            return None
+        axes = _spatial(x.ndim)
+        add = partial(np.add.reduce, x, axis=axes, dtype=x.dtype, out=y, keepdims=True)
+        return [add, partial(np.divide, y, y.dtype.type(prod(x.shape[2:])), out=y)]
 
     def _kernel(self, cuda: str) -> tuple[Any, ...]:
         return f"reduce<Sum<{cuda}>, {cuda}>", int32(Finish.MEAN)
