@@ -10,24 +10,32 @@ weight is not, and the result is float.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axis
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import prepare_calls, view_bytes
 from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.linalg.matmul import Gemm, MatMul, find_narrow
 from gpuexec.ops.nn.conv import Conv, ConvTranspose
 from gpuexec.ops.quant.narrow_weight import PAIRS, NarrowWeight, widen
+from gpuexec.ops.quant.quantize import find_places
 from gpuexec.ops.tensor.gather import Gather, resolve_indices
 
 DOMAIN = "gpuexec"
 # Of the wide weight, this much is on the host at a time.
 BLOCK_NBYTES = 4 << 20
+# A wide weight that prepared calls keep from run to run is no larger than a table.
+_KEPT_NBYTES = 1 << 14
+_FLOAT = np.dtype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +133,55 @@ class Narrowed(Operator):
                 block[self.form.bias] = _cut_last(block[self.form.bias], weight.shape[axis], (low, high))
             y[place] = consumer.compute(*_trim(block))[0]
         return (y,)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count the wide weight where it is one block of floats, and what the operator works in that has it."""
+        given, _, _ = self._split(inputs)
+        weight = given[self.form.weight]
+        if not self._is_prepared(weight.shape):
+            return ()
+        given[self.form.weight] = TensorSpec(weight.shape, _FLOAT)
+        return (weight.size * _FLOAT.itemsize, *self.consumer.count_scratch(_trim(given), outputs))
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Widen the weight in scratch, or once where it is small and constant, and prepare the operator with it."""
+        given, scale, zero = self._split(inputs)
+        place, weight = self.form.weight, given[self.form.weight]
+        if not self._is_prepared(weight.shape) or not has_scratch(scratch, (weight.size * _FLOAT.itemsize,)):
+            return None
+        is_kept = weight.size * _FLOAT.itemsize <= _KEPT_NBYTES and all((constant[place], *constant[len(given) :]))
+        wide = np.empty(weight.shape, _FLOAT) if is_kept else view_bytes(scratch[0], weight.shape, _FLOAT)
+        calls = self._prepare_widening(weight, scale, zero, wide)
+        if is_kept:
+            for call in calls:
+                call()
+            calls = []
+        given[place] = wide
+        taken = _trim(given)
+        known = [is_kept if position == place else constant[position] for position in range(len(taken))]
+        return [*calls, *prepare_calls(self.consumer, taken, out, known, scratch[1:])]
+
+    def _is_prepared(self, shape: tuple[int, ...]) -> bool:
+        is_block = 0 < prod(shape) * _FLOAT.itemsize <= BLOCK_NBYTES
+        return is_block and self.wide == _FLOAT and self.form.consumer is not Gather
+
+    def _prepare_widening(
+        self, weight: Array, scale: Array | None, zero: Array | None, wide: Array
+    ) -> list[Callable[[], object]]:
+        """Return calls that widen the weight as `widen` does; integers and their differences are exact in float."""
+        calls: list[Callable[[], object]] = [partial(np.copyto, wide, weight)]
+        if scale is not None:
+            places = find_places(self.name, weight.shape, scale.shape, self.scale_axis or 0, 0)
+            if zero is not None:
+                calls.append(partial(np.subtract, wide, places.spread(zero), out=wide, dtype=_FLOAT))
+            calls.append(partial(np.multiply, wide, places.spread(scale), out=wide))
+        return calls
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the operator's kernel in its form for narrow weights."""
