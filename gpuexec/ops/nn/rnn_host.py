@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.operator import Array
+from gpuexec.ir.prepared_calls import view_bytes
 
 Activation = Callable[[Array], Array]
 State = tuple[Array, ...]  # h, and for an LSTM c: [batch, hidden] each
 Step = Callable[[Array, State], State]
+Calls = list[Callable[[], object]]
+# Input part of the gates, h before and h after to the calls of one step; what else it works on stays.
+PreparedStep = Callable[[Array, Array, Array], Calls]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,3 +175,110 @@ def make_rnn_step(recurrent: Array, activations: Sequence[Activation]) -> Step:
         return (f(state[0] @ recurrent + inputs),)
 
     return step
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Memory of the steps of one direction with the default activations.
+
+    Attributes:
+        gates: ``[batch, gates * hidden]``.
+        h: The state before the first step.
+        others: ``[batch, hidden]`` each; the first is c of an LSTM.
+    """
+
+    gates: Array
+    h: Array
+    others: tuple[Array, Array]
+
+    @staticmethod
+    def count(gates: int, batch: int, hidden: int) -> int:
+        """Return how many elements it takes."""
+        return (gates + 3) * batch * hidden
+
+    @staticmethod
+    def of(scratch: Array, gates: int, batch: int, hidden: int, dtype: np.dtype[Any]) -> StepMemory:
+        """Return it over bytes."""
+        whole = view_bytes(scratch, (gates + 3, batch * hidden), dtype)
+        h, first, second = (whole[gates + k].reshape(batch, hidden) for k in range(3))
+        return StepMemory(whole[:gates].reshape(batch, gates * hidden), h, (first, second))
+
+
+def prepare_lstm_step(recurrent: Sequence[Array], memory: StepMemory) -> PreparedStep:
+    """Return what makes the calls of a step as of `make_lstm_step`, with one sigmoid of three gates."""
+    (weights,), gates, (c, t) = recurrent, memory.gates, memory.others
+    hidden = c.shape[1]
+    i, o, forget, candidate = (gates[:, k * hidden : (k + 1) * hidden] for k in range(4))
+    inner: Calls = [
+        *_prepare_sigmoid(gates[:, : 3 * hidden]),
+        partial(np.tanh, candidate, out=candidate),
+        partial(np.multiply, forget, c, out=c),
+        partial(np.multiply, i, candidate, out=candidate),
+        partial(np.add, c, candidate, out=c),
+        partial(np.tanh, c, out=t),
+    ]
+
+    def prepare_step(inputs: Array, before: Array, after: Array) -> Calls:
+        product = partial(np.matmul, before, weights, out=gates)
+        return [product, partial(np.add, gates, inputs, out=gates), *inner, partial(np.multiply, o, t, out=after)]
+
+    return prepare_step
+
+
+def prepare_gru_step(
+    recurrent: Sequence[Array], bias: Array, linear_before_reset: bool, memory: StepMemory
+) -> PreparedStep:
+    """Return what makes the calls of a step as of `make_gru_step`, with one sigmoid of two gates."""
+    (gate_weights, candidate_weights), (candidate, kept) = recurrent, memory.others
+    batch, hidden = candidate.shape
+    two = memory.gates.reshape(-1)[: 2 * batch * hidden].reshape(batch, 2 * hidden)
+    rest = memory.gates.reshape(-1)[2 * batch * hidden :].reshape(batch, hidden)
+    z, r = two[:, :hidden], two[:, hidden:]
+    sigmoid = _prepare_sigmoid(two)
+    add_bias = partial(np.add, candidate, bias, out=candidate)
+    inner: Calls = [
+        partial(np.tanh, candidate, out=candidate),
+        partial(np.subtract, z.dtype.type(1), z, out=rest),
+        partial(np.multiply, rest, candidate, out=candidate),
+    ]
+
+    def prepare_step(inputs: Array, before: Array, after: Array) -> Calls:
+        if linear_before_reset:
+            product = partial(np.matmul, before, candidate_weights, out=candidate)
+            reset: Calls = [product, add_bias, partial(np.multiply, r, candidate, out=candidate)]
+        else:
+            product = partial(np.matmul, kept, candidate_weights, out=candidate)
+            reset = [partial(np.multiply, r, before, out=kept), product, add_bias]
+        return [
+            partial(np.matmul, before, gate_weights, out=two),
+            partial(np.add, two, inputs[:, : 2 * hidden], out=two),
+            *sigmoid,
+            *reset,
+            partial(np.add, candidate, inputs[:, 2 * hidden :], out=candidate),
+            *inner,
+            partial(np.multiply, z, before, out=kept),
+            partial(np.add, candidate, kept, out=after),
+        ]
+
+    return prepare_step
+
+
+def prepare_rnn_step(recurrent: Sequence[Array], memory: StepMemory) -> PreparedStep:
+    """Return what makes the calls of a step as of `make_rnn_step`."""
+    (weights,), gates = recurrent, memory.gates
+
+    def prepare_step(inputs: Array, before: Array, after: Array) -> Calls:
+        product = partial(np.matmul, before, weights, out=gates)
+        return [product, partial(np.add, gates, inputs, out=gates), partial(np.tanh, gates, out=after)]
+
+    return prepare_step
+
+
+def _prepare_sigmoid(x: Array) -> Calls:
+    """Return calls that replace elements by their sigmoid."""
+    return [
+        partial(np.negative, x, out=x),
+        partial(np.exp, x, out=x),
+        partial(np.add, x, x.dtype.type(1), out=x),
+        partial(np.reciprocal, x, out=x),
+    ]
