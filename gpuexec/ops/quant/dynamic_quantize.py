@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -10,10 +12,12 @@ from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.quant.integer import BYTES, FLOAT, Quantized, round_to_bytes
+from gpuexec.ops.lib.scratch import has_scratch
+from gpuexec.ops.quant.integer import BYTES, FLOAT, Quantized, prepare_rounding, round_to_bytes
 
 _SOURCE = "dynamic_quantize.cu"
 _THREADS = 256
@@ -49,6 +53,46 @@ class DynamicQuantizeLinear(Operator):
         """Find the range, then quantise."""
         made = quantize_by_range(x)
         return made.values, made.scale, made.zero
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count the quotients, and which of them are no numbers."""
+        x = inputs[0]
+        return () if x is None else (x.nbytes, x.size)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Find the range in numbers that stay, then divide, round and saturate in scratch."""
+        x, (y, scale, zero) = inputs[0], (*out, None, None)[:3]
+        if x is None or y is None or scale is None or zero is None or not has_scratch(scratch, (x.nbytes, x.size)):
+            return None
+        none, one, most = (np.array(number, FLOAT) for number in (0, 1, 255))
+        lowest, highest, shift = (np.empty((), FLOAT) for _ in range(3))
+        is_flat = np.empty((), np.bool_)
+        quotients = view_bytes(scratch[0], x.shape, FLOAT)
+        is_nan = view_bytes(scratch[1], x.shape, np.dtype(np.bool_))
+        return [
+            partial(np.fmin.reduce, x, axis=None, out=lowest, initial=FLOAT.type(0)),
+            partial(np.fmax.reduce, x, axis=None, out=highest, initial=FLOAT.type(0)),
+            partial(np.add, lowest, none, out=lowest),
+            partial(np.add, highest, none, out=highest),
+            partial(np.equal, highest, lowest, out=is_flat),
+            partial(np.subtract, highest, lowest, out=scale),
+            partial(np.divide, scale, most, out=scale),
+            partial(np.copyto, scale, one, where=is_flat),
+            partial(np.subtract, none, lowest, out=shift),
+            partial(np.divide, shift, scale, out=shift),
+            partial(np.rint, shift, out=shift),
+            partial(np.fmax, shift, none, out=shift),
+            partial(np.minimum, shift, most, out=shift),
+            partial(np.copyto, zero, shift, casting="unsafe"),
+            partial(np.divide, x, scale, out=quotients),
+            *prepare_rounding(quotients, shift, y, is_nan),
+        ]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the search of the range, and the rounding."""

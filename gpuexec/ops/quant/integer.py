@@ -6,8 +6,9 @@ rounded to a byte again; arithmetic on scales is in float, each operation rounde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ FLOAT: np.dtype[Any] = np.dtype(np.float32)
 SCALES: tuple[np.dtype[Any], ...] = (FLOAT, np.dtype(np.float16), BFLOAT16)  # by kind, as load_scale has them
 _FURTHEST = 1024.0  # any addend saturates beyond this when rounded to a byte
 _EXACT_IN_FLOAT = 1 << 24
-_LARGEST_PRODUCT = 255 * 255
+LARGEST_PRODUCT = 255 * 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,14 @@ def dense(emit: Emitter, slot: Slot | None) -> Slot | None:
     return None if slot is None else emit.contiguous(slot)
 
 
+def find_exact(inner: int) -> np.dtype[Any]:
+    """Return a float type in which sums of ``inner`` products of differences of bytes are exact."""
+    return FLOAT if inner * LARGEST_PRODUCT < _EXACT_IN_FLOAT else np.dtype(np.float64)
+
+
 def subtract_zero(values: Array, zero: Array | None, inner: int) -> Array:
     """Return ``values - zero`` in a float type in which sums of ``inner`` products of such are exact."""
-    dtype = np.float32 if inner * _LARGEST_PRODUCT < _EXACT_IN_FLOAT else np.float64
+    dtype = find_exact(inner)
     wide: Array = values.astype(dtype)
     return wide if zero is None else np.asarray(wide - zero.astype(dtype))
 
@@ -71,6 +77,27 @@ def round_to_bytes(values: Array, zero: Array | None, dtype: np.dtype[Any]) -> A
     if zero is not None:
         whole = whole + zero.astype(INT32)
     return np.asarray(np.clip(whole, limits.min, limits.max).astype(dtype))
+
+
+def prepare_rounding(values: Array, zero: Array | None, y: Array, is_nan: Array) -> list[Callable[[], object]]:
+    """Return calls that write ``saturate(round(values) + zero)`` to integers of 8 or 16 bits; NaN gives zero.
+
+    Args:
+        values: Floats, which are overwritten.
+        zero: What broadcasts with them, in the type of ``y`` or of values; None: 0.
+        y: Where the integers go.
+        is_nan: Bools of the same shape, to work in.
+    """
+    low, high = (np.array(limit, values.dtype) for limit in (np.iinfo(y.dtype).min, np.iinfo(y.dtype).max))
+    return [
+        partial(np.rint, values, out=values),
+        partial(np.isnan, values, out=is_nan),
+        partial(np.copyto, values, np.array(0, values.dtype), where=is_nan),
+        *([] if zero is None else [partial(np.add, values, zero, out=values)]),
+        partial(np.maximum, values, low, out=values),
+        partial(np.minimum, values, high, out=values),
+        partial(np.copyto, y, values, casting="unsafe"),
+    ]
 
 
 def requantize(sums: Array, scale: Array, y_scale: Array, y_zero: Array | None, dtype: np.dtype[Any]) -> Array:

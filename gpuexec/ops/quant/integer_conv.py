@@ -9,8 +9,9 @@ product reads it once for each tap. From sm_80 on tensor cores make it where a s
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -21,11 +22,13 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, permute, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int64, join_bytes, pack_struct
-from gpuexec.ir.operator import Array, Emitter, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.weight_forms import WeightForm, weight_form
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.slices import (
     MMA_TILES,
     SLAB_DEPTH,
@@ -41,18 +44,21 @@ from gpuexec.ops.lib.windows import MAX_AXES, Windows, pack_strides
 from gpuexec.ops.linalg.mma_launch import has_tensor_cores
 from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma_tiles, find_mma_tile
 from gpuexec.ops.linalg.simt_work import SlicedTiles, find_tile_code
-from gpuexec.ops.nn.conv_host import convolve
+from gpuexec.ops.nn.conv_host import convolve, count_convolution, prepare_convolution
 from gpuexec.ops.nn.convolution import THREADS, Convolution, ConvSizes, check_channels, check_index, check_kernel
 from gpuexec.ops.quant.integer import (
     BYTES,
     FLOAT,
     INT32,
+    LARGEST_PRODUCT,
     Quantized,
     check_bytes,
     check_one,
+    find_exact,
     multiply_scales,
     offset_of,
     pack_finish,
+    prepare_rounding,
     requantize,
     subtract_zero,
     to_int32,
@@ -71,6 +77,9 @@ from gpuexec.ops.tensor.layout import window
 
 _SOURCE, _MMA_SOURCE, _PACK_COLUMNS = "integer_conv.cu", "integer_conv_mma.cu", 32
 _LIMIT = 2**31
+_KEPT_NBYTES = 1 << 14  # of a wide weight that prepared calls keep from run to run: no larger than a table
+_EXACT_ADDEND = 1 << 24  # of a bias: floats hold all integers up to it
+_Calls = list[Callable[[], object]]
 _ENTRIES_BEHIND = 32  # of the table of vectors: what kernels read ahead, 256 bytes of a slab, and one slab more
 
 instantiate(_SOURCE, [f"integer_conv<{tile.name}, {y}>" for tile in TILES for y in ("i32", "u8")])
@@ -106,6 +115,27 @@ class ConvInteger(Convolution):
     ) -> tuple[Array, ...]:
         """Convolve exactly; sums wrap."""
         return (_sum(self, Quantized(x, None, x_zero), Quantized(w, None, w_zero)),)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what sums are made of."""
+        return _count_sum(self, inputs[0], inputs[1])
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Convolve exactly in scratch, in floats, and convert."""
+        (x, w, x_zero, w_zero), y = (*inputs, None, None)[:4], out[0]
+        known = (*constant, True, True)[:4]
+        if x is None or w is None or y is None:
+            return None
+        made = _prepare_sum(
+            self, Quantized(x, None, x_zero), Quantized(w, None, w_zero), known[1] and known[3], scratch
+        )
+        return None if made is None else [*made[0], partial(np.copyto, y, made[1], casting="unsafe")]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one kernel."""
@@ -159,6 +189,44 @@ class QLinearConv(Convolution):
         made = requantize(sums, scale, y.scale.reshape(()), y.zero.reshape(()), y.zero.dtype)
         return (made.transpose(to_last(rank)) if self.channels_last else made,)
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count the sums as floats, which of them are no numbers, and what they are made of."""
+        y = outputs[0]
+        sums = () if self.channels_last or y is None else _count_sum(self, inputs[0], inputs[3])
+        return (y.size * FLOAT.itemsize, y.size, *sums) if sums and y is not None else ()
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Convolve exactly in scratch, in floats, scale and round there: where scales and the bias are constant."""
+        x, w, made, bias = _split(inputs)
+        y = out[0]
+        if self.channels_last or y is None or not all(constant[4:]) or not constant[1]:
+            return None
+        if bias is not None and np.abs(bias.astype(np.int64)).max(initial=0) >= _EXACT_ADDEND:
+            return None
+        if not has_scratch(scratch, (y.size * FLOAT.itemsize, y.size)):
+            return None
+        summed = _prepare_sum(self, x, w, constant[3], scratch[2:])
+        if summed is None:
+            return None
+        (calls, sums), rank = summed, y.ndim
+        if bias is not None:
+            addend = bias.astype(sums.dtype).reshape(-1, *(1,) * (rank - 2))
+            calls.append(partial(np.add, sums, addend, out=sums))
+        values = sums
+        if sums.dtype != FLOAT:
+            values = view_bytes(scratch[0], y.shape, FLOAT)
+            calls.append(partial(np.copyto, values, sums, casting="same_kind"))
+        scale = multiply_scales(1.0, x.scale.reshape(()), by_channel(w.scale, rank, 1))
+        calls.append(partial(np.multiply, values, scale / made.scale.reshape(()), out=values))
+        is_nan = view_bytes(scratch[1], y.shape, np.dtype(np.bool_))
+        return [*calls, *prepare_rounding(values, made.zero.reshape(()).astype(FLOAT), y, is_nan)]
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one kernel; the order of axes is a matter of strides."""
         x, w, y, bias = _split(inputs)
@@ -193,6 +261,49 @@ def _sum(op: Convolution, x: Quantized, w: Quantized) -> Array:
     left = subtract_zero(x.values, None if x.zero is None else x.zero.reshape(()), inner)
     right = subtract_zero(w.values, None if w.zero is None else by_channel(w.zero, w.values.ndim, 0), inner)
     return to_int32(convolve(left, right, None, op.windows(left.shape, right.shape), op.group))
+
+
+def _count_sum(op: Convolution, x: TensorSpec | None, w: TensorSpec | None) -> tuple[int, ...]:
+    """Return the bytes of each array that the calls of `_prepare_sum` work in."""
+    if x is None or w is None:
+        return ()
+    windows, itemsize = op.windows(x.shape, w.shape), find_exact(prod(w.shape[1:])).itemsize
+    sizes = (x.size, w.size, x.shape[0] * w.shape[0] * prod(windows.counts))
+    return (*[size * itemsize for size in sizes], *count_convolution(x.shape, w.shape, windows, op.group, itemsize))
+
+
+def _prepare_sum(
+    op: Convolution, x: Quantized, w: Quantized, is_known: bool, scratch: Sequence[Array]
+) -> tuple[_Calls, Array] | None:
+    """Return calls that make the sums of `_sum` as whole floats, and where; None where they may wrap.
+
+    A weight that is known, with its zero point, is widened once where it is small.
+    """
+    inner, exact = prod(w.values.shape[1:]), find_exact(prod(w.values.shape[1:]))
+    windows = op.windows(x.values.shape, w.values.shape)
+    shape = (x.values.shape[0], w.values.shape[0], *windows.counts)
+    specs = [TensorSpec(values.shape, values.dtype) for values in (x.values, w.values)]
+    needed = _count_sum(op, *specs)
+    if inner * LARGEST_PRODUCT + _EXACT_ADDEND >= _LIMIT or not has_scratch(scratch, needed):
+        return None
+    is_kept = is_known and needed[1] <= _KEPT_NBYTES
+    left, sums = view_bytes(scratch[0], x.values.shape, exact), view_bytes(scratch[2], shape, exact)
+    right = np.empty(w.values.shape, exact) if is_kept else view_bytes(scratch[1], w.values.shape, exact)
+    widen_left: _Calls = [partial(np.copyto, left, x.values)]
+    if x.zero is not None:
+        widen_left.append(partial(np.subtract, left, x.zero.reshape(()), out=left))
+    widen_right: _Calls = [partial(np.copyto, right, w.values)]
+    if w.zero is not None:
+        zeros = by_channel(w.zero, w.values.ndim, 0)
+        widen_right.append(partial(np.subtract, right, zeros, out=right))
+    calls = prepare_convolution(left, right, None, windows, op.group, sums, scratch[3:])
+    if calls is None:
+        return None
+    if is_kept:
+        for call in widen_right:
+            call()
+        widen_right = []
+    return [*widen_left, *widen_right, *calls], sums
 
 
 def _launch(op: Convolution, emit: Emitter, x: Quantized, w: Quantized, y: Quantized, bias: Slot | None = None) -> None:

@@ -7,7 +7,9 @@ float, rounded once to the type of the result; in QuantizeLinear dividend, divis
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -18,10 +20,13 @@ from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, join_bytes, pack_struct
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.strided import pack_fast_div64
+from gpuexec.ops.quant.integer import prepare_rounding
 from gpuexec.ops.quant.narrow_types import is_narrow, limits, pack_mode, to_narrow_float, widen
 
 _THREADS = 256  # kThreads of quantize.cu
@@ -77,6 +82,28 @@ class DequantizeLinear(Operator):
         """Subtract, multiply, round once."""
         dtype = dtype_row(self.output_dtype).numpy if self.output_dtype else scale.dtype
         return (dequantize(x, scale, zero, self.axis, self.block_size, dtype),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Convert, subtract and multiply in the output: of integers whose differences floats hold, to float."""
+        (x, scale, zero), y = (*inputs, None)[:3], out[0]
+        if x is None or scale is None or y is None or x.dtype not in NARROW or not y.dtype == scale.dtype == _FLOAT:
+            return None
+        places = find_places(self.name, x.shape, scale.shape, self.axis, self.block_size)
+        scales = places.view(scale)
+        zeros = None if zero is None else places.view(zero)
+        if scales is None or (zero is not None and zeros is None):
+            return None
+        calls: list[Callable[[], object]] = [partial(np.copyto, y, x)]
+        if zeros is not None and not (constant[2] and not zeros.any()):
+            zeros = zeros.astype(_FLOAT) if constant[2] else zeros
+            calls.append(partial(np.subtract, y, zeros, out=y))
+        return [*calls, partial(np.multiply, y, scales, out=y)]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a thread per element."""
@@ -140,6 +167,37 @@ class QuantizeLinear(Operator):
             whole += places.spread(zero.astype(np.int32))
         return (np.asarray(np.clip(whole, *limits(dtype))).astype(dtype),)
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count the quotients, and which of them are no numbers."""
+        x, y = inputs[0], outputs[0]
+        if x is None or y is None or x.dtype != _FLOAT or y.dtype not in NARROW:
+            return ()
+        return x.nbytes, x.size
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Divide, round and saturate in scratch: of floats, by scales of float, to integers of 8 or 16 bits."""
+        (x, scale, zero), y = (*inputs, None)[:3], out[0]
+        if x is None or scale is None or y is None or not x.dtype == scale.dtype == _FLOAT or y.dtype not in NARROW:
+            return None
+        if self._find_precision(scale.dtype) != _FLOAT or not has_scratch(scratch, (x.nbytes, x.size)):
+            return None
+        places = find_places(self.name, x.shape, scale.shape, self.axis, self.block_size)
+        scales = places.view(scale)
+        zeros = None if zero is None else places.view(zero)
+        if scales is None or (zero is not None and zeros is None):
+            return None
+        if zeros is not None and constant[2]:
+            zeros = zeros.astype(_FLOAT) if zeros.any() else None
+        quotients = view_bytes(scratch[0], x.shape, _FLOAT)
+        is_nan = view_bytes(scratch[1], x.shape, np.dtype(np.bool_))
+        return [partial(np.divide, x, scales, out=quotients), *prepare_rounding(quotients, zeros, y, is_nan)]
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a thread per element."""
         x, scale, zero = (*inputs, None)[:3]
@@ -179,6 +237,10 @@ class ScalePlaces:
             return scales.reshape(-1, *(1,) * (len(self.shape) - self.axis - 1))
         rows = scales.repeat(self.block, self.axis)
         return rows[(slice(None),) * self.axis + (slice(self.extent),)]
+
+    def view(self, scales: Array) -> Array | None:
+        """Return a view of scales that broadcasts with the elements; None where there is none, as of blocks."""
+        return None if self.strides[2] or not scales.flags.c_contiguous else self.spread(scales)
 
 
 def find_places(name: str, shape: tuple[int, ...], scales: tuple[int, ...], axis: int, block: int) -> ScalePlaces:
