@@ -157,7 +157,8 @@ class Conv(Convolution):
         (x, w, bias), y = (*inputs, None)[:3], out[0]
         if x is None or w is None or y is None or y.dtype not in _PREPARED:
             return None
-        return prepare_convolution(x, w, bias, self.windows(x.shape, w.shape), self.group, y, scratch)
+        windows, is_finite = self.windows(x.shape, w.shape), constant[1] and bool(np.isfinite(w).all())
+        return prepare_convolution(x, w, bias, windows, self.group, y, scratch, is_finite=is_finite)
 
     def reads_any_format(self, position: int, inputs: Sequence[TensorSpec | None]) -> bool:
         """Return whether it is the image, which is gathered where its channels are few, or padded on the way."""

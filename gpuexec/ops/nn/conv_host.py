@@ -16,6 +16,7 @@ from gpuexec.ops.lib.windows import Windows, trailing
 
 _PIECE = 1 << 18  # elements of patches laid out at a time (of sums kept in the cache: a quarter)
 _SMALL = 1 << 12  # elements of a padded input that are filled with zeros in one call, borders or not
+_FLAT_PIECE, _FLAT_PLANE = 1 << 14, 1 << 16  # elements of flat planes at a time, and of one at most
 _MOST_CALLS = 1 << 11  # beyond, the calls of a convolution take more memory than they are worth
 _Calls = list[Callable[[], object]]
 
@@ -48,8 +49,10 @@ def count_convolution(
 ) -> tuple[int, ...]:
     """Return the bytes of each array that the calls of `prepare_convolution` work in; no fewer for larger inputs."""
     if _is_depthwise(w_shape, group):
-        channel = w_shape[0] // max(1, group) * prod(windows.counts)
-        return (itemsize * min(group * channel, max(_PIECE >> 2, channel)),)
+        multiple = w_shape[0] // max(1, group)
+        channel, plane = multiple * prod(windows.counts), (2 * multiple + 1) * prod(_find_flat_extents(windows))
+        flat = 0 if plane > 3 * _FLAT_PLANE else min(group * plane, max(3 * _FLAT_PIECE, plane))
+        return (itemsize * max(flat, min(group * channel, max(_PIECE >> 2, channel))),)
     if _is_pointwise(windows):
         return ()
     row = x_shape[1] * windows.taps * prod(windows.counts[1:])
@@ -59,7 +62,15 @@ def count_convolution(
 
 
 def prepare_convolution(
-    x: Array, w: Array, bias: Array | None, windows: Windows, group: int, y: Array, scratch: Sequence[Array]
+    x: Array,
+    w: Array,
+    bias: Array | None,
+    windows: Windows,
+    group: int,
+    y: Array,
+    scratch: Sequence[Array],
+    *,
+    is_finite: bool = False,
 ) -> _Calls | None:
     """Return the calls that `convolve` makes, with what it allocates in scratch; None where it does more.
 
@@ -71,6 +82,7 @@ def prepare_convolution(
         group: Groups of channels.
         y: Where the result goes.
         scratch: Arrays of what `count_convolution` returned, or more.
+        is_finite: Whether the weight always is finite, so that it may be multiplied by the zeros of padding too.
     """
     if not (x.dtype == w.dtype == y.dtype == accumulator(y.dtype)) or not (x.size and w.size and y.size):
         return None
@@ -79,7 +91,8 @@ def prepare_convolution(
     if not has_scratch(scratch, count_convolution(x.shape, w.shape, windows, group, y.itemsize)):
         return None
     if _is_depthwise(w.shape, group):
-        calls = _prepare_depthwise(x, w, windows, group, y, scratch[0])
+        prepare = _prepare_flat if is_finite and _is_flat(w.shape, windows, group) else _prepare_depthwise
+        calls = prepare(x, w, windows, group, y, scratch[0])
     elif _is_pointwise(windows):
         columns = x.reshape(x.shape[0], group, w.shape[1], prod(windows.counts))
         outputs = y.reshape(x.shape[0], group, w.shape[0] // group, -1)
@@ -157,6 +170,55 @@ def _prepare_depthwise(x: Array, w: Array, windows: Windows, group: int, y: Arra
                 target = sums[trailing(positions)]
                 calls.append(partial(np.multiply, source[trailing(seen)], weights[:, part, :, tap], out=product))
                 calls.append(partial(np.add, target, product, out=target))
+    return calls
+
+
+def _is_flat(w_shape: Sequence[int], windows: Windows, group: int) -> bool:
+    """Return whether planes of a depthwise convolution are flat: windows follow each other in rows that are short."""
+    plane = (2 * w_shape[0] // group + 1) * prod(_find_flat_extents(windows))
+    return set(windows.strides) == {1} and len(windows.counts) > 1 and plane <= 3 * _FLAT_PLANE
+
+
+def _find_flat_extents(windows: Windows) -> tuple[int, ...]:
+    return _pad_extents(windows) or windows.extents
+
+
+def _prepare_flat(x: Array, w: Array, windows: Windows, group: int, y: Array, scratch: Array) -> _Calls:
+    """Return calls that make the sums of `_depthwise` for all places of a padded plane in one row.
+
+    What a tap adds to a plane is a piece of the padded plane then, all of it in one loop. Sums between the windows are
+    of no use.
+    """
+    extents, multiple, dtype = _find_flat_extents(windows), w.shape[0] // group, y.dtype
+    plane, steps = prod(extents), [prod(extents[axis + 1 :]) for axis in range(len(extents))]
+    length = sum((count - 1) * step for count, step in zip(windows.counts, steps)) + 1
+    offsets = [
+        sum(tap * dilation * step for tap, dilation, step in zip(taps, windows.dilations, steps))
+        for taps in np.ndindex(*windows.kernel)
+    ]
+    together = min(group, max(1, 3 * _FLAT_PIECE // ((2 * multiple + 1) * plane)))
+    calls: _Calls = []
+    if 2 * len(offsets) * x.shape[0] * -(-group // together) > _MOST_CALLS:
+        return calls
+    padded = view_bytes(scratch, (together, *extents), dtype)
+    sums, products = view_bytes(scratch[padded.nbytes :], (2, together, multiple, length), dtype)
+    windowed = np.lib.stride_tricks.as_strided(
+        sums, (together, multiple, *windows.counts), (*sums.strides[:2], *[step * dtype.itemsize for step in steps])
+    )
+    inside = [slice(begin, begin + extent) for begin, extent in zip(windows.begins, windows.extents)]
+    calls += [partial(border.fill, 0) for border in _list_borders(padded, inside)]
+    rows, zero = padded.reshape(together, 1, plane), np.array(0, dtype)
+    weights, planes = w.reshape(group, multiple, -1, 1), y.reshape(y.shape[0], group, multiple, *windows.counts)
+    for n in range(y.shape[0]):
+        for first in range(0, group, together):
+            count = min(together, group - first)
+            part, own, product = slice(first, first + count), sums[:count], products[:count]
+            calls.append(partial(np.copyto, padded[:count][trailing(inside)], x[n, part]))
+            for tap, offset in enumerate(offsets):
+                seen, weight = rows[:count, :, offset : offset + length], weights[part, :, tap]
+                calls.append(partial(np.multiply, seen, weight, out=product))
+                calls.append(partial(np.add, own if tap else product, product if tap else zero, out=own))
+            calls.append(partial(np.copyto, planes[n, part], windowed[:count]))
     return calls
 
 

@@ -296,7 +296,7 @@ def _prepare_sum(
     if w.zero is not None:
         zeros = by_channel(w.zero, w.values.ndim, 0)
         widen_right.append(partial(np.subtract, right, zeros, out=right))
-    calls = prepare_convolution(left, right, None, windows, op.group, sums, scratch[3:])
+    calls = prepare_convolution(left, right, None, windows, op.group, sums, scratch[3:], is_finite=True)
     if calls is None:
         return None
     if is_kept:
