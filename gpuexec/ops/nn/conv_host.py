@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.operator import Array
 from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import accumulator
@@ -16,7 +18,6 @@ from gpuexec.ops.lib.windows import Windows, trailing
 
 _PIECE = 1 << 18  # elements of patches laid out at a time (of sums kept in the cache: a quarter)
 _SMALL = 1 << 12  # elements of a padded input that are filled with zeros in one call, borders or not
-_FLAT_PIECE, _FLAT_PLANE = 1 << 14, 1 << 16  # elements of flat planes at a time, and of one at most
 _MOST_CALLS = 1 << 11  # beyond, the calls of a convolution take more memory than they are worth
 _Calls = list[Callable[[], object]]
 
@@ -50,9 +51,8 @@ def count_convolution(
     """Return the bytes of each array that the calls of `prepare_convolution` work in; no fewer for larger inputs."""
     if _is_depthwise(w_shape, group):
         multiple = w_shape[0] // max(1, group)
-        channel, plane = multiple * prod(windows.counts), (2 * multiple + 1) * prod(_find_flat_extents(windows))
-        flat = 0 if plane > 3 * _FLAT_PLANE else min(group * plane, max(3 * _FLAT_PIECE, plane))
-        return (itemsize * max(flat, min(group * channel, max(_PIECE >> 2, channel))),)
+        channel, plane = multiple * prod(windows.counts), _count_flat(windows, multiple)
+        return (itemsize * min(group * max(channel, plane), max(_PIECE >> 2, channel)),)
     if _is_pointwise(windows):
         return ()
     row = x_shape[1] * windows.taps * prod(windows.counts[1:])
@@ -174,52 +174,81 @@ def _prepare_depthwise(x: Array, w: Array, windows: Windows, group: int, y: Arra
 
 
 def _is_flat(w_shape: Sequence[int], windows: Windows, group: int) -> bool:
-    """Return whether planes of a depthwise convolution are flat: windows follow each other in rows that are short."""
-    plane = (2 * w_shape[0] // group + 1) * prod(_find_flat_extents(windows))
-    return set(windows.strides) == {1} and len(windows.counts) > 1 and plane <= 3 * _FLAT_PLANE
+    """Return whether planes of a depthwise convolution are flat: there is more than one row, and rows are short."""
+    return 0 < _count_flat(windows, w_shape[0] // group) <= _PIECE >> 2
+
+
+def _count_flat(windows: Windows, multiple: int) -> int:
+    """Return how many elements a flat plane takes: all phases of the input, sums, and products; 0 of a single row."""
+    return (len(windows.counts) > 1) * (prod(windows.strides) + 2 * multiple) * prod(_find_flat_extents(windows))
 
 
 def _find_flat_extents(windows: Windows) -> tuple[int, ...]:
-    return _pad_extents(windows) or windows.extents
+    """Return the extents of a phase of the padded input: of all places that are strides apart from its first one."""
+    extents = _pad_extents(windows) or windows.extents
+    return tuple([ceil_div(extent, stride) for extent, stride in zip(extents, windows.strides)])
 
 
 def _prepare_flat(x: Array, w: Array, windows: Windows, group: int, y: Array, scratch: Array) -> _Calls:
     """Return calls that make the sums of `_depthwise` for all places of a padded plane in one row.
 
     What a tap adds to a plane is a piece of the padded plane then, all of it in one loop. Sums between the windows are
-    of no use.
+    of no use. Places that a stride apart see are a plane of their own, a phase.
     """
     extents, multiple, dtype = _find_flat_extents(windows), w.shape[0] // group, y.dtype
     plane, steps = prod(extents), [prod(extents[axis + 1 :]) for axis in range(len(extents))]
     length = sum((count - 1) * step for count, step in zip(windows.counts, steps)) + 1
-    offsets = [
-        sum(tap * dilation * step for tap, dilation, step in zip(taps, windows.dilations, steps))
-        for taps in np.ndindex(*windows.kernel)
-    ]
-    together = min(group, max(1, 3 * _FLAT_PIECE // ((2 * multiple + 1) * plane)))
-    calls: _Calls = []
-    if 2 * len(offsets) * x.shape[0] * -(-group // together) > _MOST_CALLS:
-        return calls
-    padded = view_bytes(scratch, (together, *extents), dtype)
+    together = min(group, (_PIECE >> 2) // _count_flat(windows, multiple))
+    if 2 * windows.taps * x.shape[0] * -(-group // together) > _MOST_CALLS:
+        return []
+    padded = view_bytes(scratch, (together, *windows.strides, *extents), dtype)
     sums, products = view_bytes(scratch[padded.nbytes :], (2, together, multiple, length), dtype)
     windowed = np.lib.stride_tricks.as_strided(
         sums, (together, multiple, *windows.counts), (*sums.strides[:2], *[step * dtype.itemsize for step in steps])
     )
-    inside = [slice(begin, begin + extent) for begin, extent in zip(windows.begins, windows.extents)]
-    calls += [partial(border.fill, 0) for border in _list_borders(padded, inside)]
-    rows, zero = padded.reshape(together, 1, plane), np.array(0, dtype)
+    phases = [_find_phase(windows, phase) for phase in np.ndindex(*windows.strides)]
+    calls: _Calls = []
+    if any(to.start or to.stop < extent for _, places, _ in phases for to, extent in zip(places, extents)):
+        calls.append(partial(padded.fill, 0))
+    rows, zero = padded.reshape(together, -1, 1, plane), np.array(0, dtype)
     weights, planes = w.reshape(group, multiple, -1, 1), y.reshape(y.shape[0], group, multiple, *windows.counts)
+    taps = [_find_flat_tap(windows, steps, taps) for taps in np.ndindex(*windows.kernel)]
     for n in range(y.shape[0]):
         for first in range(0, group, together):
             count = min(together, group - first)
             part, own, product = slice(first, first + count), sums[:count], products[:count]
-            calls.append(partial(np.copyto, padded[:count][trailing(inside)], x[n, part]))
-            for tap, offset in enumerate(offsets):
-                seen, weight = rows[:count, :, offset : offset + length], weights[part, :, tap]
+            for phase, places, source in phases:
+                index: tuple[Any, ...] = (slice(count), *phase, *places)
+                calls.append(partial(np.copyto, padded[index], x[n, part][trailing(source)]))
+            for tap, (seen_phase, offset) in enumerate(taps):
+                seen, weight = rows[:count, seen_phase, :, offset : offset + length], weights[part, :, tap]
                 calls.append(partial(np.multiply, seen, weight, out=product))
                 calls.append(partial(np.add, own if tap else product, product if tap else zero, out=own))
             calls.append(partial(np.copyto, planes[n, part], windowed[:count]))
     return calls
+
+
+def _find_phase(
+    windows: Windows, phase: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]:
+    """Return a phase of the padded input, where in it the input lies, and which places of the input those are."""
+    places, source = [], []
+    for begin, extent, stride, shift in zip(windows.begins, windows.extents, windows.strides, phase):
+        first = (shift - begin) % stride
+        start = (first + begin) // stride
+        count = len(range(first, extent, stride))
+        places.append(slice(start, start + count))
+        source.append(slice(first, extent, stride))
+    return phase, tuple(places), tuple(source)
+
+
+def _find_flat_tap(windows: Windows, steps: Sequence[int], taps: Sequence[int]) -> tuple[int, int]:
+    """Return the number of the phase that a tap sees, and where in its plane it begins."""
+    phase = offset = 0
+    for tap, dilation, stride, step in zip(taps, windows.dilations, windows.strides, steps):
+        phase = phase * stride + tap * dilation % stride
+        offset += tap * dilation // stride * step
+    return phase, offset
 
 
 def _split_depthwise(w: Array, windows: Windows, group: int, y: Array) -> tuple[Array, Array, int]:
