@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import ClassVar
 
@@ -13,10 +15,12 @@ from gpuexec.ir.command import Argument, Kernel, Launch
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, read_int, work_of
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.plain import is_plain
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
 _SOURCE = "lp_norm.cu"
@@ -58,6 +62,35 @@ class LpNormalization(Operator):
             y = np.divide(wide, norm, out=powers)
             np.copyto(y, 0, where=norm == 0)
             return (y.astype(x.dtype, copy=False),)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count a norm of each row, and whether it is 0."""
+        x = inputs[0]
+        rows = 0 if x is None else x.size // max(1, x.shape[normalize_axis(self.axis, x.rank)])
+        return [] if x is None else [rows * x.dtype.itemsize, rows]
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Work in the output's memory."""
+        x, y = inputs[0], out[0]
+        if not is_plain(x) or not is_plain(y, x.dtype) or not scratch:
+            return None
+        axis = normalize_axis(self.axis, x.ndim)
+        rows = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+        norm, is_zero = view_bytes(scratch[0], rows, x.dtype), view_bytes(scratch[1], rows, np.dtype(np.bool_))
+        return [
+            partial(np.abs if self.p == 1 else np.square, x, out=y),
+            partial(np.add.reduce, y, axis, None, norm, True),
+            *([] if self.p == 1 else [partial(np.sqrt, norm, out=norm)]),
+            partial(np.divide, x, norm, out=y),
+            partial(np.equal, norm, np.zeros((), x.dtype), out=is_zero),
+            partial(np.copyto, y, np.zeros((), x.dtype), "same_kind", is_zero),
+        ]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per row."""

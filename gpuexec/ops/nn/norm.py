@@ -6,8 +6,9 @@ scale and bias goes with an element. A row is worked on by one block at most.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -18,12 +19,24 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Shape, broadcast_strides, normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64, pack_struct
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    Operator,
+    Out,
+    PreparedCalls,
+    Slots,
+    Tolerance,
+    operator,
+)
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.row_form import RowForm, RowLine
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, allow_for_floats, count_epilogue_steps
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.plain import is_plain
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
@@ -117,6 +130,33 @@ def mean_over(x: Array, axes: tuple[int, ...]) -> Array:
     """Return the mean over axes, which stay with extent 1. Unlike ``np.mean`` it does not warn of empty ones."""
     return np.asarray(np.add.reduce(x, axis=axes, keepdims=True) / x.dtype.type(prod(x.shape[axis] for axis in axes)))
 
+def count_statistics(x: TensorSpec | None, rows: int) -> list[int]:
+    """Return scratch of a normalisation: squares of the elements, a mean and a deviation of each row."""
+    if x is None:
+        return []
+    return [x.nbytes, rows * x.dtype.itemsize, rows * x.dtype.itemsize]
+
+
+def prepare_mean(x: Array, axes: tuple[int, ...], mean: Array) -> list[Callable[[], object]]:
+    """Return the calls of `mean_over`; the mean has the axes with extent 1."""
+    terms = np.array(prod(x.shape[axis] for axis in axes), x.dtype)
+    return [partial(np.add.reduce, x, axes, None, mean, True), partial(np.divide, mean, terms, out=mean)]
+
+
+def prepare_inverse_deviation(
+    x: Array, axes: tuple[int, ...], epsilon: float, squares: Array, inverse: Array
+) -> list[Callable[[], object]]:
+    """Return the calls of `inverse_deviation`; ``squares`` is scratch as large as the input."""
+    one, least = np.array(1, x.dtype), np.array(epsilon, x.dtype)
+    return [
+        partial(np.square, x, out=squares),
+        *prepare_mean(squares, axes, inverse),
+        partial(np.add, inverse, least, out=inverse),
+        partial(np.sqrt, inverse, out=inverse),
+        partial(np.divide, one, inverse, out=inverse),
+    ]
+
+
 
 def _buffer(out: Sequence[Array | None] | None, dtype: np.dtype[Any], accumulator_dtype: np.dtype[Any]) -> Array | None:
     """Return the first output's memory where the result can be worked out in it."""
@@ -135,6 +175,19 @@ class _TrailingNormalization(Operator):
     derivative = Derivative.PARTS
     has_blits = True
     takes_epilogue: ClassVar[bool] = True
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count squares of the elements, and statistics of the rows."""
+        x = inputs[0]
+        return [] if x is None else count_statistics(x, prod(x.shape[: normalize_axis(self.axis, x.rank)]))
+
+    def _take_rows(self, x: Array, scratch: Sequence[Array]) -> tuple[tuple[int, ...], Array, Array, Array]:
+        """Return the axes of a row, and scratch: squares, mean, deviation."""
+        axis = normalize_axis(self.axis, x.ndim)
+        rows = (*x.shape[:axis], *(1,) * (x.ndim - axis))
+        shapes = (x.shape, rows, rows)
+        squares, mean, inverse = (view_bytes(each, shape, x.dtype) for each, shape in zip(scratch, shapes, strict=True))
+        return tuple(range(axis, x.ndim)), squares, mean, inverse
 
     def _check(self, x: TensorSpec, *parameters: tuple[str, TensorSpec | None]) -> int:
         axis = normalize_axis(self.axis, x.rank)
@@ -252,6 +305,32 @@ class LayerNormalization(_TrailingNormalization):
             stash = _STASH[self.stash_type]
             return y.astype(x.dtype, copy=False), np.asarray(mean).astype(stash), inverse.astype(stash)
 
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Normalise in the output's memory."""
+        (x, scale, bias), (y, *statistics) = (*inputs, None)[:3], out
+        if not is_plain(x) or not is_plain(y, x.dtype) or scale is None or not scratch:
+            return None
+        axes, squares, mean, inverse = self._take_rows(x, scratch)
+        calls = [
+            *prepare_mean(x, axes, mean),
+            partial(np.subtract, x, mean, out=y),
+            *prepare_inverse_deviation(y, axes, self.epsilon, squares, inverse),
+            partial(np.multiply, y, inverse, out=y),
+            partial(np.multiply, y, scale, out=y),
+        ]
+        if bias is not None:
+            calls.append(partial(np.add, y, bias, out=y))
+        for made, given in zip((mean, inverse), statistics):
+            if given is not None:
+                calls.append(partial(np.copyto, given, made, "unsafe"))
+        return calls
+
     def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
         """Return the form of the kernel."""
         x, scale, bias = (*inputs, None, None)[:3]
@@ -292,6 +371,24 @@ class RMSNormalization(_TrailingNormalization):
             y = np.asarray(np.multiply(wide, inverse, out=_buffer(out, scale.dtype, wide.dtype)))
             y *= scale
             return (y.astype(scale.dtype, copy=False),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Normalise in the output's memory, where input and scale have one type."""
+        (x, scale), (y,) = inputs, out
+        if not is_plain(x) or not is_plain(y, x.dtype) or scale is None or scale.dtype != x.dtype or not scratch:
+            return None
+        axes, squares, _, inverse = self._take_rows(x, scratch)
+        return [
+            *prepare_inverse_deviation(x, axes, self.epsilon, squares, inverse),
+            partial(np.multiply, x, inverse, out=y),
+            partial(np.multiply, y, scale, out=y),
+        ]
 
     def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
         """Return the form of the kernel."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import ClassVar
 
@@ -22,15 +23,27 @@ from gpuexec.ir.operator import (
     FormatUse,
     Operator,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     operator,
     upgrade,
 )
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.nn.norm import Affine, NormalizedRows, inverse_deviation, mean_over, write_row_form
+from gpuexec.ops.lib.plain import is_plain
+from gpuexec.ops.nn.norm import (
+    Affine,
+    NormalizedRows,
+    count_statistics,
+    inverse_deviation,
+    mean_over,
+    prepare_inverse_deviation,
+    prepare_mean,
+    write_row_form,
+)
 from gpuexec.ops.nn.norm_channels_launch import LEAST_POSITIONS, launch_large_channels, launch_small_channels
 
 _FLOATS = dtypes_of("float")
@@ -77,6 +90,41 @@ class _ChannelNormalization(Operator):
             y += bias.reshape(spread)
             return (y.astype(x.dtype, copy=False).reshape(x.shape),)
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count squares of the elements, and statistics of the rows: as many as there are channels at most."""
+        x = inputs[0]
+        rows = 0 if x is None else prod(x.shape[:2])
+        return [] if x is None else [*count_statistics(x, rows), rows * x.dtype.itemsize]
+
+    def _prepare(
+        self,
+        inputs: Sequence[Array | None],
+        y: Array | None,
+        scratch: Sequence[Array],
+        rows: Shape,
+        epsilon: float,
+        per_row: int,
+    ) -> PreparedCalls | None:
+        """Return calls that do what `_compute` does."""
+        x, scale, bias = inputs
+        if not is_plain(x) or not is_plain(y, x.dtype) or scale is None or bias is None or not scratch:
+            return None
+        x, y = x.reshape(x.shape[0], *rows), y.reshape(x.shape[0], *rows)
+        axes, spread = tuple(range(2, x.ndim)), (*rows[:per_row], *(1,) * (len(rows) - per_row))
+        kept, parameters = (*x.shape[:2], *(1,) * len(axes)), (x.shape[0], *spread)
+        squares, mean, inverse, factor = (
+            view_bytes(scratch[place], shape, x.dtype)
+            for place, shape in enumerate((x.shape, kept, kept, parameters))
+        )
+        return [
+            *prepare_mean(x, axes, mean),
+            partial(np.subtract, x, mean, out=y),
+            *prepare_inverse_deviation(y, axes, epsilon, squares, inverse),
+            partial(np.multiply, inverse, scale.reshape(spread), out=factor),
+            partial(np.multiply, y, factor, out=y),
+            partial(np.add, y, bias.reshape(spread), out=y),
+        ]
+
 
 @operator("InstanceNormalization")
 @dataclass(frozen=True, slots=True)
@@ -98,6 +146,18 @@ class InstanceNormalization(_ChannelNormalization):
     def compute(self, x: Array, scale: Array, bias: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Normalise with NumPy; half and bfloat16 in float, rounded once."""
         return self._compute(x, scale, bias, (x.shape[1], prod(x.shape[2:])), self.epsilon, 1)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Normalise in the output's memory."""
+        x = inputs[0]
+        assert x is not None
+        return self._prepare(inputs, out[0], scratch, (x.shape[1], prod(x.shape[2:])), self.epsilon, 1)
 
     def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
         """Return the form of the kernel of small channels, whose rows are the spaces of channels."""
@@ -155,6 +215,19 @@ class GroupNormalization(_ChannelNormalization):
         """Normalise with NumPy; half and bfloat16 in float, rounded once."""
         rows = (self.num_groups, x.shape[1] // self.num_groups, prod(x.shape[2:]))
         return self._compute(x, scale, bias, rows, self.epsilon, 1 if self.per_group else 2)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Normalise in the output's memory."""
+        x = inputs[0]
+        assert x is not None
+        rows = (self.num_groups, x.shape[1] // self.num_groups, prod(x.shape[2:]))
+        return self._prepare(inputs, out[0], scratch, rows, self.epsilon, 1 if self.per_group else 2)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per group."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -18,12 +19,25 @@ from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    Operator,
+    Out,
+    PreparedCalls,
+    Slots,
+    Tolerance,
+    operator,
+    upgrade,
+)
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.row_form import RowForm, RowLine
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.plain import is_plain
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
 _SOURCE = "softmax.cu"
@@ -129,6 +143,23 @@ class Softmax(RowMap):
         powers /= np.add.reduce(powers, axis=axis, keepdims=True)
         return powers
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count a number for each row."""
+        return [_count_row_bytes(self, inputs[0])]
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Work out the rows in the output's memory."""
+        x, y = _split_rows(self, inputs[0], out[0])
+        if x is None or y is None or not scratch:
+            return None
+        return prepare_softmax(x, y, view_bytes(scratch[0], (*x.shape[:1], 1, *x.shape[2:]), x.dtype))
+
     def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
         """Return the form of the kernel along the last axis."""
         return self._write_row(inputs, False)
@@ -151,6 +182,33 @@ class LogSoftmax(RowMap):
         shifted = _subtract_largest(x, axis, buffer)
         shifted -= np.log(np.add.reduce(np.exp(shifted), axis=axis, keepdims=True))
         return shifted
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count a number for each row, and the exponentials."""
+        x = inputs[0]
+        return [_count_row_bytes(self, x), 0 if x is None else x.nbytes]
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Work out the rows in the output's memory."""
+        x, y = _split_rows(self, inputs[0], out[0])
+        if x is None or y is None or len(scratch) < 2:
+            return None
+        rows = view_bytes(scratch[0], (*x.shape[:1], 1, *x.shape[2:]), x.dtype)
+        powers = view_bytes(scratch[1], x.shape, x.dtype)
+        return [
+            partial(np.maximum.reduce, x, 1, None, rows, True, -np.inf),
+            partial(np.subtract, x, rows, out=y),
+            partial(np.exp, y, out=powers),
+            partial(np.add.reduce, powers, 1, None, rows, True),
+            partial(np.log, rows, out=rows),
+            partial(np.subtract, y, rows, out=y),
+        ]
 
     def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
         """Return the form of the kernel along the last axis."""
@@ -202,6 +260,38 @@ def _launch_rows(
 def _keep_flattening(node: RawNode) -> RawNode:
     """Upgrade the old form: rows of the tensor flattened at ``axis``, which is 1 unless given."""
     return node.with_attributes(axis=node.attributes.get("axis", 1), flatten=1)
+
+
+def prepare_softmax(x: Array, y: Array, rows: Array) -> PreparedCalls:
+    """Return the calls of a softmax along the second of three axes, of floats.
+
+    Args:
+        x: What it is taken of.
+        y: Where it goes, which may be the memory of ``x``.
+        rows: Scratch of extent 1 along the axis.
+    """
+    return [
+        partial(np.maximum.reduce, x, 1, None, rows, True, -np.inf),
+        partial(np.subtract, x, rows, out=y),
+        partial(np.exp, y, out=y),
+        partial(np.add.reduce, y, 1, None, rows, True),
+        partial(np.divide, y, rows, out=y),
+    ]
+
+
+def _split_rows(rows: RowMap, x: Array | None, y: Array | None) -> tuple[Array | None, Array | None]:
+    """Return plain arrays as ``[outer, columns, inner]``; None where they are not plain."""
+    if not is_plain(x) or not is_plain(y, x.dtype):
+        return None, None
+    extents = rows._split(x.shape)
+    return x.reshape(extents), y.reshape(extents)
+
+
+def _count_row_bytes(rows: RowMap, x: TensorSpec | None) -> int:
+    if x is None:
+        return 0
+    outer, _, inner = rows._split(x.shape)
+    return outer * inner * x.dtype.itemsize
 
 
 def _subtract_largest(x: Array, axis: int, buffer: Array | None) -> Array:

@@ -7,7 +7,9 @@ idle.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import ClassVar
 
@@ -18,7 +20,7 @@ from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype, require_ints
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
@@ -66,6 +68,27 @@ class Cumulative(Operator):
                 inclusive, folds = folds, np.full_like(folds, self.identity)
                 np.moveaxis(folds, along, 0)[1:] = np.moveaxis(inclusive, along, 0)[:-1]
             return ((np.flip(folds, along) if self.reverse else folds).astype(x.dtype, copy=False),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Accumulate into the output, where the axis never changes."""
+        (x, axis), (y,) = inputs, out
+        if x is None or axis is None or y is None or not x.size or not constant[1] or accumulator(x.dtype) != x.dtype:
+            return None
+        along = self._choose_axis(read_ints(axis), x.ndim)
+        terms, folds = (np.flip(each, along) if self.reverse else each for each in (x, y))
+        calls: list[Callable[[], object]] = []
+        if self.exclusive:
+            first, folds = np.moveaxis(folds, along, 0)[:1], np.moveaxis(np.moveaxis(folds, along, 0)[1:], 0, along)
+            terms = np.moveaxis(np.moveaxis(terms, along, 0)[:-1], 0, along)
+            calls.append(partial(first.fill, self.identity))
+        calls.append(partial(self.function.accumulate, terms, along, x.dtype, folds))
+        return calls
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per row."""

@@ -10,6 +10,7 @@ at most works on a row: few rows of very many terms leave a large device idle.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from gpuexec.ir.operator import (
     FormatUse,
     Operator,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     operator,
@@ -116,6 +118,27 @@ class Reduction(Operator):
         reduced = self._axes(x.ndim, axes)
         is_kept = not reduced and self.row.keeps_single  # to the bit: a sum of -0 alone would be 0
         return (x if is_kept else host.fold(self.row.fold, x, reduced, self.keepdims),)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what becomes of the elements before they are folded, where it is not they."""
+        x, y = inputs[0], outputs[0]
+        return [] if x is None or y is None else host.count_scratch(self.row.fold, x, y)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Fold into the output's memory, where the axes never change."""
+        (x, axes), y = (*inputs, None)[:2], out[0]
+        if x is None or y is None or not y.size or not y.flags.c_contiguous or (axes is not None and not constant[1]):
+            return None
+        reduced = self._axes(x.ndim, axes)
+        if not reduced and self.row.keeps_single:
+            return [functools.partial(np.copyto, y, x)]
+        return host.prepare_fold(self.row.fold, x, y.reshape(host.reduced_shape(x.shape, reduced, True)), reduced, scratch)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Alias the input where nothing happens, else reduce."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
 from gpuexec.ir.row_form import RowForm, RowLine
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
@@ -59,6 +60,27 @@ class ArgExtremum(Operator):
         find = np.argmin if self.is_minimum else np.argmax
         place = x.shape[axis] - 1 - find(np.flip(x, axis), axis=axis) if self.select_last_index else find(x, axis=axis)
         return (np.asarray(place, _INDEX).reshape(shape),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Search each row as it lies."""
+        x, y = inputs[0], out[0]
+        if x is None or y is None or not x.size or not x.ndim or not y.flags.c_contiguous:
+            return None
+        (axis,) = self._axes(x.ndim)
+        if accumulator(x.dtype) != x.dtype:
+            return None
+        places = y.reshape((*x.shape[:axis], *x.shape[axis + 1 :]))
+        rows = np.flip(x, axis) if self.select_last_index else x
+        calls: list[Callable[[], object]] = [partial(rows.argmin if self.is_minimum else rows.argmax, axis, places)]
+        if self.select_last_index:
+            calls.append(partial(np.subtract, np.array(x.shape[axis] - 1), places, out=places))
+        return calls
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Search each row by a team of threads."""
