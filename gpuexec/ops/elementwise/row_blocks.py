@@ -19,7 +19,7 @@ from gpuexec.ir.operator import Array, Operator, Out, PreparedCalls
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.row_form import RowForm
-from gpuexec.ir.spec import accumulator
+from gpuexec.ir.spec import TensorSpec, accumulator
 from gpuexec.ops.elementwise.region_blocks import give_buffers, take_buffer
 from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, StepRow, read_steps, step_of, widen_number
 from gpuexec.ops.elementwise.row_layout import RowLayout
@@ -38,6 +38,7 @@ class _RowStep:
 
     Attributes:
         function: As of `gpuexec.ir.pointwise.Pointwise`.
+        operator: What is computed on rows; None: elements.
         sources: Numbers of the values that it reads; -1: absent.
         shape: Of the result.
         wide: The type that it is computed in.
@@ -48,6 +49,7 @@ class _RowStep:
     """
 
     function: Callable[..., Any]
+    operator: Operator | None
     sources: tuple[int, ...]
     shape: tuple[int, ...]
     wide: _DType
@@ -65,6 +67,7 @@ class RowProgram:
         layout: Of the rows.
         outputs: Shapes and types of the results.
         shapes: Of the inputs, with as many axes as they go with; None: absent.
+        dtypes: Types of the inputs; None: absent.
         wide: The type that each input is computed in, where that is not its own.
         numbers: The numbers.
         steps: The steps in order.
@@ -74,6 +77,7 @@ class RowProgram:
     layout: RowLayout
     outputs: tuple[tuple[tuple[int, ...], _DType], ...]
     shapes: tuple[tuple[int, ...] | None, ...]
+    dtypes: tuple[_DType | None, ...]
     wide: tuple[_DType | None, ...]
     numbers: tuple[Array, ...]
     steps: tuple[_RowStep, ...]
@@ -84,8 +88,15 @@ class RowProgram:
         return all(x is not None and x.flags.c_contiguous for x in (inputs[place] for place in self.folded))
 
     def count_scratch(self) -> list[int]:
-        """Return what the calls of `prepare` work in, where all rows are one block: bytes of each register."""
-        return self._find_registers()[1] if len(_list_blocks(self.layout)) == 1 else []
+        """Return what the calls of `prepare` work in, where all rows are one block.
+
+        Bytes of each register, then of the scratch of operators on rows, which take turns in it.
+        """
+        if len(_list_blocks(self.layout)) > 1:
+            return []
+        needed = [self._count_step(step) for step in self.steps]
+        shared = [max(each) for each in itertools.zip_longest(*needed, fillvalue=0)]
+        return [*self._find_registers()[1], *shared]
 
     def prepare(
         self, inputs: Sequence[Array | None], out: Sequence[Array], scratch: Sequence[Array]
@@ -104,6 +115,7 @@ class RowProgram:
         registers, sizes = self._find_registers()
         if len(scratch) < len(sizes):
             return None
+        shared = scratch[len(sizes) :]
         values: list[Any] = [
             None if x is None or shape is None else x.reshape(shape)
             for x, shape in zip(inputs, self.shapes, strict=True)
@@ -121,13 +133,42 @@ class RowProgram:
             register = registers.get(len(values))
             result = out[step.output] if register is None else view_bytes(scratch[register], step.shape, step.wide)
             given = [values[source] if source >= 0 else None for source in step.sources]
-            calls.append(functools.partial(step.function, *given, out=result))
+            calls += self._prepare_step(step, given, result, shared)
             if step.output >= 0 and not step.is_direct:
                 calls.append(functools.partial(np.copyto, out[step.output], result, "unsafe"))
             if step.rounded != step.wide:
                 calls.append(functools.partial(_round_to, result, step.rounded))
             values.append(result)
         return calls
+
+    def _prepare_step(
+        self, step: _RowStep, given: Sequence[Array | None], result: Array, scratch: Sequence[Array]
+    ) -> PreparedCalls:
+        """Return the calls of a step: those of an operator on rows, or its function."""
+        if step.operator is not None:
+            constant = [source >= len(self.shapes) for source in step.sources]  # as numbers of the region are
+            prepared = step.operator.prepare(given, (result,), constant, scratch[: len(self._count_step(step))])
+            if prepared is not None:
+                return prepared
+        return [functools.partial(step.function, *given, out=result)]
+
+    def _count_step(self, step: _RowStep) -> Sequence[int]:
+        """Return the scratch of an operator on rows."""
+        if step.operator is None:
+            return ()
+        inputs = [None if source < 0 else self._find_spec(source) for source in step.sources]
+        return step.operator.count_scratch(inputs, (TensorSpec(step.shape, step.wide),))
+
+    def _find_spec(self, value: int) -> TensorSpec | None:
+        """Return the spec of a value, in the type that it is computed in."""
+        count = len(self.shapes)
+        if value >= count + len(self.numbers):
+            step = self.steps[value - count - len(self.numbers)]
+            return TensorSpec(step.shape, step.wide)
+        if value >= count:
+            return TensorSpec.of(self.numbers[value - count])
+        shape, dtype = self.shapes[value], self.wide[value] or self.dtypes[value]
+        return None if shape is None or dtype is None else TensorSpec(shape, dtype)
 
     def _find_registers(self) -> tuple[dict[int, int], list[int]]:
         """Return the register of each value that is in one, and bytes of each register, of which values take turns."""
@@ -275,12 +316,13 @@ def prepare_row_blocks(
     assert forms.forms is not None
     made = []
     for place, (step, form) in enumerate(zip(steps, forms.forms, strict=True)):
+        operator = None if isinstance(form, Pointwise) else step.operator
         function = form.function if isinstance(form, Pointwise) else functools.partial(_compute_rows, step.operator)
         wide, spec = accumulator(form.dtype), forms.specs[place]
         output = results.index(place) if place in results else -1
         is_direct = output >= 0 and wide == spec.dtype
         done = tuple([value for value, end in last.items() if end == place])
-        made.append(_RowStep(function, sources[place], spec.shape, wide, form.dtype, output, is_direct, done))
+        made.append(_RowStep(function, operator, sources[place], spec.shape, wide, form.dtype, output, is_direct, done))
     folded = dict.fromkeys(
         step.inputs[0] for step, form in zip(steps, forms.forms, strict=True) if isinstance(form, RowForm)
     )
@@ -288,6 +330,7 @@ def prepare_row_blocks(
         layout,
         tuple([(forms.specs[step].shape, forms.specs[step].dtype) for step in results]),
         tuple([None if key is None else _pad(key[0], rank) for key, rank in zip(inputs, layout.ranks, strict=True)]),
+        tuple([None if key is None else key[1] for key in inputs]),
         tuple([
             None if key is None or number not in last or accumulator(key[1]) == key[1] else accumulator(key[1])
             for number, key in enumerate(inputs)
