@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from gpuexec.ir.operator import (
     KnownInput,
     Operator,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     operator,
@@ -221,6 +222,16 @@ class Cast(_Conversion):
         """Convert."""
         return (_put(convert(x, dtype_row(self.to).numpy, self.saturate, self.round_mode), out),)
 
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Convert into the output between numbers of NumPy's own."""
+        return _prepare_conversion(inputs[0], out[0])
+
 
 @operator("CastLike")
 @dataclass(frozen=True, slots=True)
@@ -253,6 +264,16 @@ class CastLike(_Conversion):
     def compute(self, x: Array, like: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Convert."""
         return (_put(convert(x, like.dtype, self.saturate, self.round_mode), out),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Convert into the output between numbers of NumPy's own."""
+        return _prepare_conversion(inputs[0], out[0])
 
 
 @operator("Identity")
@@ -320,6 +341,34 @@ def _convert_into(to: DType, x: Array, *, out: Array) -> None:
         np.copyto(out, convert(x, to))
     else:
         np.copyto(out, x, casting="unsafe")
+
+
+def _prepare_conversion(x: Array | None, y: Array | None) -> PreparedCalls | None:
+    """Return calls that `convert` to the type of an output; None where it does more than NumPy's assignment.
+
+    What NumPy makes of floats beyond an integer type, or of NaN, is one of the bounds: then they are truncated anew.
+    """
+    if x is None or y is None or not y.size or "V" in (x.dtype.kind, y.dtype.kind) or x.dtype == y.dtype:
+        return None
+    if not (x.dtype in _NATIVE and y.dtype in _NATIVE):
+        return None
+    if y.dtype == BOOL:
+        return [functools.partial(np.not_equal, x, np.zeros((), x.dtype), out=y)]
+    calls: list[Callable[[], object]] = [functools.partial(np.copyto, y, x, "unsafe")]
+    if x.dtype.kind != "f" or y.dtype.kind == "f":
+        return calls
+    if y.dtype not in (np.int32, np.int64):
+        return None
+    bounds = np.iinfo(y.dtype)
+
+    def settle() -> None:
+        if y.min() == bounds.min or y.max() == bounds.max:
+            y[...] = truncate(x, y.dtype)
+
+    return [*calls, settle]
+
+
+_NATIVE = tuple(np.dtype(name) for name in ["?", "b", "B", "h", "H", "i", "I", "l", "L", "f", "d"])
 
 
 def _put(result: Array, out: Sequence[Array | None] | None) -> Array:

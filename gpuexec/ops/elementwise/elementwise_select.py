@@ -22,6 +22,7 @@ from gpuexec.ir.operator import (
     FormatUse,
     Operator,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     operator,
@@ -45,6 +46,7 @@ _SINGLE = np.dtype(np.float32)
 _SELECTED = frozenset(row.numpy for row in COMPUTED)
 instantiate(SOURCE, (f"where<{name}>" for name in UNSIGNED_BY_SIZE.values()))
 instantiate(SOURCE, (f"clip<{dtype_row(dtype).cuda}>" for dtype in NUMBERS))
+_FEW = 512  # elements
 
 
 @operator("Where")
@@ -77,6 +79,19 @@ class Where(Operator):
             return (result,)
         np.copyto(wanted, result)
         return (wanted,)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Copy the one, then the other where it is chosen; of many elements that takes longer than a selection."""
+        (condition, a, b), (y,) = inputs, out
+        if condition is None or a is None or b is None or y is None or not 0 < y.size <= _FEW:
+            return None
+        return [functools.partial(np.copyto, y, b), functools.partial(np.copyto, y, a, "no", condition)]
 
     def as_pointwise(self, inputs: Sequence[TensorSpec | None]) -> Pointwise | None:
         """Return a selection, of types that kernels compute with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from gpuexec.ir.operator import (
     KnownInput,
     Operator,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     count_elements,
@@ -28,7 +30,14 @@ from gpuexec.ir.operator import (
 )
 from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
-from gpuexec.ops.elementwise.elementwise_engine import FLOATS, NUMBERS, DType, apply, require_same_dtype
+from gpuexec.ops.elementwise.elementwise_engine import (
+    FLOATS,
+    NUMBERS,
+    DType,
+    apply,
+    gains_from_blocks,
+    require_same_dtype,
+)
 from gpuexec.ops.lib.broadcast import launch_broadcast
 
 SOURCE = "elementwise_variadic.cu"
@@ -76,6 +85,26 @@ class _Fold(Operator):
         """Fold; half and bfloat16 stay float32 until the end."""
         arrays = [x for x in inputs if x is not None]
         return (apply(self._fold, arrays, arrays[0].dtype, out),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Fold in the output's memory, where no input is there that is still to be read, and no blocks are made."""
+        y, arrays = out[0], [x for x in inputs if x is not None]
+        if y is None or accumulator(y.dtype) != y.dtype or len(arrays) < 2 or gains_from_blocks(self._fold, arrays, y):
+            return None
+        if any(np.may_share_memory(x, y) for x in arrays[2:]) or broadcast(*(x.shape for x in arrays[:2])) != y.shape:
+            return None
+        function = type(self).function
+        calls = [functools.partial(function, arrays[0], arrays[1], out=y)]
+        calls += [functools.partial(function, y, x, out=y) for x in arrays[2:]]
+        if self.divides:
+            calls.append(functools.partial(np.divide, y, np.array(len(arrays), y.dtype), out=y))
+        return calls
 
     def as_pointwise(self, inputs: Sequence[TensorSpec | None]) -> Pointwise | None:
         """Return the fold."""

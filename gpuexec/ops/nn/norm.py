@@ -130,6 +130,7 @@ def mean_over(x: Array, axes: tuple[int, ...]) -> Array:
     """Return the mean over axes, which stay with extent 1. Unlike ``np.mean`` it does not warn of empty ones."""
     return np.asarray(np.add.reduce(x, axis=axes, keepdims=True) / x.dtype.type(prod(x.shape[axis] for axis in axes)))
 
+
 def count_statistics(x: TensorSpec | None, rows: int) -> list[int]:
     """Return scratch of a normalisation: squares of the elements, a mean and a deviation of each row."""
     if x is None:
@@ -155,7 +156,6 @@ def prepare_inverse_deviation(
         partial(np.sqrt, inverse, out=inverse),
         partial(np.divide, one, inverse, out=inverse),
     ]
-
 
 
 def _buffer(out: Sequence[Array | None] | None, dtype: np.dtype[Any], accumulator_dtype: np.dtype[Any]) -> Array | None:
@@ -317,7 +317,7 @@ class LayerNormalization(_TrailingNormalization):
         if not is_plain(x) or not is_plain(y, x.dtype) or scale is None or not scratch:
             return None
         axes, squares, mean, inverse = self._take_rows(x, scratch)
-        calls = [
+        calls: list[Callable[[], object]] = [
             *prepare_mean(x, axes, mean),
             partial(np.subtract, x, mean, out=y),
             *prepare_inverse_deviation(y, axes, self.epsilon, squares, inverse),
@@ -384,11 +384,8 @@ class RMSNormalization(_TrailingNormalization):
         if not is_plain(x) or not is_plain(y, x.dtype) or scale is None or scale.dtype != x.dtype or not scratch:
             return None
         axes, squares, _, inverse = self._take_rows(x, scratch)
-        return [
-            *prepare_inverse_deviation(x, axes, self.epsilon, squares, inverse),
-            partial(np.multiply, x, inverse, out=y),
-            partial(np.multiply, y, scale, out=y),
-        ]
+        calls = prepare_inverse_deviation(x, axes, self.epsilon, squares, inverse)
+        return [*calls, partial(np.multiply, x, inverse, out=y), partial(np.multiply, y, scale, out=y)]
 
     def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
         """Return the form of the kernel."""

@@ -113,8 +113,7 @@ class _ChannelNormalization(Operator):
         axes, spread = tuple(range(2, x.ndim)), (*rows[:per_row], *(1,) * (len(rows) - per_row))
         kept, parameters = (*x.shape[:2], *(1,) * len(axes)), (x.shape[0], *spread)
         squares, mean, inverse, factor = (
-            view_bytes(scratch[place], shape, x.dtype)
-            for place, shape in enumerate((x.shape, kept, kept, parameters))
+            view_bytes(scratch[place], shape, x.dtype) for place, shape in enumerate((x.shape, kept, kept, parameters))
         )
         return [
             *prepare_mean(x, axes, mean),

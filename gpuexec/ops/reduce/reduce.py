@@ -138,7 +138,9 @@ class Reduction(Operator):
         reduced = self._axes(x.ndim, axes)
         if not reduced and self.row.keeps_single:
             return [functools.partial(np.copyto, y, x)]
-        return host.prepare_fold(self.row.fold, x, y.reshape(host.reduced_shape(x.shape, reduced, True)), reduced, scratch)
+        return host.prepare_fold(
+            self.row.fold, x, y.reshape(host.reduced_shape(x.shape, reduced, True)), reduced, scratch
+        )
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Alias the input where nothing happens, else reduce."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -29,6 +30,7 @@ from gpuexec.ir.operator import (
     KnownInput,
     Operator,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     operator,
@@ -166,6 +168,27 @@ class Concat(Operator):
         """Copy each input to its place."""
         return (np.concatenate(inputs, self.axis, out=out[0] if out else None),)
 
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Copy each input to its place."""
+        y, first = out[0], 0
+        if y is None or not y.size:
+            return None
+        axis = normalize_axis(self.axis, y.ndim)
+        calls = []
+        for x in inputs:
+            assert x is not None
+            place = y[(*(slice(None),) * axis, slice(first, first + x.shape[axis]))]
+            first += x.shape[axis]
+            if x.size:
+                calls.append(partial(np.copyto, place, x))
+        return calls
+
     def writes_windows(
         self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
     ) -> bool:
@@ -221,6 +244,22 @@ class Tile(Operator):
     def compute(self, x: Array, repeats: Array, *, out: Out = None) -> tuple[Array, ...]:
         """Repeat."""
         return (np.tile(x, _check_repeats(read_ints(repeats), x.ndim)),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Copy once, to a view of the output that has an axis of repeats before each of the input."""
+        (x, repeats), (y,) = inputs, out
+        if x is None or repeats is None or y is None or not y.size or not constant[1] or not y.flags.c_contiguous:
+            return None
+        counts = _check_repeats(read_ints(repeats), x.ndim)
+        divided = [extent for pair in zip(counts, x.shape, strict=True) for extent in pair]
+        parts = x[tuple([part for _ in counts for part in (np.newaxis, slice(None))])]
+        return [partial(np.copyto, y.reshape(divided), parts)]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Copy the input, stretched by an axis of stride 0 before each axis, into the output with its axes divided."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import contiguous_strides
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.tensor.layout import reshaped, window
 
@@ -43,6 +46,18 @@ class DepthToSpace(Operator):
         n, c, h, w = x.shape
         b = self.blocksize
         return (x.reshape(divided).transpose(order).reshape(n, c // (b * b), h * b, w * b),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Copy what is permuted."""
+        x = inputs[0]
+        assert x is not None
+        return _prepare_permuted(x, out[0], *self._divide(x.shape))
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Copy once between the two six-axis shapes."""
@@ -92,6 +107,18 @@ class SpaceToDepth(Operator):
         n, c, h, b, w, _ = divided = self._divide(x.shape)
         return (x.reshape(divided).transpose(self._order()).reshape(n, b * b * c, h, w),)
 
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Copy what is permuted."""
+        x = inputs[0]
+        assert x is not None
+        return _prepare_permuted(x, out[0], self._divide(x.shape), self._order())
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Copy once between the two six-axis shapes."""
         x, y = inputs[0], outputs[0]
@@ -109,6 +136,16 @@ class SpaceToDepth(Operator):
         if self.mode not in ("DCR", "CRD"):
             raise InputError(f"SpaceToDepth mode must be 'DCR' or 'CRD', got {self.mode!r}.")
         return shape[0], shape[1], shape[2] // b, b, shape[3] // b, b
+
+
+def _prepare_permuted(
+    x: Array, y: Array | None, divided: tuple[int, ...], order: tuple[int, ...]
+) -> PreparedCalls | None:
+    """Return the call that copies a tensor with divided and permuted axes."""
+    if y is None or not y.size or not x.flags.c_contiguous or not y.flags.c_contiguous:
+        return None
+    moved = x.reshape(divided).transpose(order)
+    return [partial(np.copyto, y.reshape(moved.shape), moved)]
 
 
 def _copy_permuted(emit: Emitter, y: Slot, x: Slot, divided: Sequence[int], order: Sequence[int]) -> None:

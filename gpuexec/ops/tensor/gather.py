@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -19,7 +20,7 @@ from gpuexec.ir.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.ir.index_map import IndexMap, Picked
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64, join_bytes, pack_struct
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.strided import MAX_RANK, join, pack_fast_div64
@@ -31,6 +32,7 @@ instantiate("gather.cu", [f"{kernel}<{index}>" for kernel in _KERNELS for index 
 instantiate("gather.cu", [f"gather_narrow<{t}, {index}>" for t in NARROW_TYPES for index in INDEX_TYPES.values()])
 
 _THREADS = 256  # kThreads of gather.cu
+_TABLE_BYTES = 1 << 14  # of a table that is made once for arrays that stay, at most
 
 
 @operator("Gather")
@@ -57,6 +59,27 @@ class Gather(Operator):
         picked = resolve_indices(indices, data.shape[axis], axis)
         # In mode "raise" NumPy would buffer the output; the indices are checked already.
         return (np.asarray(np.take(data, picked, axis, out=out[0] if out else None, mode="clip"), data.dtype),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Take along the axis; where indices never change, they are resolved once."""
+        (data, indices), (y,) = inputs, out
+        if data is None or indices is None or y is None or not y.size or not data.flags.c_contiguous:
+            return None
+        axis = normalize_axis(self.axis, data.ndim)
+        if not constant[1]:
+            return [partial(_take_resolved, data, indices, axis, y)]
+        picked = resolve_indices(indices, data.shape[axis], axis)
+        if picked.size > 1:
+            return [partial(data.take, picked, axis, y, "clip")]
+        (place,) = picked.reshape(-1)
+        slab = data[(*(slice(None),) * axis, slice(place, place + 1))]
+        return [partial(np.copyto, y.reshape(slab.shape), slab)] if y.flags.c_contiguous else None
 
     def moved_inputs(self, count: int) -> tuple[int, ...]:
         """Return the position of what is gathered."""
@@ -142,6 +165,36 @@ class GatherND(Operator):
         flat = data.reshape((prod(data.shape[:last]), *data.shape[last:]))
         return (np.asarray(flat[rows.reshape(indices.shape[:-1])], data.dtype),)
 
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Take rows of the flattened data; where indices never change, these are found once."""
+        (data, indices), (y,) = inputs, out
+        if data is None or indices is None or y is None or not y.size or not data.flags.c_contiguous:
+            return None
+        first, last = self._picked_axes(data.shape, indices.shape)
+        flat = data.reshape((prod(data.shape[:last]), *data.shape[last:]))
+        batches = np.arange(prod(data.shape[:first]), dtype=np.int64).reshape(-1, 1)
+        tuples = indices.reshape(len(batches), prod(indices.shape[first:-1]), last - first)
+        if not np.may_share_memory(tuples, indices) or not tuples.size or not y.flags.c_contiguous:
+            return None
+        target = y.reshape((*tuples.shape[:2], *data.shape[last:]))
+
+        def find_rows() -> Array:
+            rows = batches
+            for place, axis in enumerate(range(first, last)):
+                extent = data.shape[axis]
+                rows = rows * extent + resolve_indices(tuples[..., place], extent, axis)
+            return rows
+
+        if constant[1]:
+            return [partial(flat.take, find_rows(), 0, target, "clip")]
+        return [lambda: flat.take(find_rows(), 0, target, "clip")]
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Pick slices, each batch with indices of its own."""
         data, indices, y = inputs[0], inputs[1], outputs[0]
@@ -192,6 +245,35 @@ class GatherElements(Operator):
         axis = self._check(data.shape, indices.shape)
         beside = tuple(slice(None) if i == axis else slice(extent) for i, extent in enumerate(indices.shape))
         return (np.take_along_axis(data[beside], resolve_indices(indices, data.shape[axis], axis), axis),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Take from the flattened data; where indices never change, their places are found once."""
+        (data, indices), (y,) = inputs, out
+        if data is None or indices is None or y is None or not y.size or not data.flags.c_contiguous:
+            return None
+        axis = self._check(data.shape, indices.shape)
+        strides = contiguous_strides(data.shape)
+        places: Sequence[Array] = np.indices(indices.shape, sparse=True)
+        beside: Array = np.zeros((), np.int64)
+        for each, at in enumerate(places):
+            beside = beside if each == axis else beside + at * strides[each]
+        if beside.nbytes > _TABLE_BYTES:
+            return None
+        flat, extent, stride = data.reshape(-1), data.shape[axis], strides[axis]
+
+        def find_places() -> Array:
+            picked = resolve_indices(indices, extent, axis)
+            return np.asarray((picked if stride == 1 else picked * stride) + beside)
+
+        if constant[1]:
+            return [partial(flat.take, find_places(), None, y, "clip")]
+        return [lambda: flat.take(find_places(), None, y, "clip")]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per element; data and indices may have any strides."""
@@ -272,11 +354,18 @@ def resolve_indices(indices: Array, extent: int, axis: int) -> Array:
         InputError: One is out of range.
     """
     indices = indices.astype(np.int64, copy=False)
-    outside = (indices < -extent) | (indices >= extent)
-    if outside.any():
-        worst = int(indices[outside].flat[0])
+    if not indices.size:
+        return indices
+    least, most = (indices.item(),) * 2 if indices.size == 1 else (indices.min(), indices.max())
+    if least < -extent or most >= extent:
+        worst = int(indices[(indices < -extent) | (indices >= extent)].flat[0])
         raise InputError(f"index {worst} is out of range for axis {axis} of extent {extent}.")
-    return np.where(indices < 0, indices + extent, indices)
+    return indices if least >= 0 else np.where(indices < 0, indices + extent, indices)
+
+
+def _take_resolved(data: Array, indices: Array, axis: int, y: Array) -> None:
+    """Take along an axis into an output, by indices that are resolved now."""
+    data.take(resolve_indices(indices, data.shape[axis], axis), axis, y, "clip")
 
 
 _INSTRUCTIONS = 90  # of a thread, which moves one element or word

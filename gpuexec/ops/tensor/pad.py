@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,17 +27,20 @@ from gpuexec.ir.operator import (
     KnownInput,
     Operator,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     operator,
     upgrade,
 )
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import TensorSpec, dtypes_of
 from gpuexec.ops.lib.checks import require_ints
 from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div64
 from gpuexec.ops.tensor.layout import attributes_to_inputs, read_ints, window
 from gpuexec.system.mapped import read_content
 
+_MANY = 4096  # elements from which on it pays to fill borders alone, not all
 _MODES = ("constant", "reflect", "edge", "wrap")  # PadMode of pad.cu
 _TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 _THREADS = 256  # kThreads of pad.cu
@@ -109,6 +114,56 @@ class Pad(Operator):
                 coordinates = _fold(np.arange(axis.output) - axis.begin, axis.extent, self.mode)
                 x = np.take(x, axis.first + coordinates, position)
         return (x,)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what is padded along the first of two axes, where no constant is around it."""
+        x, pads, y = inputs[0], inputs[1], outputs[0]
+        if self.mode == "constant" or x is None or pads is None or y is None:
+            return []
+        first = next((axis for axis in range(x.rank) if x.shape[axis] != y.shape[axis]), None)
+        if first is None:
+            return []
+        return [y.dtype.itemsize * prod([*x.shape[:first], y.shape[first], *x.shape[first + 1 :]])]
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Fill and copy the inside, or gather along up to two axes, where the pads never change."""
+        (x, pads, value, axes), (y,) = (*inputs, None, None)[:4], out
+        if x is None or pads is None or y is None or not y.size or not constant[1] or y.dtype.hasobject:
+            return None
+        if axes is not None and not constant[3]:
+            return None
+        plan = self._resolve(x.shape, read_ints(pads), None if axes is None else read_ints(axes))
+        if self.mode == "constant":
+            filler = make_blank((), x.dtype) if value is None else value.reshape(())
+            if filler.dtype != x.dtype:
+                return None
+            to, source = _find_inside(plan)
+            around = [y] if y.size < _MANY else _list_borders(y, to)
+            inside, shown = y[to] if to else y, x[source] if source else x
+            return [*[partial(np.copyto, part, filler) for part in around], partial(np.copyto, inside, shown)]
+        padded = [place for place, axis in enumerate(plan) if axis != PadAxis(0, x.shape[place], 0, x.shape[place])]
+        extents = [axis.output for axis in plan]
+        if not padded:
+            return [partial(np.copyto, y, x)]
+        if len(padded) > 2 or not x.flags.c_contiguous or extents[padded[0]] == x.shape[padded[0]]:
+            return None
+        if len(padded) > 1 and not scratch:
+            return None
+        calls: list[Callable[[], object]] = []
+        for place in padded:
+            axis = plan[place]
+            coordinates = axis.first + _fold(np.arange(axis.output) - axis.begin, axis.extent, self.mode)
+            shape = (*x.shape[:place], axis.output, *x.shape[place + 1 :])
+            target = y if place == padded[-1] else view_bytes(scratch[0], shape, x.dtype)
+            calls.append(partial(x.take, coordinates, place, target, "clip"))
+            x = target
+        return calls
 
     def as_index_map(self, inputs: Sequence[TensorSpec | None]) -> IndexMap | None:
         """Return the window of the input, where a constant is around it."""
@@ -231,14 +286,31 @@ def _convert(constant: Array, dtype: np.dtype[Any]) -> Array:
 def _pad_with_constant(x: Array, plan: Sequence[PadAxis], constant: Array | None) -> Array:
     value = make_blank((), x.dtype) if constant is None else _convert(constant, x.dtype)
     y = np.full([axis.output for axis in plan], value, x.dtype)
+    to, source = _find_inside(plan)
+    y[to] = x[source]
+    return y
+
+
+def _list_borders(y: Array, inside: tuple[slice, ...]) -> list[Array]:
+    """Return the parts of an array that are not inside a window."""
+    borders = []
+    for axis, part in enumerate(inside):
+        for outside in (slice(0, part.start), slice(part.stop, y.shape[axis])):
+            border = y[(*inside[:axis], outside)]
+            if border.size:
+                borders.append(border)
+    return borders
+
+
+def _find_inside(plan: Sequence[PadAxis]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Return where in the output elements of the input stand, and these."""
     to, source = [], []
     for axis in plan:
         first = min(max(axis.begin, 0), axis.output)
         last = max(first, min(axis.begin + axis.extent, axis.output))
         to.append(slice(first, last))
         source.append(slice(first - axis.begin, last - axis.begin) if last > first else slice(0, 0))
-    y[tuple(to)] = x[tuple(source)]
-    return y
+    return tuple(to), tuple(source)
 
 
 def _fold(at: Array, extent: int, mode: str) -> Array:

@@ -9,8 +9,9 @@ report it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -22,7 +23,18 @@ from gpuexec.ir.geometry import ceil_div, contiguous_strides, normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64, pack_struct
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    Operator,
+    Out,
+    PreparedCalls,
+    Slots,
+    Tolerance,
+    operator,
+    upgrade,
+)
 from gpuexec.ir.spec import COMPUTED, TensorSpec, accumulator, dtype_row
 from gpuexec.ir.work import SECTOR_BYTES, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.checks import check_computed
@@ -79,6 +91,23 @@ class ScatterElements(Operator):
         coordinates = [*places[:axis], resolve_indices(indices, data.shape[axis], axis), *places[axis + 1 :]]
         targets = sum(each * stride for each, stride in zip(coordinates, contiguous_strides(data.shape), strict=True))
         return (_write(self.reduction, data, np.asarray(targets).reshape(-1), updates, data.size),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Copy, and write where indices say that never change."""
+        (data, indices, updates), (y,) = inputs, out
+        if data is None or indices is None or updates is None or not constant[1] or self.reduction != "none":
+            return None
+        axis = self._find_axis(data.shape, indices.shape)
+        places = np.indices(indices.shape, sparse=True)
+        coordinates = [*places[:axis], resolve_indices(indices, data.shape[axis], axis), *places[axis + 1 :]]
+        targets = sum(each * stride for each, stride in zip(coordinates, contiguous_strides(data.shape), strict=True))
+        return _prepare_write(data, np.asarray(targets).reshape(-1), updates, data.size, y)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Locate each update, then write."""
@@ -139,6 +168,24 @@ class ScatterND(Operator):
             targets = targets * data.shape[axis] + resolve_indices(tuples[:, axis], data.shape[axis], axis)
         return (_write(self.reduction, data, targets, updates, prod(data.shape[:length])),)
 
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Copy, and write where indices say that never change."""
+        (data, indices, updates), (y,) = inputs, out
+        if data is None or indices is None or updates is None or not constant[1] or self.reduction != "none":
+            return None
+        length = indices.shape[-1]
+        tuples = indices.reshape(prod(indices.shape[:-1]), length)
+        targets = np.zeros(len(tuples), _INDEX)
+        for axis in range(length):
+            targets = targets * data.shape[axis] + resolve_indices(tuples[:, axis], data.shape[axis], axis)
+        return _prepare_write(data, targets, updates, prod(data.shape[:length]), y)
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Locate each slice, then write."""
         data, indices, updates = inputs
@@ -175,6 +222,23 @@ def _check(op: Operator, reduction: str, data: TensorSpec, indices: TensorSpec, 
         raise InputError(f"indices must be int32 or int64, got {indices}.")
     if updates.dtype != data.dtype:
         raise InputError(f"{op.name} expects updates of the type of data {data}, got {updates}.")
+
+
+def _prepare_write(data: Array, targets: Array, updates: Array, places: int, y: Array | None) -> PreparedCalls | None:
+    """Return calls that copy data, and write the last update of each place; None where something is not dense."""
+    if y is None or not y.size or not updates.size or not y.flags.c_contiguous or not updates.flags.c_contiguous:
+        return None
+    slices = y.reshape(places, y.size // places)
+    values = updates.reshape(len(targets), slices.shape[1])
+    last, numbers = np.unique(targets[::-1], return_index=True)
+    numbers = len(targets) - 1 - numbers
+    copy = partial(np.copyto, y, data)
+    if (np.diff(last) == 1).all() and (np.diff(numbers) == 1).all():
+        window = slices[last[0] : last[-1] + 1]
+        return [copy, partial(np.copyto, window, values[numbers[0] : numbers[-1] + 1])]
+    if len(numbers) == len(values) and (np.diff(numbers) == 1).all():
+        return [copy, partial(slices.__setitem__, last, values)]
+    return [copy, lambda: slices.__setitem__(last, values[numbers])]
 
 
 def _write(reduction: str, data: Array, targets: Array, updates: Array, places: int) -> Array:

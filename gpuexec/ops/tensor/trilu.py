@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -12,11 +14,12 @@ from gpuexec.ir.containers import make_blank
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.strided import join, pack_fast_div64
 
 _THREADS = 256  # kThreads of trilu.cu
+_TABLE = 1 << 14  # elements of a table that is made once for arrays that stay, at most
 _BITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 instantiate("trilu.cu", [f"trilu<{bits}>" for bits in _BITS.values()])
 
@@ -52,6 +55,25 @@ class Trilu(Operator):
         distance = np.arange(columns) - np.arange(rows)[:, None]  # [rows, columns]
         is_kept = distance >= diagonal if self.upper else distance <= diagonal
         return (np.where(is_kept, x, make_blank((), x.dtype)),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Copy all, and clear what goes, where the diagonal never changes."""
+        (x, k), y = (*inputs, None)[:2], out[0]
+        if x is None or y is None or not y.size or (k is not None and not constant[1]):
+            return None
+        rows, columns = x.shape[-2:]
+        if rows * columns > _TABLE:
+            return None
+        diagonal = 0 if k is None else max(-rows, min(int(k.reshape(())), columns))
+        distance = np.arange(columns) - np.arange(rows)[:, None]
+        goes = distance < diagonal if self.upper else distance > diagonal
+        return [partial(np.copyto, y, x), partial(np.copyto, y, make_blank((), x.dtype), "no", goes)]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per element."""
