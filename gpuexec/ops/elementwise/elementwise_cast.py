@@ -303,6 +303,17 @@ class Identity(Operator):
         """Return the input."""
         return (_put(x, out),)
 
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Copy."""
+        x, y = inputs[0], out[0]
+        return None if x is None or y is None else [functools.partial(np.copyto, y, x)]
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Alias."""
         (x,), (y,) = inputs, outputs

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import Value
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
@@ -72,6 +75,38 @@ class RotateHeads(Operator):
             batch, rows = _extents(x.shape)
             positions = np.broadcast_to(positions.reshape(()) + np.arange(rows), (batch, rows))
         return self._rotation(x.shape, cosines.shape).compute(x, cosines, sines, positions, out=out)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what the rotation works in, and positions where only the first is given."""
+        x, positions, cosines, sines = inputs
+        if x is None or positions is None or cosines is None:
+            return []
+        is_counted = positions.rank < 2
+        places = TensorSpec((1, _extents(x.shape)[1]), _INDEX) if is_counted else positions
+        rotation = self._rotation(x.shape, cosines.shape)
+        return [*rotation.count_scratch((x, cosines, sines, places), outputs), places.nbytes if is_counted else 0]
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Count positions on, then turn."""
+        x, positions, cosines, sines = inputs
+        if x is None or positions is None or cosines is None or not scratch:
+            return None
+        *others, memory = scratch
+        calls: list[Callable[[], object]] = []
+        if positions.ndim < 2:
+            count = _extents(x.shape)[1]
+            places = view_bytes(memory, (1, count), _INDEX)
+            calls.append(partial(np.add, positions.reshape(()), np.arange(count)[np.newaxis], out=places))
+            positions = places
+        given, known = (x, cosines, sines, positions), (False, constant[2], constant[3], False)
+        turned = self._rotation(x.shape, cosines.shape).prepare(given, out, known, others)
+        return None if turned is None else [*calls, *turned]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the rotation, after a launch that counts positions where only the first is given."""

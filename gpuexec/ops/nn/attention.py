@@ -7,8 +7,9 @@ buffer with room to spare, need know nothing of attention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
 from typing import Any, ClassVar
 
@@ -16,12 +17,25 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, count_elements, operator
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    Operator,
+    Out,
+    PreparedCalls,
+    Slots,
+    Tolerance,
+    count_elements,
+    operator,
+)
+from gpuexec.ir.prepared_calls import compute_into
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import Cast
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.plain import is_plain
 from gpuexec.ops.linalg.matmul import MatMul, find_narrow, find_result, widen_operands
-from gpuexec.ops.nn.attention_host import AttentionRule, attend
+from gpuexec.ops.nn.attention_host import AttentionRule, attend, count_attention, prepare_attention
 from gpuexec.ops.nn.attention_launch import launch_attention
 from gpuexec.ops.nn.attention_operands import FLOATS, MASK_TYPES, AttentionOperands
 from gpuexec.ops.nn.heads import join_groups, join_heads, share_heads, split_array, split_shape, split_slot
@@ -136,6 +150,43 @@ class _Attention(Operator):
             v = v.astype(q.dtype, copy=False)
         y, scores = attend(heads, k, v, mask, lengths, self._rule(heads.shape[3], past), mode, sinks)
         return (y if q.ndim == 4 else join_heads(y)), scores
+
+    def _count_scratch(self, arrays: Sequence[TensorSpec | None]) -> list[int]:
+        """Return what calls of `_prepare` work in."""
+        q, k, v, mask = arrays[:4]
+        if q is None or k is None or v is None:
+            return []
+        batch, heads, queries, depth = split_shape(self.name, "Q", q.shape, self.q_num_heads)
+        columns = split_shape(self.name, "V", join_groups(v.shape), self.kv_num_heads)[3]
+        keys = split_shape(self.name, "K", join_groups(k.shape), self.kv_num_heads)[2]
+        extents = (queries, depth, keys, columns)
+        return count_attention(batch, heads, extents, q.dtype.itemsize, 0 if mask is None else mask.size)
+
+    def _prepare(
+        self,
+        arrays: Sequence[Array | None],
+        past: int,
+        out: Sequence[Array | None],
+        scratch: Sequence[Array],
+        fallback: Callable[[], object],
+    ) -> PreparedCalls | None:
+        """Return calls that do what `_compute` does, where scores are not wanted and there are no sinks."""
+        q, k, v, mask, lengths, sinks = (*arrays, None)[:6]
+        y = out[0]
+        if (
+            q is None
+            or k is None
+            or v is None
+            or not is_plain(y, q.dtype)
+            or sinks is not None
+            or any(each is not None for each in out[1:])
+        ):
+            return None
+        heads, result = split_array(q, self.q_num_heads), split_array(y, self.q_num_heads)
+        if not np.may_share_memory(heads, q):
+            return None
+        rule = self._rule(heads.shape[3], past)
+        return prepare_attention(heads, k, v, mask, lengths, rule, result, scratch, fallback)
 
     def _lower(
         self,
@@ -318,6 +369,25 @@ class AttentionOverCache(_Attention):
         past = 0 if new is None else k.shape[-2] - new.shape[_ROWS]
         return self._compute((q, k, v, mask, lengths, sinks), past, out, 1)
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what attention works in."""
+        return self._count_scratch((*inputs, None)[:4])
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Work out in scratch, in the order of `compute`."""
+        q, k, v, mask, new, lengths, sinks = (*inputs, *(None,) * 7)[:7]
+        if k is None:
+            return None
+        past = 0 if new is None else k.shape[-2] - new.shape[_ROWS]
+        fallback = partial(compute_into, self, inputs, out)
+        return self._prepare((q, k, v, mask, lengths, sinks), past, out, scratch, fallback)
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch attention."""
         q, k, v, mask, new, lengths, sinks = (*inputs, *(None,) * 7)[:7]
@@ -395,6 +465,25 @@ class RoundedAttention(_Attention):
         q, k, v = widen_operands(self.precision, q, k, v)
         k, v = (each if each.ndim == 5 else split_array(each, self.kv_num_heads) for each in (k, v))
         return self._compute((q, k, v, mask, lengths, sinks), 0, out, 1)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what attention works in."""
+        return self._count_scratch((*inputs, None)[:4])
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Work out in scratch, in the order of `compute`."""
+        q, k, v, mask, lengths, sinks = (*inputs, *(None,) * 6)[:6]
+        if k is None or v is None or find_narrow(self.precision) is not None:
+            return None
+        keys, values = (each if each.ndim == 5 else split_array(each, self.kv_num_heads) for each in (k, v))
+        fallback = partial(compute_into, self, inputs, out)
+        return self._prepare((q, keys, values, mask, lengths, sinks), 0, out, scratch, fallback)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch attention."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
+from functools import partial
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.operator import Array
+from gpuexec.ir.operator import Array, PreparedCalls
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import accumulator
-from gpuexec.ops.linalg.matmul import multiply
+from gpuexec.ops.linalg.matmul import multiply, prepare_product
 
 _MAX_SCORES = 1 << 24  # in memory at a time
+_TABLE_BYTES = 1 << 14  # of a table that is made once for arrays that stay, at most
 _FAR = 1 << 34  # kFar of attention.cu
 
 
@@ -103,6 +106,138 @@ def attend(
             if scores is not None:
                 scores[:, :, some] = weights / total if kept is None else kept
     return y, scores
+
+
+def count_attention(
+    batch: int, heads: int, extents: tuple[int, int, int, int], itemsize: int, mask_size: int
+) -> list[int]:
+    """Return the bytes of what the calls of `prepare_attention` work in.
+
+    Args:
+        batch: Extent of the first axis.
+        heads: Of Q.
+        extents: Queries, depth, keys, and columns of a value.
+        itemsize: Bytes of an element.
+        mask_size: Elements of a mask; 0: there is none.
+    """
+    queries, depth, keys, columns = extents
+    rows = batch * heads * queries
+    elements = [rows * keys, rows, rows, rows * columns, rows * depth]
+    return [*[count * itemsize for count in elements], rows, mask_size]
+
+
+def prepare_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    lengths: Array | None,
+    rule: AttentionRule,
+    y: Array,
+    scratch: Sequence[Array],
+    fallback: Callable[[], object],
+) -> PreparedCalls | None:
+    """Return calls that do what `attend` does without scores and sinks; None: there are none.
+
+    A result that is not finite is worked out anew by ``fallback``: values that are not may have met a weight of 0.
+
+    Args:
+        q: As for `attend`, as are the next five.
+        k: Keys.
+        v: Values.
+        mask: Mask.
+        lengths: Valid keys.
+        rule: Scaling and masking.
+        y: Where the result goes, of four axes.
+        scratch: Arrays of what `count_attention` returned.
+        fallback: Computes the whole.
+    """
+    batch, heads, queries, _ = q.shape
+    keys, dtype = k.shape[-2], q.dtype
+    size = batch * heads * queries * keys
+    if not (q.dtype == k.dtype == v.dtype == y.dtype) or not 0 < size <= _MAX_SCORES or len(scratch) < _SCRATCH:
+        return None
+    if mask is not None and mask.dtype not in (dtype, np.bool_):
+        return None
+    score = view_bytes(scratch[0], (batch, heads, queries, keys), dtype)
+    largest, total = (view_bytes(each, (batch, heads, queries, 1), dtype) for each in scratch[1:3])
+    is_empty = view_bytes(scratch[5], largest.shape, np.dtype(np.bool_))
+    made = y if y.flags.c_contiguous else view_bytes(scratch[3], y.shape, dtype)
+    calls: list[Callable[[], object]] = []
+
+    def stack(x: Array, of: Array) -> Array:
+        """Return heads that share keys or values one below the other."""
+        shared = of.shape[1:-2]
+        return x.reshape(batch, *shared, heads // max(prod(shared), 1) * queries, x.shape[-1])
+
+    stacked = stack(q, k)
+    if not np.may_share_memory(stacked, q):
+        dense = view_bytes(scratch[4], q.shape, dtype)
+        calls.append(partial(np.copyto, dense, q))
+        stacked = stack(dense, k)
+    first = prepare_product(stacked, k.swapaxes(-2, -1), stack(score, k))
+    second = prepare_product(stack(score, v), v, stack(made, v))
+    if first is None or second is None:
+        return None
+    calls += [*first, partial(np.multiply, score, np.array(rule.scale, dtype), out=score)]
+    if rule.softcap > 0:
+        cap = np.array(rule.softcap, dtype)
+        calls.append(partial(np.divide, score, cap, out=score))
+        calls += [partial(np.tanh, score, out=score), partial(np.multiply, score, cap, out=score)]
+    lowest = np.array(-np.inf, dtype)
+    if mask is not None:
+        calls += _prepare_mask(score[..., : mask.shape[-1]], mask, view_bytes(scratch[6], mask.shape, _BOOL), lowest)
+    ranges = _prepare_ranges(score, rule, keys if mask is None else mask.shape[-1], lengths, lowest)
+    if ranges is None:
+        return None
+    calls += [
+        *ranges,
+        partial(np.maximum.reduce, score, 3, None, largest, True, -np.inf),
+        partial(np.equal, largest, lowest, out=is_empty),
+        partial(np.copyto, largest, np.zeros((), dtype), "no", is_empty),
+        partial(np.subtract, score, largest, out=score),
+        partial(np.exp, score, out=score),
+        partial(np.add.reduce, score, 3, None, total, True),
+        partial(np.copyto, total, np.ones((), dtype), "no", is_empty),
+        *second,
+        partial(np.divide, made, total, out=y),
+    ]
+
+    def check() -> None:
+        if not isfinite(np.add.reduce(made, None)):
+            fallback()
+
+    return [*calls, check]
+
+
+_BOOL = np.dtype(np.bool_)
+_SCRATCH = 7  # arrays of `count_attention`
+
+
+def _prepare_mask(score: Array, mask: Array, flags: Array, lowest: Array) -> list[Callable[[], object]]:
+    """Return the calls of `_add_mask`."""
+    fill = partial(np.copyto, score, lowest, "no", flags)
+    if mask.dtype == np.bool_:
+        return [partial(np.logical_not, mask, out=flags), fill]
+    return [partial(np.add, score, mask, out=score), partial(np.equal, mask, lowest, out=flags), fill]
+
+
+def _prepare_ranges(
+    score: Array, rule: AttentionRule, keys: int, lengths: Array | None, lowest: Array
+) -> PreparedCalls | None:
+    """Return the calls that take keys out of the range of a query; None where that takes a large table."""
+    queries, places = score.shape[2], np.arange(score.shape[3])
+
+    def find_outside() -> Array:
+        first, end = rule.find_keys(queries, keys, lengths)
+        return np.asarray((places < first) | (places >= end))
+
+    if lengths is not None:
+        return [lambda: np.copyto(score, lowest, where=find_outside())]
+    if queries * len(places) > _TABLE_BYTES:
+        return None
+    outside = find_outside()
+    return [partial(np.copyto, score, lowest, "no", outside)] if outside.any() else []
 
 
 def _grouped(product: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:

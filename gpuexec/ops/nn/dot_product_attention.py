@@ -12,8 +12,10 @@ few, else of ``attention.cu``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,13 +24,14 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import Shape, Strides, broadcast, broadcast_strides, permute
 from gpuexec.ir.gpus import Gpu, find_gpu
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, build, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, build, operator
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import TensorSpec, dtypes_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import fused_name
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.slices import count_cycles
-from gpuexec.ops.linalg.matmul import MatMul, find_narrow, find_result
+from gpuexec.ops.linalg.matmul import MatMul, find_narrow, find_result, prepare_product
 from gpuexec.ops.microsoft.matmul import FusedMatMul
 from gpuexec.ops.nn.attention_few import FEW_QUERIES, find_few_seconds, fits_few, launch_few_queries
 from gpuexec.ops.nn.attention_host import AttentionRule
@@ -36,7 +39,7 @@ from gpuexec.ops.nn.attention_launch import find_fused_seconds, has_chunks, laun
 from gpuexec.ops.nn.attention_mma import can_multiply, find_mma_seconds
 from gpuexec.ops.nn.attention_operands import AttentionOperands, EmptyRows
 from gpuexec.ops.nn.heads import join_groups
-from gpuexec.ops.nn.softmax import SOFTMAX_FLOPS, Softmax, launch_guarded
+from gpuexec.ops.nn.softmax import SOFTMAX_FLOPS, Softmax, launch_guarded, prepare_softmax
 from gpuexec.ops.tensor.append import NewRows
 from gpuexec.ops.tensor.layout import reshaped, window
 
@@ -149,6 +152,64 @@ class ScaledDotProductAttention(Operator):
             y = y.astype(q.dtype, copy=False) if self.is_narrow else y
         y = y.reshape(shape) if shape is not None else y
         return (y if self.perm is None else y.transpose(self.perm),)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count scores, a number and a flag of each of their rows, the result, and flags of the masks."""
+        q, k, v, *operands = inputs
+        y = outputs[0]
+        if q is None or k is None or v is None or y is None or min(q.rank, k.rank, v.rank) < 2:
+            return []
+        rows = y.size // max(1, v.shape[-1])
+        masks = [each.size for each in operands if each is not None and each.dtype == np.bool_]
+        itemsize = y.dtype.itemsize
+        return [rows * v.shape[-2] * itemsize, rows * itemsize, rows, y.nbytes, *masks]
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Work out one after the other in scratch, where operands are of the result's type and stretch no scores."""
+        (q, k, v, *operands), y = inputs, out[0]
+        if q is None or k is None or v is None or y is None or not y.size or find_narrow(self.precision) is not None:
+            return None
+        if min(q.ndim, k.ndim, v.ndim) < 2 or not v.shape[-2] or len(scratch) < _SCRATCH:
+            return None
+        given = [each for each in operands if each is not None]
+        q, k, v, aligned, shape = _align_arrays(q, k, v, given)
+        if not _are_views((q, k, v, *aligned), inputs):
+            return None
+        extents = (*broadcast(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-1])
+        scores = view_bytes(scratch[0], extents, q.dtype) if prod(extents) * q.itemsize <= len(scratch[0]) else None
+        order = None if self.perm is None else [self.perm.index(axis) for axis in range(len(self.perm))]
+        result = y if order is None else y.transpose(order)
+        made = result if result.flags.c_contiguous else view_bytes(scratch[3], result.shape, y.dtype)
+        grouped = made if shape is None else made.reshape((*extents[:-1], v.shape[-1]))
+        first, second = prepare_product(q, k, scores), prepare_product(scores, v, grouped)
+        if scores is None or first is None or second is None:
+            return None
+        calls = list(first)
+        if self.scale != 1:
+            calls.append(partial(np.multiply, scores, np.array(self.scale, scores.dtype), out=scores))
+        flags = iter(scratch[_SCRATCH:])
+        for step, operand in self._list_steps(aligned):
+            prepared = _prepare_step(step, scores, operand, flags)
+            if prepared is None:
+                return None
+            calls += prepared
+        rows = view_bytes(scratch[1], (prod(extents[:-1]), 1, 1), scores.dtype)
+        lines = scores.reshape(len(rows), -1, 1)
+        calls += prepare_softmax(lines, lines, rows)
+        if self.is_guarded:  # a row is NaN where the sum of its powers is
+            is_nan = view_bytes(scratch[2], rows.shape, np.dtype(np.bool_))
+            calls.append(partial(np.isnan, rows, out=is_nan))
+            calls.append(partial(np.copyto, lines, np.zeros((), scores.dtype), "no", is_nan))
+        calls += second
+        if made is not result:
+            calls.append(partial(np.copyto, result, made))
+        return calls
 
     def takes_new_rows(self, q: TensorSpec) -> bool:
         """Return whether the launch for these queries may append to the memories that keys and values are of."""
@@ -357,8 +418,36 @@ def _compute_step(step: str, scores: Array, given: tuple[Array, ...]) -> Array:
             return np.where(mask, scores, other) if step == "Where" else np.where(mask, other, scores)
         np.copyto(out, other, where=~mask if step == "Where" else mask)
         return out
-    function = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Tanh": np.tanh}[step]
-    return np.asarray(function(scores, *given, out=out))
+    return np.asarray(_FUNCTIONS[step](scores, *given, out=out))
+
+
+_FUNCTIONS = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Tanh": np.tanh}
+_SCRATCH = 4  # arrays beside those of masks
+
+
+def _prepare_step(
+    step: str, scores: Array, given: tuple[Array, ...], flags: Iterator[Array]
+) -> list[Callable[[], object]] | None:
+    """Return the calls of `_compute_step`; None where it stretches the scores. A mask takes the next of the flags."""
+    if broadcast(scores.shape, *(operand.shape for operand in given)) != scores.shape:
+        return None
+    if step not in ("Where", "Fill"):
+        return [partial(_FUNCTIONS[step], scores, *given, out=scores)]
+    mask, other = given
+    fill = partial(np.copyto, scores, other)
+    memory = next(flags, None)
+    if step == "Fill":
+        return [partial(fill, where=mask)]
+    if memory is None:
+        return None
+    is_filled = view_bytes(memory, mask.shape, mask.dtype)
+    return [partial(np.logical_not, mask, out=is_filled), partial(fill, where=is_filled)]
+
+
+def _are_views(arrays: Sequence[Array], inputs: Sequence[Array | None]) -> bool:
+    """Return whether arrays are views of inputs, in their order, not copies."""
+    given = [each for each in inputs if each is not None]
+    return all(np.may_share_memory(x, y) for x, y in zip(arrays, given, strict=True) if y.size)
 
 
 def _are_grouped(q: Shape, k: Shape, v: Shape, operands: Sequence[Shape]) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,11 @@ from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import broadcast_strides, ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import pack_struct
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.plain import is_plain
 from gpuexec.ops.lib.strided import join, pack_fast_div64
 from gpuexec.ops.nn.heads import join_heads, split_array, split_shape, split_slot
 from gpuexec.ops.tensor.gather import resolve_indices
@@ -91,6 +95,56 @@ class RotaryEmbedding(Operator):
             y = y.astype(x.dtype, copy=False)
         return (y if x.ndim == 4 else join_heads(y),)
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count products of halves, and rows of the tables where positions are given."""
+        x, cosines, sines, positions = (*inputs, None)[:4]
+        if x is None or cosines is None or sines is None:
+            return []
+        rows = 0 if positions is None else positions.size * cosines.shape[-1] * cosines.dtype.itemsize
+        return [x.nbytes // 2, x.nbytes // 2, rows, rows]
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Turn in the output's memory, which may be that of the input."""
+        (x, cosines, sines, positions), (y,) = (*inputs, None)[:4], out
+        if x is None or cosines is None or sines is None or not is_plain(y, x.dtype) or len(scratch) < 4:
+            return None
+        if x.dtype != np.float32:
+            return None
+        calls: list[Callable[[], object]] = []
+        if positions is not None:
+            tables, dense = (cosines, sines), all(each.flags.c_contiguous for each in (cosines, sines))
+            if not dense or not positions.size:
+                return None
+            shape = (*positions.shape, cosines.shape[1])
+            cosines, sines = (view_bytes(each, shape, x.dtype) for each in scratch[2:4])
+            calls.append(partial(_take_rows, tables, positions, (cosines, sines)))
+        c, s = cosines[:, np.newaxis], sines[:, np.newaxis]
+        source, target = split_array(x, self.num_heads), split_array(y, self.num_heads)
+        if not np.may_share_memory(source, x):
+            return None
+        turned = self.rotary_embedding_dim or source.shape[3]
+        half = turned // 2
+        parts = [slice(0, turned, 2), slice(1, turned, 2)] if self.interleaved else [slice(half), slice(half, turned)]
+        (first, second), (to_first, to_second) = ([each[..., part] for part in parts] for each in (source, target))
+        crossed, turned_first = (view_bytes(each, first.shape, x.dtype) for each in scratch[:2])
+        calls += [
+            partial(np.multiply, s, second, out=crossed),
+            partial(np.multiply, s, first, out=turned_first),
+            partial(np.multiply, c, first, out=to_first),
+            partial(np.subtract, to_first, crossed, out=to_first),
+            partial(np.multiply, c, second, out=to_second),
+            partial(np.add, turned_first, to_second, out=to_second),
+        ]
+        if turned < source.shape[3]:
+            calls.append(partial(np.copyto, target[..., turned:], source[..., turned:]))
+        return calls
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a thread per pair or element that stays."""
         x, cosines, sines, positions = (*inputs, None)[:4]
@@ -113,6 +167,13 @@ class RotaryEmbedding(Operator):
         arguments: list[Argument] = [x, cosines, sines, positions, y, *packed]
         kernel = Kernel("rotary.cu", f"rotate<{dtype_row(x.dtype).cuda}>")
         emit.launch(kernel, (max(1, ceil_div(count, _THREADS)), 1, 1), (_THREADS, 1, 1), arguments, writes=[4])
+
+
+def _take_rows(tables: Sequence[Array], positions: Array, rows: Sequence[Array]) -> None:
+    """Take the rows of some positions from tables of as many."""
+    places = resolve_indices(positions, len(tables[0]), 0)
+    for table, to in zip(tables, rows, strict=True):
+        table.take(places, 0, to, "clip")
 
 
 def _spread(slot: Slot, batch: int, rows: int) -> tuple[int, int, int]:
