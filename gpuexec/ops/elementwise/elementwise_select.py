@@ -29,6 +29,7 @@ from gpuexec.ir.operator import (
     upgrade,
 )
 from gpuexec.ir.pointwise import Pointwise
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import COMPUTED, TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.elementwise.elementwise_engine import (
     BOOL,
@@ -80,6 +81,11 @@ class Where(Operator):
         np.copyto(wanted, result)
         return (wanted,)
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what is not chosen."""
+        condition, y = inputs[0], outputs[0]
+        return [] if condition is None or y is None or y.size > _FEW else [condition.size]
+
     def prepare(
         self,
         inputs: Sequence[Array | None],
@@ -91,7 +97,18 @@ class Where(Operator):
         (condition, a, b), (y,) = inputs, out
         if condition is None or a is None or b is None or y is None or not 0 < y.size <= _FEW:
             return None
-        return [functools.partial(np.copyto, y, b), functools.partial(np.copyto, y, a, "no", condition)]
+        if np.may_share_memory(y, condition):
+            return None
+        if not np.may_share_memory(y, a):
+            return [functools.partial(np.copyto, y, b), functools.partial(np.copyto, y, a, "no", condition)]
+        if not scratch or np.may_share_memory(y, b):
+            return None
+        others = view_bytes(scratch[0], condition.shape, BOOL)
+        return [
+            functools.partial(np.logical_not, condition, out=others),
+            functools.partial(np.copyto, y, a),
+            functools.partial(np.copyto, y, b, "no", others),
+        ]
 
     def as_pointwise(self, inputs: Sequence[TensorSpec | None]) -> Pointwise | None:
         """Return a selection, of types that kernels compute with."""
