@@ -42,11 +42,15 @@ def sort_keys(x: Array) -> Array:
     if x.dtype.kind in "biu":
         return np.asarray(plain.view(bits) ^ (sign if x.dtype.kind == "i" else bits.type(0)))
     with np.errstate(all="ignore"):
-        plain = np.where(plain != plain, np.array(np.nan, x.dtype), plain)
-        plain = np.where(plain == 0, np.zeros((), x.dtype), plain).astype(x.dtype, copy=False)
-    found = plain.view(bits) & ~sign
-    is_negative = np.signbit(plain) & (plain == plain)
-    return np.asarray(np.where(is_negative, ~(found | sign), found | sign), bits)
+        is_nan = plain != plain
+        plain += np.zeros((), x.dtype)  # -0 becomes 0
+    if is_nan.any():
+        plain[is_nan] = np.nan
+    found = plain.view(f"i{x.dtype.itemsize}")
+    keys = (found >> (8 * x.dtype.itemsize - 1)).view(bits)  # all ones of negative numbers
+    keys |= sign
+    keys ^= found.view(bits)
+    return np.asarray(keys)
 
 
 def largest_key(dtype: np.dtype[Any]) -> int:

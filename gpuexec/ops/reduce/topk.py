@@ -66,7 +66,7 @@ class TopK(Operator):
         axis = normalize_axis(self.axis, x.ndim)
         count = _check_k(read_ints(k), x.shape[axis])
         keys = np.moveaxis(sort_keys(x), axis, -1)
-        places = np.moveaxis(_find_first(~keys if self.largest else keys, count), -1, axis)
+        places = np.moveaxis(find_first(~keys if self.largest else keys, count), -1, axis)
         return np.take_along_axis(x, places, axis), places
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
@@ -175,7 +175,7 @@ def take_k_as_input(node: RawNode) -> RawNode:
     return node.with_input(1, np.array([node.attributes["k"]], np.int64)).without("k")
 
 
-def _find_first(keys: Array, count: int) -> Array:
+def find_first(keys: Array, count: int) -> Array:
     """Return the places of the ``count`` smallest keys along the last axis, in order; equal keys by place."""
     length = keys.shape[-1]
     if length < _LONG or count > length // 8 or not count:

@@ -23,6 +23,7 @@ from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype, require_ints
 from gpuexec.ops.reduce.sort import sort_keys
+from gpuexec.ops.reduce.topk import find_first
 from gpuexec.ops.tensor.layout import read_ints
 from gpuexec.ops.tensor.nonzero import add_up_counts, cut
 
@@ -31,6 +32,7 @@ _THREADS = 1024  # kThreads of nms.cu
 _INDEX, _FLOAT = np.dtype(np.int64), np.dtype(np.float32)
 # Boxes that the host compares at once: few at first, since the best suppress most of the others.
 _FIRST_CHUNK, _LARGEST_CHUNK = 32, 512
+_LEAST_SORTED, _SORTED_PER_BOX = 64, 4  # candidates that are sorted first, and so many more for each box to keep
 instantiate(SOURCE, ["select_boxes", "write_rows"])
 
 
@@ -73,8 +75,7 @@ class BoxSelection(Operator):
         for batch in range(scores.shape[0]):
             sides = _find_sides(boxes[batch], self.center_point_box)  # [5, boxes]
             for each in range(scores.shape[1]):
-                order = _sort_candidates(scores[batch, each], score_threshold)
-                kept = order[_suppress(sides[:, order], max_boxes, iou)]
+                kept = _keep(sides, scores[batch, each], max_boxes, iou, score_threshold)
                 rows.append(np.stack([np.full_like(kept, batch), np.full_like(kept, each), kept], axis=1))
         return np.concatenate(rows)
 
@@ -205,12 +206,39 @@ def _clamp(given: tuple[int, ...], boxes: int) -> int:
     return min(max(0, *given), boxes) if given else 0
 
 
-def _sort_candidates(scores: Array, threshold: Array | None) -> Array:
-    """Return the boxes whose score exceeds the threshold, by falling score; NaN last."""
-    order = np.arange(len(scores)) if threshold is None else np.flatnonzero(scores > threshold.reshape(()))
-    scores = scores[order]
-    keys = np.where(scores == scores, sort_keys(scores), np.uint32(0))
-    return np.asarray(order[np.argsort(~keys, kind="stable")])
+def _keep(sides: Array, scores: Array, max_boxes: int, iou: Any, threshold: Array | None) -> Array:
+    """Return the boxes of a class that are kept, by falling score; NaN stands last.
+
+    Of many candidates the best alone are sorted at first. Of the others those go that overlap boxes kept so far, then
+    the best are sorted again, twice as many.
+    """
+    places = np.arange(len(scores)) if threshold is None else np.flatnonzero(scores > threshold.reshape(()))
+    scores = scores[places]
+    keys = ~np.where(scores == scores, sort_keys(scores), np.uint32(0))
+    kept, count = np.empty(0, _INDEX), _LEAST_SORTED + _SORTED_PER_BOX * max_boxes
+    while len(places) and len(kept) < max_boxes:
+        count = len(places) if 2 * count > len(places) else count
+        first = find_first(keys, count)
+        order = places[first]
+        found = order[_suppress(sides[:, order], max_boxes - len(kept), iou)]
+        kept = np.concatenate([kept, found])
+        if count == len(places) or len(kept) == max_boxes:
+            break
+        is_left = np.ones(len(places), np.bool_)
+        is_left[first] = False
+        is_left[is_left] = ~_is_overlapped(sides[:, places[is_left]], sides[:, found], iou)
+        places, keys, count = places[is_left], keys[is_left], 2 * count
+    return kept
+
+
+def _is_overlapped(sides: Array, kept: Array, threshold: Any) -> Array:
+    """Return which boxes overlap any of those that are kept."""
+    result = np.zeros(sides.shape[1], np.bool_)
+    step = max(1, _LARGEST_CHUNK**2 // max(1, sides.shape[1]))
+    for first in range(0, kept.shape[1], step):
+        by = kept[:, first : first + step, None]
+        result |= _overlap(sides[:, None, :], by, threshold).any(axis=0)
+    return result
 
 
 def _suppress(sides: Array, max_boxes: int, threshold: Any) -> Array:
