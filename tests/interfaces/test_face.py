@@ -72,8 +72,8 @@ FACE = {
     "Run": "cancel inspection is_cancelled is_done number outputs peek_output wait",
     "Snapshot": "backend memories",
     "State": (
-        "backend crop fork get join length load mask memories positions reorder reset restore save seed set slide snapshot "
-        "starts"
+        "backend crop fork get join length load mask memories positions reorder reset restore save seed set slide "
+        "snapshot starts"
     ),
     "Statistics": (
         "absmax first_inf first_nan histogram infs locate max mean min nans negative_infs node nonfinite "

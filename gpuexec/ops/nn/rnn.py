@@ -141,6 +141,9 @@ class Recurrent(Operator):
 
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Run the layer; half and bfloat16 in float, rounded once at the end."""
+        made = self._call_prepared(inputs)
+        if made is not None:
+            return made
         x, w, r, bias, lengths, *rest = (*inputs, *(None,) * 8)[:8]
         assert x is not None and w is not None and r is not None
         dtype, acc, hidden = x.dtype, accumulator(x.dtype), r.shape[2]
@@ -222,6 +225,19 @@ class Recurrent(Operator):
                 if final is not None:
                     calls.append(partial(np.copyto, final[d], state))
         return calls
+
+    def _call_prepared(self, inputs: Sequence[Array | None]) -> tuple[Array, ...] | None:
+        """Return what prepared calls give, where there are some: a first run has the bits of later ones."""
+        specs = [None if x is None else TensorSpec(x.shape, x.dtype) for x in inputs]
+        made = [np.empty(spec.shape, spec.dtype) for spec in self.infer(*specs)]
+        scratch = [np.empty(nbytes, np.uint8) for nbytes in self.count_scratch(specs, ())]
+        calls = self.prepare(inputs, made, (True,) * len(inputs), scratch)
+        if calls is None:
+            return None
+        with np.errstate(all="ignore"):
+            for call in calls:
+                call()
+        return tuple(made)
 
     def prepare_step(self, recurrent: Sequence[Array], bias: Array, memory: StepMemory) -> PreparedStep:
         """Return what makes the calls of a step with the default activations.

@@ -89,8 +89,8 @@ class GlobalAveragePool(GlobalPool):
     ) -> PreparedCalls | None:
         """Add up in the output, and divide there, where it is of the type of the sums."""
         x, y = inputs[0], out[0]
-        if x is None or y is None or not y.size or accumulator(y.dtype) != y.dtype:
-            return None
+        if x is None or y is None or not y.size or accumulator(y.dtype) != y.dtype or not x.flags.c_contiguous:
+            return None  # sums of other layouts depend on where they go
         axes = _spatial(x.ndim)
         add = partial(np.add.reduce, x, axis=axes, dtype=x.dtype, out=y, keepdims=True)
         return [add, partial(np.divide, y, y.dtype.type(prod(x.shape[2:])), out=y)]
