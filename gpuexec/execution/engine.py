@@ -135,7 +135,8 @@ class Engine:
             owner,
             lambda: self._submitter.break_off(f"Its {owner} was closed by an interrupt."),
         )
-        self.memory_usage = watch_memory(storage, weights, self.planning.graphs, backend)
+        self._lane: Lane | None = None
+        self.memory_usage = watch_memory(storage, weights, self.planning.graphs, backend, self._count_lane)
         self._stepping = Stepping(self._submitter, stopwatch, self.memory_usage, self.exclusive)
         self.input_reader = InputReader(model, backend, self.stream)
         self.states = StateBinder(model, backend, self.stream, self.pool, self.syncs)
@@ -325,6 +326,9 @@ class Engine:
             self.exclusive.leave()
         self.backend.deferred_free.prune()
         self.backend.staging.trim()
+
+    def _count_lane(self) -> int:
+        return 0 if self._lane is None else self._lane.nbytes
 
     def _forget_lane(self) -> None:
         self._last = None

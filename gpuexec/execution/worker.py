@@ -514,7 +514,8 @@ class Worker:
     def memory_stats(self) -> dict[str, int]:
         """Return bytes by purpose: ``arena`` beside ``arena_lower_bound``, ``exchange``, ``weights``, ``frames``...
 
-        Weights are the model's and shared by its Workers on a device; ``pinned`` bytes are the device's and shared by
+        ``lane`` are inputs and outputs of small runs that the CPU computes in the call. Weights are the model's and
+        shared by its Workers on a device; ``pinned`` bytes are the device's and shared by
         all, as are those ``cached``, which were freed, by whomever, and are kept to be used again (see `trim`); they
         count for no ``max_bytes``. Those of ``graphs`` are an estimate.
         """

@@ -230,7 +230,8 @@ def test_memory_stats_show_the_arena_beside_its_bound() -> None:
     with gx.Worker(two_layers(), backend=CPU) as worker:
         worker.run(ramp(64, 3))
         stats = worker.memory_stats()
-    assert set(stats) == {"arena", "arena_lower_bound", "exchange", "weights", "frames", "graphs", "pinned", "cached"}
+    kinds = {"arena", "exchange", "weights", "frames", "lane", "graphs", "pinned", "cached"}
+    assert set(stats) == {*kinds, "arena_lower_bound"}
     assert stats["arena"] >= stats["arena_lower_bound"] > 0
     assert stats["frames"] >= 64 * 2 * 4 and stats["weights"] == (3 * 5 + 5 * 2) * 4
 

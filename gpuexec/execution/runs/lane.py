@@ -84,6 +84,8 @@ class Lane:
 
     def forget(self) -> None:
         """Let go of all that is bound: memory or weights are others now."""
+        if self._tracks:
+            self._planning.backend.memory_revision.number += 1
         self._tracks, self._seen = [], None
 
     def run(self, model: Model, inputs: object) -> LastLap | None:
@@ -129,6 +131,7 @@ class Lane:
         track = self._bind(stage, planned)
         if track is not None:
             self._tracks = [track, *self._tracks[: _MOST_TRACKS - 1]]
+            self._planning.backend.memory_revision.number += 1
 
     def _make_run(self, track: _Track, number: int) -> Run:
         backend, run_counter, stream = self._planning.backend, self._storage.run_counter, self._context.stream

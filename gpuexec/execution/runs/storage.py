@@ -61,14 +61,17 @@ class Storage:
 OpenStorage = Callable[[Backend, Stream, SyncLog], Storage]
 
 
-def watch_memory(storage: Storage, weights: Weights, graphs: GraphCache, backend: Backend) -> MemoryUsage:
-    """Return the memory usage of an engine, by kind."""
+def watch_memory(
+    storage: Storage, weights: Weights, graphs: GraphCache, backend: Backend, lane: Callable[[], int]
+) -> MemoryUsage:
+    """Return the memory usage of an engine, by kind; ``lane`` counts the bytes of its lane."""
     return MemoryUsage(
         {
             "arena": lambda: storage.arena.nbytes,
             "exchange": lambda: storage.pool.nbytes,
             "weights": lambda: weights.nbytes,
             "frames": lambda: sum(frame.nbytes for frame in storage.frames),
+            "lane": lane,
             "graphs": lambda: graphs.nbytes,
             "pinned": lambda: backend.staging.nbytes,
             "cached": lambda: backend.device.cached_nbytes,
