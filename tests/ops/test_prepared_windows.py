@@ -1,0 +1,149 @@
+"""Prepared convolutions, pooling, recurrent layers and quantisation: they give the bits of compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuexec.ir.operator import Operator, build
+from gpuexec.ops.nn import conv_host, rnn
+from tests.ops.prepared import check_prepared
+from tests.ops.tolerance import to_bits
+
+Array = np.ndarray[Any, Any]
+
+
+def make(*shape: int, dtype: Any = np.float32) -> Array:
+    """Return reproducible content."""
+    values = np.random.default_rng(sum(shape)).standard_normal(shape)
+    return (values if np.dtype(dtype).kind == "f" else np.clip(values * 50, 0, 100)).astype(dtype)
+
+
+def is_prepared(op: Operator, inputs: Sequence[Array | None], known: set[int], wanted: Sequence[bool] = ()) -> bool:
+    """Return whether an operator is prepared; if so, it is to give the bits of ``compute``."""
+    computed = op.compute(*inputs)
+    computed = tuple([y if w else None for y, w in zip(computed, wanted or [True] * len(computed), strict=True)])
+    return check_prepared(
+        op, inputs, known, computed, lambda _, got, made: np.testing.assert_array_equal(to_bits(got), to_bits(made))
+    )
+
+
+DEPTHWISE: list[tuple[tuple[int, ...], int, tuple[int, ...], dict[str, Any]]] = [
+    ((2, 6, 9, 7), 1, (3, 3), {"pads": (1, 1, 1, 1)}),
+    ((1, 6, 9, 7), 2, (3, 2), {"pads": (2, 0, 1, 1)}),
+    ((1, 6, 9, 8), 1, (3, 3), {"pads": (1, 1, 1, 1), "strides": (2, 2)}),
+    ((1, 5, 11, 13), 1, (3, 5), {"pads": (2, 2, 0, 4), "strides": (2, 3), "dilations": (2, 1)}),
+    ((1, 5, 11, 13), 2, (2, 2), {"strides": (3, 1), "dilations": (3, 4)}),
+    ((1, 4, 8, 8), 1, (3, 3), {"auto_pad": "SAME_UPPER", "strides": (2, 2)}),
+    ((2, 3, 5, 6, 7), 1, (3, 2, 3), {"pads": (1, 0, 1, 1, 1, 1), "strides": (1, 2, 2)}),
+    ((1, 4, 30), 1, (5,), {"pads": (2, 2)}),
+    ((1, 4, 6, 6), 1, (1, 1), {"strides": (3, 3)}),
+]
+
+
+@pytest.mark.parametrize("piece", [1 << 9, 1 << 12, 1 << 18])
+@pytest.mark.parametrize("row", DEPTHWISE, ids=str)
+def test_depthwise_convolution_gives_the_same_bits(row: Any, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planes are flat where the weight is constant, and taps apart where not."""
+    monkeypatch.setattr(conv_host, "_PIECE", piece)
+    shape, multiple, kernel, attributes = row
+    channels = shape[1]
+    op = build("Conv", {"group": channels, **attributes})
+    inputs = [make(*shape), make(channels * multiple, 1, *kernel), make(channels * multiple)]
+    inputs[0][0, 0] = -0.0
+    assert is_prepared(op, inputs, {1, 2})
+    assert is_prepared(op, inputs, set())
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_padding_is_not_multiplied_by_weights_that_are_not_finite(bad: float) -> None:
+    """Outputs at borders see what lies inside alone."""
+    w = make(4, 1, 3, 3)
+    w[1, 0, 0, 0] = bad
+    assert is_prepared(build("Conv", {"group": 4, "pads": (1, 1, 1, 1)}), [make(1, 4, 6, 6), w], {1})
+
+
+@pytest.mark.parametrize("piece", [1 << 9, 1 << 18])
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("extent", [9, 50])
+def test_patches_give_the_same_bits(piece: int, group: int, extent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding is filled anew in each run, around small inputs and large ones."""
+    monkeypatch.setattr(conv_host, "_PIECE", piece)
+    op = build("Conv", {"pads": (1, 0, 2, 3), "strides": (2, 1), "group": group})
+    assert is_prepared(op, [make(2, 4, extent, 11), make(6, 4 // group, 3, 3), make(6)], {1})
+
+
+@pytest.mark.parametrize("name", ["MaxPool", "AveragePool", "LpPool"])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"kernel_shape": (2, 2), "strides": (2, 2)},
+        {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)},
+        {"kernel_shape": (1, 3), "pads": (0, 2, 0, 2)},
+        {"kernel_shape": (3, 1), "dilations": (2, 1), "ceil_mode": 1, "strides": (2, 2)},
+    ],
+    ids=str,
+)
+def test_pooling_gives_the_same_bits(name: str, attributes: dict[str, Any]) -> None:
+    """Passes over one axis after the other, and sums of taps, are those of ``compute``."""
+    wanted = (True, False) if name == "MaxPool" else (True,)
+    assert is_prepared(build(name, attributes), [make(2, 3, 9, 8)], set(), wanted)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("wanted", [0b111, 0b001, 0b110])
+def test_recurrent_layers_give_the_same_bits(name: str, direction: str, wanted: int) -> None:
+    """Whole sequences are prepared, whichever outputs are wanted."""
+    count = 2 if direction == "bidirectional" else 1
+    gates = rnn.LSTM.gates if name == "LSTM" else rnn.GRU.gates if name == "GRU" else rnn.RNN.gates
+    op = build(name, {"hidden_size": 6, "direction": direction})
+    weights = [make(count, gates * 6, 5), make(count, gates * 6, 6), make(count, 2 * gates * 6)]
+    states = [make(count, 3, 6)] * (2 if name == "LSTM" else 1)
+    outputs = len(states) + 1
+    chosen = [bool(wanted >> place & 1) for place in range(outputs)]
+    assert is_prepared(op, [make(4, 3, 5), *weights, None, *states], {1, 2, 3}, chosen)
+    assert is_prepared(op, [make(4, 3, 5), *weights[:2]], {1, 2}, chosen)
+
+
+def test_recurrent_layers_of_few_rows_are_prepared() -> None:
+    """Weights that are not transposed are multiplied to other bits, within the tolerance."""
+    op = build("GRU", {"hidden_size": 6, "linear_before_reset": 1})
+    inputs = [make(1, 1, 5), make(1, 18, 5), make(1, 18, 6), make(1, 36)]
+    assert check_prepared(
+        op, inputs, {1, 2, 3}, op.compute(*inputs), lambda _, got, made: np.testing.assert_allclose(got, made, 1e-5)
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
+@pytest.mark.parametrize("known", [set(), {1, 2}])
+def test_quantisation_gives_the_same_bits(dtype: Any, known: set[int]) -> None:
+    """Numbers out of range saturate, NaN gives the zero point."""
+    x = np.array([[0.1, -1e30, np.inf, np.nan, 2.5, -0.0], [3.5, -np.inf, 1e9, -7.25, 0.75, 1e-30]], np.float32)
+    scale, zero = np.array([0.5, 2.0], np.float32), np.array([3, 0], dtype)
+    assert is_prepared(build("QuantizeLinear", {"axis": 0}), [x, scale, zero], known)
+    assert is_prepared(build("DequantizeLinear", {"axis": 0}), [make(2, 6, dtype=dtype), scale, zero], known)
+
+
+def test_dynamic_quantisation_gives_the_same_bits() -> None:
+    """The range may be of zeros, of one sign, or hold NaN."""
+    op = build("DynamicQuantizeLinear", {})
+    for x in (make(3, 5), np.abs(make(3, 5)), np.zeros((2, 2), np.float32), np.array([np.nan, -2, 1], np.float32)):
+        assert is_prepared(op, [x], set())
+
+
+@pytest.mark.parametrize("group", [1, 6])
+@pytest.mark.parametrize("ins", [6, 300])
+def test_convolutions_of_bytes_give_the_same_bits(group: int, ins: int) -> None:
+    """Sums are exact in float, or in double where there are many terms."""
+    ins = ins // group * group if group == 1 else 6
+    x, w = make(1, ins, 5, 6, dtype=np.uint8), make(6, ins // group, 3, 3, dtype=np.int8)
+    one, zero = np.array(0.05, np.float32), np.array(7, np.uint8)
+    attributes = {"pads": (1, 1, 1, 1), "group": group}
+    assert is_prepared(build("ConvInteger", attributes), [x, w, zero], {1, 2})
+    bias = np.arange(-3, 3).astype(np.int32) * 100
+    rest = [np.abs(make(6)), np.zeros(6, np.int8), np.array(9.0, np.float32), zero, bias]
+    assert is_prepared(build("QLinearConv", attributes), [x, one, zero, w, *rest], set(range(1, 9)))
