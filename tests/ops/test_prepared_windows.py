@@ -147,3 +147,21 @@ def test_convolutions_of_bytes_give_the_same_bits(group: int, ins: int) -> None:
     bias = np.arange(-3, 3).astype(np.int32) * 100
     rest = [np.abs(make(6)), np.zeros(6, np.int8), np.array(9.0, np.float32), zero, bias]
     assert is_prepared(build("QLinearConv", attributes), [x, one, zero, w, *rest], set(range(1, 9)))
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("ins", [4, 600])
+def test_transposed_convolution_gives_the_same_bits(group: int, ins: int) -> None:
+    """Taps may overlap; a small constant weight is laid out once."""
+    for attributes in ({"strides": (2, 2)}, {"strides": (1, 2), "pads": (1, 0, 1, 1)}):
+        op = build("ConvTranspose", {"group": group, **attributes})
+        inputs = [make(2, ins, 4, 5), make(ins, 3, 3, 2), make(3 * group)]
+        assert is_prepared(op, inputs, {1})
+        assert is_prepared(op, inputs, set())
+
+
+@pytest.mark.parametrize("known", [set(), {1, 2, 3, 4}])
+def test_batch_normalization_gives_the_same_bits(known: set[int]) -> None:
+    """Constant factors are computed once."""
+    inputs = [make(2, 3, 4), make(3), make(3), make(3), np.abs(make(3))]
+    assert is_prepared(build("BatchNormalization", {}), inputs, known, (True, False, False))

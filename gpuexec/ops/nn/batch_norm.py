@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -22,20 +23,24 @@ from gpuexec.ir.operator import (
     FormatUse,
     Operator,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     operator,
     upgrade,
 )
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, count_rows
 from gpuexec.ops.tensor.layout import in_order_of
 
+_KEPT_NBYTES = 1 << 14  # of factors that prepared calls keep from run to run: no larger than a table
 _SOURCE = "batch_norm.cu"
 _BLOCK = (BLOCK_THREADS, 1, 1)
 _ELEMENTS_PER_BLOCK = 4 * BLOCK_THREADS
@@ -118,16 +123,56 @@ class BatchNormalization(Operator):
                     for old, new, like in zip(used[2:], statistics, (mean, variance), strict=True)
                 )
                 used[2:] = statistics
-            # [channels] against [n, channels, ...]; per activation [channels, ...] is [1, ...] of the image.
-            spread = (
-                (1, *x.shape[1:]) if self.per_activation else (channels, *(1,) * (x.ndim - 2)) if x.ndim > 1 else (1,)
-            )
+            spread = self._spread(x.shape)
             scale, bias, mean, variance = (p.reshape(spread) for p in used)
             buffer = out[0] if out and wide.dtype == x.dtype else None
             y = np.asarray(np.subtract(wide, mean, out=buffer))
             y *= scale / np.sqrt(variance + kind(self.epsilon))
             y += bias
             return (y.astype(x.dtype, copy=False), *running)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count the factors by which elements are scaled."""
+        x, scale = inputs[0], inputs[1]
+        return () if x is None or scale is None else (scale.size * accumulator(x.dtype).itemsize,)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Subtract, scale and add in the output, where all is of one type, that of the arithmetic."""
+        x, scale, bias, mean, variance = inputs
+        y = out[0]
+        if x is None or scale is None or bias is None or mean is None or variance is None or y is None:
+            return None
+        if self.training_mode or any(running is not None for running in out[1:]) or not y.size:
+            return None
+        given = (scale, bias, mean, variance)
+        if any(p.dtype != y.dtype or not p.flags.c_contiguous for p in given) or accumulator(y.dtype) != y.dtype:
+            return None
+        if not has_scratch(scratch, (scale.nbytes,)):
+            return None
+        is_known = constant[1] and constant[4] and scale.nbytes <= _KEPT_NBYTES
+        factor = np.empty(scale.shape, y.dtype) if is_known else view_bytes(scratch[0], scale.shape, y.dtype)
+        calls: list[Callable[[], object]] = [
+            partial(np.add, variance, y.dtype.type(self.epsilon), out=factor),
+            partial(np.sqrt, factor, out=factor),
+            partial(np.divide, scale, factor, out=factor),
+        ]
+        if is_known:
+            for call in calls:
+                call()
+            calls = []
+        spread = self._spread(x.shape)
+        return [
+            *calls,
+            partial(np.subtract, x, mean.reshape(spread), out=y),
+            partial(np.multiply, y, factor.reshape(spread), out=y),
+            partial(np.add, y, bias.reshape(spread), out=y),
+        ]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the elementwise map; in training a block per channel measures first."""
@@ -176,6 +221,13 @@ class BatchNormalization(Operator):
         expression = f"measure_channels<{dtype_row(x.dtype).cuda}, {dtype_row(mean.dtype).cuda}>"
         emit.launch(Kernel(_SOURCE, expression), (channels, 1, 1), _BLOCK, arguments, writes=[3, 4, 5, 6])
         return batch
+
+    def _spread(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of parameters that broadcast with an image."""
+        # [channels] against [n, channels, ...]; per activation [channels, ...] is [1, ...] of the image.
+        if self.per_activation:
+            return (1, *shape[1:])
+        return (shape[1], *(1,) * (len(shape) - 2)) if len(shape) > 1 else (1,)
 
     def _split(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the input as ``[n, channels, inner]``; a vector is one channel."""

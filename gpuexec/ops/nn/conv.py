@@ -51,7 +51,14 @@ from gpuexec.ops.linalg.matmul_work import TiledProduct, TileLoop, count_slab_by
 from gpuexec.ops.nn.conv_depthwise import launch_depthwise
 from gpuexec.ops.nn.conv_depthwise_last import count_widened, launch_depthwise_last, takes_depthwise_last
 from gpuexec.ops.nn.conv_few import MAX_CHANNELS, fits_few, launch_few, takes_few
-from gpuexec.ops.nn.conv_host import convolve, convolve_transposed, count_convolution, prepare_convolution
+from gpuexec.ops.nn.conv_host import (
+    convolve,
+    convolve_transposed,
+    count_convolution,
+    count_transposed_convolution,
+    prepare_convolution,
+    prepare_transposed,
+)
 from gpuexec.ops.nn.conv_mma import (
     count_chunk,
     count_transposed,
@@ -363,6 +370,28 @@ class ConvTranspose(Convolution):
         """Multiply, then add each tap's products where they belong; half and bfloat16 in float, rounded once."""
         x, w = widen_operands(self.precision, x, w)
         return (convolve_transposed(x, w, bias, self.windows(x.shape, w.shape), self.group),)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count the weights and the products of one tap."""
+        x, w = inputs[0], inputs[1]
+        if x is None or w is None or x.dtype not in _PREPARED or w.dtype != x.dtype:
+            return ()
+        windows = self.windows(x.shape, w.shape)
+        return count_transposed_convolution(x.shape, w.shape, windows, self.group, x.dtype.itemsize)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Multiply tap by tap in scratch and add in the output, where that is of floats."""
+        (x, w, bias), y = (*inputs, None)[:3], out[0]
+        if x is None or w is None or y is None or y.dtype not in _PREPARED:
+            return None
+        windows = self.windows(x.shape, w.shape)
+        return prepare_transposed(x, w, bias, windows, self.group, y, scratch, is_constant=constant[1])
 
     def count_format_gain(
         self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target

@@ -18,6 +18,7 @@ from gpuexec.ops.lib.windows import Windows, trailing
 
 _PIECE = 1 << 18  # elements of patches laid out at a time (of sums kept in the cache: a quarter)
 _SMALL = 1 << 12  # elements of a padded input that are filled with zeros in one call, borders or not
+_KEPT_NBYTES = 1 << 14  # of a weight that prepared calls keep laid out: no larger than a table
 _MOST_CALLS = 1 << 11  # beyond, the calls of a convolution take more memory than they are worth
 _Calls = list[Callable[[], object]]
 
@@ -121,6 +122,63 @@ def convolve_transposed(x: Array, w: Array, bias: Array | None, windows: Windows
         if bias is not None:
             y += bias.astype(acc, copy=False).reshape(-1, *(1,) * len(windows.extents))
         return y.astype(dtype, copy=False)
+
+
+def count_transposed_convolution(
+    x_shape: Sequence[int], w_shape: Sequence[int], windows: Windows, group: int, itemsize: int
+) -> tuple[int, int]:
+    """Return the bytes that the calls of `prepare_transposed` work in: of the weights and the products of one tap."""
+    outputs = x_shape[0] * group * w_shape[1] * prod(windows.counts)
+    return itemsize * w_shape[0] * w_shape[1], itemsize * outputs
+
+
+def prepare_transposed(
+    x: Array,
+    w: Array,
+    bias: Array | None,
+    windows: Windows,
+    group: int,
+    y: Array,
+    scratch: Sequence[Array],
+    *,
+    is_constant: bool,
+) -> _Calls | None:
+    """Return the calls that `convolve_transposed` makes; None where it does more.
+
+    Args:
+        x: The input, in the type of the sums, as the weight and ``y``.
+        w: The weight.
+        bias: One number for each output channel, or None.
+        windows: The windows over the output.
+        group: Groups of channels.
+        y: Where the result goes.
+        scratch: Arrays of what `count_transposed_convolution` returned, or more.
+        is_constant: Whether the weight never changes; it is laid out once then, where it is small.
+    """
+    if not (x.dtype == w.dtype == y.dtype == accumulator(y.dtype)) or not (x.size and w.size and y.size):
+        return None
+    sizes = count_transposed_convolution(x.shape, w.shape, windows, group, y.itemsize)
+    if not (x.flags.c_contiguous and y.flags.c_contiguous and w.flags.c_contiguous) or not has_scratch(scratch, sizes):
+        return None
+    batch, ins, outs, rank = x.shape[0], x.shape[1] // group, w.shape[1], len(windows.counts)
+    columns = x.reshape(batch, group, ins, -1)
+    planes = y.reshape(batch, group, outs, *windows.extents)
+    by_tap = w.reshape(group, ins, outs, windows.taps).transpose(3, 0, 1, 2)
+    is_kept = is_constant and w.nbytes <= _KEPT_NBYTES
+    kept = np.ascontiguousarray(by_tap) if is_kept else None
+    laid = view_bytes(scratch[0], (group, ins, outs), w.dtype)
+    products = view_bytes(scratch[1], (batch, group, outs, prod(windows.counts)), y.dtype)
+    placed = products.reshape(batch, group, outs, *windows.counts)
+    calls: _Calls = [partial(y.fill, 0)]
+    for tap, positions, reached in windows.seen():
+        if kept is None:
+            calls.append(partial(np.copyto, laid, by_tap[tap]))
+        calls.append(_prepare_product((laid if kept is None else kept[tap]).transpose(0, 2, 1), columns, products))
+        target = planes[trailing(reached)]
+        calls.append(partial(np.add, target, placed[trailing(positions)], out=target))
+    if bias is not None:
+        calls.append(partial(np.add, y, bias.reshape(-1, *(1,) * rank), out=y))
+    return calls
 
 
 def _is_depthwise(w_shape: Sequence[int], group: int) -> bool:
