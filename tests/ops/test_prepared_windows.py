@@ -165,3 +165,18 @@ def test_batch_normalization_gives_the_same_bits(known: set[int]) -> None:
     """Constant factors are computed once."""
     inputs = [make(2, 3, 4), make(3), make(3), make(3), np.abs(make(3))]
     assert is_prepared(build("BatchNormalization", {}), inputs, known, (True, False, False))
+
+
+@pytest.mark.parametrize("inner", [5, 258, 259, 700])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_products_of_bytes_give_the_same_bits(inner: int, batch: tuple[int, ...]) -> None:
+    """Long sums are added in pieces that floats hold; the right operand may be known."""
+    a, b = make(*batch, 3, inner, dtype=np.uint8), make(inner, 4, dtype=np.int8) - 50
+    a[..., :2], b[:, :2] = 255, -128
+    a_zero, b_zero = np.array(0, np.uint8), np.array([0, 1, -2, 127], np.int8)
+    for known in (set(), {1, 2, 3}):
+        assert is_prepared(build("MatMulInteger", {}), [a, b, a_zero, b_zero], known)
+        assert is_prepared(build("MatMulInteger", {}), [a, b.astype(np.int8)], known)
+    one, zero = np.array(0.01, np.float32), np.array(7, np.uint8)
+    inputs = [a, one, a_zero, b, np.abs(make(4)), b_zero, np.array(9.0, np.float32), zero]
+    assert is_prepared(build("QLinearMatMul", {}), inputs, set(range(1, 8)))

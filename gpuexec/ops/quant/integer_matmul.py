@@ -11,8 +11,9 @@ the left and each column of the right one.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -23,10 +24,12 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import broadcast, broadcast_strides, ceil_div, coalesce, contiguous_strides, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import pack_struct
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.slices import (
     MMA_TILES,
     SLAB_DEPTH,
@@ -46,14 +49,17 @@ from gpuexec.ops.linalg.mma_launch import has_tensor_cores
 from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma_tiles, find_mma_tile
 from gpuexec.ops.linalg.simt_work import SlicedTiles, find_tile_code
 from gpuexec.ops.quant.integer import (
+    BYTES,
     FLOAT,
     INT32,
+    LARGEST_PRODUCT,
     SCALES,
     Quantized,
     check_bytes,
     multiply_scales,
     offset_of,
     pack_finish,
+    prepare_rounding,
     requantize,
 )
 from gpuexec.ops.quant.integer_quants import add_axes, align_quant, check_quant, quant_strides, view_quant
@@ -71,6 +77,10 @@ from gpuexec.ops.tensor.layout import window
 
 ROWS = (1, 8)  # that instances of integer_gemv make at once; a product of more takes tiles
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of integer_product.cuh
+# Products of bytes whose sum a float holds exactly; and elements of all matrices of a product that is prepared.
+_EXACT_LENGTH, _MOST_PREPARED = (2**24 - 1) // LARGEST_PRODUCT, 1 << 22
+_KEPT_NBYTES = 1 << 14  # of a wide operand that prepared calls keep from run to run: no larger than a table
+_Calls = list[Callable[[], object]]
 _SOURCE, _MMA_SOURCE = "integer_matmul.cu", "integer_mma.cu"
 _MAX_MMA_BYTES = 2**30  # of the inner extent, which integer_mma counts in 32 bits
 # Rows of all products, in 32-bit numbers that a block adds its own places to; and columns, and words of a row, whose
@@ -119,6 +129,28 @@ class MatMulInteger(Operator):
     ) -> tuple[Array, ...]:
         """Multiply exactly; sums wrap."""
         return (multiply_integers(Quantized(a, None, a_zero), Quantized(b, None, b_zero)),)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count operands and product as floats, a piece of the inner extent at a time."""
+        return _count_product(inputs[0], inputs[1], outputs[0])
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Multiply exactly in scratch, in floats, and add pieces as integers."""
+        (a, b, a_zero, b_zero), y = (*inputs, None, None)[:4], out[0]
+        is_known = constant[1] and (b_zero is None or constant[3])
+        if a is None or b is None or y is None:
+            return None
+        summed = _prepare_product(Quantized(a, None, a_zero), Quantized(b, None, b_zero), y, is_known, scratch)
+        if summed is None:
+            return None
+        calls, products = summed
+        return calls if products is None else [*calls, partial(np.copyto, y, products, casting="unsafe")]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the tile kernel once, over all batches."""
@@ -170,6 +202,39 @@ class QLinearMatMul(Operator):
         rows, columns = a.values.ndim > 1, b.values.ndim > 1
         y_scale, y_zero = (drop_axes(view_quant(each, is_row=True), rows, columns) for each in (y.scale, y.zero))
         return (requantize(multiply_integers(a, b), scale_product(a, b), y_scale, y_zero, y.zero.dtype),)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count the sums, which of the scaled ones are no numbers, and what sums are made of."""
+        y = outputs[0]
+        counted = () if y is None else _count_product(inputs[0], inputs[3], y)
+        return (y.size * INT32.itemsize, y.size, *counted) if counted and y is not None else ()
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Multiply exactly in scratch, scale and round there: where scales are constant."""
+        a, b, made = _split(inputs)
+        y = out[0]
+        if y is None or y.dtype not in BYTES or not (constant[1] and constant[4] and constant[6] and constant[7]):
+            return None
+        if not has_scratch(scratch, (y.size * INT32.itemsize, y.size)):
+            return None
+        sums = view_bytes(scratch[0], y.shape, INT32)
+        summed = _prepare_product(a, b, sums, constant[3] and constant[5], scratch[2:])
+        if summed is None:
+            return None
+        calls, values = summed
+        if values is None:
+            values = view_bytes(scratch[4], y.shape, FLOAT)
+            calls.append(partial(np.copyto, values, sums, casting="same_kind"))
+        y_scale, y_zero = (view_quant(each, is_row=True).astype(FLOAT) for each in (made.scale, made.zero))
+        calls.append(partial(np.multiply, values, scale_product(a, b) / y_scale, out=values))
+        is_nan = view_bytes(scratch[1], y.shape, np.dtype(np.bool_))
+        return [*calls, *prepare_rounding(values, y_zero, y, is_nan)]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the tile kernel once, over all batches."""
@@ -409,6 +474,73 @@ def multiply_integers(a: Quantized, b: Quantized) -> Array:
     """Return the product in int32, 1-D operands as in matmul."""
     zeros = (view_quant(a.zero, is_row=True), view_quant(b.zero, is_row=False))
     return multiply_exactly(a.values, b.values, INT32, *zeros)
+
+
+def _count_product(a: TensorSpec | None, b: TensorSpec | None, y: TensorSpec | None) -> tuple[int, ...]:
+    """Return the bytes of each array that the calls of `_prepare_product` work in."""
+    if a is None or b is None or y is None or a.dtype not in BYTES or b.dtype not in BYTES or min(a.rank, b.rank) < 2:
+        return ()
+    length = min(a.shape[-1], _EXACT_LENGTH)
+    whole = [y.size] if a.shape[-1] > length else []
+    sizes = [prod(a.shape[:-1]) * length, prod(b.shape[:-2]) * length * b.shape[-1], y.size, *whole]
+    return tuple([FLOAT.itemsize * size for size in sizes])
+
+
+def _prepare_product(
+    a: Quantized, b: Quantized, y: Array, is_known: bool, scratch: Sequence[Array]
+) -> tuple[_Calls, Array | None] | None:
+    """Return calls that make the product of `multiply_integers`, and where; None where it does more.
+
+    Args:
+        a: The left matrices.
+        b: The right matrices.
+        y: Where sums of several pieces of the inner extent go, in int32; those of a single piece stay floats, which are
+            returned.
+        is_known: Whether the right matrices never change; they are widened once then, where they are small.
+        scratch: Arrays of what `_count_product` returned, or more.
+    """
+    specs = [TensorSpec(each.shape, each.dtype) for each in (a.values, b.values, y)]
+    needed = _count_product(*specs)
+    inner, is_large = a.values.shape[-1], sum(spec.size for spec in specs) > _MOST_PREPARED
+    if not needed or not inner or is_large or not y.size or not has_scratch(scratch, needed):
+        return None
+    zeros = [None if each.zero is None else view_quant(each.zero, is_row=each is a) for each in (a, b)]
+    if not all(zero is None or _fits(zero, each.values) for zero, each in zip(zeros, (a, b), strict=True)):
+        return None
+    is_kept = is_known and b.values.size * FLOAT.itemsize <= _KEPT_NBYTES
+    products = view_bytes(scratch[2], y.shape, FLOAT)
+    calls: _Calls = []
+    for first in range(0, inner, _EXACT_LENGTH):
+        piece = slice(first, first + _EXACT_LENGTH)
+        left, right = a.values[..., piece], b.values[..., piece, :]
+        wide_left = view_bytes(scratch[0], left.shape, FLOAT)
+        wide_right = np.empty(right.shape, FLOAT) if is_kept else view_bytes(scratch[1], right.shape, FLOAT)
+        widened = _prepare_difference(right, zeros[1], wide_right)
+        if is_kept:
+            for call in widened:
+                call()
+            widened = []
+        calls += [*_prepare_difference(left, zeros[0], wide_left), *widened]
+        calls.append(partial(np.matmul, wide_left, wide_right, out=products))
+        if inner <= _EXACT_LENGTH:
+            return calls, products
+        if first:
+            whole = view_bytes(scratch[3], y.shape, INT32)
+            calls += [partial(np.copyto, whole, products, casting="unsafe"), partial(np.add, y, whole, out=y)]
+        else:
+            calls.append(partial(np.copyto, y, products, casting="unsafe"))
+    return calls, None
+
+
+def _fits(zero: Array, values: Array) -> bool:
+    """Return whether zero points are in place, and leave the matrices' shape when they are taken off."""
+    return zero.flags.c_contiguous and broadcast(zero.shape, values.shape) == values.shape
+
+
+def _prepare_difference(values: Array, zero: Array | None, wide: Array) -> _Calls:
+    """Return calls that write ``values - zero`` as floats."""
+    calls: _Calls = [partial(np.copyto, wide, values)]
+    return calls if zero is None else [*calls, partial(np.subtract, wide, zero, out=wide)]
 
 
 def scale_product(a: Quantized, b: Quantized) -> Array:
