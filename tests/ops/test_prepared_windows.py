@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gpuexec.ir.operator import Operator, build
+from gpuexec.ir.spec import BFLOAT16
 from gpuexec.ops.nn import conv_host, rnn
 from tests.ops.prepared import check_prepared
 from tests.ops.tolerance import to_bits
@@ -74,6 +75,16 @@ def test_patches_give_the_same_bits(piece: int, group: int, extent: int, monkeyp
     monkeypatch.setattr(conv_host, "_PIECE", piece)
     op = build("Conv", {"pads": (1, 0, 2, 3), "strides": (2, 1), "group": group})
     assert is_prepared(op, [make(2, 4, extent, 11), make(6, 4 // group, 3, 3), make(6)], {1})
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+@pytest.mark.parametrize("known", [set(), {1, 2}])
+def test_halves_give_the_same_bits(dtype: Any, known: set[int]) -> None:
+    """They are widened in scratch; a bias must be known."""
+    inputs = [make(1, 4, 6, 7).astype(dtype), make(4, 1, 3, 3).astype(dtype), make(4).astype(dtype)]
+    op = build("Conv", {"pads": (1, 1, 1, 1), "group": 4})
+    assert is_prepared(op, inputs, known) == bool(known)
+    assert is_prepared(op, inputs[:2], known & {1})
 
 
 @pytest.mark.parametrize("name", ["MaxPool", "AveragePool", "LpPool"])

@@ -11,8 +11,9 @@ as columns, a few images or rows at a time, for a product of matrices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -36,13 +37,15 @@ from gpuexec.ir.operator import (
     operator,
 )
 from gpuexec.ir.precision import REFERENCE, STORED, TF32
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.provider import Posed
-from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
+from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.target import Target
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, allow_epilogue, allow_for_floats, count_epilogue_steps
 from gpuexec.ops.lib.posing import pose_conv
+from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.window_extents import conv_transpose_output
 from gpuexec.ops.lib.windows import Windows, pack_strides
 from gpuexec.ops.linalg.matmul import find_result, widen_operands
@@ -52,6 +55,7 @@ from gpuexec.ops.nn.conv_depthwise import launch_depthwise
 from gpuexec.ops.nn.conv_depthwise_last import count_widened, launch_depthwise_last, takes_depthwise_last
 from gpuexec.ops.nn.conv_few import MAX_CHANNELS, fits_few, launch_few, takes_few
 from gpuexec.ops.nn.conv_host import (
+    KEPT_NBYTES,
     convolve,
     convolve_transposed,
     count_convolution,
@@ -147,11 +151,13 @@ class Conv(Convolution):
         return (convolve(x, w, bias, self.windows(x.shape, w.shape), self.group, out[0] if out else None),)
 
     def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
-        """Count patches and the padded input, or products of taps."""
-        x, w = inputs[0], inputs[1]
-        if x is None or w is None or x.dtype not in _PREPARED or w.dtype != x.dtype:
+        """Count patches and the padded input, or products of taps; and what is widened, of half and bfloat16."""
+        x, w, y = inputs[0], inputs[1], outputs[0]
+        if x is None or w is None or y is None or w.dtype != x.dtype:
             return ()
-        return count_convolution(x.shape, w.shape, self.windows(x.shape, w.shape), self.group, x.dtype.itemsize)
+        acc = accumulator(x.dtype)
+        sizes = count_convolution(x.shape, w.shape, self.windows(x.shape, w.shape), self.group, acc.itemsize)
+        return sizes if acc == x.dtype else (*[each.size * acc.itemsize for each in (x, w, y)], *sizes)
 
     def prepare(
         self,
@@ -160,12 +166,25 @@ class Conv(Convolution):
         constant: Sequence[bool],
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
-        """Lay out patches and multiply in memory that stays, where that is of floats."""
+        """Lay out patches and multiply in memory that stays; half and bfloat16 are widened there."""
         (x, w, bias), y = (*inputs, None)[:3], out[0]
-        if x is None or w is None or y is None or y.dtype not in _PREPARED:
+        if x is None or w is None or y is None or x.dtype != w.dtype or not w.size:
             return None
         windows, is_finite = self.windows(x.shape, w.shape), constant[1] and bool(np.isfinite(w).all())
-        return prepare_convolution(x, w, bias, windows, self.group, y, scratch, is_finite=is_finite)
+        acc, before, behind = accumulator(x.dtype), list[Callable[[], object]](), list[Callable[[], object]]()
+        if acc != x.dtype:
+            sizes = [each.size * acc.itemsize for each in (x, w, y)]
+            if not has_scratch(scratch, sizes) or (bias is not None and not constant[2]):
+                return None
+            is_kept = constant[1] and sizes[1] <= KEPT_NBYTES
+            wide_x, wide_y = (view_bytes(scratch[2 * k], each.shape, acc) for k, each in enumerate((x, y)))
+            wide_w = w.astype(acc) if is_kept else view_bytes(scratch[1], w.shape, acc)
+            before = [partial(np.copyto, wide_x, x), *([] if is_kept else [partial(np.copyto, wide_w, w)])]
+            if y.dtype != acc:
+                behind, y = [partial(np.copyto, y, wide_y, casting="unsafe")], wide_y
+            x, w, bias, scratch = wide_x, wide_w, None if bias is None else bias.astype(acc), scratch[3:]
+        calls = prepare_convolution(x, w, bias, windows, self.group, y, scratch, is_finite=is_finite)
+        return None if calls is None else [*before, *calls, *behind]
 
     def reads_any_format(self, position: int, inputs: Sequence[TensorSpec | None]) -> bool:
         """Return whether it is the image, which is gathered where its channels are few, or padded on the way."""

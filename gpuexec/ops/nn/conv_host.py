@@ -16,9 +16,9 @@ from gpuexec.ir.spec import accumulator
 from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.windows import Windows, trailing
 
+KEPT_NBYTES = 1 << 14  # of a weight that prepared calls keep laid out or widened: no larger than a table
 _PIECE = 1 << 18  # elements of patches laid out at a time (of sums kept in the cache: a quarter)
 _SMALL = 1 << 12  # elements of a padded input that are filled with zeros in one call, borders or not
-_KEPT_NBYTES = 1 << 14  # of a weight that prepared calls keep laid out: no larger than a table
 _MOST_CALLS = 1 << 11  # beyond, the calls of a convolution take more memory than they are worth
 _Calls = list[Callable[[], object]]
 
@@ -164,7 +164,7 @@ def prepare_transposed(
     columns = x.reshape(batch, group, ins, -1)
     planes = y.reshape(batch, group, outs, *windows.extents)
     by_tap = w.reshape(group, ins, outs, windows.taps).transpose(3, 0, 1, 2)
-    is_kept = is_constant and w.nbytes <= _KEPT_NBYTES
+    is_kept = is_constant and w.nbytes <= KEPT_NBYTES
     kept = np.ascontiguousarray(by_tap) if is_kept else None
     laid = view_bytes(scratch[0], (group, ins, outs), w.dtype)
     products = view_bytes(scratch[1], (batch, group, outs, prod(windows.counts)), y.dtype)
