@@ -97,7 +97,8 @@ def prepare_convolution(
     elif _is_pointwise(windows):
         columns = x.reshape(x.shape[0], group, w.shape[1], prod(windows.counts))
         outputs = y.reshape(x.shape[0], group, w.shape[0] // group, -1)
-        calls = [_prepare_product(_by_group(w, group), columns, outputs)] if x.flags.c_contiguous else []
+        is_view = np.may_share_memory(columns, x)
+        calls = [_prepare_product(_by_group(w, group), columns, outputs)] if is_view else []
     else:
         calls = _prepare_patches(x, w, windows, group, y, scratch)
     if not calls or len(calls) > _MOST_CALLS:

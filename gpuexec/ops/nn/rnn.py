@@ -195,7 +195,8 @@ class Recurrent(Operator):
         (steps, batch, width), hidden, dtype = x.shape, r.shape[2], x.dtype
         if accumulator(dtype) != dtype or not x.size or not hidden or steps > _MOST_STEPS:
             return None
-        if not x.flags.c_contiguous or (bias is not None and not constant[3]):
+        rows = x.reshape(steps * batch, width)
+        if not np.may_share_memory(rows, x) or (bias is not None and not constant[3]):
             return None
         if not has_scratch(scratch, self._count_scratch(steps, batch, hidden, dtype.itemsize)):
             return None
@@ -211,7 +212,7 @@ class Recurrent(Operator):
             if self.splits_bias:
                 both[1, -hidden:] = 0
             product = gates.reshape(steps * batch, -1)
-            calls.append(partial(np.matmul, x.reshape(steps * batch, width), w[d].T, out=product))
+            calls.append(partial(np.matmul, rows, w[d].T, out=product))
             calls.append(partial(np.add, gates, both[0] + both[1], out=gates))
             recurrent = self._prepare_weights(r[d], calls, scratch[1], is_turned=steps * batch >= _MOST_UNTURNED)
             for state, given in zip((memory.h, memory.others[0])[: self.states], rest, strict=False):
