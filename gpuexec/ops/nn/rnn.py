@@ -153,7 +153,9 @@ class Recurrent(Operator):
         functions, count = self._clipped(), len(self.defaults)
         with np.errstate(all="ignore"):
             for d, is_reverse in enumerate(DIRECTIONS[self.direction]):
-                weights, recurrent = w[d].astype(acc, copy=False).T, np.ascontiguousarray(r[d].T, acc)
+                weights, recurrent = w[d].astype(acc, copy=False).T, r[d].astype(acc, copy=False).T
+                if steps * batch >= _MOST_UNTURNED:
+                    recurrent = np.ascontiguousarray(recurrent)
                 both = np.zeros((2, self.gates * hidden), acc) if bias is None else bias[d].astype(acc).reshape(2, -1)
                 recurrent_bias = both[1, -hidden:].copy() if hidden else both[1]
                 if self.splits_bias and hidden:

@@ -148,10 +148,9 @@ def make_gru_step(recurrent: Array, bias: Array, activations: Sequence[Activatio
     """Return a step of a GRU; gates are in the order z, r, h. ``bias`` ``[hidden]`` is of the recurrent part of h."""
     f, g = activations
     hidden = recurrent.shape[0]
-    gate_weights, candidate_weights = (
-        np.ascontiguousarray(recurrent[:, : 2 * hidden]),
-        np.ascontiguousarray(recurrent[:, 2 * hidden :]),
-    )
+    gate_weights, candidate_weights = recurrent[:, : 2 * hidden], recurrent[:, 2 * hidden :]
+    if recurrent.flags.c_contiguous:  # those that are transposed stay so
+        gate_weights, candidate_weights = np.ascontiguousarray(gate_weights), np.ascontiguousarray(candidate_weights)
 
     def step(inputs: Array, state: State) -> State:
         (before,) = state
