@@ -16,11 +16,13 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import channels_last_strides
-from gpuexec.ir.operator import Array, Emitter, FormatUse, Join, Operator, Out, Slots, Tolerance
+from gpuexec.ir.operator import Array, Emitter, FormatUse, Join, Operator, Out, PreparedCalls, Slots, Tolerance
+from gpuexec.ir.prepared_calls import prepare_calls, view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.work import LAUNCH_NBYTES
 from gpuexec.ops.elementwise.region_steps import RegionStep, StepRow, made_by, read_steps
+from gpuexec.ops.lib.scratch import has_scratch
 
 _PARTS = 2  # operators that are one here
 
@@ -107,6 +109,41 @@ class PairedOperators(Operator):
         first, second = self._read()
         made = first.operator.compute(*first.pick(inputs, (), np.asarray))
         return second.operator.compute(*second.pick(inputs, made, np.asarray), out=out)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what the first operator makes, and what both work in."""
+        first, second = self._read()
+        made = self._infer_made(inputs)
+        made = TensorSpec(made.shape, made.dtype)
+        own = first.operator.count_scratch(first.pick(inputs, (), TensorSpec.of), (made,))
+        return (
+            made.nbytes,
+            *own,
+            *second.operator.count_scratch(second.pick(inputs, [made], TensorSpec.of), outputs),
+        )
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Prepare one operator after the other."""
+        first, second = self._read()
+        given = first.pick(inputs, (), np.asarray)
+        specs = [None if x is None else TensorSpec(x.shape, x.dtype) for x in given]
+        spec = first.operator.infer(*[None if x is None else TensorSpec.of(x) for x in given])[0]
+        count = len(first.operator.count_scratch(specs, (TensorSpec(spec.shape, spec.dtype),))) + 1
+        if not has_scratch(scratch, (spec.nbytes,)) or not spec.size:
+            return None
+        made = view_bytes(scratch[0], spec.shape, spec.dtype)
+        known, known_behind = (
+            [bool(each) for each in step.pick(constant, [False], lambda _: True)] for step in (first, second)
+        )
+        own = prepare_calls(first.operator, given, (made,), known, scratch[1:count])
+        operands = second.pick(inputs, [made], np.asarray)
+        return [*own, *prepare_calls(second.operator, operands, out, known_behind, scratch[count:])]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch both as one where that is predicted to be faster, else one after the other."""
