@@ -115,6 +115,7 @@ def test_recurrent_layers_give_the_same_bits(name: str, direction: str, wanted: 
     chosen = [bool(wanted >> place & 1) for place in range(outputs)]
     assert is_prepared(op, [make(4, 3, 5), *weights, None, *states], {1, 2, 3}, chosen)
     assert is_prepared(op, [make(4, 3, 5), *weights[:2]], {1, 2}, chosen)
+    assert is_prepared(op, [make(3, 4, 5).transpose(1, 0, 2), *weights, None, *states], {1, 2, 3}, chosen)
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])

@@ -177,11 +177,11 @@ class Recurrent(Operator):
             return tuple(array.astype(dtype, copy=False) for array in (y, *lasts))
 
     def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
-        """Count the gates of all steps, the weights of the state, and what a step works in."""
+        """Count the gates of all steps, the weights of the state, what a step works in, and the input laid dense."""
         x, r = inputs[0], inputs[2]
         if x is None or r is None or accumulator(x.dtype) != x.dtype:
             return ()
-        return self._count_scratch(x.shape[0], x.shape[1], r.shape[2], x.dtype.itemsize)
+        return self._count_scratch(x, r.shape[2])
 
     def prepare(
         self,
@@ -197,16 +197,20 @@ class Recurrent(Operator):
         (steps, batch, width), hidden, dtype = x.shape, r.shape[2], x.dtype
         if accumulator(dtype) != dtype or not x.size or not hidden or steps > _MOST_STEPS:
             return None
-        rows = x.reshape(steps * batch, width)
-        if not np.may_share_memory(rows, x) or (bias is not None and not constant[3]):
+        if bias is not None and not constant[3]:
             return None
-        if not has_scratch(scratch, self._count_scratch(steps, batch, hidden, dtype.itemsize)):
+        if not has_scratch(scratch, self._count_scratch(x, hidden)):
             return None
         y, *finals = (*out, *(None,) * self.states)[: 1 + self.states]
         if y is not None and not y.flags.c_contiguous:
             return None
         gates = view_bytes(scratch[0], (steps, batch, self.gates * hidden), dtype)
         calls: Calls = []
+        rows = x.reshape(steps * batch, width)
+        if not np.may_share_memory(rows, x):
+            dense = view_bytes(scratch[3], x.shape, dtype)
+            calls.append(partial(np.copyto, dense, x))
+            rows = dense.reshape(steps * batch, width)
         for d, is_reverse in enumerate(DIRECTIONS[self.direction]):
             memory = StepMemory.of(scratch[2], self.gates, batch, hidden, dtype)
             both = np.zeros((2, self.gates * hidden), dtype) if bias is None else bias[d].reshape(2, -1).copy()
@@ -259,10 +263,10 @@ class Recurrent(Operator):
             self._functions() == usual
         )
 
-    def _count_scratch(self, steps: int, batch: int, hidden: int, itemsize: int) -> tuple[int, int, int]:
-        gates = self.gates * hidden
+    def _count_scratch(self, x: TensorSpec | Array, hidden: int) -> tuple[int, int, int, int]:
+        (steps, batch, _), itemsize, gates = x.shape, x.dtype.itemsize, self.gates * hidden
         memory = StepMemory.count(self.gates, batch, hidden)
-        return itemsize * steps * batch * gates, itemsize * gates * hidden, itemsize * memory
+        return itemsize * steps * batch * gates, itemsize * gates * hidden, itemsize * memory, x.nbytes
 
     def _prepare_weights(self, r: Array, calls: Calls, scratch: Array, *, is_turned: bool) -> list[Array]:
         """Return the weights of the state transposed, those of the last gate apart where its bias is."""
