@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -20,3 +22,10 @@ def is_plain(x: Array | None, dtype: np.dtype[Any] | None = None) -> TypeGuard[A
     if x is None or not x.size or not x.flags.c_contiguous:
         return False
     return x.dtype.kind == "f" and accumulator(x.dtype) == x.dtype and dtype in (None, x.dtype)
+
+
+def make_dense(x: Array, y: Array) -> tuple[Array, list[Callable[[], object]]]:
+    """Return a dense array with the elements of an input, which is the output where the input is not, and its calls."""
+    if x.flags.c_contiguous:
+        return x, []
+    return y, [partial(np.copyto, y, x)]

@@ -9,8 +9,10 @@ and inner extent. Other pairs (and integers of 8 and 16 bits) take the kernel of
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,15 +21,28 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import Shape, broadcast, ceil_div, coalesce
 from gpuexec.ir.instances import instantiate
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, build, operator
+from gpuexec.ir.operator import (
+    Array,
+    Derivative,
+    Emitter,
+    Operator,
+    Out,
+    PreparedCalls,
+    Slots,
+    Tolerance,
+    build,
+    operator,
+)
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.elementwise.elementwise_engine import FLOATS, UNSIGNED_BY_SIZE
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.plain import is_plain
 from gpuexec.ops.lib.strided import join
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
 from gpuexec.ops.linalg.einsum_equation import Contraction, Equation, Labels, measure, order_contractions, parse
-from gpuexec.ops.linalg.matmul import multiply
+from gpuexec.ops.linalg.matmul import multiply, prepare_product
 from gpuexec.ops.linalg.matmul_launch import DTYPES as PRODUCT_TYPES
 from gpuexec.ops.linalg.matmul_launch import launch_gemm
 from gpuexec.ops.reduce.reduce import ROWS as REDUCTIONS
@@ -97,6 +112,40 @@ class Einsum(Operator):
                 found.append((_contract(*left, *right, step.labels), step.labels))
             result = found[0][0].astype(dtype, copy=False)
             return (np.array(result) if len(arrays) == 1 else result,)  # not a view: an epilogue works in it
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count copies of two operands, and their product."""
+        specs, y = [spec for spec in inputs if spec is not None], outputs[0]
+        if len(specs) != 2 or y is None:
+            return []
+        _, extents, _ = self._plan([spec.shape for spec in specs])
+        terms = parse(self.equation, tuple([spec.rank for spec in specs])).terms
+        sizes = [prod([extents[label] for label in term]) * y.dtype.itemsize for term in terms]
+        return [*sizes, y.nbytes]
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Multiply two operands, whose labels the output or the other has, by one call."""
+        arrays, y = [x for x in inputs if x is not None], out[0]
+        if len(arrays) != 2 or not is_plain(y, arrays[0].dtype) or not all(x.size for x in arrays) or len(scratch) < 3:
+            return None
+        equation, _, steps = self._plan([x.shape for x in arrays])
+        if any(_kept_labels(equation, index) != term for index, term in enumerate(equation.terms)):
+            return None
+        a, b = arrays[steps[0].left], arrays[steps[0].right]
+        a_labels, b_labels = equation.terms[steps[0].left], equation.terms[steps[0].right]
+        sides = _Sides.of(a_labels, b_labels, steps[0].labels)
+        if not sides.inner:
+            spread = [_spread(x, term, sides.labels) for x, term in ((a, a_labels), (b, b_labels))]
+            if not all(np.may_share_memory(x, view) for x, view in zip((a, b), spread, strict=True)):
+                return None
+            return [partial(np.multiply, *spread, out=y)]
+        return _prepare_contraction((a, b), (a_labels, b_labels), sides, y, scratch)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a sum for each operand that needs one, then a product for each pair; alias views."""
@@ -329,12 +378,61 @@ def _sum_to(x: Array, labels: Labels, kept: Labels) -> Array:
     return np.asarray(arranged.sum(axis=tuple(range(len(kept), len(labels))), dtype=x.dtype))
 
 
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """The labels of a contraction, and among them those of both operands, of one alone, and those summed over."""
+
+    labels: Labels
+    batch: Labels
+    rows: Labels
+    columns: Labels
+    inner: Labels
+
+    @staticmethod
+    def of(a_labels: Labels, b_labels: Labels, labels: Labels) -> _Sides:
+        """Return the sides of two operands."""
+        return _Sides(
+            labels,
+            tuple(label for label in labels if label in a_labels and label in b_labels),
+            tuple(label for label in labels if label not in b_labels),
+            tuple(label for label in labels if label not in a_labels),
+            tuple(label for label in a_labels if label not in labels),
+        )
+
+
+def _prepare_contraction(
+    arrays: tuple[Array, Array], terms: tuple[Labels, Labels], sides: _Sides, y: Array, scratch: Sequence[Array]
+) -> PreparedCalls | None:
+    """Return the calls of `_contract` where it sums; None: there are none."""
+    inner = np.broadcast_shapes(*(_extents(x, term, sides.inner) for x, term in zip(arrays, terms, strict=True)))
+    calls: list[Callable[[], object]] = []
+    factors = []
+    for x, term, own, memory in zip(arrays, terms, (sides.rows, sides.columns), scratch[:2], strict=True):
+        arranged = x.transpose([term.index(label) for label in (*sides.batch, *own, *sides.inner)])
+        stretched = np.broadcast_to(arranged, (*arranged.shape[: -len(sides.inner)], *inner))
+        factor = _arrange(x, term, sides.batch, own, sides.inner, inner)
+        if not np.may_share_memory(factor, x):
+            dense = view_bytes(memory, stretched.shape, x.dtype)
+            calls.append(partial(np.copyto, dense, stretched))
+            factor = dense.reshape(factor.shape)
+        factors.append(factor)
+    left, right = factors[0], factors[1].swapaxes(-1, -2)
+    shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
+    result = y.transpose([sides.labels.index(label) for label in (*sides.batch, *sides.rows, *sides.columns)])
+    made = result.reshape(shape) if result.flags.c_contiguous else view_bytes(scratch[2], shape, y.dtype)
+    product = prepare_product(left, right, made)
+    if product is None:
+        return None
+    calls += product
+    if not result.flags.c_contiguous:
+        calls.append(partial(np.copyto, result, made.reshape(result.shape)))
+    return calls
+
+
 def _contract(a: Array, a_labels: Labels, b: Array, b_labels: Labels, labels: Labels) -> Array:
     """Multiply two operands and sum over the labels not in ``labels``; axes of extent 1 broadcast."""
-    batch = tuple(label for label in labels if label in a_labels and label in b_labels)
-    rows = tuple(label for label in labels if label not in b_labels)
-    columns = tuple(label for label in labels if label not in a_labels)
-    inner = tuple(label for label in a_labels if label not in labels)
+    sides = _Sides.of(a_labels, b_labels, labels)
+    batch, rows, columns, inner = sides.batch, sides.rows, sides.columns, sides.inner
     if not inner:
         return np.asarray(_spread(a, a_labels, labels) * _spread(b, b_labels, labels))
     extents = np.broadcast_shapes(_extents(a, a_labels, inner), _extents(b, b_labels, inner))

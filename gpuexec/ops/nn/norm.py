@@ -36,7 +36,7 @@ from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, allow_for_floats, count_epilogue_steps
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.plain import is_plain
+from gpuexec.ops.lib.plain import is_plain, make_dense
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
@@ -314,10 +314,11 @@ class LayerNormalization(_TrailingNormalization):
     ) -> PreparedCalls | None:
         """Normalise in the output's memory."""
         (x, scale, bias), (y, *statistics) = (*inputs, None)[:3], out
-        if not is_plain(x) or not is_plain(y, x.dtype) or scale is None or not scratch:
+        if x is None or not is_plain(y, x.dtype) or scale is None or not scratch:
             return None
         axes, squares, mean, inverse = self._take_rows(x, scratch)
-        calls: list[Callable[[], object]] = [
+        x, calls = make_dense(x, y)
+        calls += [
             *prepare_mean(x, axes, mean),
             partial(np.subtract, x, mean, out=y),
             *prepare_inverse_deviation(y, axes, self.epsilon, squares, inverse),

@@ -6,7 +6,7 @@ neighbouring rows; the kernel is the same. A row is worked on by one block at mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -37,7 +37,7 @@ from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.plain import is_plain
+from gpuexec.ops.lib.plain import is_plain, make_dense
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
 _SOURCE = "softmax.cu"
@@ -155,10 +155,10 @@ class Softmax(RowMap):
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
         """Work out the rows in the output's memory."""
-        x, y = _split_rows(self, inputs[0], out[0])
+        x, y, calls = _split_rows(self, inputs[0], out[0])
         if x is None or y is None or not scratch:
             return None
-        return prepare_softmax(x, y, view_bytes(scratch[0], (*x.shape[:1], 1, *x.shape[2:]), x.dtype))
+        return calls + prepare_softmax(x, y, view_bytes(scratch[0], (*x.shape[:1], 1, *x.shape[2:]), x.dtype))
 
     def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
         """Return the form of the kernel along the last axis."""
@@ -196,12 +196,13 @@ class LogSoftmax(RowMap):
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
         """Work out the rows in the output's memory."""
-        x, y = _split_rows(self, inputs[0], out[0])
+        x, y, calls = _split_rows(self, inputs[0], out[0])
         if x is None or y is None or len(scratch) < 2:
             return None
         rows = view_bytes(scratch[0], (*x.shape[:1], 1, *x.shape[2:]), x.dtype)
         powers = view_bytes(scratch[1], x.shape, x.dtype)
         return [
+            *calls,
             partial(np.maximum.reduce, x, 1, None, rows, True, -np.inf),
             partial(np.subtract, x, rows, out=y),
             partial(np.exp, y, out=powers),
@@ -262,7 +263,7 @@ def _keep_flattening(node: RawNode) -> RawNode:
     return node.with_attributes(axis=node.attributes.get("axis", 1), flatten=1)
 
 
-def prepare_softmax(x: Array, y: Array, rows: Array) -> PreparedCalls:
+def prepare_softmax(x: Array, y: Array, rows: Array) -> list[Callable[[], object]]:
     """Return the calls of a softmax along the second of three axes, of floats.
 
     Args:
@@ -279,12 +280,15 @@ def prepare_softmax(x: Array, y: Array, rows: Array) -> PreparedCalls:
     ]
 
 
-def _split_rows(rows: RowMap, x: Array | None, y: Array | None) -> tuple[Array | None, Array | None]:
-    """Return plain arrays as ``[outer, columns, inner]``; None where they are not plain."""
-    if not is_plain(x) or not is_plain(y, x.dtype):
-        return None, None
+def _split_rows(
+    rows: RowMap, x: Array | None, y: Array | None
+) -> tuple[Array | None, Array | None, list[Callable[[], object]]]:
+    """Return dense arrays as ``[outer, columns, inner]``, and the calls that make them so; None: not of floats."""
+    if x is None or not is_plain(y, x.dtype):
+        return None, None, []
     extents = rows._split(x.shape)
-    return x.reshape(extents), y.reshape(extents)
+    dense, calls = make_dense(x, y)
+    return dense.reshape(extents), y.reshape(extents), calls
 
 
 def _count_row_bytes(rows: RowMap, x: TensorSpec | None) -> int:

@@ -225,20 +225,35 @@ def _check(op: Operator, reduction: str, data: TensorSpec, indices: TensorSpec, 
 
 
 def _prepare_write(data: Array, targets: Array, updates: Array, places: int, y: Array | None) -> PreparedCalls | None:
-    """Return calls that copy data, and write the last update of each place; None where something is not dense."""
-    if y is None or not y.size or not updates.size or not y.flags.c_contiguous or not updates.flags.c_contiguous:
+    """Return calls that copy data, and write the last update of each place; None where the output is not dense."""
+    if y is None or not y.size or not updates.size or not y.flags.c_contiguous:
         return None
-    slices = y.reshape(places, y.size // places)
-    values = updates.reshape(len(targets), slices.shape[1])
+    width = y.size // places
     last, numbers = np.unique(targets[::-1], return_index=True)
-    numbers = len(targets) - 1 - numbers
     copy = partial(np.copyto, y, data)
-    if (np.diff(last) == 1).all() and (np.diff(numbers) == 1).all():
-        window = slices[last[0] : last[-1] + 1]
-        return [copy, partial(np.copyto, window, values[numbers[0] : numbers[-1] + 1])]
-    if len(numbers) == len(values) and (np.diff(numbers) == 1).all():
-        return [copy, partial(slices.__setitem__, last, values)]
-    return [copy, lambda: slices.__setitem__(last, values[numbers])]
+    if len(last) == len(targets):
+        window = _find_window(y, targets * width, updates.shape, width)
+        if window is not None:
+            return [copy, partial(np.copyto, window, updates)]
+    slices, order = y.reshape(places, width), len(targets) - 1 - numbers
+    return [copy, lambda: slices.__setitem__(last, updates.reshape(len(targets), width)[order])]
+
+
+def _find_window(y: Array, places: Array, shape: tuple[int, ...], width: int) -> Array | None:
+    """Return a view of the elements at places, and so many behind each; None where they do not lie in steps."""
+    rank = len(shape)
+    while prod(shape[rank:]) < width:
+        rank -= 1
+    at = places.reshape(shape[:rank])
+    steps = []
+    for axis in range(rank):
+        step = int(np.take(at, 1, axis).flat[0] - at.flat[0]) if shape[axis] > 1 else 0
+        if step < 0 or (shape[axis] > 1 and (np.diff(at, axis=axis) != step).any()):
+            return None
+        steps.append(step)
+    strides = [step * y.itemsize for step in (*steps, *contiguous_strides(shape[rank:]))]
+    flat = y.reshape(-1)[int(at.flat[0]) :]
+    return np.lib.stride_tricks.as_strided(flat, shape, strides)
 
 
 def _write(reduction: str, data: Array, targets: Array, updates: Array, places: int) -> Array:

@@ -7,7 +7,9 @@ no staging memory and no copy is needed, and another content is only another arg
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -18,7 +20,7 @@ from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import array_of, int32, int64, scalar, to_bytes
-from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, SymbolicValue, TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.symbolic_int import SymbolicInt
 from gpuexec.ops.lib.checks import require_ints, require_scalar
@@ -34,6 +36,7 @@ instantiate("generate.cu", [f"range<{dtype_row(dtype).cuda}>" for dtype in RANGE
 
 INT64 = np.dtype(np.int64)
 _THREADS = 256  # kThreads of generate.cu
+_TABLE = 2048  # elements of a table that is made once for arrays that stay, at most
 
 Literal = tuple[str, tuple[int, ...], str]
 
@@ -170,6 +173,17 @@ class Constant(Operator):
         """Return the array, read-only."""
         return (self._array(),)
 
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Copy the value."""
+        y = out[0]
+        return None if y is None else [partial(np.copyto, y, self._array())]
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Alias a table in device memory."""
         assert outputs[0] is not None
@@ -245,6 +259,23 @@ class Range(Operator):
         with np.errstate(all="ignore"):
             steps = np.arange(_count(*scalars)).astype(acc)
             return ((scalars[0].astype(acc) + steps * scalars[2].astype(acc)).astype(start.dtype),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Multiply and add in the output's memory; how many numbers there are was known when it was made."""
+        (start, _, delta), (y,) = inputs, out
+        if start is None or delta is None or y is None or accumulator(y.dtype) != y.dtype or y.size > _TABLE:
+            return None
+        steps = np.arange(len(y)).astype(y.dtype)
+        return [
+            partial(np.multiply, steps, delta.reshape(()), out=y),
+            partial(np.add, start.reshape(()), y, out=y),
+        ]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per element, with start and delta by value."""

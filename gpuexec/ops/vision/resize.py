@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,11 +29,13 @@ from gpuexec.ir.operator import (
     FormatUse,
     Operator,
     Out,
+    PreparedCalls,
     Slots,
     Tolerance,
     operator,
     upgrade,
 )
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import (
@@ -43,6 +46,7 @@ from gpuexec.ops.elementwise.epilogue import (
     instantiate_finished,
 )
 from gpuexec.ops.lib.checks import require_floats, require_ints
+from gpuexec.ops.lib.plain import is_plain
 from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div32, pack_fast_div64
 from gpuexec.ops.vision.resize_tables import AxisTable, ResizedAxis, Sampling, make_table
 
@@ -162,6 +166,44 @@ class Resize(Operator):
                 y = y.copy() if y is x else y
                 y[(slice(None),) * table.axis + (outside,)] = fill
         return (y,)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what is sampled along some axes, twice, and one tap of all."""
+        x, y = inputs[0], outputs[0]
+        if x is None or y is None:
+            return []
+        between = max([math.prod((*x.shape[:axis], *y.shape[axis:])) for axis in range(x.rank)], default=0)
+        nbytes = between * y.dtype.itemsize
+        return [nbytes, nbytes, 0 if self.mode == "nearest" else nbytes]
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Sample axis by axis into scratch, where sizes never change and nothing lies outside."""
+        x, y = inputs[0], out[0]
+        is_blended = self.mode != "nearest"
+        if x is None or y is None or not y.size or not (x.flags.c_contiguous and y.flags.c_contiguous):
+            return None
+        if len(scratch) < 3 or y.dtype.hasobject or (is_blended and not is_plain(x)):
+            return None
+        if any(each is not None and not known for each, known in zip(inputs[1:], constant[1:], strict=True)):
+            return None
+        given = [None if each is None else TensorSpec.of(each) for each in (*inputs[1:], None, None, None)[:3]]
+        tables = self._tables(x.shape, *given)
+        if not tables or any((table.positions < 0).any() for table in tables):
+            return None
+        calls: list[Callable[[], object]] = []
+        for number, table in enumerate(reversed(tables)):
+            shape = (*x.shape[: table.axis], len(table.positions), *x.shape[table.axis + 1 :])
+            is_last = number == len(tables) - 1
+            target = y if is_last else view_bytes(scratch[number % 2], shape, x.dtype)
+            calls += _prepare_sample(x, table, target, scratch[2])
+            x = target
+        return calls
 
     def moved_inputs(self, count: int) -> tuple[int, ...]:
         """Return the position of the image where the nearest elements are taken, and no other number."""
@@ -293,6 +335,24 @@ def _to_dtype(values: Array, dtype: np.dtype[Any]) -> Array:
         inside = (rounded > bounds.min) & (rounded < float(bounds.max))
         clipped = np.where(rounded > 0, np.array(bounds.max, dtype), np.array(bounds.min, dtype))
         return np.where(inside, np.where(inside, rounded, 0.0).astype(dtype), clipped)
+
+
+def _prepare_sample(x: Array, table: AxisTable, y: Array, memory: Array) -> list[Callable[[], object]]:
+    """Return the calls of `_sample`; memory holds the taps behind the first."""
+    places = np.ascontiguousarray(table.positions.T, np.intp)
+    calls: list[Callable[[], object]] = [partial(x.take, places[0], table.axis, y, "clip")]
+    if table.weights is None:
+        return calls
+    weights = table.weights.astype(x.dtype).reshape(*table.weights.shape, *(1,) * (x.ndim - 1 - table.axis))
+    part = view_bytes(memory, y.shape, y.dtype)
+    calls.append(partial(np.multiply, y, weights[:, 0], out=y))
+    for tap in range(1, table.taps):
+        calls += [
+            partial(x.take, places[tap], table.axis, part, "clip"),
+            partial(np.multiply, part, weights[:, tap], out=part),
+            partial(np.add, y, part, out=y),
+        ]
+    return calls
 
 
 def _sample(x: Array, table: AxisTable) -> Array:
