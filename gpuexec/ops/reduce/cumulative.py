@@ -22,6 +22,7 @@ from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
+from gpuexec.ops.lib.by_content import prepare_by_content
 from gpuexec.ops.lib.checks import check_dtype, require_ints
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
 from gpuexec.ops.tensor.layout import read_ints
@@ -77,6 +78,9 @@ class Cumulative(Operator):
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
         """Accumulate into the output, where the axis never changes."""
+        by_content = prepare_by_content(self, inputs, out, constant, scratch, (1,))
+        if by_content is not None:
+            return by_content
         (x, axis), (y,) = inputs, out
         if x is None or axis is None or y is None or not x.size or not constant[1] or accumulator(x.dtype) != x.dtype:
             return None

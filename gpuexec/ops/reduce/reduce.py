@@ -43,6 +43,7 @@ from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import allow_for_floats
+from gpuexec.ops.lib.by_content import prepare_by_content
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import MAX_RANK, join
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_walking_team, count_rows, walk_rows
@@ -132,6 +133,9 @@ class Reduction(Operator):
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
         """Fold into the output's memory, where the axes never change."""
+        by_content = prepare_by_content(self, inputs, out, constant, scratch, (1,))
+        if by_content is not None:
+            return by_content
         (x, axes), y = (*inputs, None)[:2], out[0]
         if x is None or y is None or not y.size or not y.flags.c_contiguous or (axes is not None and not constant[1]):
             return None

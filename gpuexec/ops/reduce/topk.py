@@ -20,10 +20,11 @@ from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.graphs import RawNode
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator, upgrade
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator, upgrade
 from gpuexec.ir.row_form import RowForm, RowLine
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, read_int, work_of
+from gpuexec.ops.lib.by_content import prepare_by_content
 from gpuexec.ops.lib.checks import check_dtype, require_ints
 from gpuexec.ops.reduce.sort import TILE, count_sort, sort_keys
 from gpuexec.ops.tensor.layout import read_ints
@@ -68,6 +69,39 @@ class TopK(Operator):
         keys = np.moveaxis(sort_keys(x), axis, -1)
         places = np.moveaxis(find_first(~keys if self.largest else keys, count), -1, axis)
         return np.take_along_axis(x, places, axis), places
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Sort by the elements themselves where none is NaN."""
+        by_content = prepare_by_content(self, inputs, out, constant, scratch, (1,))
+        if by_content is not None:
+            return by_content
+        (x, k), (values, indices) = inputs, (*out, None)[:2]
+        if x is None or k is None or not x.size or not constant[1] or accumulator(x.dtype) != x.dtype:
+            return None
+        axis = normalize_axis(self.axis, x.ndim)
+        count, rows = _check_k(read_ints(k), x.shape[axis]), np.moveaxis(x, axis, -1)
+        targets = [None if y is None else np.moveaxis(y, axis, -1) for y in (values, indices)]
+        reverse, is_float = np.negative if x.dtype.kind == "f" else np.invert, x.dtype.kind == "f"
+
+        def find() -> None:
+            if is_float and np.isnan(rows).any():
+                keys = sort_keys(rows)
+                keys = ~keys if self.largest else keys
+            else:
+                keys = reverse(rows) if self.largest else rows
+            places = find_first(keys, count)
+            if targets[0] is not None:
+                targets[0][...] = rows[places] if rows.ndim == 1 else np.take_along_axis(rows, places, -1)
+            if targets[1] is not None:
+                targets[1][...] = places
+
+        return [find]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a block per line."""

@@ -48,6 +48,7 @@ from gpuexec.ops.lib.across import (
     divide_across,
     read_lanes,
 )
+from gpuexec.ops.lib.by_content import prepare_by_content
 from gpuexec.ops.lib.checks import require_ints
 from gpuexec.ops.lib.strided import MAX_RANK, Walk, join
 from gpuexec.ops.tensor.layout import read_ints, window
@@ -253,6 +254,9 @@ class Tile(Operator):
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
         """Copy once, to a view of the output that has an axis of repeats before each of the input."""
+        by_content = prepare_by_content(self, inputs, out, constant, scratch, (1,))
+        if by_content is not None:
+            return by_content
         (x, repeats), (y,) = inputs, out
         if x is None or repeats is None or y is None or not y.size or not constant[1] or not y.flags.c_contiguous:
             return None

@@ -35,6 +35,7 @@ from gpuexec.ir.operator import (
 )
 from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import TensorSpec, dtypes_of
+from gpuexec.ops.lib.by_content import prepare_by_content
 from gpuexec.ops.lib.checks import require_ints
 from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div64
 from gpuexec.ops.tensor.layout import attributes_to_inputs, read_ints, window
@@ -133,6 +134,9 @@ class Pad(Operator):
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
         """Fill and copy the inside, or gather along up to two axes, where the pads never change."""
+        by_content = prepare_by_content(self, inputs, out, constant, scratch, (1, 3))
+        if by_content is not None:
+            return by_content
         (x, pads, value, axes), (y,) = (*inputs, None, None)[:4], out
         if x is None or pads is None or y is None or not y.size or not constant[1] or y.dtype.hasobject:
             return None

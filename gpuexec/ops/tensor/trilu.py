@@ -16,6 +16,7 @@ from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32
 from gpuexec.ir.operator import Array, Derivative, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.lib.by_content import prepare_by_content
 from gpuexec.ops.lib.strided import join, pack_fast_div64
 
 _THREADS = 256  # kThreads of trilu.cu
@@ -64,6 +65,9 @@ class Trilu(Operator):
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
         """Copy all, and clear what goes, where the diagonal never changes."""
+        by_content = prepare_by_content(self, inputs, out, constant, scratch, (1,))
+        if by_content is not None:
+            return by_content
         (x, k), y = (*inputs, None)[:2], out[0]
         if x is None or y is None or not y.size or (k is not None and not constant[1]):
             return None

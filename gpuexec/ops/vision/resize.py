@@ -45,6 +45,7 @@ from gpuexec.ops.elementwise.epilogue import (
     count_epilogue_steps,
     instantiate_finished,
 )
+from gpuexec.ops.lib.by_content import prepare_by_content
 from gpuexec.ops.lib.checks import require_floats, require_ints
 from gpuexec.ops.lib.plain import is_plain
 from gpuexec.ops.lib.strided import MAX_RANK, pack_fast_div32, pack_fast_div64
@@ -184,11 +185,14 @@ class Resize(Operator):
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
         """Sample axis by axis into scratch, where sizes never change and nothing lies outside."""
+        by_content = prepare_by_content(self, inputs, out, constant, scratch, (1, 2, 3))
+        if by_content is not None:
+            return by_content
         x, y = inputs[0], out[0]
         is_blended = self.mode != "nearest"
-        if x is None or y is None or not y.size or not (x.flags.c_contiguous and y.flags.c_contiguous):
+        if x is None or y is None or not y.size or len(scratch) < 3 or y.dtype.hasobject:
             return None
-        if len(scratch) < 3 or y.dtype.hasobject or (is_blended and not is_plain(x)):
+        if not y.flags.c_contiguous or (is_blended and not is_plain(y, x.dtype)):
             return None
         if any(each is not None and not known for each, known in zip(inputs[1:], constant[1:], strict=True)):
             return None
