@@ -146,6 +146,29 @@ def test_parts(checks: str, case: Case) -> None:
     run_case(case, checks)
 
 
+@pytest.mark.parametrize("limit", [1, 12, 60])
+@pytest.mark.parametrize("apart", [3.0, 40.0])
+def test_host_keeps_of_many_boxes_what_one_after_the_other_keeps(limit: int, apart: float) -> None:
+    rng = np.random.default_rng([limit, int(apart)])
+    corners = rng.uniform(0, apart, (1, 700, 2)).astype(np.float32)
+    boxes = np.concatenate([corners, corners + np.float32(2)], axis=2)
+    scores = (rng.integers(0, 90, (1, 1, 700)) / 90).astype(np.float32)
+    scores[..., ::50] = np.nan
+    (got,) = NonMaxSuppression().compute(boxes, scores, one(limit, np.int64), one(0.2))
+    kept: list[int] = []
+    order = sorted(range(700), key=lambda place: (np.isnan(scores[0, 0, place]), -scores[0, 0, place], place))
+    for place in order:
+        if len(kept) < limit and not any(_overlap(boxes[0, place], boxes[0, other]) > 0.2 for other in kept):
+            kept.append(place)
+    assert got[:, 2].tolist() == kept
+
+
+def _overlap(a: Array, b: Array) -> float:
+    sides = np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2])
+    common = float(np.prod(np.maximum(sides, 0)))
+    return common / (8 - common)
+
+
 def test_launches_are_the_same_for_every_size() -> None:
     expected = ["nms.cu:select_boxes", "nonzero.cu:add_up_counts", "nms.cu:write_rows"]
     for batches, classes, boxes in [(1, 1, 1), (2, 3, 1500), (0, 1, 1)]:
