@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
@@ -14,15 +15,24 @@ from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
+from gpuexec.ops.lib.plain import is_plain
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.team import BLOCK_THREADS, choose_team
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.mask import FLOATS
-from gpuexec.ops.nn.norm import Affine, inverse_deviation, mean_over
+from gpuexec.ops.nn.norm import (
+    Affine,
+    count_statistics,
+    inverse_deviation,
+    mean_over,
+    prepare_inverse_deviation,
+    prepare_mean,
+)
 
 _SOURCE = "norm.cu"
 _FLOAT = np.dtype(np.float32)
@@ -87,6 +97,54 @@ class _NormalizedSum(Operator):
             if beta is not None:
                 y += beta
             return y.astype(x.dtype, copy=False), mean, inverse, total.astype(x.dtype, copy=False)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count squares of the elements, statistics of the rows, and the sum."""
+        x = inputs[0]
+        return [] if x is None else [*count_statistics(x, prod(x.shape[:-1])), x.nbytes]
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Add and normalise in the memory of the outputs, where nothing is to be rounded."""
+        x, skip, scale, beta, bias = self._read(inputs)
+        y, *statistics, summed = (*out, None, None, None)[:4]
+        if x is None or scale is None or not is_plain(y, _FLOAT) or len(scratch) < 4:
+            return None
+        if summed is not None and not is_plain(summed, _FLOAT):
+            return None
+        rows = (*x.shape[:-1], 1)
+        squares, mean, inverse, memory = (
+            view_bytes(each, shape, _FLOAT) for each, shape in zip(scratch, (x.shape, rows, rows, x.shape))
+        )
+        total = memory if summed is None else summed
+        added = [each for each in (skip, bias) if each is not None]
+        calls: list[Callable[[], object]] = []
+        for place, each in enumerate(added):
+            calls.append(partial(np.add, total if place else x, each, out=total))
+        if not added:
+            calls.append(partial(np.copyto, total, x))
+        centered = total
+        if self.is_centered:
+            calls += [*prepare_mean(total, (-1,), mean), partial(np.subtract, total, mean, out=y)]
+            centered = y
+        elif statistics[0] is not None:
+            calls.append(partial(mean.fill, 0))
+        calls += [
+            *prepare_inverse_deviation(centered, (-1,), self.epsilon, squares, inverse),
+            partial(np.multiply, centered, inverse, out=y),
+            partial(np.multiply, y, scale, out=y),
+        ]
+        if beta is not None:
+            calls.append(partial(np.add, y, beta, out=y))
+        for made, given in zip((mean, inverse), statistics, strict=True):
+            if given is not None:
+                calls.append(partial(np.copyto, given, made))
+        return calls
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per row."""

@@ -36,7 +36,7 @@ from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, allow_for_floats, count_epilogue_steps
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.plain import is_plain, make_dense
+from gpuexec.ops.lib.plain import count_widened, is_plain, make_dense, prepare_widened
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
@@ -178,6 +178,9 @@ class _TrailingNormalization(Operator):
 
     def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
         """Count squares of the elements, and statistics of the rows."""
+        widened = count_widened(self, inputs, outputs[0])
+        if widened is not None:
+            return widened
         x = inputs[0]
         return [] if x is None else count_statistics(x, prod(x.shape[: normalize_axis(self.axis, x.rank)]))
 
@@ -315,7 +318,7 @@ class LayerNormalization(_TrailingNormalization):
         """Normalise in the output's memory."""
         (x, scale, bias), (y, *statistics) = (*inputs, None)[:3], out
         if x is None or not is_plain(y, x.dtype) or scale is None or not scratch:
-            return None
+            return prepare_widened(self, inputs, out, constant, scratch)
         axes, squares, mean, inverse = self._take_rows(x, scratch)
         x, calls = make_dense(x, y)
         calls += [
@@ -382,8 +385,10 @@ class RMSNormalization(_TrailingNormalization):
     ) -> PreparedCalls | None:
         """Normalise in the output's memory, where input and scale have one type."""
         (x, scale), (y,) = inputs, out
-        if not is_plain(x) or not is_plain(y, x.dtype) or scale is None or scale.dtype != x.dtype or not scratch:
+        if scale is None or not scratch:
             return None
+        if not is_plain(x) or not is_plain(y, x.dtype) or accumulator(scale.dtype) != x.dtype:
+            return prepare_widened(self, inputs, out, constant, scratch)
         axes, squares, _, inverse = self._take_rows(x, scratch)
         calls = prepare_inverse_deviation(x, axes, self.epsilon, squares, inverse)
         return [*calls, partial(np.multiply, x, inverse, out=y), partial(np.multiply, y, scale, out=y)]

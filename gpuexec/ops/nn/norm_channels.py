@@ -33,7 +33,7 @@ from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.plain import is_plain
+from gpuexec.ops.lib.plain import count_widened, is_plain, prepare_widened
 from gpuexec.ops.nn.norm import (
     Affine,
     NormalizedRows,
@@ -93,6 +93,9 @@ class _ChannelNormalization(Operator):
     def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
         """Count squares of the elements, and statistics of the rows: as many as there are channels at most."""
         x = inputs[0]
+        widened = count_widened(self, inputs, outputs[0])
+        if widened is not None:
+            return widened
         rows = 0 if x is None else prod(x.shape[:2])
         return [] if x is None else [*count_statistics(x, rows), rows * x.dtype.itemsize]
 
@@ -107,8 +110,10 @@ class _ChannelNormalization(Operator):
     ) -> PreparedCalls | None:
         """Return calls that do what `_compute` does."""
         x, scale, bias = inputs
-        if not is_plain(x) or not is_plain(y, x.dtype) or scale is None or bias is None or not scratch:
+        if scale is None or bias is None or not scratch:
             return None
+        if not is_plain(x) or not is_plain(y, x.dtype):
+            return prepare_widened(self, inputs, (y,), (False,) * 3, scratch)
         x, y = x.reshape(x.shape[0], *rows), y.reshape(x.shape[0], *rows)
         axes, spread = tuple(range(2, x.ndim)), (*rows[:per_row], *(1,) * (len(rows) - per_row))
         kept, parameters = (*x.shape[:2], *(1,) * len(axes)), (x.shape[0], *spread)

@@ -37,7 +37,7 @@ from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
 from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.plain import is_plain, make_dense
+from gpuexec.ops.lib.plain import count_widened, is_plain, make_dense, prepare_widened
 from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
 _SOURCE = "softmax.cu"
@@ -145,6 +145,9 @@ class Softmax(RowMap):
 
     def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
         """Count a number for each row."""
+        widened = count_widened(self, inputs, outputs[0])
+        if widened is not None:
+            return widened
         return [_count_row_bytes(self, inputs[0])]
 
     def prepare(
@@ -157,7 +160,7 @@ class Softmax(RowMap):
         """Work out the rows in the output's memory."""
         x, y, calls = _split_rows(self, inputs[0], out[0])
         if x is None or y is None or not scratch:
-            return None
+            return prepare_widened(self, inputs, out, constant, scratch)
         return calls + prepare_softmax(x, y, view_bytes(scratch[0], (*x.shape[:1], 1, *x.shape[2:]), x.dtype))
 
     def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
@@ -185,6 +188,9 @@ class LogSoftmax(RowMap):
 
     def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
         """Count a number for each row, and the exponentials."""
+        widened = count_widened(self, inputs, outputs[0])
+        if widened is not None:
+            return widened
         x = inputs[0]
         return [_count_row_bytes(self, x), 0 if x is None else x.nbytes]
 
@@ -198,7 +204,7 @@ class LogSoftmax(RowMap):
         """Work out the rows in the output's memory."""
         x, y, calls = _split_rows(self, inputs[0], out[0])
         if x is None or y is None or len(scratch) < 2:
-            return None
+            return prepare_widened(self, inputs, out, constant, scratch)
         rows = view_bytes(scratch[0], (*x.shape[:1], 1, *x.shape[2:]), x.dtype)
         powers = view_bytes(scratch[1], x.shape, x.dtype)
         return [
