@@ -262,7 +262,7 @@ class Tile(Operator):
             return None
         counts = _check_repeats(read_ints(repeats), x.ndim)
         divided = [extent for pair in zip(counts, x.shape, strict=True) for extent in pair]
-        parts = x[tuple([part for _ in counts for part in (np.newaxis, slice(None))])]
+        parts = x[(*[part for _ in counts for part in (np.newaxis, slice(None))], ...)]
         return [partial(np.copyto, y.reshape(divided), parts)]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
