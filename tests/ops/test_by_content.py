@@ -65,6 +65,17 @@ def test_bad_content_is_refused_by_the_calls() -> None:
         call()
 
 
+def test_calls_read_a_scalar_that_changes() -> None:
+    x, y = np.zeros((), np.float32), np.empty((), np.float32)
+    for name, more in (("Tile", 0), ("Pad", 0)):
+        calls = prepare(name, {}, [x, np.zeros(more, np.int64)], y)
+        for value in (2, 3):
+            x[...] = value
+            for call in calls:
+                call()
+            assert y == value
+
+
 @pytest.mark.parametrize("own", [1, 2])
 def test_where_may_write_over_what_it_chooses_from(own: int) -> None:
     condition = X % 3 == 0

@@ -108,9 +108,11 @@ class RowProgram:
             out: Where all results go.
             scratch: Arrays of what `count_scratch` returned.
         """
-        if not self.can_run(inputs) or not all(y.size and y.flags.c_contiguous for y in out):
+        is_whole = len(_list_blocks(self.layout)) == 1  # then operators reduce what they would by themselves
+        may_fold = self.can_run(inputs) or (is_whole and all(self.wide[place] is None for place in self.folded))
+        if not may_fold or not all(y.size and y.flags.c_contiguous for y in out):
             return None
-        if len(_list_blocks(self.layout)) > 1:
+        if not is_whole:
             return [functools.partial(self.run, inputs, out)]
         registers, sizes = self._find_registers()
         if len(scratch) < len(sizes):
