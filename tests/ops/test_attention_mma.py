@@ -38,6 +38,7 @@ from tests.model.small_models import make_model
 from tests.ops.attention_oracle import attention, by_rows, in_double, sample
 from tests.ops.counted_launch import CountedCase, compare, count_wavefronts
 from tests.ops.direct import DirectEmitter
+from tests.ops.draws import draws
 from tests.ops.harness import Case, build_operator, run_case
 from tests.ops.tolerance import allow, to_bits
 
@@ -163,7 +164,7 @@ def pick_case(pick: random.Random, tile: HeadTile, *, is_small: bool) -> Case:
 def test_random_attention(tile: HeadTile, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_mma, "_choose_tile", lambda *_: tile)
     pick = random.Random(f"{tile.name} {mode}")
-    for seed in range(20 if mode == "plain" else 3):
+    for seed in draws(7 if mode == "plain" else 2):
         case = by_rows(pick_case(pick, tile, is_small=mode == "check"))
         check(dataclasses.replace(case, id=f"{tile.name} {seed} {case.attributes}"), KernelEmitter(mode, seed))
 

@@ -12,10 +12,11 @@ from gpuexec.ir.operator import Operator, build
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ops.nn import conv_depthwise
-from tests.ops.test_conv_simt import RUNS, CheckingEmitter, Given, RecordingEmitter, check, count, integers, make
+from tests.ops.draws import draws
+from tests.ops.test_conv_simt import CheckingEmitter, Given, RecordingEmitter, check, count, integers, make
 
 
-@pytest.mark.parametrize("seed", range(2 * RUNS))
+@pytest.mark.parametrize("seed", draws(24))
 def test_random_depthwise_convolution_is_exact(seed: int) -> None:
     emit = CheckingEmitter(seed)
     check(make(seed, is_depthwise=True), emit)

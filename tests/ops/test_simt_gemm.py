@@ -21,10 +21,11 @@ from gpuexec.ir.instances import instantiations
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.slices import TILES, Tile
 from gpuexec.ops.linalg.product import GEMV_ROWS, Product
+from tests.ops.draws import draws
 
 Array = np.ndarray[Any, Any]
 F32 = np.float32
-SEEDS = range(8)
+SEEDS = draws(3)
 PRODUCTS = 12  # of a seed
 EDGES = [1, 2, 3, 7, 8, 9, 13, 31, 63, 64, 65, 97, 127, 128, 129, 131]
 INNER = [0, 1, 3, 4, 15, 16, 17, 31, 32, 48, 61, 64, 131, 272]

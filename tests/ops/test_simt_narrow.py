@@ -17,13 +17,14 @@ from gpuexec.ops.linalg.product import GEMV_ROWS, Product
 from gpuexec.ops.linalg.simt_launch import find_gemv_width
 from gpuexec.ops.nn import conv_simt
 from gpuexec.ops.quant.narrow_weight import STORED, name_stored, widen
+from tests.ops.draws import draws
 from tests.ops.test_conv_simt import CheckingEmitter, divide, integers
 from tests.ops.test_conv_simt import make as make_conv
 from tests.ops.test_simt_gemm import EDGES, Operands, aligned, launch, load, multiply_tiles, pick_extents, slot
 
 Array = np.ndarray[Any, Any]
 F32 = np.float32
-SEEDS = range(6)
+SEEDS = draws(3)
 PRODUCTS = 6  # of a seed
 ALIGNMENT = 256
 
