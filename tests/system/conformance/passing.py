@@ -11,8 +11,8 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 # Of one operator's cases at least this many are in the part that every test run repeats, and of all one in so many.
-_PER_OPERATOR = 2
-_ONE_IN = 12
+_PER_OPERATOR = 1
+_ONE_IN = 40
 
 
 def list_path(device: str) -> Path:
