@@ -124,11 +124,13 @@ def test_without_its_pass_an_operator_stays(name: str, operator: str) -> None:
 @pytest.mark.feature("B56")
 @pytest.mark.parametrize("layer", LAYERS)
 def test_activations_are_fused_into_the_layers_before_them(layer: str, backend: Backend) -> None:
+    """All behind a convolution, and a third behind each other layer, so that each stands behind one of these too."""
+    activations = ACTIVATIONS if layer == "conv" else ACTIVATIONS[[*LAYERS].index(layer) % 3 :: 3]
     parts = [
         f"c{i} = {LAYERS[layer]} y{i} = {name} (c{i}{SECOND_INPUTS.get(name, '')})"
-        for i, name in enumerate(ACTIVATIONS)
+        for i, name in enumerate(activations)
     ]
-    outputs = ", ".join(f"float[n, 2, 4, 4] y{i}" for i in range(len(ACTIVATIONS)))
+    outputs = ", ".join(f"float[n, 2, 4, 4] y{i}" for i in range(len(activations)))
     text = f"""{HEAD} (float[n, 2, 4, 4] x) => ({outputs}) <float[2, 2, 1, 1] w = {{1, -2, 3, 4}}, float one = {{1}},
         float[2, 1, 1, 1] depths = {{3, 4}}, float[2] ones = {{1, 1}}, float[2] zeros = {{0, 0}}, float half = {{0.5}},
         float[2] twos = {{2, 2}}, float[4, 4] dense = {{1, 0, 0, 2, 0, -1, 0, 3, 0, 0, 1, 0, 0, 0, 0, 1}}>
@@ -143,7 +145,7 @@ def test_activations_are_fused_into_the_layers_before_them(layer: str, backend: 
         for got, expected in zip(worker.run(x), other.run(x), strict=True):
             np.testing.assert_array_equal(got, expected)
         counts = [len(plan.segment.commands) for each in (worker, other) for plan in each.plans]
-    assert counts == [len(ACTIVATIONS), 2 * len(ACTIVATIONS)]
+    assert counts == [len(activations), 2 * len(activations)]
 
 
 @pytest.mark.feature("S74")
