@@ -13,8 +13,8 @@ import pytest
 from tests.execution.weights.models import make_chain, save_inside, save_program
 
 ROOT = Path(__file__).resolve().parents[3]
-LAYERS, SIDE = 5, 4096
-NBYTES = LAYERS * SIDE * SIDE * 4  # 320 MiB
+LAYERS, SIDE = 3, 4096
+NBYTES = LAYERS * SIDE * SIDE * 4  # 192 MiB
 MAX_EXTRA = 128 << 20
 IS_LINUX = Path("/proc/self/clear_refs").exists()
 
