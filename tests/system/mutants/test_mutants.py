@@ -52,7 +52,8 @@ EXPECTED = {
     (15, "bound moved", "int next = i <= 0 ? 0 : i + 1;"),
     (13, "indices swapped", "y[column * (kTile + 1) + row] = is_inside ? x[i] : T(0);"),
 }
-# One of each kind, by file, kind, what the changed line has, and which of those; and what tries the mutants of a file.
+# Some of each kind, of which `python -m tests.system.mutants` tries all, by file, kind, what the changed line has, and
+# which of those; and what tries the mutants of a file.
 HANDFUL = (
     ("tile.cuh", "indices swapped", "slab[x + i * dx][k + i * dk] = part[i]", 0),
     ("lp_norm.cu", "bound moved", "column <= end", 0),
