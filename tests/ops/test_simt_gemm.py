@@ -160,7 +160,7 @@ def test_random_products_by_tiles(mode: Mode, tile: Tile, seed: int) -> None:
 @pytest.mark.parametrize("way", LANES)
 def test_random_products_of_few_rows(way: str, seed: int) -> None:
     pick = random.Random(seed)
-    for _ in range(PRODUCTS // 2):
+    for _ in range(PRODUCTS // 4):
         operands = make(pick, *pick_extents(pick, [1, 2, 3, 5, 8, 11]), pick.choice([(), (), (2,), (2, 3)]))
         together, lanes, slices = pick.choice(GEMV_ROWS), pick.choice(LANES[way]), pick.choice([1, 1, 2, 3, 16])
         multiply_rows("check", way, together, lanes, operands, slices, seed)
