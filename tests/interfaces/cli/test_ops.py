@@ -124,10 +124,10 @@ def test_command_refuses_what_is_no_pattern(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_command_prints_the_host_alone_and_the_counts_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ops", "--host"]) == 0
+    assert main(["ops", "--host", "^(StringConcat|Softmax)$"]) == 0
     printed = capsys.readouterr().out
     assert "StringConcat" in printed and "host: " in printed and "Softmax" not in printed
-    assert main(["ops", "--count"]) == 0
+    assert main(["ops", "--count", "(ZipMap|Softmax)$"]) == 0
     assert "Softmax" not in (printed := capsys.readouterr().out) and "ai.onnx.ml: " in printed
 
 

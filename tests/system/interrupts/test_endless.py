@@ -183,9 +183,11 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["CPU", "SIMULATOR"])
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize(
+    ("kind", "how"), [*(("CPU", how) for how in ENDS), ("SIMULATOR", "end of the script"), ("SIMULATOR", "SIGINT")]
+)
 def test_process_ends_with_a_run_under_way(how: str, kind: str) -> None:
+    """In every way on the CPU, and by itself and by a signal on the simulator: what ends a process asks no device."""
     sent, status = ENDS[how]
     command = [sys.executable, "-c", SCRIPT, how, kind]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
