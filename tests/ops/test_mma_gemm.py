@@ -296,32 +296,38 @@ def make_form(left: str, right: str, types: tuple[np.dtype[Any], np.dtype[Any]],
     return Case("forms", name, tuple(given), attributes, expected=(expected.astype(stored),), terms=40)
 
 
-@pytest.mark.parametrize(
-    ("types", "steps"),
-    FORMS,
-    ids=[
-        *(f"{dtype}{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps")),
-        *(f"{dtype}-to-float{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps", "-steps-cast")),
-        *(f"tf32{kind}" for kind in ("", "-steps")),
-    ],
-)
-@pytest.mark.parametrize("right", [ALONG_K, ACROSS], ids=["along_k", "across"])
-@pytest.mark.parametrize(("tile", "left"), LEFT, ids=LEFT_NAMES)
+FORM_NAMES = [
+    *(f"{dtype}{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps")),
+    *(f"{dtype}-to-float{kind}" for dtype in ("float16", "bfloat16") for kind in ("", "-steps", "-steps-cast")),
+    *(f"tf32{kind}" for kind in ("", "-steps")),
+]
+
+
+def list_rights(tile: MmaTile, left: str, form: int) -> tuple[str, ...]:
+    """Return how right operands lie: in both ways, and in one of them, by turns, where there are steps behind."""
+    turn = (LEFT.index((tile, left)) + form) % 2
+    return ((ALONG_K, ACROSS)[turn],) if FORMS[form][1] else (ALONG_K, ACROSS)
+
+
+BY_TILE = [
+    pytest.param(tile, left, right, form, id=f"{left_name}-{'along_k' if right == ALONG_K else 'across'}-{form_name}")
+    for (tile, left), left_name in zip(LEFT, LEFT_NAMES, strict=True)
+    for form, form_name in enumerate(FORM_NAMES)
+    for right in list_rights(tile, left, form)
+]
+
+
+@pytest.mark.parametrize(("tile", "left", "right", "form"), BY_TILE)
 def test_operators_by_tile(
-    checks: str,
-    tile: MmaTile,
-    left: str,
-    right: str,
-    types: tuple[np.dtype[Any], np.dtype[Any]],
-    steps: tuple[Any, ...],
-    monkeypatch: pytest.MonkeyPatch,
+    checks: str, tile: MmaTile, left: str, right: str, form: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a size class takes it whose upper end is larger."""
     force_tile(monkeypatch, tile)
     device = choose_device(checks, tile)
-    forms = (make_form(left, each, *form) for each in (ALONG_K, ACROSS) for form in FORMS if form[1])
+    finished = [each for each in range(len(FORMS)) if FORMS[each][1]]
+    forms = (make_form(left, way, *FORMS[each]) for each in finished for way in list_rights(tile, left, each))
     compile_first(("mma_gemm", tile, left), forms, device)
-    run_case(make_form(left, right, types, steps), device)
+    run_case(make_form(left, right, *FORMS[form]), device)
 
 
 @pytest.mark.parametrize("right", [ALONG_K, ACROSS], ids=["along_k", "across"])
