@@ -27,7 +27,9 @@ from tests.ops.tolerance import to_bits
 
 # Elements past an aligned address.
 SHIFTS = tuple(range(1, 16))
-# Families whose kernels or copies read words of several elements, where each type meets every shift.
+# Some of each power of two that divides a shift, which decides how long words can be.
+WIDE_SHIFTS = (1, 2, 3, 4, 6, 8, 12)
+# Families whose kernels or copies read words of several elements, where each width of elements meets all of these.
 WIDE = (
     *("elementwise.elementwise_unary", "elementwise.elementwise_variadic", "tensor.copy", "tensor.gather"),
     "quant.integer_matmul",
@@ -82,7 +84,7 @@ def test_types_of_a_family_lie_at_any_element(family: str) -> None:
         check_shifted(call, SHIFTS[(first + number) % len(SHIFTS)])
 
 
-@pytest.mark.parametrize("shift", SHIFTS)
+@pytest.mark.parametrize("shift", WIDE_SHIFTS)
 @pytest.mark.parametrize("family", WIDE)
 def test_wide_words_are_taken_where_addresses_allow_it(family: str, shift: int) -> None:
     seen = set[object]()
