@@ -45,8 +45,19 @@ struct Fours {
   }
 };
 
-// Eights of a lane that are finished side by side, so that what they read is under way together.
-constexpr int kBeside = 4;
+// Eights of a lane that are finished side by side, so that what they read is under way together; of those that are not whole
+// fewer, since each has code for any lane.
+constexpr int kBeside = 4, kPartsBeside = 1;
+
+// Reads the lanes of a four of `c`; one number for all where it does not move along a row.
+template <class R>
+__device__ inline void read_addend(const R* c, int count, i64 stride, R (&lanes)[4]) {
+  if (stride != 0) return read_lanes(c, count, stride, lanes);
+  if (count <= 0) return;
+  const R all = *c;
+#pragma unroll
+  for (int lane = 0; lane < 4; ++lane) lanes[lane] = all;
+}
 
 // Whether all fours that are inside are read and stored as vectors, whatever goes with them.
 template <class Y, class R, class Finish>
@@ -55,25 +66,27 @@ __device__ inline bool are_fours_whole(const SimtGemm& gemm, const R* c, const F
   return (gemm.wide & kWideY) && gemm.columns % Fours<Y>::kPiece == 0 && has_whole_c && finish.are_whole();
 }
 
-// Stores eights, two fours of a row each, where are_fours_whole says so. `start` is the offset of the batch in y, and in c
-// where that has batches, too.
-template <bool HasBatches, int Eights, class R, class Y, class Finish>
+// Stores eights, two fours of a row each: what is inside. `start` is the offset of the batch in y, and in c where that has
+// batches, too. IsWhole: as are_fours_whole says.
+template <bool IsWhole, bool HasBatches, int Eights, class R, class Y, class Finish>
 __device__ inline void store_eights(const SimtGemm& gemm, const R* c, Y* y, i64 start, const int (&rows)[Eights],
                                     const int (&columns)[Eights], const float (&sums)[Eights][kEight],
                                     const Finish& finish) {
   constexpr int kPiece = Fours<Y>::kPiece, kFours = 2 * Eights;
   i64 places[kFours];
-  int counts[kFours];
+  int insides[kFours], counts[kFours];
   float values[kFours][4];
   R addends[kFours][4];
 #pragma unroll
   for (int four = 0; four < kFours; ++four) {
     const int row = rows[four / 2], column = columns[four / 2] + four % 2 * Fours<Y>::kGap;
-    places[four] = start + row * gemm.y_row + column;
-    counts[four] = row < gemm.rows && column < gemm.columns ? 4 : 0;
+    places[four] = start + row * gemm.y_row + column * gemm.y_column;
+    insides[four] = row < gemm.rows ? gemm.columns - column : 0;
+    counts[four] = insides[four] < 4 ? insides[four] : 4;
     if (c) {
-      const R* const from = c + ((HasBatches ? start : 0) + row * gemm.c_row + column);
-      read_lanes(from, counts[four], WholeLanes(), addends[four]);
+      const R* const from = c + ((HasBatches ? start : 0) + row * gemm.c_row + column * gemm.c_column);
+      if constexpr (IsWhole) read_lanes(from, counts[four], WholeLanes(), addends[four]);
+      else read_addend(from, counts[four], gemm.c_column, addends[four]);
     }
   }
 #pragma unroll
@@ -85,40 +98,32 @@ __device__ inline void store_eights(const SimtGemm& gemm, const R* c, Y* y, i64 
       if (c) value += widen(addends[four][i]) * gemm.beta;
     }
   }
-  finish.many(values, places, counts, WholeLanes());
+  if constexpr (IsWhole) finish.many(values, places, counts, WholeLanes());
+  else finish.many(values, places, counts, gemm.y_column);
 #pragma unroll
   for (int first = 0; first < Eights * kEight; first += kPiece) {
-    if (counts[first / 4] == 0) continue;
-    Vec<Y, kPiece> stored;
+    const int four = first / 4, inside = insides[four];
+    Y* const piece = y + places[four];
+    if (IsWhole && inside <= 0) continue;
+    if (IsWhole || ((gemm.wide & kWideY) && inside >= kPiece)) {
+      Vec<Y, kPiece> stored;
 #pragma unroll
-    for (int i = 0; i < kPiece; ++i) stored.lanes[i] = cast<Y>(values[(first + i) / 4][(first + i) % 4]);
-    store_vec(y + places[first / 4], stored);
+      for (int i = 0; i < kPiece; ++i) stored.lanes[i] = cast<Y>(values[(first + i) / 4][(first + i) % 4]);
+      store_vec(piece, stored);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) {
+        if (i < inside) piece[i * gemm.y_column] = cast<Y>(values[(first + i) / 4][(first + i) % 4]);
+      }
+    }
   }
 }
 
-// Stores elements of a lane one below the other, of any strides and alignment. `take` gives their sums.
-template <bool HasBatches, int Rows, class R, class Y, class Finish, class Take>
-__device__ inline void store_column(const SimtGemm& gemm, const R* c, Y* y, i64 start, int row, int column,
-                                    const Finish& finish, const Take& take) {
-  if (column >= gemm.columns) return;
-  const i64 first = start + row * gemm.y_row + column * gemm.y_column;
-  const R* const addend = c + ((HasBatches ? start : 0) + row * gemm.c_row + column * gemm.c_column);
-  i64 places[Rows];
-  int counts[Rows];
-  float values[Rows][1];
-#pragma unroll
-  for (int i = 0; i < Rows; ++i) {
-    places[i] = first + i * gemm.y_row;
-    counts[i] = row + i < gemm.rows;
-    values[i][0] = take(i) * gemm.alpha;
-    if (c && counts[i]) values[i][0] += widen(addend[i * gemm.c_row]) * gemm.beta;
-  }
-  finish.many(values, places, counts, gemm.y_column);
-#pragma unroll
-  for (int i = 0; i < Rows; ++i) {
-    if (counts[i]) y[places[i]] = cast<Y>(values[i][0]);
-  }
-}
+// A constant as an argument.
+template <bool Value>
+struct Is {
+  static constexpr bool kIs = Value;
+};
 
 // Adds up the slices of the block's tile, and stores its sums: alpha * sum + beta * c, with the epilogue. HasBatches: a batch
 // of c begins where that of y does. Groups of warps have added up theirs. All threads of the block come here.
@@ -135,7 +140,8 @@ __device__ inline void store_folded(Warp& warp, const SimtGemm& gemm, const R* c
   const auto finish = finish_by<R>(epilogue...);
   const bool is_whole = are_fours_whole<Y>(gemm, c, finish);
   constexpr int kEights = Warp::kEights, kAtOnce = kEights < kBeside ? kEights : kBeside;
-  const auto store = [&](int first, const auto& sums) {
+  constexpr int kPartsAtOnce = kEights < kPartsBeside ? kEights : kPartsBeside;
+  const auto store = [&](auto is_whole, int first, const auto& sums) {
     constexpr int kCount = sizeof(sums) / sizeof(sums[0]);
     int rows[kCount], columns[kCount];
 #pragma unroll
@@ -143,7 +149,7 @@ __device__ inline void store_folded(Warp& warp, const SimtGemm& gemm, const R* c
       rows[i] = place.first_row + warp.find_eight_row(thread, first + i);
       columns[i] = place.first_column + Fours<Y>::find_column(warp.find_eight_column(thread, first + i), thread);
     }
-    store_eights<HasBatches>(gemm, c, y, start, rows, columns, sums, finish);
+    store_eights<is_whole.kIs, HasBatches>(gemm, c, y, start, rows, columns, sums, finish);
   };
   if (sizeof...(Epilogue) == 0 && is_whole) {
 #pragma unroll
@@ -154,12 +160,12 @@ __device__ inline void store_folded(Warp& warp, const SimtGemm& gemm, const R* c
         warp.take_eight(first + i, sums[i]);
         Fours<Y>::exchange(sums[i]);
       }
-      store(first, sums);
+      store(Is<true>(), first, sums);
     }
     return;
   }
-  // Code of steps stands there once, and calls, and so does what stores element by element: sums wait in shared memory, as
-  // many at a time as fit, which nobody reads any more behind this barrier.
+  // Code of steps stands there once, and calls, and so does what stores eights that are not whole: sums wait in shared memory,
+  // as many at a time as fit, which nobody reads any more behind this barrier.
   constexpr int kFit = Tile::kRingBytes / (Tile::kThreads * kEight * int(sizeof(float)));
   constexpr int kParked = kFit < kEights ? kEights / 2 : kEights;
   static_assert(kParked <= kFit && kParked % kAtOnce == 0, "half of the sums fit in the ring");
@@ -187,27 +193,23 @@ __device__ inline void store_folded(Warp& warp, const SimtGemm& gemm, const R* c
       store_vec(parked + 2 * i * kSlot + own, Vec<float, 4>{{sums[0], sums[1], sums[2], sums[3]}});
       store_vec(parked + (2 * i + 1) * kSlot + beside, Vec<float, 4>{{sums[4], sums[5], sums[6], sums[7]}});
     }
-    __syncwarp();
+    if constexpr (kIsApart) __syncwarp();
     if (sizeof...(Epilogue) != 0 && is_whole) {
 #pragma unroll 1
       for (int i = 0; i < kParked; i += kAtOnce) {
         float sums[kAtOnce][kEight];
         take(i, sums);
-        store(first + i, sums);
+        store(Is<true>(), first + i, sums);
       }
     } else {
-      // A warp's eights are eight rows of 32 columns. Lanes take neighbours, so that rows of any length fill sectors.
-      const int owner = thread / 32 * 32 + thread % 32 / kEight, column = thread % kEight, half = column / 4;
-      const float* const own_sums = parked + half * kSlot + 4 * (kIsApart ? owner ^ half : owner) + column % 4;
 #pragma unroll 1
-      for (int i = 0; i < kParked; ++i) {
-        store_column<HasBatches, kEight>(
-            gemm, c, y, start, place.first_row + warp.find_eight_row(owner, first + i),
-            place.first_column + warp.find_eight_column(owner, first + i) + column, finish,
-            [&](int row) { return own_sums[2 * i * kSlot + 16 * row]; });
+      for (int i = 0; i < kParked; i += kPartsAtOnce) {
+        float sums[kPartsAtOnce][kEight];
+        take(i, sums);
+        store(Is<false>(), first + i, sums);
       }
     }
-    __syncwarp();
+    if constexpr (kIsApart) __syncwarp();
   }
 }
 
