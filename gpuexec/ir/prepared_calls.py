@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -47,6 +48,11 @@ def compute_into(operator: Operator, inputs: Sequence[Array | None], out: Sequen
             got = "nothing" if result is None else f"{result.dtype}{list(result.shape)}"
             raise PlanError(f"expected {window.dtype}{list(window.shape)} to be computed, got {got}.")
         np.copyto(window, result)
+
+
+def overlay_scratch(*parts: Sequence[int]) -> list[int]:
+    """Return the bytes of each array that operators work in one after the other, each in the first of the arrays."""
+    return [max(sizes) for sizes in zip_longest(*parts, fillvalue=0)]
 
 
 def view_bytes(scratch: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuexec.errors import OutOfMemoryError
-from gpuexec.ir.command import Command
+from gpuexec.ir.command import Command, HostCall
 from gpuexec.ir.plan import ArenaLayout, Buffer, Role
 from gpuexec.ir.target import Target
 from gpuexec.ops.reduce.statistics import is_look
@@ -98,4 +98,7 @@ def _find_apart(commands: Sequence[Command]) -> dict[int, set[int]]:
 
 
 def _count_bytes(command: Command) -> int:
-    return sum(high - low for slot, _ in slots_of(command) for low, high in (slot.byte_range(),))
+    """Return the bytes of what a command reads and writes, scratch left out."""
+    scratch = command.scratch if isinstance(command, HostCall) else ()
+    slots = [slot for slot, _ in slots_of(command) if slot not in scratch]
+    return sum(high - low for slot in slots for low, high in (slot.byte_range(),))

@@ -19,7 +19,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import close_gaps, contiguous_strides, max_offset, reshape_shape
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, count_elements, operator
-from gpuexec.ir.prepared_calls import prepare_calls, view_bytes
+from gpuexec.ir.prepared_calls import overlay_scratch, prepare_calls, view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise.epilogue import (
@@ -246,7 +246,7 @@ class Fused(Operator):
         made = TensorSpec(made.shape, made.dtype)
         inner = producer.count_scratch(given, (made,))
         behind = self.parts.region.count_scratch([specs[0], *self._pick(inputs)], ())
-        return (*([] if self._has_memory(outputs, specs[0]) else [made.nbytes]), *inner, *behind)
+        return (*([] if self._has_memory(outputs, specs[0]) else [made.nbytes]), *overlay_scratch(inner, behind))
 
     def prepare(
         self,
@@ -261,10 +261,11 @@ class Fused(Operator):
             return None
         parts, given, seen = self.parts, self.split(inputs), self._find_made(inputs)[0]
         made = parts.producer.infer(*[None if x is None else TensorSpec.of(x) for x in given])[0]
-        specs = [None if x is None else TensorSpec(x.shape, x.dtype) for x in given]
-        rest = list(scratch)
-        has_memory, count = self._has_memory(out, seen), len(parts.producer.count_scratch(specs, (made,)))
-        if len(rest) < count + (not has_memory):
+        specs = [None if x is None else TensorSpec(x.shape, x.dtype) for x in inputs]
+        rest, has_memory = list(scratch), self._has_memory(out, seen)
+        count = len(parts.producer.count_scratch(self.split(specs), (made,)))
+        behind = len(parts.region.count_scratch([seen, *self._pick(specs)], ()))
+        if len(rest) < max(count, behind) + (not has_memory):
             return None
         memory = wanted[parts.own] if has_memory else view_bytes(rest.pop(0), made.shape, made.dtype)
         own = memory.reshape(made.shape)
@@ -274,7 +275,7 @@ class Fused(Operator):
         others = [wanted[place] for place in parts.others]
         if others:
             operands = (memory.reshape(seen.shape), *self._pick(inputs))
-            calls += prepare_calls(parts.region, operands, others, (), rest[count:])
+            calls += prepare_calls(parts.region, operands, others, (), rest[:behind])
         return calls
 
     def _has_memory(self, outputs: Sequence[Any], seen: TensorSpec) -> bool:

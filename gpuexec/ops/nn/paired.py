@@ -17,7 +17,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import channels_last_strides
 from gpuexec.ir.operator import Array, Emitter, FormatUse, Join, Operator, Out, PreparedCalls, Slots, Tolerance
-from gpuexec.ir.prepared_calls import prepare_calls, view_bytes
+from gpuexec.ir.prepared_calls import overlay_scratch, prepare_calls, view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.work import LAUNCH_NBYTES
@@ -116,11 +116,8 @@ class PairedOperators(Operator):
         made = self._infer_made(inputs)
         made = TensorSpec(made.shape, made.dtype)
         own = first.operator.count_scratch(first.pick(inputs, (), TensorSpec.of), (made,))
-        return (
-            made.nbytes,
-            *own,
-            *second.operator.count_scratch(second.pick(inputs, [made], TensorSpec.of), outputs),
-        )
+        behind = second.operator.count_scratch(second.pick(inputs, [made], TensorSpec.of), outputs)
+        return (made.nbytes, *overlay_scratch(own, behind))
 
     def prepare(
         self,
@@ -132,18 +129,21 @@ class PairedOperators(Operator):
         """Prepare one operator after the other."""
         first, second = self._read()
         given = first.pick(inputs, (), np.asarray)
-        specs = [None if x is None else TensorSpec(x.shape, x.dtype) for x in given]
+        specs = [None if x is None else TensorSpec(x.shape, x.dtype) for x in inputs]
         spec = first.operator.infer(*[None if x is None else TensorSpec.of(x) for x in given])[0]
-        count = len(first.operator.count_scratch(specs, (TensorSpec(spec.shape, spec.dtype),))) + 1
-        if not has_scratch(scratch, (spec.nbytes,)) or not spec.size:
+        between = TensorSpec(spec.shape, spec.dtype)
+        made_specs = [None if y is None else TensorSpec(y.shape, y.dtype) for y in out]
+        count = len(first.operator.count_scratch(first.pick(specs, (), TensorSpec.of), (between,)))
+        behind = len(second.operator.count_scratch(second.pick(specs, [between], TensorSpec.of), made_specs))
+        if not has_scratch(scratch, (spec.nbytes,)) or not spec.size or len(scratch) <= max(count, behind):
             return None
         made = view_bytes(scratch[0], spec.shape, spec.dtype)
         known, known_behind = (
             [bool(each) for each in step.pick(constant, [False], lambda _: True)] for step in (first, second)
         )
-        own = prepare_calls(first.operator, given, (made,), known, scratch[1:count])
+        own = prepare_calls(first.operator, given, (made,), known, scratch[1 : 1 + count])
         operands = second.pick(inputs, [made], np.asarray)
-        return [*own, *prepare_calls(second.operator, operands, out, known_behind, scratch[count:])]
+        return [*own, *prepare_calls(second.operator, operands, out, known_behind, scratch[1 : 1 + behind])]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch both as one where that is predicted to be faster, else one after the other."""
