@@ -10,7 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
+from gpuexec.devices.device import align
 from gpuexec.devices.recorder.tracer import TracerDevice
+from gpuexec.ir.command import HostCall
 from gpuexec.ir.plan import Plan
 from tests.model.small_models import CPU, make_tracer, trace
 
@@ -133,7 +135,10 @@ def test_bounds_of_tied_dimensions_hold_together() -> None:
             raised = np.exp(left - left.max(1, keepdims=True))
             np.testing.assert_allclose(worker.run(given)[0], raised / raised.sum(1, keepdims=True), rtol=1e-5)
         assert worker.report().plans == 1
-        assert worker.plans[0].layout.nbytes == exact.layout.nbytes > 0
+        # Prepared calls of the CPU work in scratch besides.
+        calls = [command for command in worker.plans[0].segment.commands if isinstance(command, HostCall)]
+        scratch = sum(align(slot.spec.nbytes) for call in calls for slot in call.scratch)
+        assert worker.plans[0].layout.nbytes - scratch <= exact.layout.nbytes <= worker.plans[0].layout.nbytes
 
 
 @pytest.mark.parametrize("rows", [0, 9])

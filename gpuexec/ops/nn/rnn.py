@@ -238,10 +238,10 @@ class Recurrent(Operator):
         specs = [None if x is None else TensorSpec(x.shape, x.dtype) for x in inputs]
         made = [np.empty(spec.shape, spec.dtype) for spec in self.infer(*specs)]
         scratch = [np.empty(nbytes, np.uint8) for nbytes in self.count_scratch(specs, ())]
-        calls = self.prepare(inputs, made, (True,) * len(inputs), scratch)
-        if calls is None:
-            return None
         with np.errstate(all="ignore"):
+            calls = self.prepare(inputs, made, (True,) * len(inputs), scratch)
+            if calls is None:
+                return None
             for call in calls:
                 call()
         return tuple(made)

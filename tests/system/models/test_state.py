@@ -160,6 +160,7 @@ def test_greedy_decoding_equals_the_cache_passed_by_hand(device: str, steps: int
         if not decoder.scales_keys:
             # Attention reads the caches where they are: nothing writes as much as one holds.
             written = [slot for command in worker.plans[0].segment.commands for slot in command.writes_to()]
+            written = [slot for slot in written if slot.dtype != np.uint8]  # scratch
             assert max(slot.spec.size for slot in written) < decoder.heads * CAPACITY * decoder.width
         for output, held in PAIRS.items():
             state = worker.state.get(held)
