@@ -130,21 +130,19 @@ struct LeftVectors {
   }
 };
 
-// The left operand by any strides and alignment: eight copies of four bytes, 8 rows x 4 k a warp; where it is wide, two
-// copies of 16 as those of LeftVectors, so that a loop over slabs serves both.
+// The left operand by any strides and alignment: eight copies of four bytes, 8 rows x 4 k a warp.
 template <class Tile, class T = float>
-struct LeftAny {
+struct LeftElements {
   static constexpr int kApart = Tile::kThreads / 4;
   const T* source;
   int step, k_step;  // bytes from the first four rows' elements to the others', and from one k to the next
   int destination, k, one;
-  bool is_inside[2], is_wide;
+  bool is_inside[2];
 
-  __device__ LeftAny(const T* matrix, int first_row, int rows, i64 row_stride, i64 k_stride, int first_k, bool is_wide)
-      : is_wide(is_wide) {
+  __device__ LeftElements(const T* matrix, int first_row, int rows, i64 row_stride, i64 k_stride, int first_k) {
     const int thread = threadIdx.x;
     const int row = (thread & 7) + thread / 32 * 8;
-    k = (thread >> 3 & 3) * (is_wide ? 4 : 1);
+    k = thread >> 3 & 3;
     destination = row * kLeftPitch + k;
     one = opaque(1);
     step = int(4 * kApart * row_stride);
@@ -160,17 +158,12 @@ struct LeftAny {
  private:
   __device__ void copy(T* slab, int from, int k_left) const {
     const T* first = behind(source, from, k_step);
-    T* const target = slab + destination;
-    if (is_wide) {
-      copy_async<16>(target, first, is_inside[0] && 0 < k_left);
-      copy_async<16>(target + kApart * kLeftPitch, behind(first, one, step), is_inside[1] && 0 < k_left);
-      return;
-    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i > 0) first = behind(first, one, 4 * k_step);
-      copy_async<4>(target + 4 * i, first, is_inside[0] && 4 * i < k_left);
-      copy_async<4>(target + 4 * i + kApart * kLeftPitch, behind(first, one, step), is_inside[1] && 4 * i < k_left);
+      copy_async<4>(slab + destination + 4 * i, first, is_inside[0] && 4 * i < k_left);
+      copy_async<4>(slab + destination + 4 * i + kApart * kLeftPitch, behind(first, one, step),
+                    is_inside[1] && 4 * i < k_left);
     }
   }
 };

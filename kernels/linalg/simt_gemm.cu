@@ -30,18 +30,23 @@ __device__ inline void multiply_block(const float* a, const float* b, const Simt
   a += gemm.find_offset(place.batch, gemm.a_batch);
   b += gemm.find_offset(place.batch, gemm.b_batch);
   const SlabRange range(gemm.inner, blockIdx.y, gridDim.y);
-  if ((gemm.wide & kWideA) && (gemm.wide & kWideB)) {
+  // What copies by registers would make a loop long that holds copies of both kinds.
+  const bool is_right_wide = (gemm.wide & kWideB) != 0, is_any_wide = is_right_wide && kCopiesAsync;
+  if (gemm.wide & kWideA) {
     const LeftVectors<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k);
-    const RightVectors<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k);
-    wait();
-    multiply_slabs<Tile>(left, right, range, ring, sums);
+    if (is_right_wide) {
+      const RightVectors<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k);
+      wait();
+      multiply_slabs<Tile>(left, right, range, ring, sums);
+    } else {
+      const RightAny<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k, false);
+      wait();
+      multiply_slabs<Tile>(left, right, range, ring, sums);
+    }
   } else {
-    // What copies by registers would make a loop long that holds copies of both kinds.
-    const bool is_left_wide = (gemm.wide & kWideA) != 0 && kCopiesAsync;
-    const bool is_right_wide = (gemm.wide & kWideB) != 0 && kCopiesAsync;
-    const LeftAny<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k, is_left_wide);
+    const LeftElements<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k);
     const RightAny<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k,
-                               is_right_wide);
+                               is_any_wide);
     wait();
     multiply_slabs<Tile>(left, right, range, ring, sums);
   }
@@ -68,7 +73,7 @@ __device__ inline void multiply_narrow_block(const float* a, const W* b, const S
       multiply_slabs<Tile>(left, right, range, ring, sums);
     }
   } else {
-    const LeftAny<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k, false);
+    const LeftElements<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k);
     const NarrowRightElements<Tile, W> right(b, table, place.first_column, gemm.columns, gemm.b_column,
                                              gemm.b_inner, range.first_k);
     multiply_slabs<Tile>(left, right, range, ring, sums);
