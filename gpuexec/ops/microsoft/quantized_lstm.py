@@ -8,7 +8,7 @@ functions: what is rounded to bytes must not depend on a library's last bit.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -30,8 +30,7 @@ from gpuexec.ops.microsoft.rational import rational_sigmoid, rational_tanh
 from gpuexec.ops.nn.rnn import DIRECTIONS, LSTM, bind_directions
 from gpuexec.ops.nn.rnn_host import Activation, Bound, State, Step, bind_activations, clip_input, unroll
 from gpuexec.ops.quant.dynamic_quantize import quantize_by_range
-from gpuexec.ops.quant.integer import FLOAT, INT32, Quantized, check_bytes, dense, offset_of
-from gpuexec.ops.quant.integer_matmul import multiply_integers
+from gpuexec.ops.quant.integer import FLOAT, INT32, Quantized, check_bytes, dense, offset_of, subtract_zero
 
 _SOURCE = "quantized_lstm.cu"
 _THREADS = 256
@@ -218,11 +217,11 @@ def _make_step(
 ) -> Step:
     """Return a step: from the gates' input part, h and c to the next h and c."""
     f, g, h = activations
-    hidden = weight.values.shape[0]
+    hidden, multiply = weight.values.shape[0], _bind_weight(weight)
 
     def step(inputs: Array, state: State) -> State:
         before, cell = state
-        gates = _multiply_state(before, weight) + inputs + bias
+        gates = multiply(before) + inputs + bias
         i, o, forget, candidate = (gates[:, k * hidden : (k + 1) * hidden] for k in range(_GATES))
         if peepholes is not None:
             i, forget = i + peepholes[0] * cell, forget + peepholes[2] * cell
@@ -235,11 +234,20 @@ def _make_step(
     return step
 
 
-def _multiply_state(h: Array, weight: Quantized) -> Array:
-    """Return the product of a state, each row quantised by its range, with weights of bytes."""
-    made = quantize_by_range(h, axis=1)
-    sums = multiply_integers(made, Quantized(weight.values, None, weight.zero))
-    return np.asarray(sums.astype(FLOAT) * (made.scale * weight.scale))
+def _bind_weight(weight: Quantized) -> Callable[[Array], Array]:
+    """Return what multiplies a state, each row quantised by its range, with weights of bytes.
+
+    These are widened once for all steps, to floats whose sums of so many products are exact, as those of integers are.
+    """
+    inner = weight.values.shape[0]
+    wide = subtract_zero(weight.values, weight.zero, inner)
+
+    def multiply(h: Array) -> Array:
+        made = quantize_by_range(h, axis=1)
+        sums = np.matmul(subtract_zero(made.values, made.zero, inner), wide)
+        return np.asarray(sums.astype(FLOAT) * (made.scale * weight.scale))
+
+    return multiply
 
 
 # Instructions of a thread: for a weight of each gate of a unit, to finish a unit, and of a step; barriers of a step.
