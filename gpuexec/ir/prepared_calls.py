@@ -55,6 +55,11 @@ def overlay_scratch(*parts: Sequence[int]) -> list[int]:
     return [max(sizes) for sizes in zip_longest(*parts, fillvalue=0)]
 
 
+def has_scratch(scratch: Sequence[Array], nbytes: Sequence[int]) -> bool:
+    """Return whether there are as many arrays of bytes as an operator counted, each as large or larger."""
+    return len(scratch) >= len(nbytes) and all(have.nbytes >= need for have, need in zip(scratch, nbytes))
+
+
 def view_bytes(scratch: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return the first bytes of scratch as an array."""
     view: Array = scratch[: prod(shape) * dtype.itemsize].view(dtype).reshape(shape)

@@ -132,7 +132,7 @@ class Call:
             return True
         self._missed += 1
         if self._missed > _MOST_MISSED:
-            self._seen.clear()
+            self._seen.clear()  # nothing is prepared by now: newer places took the room
             return False
         prepared, seen = self._prepared, self._seen
 

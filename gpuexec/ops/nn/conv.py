@@ -37,7 +37,7 @@ from gpuexec.ir.operator import (
     operator,
 )
 from gpuexec.ir.precision import REFERENCE, STORED, TF32
-from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.target import Target
@@ -45,7 +45,6 @@ from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, allow_epilogue, allow_for_floats, count_epilogue_steps
 from gpuexec.ops.lib.posing import pose_conv
-from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.window_extents import conv_transpose_output
 from gpuexec.ops.lib.windows import Windows, pack_strides
 from gpuexec.ops.linalg.matmul import find_result, widen_operands

@@ -11,9 +11,8 @@ import numpy as np
 
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.operator import Array
-from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import accumulator
-from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.windows import Windows, trailing
 
 KEPT_NBYTES = 1 << 14  # of a weight that prepared calls keep laid out or widened: no larger than a table

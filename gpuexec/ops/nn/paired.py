@@ -17,12 +17,11 @@ from gpuexec.errors import InputError
 from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import channels_last_strides
 from gpuexec.ir.operator import Array, Emitter, FormatUse, Join, Operator, Out, PreparedCalls, Slots, Tolerance
-from gpuexec.ir.prepared_calls import overlay_scratch, prepare_calls, view_bytes
+from gpuexec.ir.prepared_calls import has_scratch, overlay_scratch, prepare_calls, view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.work import LAUNCH_NBYTES
 from gpuexec.ops.elementwise.region_steps import RegionStep, StepRow, made_by, read_steps
-from gpuexec.ops.lib.scratch import has_scratch
 
 _PARTS = 2  # operators that are one here
 

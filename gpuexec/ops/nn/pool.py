@@ -30,12 +30,11 @@ from gpuexec.ir.operator import (
     operator,
     upgrade,
 )
-from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.elementwise.epilogue import allow_for_floats
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.lib.windows import MAX_AXES, Windows, pack_strides, resolve_windows, trailing
 

@@ -28,9 +28,8 @@ from gpuexec.ir.operator import (
     operator,
     upgrade,
 )
-from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
-from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.nn.rnn_host import (
     Activation,
     Bound,

@@ -13,10 +13,9 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
-from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.quant.integer import BYTES, FLOAT, Quantized, prepare_rounding, round_to_bytes
 
 _SOURCE = "dynamic_quantize.cu"

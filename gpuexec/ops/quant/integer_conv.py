@@ -23,12 +23,11 @@ from gpuexec.ir.geometry import ceil_div, permute, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int64, join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter, Out, PreparedCalls, Slots, Tolerance, operator
-from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.weight_forms import WeightForm, weight_form
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, work_of
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.slices import (
     MMA_TILES,
     SLAB_DEPTH,

@@ -25,11 +25,10 @@ from gpuexec.ir.geometry import broadcast, broadcast_strides, ceil_div, coalesce
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
-from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.slices import (
     MMA_TILES,
     SLAB_DEPTH,

@@ -21,9 +21,8 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.geometry import normalize_axis
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
-from gpuexec.ir.prepared_calls import prepare_calls, view_bytes
+from gpuexec.ir.prepared_calls import has_scratch, prepare_calls, view_bytes
 from gpuexec.ir.spec import TensorSpec, dtype_row
-from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.linalg.matmul import Gemm, MatMul, find_narrow
 from gpuexec.ops.nn.conv import Conv, ConvTranspose
 from gpuexec.ops.quant.narrow_weight import PAIRS, NarrowWeight, widen

@@ -21,10 +21,9 @@ from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, join_bytes, pack_struct
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
-from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
-from gpuexec.ops.lib.scratch import has_scratch
 from gpuexec.ops.lib.strided import pack_fast_div64
 from gpuexec.ops.quant.integer import prepare_rounding
 from gpuexec.ops.quant.narrow_types import is_narrow, limits, pack_mode, to_narrow_float, widen
