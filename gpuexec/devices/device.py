@@ -149,6 +149,9 @@ class Stream(Protocol):
     def handle(self) -> int:
         """The native handle of the stream."""
 
+    def begin_run(self) -> None:
+        """Let what follows be another run, of which errors of the work before are none."""
+
     def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
         """Launch a kernel; arguments are copied at the call and may be changed afterwards.
 

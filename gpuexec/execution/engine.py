@@ -29,6 +29,7 @@ from gpuexec.execution.resources.unclosed import find_caller
 from gpuexec.execution.resources.weights import weights_of
 from gpuexec.execution.run_binder import RunBinder, check_strict
 from gpuexec.execution.runs.background_compiler import BackgroundCompiler
+from gpuexec.execution.runs.bound_body import BoundBodies
 from gpuexec.execution.runs.comparing import Comparer, Observe, Observer
 from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.host_transfers import HostTransfers
@@ -114,16 +115,20 @@ class Engine:
             self.comparer = comparer
         self._owns_stream = stream is None
         stopwatch = Stopwatch(backend.device, self.stream)
+        lock = threading.RLock()
+        is_plain = not (self.is_synchronous or storage.limit is not None) and not backend.device.target.has_kernels
+        self._bodies = BoundBodies(backend, self.stream, lock) if is_plain else None
         context = ExecutionContext(
             self.planning,
             self.stream,
-            threading.RLock(),
+            lock,
             self.pool,
             self.syncs,
             stopwatch,
             HostTransfers(self.planning, self.stream, self.pool),
             is_synchronous=self.is_synchronous,
             comparer=self.comparer,
+            bodies=self._bodies,
         )
         self._submitter = Submitter(backend, context)
         owner = self.run_counter.owner
@@ -136,13 +141,12 @@ class Engine:
             lambda: self._submitter.break_off(f"Its {owner} was closed by an interrupt."),
         )
         self._lane: Lane | None = None
-        self.memory_usage = watch_memory(storage, weights, self.planning.graphs, backend, self._count_lane)
+        self.memory_usage = watch_memory(storage, weights, self.planning.graphs, backend, self._count_bound)
         self._stepping = Stepping(self._submitter, stopwatch, self.memory_usage, self.exclusive)
         self.input_reader = InputReader(model, backend, self.stream)
         self.states = StateBinder(model, backend, self.stream, self.pool, self.syncs)
         self._runs = RunBinder(context, storage, self.states, self._stepping.give_up, self.trim)
-        is_plain = not (self.is_synchronous or storage.limit is not None) and stream is None
-        has_lane = is_plain and not backend.device.target.has_kernels and not self.states.outputs
+        has_lane = is_plain and stream is None and not self.states.outputs
         self._lane = Lane(context, storage, self._stepping.give_up) if has_lane else None
         # How the last run began.
         self._last: tuple[Stage, PlannedVariant | None] | None = None
@@ -282,7 +286,7 @@ class Engine:
             self.input_reader = InputReader(self.model, self.backend, self.stream)
             self.states.adopt(self.model)
             self._runs.adopt()
-            self._forget_lane()
+            self._forget_bound()
 
     def mark(self, stream: object = None) -> Fence:
         """Return a fence for all that was issued so far; a stream of the caller's comes after it from now on.
@@ -327,13 +331,14 @@ class Engine:
         self.backend.deferred_free.prune()
         self.backend.staging.trim()
 
-    def _count_lane(self) -> int:
-        return 0 if self._lane is None else self._lane.nbytes
+    def _count_bound(self) -> int:
+        return sum(each.nbytes for each in (self._lane, self._bodies) if each is not None)
 
-    def _forget_lane(self) -> None:
+    def _forget_bound(self) -> None:
         self._last = None
-        if self._lane is not None:
-            self._lane.forget()
+        for each in (self._lane, self._bodies):
+            if each is not None:
+                each.forget()
 
     def trim(self) -> None:
         """Wait for all work, and give back memory that no plan needs now; a run half scheduled is given up.
@@ -347,7 +352,7 @@ class Engine:
             self._settle()
         with self.exclusive.midway(), self._submitter.lock:
             self._settle()
-            self._forget_lane()
+            self._forget_bound()
             self.planning.graphs.clear()
             self.arena.release_retired()
             self.pool.trim()
@@ -448,7 +453,7 @@ class Engine:
     def _free(self) -> None:
         """Wait for the stream and all readers, and free everything; nothing is issued any more."""
         self._settle()
-        self._forget_lane()
+        self._forget_bound()
         self.planning.graphs.clear()
         self.run_counter.close()
         for frame in self.frames:

@@ -514,10 +514,10 @@ class Worker:
     def memory_stats(self) -> dict[str, int]:
         """Return bytes by purpose: ``arena`` beside ``arena_lower_bound``, ``exchange``, ``weights``, ``frames``...
 
-        ``lane`` are inputs and outputs of small runs that the CPU computes in the call. Weights are the model's and
-        shared by its Workers on a device; ``pinned`` bytes are the device's and shared by
-        all, as are those ``cached``, which were freed, by whomever, and are kept to be used again (see `trim`); they
-        count for no ``max_bytes``. Those of ``graphs`` are an estimate.
+        ``lane`` are inputs and outputs of small runs, and of trips of loops, that the CPU computes over arrays bound
+        once. Weights are the model's and shared by its Workers on a device; ``pinned`` bytes are the device's and
+        shared by all, as are those ``cached``, which were freed, by whomever, and are kept to be used again (see
+        `trim`); they count for no ``max_bytes``. Those of ``graphs`` are an estimate.
         """
         return count_memory(self._engine)
 

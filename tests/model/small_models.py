@@ -162,7 +162,8 @@ def hold(stream: Any) -> threading.Event:
     def wait() -> None:
         gate.wait()
 
-    stream.run(wait, is_first=True)
+    stream.begin_run()
+    stream.run(wait)
     return gate
 
 

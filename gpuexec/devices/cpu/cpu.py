@@ -96,7 +96,7 @@ class CpuRecording:
         span = (first, len(calls) if last is None else last)
         device = self._device
         execution = Execution(calls, self._row, order, bound, span, lambda: device.pool, device.order, device.threads)
-        stream.run(execution.run, first == 0, execution.settle)
+        stream.run(execution.run, execution.settle)
 
     @property
     def seconds(self) -> float:

@@ -123,9 +123,15 @@ class CpuStream:
     def __init__(self) -> None:
         self._run_error: BaseException | None = None
         self._waited_error: BaseException | None = None
+        # Whether what is issued next begins a run.
+        self._begins = True
         self._thread = WorkThread("gpuexec-cpu-stream")
         # A stream without references ends its thread, without waiting. Not at exit: the thread is a daemon.
         weakref.finalize(self, self._thread.stop).atexit = False
+
+    def begin_run(self) -> None:
+        """Let what follows be another run, which forgets the error of the one before."""
+        self._begins = True
 
     def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
         """Refuse: this device has no kernels."""
@@ -155,9 +161,12 @@ class CpuStream:
         assert isinstance(event, CpuEvent)
         number, is_timed = event.number(), isinstance(event, CpuTimedEvent)
         found: list[BaseException | None] = []
+        begins, self._begins = self._begins, False
 
         def reach() -> Callable[[], None]:
             if not found:
+                if begins:
+                    self._run_error = None
                 found.append(self._waited_error or self._run_error)
             # A timed event does not consume the pending error.
             if not is_timed:
@@ -179,15 +188,15 @@ class CpuStream:
 
         self._put(wait, is_brief=event.has_reached(number))
 
-    def run(self, work: Callable[[], None], is_first: bool, settle: Callable[[], None] = lambda: None) -> None:
-        """Add a run, or a further part of one; nothing of it runs after an error.
+    def run(self, work: Callable[[], None], settle: Callable[[], None] = lambda: None) -> None:
+        """Add a part of a run; nothing of it runs after an error.
 
         Args:
             work: Of the run.
-            is_first: Whether it begins a run.
             settle: Waits for what is left of ``work`` where an interrupt ended it.
         """
-        self._put(_Part(self, work, is_first, settle))
+        part, self._begins = _Part(self, work, self._begins, settle), False
+        self._put(part)
 
     def is_done(self) -> bool:
         """Return whether all work issued is done."""

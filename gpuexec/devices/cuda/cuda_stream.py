@@ -82,6 +82,9 @@ class CudaStream:
         self._dependent_config: Any = None
         self._launch_packed = context.cupy.cuda.driver.launchKernel if is_packed else None
 
+    def begin_run(self) -> None:
+        """Do nothing: a fault is the device's, whichever run it came about in."""
+
     def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
         """Launch a kernel; arguments are copied at the call."""
         context = self.context

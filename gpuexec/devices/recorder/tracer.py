@@ -107,6 +107,9 @@ class TracerStream:
         # CUDA keeps the first two handles for the default streams.
         self.handle = number + _DEFAULT_STREAMS
 
+    def begin_run(self) -> None:
+        """Do nothing: a fault is the device's, whichever run it came about in."""
+
     def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
         """Pack the eleven arguments of the driver's launch, and note the launch."""
         (x, y, z), (width, height, depth) = config.grid, config.block

@@ -110,6 +110,9 @@ class SimulatorStream:
         # A stream without references ends its thread, without waiting. Not at exit: the thread is a daemon.
         weakref.finalize(self, self.thread.stop).atexit = False
 
+    def begin_run(self) -> None:
+        """Do nothing: a fault is the device's, whichever run it came about in."""
+
     def launch(self, function: Function, config: LaunchConfig, arguments: PackedArguments) -> None:
         """Launch a kernel; arguments are copied at the call.
 

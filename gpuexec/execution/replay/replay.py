@@ -226,6 +226,7 @@ class Replay:
     def _submit(self, stream: Stream) -> None:
         """Put the commands on a stream, between the copies of arrays that start where kernels can't read or write."""
         layout = self._bound.layout
+        stream.begin_run()
         for move in layout.before:
             move.issue(stream, self._syncs)
         self._recording.submit(stream, layout.regions)

@@ -6,25 +6,26 @@ out. It has no event, fence or readback; a `Run` is made of it where somebody as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gpuexec.devices.device import CallRecording, MemoryBlock, Region
+from gpuexec.devices.device import Region
 from gpuexec.execution.resources.frames import Frame, Lease
 from gpuexec.execution.results.content import Content
 from gpuexec.execution.results.place import Place
 from gpuexec.execution.results.tensor import Tensor
+from gpuexec.execution.runs.bound_plan import BoundPlan, bind_plan
 from gpuexec.execution.runs.execution_context import ExecutionContext
-from gpuexec.execution.runs.inputs import IN_PLACE_NBYTES, GivenInput, HostArray, name_inputs
+from gpuexec.execution.runs.inputs import GivenInput, HostArray, name_inputs
 from gpuexec.execution.runs.plan_cache import PlannedVariant
 from gpuexec.execution.runs.run import Run
 from gpuexec.execution.runs.storage import Storage
 from gpuexec.execution.runs.subgraph import Stage
-from gpuexec.ir.plan import Port, Read
-from gpuexec.ir.spec import TensorSpec, is_host_object
+from gpuexec.ir.plan import Read
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.model.model import Model
 
 Array = np.ndarray[Any, Any]
@@ -32,8 +33,6 @@ Array = np.ndarray[Any, Any]
 _MOST_TRACKS = 4
 # First runs take longer than those behind them; what is too long after so many stays so.
 _MOST_TRIES = 6
-# A run longer than this gains nothing here, and may gain from commands side by side.
-_MOST_SECONDS = 3e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,24 +40,18 @@ class _Track:
     """One size of inputs, with all that its runs need.
 
     Attributes:
-        planned: What its runs are by.
-        recording: Whose calls they are; another one has other memory.
+        bound: What its runs call.
         inputs: Name, shape, type and the array that each is copied to.
         reads: What planning read of inputs, each with what it found.
-        calls: What a run calls.
-        outputs: Where it leaves outputs, by name.
+        outputs: Where calls leave outputs, by name.
         kept: The inputs, for a later run that leaves some out.
-        blocks: The memory of inputs and outputs.
     """
 
-    planned: PlannedVariant
-    recording: CallRecording
+    bound: BoundPlan
     inputs: tuple[tuple[str, tuple[int, ...], np.dtype[Any], Array], ...]
     reads: tuple[tuple[Read, bytes], ...]
-    calls: Sequence[Callable[[], object]]
     outputs: Mapping[str, Array]
     kept: Mapping[str, GivenInput]
-    blocks: tuple[MemoryBlock, ...]
 
 
 class Lane:
@@ -80,7 +73,7 @@ class Lane:
     @property
     def nbytes(self) -> int:
         """Bytes of inputs and outputs."""
-        return sum(block.nbytes for track in self._tracks for block in track.blocks)
+        return sum(track.bound.nbytes for track in self._tracks)
 
     def forget(self) -> None:
         """Let go of all that is bound: memory or weights are others now."""
@@ -112,7 +105,7 @@ class Lane:
             array[...] = named[name]
         try:
             with np.errstate(all="ignore"):
-                for call in track.calls:
+                for call in track.bound.calls:
                     call()
         except Exception:
             self.forget()
@@ -127,7 +120,7 @@ class Lane:
         self._seen = planned
         if planned is None or not 0 < self._count < _MOST_TRIES:
             return
-        self._tracks = [track for track in self._tracks if track.planned is not planned]
+        self._tracks = [track for track in self._tracks if track.bound.planned is not planned]
         track = self._bind(stage, planned)
         if track is not None:
             self._tracks = [track, *self._tracks[: _MOST_TRACKS - 1]]
@@ -161,7 +154,7 @@ class Lane:
             else:
                 if not all(read.extract(named[read.input]) == found for read, found in track.reads):  # type: ignore[arg-type]
                     continue
-                if track.planned.compiled.recording is not track.recording:
+                if not track.bound.is_valid:
                     self.forget()
                     return None
                 if place:
@@ -171,54 +164,29 @@ class Lane:
 
     def _bind(self, stage: Stage, planned: PlannedVariant) -> _Track | None:
         """Return a run's track; None where it is none of one plan over small arrays of the host."""
-        recording = planned.compiled.recording
-        graph, plan, variant = stage.partition.ready, planned.compiled.plan, planned.variant
-        if graph is None or stage.rest is not None or stage.partition.host_nodes or planned.stands_for is not None:
+        graph = stage.partition.ready
+        if graph is None or stage.rest is not None or stage.partition.host_nodes:
             return None
-        if stage.plans is None or not isinstance(recording, CallRecording) or not recording.seconds < _MOST_SECONDS:
-            return None
-        framed = self._planning.framed
         names = {value.name for value in graph.inputs}
-        if {*graph.outputs} != {*framed} or names != {port.name for port in self._planning.model.inputs}:
-            return None
-        specs = [*variant.inputs, *variant.outputs]
-        if any(is_host_object(spec.dtype) or spec.nbytes >= IN_PLACE_NBYTES for spec in specs):
-            return None
-        if any(value in graph.inputs for value in graph.outputs):
+        if {*graph.outputs} != {*self._planning.framed} or names != {port.name for port in self._planning.model.inputs}:
             return None
         kept = self._storage.binder.kept
-        found = [(read, kept.get(read.input)) for read in variant.reads]
+        found = [(read, kept.get(read.input)) for read in planned.variant.reads]
         reads = [(read, item.array) for read, item in found if isinstance(item, HostArray) and item.array is not None]
         if len(reads) < len(found):
             return None
-        blocks: dict[int, MemoryBlock] = {}
-
-        def open_array(port: Port, spec: TensorSpec) -> Array:
-            """Return the array of a port, in a block that its buffer is bound to."""
-            number = -1 - len(blocks) if port.buffer is None else port.buffer
-            if number not in blocks:
-                nbytes = spec.nbytes if port.buffer is None else plan.buffers[port.buffer].nbytes
-                blocks[number] = self._planning.backend.device.allocate(max(1, nbytes))
-            memory = blocks[number].array
-            assert memory is not None
-            array: Array = memory[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
-            return array
-
-        given = [open_array(port, spec) for port, spec in zip(plan.inputs, variant.inputs, strict=True)]
-        made = [open_array(port, spec) for port, spec in zip(plan.outputs, variant.outputs, strict=True)]
-        with self._context.lock, np.errstate(all="ignore"):
-            stage.plans.record(planned, self._context.stream)
-            calls = recording.bind({number: Region(block, 0, block.nbytes) for number, block in blocks.items()})
-        inputs = zip(graph.inputs, variant.inputs, given, strict=True)
+        with self._context.lock:
+            bound = bind_plan(self._planning.backend.device, self._context.stream, stage, planned)
+        if bound is None:
+            return None
+        given = [array for array in bound.inputs if array is not None]
+        inputs = list(zip(graph.inputs, planned.variant.inputs, given, strict=True))
         return _Track(
-            planned,
-            recording,
+            bound,
             tuple([(value.name, spec.shape, spec.dtype, array) for value, spec, array in inputs]),
             tuple([(read, read.extract(array)) for read, array in reads]),
-            calls,
-            {value.name: array for value, array in zip(graph.outputs, made, strict=True)},
-            {v.name: HostArray(s, x) for v, s, x in zip(graph.inputs, variant.inputs, given, strict=True)},
-            tuple(blocks.values()),
+            {value.name: array for value, array in zip(graph.outputs, bound.outputs, strict=True)},
+            {value.name: HostArray(spec, array) for value, spec, array in inputs},
         )
 
 

@@ -1,7 +1,8 @@
 """Loops run by the host (Loop, Scan, SequenceMap): each trip is a run of the body, carried values stay on the device.
 
 Each trip is a run of the body's plan, whose outputs are the next trip's inputs: their addresses are bound, nothing is
-copied. Only the condition comes to the host, where the host can't count along.
+copied. Only the condition comes to the host, where the host can't count along. On devices that record calls, trips like
+those of a loop before are calls over arrays; see `gpuexec.execution.runs.bound_body`.
 """
 
 from __future__ import annotations
@@ -10,27 +11,33 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
-from gpuexec.devices.device import Event
+import numpy as np
+
+from gpuexec.devices.device import Event, Region
 from gpuexec.errors import GpuexecError, locate
+from gpuexec.execution.runs.bound_body import BoundBodies, BoundTrips
 from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.loop_values import LocatedValues
+from gpuexec.execution.runs.plan_cache import PlannedVariant
 from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.run import CANCELLATION_POINT, MustWait, RunProgress
-from gpuexec.execution.runs.subgraph import Subgraph
+from gpuexec.execution.runs.subgraph import Stage, Subgraph
 from gpuexec.execution.runs.value_location import RunValues, ValueLocation
 from gpuexec.ir.containers import hold, make_sequence
 from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.spec import TensorSpec, is_host_object
 from gpuexec.ops.control.control import LOOPS, Loop, Scan, SequenceMap, count_own_inputs
 from gpuexec.ops.control.trips import Collect, MoveAxis, Trip, Trips, require_content
 from gpuexec.ops.tensor.layout import Transpose
 from gpuexec.planner.partition import HostRead
 
+Array = np.ndarray[Any, Any]
 _Result = TypeVar("_Result")
 # Trips between two marks on the stream, and marks that may lie ahead of the device.
 _TRIPS_MARKED, _MARKS_AHEAD = 16, 4
 # Progress of a run, and then a result.
 Making = Generator[RunProgress, None, _Result]
-Execute = Callable[[Subgraph, RunValues], Iterator[RunProgress]]
+Execute = Callable[[Subgraph, RunValues], Making[tuple[Stage, PlannedVariant | None]]]
 ReadToHost = Callable[[Sequence[tuple[HostRead, ValueLocation]]], Iterator[RunProgress]]
 
 
@@ -39,12 +46,19 @@ class LoopExecutor:
 
     Args:
         context: Where bodies are planned and put on the stream.
-        execute: Executes a subgraph; its outputs are among the values then.
+        execute: Executes a subgraph; its outputs are among the values then. Returns its first stage, and that planned.
         read_to_host: Reads values back; each comes with the node that asks for it.
+        bodies: Binds bodies for trips that come again; None: nothing is bound.
     """
 
-    def __init__(self, context: ExecutionContext, execute: Execute, read_to_host: ReadToHost) -> None:
-        self._planning, self._stream = context.planning, context.stream
+    def __init__(
+        self,
+        context: ExecutionContext,
+        execute: Execute,
+        read_to_host: ReadToHost,
+        bodies: BoundBodies | None = None,
+    ) -> None:
+        self._planning, self._stream, self._bodies, self._context = context.planning, context.stream, bodies, context
         self._execute, self._read_to_host = execute, read_to_host
         self._values = LocatedValues(context.stream, context.pool, context.transfers.locate)
         self._trips = 0
@@ -56,11 +70,51 @@ class LoopExecutor:
         Raises:
             GpuexecError: What a trip raised; names the node.
         """
+        inputs = [None if value is None else values[value] for value in node.inputs]
         try:
-            made = yield from self._repeat(node, [None if value is None else values[value] for value in node.inputs])
+            bound = yield from self._repeat_bound(node, inputs)
+            made = (yield from self._repeat(node, inputs)) if bound is None else bound
         except GpuexecError as error:
             raise locate(error, node, node.name) from None
         values.update({value: location for value, location in zip(node.outputs, made, strict=False) if value})
+
+    def _repeat_bound(self, node: Node, inputs: Sequence[ValueLocation | None]) -> Making[list[ValueLocation] | None]:
+        """Run a loop whose trips are like those of a loop before; None: they are not, or one fails."""
+        op = node.operator
+        if self._bodies is None or not isinstance(op, Loop | Scan) or not self._bodies.has_seen(op.body):
+            return None
+        given = [value for value in inputs if value is not None]
+        if any(is_host_object(value.spec.dtype) for value in given):
+            return None
+        event = self._planning.backend.device.create_event()
+        with self._context.lock:
+            for value in given:
+                if value.is_weight:
+                    self._context.transfers.locate(value)
+            self._stream.record(event)
+        yield MustWait(event.is_done, event.synchronize)
+        event.synchronize()
+        arrays = [None if value is None else _view(value) for value in inputs]
+        weights = {
+            position: value.region
+            for position, value in enumerate(inputs)
+            if position >= count_own_inputs(op) and value is not None and value.is_weight and value.region is not None
+        }
+        trips = BoundTrips(self._bodies, op, find_body(self._planning, op), arrays, weights)
+        try:
+            while (made := trips.advance(_TRIPS_MARKED)) is None:
+                yield CANCELLATION_POINT
+        except Exception:
+            return None  # without arrays, whatever is wrong is said with names
+        return [self._place(array) for array in made]
+
+    def _place(self, array: Array) -> ValueLocation:
+        """Return a value with the content of an array, in memory of the pool."""
+        spec = TensorSpec(array.shape, array.dtype)
+        lent = self._values.pool.lend(spec.nbytes)
+        assert lent.memory.array is not None
+        lent.memory.array[: spec.nbytes].view(spec.dtype).reshape(spec.shape)[...] = array
+        return ValueLocation(spec, Region(lent.memory, 0, spec.nbytes), owner=lent)
 
     def _repeat(self, node: Node, inputs: Sequence[Any]) -> Making[Sequence[ValueLocation]]:
         """Answer what a loop of these inputs requests; return its outputs."""
@@ -86,7 +140,9 @@ class LoopExecutor:
         """Run the body once; return what it gives."""
         subgraph = find_body(self._planning, op)
         values = dict(zip(subgraph.graph.inputs, given, strict=True))
-        yield from self._execute(subgraph, values)
+        stage, planned = yield from self._execute(subgraph, values)
+        if self._bodies is not None:
+            self._bodies.note(op.body, given, stage, planned)
         yield self._keep_pace()
         return [values[value] for value in subgraph.graph.outputs]
 
@@ -149,3 +205,14 @@ def find_transpose(planning: PlanningContext, order: tuple[int, ...]) -> Subgrap
         subgraph = planning.bodies[order] = Subgraph(graph, planning, is_body=True)
     assert isinstance(subgraph, Subgraph)
     return subgraph
+
+
+def _view(value: ValueLocation) -> Array:
+    """Return the content of a value in memory of the host, where it lies."""
+    if value.array is not None or value.region is None:
+        assert value.array is not None, "a value is nowhere"
+        return value.array
+    memory, spec = value.region.memory.array, value.spec
+    assert memory is not None
+    array: Array = memory[value.region.offset :][: spec.nbytes].view(spec.dtype).reshape(spec.shape)
+    return array

@@ -18,7 +18,7 @@ from gpuexec.execution.runs.comparing import Comparison
 from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.in_place import BoundPorts
 from gpuexec.execution.runs.inspection import Inspection
-from gpuexec.execution.runs.loops import LoopExecutor, ReadToHost
+from gpuexec.execution.runs.loops import LoopExecutor, Making, ReadToHost
 from gpuexec.execution.runs.pacing import Pacer
 from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_memory_needs
 from gpuexec.execution.runs.prepared_run import PreparedRun
@@ -59,6 +59,7 @@ class RunExecutor:
         with self._context.lock:
             if prepared.caller is not None:
                 prepared.caller.order_before(self._stream)
+            self._stream.begin_run()
             prepared.frame.readers.hold_back(self._stream, prepared.write)
             for fence in prepared.sources:
                 if fence.failure is not None:
@@ -90,9 +91,11 @@ class RunExecutor:
         if self._pacer is not None:
             yield from self._end_step(0)
 
-    def _execute_body(self, subgraph: Subgraph, values: RunValues) -> Iterator[RunProgress]:
-        """Execute a loop body; its outputs are in ``values`` then."""
-        yield from self._execute(*self._choose(subgraph, values), values, is_main=False)
+    def _execute_body(self, subgraph: Subgraph, values: RunValues) -> Making[tuple[Stage, PlannedVariant | None]]:
+        """Execute a loop body; its outputs are in ``values`` then. Returns its first stage, and that planned."""
+        stage, planned = self._choose(subgraph, values)
+        yield from self._execute(stage, planned, values, is_main=False)
+        return stage, planned
 
     def _execute(
         self, stage: Stage, planned: PlannedVariant | None, values: RunValues, *, is_main: bool
@@ -121,7 +124,8 @@ class RunExecutor:
             stage, planned = self._choose(stage.rest, values)
 
     def _open_loop(self, read_to_host: ReadToHost) -> LoopExecutor:
-        return LoopExecutor(self._context, self._execute_body, read_to_host)
+        bodies = self._context.bodies if self._is_whole and not self._prepared.exposure else None
+        return LoopExecutor(self._context, self._execute_body, read_to_host, bodies)
 
     def _choose(self, subgraph: Subgraph, values: RunValues) -> tuple[Stage, PlannedVariant | None]:
         specs = {value: values[value].describe() for value in subgraph.graph.inputs}

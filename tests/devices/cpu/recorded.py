@@ -45,6 +45,11 @@ class Bench:
         segment = Segment(commands, edges, tuple(f"node{i}" for i in range(len(commands))))
         return self.device.record(segment, self.memory)
 
-    def run(self, recording: Recording) -> None:
+    def begin(self, recording: Recording) -> None:
+        """Submit a recording as another run."""
+        self.stream.begin_run()
         recording.submit(self.stream, {})
+
+    def run(self, recording: Recording) -> None:
+        self.begin(recording)
         self.stream.synchronize()

@@ -245,7 +245,7 @@ def test_thread_of_a_stream_ends_with_it_or_when_nobody_has_it(device: CpuDevice
     assert isinstance(closed, CpuStream) and isinstance(dropped, CpuStream)
     threads = []
     for stream in (closed, dropped):
-        stream.run(lambda: None, is_first=True)
+        stream.run(lambda: None)
         stream.synchronize()
         assert stream._thread._thread is not None
         threads.append(stream._thread._thread)

@@ -25,7 +25,7 @@ def test_error_reaches_the_runs_event_and_the_stream_stays_usable(device: CpuDev
     failed, done = device.create_event(), device.create_event()
     bad.submit(bench.stream, {})
     bench.stream.record(failed)
-    good.submit(bench.stream, {})
+    bench.begin(good)
     bench.stream.record(done)
     with pytest.raises(DeviceError, match=r"'node0' \(\w+\[.*\]\) failed on the host: ValueError: no such") as caught:
         failed.synchronize()
@@ -47,6 +47,34 @@ def test_later_parts_of_a_failed_run_do_not_run(device: CpuDevice) -> None:
         with pytest.raises(DeviceError):
             event.synchronize()
     assert not bench.array(2).any()
+
+
+def test_later_recordings_of_a_failed_run_do_not_run(device: CpuDevice) -> None:
+    CALLED.update(fail=fail, add=lambda x: x + 1)
+    bench = Bench(device, 3)
+    end, after = device.create_event(), device.create_event()
+    bench.begin(bench.record(call("fail", 0, 1)))
+    bench.record(call("add", 0, 2)).submit(bench.stream, {})
+    bench.stream.record(end)
+    with pytest.raises(DeviceError, match="no such luck"):
+        end.synchronize()
+    assert not bench.array(2).any()
+    bench.begin(bench.record(call("add", 0, 2)))
+    bench.stream.record(after)
+    assert after.synchronize() and (bench.array(2) == 1).all()
+
+
+def test_event_of_a_run_that_has_no_part_yet_forgets_the_run_before(device: CpuDevice) -> None:
+    CALLED.update(fail=fail)
+    bench = Bench(device, 2)
+    failed, begun = device.create_event(), device.create_event()
+    bench.begin(bench.record(call("fail", 0, 1)))
+    bench.stream.record(failed)
+    bench.stream.begin_run()
+    bench.stream.record(begun)
+    assert begun.synchronize()
+    with pytest.raises(DeviceError, match="no such luck"):
+        failed.synchronize()
 
 
 def test_failure_beside_a_long_command_waits_for_it(device: CpuDevice) -> None:
@@ -84,6 +112,7 @@ def test_error_waited_for_is_passed_to_the_next_run_and_no_further(device: CpuDe
     with pytest.raises(DeviceError, match="no such luck"):
         passed.synchronize()
     assert not bench.array(2).any()
+    other.begin_run()
     add.submit(other, {})
     other.record(after)
     assert after.synchronize() and (bench.array(2) == 1).all()

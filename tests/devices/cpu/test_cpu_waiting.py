@@ -164,7 +164,7 @@ def test_an_error_reaches_the_events_of_its_run_alone(device: CpuDevice, threads
     with working_here(), waking_deferred():
         bench.record(call("fail", 0, 1)).submit(bench.stream, {})
         failed = record_end(bench)
-        bench.record(call("note", 0, 2)).submit(bench.stream, {})
+        bench.begin(bench.record(call("note", 0, 2)))
         done = record_end(bench)
         assert done.synchronize()
         with pytest.raises(DeviceError, match="division by zero"):
@@ -180,9 +180,9 @@ def test_an_interrupt_of_the_caller_cancels_the_run_it_works_on_and_no_other(
     with working_here(), waking_deferred():
         bench.record(call("note", 0, 1)).submit(bench.stream, {})
         before = record_end(bench)
-        bench.record(call("interrupt", 0, 2), call("note", 0, 2)).submit(bench.stream, {})
+        bench.begin(bench.record(call("interrupt", 0, 2), call("note", 0, 2)))
         cancelled = record_end(bench)
-        bench.record(call("note", 1, 3)).submit(bench.stream, {})
+        bench.begin(bench.record(call("note", 1, 3)))
         after = record_end(bench)
         with pytest.raises(KeyboardInterrupt):
             after.synchronize()

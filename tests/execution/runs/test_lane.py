@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.execution.runs import lane
+from gpuexec.execution.runs import bound_plan
 from gpuexec.execution.runs.lane import Lane
 
 Array = np.ndarray[Any, Any]
@@ -56,7 +56,7 @@ def worker() -> Iterator[gx.Worker]:
 @pytest.fixture
 def laps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each run from now on was computed in the call, however long runs take on a busy machine."""
-    monkeypatch.setattr(lane, "_MOST_SECONDS", math.inf)
+    monkeypatch.setattr(bound_plan, "_MOST_SECONDS", math.inf)
     seen: list[bool] = []
     own = Lane.run
 
