@@ -20,14 +20,16 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import join_bytes, pack_struct
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import has_scratch
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
 from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.ops.microsoft.quantized_lstm_host import count_step_scratch, prepare_steps
 from gpuexec.ops.microsoft.rational import rational_sigmoid, rational_tanh
-from gpuexec.ops.nn.rnn import DIRECTIONS, LSTM, bind_directions
+from gpuexec.ops.nn.rnn import DIRECTIONS, LSTM, MOST_STEPS, bind_directions
 from gpuexec.ops.nn.rnn_host import Activation, Bound, State, Step, bind_activations, clip_input, unroll
 from gpuexec.ops.quant.dynamic_quantize import quantize_by_range
 from gpuexec.ops.quant.integer import FLOAT, INT32, Quantized, check_bytes, dense, offset_of, subtract_zero
@@ -152,6 +154,29 @@ class QuantizedLstmSteps(Operator):
                 finals.append(final)
         lasts = [np.stack([final[k] for final in finals]) for k in range(2)]
         return np.stack(results, axis=1), *lasts
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what prepared steps work in."""
+        gates, r = inputs[:2]
+        return () if gates is None or r is None else count_step_scratch((gates.shape[0], gates.shape[2], r.shape[1]))
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Run all steps as one list of calls: of whole sequences, with the default activations."""
+        gates, r, _, _, _, lengths, _, _, peepholes = (*inputs, *(None,) * 5)[:9]
+        usual = bind_directions(self.name, self.direction, LSTM.defaults, (), (), ())
+        if gates is None or r is None or lengths is not None or peepholes is not None or self._functions() != usual:
+            return None
+        if self.clip > 0 or self.input_forget or not gates.size or gates.shape[1] > MOST_STEPS:
+            return None
+        if not has_scratch(scratch, count_step_scratch((gates.shape[0], gates.shape[2], r.shape[1]))):
+            return None
+        return prepare_steps(inputs, out, DIRECTIONS[self.direction], scratch)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch all steps, a block for each row of a direction."""

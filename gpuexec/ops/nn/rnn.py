@@ -51,7 +51,7 @@ from gpuexec.ops.nn.rnn_launch import RecurrentLayer, RecurrentOperands, launch_
 
 DTYPES = dtypes_of("float")
 _LENGTH = np.dtype(np.int32)
-_MOST_STEPS = 1 << 12  # that are prepared
+MOST_STEPS = 1 << 12  # that are prepared
 # Rows that weights of the state multiply in a run from which on they are transposed before. One row of 128 units takes
 # an LSTM 4.9 us by weights as they lie and 4.6 by transposed ones, 16 rows 47 and 24, and transposing 67 (Xeon,
 # November 2026).
@@ -194,7 +194,7 @@ class Recurrent(Operator):
         if x is None or w is None or r is None or lengths is not None or not self._is_prepared(rest):
             return None
         (steps, batch, width), hidden, dtype = x.shape, r.shape[2], x.dtype
-        if accumulator(dtype) != dtype or not x.size or not hidden or steps > _MOST_STEPS:
+        if accumulator(dtype) != dtype or not x.size or not hidden or steps > MOST_STEPS:
             return None
         if bias is not None and not constant[3]:
             return None
