@@ -19,6 +19,7 @@ from gpuexec.devices.arguments import PackedArguments
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.ir.command import Kernel, LaunchConfig
 from gpuexec.ir.plan import Segment, Variant
+from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.system.progress import ProgressCallback
 
@@ -96,6 +97,13 @@ class Region:
     def address(self) -> int:
         """Device address of the first byte."""
         return self.memory.address + self.offset
+
+    def view(self, spec: TensorSpec) -> np.ndarray[Any, Any]:
+        """Return the first bytes as a dense array, in memory that the host reads and writes."""
+        array = self.memory.array
+        assert array is not None, "the memory is a device's"
+        view: np.ndarray[Any, Any] = array[self.offset : self.offset + spec.nbytes].view(spec.dtype)
+        return view.reshape(spec.shape)
 
 
 class Event(Protocol):

@@ -146,8 +146,8 @@ class Engine:
         self.input_reader = InputReader(model, backend, self.stream)
         self.states = StateBinder(model, backend, self.stream, self.pool, self.syncs)
         self._runs = RunBinder(context, storage, self.states, self._stepping.give_up, self.trim)
-        has_lane = is_plain and stream is None and not self.states.outputs
-        self._lane = Lane(context, storage, self._stepping.give_up) if has_lane else None
+        has_lane = is_plain and stream is None
+        self._lane = Lane(context, storage, self.states, self._stepping.give_up) if has_lane else None
         # How the last run began.
         self._last: tuple[Stage, PlannedVariant | None] | None = None
         # Who profiles its runs, whatever the context says; and how many were.

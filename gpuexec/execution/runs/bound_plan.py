@@ -96,10 +96,7 @@ def bind_plan(
             region = Region(block, 0, block.nbytes)
             if port.buffer is not None:
                 bindings[port.buffer] = region
-        memory = region.memory.array
-        assert memory is not None
-        array: Array = memory[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
-        return array
+        return region.view(spec)
 
     inputs: list[Array | None] = []
     for place, (port, spec) in enumerate(zip(plan.inputs, variant.inputs, strict=True)):

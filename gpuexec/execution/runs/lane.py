@@ -6,9 +6,9 @@ out. It has no event, fence or readback; a `Run` is made of it where somebody as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,11 +19,12 @@ from gpuexec.execution.results.place import Place
 from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.runs.bound_plan import BoundPlan, bind_plan
 from gpuexec.execution.runs.execution_context import ExecutionContext
-from gpuexec.execution.runs.inputs import GivenInput, HostArray, name_inputs
+from gpuexec.execution.runs.inputs import IN_PLACE_NBYTES, GivenInput, HostArray, name_inputs
 from gpuexec.execution.runs.plan_cache import PlannedVariant
 from gpuexec.execution.runs.run import Run
 from gpuexec.execution.runs.storage import Storage
 from gpuexec.execution.runs.subgraph import Stage
+from gpuexec.ir.graphs import Value
 from gpuexec.ir.plan import Read
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.model.model import Model
@@ -42,8 +43,10 @@ class _Track:
     Attributes:
         bound: What its runs call.
         inputs: Name, shape, type and the array that each is copied to.
-        reads: What planning read of inputs, each with what it found.
+        reads: What planning and branches read of inputs, each with what it found.
         outputs: Where calls leave outputs, by name.
+        names: The inputs that are memories.
+        memories: The array that each of them is copied to, and the one that its next content is in.
         kept: The inputs, for a later run that leaves some out.
     """
 
@@ -51,7 +54,21 @@ class _Track:
     inputs: tuple[tuple[str, tuple[int, ...], np.dtype[Any], Array], ...]
     reads: tuple[tuple[Read, bytes], ...]
     outputs: Mapping[str, Array]
+    names: tuple[str, ...]
+    memories: tuple[tuple[Array, Array], ...]
     kept: Mapping[str, GivenInput]
+
+
+class HeldMemories(Protocol):
+    """What memories hold between runs."""
+
+    outputs: frozenset[Value]
+
+    def list_arrays(self, names: Sequence[str]) -> Sequence[Array] | None:
+        """Return what memories hold, by their inputs, where all of it lies on the host and nothing is under way."""
+
+    def leave(self, arrays: Mapping[str, Array]) -> None:
+        """Let all memories hold what a run made that is over."""
 
 
 class Lane:
@@ -60,10 +77,14 @@ class Lane:
     Args:
         context: Plans, stream and lock of the engine.
         storage: Its memory.
+        memories: Its memories.
         give_up: Called by a run that its caller gives up.
     """
 
-    def __init__(self, context: ExecutionContext, storage: Storage, give_up: Callable[[Run], bool]) -> None:
+    def __init__(
+        self, context: ExecutionContext, storage: Storage, memories: HeldMemories, give_up: Callable[[Run], bool]
+    ) -> None:
+        self._memories = memories
         self._context, self._planning, self._storage, self._give_up = context, context.planning, storage, give_up
         self._tracks: list[_Track] = []
         # What the last run was by that was scheduled, and how many before it in a row.
@@ -97,12 +118,17 @@ class Lane:
         track = self._find(named)
         if track is None:
             return None
+        held = self._memories.list_arrays(track.names) if track.names else ()
+        if held is None or any(a.shape != b.shape for a, (b, _) in zip(held, track.memories, strict=True)):
+            return None
         run_counter, binder = self._storage.run_counter, self._storage.binder
         with run_counter.lock:
             number = run_counter.advance()
         binder.kept = {}
         for name, _, _, array in track.inputs:
             array[...] = named[name]
+        for (array, _), content in zip(track.memories, held, strict=True):
+            array[...] = content
         try:
             with np.errstate(all="ignore"):
                 for call in track.bound.calls:
@@ -111,6 +137,10 @@ class Lane:
             self.forget()
             return None
         binder.kept = dict(track.kept)
+        if track.names:
+            self._memories.leave(
+                {name: array.copy() for name, (_, array) in zip(track.names, track.memories, strict=True)}
+            )
         arrays = {name: array.copy() for name, array in track.outputs.items()}
         return LastLap(self, track, number, arrays)
 
@@ -134,9 +164,8 @@ class Lane:
         for value in self._planning.framed:
             array = track.outputs[value.name]
             region = frame.output(value.name, array.nbytes)
-            memory, spec = region.memory.array, TensorSpec(array.shape, array.dtype)
-            assert memory is not None
-            memory[: array.nbytes] = array.reshape(-1).view(np.uint8)
+            spec = TensorSpec(array.shape, array.dtype)
+            region.view(spec)[...] = array
             place = Place(value.name, spec, Region(region.memory, 0, spec.nbytes))
             content = Content(value.name, backend, place, run._fence, lease, stream)
             run._outputs[value.name] = Tensor(content)
@@ -164,29 +193,43 @@ class Lane:
 
     def _bind(self, stage: Stage, planned: PlannedVariant) -> _Track | None:
         """Return a run's track; None where it is none of one plan over small arrays of the host."""
-        graph = stage.partition.ready
+        graph, model = stage.partition.ready, self._planning.model
         if graph is None or stage.rest is not None or stage.partition.host_nodes:
             return None
-        names = {value.name for value in graph.inputs}
-        if {*graph.outputs} != {*self._planning.framed} or names != {port.name for port in self._planning.model.inputs}:
+        left = {memory.output: memory.input for memory in model.memories}
+        if {*graph.outputs} != {*self._planning.framed, *self._memories.outputs}:
             return None
-        kept = self._storage.binder.kept
-        found = [(read, kept.get(read.input)) for read in planned.variant.reads]
-        reads = [(read, item.array) for read, item in found if isinstance(item, HostArray) and item.array is not None]
-        if len(reads) < len(found):
+        if any(memory.axis is not None for memory in model.memories):
+            return None
+        kept = {
+            name: item.array
+            for name, item in self._storage.binder.kept.items()
+            if isinstance(item, HostArray) and item.array is not None
+        }
+        own = [port.name for port in model.inputs]
+        if not kept.keys() >= {*own} or any(kept[name].nbytes >= IN_PLACE_NBYTES for name in own):
+            return None
+        wholes = [Read(value.name, "", "a branch") for value, _ in stage.conditions]
+        reads = [*planned.variant.reads, *wholes]
+        if any(read.input not in own for read in reads):
             return None
         with self._context.lock:
             bound = bind_plan(self._planning.backend.device, self._context.stream, stage, planned)
         if bound is None:
             return None
-        given = [array for array in bound.inputs if array is not None]
-        inputs = list(zip(graph.inputs, planned.variant.inputs, given, strict=True))
+        given = {
+            value.name: array for value, array in zip(graph.inputs, bound.inputs, strict=True) if array is not None
+        }
+        made = {value.name: array for value, array in zip(graph.outputs, bound.outputs, strict=True)}
+        given |= {name: np.empty(kept[name].shape, kept[name].dtype) for name in own if name not in given}
         return _Track(
             bound,
-            tuple([(value.name, spec.shape, spec.dtype, array) for value, spec, array in inputs]),
-            tuple([(read, read.extract(array)) for read, array in reads]),
-            {value.name: array for value, array in zip(graph.outputs, bound.outputs, strict=True)},
-            {value.name: HostArray(spec, array) for value, spec, array in inputs},
+            tuple([(name, given[name].shape, given[name].dtype, given[name]) for name in own]),
+            tuple([(read, read.extract(kept[read.input])) for read in reads]),
+            {value.name: made[value.name] for value in self._planning.framed},
+            tuple(left.values()),
+            tuple([(given[name], made[output]) for output, name in left.items()]),
+            {name: HostArray(TensorSpec(given[name].shape, given[name].dtype), given[name]) for name in own},
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gpuexec.devices.device import Event, Region
+from gpuexec.devices.device import Event
 from gpuexec.errors import GpuexecError, locate
 from gpuexec.execution.runs.bound_body import BoundBodies, BoundTrips
 from gpuexec.execution.runs.execution_context import ExecutionContext
@@ -112,9 +112,8 @@ class LoopExecutor:
         """Return a value with the content of an array, in memory of the pool."""
         spec = TensorSpec(array.shape, array.dtype)
         lent = self._values.pool.lend(spec.nbytes)
-        assert lent.memory.array is not None
-        lent.memory.array[: spec.nbytes].view(spec.dtype).reshape(spec.shape)[...] = array
-        return ValueLocation(spec, Region(lent.memory, 0, spec.nbytes), owner=lent)
+        lent.region.view(spec)[...] = array
+        return ValueLocation(spec, lent.region, owner=lent)
 
     def _repeat(self, node: Node, inputs: Sequence[Any]) -> Making[Sequence[ValueLocation]]:
         """Answer what a loop of these inputs requests; return its outputs."""
@@ -212,7 +211,4 @@ def _view(value: ValueLocation) -> Array:
     if value.array is not None or value.region is None:
         assert value.array is not None, "a value is nowhere"
         return value.array
-    memory, spec = value.region.memory.array, value.spec
-    assert memory is not None
-    array: Array = memory[value.region.offset :][: spec.nbytes].view(spec.dtype).reshape(spec.shape)
-    return array
+    return value.region.view(value.spec)

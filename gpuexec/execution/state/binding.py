@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from gpuexec.devices.backend import Backend
 from gpuexec.devices.device import Region, Stream
@@ -29,6 +32,8 @@ from gpuexec.model.initial_state import find_initial_specs
 from gpuexec.model.model import Model
 from gpuexec.model.state_spec import Memory, check_held, check_left
 from gpuexec.planner.caches import Cache
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,6 +133,14 @@ class StateBinder:
     def forget(self) -> None:
         """Drop the state, which others may still use."""
         self.state = State(self._model, self._backend)
+
+    def list_arrays(self, names: Sequence[str]) -> Sequence[Array] | None:
+        """Return what memories hold, by their inputs, where all of it lies on the host and nothing is under way."""
+        return self.state._list_arrays(names)
+
+    def leave(self, arrays: Mapping[str, Array]) -> None:
+        """Let all memories hold what a run made that is over."""
+        self.state._leave(arrays)
 
     def fill(self, given: dict[str, GivenInput], without: Fence | None) -> HeldContents:
         """Return what the memories hold, where the caller gave nothing for them, all specs known.

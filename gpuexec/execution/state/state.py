@@ -65,6 +65,8 @@ class State:
         # What random operators begin with; all else begins with zeros.
         self._start = start or begin_keys(model)
         self._head = self._start
+        # What a run left as arrays, and these by memory.
+        self._left: tuple[StateEntry | None, Mapping[str, Array]] = self._head, {}
         self._lock = threading.RLock()
         self._specs: dict[str, TensorSpec] = {}
 
@@ -439,6 +441,35 @@ class State:
             self._head = StateEntry(tuple(carried), head, fence)
             self._note(carried)
             self._settle()
+
+    def _list_arrays(self, names: Sequence[str]) -> Sequence[Array] | None:
+        """Return what memories hold, by their inputs; None: some of it is under way, lies on no host or in gaps."""
+        with self._lock:
+            entry, arrays = self._left
+            found = arrays if self._head is entry else self._find_arrays()
+        return [found[name] for name in names] if found.keys() >= {*names} else None
+
+    def _find_arrays(self) -> Mapping[str, Array]:
+        """Return those contents that lie dense on the host, and that no run can take back any more."""
+        found: dict[str, Array] = {}
+        for carried, names in self._find_all():
+            if carried.spec is None or carried.caches or carried.starts or not self._is_certain(carried.fence):
+                continue
+            for name in names:
+                if carried.array is not None:
+                    found[name] = carried.array
+                elif carried.regions is not None:
+                    found[name] = carried.regions[carried.names.index(name)].view(carried.spec)
+        return found
+
+    def _leave(self, arrays: Mapping[str, Array]) -> None:
+        """Let all memories hold these arrays, which a run made that is over."""
+        fence = Fence.of()
+        carried = [Carried((n,), TensorSpec(x.shape, x.dtype), fence, array=x) for n, x in arrays.items()]
+        with self._lock:
+            self._head = StateEntry(tuple(carried), None, fence)
+            self._left = self._head, arrays
+            self._note(carried)
 
     def _begin(self, carried: Sequence[Carried], fence: Fence) -> None:
         """Set the memories to the contents that a run will leave, unless it fails."""

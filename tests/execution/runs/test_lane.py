@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 import gpuexec as gx
 from gpuexec.execution.runs import bound_plan
 from gpuexec.execution.runs.lane import Lane
+from tests.execution.runs.counted import load
 
 Array = np.ndarray[Any, Any]
 
@@ -179,6 +180,123 @@ def test_trim_and_larger_sizes_let_go_of_what_is_bound(worker: gx.Worker, laps: 
     warm_up(worker)
     worker.run(draw(600))
     np.testing.assert_array_equal(worker.run(draw(2, 2))["y"], expect(draw(2, 2)))
+
+
+def test_branches_that_an_input_decides_are_told_apart(laps: list[bool]) -> None:
+    text = """(float[k] x, bool go) => (float[k] y) <float half = {0.5}> {
+      wide = Mul (x, half)
+      y = If (go) <then_branch = a () => (float[k] p) { p = Add (wide, x) },
+                   else_branch = b () => (float[k] q) { q = Neg (wide) }>
+    }"""
+    x = np.arange(4, dtype=np.float32)
+    with gx.Worker(load(text), backend="cpu") as worker:
+        for _ in range(3):
+            for go, wanted in ((True, 1.5 * x), (False, -0.5 * x)):
+                for _ in range(4):
+                    np.testing.assert_array_equal(worker.run({"x": x, "go": np.array(go)})[0], wanted)
+    assert laps[-16:] == [True] * 16
+
+
+REMEMBERING = """(float[n] x, float[n] sum, float[2] last) => (float[n] y, float[n] total, float[2] next)
+<float half = {0.5}, int64[1] first = {0}, int64[1] two = {2}> {
+  shrunk = Mul (sum, half) total = Add (shrunk, x) y = Neg (total)
+  seen = Slice (x, first, two) both = Add (last, seen) next = Tanh (both)
+}"""
+
+
+class Remembering:
+    """What the model above gives, with its memories."""
+
+    def __init__(self) -> None:
+        self.total, self.last = np.zeros(3, np.float32), np.zeros(2, np.float32)
+
+    def run(self, x: Array) -> Array:
+        """Return y."""
+        self.total = self.total * np.float32(0.5) + x
+        self.last = np.tanh(self.last + x[:2])
+        return -self.total
+
+
+@pytest.fixture
+def remembering() -> Iterator[gx.Worker]:
+    model = load(REMEMBERING).bind_state({"total": "sum", "next": "last"})
+    with gx.Worker(model, backend="cpu") as worker:
+        yield worker
+
+
+def check_runs(worker: gx.Worker, expected: Remembering, count: int) -> None:
+    """Check runs, and then what memories hold."""
+    for seed in range(count):
+        x = np.random.default_rng(seed).standard_normal(3, np.float32)
+        made = worker.run(x)
+        assert list(made) and len(made) == 1
+        np.testing.assert_array_equal(made[0], expected.run(x))
+    np.testing.assert_array_equal(worker.state.get("sum"), expected.total)
+    np.testing.assert_array_equal(worker.state.get("next"), expected.last)
+
+
+def test_memories_go_from_lap_to_lap(remembering: gx.Worker, laps: list[bool]) -> None:
+    expected = Remembering()
+    check_runs(remembering, expected, 12)
+    assert laps[-8:] == [True] * 8
+    check_runs(remembering, expected, 3)
+    assert laps[-3:] == [True] * 3
+
+
+def test_memories_that_are_set_reset_restored_or_replaced_are_taken(remembering: gx.Worker, laps: list[bool]) -> None:
+    expected = Remembering()
+    check_runs(remembering, expected, 6)
+    state = remembering.state
+    kept, before = state.snapshot(), (expected.total, expected.last)
+    check_runs(remembering, expected, 2)
+    state.set({"sum": np.full(3, 7, np.float32)})
+    expected.total = np.full(3, 7, np.float32)
+    check_runs(remembering, expected, 2)
+    assert laps[-2:] == [True] * 2
+    state.restore(kept)
+    expected.total, expected.last = before
+    check_runs(remembering, expected, 2)
+    fork = state.fork()
+    at_fork = expected.total, expected.last
+    check_runs(remembering, expected, 2)
+    remembering.state = fork
+    expected.total, expected.last = at_fork
+    check_runs(remembering, expected, 2)
+    assert laps[-6:] == [True] * 6
+    fork.reset()
+    check_runs(remembering, Remembering(), 5)
+    assert laps[-1]
+
+
+def test_memories_of_scheduled_runs_and_given_ones_are_taken(remembering: gx.Worker, laps: list[bool]) -> None:
+    expected = Remembering()
+    check_runs(remembering, expected, 6)
+    for x in np.eye(3, dtype=np.float32):
+        run = remembering.schedule(x)
+        expected.run(x)
+        check_runs(remembering, expected, 1)
+        run.wait()
+    check_runs(remembering, expected, 3)
+    given = {"x": np.ones(3, np.float32), "sum": np.full(3, 4, np.float32)}
+    expected.total = given["sum"]
+    np.testing.assert_array_equal(remembering.run(given)[0], expected.run(given["x"]))
+    check_runs(remembering, expected, 3)
+    assert laps[-2:] == [True] * 2
+
+
+def test_run_that_fails_leaves_memories_as_they_are(laps: list[bool]) -> None:
+    text = """(float[2] x, int64 at, float[2] sum) => (float y, float[2] total) {
+      total = Add (sum, x) y = Gather (total, at)
+    }"""
+    x = np.ones(2, np.float32)
+    with gx.Worker(load(text).bind_state({"total": "sum"}), backend="cpu") as worker:
+        for count in range(1, 7):
+            assert worker.run({"x": x, "at": np.array(0)})[0] == count
+        assert laps[-1]
+        with pytest.raises(gx.errors.GpuexecError, match="index 2"):
+            worker.run({"x": x, "at": np.array(2)})
+        for count in range(7, 10):
+            assert worker.run({"x": x, "at": np.array(1)})[0] == count
 
 
 def test_error_of_a_call_names_the_node_and_the_worker_goes_on() -> None:
