@@ -40,6 +40,7 @@ from gpuexec.passes.fuse_rows import fuse_rows
 from gpuexec.passes.fuse_separable import fuse_separable
 from gpuexec.passes.group_heads import group_heads
 from gpuexec.passes.inline_branches import inline_branches
+from gpuexec.passes.known_specs import InputSpecs
 from gpuexec.passes.merge_common import merge_common
 from gpuexec.passes.merge_products import merge_products
 from gpuexec.passes.narrow_weights import narrow_weights
@@ -148,6 +149,7 @@ def run_passes(
         if unknown:
             raise InputError(f"There is no pass {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
     names: set[str] | None = None
+    inputs = None if specs is None else InputSpecs(specs)
     for each in passes:
         if each.name in disabled:
             continue
@@ -157,8 +159,8 @@ def run_passes(
                 continue
         before = graph
         if each.needs_specs:
-            assert specs is not None, f"pass {each.name} needs the specs of the inputs"
-            graph = each.function(graph, specs, **({"target": target} if each.needs_target else {}))
+            assert inputs is not None, f"pass {each.name} needs the specs of the inputs"
+            graph = each.function(graph, inputs, **({"target": target} if each.needs_target else {}))
         else:
             graph = _run_within(each, graph)
         if graph is not before:
