@@ -321,8 +321,8 @@ def _require(slot: Slot | None) -> Slot:
 class Order:
     """Dependencies between a segment's commands.
 
-    ``seconds`` is how long each command took the last time that it was timed. ``is_light``: none of a whole pass took
-    long enough to be worth a thread, and passes have not become much longer since.
+    ``seconds`` is how long each command took the last time that it was timed. ``is_light``: in a whole pass none was
+    worth a thread beside others, and passes have not become much longer since.
     """
 
     after: Sequence[Sequence[int]]
@@ -341,10 +341,6 @@ class Order:
             after[first].append(second)
             waits[second] += 1
         return Order(after, waits, segment.origins, [0.0] * count)
-
-    def note(self) -> None:
-        """Note that each command was timed in one pass."""
-        self.is_light = max(self.seconds, default=0.0) < _HEAVY_SECONDS
 
     def check(self, seconds: float) -> None:
         """Have commands timed again where a pass took much longer than they did."""
@@ -438,7 +434,7 @@ class Execution:
         if failed is not None:
             raise failed
         if self._first == 0 and self._last == len(self._calls):
-            self._order.note()
+            self._order.is_light = not self._flights
 
     def settle(self) -> None:
         """Wait until none of the commands runs that an interrupted `run` put on the pool; none begins any more."""
