@@ -220,14 +220,11 @@ class Recording(Protocol):
 
 @runtime_checkable
 class CallRecording(Recording, Protocol):
-    """A recording of calls, which any thread may make while nothing of its memory is in use.
-
-    ``seconds`` is what all of them took the last time.
-    """
+    """A recording of calls, which any thread may make while nothing of its memory is in use."""
 
     @property
-    def seconds(self) -> float:
-        """What the last whole submission took."""
+    def is_brief(self) -> bool:
+        """Whether one thread makes all calls as soon as several would, in a time that a caller is kept for."""
 
     def bind(self, bindings: Mapping[int, Region]) -> Sequence[Callable[[], object]]:
         """Return the calls, bound to these places for good; those of later sizes take their places, not theirs."""

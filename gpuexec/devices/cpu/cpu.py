@@ -7,7 +7,6 @@ something run side by side on a pool; the rest run in line, and so do products b
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import weakref
@@ -99,9 +98,9 @@ class CpuRecording:
         stream.run(execution.run, execution.settle)
 
     @property
-    def seconds(self) -> float:
-        """What the commands took the last time that each was timed."""
-        return sum(self._order.seconds) if self._device.order is None else math.inf
+    def is_brief(self) -> bool:
+        """Whether one thread makes all calls as soon as several would, by what the last whole pass took."""
+        return self._device.order is None and self._order.is_brief
 
     def bind(self, bindings: Mapping[int, Region]) -> Sequence[Callable[[], object]]:
         """Return the commands as they are now as calls over this memory, in the plan's order."""

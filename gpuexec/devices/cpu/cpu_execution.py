@@ -6,6 +6,7 @@ Expensive commands run side by side, the rest in line. Where none is expensive t
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import time
 import weakref
@@ -33,6 +34,8 @@ from gpuexec.system.threads import WorkPool, shared_by
 # bytes.
 _HEAVY_BYTES = 1 << 18
 _HEAVY_SECONDS = 2e-4
+# What a caller is kept for: by commands that might have run side by side, and by others.
+_BRIEF_SECONDS, _LIGHT_SECONDS = 3e-3, 20e-3
 # Places of memory that comes and goes which a command is prepared for: of the frames of a Worker, say, and of loops.
 _MOST_PLACES = 4
 # New places in a row after which memory is taken for such that never comes back.
@@ -322,7 +325,8 @@ class Order:
     """Dependencies between a segment's commands.
 
     ``seconds`` is how long each command took the last time that it was timed. ``is_light``: in a whole pass none was
-    worth a thread beside others, and passes have not become much longer since.
+    worth a thread beside others, and passes have not become much longer since. ``pass_seconds`` is what the last whole
+    pass took.
     """
 
     after: Sequence[Sequence[int]]
@@ -330,6 +334,12 @@ class Order:
     origins: Sequence[str]
     seconds: list[float]
     is_light: bool = False
+    pass_seconds: float = math.inf
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether the last whole pass took less time than a caller is kept for."""
+        return self.pass_seconds < (_LIGHT_SECONDS if self.is_light else _BRIEF_SECONDS)
 
     @staticmethod
     def of(segment: Segment) -> Order:
@@ -342,8 +352,9 @@ class Order:
             waits[second] += 1
         return Order(after, waits, segment.origins, [0.0] * count)
 
-    def check(self, seconds: float) -> None:
-        """Have commands timed again where a pass took much longer than they did."""
+    def note(self, seconds: float) -> None:
+        """Note a whole pass; commands are timed again where it took much longer than they did."""
+        self.pass_seconds = seconds
         if seconds > 3 * sum(self.seconds) + _HEAVY_SECONDS:
             self.is_light = False
 
@@ -394,15 +405,18 @@ class Execution:
 
         After an exception from outside, such as KeyboardInterrupt, some may still run: see `settle`.
         """
+        start, is_whole = time.perf_counter(), self._first == 0 and self._last == len(self._calls)
         with np.errstate(all="ignore"):
             if self._order.is_light and self._choose is None:
                 self._run_in_line()
             else:
                 self._run_side_by_side()
+                self._order.is_light = is_whole and not self._flights
+        if is_whole:
+            self._order.note(time.perf_counter() - start)
 
     def _run_in_line(self) -> None:
         """Run all commands in the plan's order."""
-        start = time.perf_counter()
         with contextlib.nullcontext() if self._threads is None else shared_by(self._threads):
             for index in range(self._first, self._last):
                 try:
@@ -410,7 +424,6 @@ class Execution:
                 except Exception as error:
                     failure = self._locate(index, error)
                     raise failure from failure.__cause__
-        self._order.check(time.perf_counter() - start)
 
     def _run_side_by_side(self) -> None:
         self._begin()
@@ -433,8 +446,6 @@ class Execution:
                 self._release(index)
         if failed is not None:
             raise failed
-        if self._first == 0 and self._last == len(self._calls):
-            self._order.is_light = not self._flights
 
     def settle(self) -> None:
         """Wait until none of the commands runs that an interrupted `run` put on the pool; none begins any more."""

@@ -17,9 +17,6 @@ from gpuexec.ir.spec import TensorSpec, is_host_object
 
 Array = np.ndarray[Any, Any]
 
-# What takes longer gains nothing here, and may gain from commands side by side.
-_MOST_SECONDS = 3e-3
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundPlan:
@@ -61,7 +58,7 @@ def bind_plan(
 ) -> BoundPlan | None:
     """Bind a plan that has run; None where that gains nothing, or can't be.
 
-    It is for plans over small arrays of the host that take less than 3 ms, of which no output is an input. The caller
+    It is for brief plans over small arrays of the host, of which no output is an input. The caller
     holds the lock for issuing.
 
     Args:
@@ -75,7 +72,7 @@ def bind_plan(
     if graph is None or stage.plans is None or planned is None or planned.stands_for is not None:
         return None
     recording, plan, variant = planned.compiled.recording, planned.compiled.plan, planned.variant
-    if not isinstance(recording, CallRecording) or not recording.seconds < _MOST_SECONDS:
+    if not isinstance(recording, CallRecording) or not recording.is_brief:
         return None
     if any(value in graph.inputs for value in graph.outputs):
         return None

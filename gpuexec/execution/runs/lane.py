@@ -32,8 +32,8 @@ from gpuexec.model.model import Model
 Array = np.ndarray[Any, Any]
 
 _MOST_TRACKS = 4
-# First runs take longer than those behind them; what is too long after so many stays so.
-_MOST_TRIES = 6
+# Runs of a size after each of which it is tried to bind them, since the first take longer; then at powers of two.
+_FIRST_TRIES = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,7 +148,8 @@ class Lane:
         """Bind what a run needs that was scheduled, is done, and is of a size that comes again."""
         self._count = self._count + 1 if planned is self._seen else 0
         self._seen = planned
-        if planned is None or not 0 < self._count < _MOST_TRIES:
+        is_rare = self._count > _FIRST_TRIES and self._count & (self._count - 1)
+        if planned is None or not self._count or is_rare:
             return
         self._tracks = [track for track in self._tracks if track.bound.planned is not planned]
         track = self._bind(stage, planned)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.execution.runs import bound_plan
+from gpuexec.devices.cpu import cpu_execution
 from gpuexec.execution.runs.bound_body import ArrayRows, BoundTrips
 from tests.execution.runs.counted import load
 from tests.model.control_models import MODELS, number
@@ -73,7 +73,8 @@ TEXTS = {
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each part of a loop from now on was computed over arrays, however long its plan takes."""
-    monkeypatch.setattr(bound_plan, "_MOST_SECONDS", float("inf"))
+    for name in ("_BRIEF_SECONDS", "_LIGHT_SECONDS"):
+        monkeypatch.setattr(cpu_execution, name, float("inf"))
     seen: list[bool] = []
     own = BoundTrips.advance
 

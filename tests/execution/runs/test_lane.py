@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.execution.runs import bound_plan
+from gpuexec.devices.cpu import cpu_execution
 from gpuexec.execution.runs.lane import Lane
 from tests.execution.runs.counted import load
 
@@ -57,7 +57,8 @@ def worker() -> Iterator[gx.Worker]:
 @pytest.fixture
 def laps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each run from now on was computed in the call, however long runs take on a busy machine."""
-    monkeypatch.setattr(bound_plan, "_MOST_SECONDS", math.inf)
+    for name in ("_BRIEF_SECONDS", "_LIGHT_SECONDS"):
+        monkeypatch.setattr(cpu_execution, name, math.inf)
     seen: list[bool] = []
     own = Lane.run
 
