@@ -34,6 +34,7 @@ from gpuexec.ops.nn.rnn_host import (
     Activation,
     Bound,
     Calls,
+    LengthMasks,
     PreparedStep,
     Step,
     StepMemory,
@@ -176,11 +177,14 @@ class Recurrent(Operator):
             return tuple(array.astype(dtype, copy=False) for array in (y, *lasts))
 
     def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
-        """Count the gates of all steps, the weights of the state, what a step works in, and the input laid dense."""
-        x, r = inputs[0], inputs[2]
+        """Count the gates of all steps, the weights of the state, what a step works in, and the input laid dense.
+
+        With lengths, also the states before and after a step, and which sequences it is of.
+        """
+        x, r, lengths = inputs[0], inputs[2], inputs[4] if len(inputs) > 4 else None
         if x is None or r is None or accumulator(x.dtype) != x.dtype:
             return ()
-        return self._count_scratch(x, r.shape[2])
+        return self._count_scratch(x, r.shape[2], has_lengths=lengths is not None)
 
     def prepare(
         self,
@@ -189,16 +193,16 @@ class Recurrent(Operator):
         constant: Sequence[bool],
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
-        """Run all steps as one list of calls: of whole sequences of floats, with the default activations."""
+        """Run all steps as one list of calls: of sequences of floats, with the default activations."""
         x, w, r, bias, lengths, *rest = (*inputs, *(None,) * 8)[:8]
-        if x is None or w is None or r is None or lengths is not None or not self._is_prepared(rest):
+        if x is None or w is None or r is None or not self._is_prepared(rest):
             return None
         (steps, batch, width), hidden, dtype = x.shape, r.shape[2], x.dtype
         if accumulator(dtype) != dtype or not x.size or not hidden or steps > MOST_STEPS:
             return None
         if bias is not None and not constant[3]:
             return None
-        if not has_scratch(scratch, self._count_scratch(x, hidden)):
+        if not has_scratch(scratch, self._count_scratch(x, hidden, has_lengths=lengths is not None)):
             return None
         y, *finals = (*out, *(None,) * self.states)[: 1 + self.states]
         if y is not None and not y.flags.c_contiguous:
@@ -210,6 +214,10 @@ class Recurrent(Operator):
             dense = view_bytes(scratch[3], x.shape, dtype)
             calls.append(partial(np.copyto, dense, x))
             rows = dense.reshape(steps * batch, width)
+        masks = None if lengths is None else LengthMasks.of(scratch[4:], steps, batch, hidden, dtype)
+        if masks is not None and lengths is not None:
+            calls += masks.prepare(lengths)
+            calls += [] if y is None else [partial(y.fill, 0)]
         for d, is_reverse in enumerate(DIRECTIONS[self.direction]):
             memory = StepMemory.of(scratch[2], self.gates, batch, hidden, dtype)
             both = np.zeros((2, self.gates * hidden), dtype) if bias is None else bias[d].reshape(2, -1).copy()
@@ -223,7 +231,12 @@ class Recurrent(Operator):
             for state, given in zip((memory.h, memory.others[0])[: self.states], rest, strict=False):
                 calls.append(partial(state.fill, 0) if given is None else partial(np.copyto, state, given[d]))
             prepare_step, h = self.prepare_step(recurrent, recurrent_bias, memory), memory.h
+            others = memory.others[: self.states - 1]
             for t in range(steps - 1, -1, -1) if is_reverse else range(steps):
+                if masks is not None:
+                    step = prepare_step(gates[t], h, masks.after)
+                    calls += masks.prepare_step(t, step, h, others, None if y is None else y[t, d])
+                    continue
                 after = memory.h if y is None else y[t, d]
                 calls += prepare_step(gates[t], h, after)
                 h = after
@@ -262,10 +275,11 @@ class Recurrent(Operator):
             self._functions() == usual
         )
 
-    def _count_scratch(self, x: TensorSpec | Array, hidden: int) -> tuple[int, int, int, int]:
+    def _count_scratch(self, x: TensorSpec | Array, hidden: int, *, has_lengths: bool) -> tuple[int, ...]:
         (steps, batch, _), itemsize, gates = x.shape, x.dtype.itemsize, self.gates * hidden
         memory = StepMemory.count(self.gates, batch, hidden)
-        return itemsize * steps * batch * gates, itemsize * gates * hidden, itemsize * memory, x.nbytes
+        counts = itemsize * steps * batch * gates, itemsize * gates * hidden, itemsize * memory, x.nbytes
+        return (*counts, *LengthMasks.count(steps, batch, hidden, itemsize)) if has_lengths else counts
 
     def _prepare_weights(self, r: Array, calls: Calls, scratch: Array, *, is_turned: bool) -> list[Array]:
         """Return the weights of the state transposed, those of the last gate apart where its bias is."""

@@ -203,6 +203,62 @@ class StepMemory:
         return StepMemory(whole[:gates].reshape(batch, gates * hidden), h, (first, second))
 
 
+@dataclass(frozen=True, slots=True)
+class LengthMasks:
+    """Which sequences each step is of, and memory for the states of a step that changes those alone.
+
+    Attributes:
+        valid: Bools ``[steps, batch, 1]``.
+        over: Their opposites.
+        after: Where a step leaves the new h, ``[batch, hidden]``.
+        before: What c was before it.
+    """
+
+    valid: Array
+    over: Array
+    after: Array
+    before: Array
+
+    @staticmethod
+    def count(steps: int, batch: int, hidden: int, itemsize: int) -> tuple[int, int]:
+        """Return the bytes of states and of bools."""
+        return 2 * batch * hidden * itemsize, 2 * steps * batch
+
+    @staticmethod
+    def of(scratch: Sequence[Array], steps: int, batch: int, hidden: int, dtype: np.dtype[Any]) -> LengthMasks:
+        """Return them over arrays of bytes."""
+        valid, over = view_bytes(scratch[1], (2, steps, batch, 1), np.dtype(np.bool_))
+        after, before = view_bytes(scratch[0], (2, batch, hidden), dtype)
+        return LengthMasks(valid, over, after, before)
+
+    def prepare(self, lengths: Array) -> Calls:
+        """Return the calls that find the sequences of each step."""
+        steps = np.arange(len(self.valid), dtype=lengths.dtype)[:, None, None]
+        return [
+            partial(np.less, steps, lengths[:, None], out=self.valid),
+            partial(np.logical_not, self.valid, out=self.over),
+        ]
+
+    def prepare_step(self, t: int, step: Calls, h: Array, others: Sequence[Array], y: Array | None) -> Calls:
+        """Return the calls of a step that leaves a new h in ``after``; h, c and an output of zeros take what is valid.
+
+        Args:
+            t: Its number.
+            step: Its calls.
+            h: The state before it.
+            others: c, for an LSTM.
+            y: Its output; None: not wanted.
+        """
+        valid, over = self.valid[t], self.over[t]
+        calls: Calls = [partial(np.copyto, self.before, c) for c in others]
+        calls += step
+        calls.append(partial(np.copyto, h, self.after, where=valid))
+        calls += [partial(np.copyto, c, self.before, where=over) for c in others]
+        if y is not None:
+            calls.append(partial(np.copyto, y, h, where=valid))
+        return calls
+
+
 def prepare_lstm_step(recurrent: Sequence[Array], memory: StepMemory) -> PreparedStep:
     """Return what makes the calls of a step as of `make_lstm_step`, with one sigmoid of three gates."""
     (weights,), gates, (c, t) = recurrent, memory.gates, memory.others
