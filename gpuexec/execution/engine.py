@@ -35,6 +35,7 @@ from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.host_transfers import HostTransfers
 from gpuexec.execution.runs.inputs import GivenInput, InputReader
 from gpuexec.execution.runs.lane import Lane, LastLap
+from gpuexec.execution.runs.layer_timing import time_layers
 from gpuexec.execution.runs.plan_cache import PlannedVariant
 from gpuexec.execution.runs.planning_context import PlanningContext
 from gpuexec.execution.runs.prepared_run import PreparedRun
@@ -118,7 +119,7 @@ class Engine:
         lock = threading.RLock()
         is_plain = not (self.is_synchronous or storage.limit is not None) and not backend.device.target.has_kernels
         self._bodies = BoundBodies(backend, self.stream, lock) if is_plain else None
-        context = ExecutionContext(
+        context = self._context = ExecutionContext(
             self.planning,
             self.stream,
             lock,
@@ -217,11 +218,19 @@ class Engine:
             inputs: Of the run.
         """
         lane = self._lane
-        is_idle = self._stepping.prepared is None and self.stream.is_done() and not self._submitter.driver.is_busy()
-        if lane is None or not is_idle or self.planning.inspector.exposure or find_log(self.profiler) is not None:
+        if (
+            lane is None
+            or not self._is_idle()
+            or self.planning.inspector.exposure
+            or find_log(self.profiler) is not None
+        ):
             return None
         with self.exclusive.at_rest():
             return lane.run(self.model, inputs)
+
+    def _is_idle(self) -> bool:
+        """Return whether nothing is under way."""
+        return self._stepping.prepared is None and self.stream.is_done() and not self._submitter.driver.is_busy()
 
     def begin(
         self, inputs: object, *, copy: bool, budget_ms: float | None, stream: object = None
@@ -238,12 +247,17 @@ class Engine:
             prepared = self._bind(inputs, copy=copy, stream=stream, log=log)
         return prepared.run, self._stepping.begin(prepared, budget_ms)
 
-    def prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
-        """Plan, compile and allocate for these inputs, without running; what depends on their content comes later."""
-        with watching(find_log(self.profiler), "prepare"):
-            return self._prepare(given)
+    def prepare(self, given: Mapping[str, GivenInput], *, times_layers: bool = False) -> Plan | None:
+        """Plan, compile and allocate for these inputs, without running; what depends on their content comes later.
 
-    def _prepare(self, given: Mapping[str, GivenInput]) -> Plan | None:
+        Args:
+            given: The inputs by name.
+            times_layers: Time the layers of the first plan over zeros, unless something is under way.
+        """
+        with watching(find_log(self.profiler), "prepare"):
+            return self._prepare(given, times_layers=times_layers)
+
+    def _prepare(self, given: Mapping[str, GivenInput], *, times_layers: bool) -> Plan | None:
         given = dict(given)
         with self.exclusive.at_rest():
             held = self.states.fill(given, None) if self.states.outputs else ()
@@ -253,6 +267,9 @@ class Engine:
                 return None
         # A run half scheduled keeps its recording as it is.
         self._runs.reserve_all(stage, planned, records=self._stepping.prepared is None)
+        if times_layers and self._owns_stream and not self.planning.inspector.exposure and self._is_idle():
+            with self.exclusive.at_rest():
+                time_layers(self._context, stage, planned)
         self.memory_usage.observe(self.run_counter.number - 1 if self.run_counter.number else None)
         return planned.compiled.plan
 

@@ -18,6 +18,7 @@ from gpuexec.execution.runs.comparing import Comparison
 from gpuexec.execution.runs.execution_context import ExecutionContext
 from gpuexec.execution.runs.in_place import BoundPorts
 from gpuexec.execution.runs.inspection import Inspection
+from gpuexec.execution.runs.layer_timing import list_layers
 from gpuexec.execution.runs.loops import LoopExecutor, Making, ReadToHost
 from gpuexec.execution.runs.pacing import Pacer
 from gpuexec.execution.runs.plan_cache import PlannedVariant, describe_memory_needs
@@ -204,7 +205,7 @@ class RunExecutor:
                 advance(len(origins))
         if self._pacer is not None:
             yield from self._issue_layers(
-                self._pacer, submission.layers, advance, planned.compiled.times, count_layers(stage.partition)
+                self._pacer, list_layers(origins), advance, planned.compiled.times, count_layers(stage.partition)
             )
         submission.finish()
         inspection = self._prepared.run._inspection
@@ -436,15 +437,6 @@ class _Submission:
         self._is_synchronous, self._comparison = is_synchronous, comparison
         self._takes_launches = takes_launches
         self._done = 0
-
-    @property
-    def layers(self) -> list[tuple[str, int]]:
-        """Commands in a row that stem from one node: the node, and where they end."""
-        return [
-            (origin, end)
-            for end, origin in enumerate(self._origins, 1)
-            if end == len(self._origins) or self._origins[end] != origin
-        ]
 
     def advance(self, last: int) -> None:
         """Issue the commands up to ``last``, which is left out.
