@@ -1,6 +1,6 @@
-"""An asyncio server with dynamic batching: requests of one picture each, run together as they arrive.
+"""An asyncio server with dynamic batching: connections of one picture at a time, answered from runs that they share.
 
-Nobody blocks the loop: the server awaits its answers, and collects the next batch while the device is busy.
+The Batcher joins what waits; nobody blocks the loop. `examples/fastapi_server.py` is the same over HTTP.
 """
 
 from __future__ import annotations
@@ -13,58 +13,63 @@ from digits import Array, count_right, load_images, load_model
 import gpuexec as gx
 
 LARGEST_BATCH = 64
-Request = tuple[Array, "asyncio.Future[Array]"]
+PICTURE, SCORES = 8 * 8 * 4, 10 * 4  # bytes of a request and of its answer, floats
 
 
 class DigitServer:
-    """Answers pictures of [1, 8, 8] with scores of [10]."""
+    """Answers pictures of [8, 8] with scores of [10], as often as a connection asks."""
 
-    def __init__(self, worker: gx.Worker) -> None:
-        self._worker = worker
-        self._waiting: asyncio.Queue[Request] = asyncio.Queue()
-        self.batches = 0
+    def __init__(self, batcher: gx.Batcher) -> None:
+        self._batcher = batcher
 
-    async def ask(self, picture: Array) -> Array:
-        """Return the scores of one picture, once its batch is through."""
-        answer: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
-        await self._waiting.put((picture, answer))
-        return await answer
-
-    async def serve(self) -> None:
-        """Take what is there, run it, tell everybody; until cancelled."""
-        while True:
-            batch = [await self._waiting.get()]
-            while len(batch) < LARGEST_BATCH and not self._waiting.empty():
-                batch.append(self._waiting.get_nowait())
-            self._worker.schedule(np.stack([picture for picture, _ in batch]))
-            try:
-                scores = await self._worker.peek_output().readback_and_clone_async()
-            except gx.GpuexecError as error:
-                for _, answer in batch:
-                    answer.set_exception(error)
-                continue
-            self.batches += 1
-            for (_, answer), row in zip(batch, scores, strict=True):
-                answer.set_result(row)
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection until it ends."""
+        try:
+            while picture := await read_or_end(reader, PICTURE):
+                answer = await self._batcher.run_async(np.frombuffer(picture, np.float32).reshape(1, 1, 8, 8))
+                writer.write(answer["logits"].tobytes())
+                await writer.drain()
+        finally:
+            writer.close()
 
 
-async def serve_clients(worker: gx.Worker, pictures: Array) -> tuple[Array, int]:
-    """Let one client for each picture ask at once; return their scores, and how many batches it took."""
-    server = DigitServer(worker)
-    serving = asyncio.create_task(server.serve())
-    scores = await asyncio.gather(*(server.ask(picture) for picture in pictures))
-    serving.cancel()
-    return np.stack(scores), server.batches
+async def read_or_end(reader: asyncio.StreamReader, nbytes: int) -> bytes:
+    """Return so many bytes, or none where the connection ended."""
+    try:
+        return await reader.readexactly(nbytes)
+    except asyncio.IncompleteReadError:
+        return b""
+
+
+async def ask(port: int, pictures: Array) -> Array:
+    """Return the scores of pictures, asked for one after the other over one connection."""
+    reader, writer = await asyncio.open_connection("localhost", port)
+    scores = []
+    for picture in pictures:
+        writer.write(picture.tobytes())
+        scores.append(np.frombuffer(await reader.readexactly(SCORES), np.float32))
+    writer.close()
+    return np.stack(scores)
+
+
+async def serve_clients(worker: gx.Worker, pictures: Array, clients: int) -> Array:
+    """Let several clients ask for parts of the pictures at once; return all scores."""
+    async with gx.Batcher(worker, max_batch=LARGEST_BATCH, max_delay_ms=1) as batcher:
+        server = await asyncio.start_server(DigitServer(batcher).serve, "localhost", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            return np.concatenate(await asyncio.gather(*(ask(port, part) for part in np.split(pictures, clients))))
 
 
 def main() -> None:
-    """Serve 360 clients."""
+    """Serve 60 clients of six pictures each."""
     images, labels = load_images(360)
-    # The bound says how large batches get, so that one plan serves them all.
+    # The range says how large batches get, so that one plan serves them all.
     model = load_model(dims={"batch": (1, LARGEST_BATCH)})
     with gx.Worker(model) as worker:
-        scores, batches = asyncio.run(serve_clients(worker, images))
-        print(f"  360 clients in {batches} batches, {worker.report().plans} plan")
+        scores = asyncio.run(serve_clients(worker, images, clients=60))
+        report = worker.report()
+        print(f"  360 pictures of 60 clients in {report.runs} runs, {report.plans} plans")
         print("served:", count_right(scores, labels))
 
 

@@ -38,6 +38,7 @@ _HOMES = {
     "gpuexec.execution.weights.gap": ("WeightGap", "WeightRow", "measure_weights"),
     "gpuexec.system.progress": ("Progress",),
     "gpuexec.execution.worker": ("Worker",),
+    "gpuexec.execution.batcher": ("Batcher",),
     "gpuexec.execution.calibration.calibrating": ("calibrate",),
     "gpuexec.program.cases": ("Case",),
     "gpuexec.program.memory_manager": ("BumpAllocator", "DeviceAllocator", "HierarchicalAllocator", "MemoryManager"),

@@ -25,6 +25,7 @@ from gpuexec.errors import PlanError as PlanError
 from gpuexec.errors import StaleError as StaleError
 from gpuexec.errors import StateError as StateError
 from gpuexec.errors import UnsupportedError as UnsupportedError
+from gpuexec.execution.batcher import Batcher as Batcher
 from gpuexec.execution.calibration.calibrating import calibrate as calibrate
 from gpuexec.execution.debugging.bisecting import Verdict as Verdict
 from gpuexec.execution.debugging.bisecting import bisect as bisect

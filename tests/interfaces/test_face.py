@@ -24,6 +24,7 @@ from tests.model.small_models import affine, ramp
 # What each class shows; errors have code, message, node and value. A name more or less is a decision.
 FACE = {
     "BackendType": "AUTO CPU GPU_COMPUTE GPU_PIXEL SIMULATOR SIMULATOR_PIXEL",
+    "Batcher": "close close_async run run_async submit",
     "BufferDataLoader": "close load load_into size",
     "BumpAllocator": "allocate nbytes",
     "Case": "atol inputs outputs rtol",
@@ -106,6 +107,7 @@ WAITING = ["execute", "forward", "read", "readback", "result", "run", "trim", "v
 SAYS = re.compile(r"\b(?:wait|waiting|block for)\b", re.IGNORECASE)
 # Calls that wait under other names: closing, state by name, what was looked at or profiled, outputs of a Module.
 OTHERS = {
+    "Batcher": "close",
     "ImageConverter": "close",
     "Inspection": "find_nonfinite history statistics",
     "Method": "close get_attribute",

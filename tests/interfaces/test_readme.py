@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text()
 SECTIONS = (
     "Sixty seconds", "Install", "Is my GPU used?", "What runs where, and why", "Results without waiting",
-    "Frames and budgets", "Precision", "State", "Your stream, your memory", "Saved programs",
+    "Many callers", "Frames and budgets", "Precision", "State", "Your stream, your memory", "Saved programs",
     "Programs in Python, models of models", "Faults and times", "No GPU: the simulator", "Coming from",
     "What is there", "Your own operator", "Numbers", "Limits",
 )  # fmt: skip
@@ -54,6 +54,7 @@ GIVES = {
         "np.array_equal(a, logits)",
         "np.array_equal(b.readback_and_clone(), logits)",
     ],
+    "Many callers": ["all(np.allclose(answer['logits'], each) for answer, each in zip(answers, logits[:, None]))"],
     "Frames and budgets": ["worker.schedule_progress == 1", "np.array_equal(worker.read_output(), logits)"],
     "Precision": ["mixed.report().precision.startswith('bf16, but for ')", "losses.precision == 'bf16'"],
     "State": [

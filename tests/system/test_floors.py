@@ -71,7 +71,7 @@ INNER = {
         ("engine",),
         ("replay", "report"),
         ("worker",),
-        ("calibration", "debugging", "images", "tuning"),
+        ("batcher", "calibration", "debugging", "images", "tuning"),
     ),
 }
 HEIGHT = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
