@@ -16,6 +16,7 @@ from rich.console import Console
 
 from gpuexec.system import knobs
 from tests.bench.arenas import measure_arenas
+from tests.bench.batching import measure_batching
 from tests.bench.budgets import measure_budgets
 from tests.bench.compiling import measure_compiling
 from tests.bench.cpu_models import measure_models
@@ -36,6 +37,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
     "overlap": lambda options: measure_overlap(options.repeat),
     "schedule": lambda options: measure_schedule(options.repeat * 50),
     "budget": lambda options: measure_budgets(options.repeat),
+    "batching": lambda options: measure_batching(knobs.models_dir(), options.repeat),
     "decode": lambda options: measure_decoding(knobs.models_dir()),
     "arenas": lambda options: measure_arenas(knobs.models_dir()),
     "weights": lambda options: measure_weights(),

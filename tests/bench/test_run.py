@@ -11,6 +11,7 @@ import pytest
 import gpuexec as gx
 from tests.bench import (
     arenas,
+    batching,
     compiling,
     cpu_models,
     host_time,
@@ -92,6 +93,7 @@ def test_tables_are_printed_and_written(
 ) -> None:
     monkeypatch.setattr(cpu_models, "MODELS", SMALL_MODELS)
     monkeypatch.setattr(overlap, "COMMAND_MS", 1.0)
+    monkeypatch.setattr(batching, "QUESTIONS", {"digits": 1})
     monkeypatch.setattr(arenas, "SEEDS", range(1, 2))
     monkeypatch.setattr(weights, "SIDE", 64)
     monkeypatch.setattr(memory_requests, "NUMBERS", (12,))
@@ -105,8 +107,20 @@ def test_tables_are_printed_and_written(
     written = json.loads(file.read_text())
     assert {row["model"] for row in written["figures"][0]["rows"]} == {"chain", "lstm"}
     benches = [each["bench"] for each in written["figures"]]
-    expected = ["models", "overlap", "schedule", "schedule", "budget", "decode", "arenas", "arenas", "weights"]
-    assert benches == [*expected, "compiling", "requests", "predictions", "regions", "regions"]
+    expected = ["models", "overlap", "schedule", "schedule", "budget", "batching", "decode"]
+    assert benches == [
+        *expected,
+        "arenas",
+        "arenas",
+        "weights",
+        "compiling",
+        "requests",
+        "predictions",
+        "regions",
+        "regions",
+    ]
+    (served,) = next(each for each in written["figures"] if each["bench"] == "batching")["rows"]
+    assert served["model"] == "digits" and min(served["batched"], served["ort batched"], served["ort alone"]) > 0
     fused, apart = written["figures"][-1]["rows"]
     assert 1 == fused["launches"] < apart["launches"]
     assert fused["MB at least"] <= fused["MB moved"] < apart["MB moved"]
