@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo setup test quick conformance models features format lint types kernels test-gpu soak bench bench-gpu clean compiler
+.PHONY: help demo setup test test-ray quick conformance models features format lint types kernels test-gpu soak bench bench-gpu clean compiler
 
 # Bytecode is kept, whatever the shell says: tests start hundreds of processes that would compile every module anew.
 export PYTHONDONTWRITEBYTECODE =
@@ -37,7 +37,11 @@ setup: $(BIN)/python  ## make .venv with everything for development: tests, lint
 
 test: compiler $(BIN)/python  ## set up and run all tests that need no GPU (GPUEXEC_MODELS=folder adds those over models)
 	$(call install,run test dev $(TEST_CUDA))
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "not ray" $(ARGS)
+
+test-ray: $(BIN)/python  ## run the tests of gpuexec.compat.ray and of the servers in examples/, on a Ray of four made-up GPUs
+	$(call install,run test ray)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/interfaces/compat/test_ray.py $(ARGS)
 
 quick: compiler $(BIN)/python  ## lint, types, and on the host: operators, importer, passes, planner, executor (two minutes)
 	$(call install,run test dev $(TEST_CUDA))
@@ -148,6 +152,7 @@ endef
 
 about_run := numpy, onnx, ml_dtypes, safetensors, rich (35 MB)
 about_test := + pytest, pytest-xdist, hypothesis, onnxruntime, hatchling (25 MB)
+about_ray := + ray with its parts for data and serving, pyarrow, pandas, fastapi (300 MB)
 about_dev := + ruff, mypy, nvdisasm (30 MB)
 about_cuda13 := + cupy, NVRTC and headers of CUDA 13 (140 MB)
 about_cuda12 := + cupy, NVRTC and headers of CUDA 12 (240 MB)

@@ -1,1 +1,1 @@
-"""Interfaces of other systems over gpuexec: ONNX's backend, ExecuTorch and ONNX Runtime."""
+"""Interfaces of other systems over gpuexec: ONNX's backend, ExecuTorch, ONNX Runtime, Ray."""

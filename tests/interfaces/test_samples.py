@@ -41,7 +41,7 @@ CLAIMS = {
 # Tried by tests of their own, or shared by the others.
 ELSEWHERE = {
     *("train_digits.py", "digits.py", "networks.py", "bpe.py", "own_stream.py", "own_operator.py", "snake.py"),
-    *("fastapi_server.py",),
+    *("fastapi_server.py", "ray_batch.py", "ray_serve.py"),
 }
 
 READ = re.compile(r"^([\w ]+): (\d+) of 360 digits read right$", re.M)

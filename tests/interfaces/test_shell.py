@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = {
-    *("demo", "setup", "test", "quick", "format", "lint", "types", "kernels", "test-gpu", "bench", "bench-gpu", "clean")
+    *("demo", "setup", "test", "quick", "format", "lint", "types", "kernels", "test-gpu", "test-ray", "bench"),
+    *("bench-gpu", "clean"),
 }
 
 # Stands in for Python: says its version, makes a .venv of copies of itself, and writes down every other call.
@@ -162,7 +163,7 @@ def test_test_installs_once_for_each_pyproject(checkout: Path, tools: Path) -> N
     add_compiler(tools)
     assert make(checkout, tools, "test", "ARGS=-k arena").returncode == 0
     install = "python -m pip install --disable-pip-version-check -e .[test,dev,cuda13]"
-    pytest_alone = "python -m pytest -n auto --dist worksteal"
+    pytest_alone = "python -m pytest -n auto --dist worksteal -m not ray"
     assert calls(checkout) == [install, f"{pytest_alone} -k arena"]
     make(checkout, tools, "test")
     assert calls(checkout) == [pytest_alone]
@@ -170,6 +171,14 @@ def test_test_installs_once_for_each_pyproject(checkout: Path, tools: Path) -> N
         file.write("# changed\n")
     make(checkout, tools, "test")
     assert calls(checkout) == [install, pytest_alone]
+
+
+def test_ray_is_installed_for_its_tests_alone(checkout: Path, tools: Path) -> None:
+    add_python(tools, "python3", "3.12")
+    assert make(checkout, tools, "test-ray", "ARGS=-x").returncode == 0
+    install, tests = calls(checkout)
+    assert install.endswith("-e .[test,ray]")
+    assert tests == "python -m pytest -m ray tests/interfaces/compat/test_ray.py -x"
 
 
 def test_quick_asks_linter_types_and_tests_of_the_host(checkout: Path, tools: Path) -> None:
@@ -240,4 +249,5 @@ def test_ci_points_to_models_beside_the_checkout(
     environment = {"PATH": str(tools), "GPUEXEC_MODELS": given}
     command = [str(tools / "bash"), str(script)]
     result = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=True)
-    assert result.stdout == f"{checkout} test [{seen.format(folder.resolve())}]\n"
+    models = seen.format(folder.resolve())
+    assert result.stdout == f"{checkout} test [{models}]\n{checkout} test-ray [{models}]\n"
