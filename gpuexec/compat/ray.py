@@ -44,7 +44,7 @@ class Predictor:
 
     A batch is columns of NumPy, an Arrow table or a DataFrame of Pandas. What comes back are the columns that are no
     inputs and, beside them, the outputs by name, row by row in the order of the batch. Batches may have any number of
-    rows; arrays are read where they lie in the object store.
+    rows, and may be read-only views on Ray's object store.
 
     Args:
         model: What `gpuexec.load` takes or returned, or a reference to that in Ray's object store.

@@ -56,7 +56,8 @@ class Batcher:
     `with` and `async with`. What the model gives for a row must not depend on the other rows of its batch.
 
     Args:
-        worker: Runs the batches. It is the Batcher's until that is closed; closing that leaves it open.
+        worker: Runs the batches, from a thread of the Batcher's: to profile them, give it a `Profiler`. It is the
+            Batcher's until that is closed, and stays open then.
         max_batch: The most rows of a run.
         max_delay_ms: How long the first request of a batch waits for others while the Worker could take it. 0: what
             came while the Worker was busy runs together, and nothing waits beside an idle device.
@@ -397,7 +398,7 @@ class _Dispatcher:
         try:
             joined = _join(batch, size - rows)
             if self._computes_here:
-                found = dict(self._worker.run(joined).items())
+                outcomes = _part(batch, dict(self._worker.run(joined).items()), size)
             else:
                 outputs = self._worker.schedule(joined).outputs
                 pending = _PendingBatch(batch, {name: tensor.readback_request() for name, tensor in outputs.items()})
@@ -405,7 +406,7 @@ class _Dispatcher:
             self._fail(batch, error)
             return
         if self._computes_here:
-            _settle(_part(batch, found, size))
+            _settle(outcomes)
             return
         self._pending.append(pending)
         for request in pending.readbacks.values():
@@ -416,10 +417,11 @@ class _Dispatcher:
         batch = pending.batch
         try:
             found = {name: request.result() for name, request in pending.readbacks.items()}
+            outcomes = _part(batch, found, sum([request.rows for request in batch]))
         except BaseException as error:
             self._fail(batch, error)
             return
-        _settle(_part(batch, found, sum([request.rows for request in batch])))
+        _settle(outcomes)
 
     def _fail(self, batch: list[_Request], error: BaseException) -> None:
         """Answer a request by the error that it met alone, or have those that met it together run one by one."""
