@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.devices.latch import Wakeup
-from gpuexec.errors import CancelledError, ClosedError, InputError, ModelError, StateError, as_failure
+from gpuexec.errors import CancelledError, ClosedError, InputError, ModelError, OutOfMemoryError, StateError, as_failure
 from gpuexec.execution.resources.exclusive_caller import is_interrupt
 from gpuexec.execution.resources.unclosed import warn_unless_closed
 from gpuexec.execution.results.given import Inputs
@@ -409,8 +409,9 @@ class _Dispatcher:
             _settle(outcomes)
             return
         self._pending.append(pending)
-        for request in pending.readbacks.values():
-            request.add_done_callback(lambda _: self._wakeup.notify())
+        with contextlib.suppress(OutOfMemoryError):  # no room for the thread that calls back: a wait looks by itself
+            for request in pending.readbacks.values():
+                request.add_done_callback(lambda _: self._wakeup.notify())
 
     def _land(self, pending: _PendingBatch) -> None:
         """Answer a batch whose run is over."""

@@ -51,8 +51,8 @@ def measure_batching(folder: Path | None, repeats: int) -> list[Figures]:
     if folder is None:
         figures.notes.append("Not measured: vit, since GPUEXEC_MODELS names no folder with " + VIT + ".")
     figures.notes.append(
-        f"Medians of turns. Batched: a Batcher of up to {LARGEST_BATCH} rows, over our Worker or onnxruntime's session"
-        " with one thread. Alone: the session with a row a call, from as many threads as there are cores."
+        f"Medians of turns, and of their ratios. Batched: a Batcher of up to {LARGEST_BATCH} rows, over our Worker or"
+        " onnxruntime's session with one thread. Alone: that session with a row a call, from as many threads as cores."
     )
     return [figures]
 
@@ -81,7 +81,10 @@ async def _measure_model(figures: Figures, name: str, path: Path, turns: int) ->
                         if turn:  # the first plans
                             samples[way].append(rate)
     found = {way: percentile(rates, 0.5) for way, rates in samples.items()}
-    ratio, alone = found["batched"] / found["ort batched"], found["batched"] / found["ort alone"]
+    ratio, alone = (
+        percentile([ours / theirs for ours, theirs in zip(samples["batched"], samples[way])], 0.5)
+        for way in ("ort batched", "ort alone")
+    )
     figures.add(name, *found.values(), ratio, alone, BOUND, beside(-ratio, -BOUND))
 
 
