@@ -44,7 +44,9 @@ class Predictor:
 
     A batch is columns of NumPy, an Arrow table or a DataFrame of Pandas. What comes back are the columns that are no
     inputs and, beside them, the outputs by name, row by row in the order of the batch. Batches may have any number of
-    rows, and may be read-only views on Ray's object store.
+    rows, and may be read-only views on Ray's object store. Of the data's context (`ray.data.DataContext`),
+    ``execution_options.preserve_order`` keeps the order of batches too, and ``raise_original_map_exception`` the class
+    of an error, of which Ray Data otherwise shows the text.
 
     Args:
         model: What `gpuexec.load` takes or returned, or a reference to that in Ray's object store.
