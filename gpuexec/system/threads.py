@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn, TypeVar
 
-from gpuexec.errors import ClosedError, OutOfMemoryError
-from gpuexec.system import knobs
+from gpuexec.errors import ClosedError, InputError, OutOfMemoryError
+from gpuexec.system import blas, knobs
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -68,6 +69,17 @@ def _check_addresses(name: str) -> None:
             f"A thread ({name}) needs {needed} bytes of addresses, and the process has {used} of the {limit} that its"
             " limit allows. Raise the limit of its address space: ulimit -v unlimited (RLIMIT_AS)."
         )
+
+
+def check_threads(threads: object) -> int:
+    """Return how many threads somebody asked for.
+
+    Raises:
+        InputError: It is no whole number from 1 to 4096.
+    """
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= knobs.MOST_THREADS:
+        raise InputError(f"threads must be a whole number from 1 to {knobs.MOST_THREADS}, got {threads!r}.")
+    return threads
 
 
 class WorkPool:
@@ -180,13 +192,65 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 class _Here(threading.local):
-    """What holds for the calls of one thread: how many threads share their work (None: one per core), and do now."""
+    """What holds for the calls of one thread.
+
+    Attributes:
+        most: How many threads share their work; None: one per core.
+        is_sharing: Whether such do now.
+        is_computing: Whether it is within `computing`.
+    """
 
     most: int | None = None
     is_sharing = False
+    is_computing = False
 
 
 _here = _Here()
+
+
+class _Computing:
+    """Context of work that so many threads may share, with NumPy's BLAS on one."""
+
+    __slots__ = ("_most",)
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+
+    def __enter__(self) -> None:
+        """Begin."""
+        _here.most, _here.is_computing = self._most, True
+        limit = blas.own_limit()
+        if limit is not None:
+            limit.hold(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        end_computing()
+
+
+def computing(most: int | None) -> AbstractContextManager[None]:
+    """Return the context in which a thread computes a run, with at most so many threads; None: one per core.
+
+    NumPy's products take no threads of the library's meanwhile, in the whole process (`gpuexec.system.blas`). It is the
+    outermost of its kind: where it ends, all end.
+    """
+    return _Computing(most)
+
+
+def end_computing() -> None:
+    """End what `computing` of this thread began and an interrupt left; once more does nothing."""
+    limit = blas.own_limit()
+    if limit is not None:
+        limit.release(threading.get_ident())
+    _here.most, _here.is_computing = None, False
+
+
+def computing_here() -> AbstractContextManager[None]:
+    """Return `computing` for one per core, or nothing more where this thread computes already."""
+    return _NOTHING if _here.is_computing else _Computing(None)
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -201,7 +265,7 @@ def shared_by(most: int | None) -> Iterator[None]:
 
 def count_sharing() -> int:
     """Return how many threads share the work of this one, itself included."""
-    return _here.most or knobs.compute_threads()
+    return 1 if _here.is_sharing else _here.most or knobs.compute_threads()
 
 
 def is_sharing() -> bool:
@@ -214,22 +278,23 @@ def share_work(count: int, work: Callable[[int], None]) -> None:
 
     All calls have ended when this returns. A call may run beside others, each in no particular order, and sees what is
     set in the caller's context (`contextvars`, hence `numpy.errstate`). How many threads there are is said by
-    ``GPUEXEC_THREADS`` and `shared_by`.
+    ``GPUEXEC_CPU_THREADS``, `computing` and `shared_by`; work within such work takes none beside its own.
 
     Raises:
         BaseException: What the first call raised that did; later numbers are left out then.
     """
-    sharing, helpers = _Sharing(count, work), 0
-    for _ in range(min(count, count_sharing()) - 1):
+    sharing, helpers = _Shared(count, work), 0
+    most = min(count, count_sharing())
+    for _ in range(most - 1):
         try:
-            _find_pool().submit(partial(contextvars.copy_context().run, sharing.help))
+            find_pool(most).submit(partial(contextvars.copy_context().run, sharing.help))
             helpers += 1
         except OutOfMemoryError:  # no room for threads: the caller does it all
             break
     sharing.run(is_shared=helpers > 0)
 
 
-class _Sharing:
+class _Shared:
     """Numbers that several threads take one after the other."""
 
     def __init__(self, count: int, work: Callable[[int], None]) -> None:
@@ -289,11 +354,13 @@ _pool: WorkPool | None = None
 _pool_lock = threading.Lock()
 
 
-def _find_pool() -> WorkPool:
+def find_pool(threads: int) -> WorkPool:
+    """Return the process's threads beside those that call, with room for so many less one."""
     global _pool
     with _pool_lock:
         if _pool is None:
-            _pool = WorkPool(max(1, knobs.compute_threads() - 1), "gpuexec-cores")
+            _pool = WorkPool(max(1, threads - 1), "gpuexec-cores")
+        _pool.max_threads = max(_pool.max_threads, threads - 1)
         return _pool
 
 

@@ -28,6 +28,7 @@ from gpuexec.ir.graphs import Value
 from gpuexec.ir.plan import Read
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.model.model import Model
+from gpuexec.system.threads import computing
 
 Array = np.ndarray[Any, Any]
 
@@ -130,7 +131,7 @@ class Lane:
         for (array, _), content in zip(track.memories, held, strict=True):
             array[...] = content
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), computing(self._planning.backend.threads):
                 for call in track.bound.calls:
                     call()
         except Exception:
