@@ -44,9 +44,12 @@ def measure_models(names: Sequence[str], repeats: int) -> list[Figures]:
 
 
 def open_onnxruntime(
-    data: bytes, threads: int, weights: Mapping[str, Any] | None = None
+    model: bytes | str, threads: int, weights: Mapping[str, Any] | None = None
 ) -> Callable[[dict[str, Any]], list[Any]]:
-    """Return a function that runs a model by onnxruntime, fully optimised; ``weights`` are those beside the bytes."""
+    """Return a function that runs a model, or the file of one, by onnxruntime, fully optimised.
+
+    ``weights`` are those beside the bytes.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -55,7 +58,7 @@ def open_onnxruntime(
         options.add_external_initializers(list(weights), values)
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     return lambda inputs: session.run(None, inputs)
 
 

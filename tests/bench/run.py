@@ -3,6 +3,7 @@
 python tests/bench/run.py                          # everything
 python tests/bench/run.py models --model mlp chain --repeat 50
 python tests/bench/run.py overlap schedule decode
+GPUEXEC_MODELS=folder python tests/bench/run.py cpu  # the folder's models, the digits, generated ones: five minutes
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.bench.batching import measure_batching
 from tests.bench.budgets import measure_budgets
 from tests.bench.compiling import measure_compiling
 from tests.bench.cpu_models import measure_models
+from tests.bench.cpu_suite import measure_suite
 from tests.bench.decoding import measure_decoding
 from tests.bench.host_time import measure_schedule
 from tests.bench.measure import QUIET, Bystanders, describe_machine, describe_numpy_threads
@@ -45,6 +47,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
     "requests": lambda options: measure_requests(),
     "predictions": lambda options: measure_predictions(),
     "regions": lambda options: measure_regions(knobs.models_dir()),
+    "cpu": lambda options: measure_suite(knobs.models_dir(), options.model, options.repeat * 3),
 }
 
 
@@ -73,7 +76,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure what runs without a GPU.")
     parser.add_argument("bench", nargs="*", help=f"which to run: {', '.join(BENCHES)} (default: all)")
     parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS, help="which models (default: all)")
-    parser.add_argument("--repeat", type=int, default=20, help="runs of each figure; host times take 50 times as many")
+    parser.add_argument(
+        "--repeat", type=int, default=20, help="runs of each figure; host times: 50, cpu: 3 times as many"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures to a file too")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.bench if name not in BENCHES]

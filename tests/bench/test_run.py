@@ -14,6 +14,7 @@ from tests.bench import (
     batching,
     compiling,
     cpu_models,
+    cpu_suite,
     host_time,
     measure,
     memory_requests,
@@ -92,6 +93,7 @@ def test_tables_are_printed_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cpu_models, "MODELS", SMALL_MODELS)
+    monkeypatch.setattr(cpu_suite, "MODELS", SMALL_MODELS)
     monkeypatch.setattr(overlap, "COMMAND_MS", 1.0)
     monkeypatch.setattr(batching, "QUESTIONS", {"digits": 1})
     monkeypatch.setattr(arenas, "SEEDS", range(1, 2))
@@ -107,24 +109,17 @@ def test_tables_are_printed_and_written(
     written = json.loads(file.read_text())
     assert {row["model"] for row in written["figures"][0]["rows"]} == {"chain", "lstm"}
     benches = [each["bench"] for each in written["figures"]]
-    expected = ["models", "overlap", "schedule", "schedule", "budget", "batching", "decode"]
-    assert benches == [
-        *expected,
-        "arenas",
-        "arenas",
-        "weights",
-        "compiling",
-        "requests",
-        "predictions",
-        "regions",
-        "regions",
-    ]
+    expected = ["models", "overlap", "schedule", "schedule", "budget", "batching", "decode", "arenas", "arenas", "weights"]
+    expected += ["compiling", "requests", "predictions", "regions", "regions"]
+    assert benches == [*expected, "cpu", "cpu", "cpu", "cpu"]
     (served,) = next(each for each in written["figures"] if each["bench"] == "batching")["rows"]
     assert served["model"] == "digits" and min(served["batched"], served["ort batched"], served["ort alone"]) > 0
-    fused, apart = written["figures"][-1]["rows"]
+    assert [row["model"] for row in written["figures"][-2]["rows"]] == ["digits"]
+    assert [row["model"] for row in written["figures"][-1]["rows"]] == ["chain", "lstm", "geometric mean"]
+    fused, apart = written["figures"][-5]["rows"]
     assert 1 == fused["launches"] < apart["launches"]
     assert fused["MB at least"] <= fused["MB moved"] < apart["MB moved"]
-    rows = written["figures"][-3]["rows"]
+    rows = written["figures"][-7]["rows"]
     assert [(row["target"], row["precision"]) for row in rows] == [
         (target, precision) for target in predictions.TARGETS for precision in predictions.PRECISIONS
     ]
@@ -146,6 +141,24 @@ def test_regions_and_operators_on_elements_that_are_in_none_are_counted(tmp_path
     assert (row["flat"], row["epilogue"], row["steps"], row["alone"]) == (1, 0, 4, 1)
     assert row["why alone"] == "none beside it 1"
     assert not failed.rows
+
+
+def test_models_are_counted_by_onnxruntimes_time_and_those_that_fail_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = SMALL_MODELS["mlp"]()
+    (tmp_path / "good.onnx").write_bytes(bench.data)
+    (tmp_path / "broken.onnx").write_bytes(bench.data[:-40])
+    np.savez(tmp_path / "case.npz", in_0=bench.inputs["x"], input_names=np.array(["x"]))
+    rows = {name: {"file": f"{name}.onnx", "cases": ["case.npz"]} for name in ("good", "broken")}
+    (tmp_path / "manifest.json").write_text(json.dumps(rows))
+    monkeypatch.setattr(cpu_suite, "interleave", lambda contenders, *_: {"own": [4.0], "other": [1.0]})
+    bands, slowest, named, made, failed = cpu_suite.measure_suite(tmp_path, [], 1)
+    counted = [(row[0], row[1], row[2]) for row in bands.rows if row[1]]
+    assert counted == [("0.5 to 2 ms", 1, 0.25), ("all", 1, 0.25)]
+    assert slowest.rows == [("good", 4.0, 1.0, 0.25)] and not made.rows
+    assert [row[0] for row in named.rows] == ["digits"]
+    assert [row[0] for row in failed.rows] == ["broken"] and "FAILED: broken; see below." in bands.notes
 
 
 def test_a_bench_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
