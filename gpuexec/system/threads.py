@@ -265,7 +265,12 @@ def shared_by(most: int | None) -> Iterator[None]:
 
 def count_sharing() -> int:
     """Return how many threads share the work of this one, itself included."""
-    return 1 if _here.is_sharing else _here.most or knobs.compute_threads()
+    if _here.is_sharing:
+        return 1
+    most = _here.most or knobs.compute_threads()
+    if _here.is_computing:
+        _here.most = most  # until the run ends: asking takes as long as a small product
+    return most
 
 
 def is_sharing() -> bool:
@@ -283,57 +288,62 @@ def share_work(count: int, work: Callable[[int], None]) -> None:
     Raises:
         BaseException: What the first call raised that did; later numbers are left out then.
     """
-    sharing, helpers = _Shared(count, work), 0
+    sharing = _Shared(count, work)
     most = min(count, count_sharing())
     for _ in range(most - 1):
+        place: dict[str, bool] = {}
         try:
-            find_pool(most).submit(partial(contextvars.copy_context().run, sharing.help))
-            helpers += 1
+            find_pool(most).submit(partial(contextvars.copy_context().run, sharing.help, place))
+            sharing.places.append(place)
         except OutOfMemoryError:  # no room for threads: the caller does it all
             break
-    sharing.run(is_shared=helpers > 0)
+    sharing.run()
 
 
 class _Shared:
-    """Numbers that several threads take one after the other."""
+    """Numbers that several threads take one after the other.
+
+    Attributes:
+        places: Of those that may help, each taken by whoever comes first: a thread that helps, or the end.
+    """
 
     def __init__(self, count: int, work: Callable[[int], None]) -> None:
         self._count, self._work = count, work
         self._numbers = itertools.count()
-        self._changed = threading.Condition()
-        self._helping, self._is_over = 0, False
+        self.places: list[dict[str, bool]] = []
+        self._ended: list[None] = []
+        self._changed: SimpleQueue[None] = SimpleQueue()
         self._error: BaseException | None = None
 
-    def run(self, *, is_shared: bool) -> None:
+    def run(self) -> None:
         """Take numbers until none is left, then wait for the threads that are at theirs."""
         try:
-            self._take(is_shared=is_shared)
+            self._take(is_shared=bool(self.places))
         except BaseException as error:
-            self._note(error)
-        while not self._is_over or self._helping:
+            self._error = self._error or error
+        is_over = False
+        while not is_over:
             try:
-                with self._changed:
-                    self._is_over = True
-                    self._changed.wait_for(lambda: not self._helping)
+                helping = sum([place.setdefault("", False) for place in self.places])
+                while len(self._ended) < helping:
+                    self._changed.get()
+                is_over = True
             except BaseException as error:  # an interrupt: those that help end with the numbers that they are at
-                self._note(error)
+                self._error = self._error or error
         if self._error is not None:
             raise self._error
 
-    def help(self) -> None:
+    def help(self, place: dict[str, bool]) -> None:
         """Take numbers beside the caller; one who comes late finds nothing to do."""
-        with self._changed:
-            if self._is_over:
-                return
-            self._helping += 1
+        if not place.setdefault("", True):
+            return
         try:
             self._take(is_shared=True)
         except BaseException as error:
-            self._note(error)
+            self._error = self._error or error
         finally:
-            with self._changed:
-                self._helping -= 1
-                self._changed.notify()
+            self._ended.append(None)
+            self._changed.put(None)
 
     def _take(self, *, is_shared: bool) -> None:
         before, _here.is_sharing = _here.is_sharing, is_shared
@@ -344,10 +354,6 @@ class _Shared:
                 self._work(number)
         finally:
             _here.is_sharing = before
-
-    def _note(self, error: BaseException) -> None:
-        with self._changed:
-            self._error = self._error or error
 
 
 _pool: WorkPool | None = None

@@ -215,7 +215,7 @@ class Lane:
         reads = [*planned.variant.reads, *wholes]
         if any(read.input not in own for read in reads):
             return None
-        with self._context.lock:
+        with self._context.lock, computing(self._planning.backend.threads):
             bound = bind_plan(self._planning.backend.device, self._context.stream, stage, planned)
         if bound is None:
             return None

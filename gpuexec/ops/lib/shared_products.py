@@ -15,12 +15,12 @@ import numpy as np
 from gpuexec.ir.operator import Array
 from gpuexec.system.threads import share_work
 
-# Operations from which on a product is shared, and of a part at least: handing a part over takes some 50 us, in which
-# a core makes 5 to 10 million.
+# Operations from which on a product is shared, and of a part, where there are more than two: a core makes 50 to 100
+# million in a millisecond, and handing a part over takes a twentieth of that.
 SHARED = 10_000_000
-_PART = 5_000_000
+_PART = 20_000_000
 _MOST_PARTS = 16
-# Rows or columns of a part at least: BLAS lays the other operand out anew for each.
+# Rows or columns of a part at least, or half as many of two: BLAS lays the other operand out anew for each.
 _LEAST = 128
 _UNIT = 16  # rows or columns that parts are whole multiples of
 
@@ -56,15 +56,15 @@ def _divide(a: Array, b: Array, y: Array) -> list[tuple[Array, Array, Array]]:
     operations = 2 * y.size * a.shape[-1]
     if operations < SHARED:
         return [(a, b, y)]
-    most = min(operations // _PART, _MOST_PARTS)
+    most = min(max(operations // _PART, 2), _MOST_PARTS)
     rank = y.ndim
     axis = max(range(rank - 2), key=y.shape.__getitem__, default=0) if rank > 2 else rank
     count, unit = (min(most, y.shape[axis]), 1) if axis < rank - 2 else (1, _UNIT)
     if count < 2:
         axis = rank - 2 if y.shape[-2] > y.shape[-1] else rank - 1
-        count, unit = min(most, y.shape[axis] // _LEAST), _UNIT
-    if count < 2:
-        return [(a, b, y)]
+        if y.shape[axis] < _LEAST:
+            return [(a, b, y)]
+        count, unit = min(most, max(y.shape[axis] // _LEAST, 2)), _UNIT
     extent, count = y.shape[axis], 1 << count.bit_length() - 1
     step = -(-extent // (count * unit)) * unit
     return [

@@ -417,9 +417,9 @@ def _pieces(batch: int, windows: Windows, inner: int) -> Iterator[tuple[slice, s
 
 
 def _choose_piece(inner: int) -> int:
-    """Return how many elements of patches a piece has: a quarter where that is enough windows for a product."""
-    quarter = _PIECE // _MOST_TOGETHER
-    return quarter if quarter >= inner * _LEAST_PLACES else _PIECE
+    """Return how many elements of patches a piece has: fewer where several, laid out at a time, have enough windows."""
+    parts = (_PIECE // together for together in (_MOST_TOGETHER, 2))
+    return next((part for part in parts if part >= inner * _LEAST_PLACES), _PIECE)
 
 
 def _padded(x: Array, windows: Windows) -> Array:
