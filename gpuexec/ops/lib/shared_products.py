@@ -30,9 +30,9 @@ def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
     if min(a.ndim, b.ndim) < 2:
         return np.asarray(np.matmul(a, b, out=out))
     if out is None:
-        if 2 * prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])) * a.shape[-2] * a.shape[-1] * b.shape[-1] < SHARED:
-            return np.asarray(np.matmul(a, b))
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+        if 2 * prod(shape) * a.shape[-1] < SHARED:
+            return np.asarray(np.matmul(a, b))
         out = np.empty(shape, np.result_type(a, b))
     prepare_matmul(a, b, out)()
     return out
