@@ -47,7 +47,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
     "requests": lambda options: measure_requests(),
     "predictions": lambda options: measure_predictions(),
     "regions": lambda options: measure_regions(knobs.models_dir()),
-    "cpu": lambda options: measure_suite(knobs.models_dir(), options.model, options.repeat * 3),
+    "cpu": lambda options: measure_suite(knobs.models_dir(), options.model, options.repeat * 2),
 }
 
 
@@ -77,7 +77,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("bench", nargs="*", help=f"which to run: {', '.join(BENCHES)} (default: all)")
     parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS, help="which models (default: all)")
     parser.add_argument(
-        "--repeat", type=int, default=20, help="runs of each figure; host times: 50, cpu: 3 times as many"
+        "--repeat", type=int, default=20, help="runs of each figure; host times: 50, cpu: 2 times as many"
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures to a file too")
     options = parser.parse_args(arguments)
