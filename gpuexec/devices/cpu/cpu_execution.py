@@ -5,6 +5,7 @@ Expensive commands run side by side, the rest in line. Where none is expensive t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import time
@@ -40,6 +41,7 @@ _BRIEF_SECONDS, _LIGHT_SECONDS = 3e-3, 20e-3
 _MOST_PLACES = 4
 # New places in a row after which memory is taken for such that never comes back.
 _MOST_MISSED = 8
+_ALL = contextlib.nullcontext()
 
 
 class Call:
@@ -432,7 +434,7 @@ class Execution:
                 if flies and self._send(index, threads):
                     self._flying += 1
                 else:
-                    failed = self._call(index, threads - self._flying)
+                    failed = self._call(index, threads - self._flying if self._flying else None)
                     self._release(index)
             elif not self._flying:
                 break
@@ -498,14 +500,14 @@ class Execution:
     def _fly(self, flight: _Flight) -> None:
         if flight.claim("flown"):
             with np.errstate(all="ignore"), computing(1):
-                self._done.put((flight.index, self._call(flight.index, 1)))
+                self._done.put((flight.index, self._call(flight.index)))
             flight.ended.set()
 
-    def _call(self, index: int, threads: int) -> BaseException | None:
-        """Execute a command on so many threads."""
+    def _call(self, index: int, threads: int | None = None) -> BaseException | None:
+        """Execute a command, on so many threads where others are taken."""
         start = time.perf_counter()
         try:
-            with shared_by(threads):
+            with _ALL if threads is None else shared_by(threads):
                 self._calls[index].run(self._bindings, self._row)
         except Exception as error:
             return self._locate(index, error)
