@@ -390,6 +390,7 @@ class Execution:
         self._done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._flying = 0
         self._flights: list[_Flight] = []
+        self._has_given = False  # a command to another thread, whether or not it was taken back
 
     def _begin(self) -> None:
         """Find the commands that can run at once."""
@@ -411,7 +412,7 @@ class Execution:
                 self._run_in_line()
             else:
                 self._run_side_by_side()
-                self._order.is_light = is_whole and not self._flights
+                self._order.is_light = is_whole and not self._has_given
         if is_whole:
             self._order.note(time.perf_counter() - start)
 
@@ -495,6 +496,7 @@ class Execution:
             find_pool(threads).submit(partial(self._fly, flight))
         except OutOfMemoryError:
             return False
+        self._has_given = True
         return True
 
     def _fly(self, flight: _Flight) -> None:
