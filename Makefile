@@ -20,17 +20,13 @@ PARALLEL := -n auto --dist worksteal
 PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 QUICK := ops importer passes planner execution/runs
 
-DIGITS := examples/data/digits.npz
-DEMO = $(BIN)/gpuexec run examples/models/digits.onnx --input image=$(DIGITS):images --labels $(DIGITS):labels \
-  --rows=-360: --repeat 50 --show 10 $(ARGS)
-
 help:  ## print this
 	@echo "gpuexec runs ONNX models on NVIDIA GPUs. Targets:"
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
 
 demo: $(BIN)/python  ## make .venv, install the package, classify handwritten digits
 	$(call install,run $(CUDA))
-	$(DEMO)
+	$(BIN)/gpuexec demo $(ARGS)
 
 setup: $(BIN)/python  ## make .venv with everything for development: tests, linters, CUDA wheels
 	$(call install,run test dev $(TEST_CUDA))

@@ -36,7 +36,7 @@ def main() -> None:
 
 def gpuexec(*arguments: str) -> None:
     """Run the command line and show what it says."""
-    said = subprocess.run([sys.executable, "-m", "gpuexec.cli", *arguments], capture_output=True, text=True, check=True)
+    said = subprocess.run([sys.executable, "-m", "gpuexec", *arguments], capture_output=True, text=True, check=True)
     print("".join(f"  {line}\n" for line in said.stdout.splitlines()), end="")
 
 

@@ -1,4 +1,4 @@
-"""The command line: gpuexec run, info, explain, profile, tune, calibrate, compile, verify, ops, doctor, sanitize."""
+"""The command line: gpuexec demo, run, bench, info, explain, profile, compile, verify and others."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, TextIO, cast
 
 from gpuexec.errors import GpuexecError
+from gpuexec.system.version import VERSION
 
+# Each a module of this package.
+COMMANDS = (
+    *("demo", "run", "bench", "info", "explain", "profile", "tune", "calibrate", "compile", "verify", "ops", "doctor"),
+    "sanitize",
+)
 # The shell's exit status of a process ended by SIGINT: 128 and the number of the signal.
 _INTERRUPTED = 130
 
@@ -20,15 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gpuexec", description="Run array programs (ONNX models) and see how they run."
     )
-    commands = parser.add_subparsers(
-        dest="command",
-        required=True,
-        metavar="run | info | explain | profile | tune | calibrate | compile | verify | ops | doctor | sanitize",
-    )
-    from gpuexec.cli import calibrate, compile, doctor, explain, info, ops, profile, run, sanitize, tune, verify
-
-    for module in (run, info, explain, profile, tune, calibrate, compile, verify, ops, doctor, sanitize):
-        module.add_parser(commands)
+    parser.add_argument("--version", action="version", version=f"gpuexec {VERSION}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar=" | ".join(COMMANDS))
+    for name in COMMANDS:
+        import_module(f"gpuexec.cli.{name}").add_parser(commands)
     options = parser.parse_args(arguments)
     try:
         with contextlib.redirect_stdout(cast(TextIO, _BreakablePipe(sys.stdout))):

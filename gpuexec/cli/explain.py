@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,20 @@ from gpuexec.cli.count_tables import encode_counts, print_launches
 from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.free_dims import array_of
 from gpuexec.cli.host_rows import print_host_rows
+from gpuexec.cli.json_output import add_json_argument, open_output, open_tables, print_json
 from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.precision_arguments import take_precision
-from gpuexec.cli.predictions import encode_prediction, print_prediction
+from gpuexec.cli.predictions import print_prediction
 from gpuexec.cli.provider_arguments import encode_offers, print_offers
-from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
+from gpuexec.cli.sources import add_method_argument, open_model, open_worker, read_inputs
 from gpuexec.devices.backend import Backend, BackendType
 from gpuexec.devices.dependent_launch import find_waiting
 from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.errors import InputError
 from gpuexec.execution.profiling.lifetimes import name_values
-from gpuexec.execution.profiling.terminal import make_table, open_console, print_table
+from gpuexec.execution.profiling.terminal import make_table, print_table
+from gpuexec.execution.report import Report
 from gpuexec.execution.resources.opened_providers import open_providers, read_providers
 from gpuexec.execution.worker import Worker
 from gpuexec.ir.command import Launch
@@ -49,6 +51,7 @@ from gpuexec.planner.prediction import PlanPrediction, predict_plan
 from gpuexec.planner.providers import Providers
 from gpuexec.planner.template import plan_graph
 from gpuexec.system.atomic_file import write_file
+from gpuexec.system.records import Record
 
 Array = np.ndarray[Any, Any]
 _COUNTED_TARGET = "sm_90"
@@ -71,12 +74,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--memory", metavar="OUT.html", type=Path, help="draw the arena over time, of every part that was planned"
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print what is predicted of the plan for a GPU as JSON, and nothing else: launches, bytes, microseconds,"
-        " and a row for each command; with --count what was counted of each launch, too",
-    )
+    add_json_argument(parser)
     parser.add_argument(
         "--count",
         action="store_true",
@@ -92,91 +90,128 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(main=main)
 
 
+@dataclass(slots=True)
+class Explanation(Record):
+    """The plans of a model, and what is beside them.
+
+    Attributes:
+        model: Path of the file.
+        target: Name of the target that it is planned for.
+        precision: What products and convolutions are computed in.
+        notes: About the inputs.
+        plans: Those that can be made without a run; where that is not the whole model and there is a device, all that
+            a run made.
+        predictions: Of the plans, in order, for a GPU.
+        providers: The nodes that libraries could compute, with what was taken.
+        softmaxes: Of softmaxes that are no attention with the products around them, why.
+        unfused: Of operators that are no region on textures, why.
+        is_whole: Whether one plan holds all of the model.
+        host: What the host has to do between the plans, and why.
+        report: Of the run that was needed to plan it all.
+        counts: What was counted of each launch.
+    """
+
+    model: str
+    target: str
+    precision: str
+    notes: Sequence[str]
+    plans: Sequence[Plan] = ()
+    predictions: Sequence[PlanPrediction] = ()
+    providers: Sequence[Mapping[str, Any]] = ()
+    softmaxes: Mapping[str, str] = field(default_factory=dict)
+    unfused: Mapping[str, str] = field(default_factory=dict)
+    is_whole: bool = True
+    host: Sequence[HostPart] = ()
+    report: Report | None = None
+    counts: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """Something that the host does between plans: it reads a value, or computes a node or a loop's trips."""
+
+    does: str
+    name: str
+    reader: str
+    why: str
+
+
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
-    console = Console(highlight=False, soft_wrap=True)
+    console, tables = open_output(options), open_tables(options)
     opened = open_model(options.model, options.method)
     model = take_precision(opened.model, options)
     target, providers = _open_target(options)
-    if options.json and not target.has_kernels:
-        raise InputError(f"--json predicts plans for GPUs, got target {target.name!r}. Name one, like --target sm_90.")
     feeds, notes = read_inputs(opened, options)
-    for note in () if options.json else notes:
+    found = Explanation(options.model, target.name, str(model.precision), notes)
+    partition, offers = _plan(found, model, feeds, target, providers)
+    if options.source is not None:
+        _print_generated(found.plans, options.source)
+        return 0
+    for note in notes:
         console.print(note, style="dim", markup=False)
+    console.print(f"precision {found.precision}", markup=False)
+    for plan in found.plans:
+        _print_plan(console, plan)
+    if offers:
+        print_offers(console, offers)
+    for prediction in found.predictions:
+        print_prediction(tables, prediction)
+    if found.softmaxes:
+        _print_reasons(console, ("softmax", "is no attention with the products around it, since"), found.softmaxes)
+    if found.unfused:
+        _print_reasons(console, ("operators", "are no region here, since"), found.unfused)
+    if not found.is_whole:
+        _print_partition(console, found.host, partition)
+        if options.target is None:
+            _run(console, found, model, feeds, target, options)
+    if options.memory is not None:
+        page = draw_memory(Path(options.model).name, found.plans, name_values(model.graph), found.predictions)
+        write_file(options.memory, page)
+        console.print(f"{len(found.plans)} arenas drawn to {options.memory}", markup=False)
+    if options.count:
+        counts = _count(model, feeds, options.target or _COUNTED_TARGET)
+        print_launches(tables, counts)
+        found.counts = [encode_counts(each) for each in counts]
+    print_json(options, **found.to_dict())
+    return 0
+
+
+def _plan(
+    found: Explanation, model: Model, feeds: Mapping[str, Array], target: Target, providers: Providers
+) -> tuple[Partition, Sequence[tuple[str, Offer]]]:
+    """Plan what can be planned without a run; return where that ends, and what libraries offered."""
     named = {port.name: TensorSpec.of(array_of(port, feeds[port.name])) for port in model.inputs}
     if model.memories:
         named |= find_initial_specs(model.graph, model.memories, model.dims, named)
     specs = {value: named[value.name] for value in model.graph.inputs}
     partition = find_partition(model.graph, specs, target)
-    plans: list[Plan] = []
-    predictions: list[PlanPrediction] = []
-    reasons: dict[str, str] = {}
-    undrawn: dict[str, str] = {}
-    offers: Sequence[tuple[str, Offer]] = ()
-    if partition.ready is not None:
-        given = {value.name: specs[value] for value in partition.ready.inputs}
-        ready = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given, target)
-        if target.has_textures:
-            fused = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given)
-            undrawn = explain_blits(fused, given)
-        if "recognise_attention" not in model.disabled_passes:
-            reasons = explain_softmaxes(partition.ready, given)
-        template = plan_graph(ready, given, target, model.dims, providers=providers)
-        plans, offers = [template.plan], template.offers
-        if target.has_kernels:
-            commands = template.specialise(given).commands
-            predictions = [predict_plan(template.plan, commands, waits=find_waiting(target))]
-    is_whole = not (partition.reads or partition.host_nodes or partition.repeat or partition.rest)
-    if options.json:
-        counts = _count(model, feeds, target.name) if options.count else None
-        _print_json(predictions, counts, offers, is_whole=is_whole)
-        return 0
-    if options.source is not None:
-        _print_generated(plans, options.source)
-        return 0
-    console.print(f"precision {model.precision}", markup=False)
-    for plan in plans:
-        _print_plan(console, plan)
-    if offers:
-        print_offers(console, offers)
-    for prediction in predictions:
-        print_prediction(open_console(), prediction)
-    if reasons:
-        _print_reasons(console, ("softmax", "is no attention with the products around it, since"), reasons)
-    if undrawn:
-        _print_reasons(console, ("operators", "are no region here, since"), undrawn)
-    if not is_whole:
-        _print_partition(console, partition)
-        if options.target is None:
-            plans = _print_run(console, model, feeds, options)
-            waits = find_waiting(target)
-            predictions = [predict_plan(plan, waits=waits) for plan in plans] if target.has_kernels else []
-    if options.memory is not None:
-        page = draw_memory(Path(options.model).name, plans, name_values(model.graph), predictions)
-        write_file(options.memory, page)
-        console.print(f"{len(plans)} arenas drawn to {options.memory}", markup=False)
-    if options.count:
-        print_launches(open_console(), _count(model, feeds, options.target or _COUNTED_TARGET))
-    return 0
+    found.is_whole = not (partition.reads or partition.host_nodes or partition.repeat or partition.rest)
+    found.host = _list_host_parts(partition)
+    if partition.ready is None:
+        return partition, ()
+    given = {value.name: specs[value] for value in partition.ready.inputs}
+    ready = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given, target)
+    if target.has_textures:
+        fused = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given)
+        found.unfused = explain_blits(fused, given)
+    if "recognise_attention" not in model.disabled_passes:
+        found.softmaxes = explain_softmaxes(partition.ready, given)
+    template = plan_graph(ready, given, target, model.dims, providers=providers)
+    found.plans, found.providers = [template.plan], encode_offers(template.offers)
+    if target.has_kernels:
+        commands = template.specialise(given).commands
+        found.predictions = [predict_plan(template.plan, commands, waits=find_waiting(target))]
+    return partition, template.offers
 
 
-def _print_json(
-    predictions: Sequence[PlanPrediction],
-    counts: Sequence[LaunchCounts] | None,
-    offers: Sequence[tuple[str, Offer]],
-    *,
-    is_whole: bool,
-) -> None:
-    """Print the prediction of what can be planned without a run, and what was counted in one.
-
-    Raises:
-        InputError: Nothing can be planned before the host has read or computed something.
-    """
-    if not predictions:
-        raise InputError("--json predicts a plan, and nothing of this model can be planned before the host takes part.")
-    counted = {} if counts is None else {"counts": [encode_counts(each) for each in counts]}
-    provided = {"providers": encode_offers(offers)} if offers else {}
-    print(json.dumps({"is_whole": is_whole, **encode_prediction(predictions[0]), **provided, **counted}, indent=1))
+def _list_host_parts(partition: Partition) -> list[HostPart]:
+    reads = [HostPart("read", read.value.name, read.reader, read.role) for read in partition.reads]
+    calls = [
+        HostPart("compute", str(node), "", partition.host_calls.get(node, "light")) for node in partition.host_nodes
+    ]
+    repeat = partition.repeat
+    return [*reads, *calls, *([] if repeat is None else [HostPart("repeat", str(repeat), "", "its body")])]
 
 
 def _print_reasons(console: Console, titles: tuple[str, str], reasons: Mapping[str, str]) -> None:
@@ -243,32 +278,41 @@ def _name_steps(text: str, origin: str) -> str:
     return _STEP.sub(lambda match: f"{match[1]} {own[int(match[2])]}", text)
 
 
-def _print_partition(console: Console, partition: Partition) -> None:
+def _print_partition(console: Console, host: Sequence[HostPart], partition: Partition) -> None:
     """Print why a plan does not hold the whole model."""
     reads = make_table(("then the host reads", "reader", "why"))
-    for read in partition.reads:
-        reads.add_row(escape(read.value.name), escape(read.reader), read.role)
+    for part in host:
+        if part.does == "read":
+            reads.add_row(escape(part.name), escape(part.reader), part.why)
     if partition.reads:
         print_table(console, reads)
-    for node in partition.host_nodes:
-        why = partition.host_calls.get(node, "light")
-        console.print(f"then the host computes {node}: {why}", markup=False)
-    if partition.repeat is not None:
-        console.print(f"then {partition.repeat} runs its body, planned by itself", markup=False)
+    for part in host:
+        if part.does == "compute":
+            console.print(f"then the host computes {part.name}: {part.why}", markup=False)
+        elif part.does == "repeat":
+            console.print(f"then {part.name} runs its body, planned by itself", markup=False)
     if partition.rest is not None:
         console.print(f"then {len(partition.rest.nodes)} nodes are planned from what is known by then")
 
 
-def _print_run(console: Console, model: Model, feeds: dict[str, Array], options: argparse.Namespace) -> list[Plan]:
-    """Run once, and print the plans made and their host time; return all plans in order."""
-    with Worker(
-        model, backend=BackendType(options.backend), providers=options.providers, tuning=options.tuning
-    ) as worker:
+def _run(
+    console: Console,
+    found: Explanation,
+    model: Model,
+    feeds: dict[str, Array],
+    target: Target,
+    options: argparse.Namespace,
+) -> None:
+    """Run once, note all plans in order, and print those that are new and what the host did."""
+    shown = len(found.plans)
+    with open_worker(model, options) as worker:
         worker.run(feeds)
-        for plan in worker.plans[-2::-1]:
-            _print_plan(console, plan)
-        print_host_rows(console, worker.report())
-        return list(worker.plans[::-1])
+        found.plans, found.report = worker.plans[::-1], worker.report()
+    for plan in found.plans[shown:]:
+        _print_plan(console, plan)
+    print_host_rows(console, found.report)
+    waits = find_waiting(target)
+    found.predictions = [predict_plan(plan, waits=waits) for plan in found.plans] if target.has_kernels else []
 
 
 def _count(model: Model, feeds: dict[str, Array], target: str) -> Sequence[LaunchCounts]:

@@ -28,8 +28,13 @@ _SEED = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments common to `run`, `explain` and `profile`: model, backend, precision, providers, inputs."""
+    """Add the model and `add_run_arguments`."""
     parser.add_argument("model", help="the ONNX file, or a program (.gxp)")
+    add_run_arguments(parser)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a run of a model: backend, precision, providers, inputs."""
     parser.add_argument(
         "--backend",
         default="auto",
@@ -42,9 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of inputs: dims for random ones, files."""
+    """Add the arguments of inputs: dims or shapes for random ones, files."""
     parser.add_argument(
         "--dims", nargs="+", default=[], metavar="NAME=N", help="extents of free dimensions, for random inputs"
+    )
+    parser.add_argument(
+        "--shapes", nargs="+", default=[], metavar="INPUT:AxBxC", help="shapes of random inputs, as in image:8x1x8x8"
     )
     add_file_arguments(parser)
 
@@ -79,6 +87,35 @@ def parse_dims(items: Sequence[str]) -> dict[str, int]:
     return dims
 
 
+def parse_shapes(model: Model, items: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Parse ``INPUT:AxBxC`` items to shapes by input; nothing behind the colon is a scalar.
+
+    Raises:
+        InputError: An item is not of that form, there is no such input, or it does not take that shape.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    ports = {port.name: port for port in model.inputs}
+    for item in items:
+        name, colon, text = item.rpartition(":")
+        if not colon or not re.fullmatch(r"([0-9]{1,18}(x[0-9]{1,18})*)?", text):
+            raise InputError(f"--shapes {item!r} is not INPUT:AxBxC, as in image:8x1x8x8.")
+        if name not in ports:
+            raise InputError(f"The model has no input {name!r}; it has {', '.join(ports)}.", value=name)
+        shape, dims = tuple(map(int, text.split("x") if text else ())), ports[name].spec.dims
+        fits = dims is None or (
+            len(dims) == len(shape) and all(dim == each for dim, each in zip(dims, shape) if isinstance(dim, int))
+        )
+        if not fits:
+            raise InputError(f"--shapes {item!r}: input {ports[name]} does not take that shape.", value=name)
+        shapes[name] = shape
+    return shapes
+
+
+def count_rows(feeds: Mapping[str, Any]) -> int:
+    """Return the rows of a run: the first axis of the first input that has one, else 1."""
+    return next((each.shape[0] for each in feeds.values() if isinstance(each, np.ndarray) and each.ndim), 1)
+
+
 def parse_rows(text: str | None) -> slice:
     """Parse ``A:B`` to a slice; None takes all.
 
@@ -99,13 +136,19 @@ def parse_rows(text: str | None) -> slice:
 
 
 def read_feeds(
-    model: Model, items: Sequence[str], dims: dict[str, int], rows: slice
+    model: Model, items: Sequence[str], shapes: Mapping[str, tuple[int, ...]], dims: dict[str, int], rows: slice
 ) -> tuple[dict[str, Any], list[str]]:
     """Return an array for each input (of containers their content), and a line for each conversion made.
 
     Inputs without a file are random: a fixed seed, normal floats, small non-negative integers; containers are empty.
+
+    Raises:
+        InputError: A file, a shape and an extent contradict each other or the model.
     """
     feeds, notes = read_given(model, items, rows)
+    if twice := sorted(feeds.keys() & shapes.keys()):
+        raise InputError(f"--shapes are those of random inputs, and {twice[0]!r} is read from a file.", value=twice[0])
+    dims = _join_extents(model, shapes, dims)
     check_named(model, dims)
     missing = [port for port in model.inputs if port.name not in feeds]
     if missing:
@@ -114,7 +157,8 @@ def read_feeds(
 
         def make(extents: Mapping[str, int], unnamed: int) -> dict[str, Any]:
             rng = np.random.default_rng(_SEED)
-            return feeds | {port.name: make_random(port, extents, rng, unnamed) for port in missing}
+            made = {port.name: make_random(port, extents, rng, unnamed, shapes.get(port.name)) for port in missing}
+            return feeds | made
 
         extents, made = choose(model, known, make)
         free = [name for name in list_free(missing) if name not in known]
@@ -159,6 +203,22 @@ def _find_extents(model: Model, feeds: Mapping[str, Any]) -> dict[str, int]:
     return extents
 
 
+def _join_extents(model: Model, shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, int]) -> dict[str, int]:
+    """Return the extents of named dimensions, those that shapes give too.
+
+    Raises:
+        InputError: One has two extents.
+    """
+    found = dict(dims)
+    for port in model.inputs:
+        for dim, extent in zip(port.spec.dims or (), shapes.get(port.name, ())):
+            if isinstance(dim, str) and found.setdefault(dim, extent) != extent:
+                raise InputError(
+                    f"--shapes: dimension {dim!r} of input {port.name!r} is {extent}, and {found[dim]} elsewhere."
+                )
+    return found
+
+
 def _fit_given(port: ModelPort, given: Any, rows: slice, notes: list[str]) -> Any:
     """Convert a given value to an input's type; text is parsed as the type that the input declares."""
     is_array = isinstance(given, np.ndarray)
@@ -195,21 +255,34 @@ def fit(port: ModelPort, array: Array, notes: list[str]) -> Array:
     return array
 
 
-def make_random(port: ModelPort, dims: Mapping[str, int], rng: np.random.Generator, unnamed: int = 1) -> Array:
+def make_random(
+    port: ModelPort,
+    dims: Mapping[str, int],
+    rng: np.random.Generator,
+    unnamed: int = 1,
+    shape: tuple[int, ...] | None = None,
+) -> Array:
     """Return normal floats, or small non-negative integers, of an input's shape.
 
-    Free extents are found by name; one without a name is ``unnamed``, the first axis 1. Strings are such integers as
-    text; containers are empty.
+    Strings are such integers as text; containers are empty.
+
+    Args:
+        port: The input.
+        dims: Free extents by name.
+        rng: Draws the numbers.
+        unnamed: The extent of those without a name, but for the first axis, which is 1.
+        shape: The shape in place of all that.
 
     Raises:
-        InputError: The input declares no rank.
+        InputError: The input declares no rank, and no shape is given.
     """
-    if port.spec.dims is None:
-        raise InputError(f"Input {port.name!r} declares no rank; give it by --input.", value=port.name)
-    others = (1, *(unnamed,) * len(port.spec.dims))
-    shape = tuple(
-        dim if isinstance(dim, int) else dims.get(dim or "", other) for dim, other in zip(port.spec.dims, others)
-    )
+    if shape is None:
+        if port.spec.dims is None:
+            raise InputError(f"Input {port.name!r} declares no rank; give it by --input or --shapes.", value=port.name)
+        others = (1, *(unnamed,) * len(port.spec.dims))
+        shape = tuple(
+            dim if isinstance(dim, int) else dims.get(dim or "", other) for dim, other in zip(port.spec.dims, others)
+        )
     if is_container(port.spec.dtype):
         return make_blank(shape, port.spec.dtype)
     if is_host_object(port.spec.dtype):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from gpuexec.cli.json_output import add_json_argument, open_tables, print_json
 from gpuexec.cli.sources import is_program, open_program
-from gpuexec.execution.profiling.terminal import make_table, open_console, print_table
-from gpuexec.ir.graphs import walk
+from gpuexec.execution.profiling.terminal import make_table, print_table
 from gpuexec.model.loading import load
+from gpuexec.model.model import Model
 from gpuexec.program.bounds import find_bounds
 from gpuexec.program.contents import Contents, StoredMethod
 
@@ -24,21 +25,29 @@ def add_parser(commands: Any) -> None:
         "info", help="show inputs, outputs, operators and size of a model, or what a program holds"
     )
     parser.add_argument("model", help="the ONNX file, or a program (.gxp)")
+    add_json_argument(parser)
     parser.set_defaults(main=main)
 
 
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
-    from rich.markup import escape
-
-    console = open_console()
+    console = open_tables(options)
     if is_program(options.model):
-        _print_program(console, options.model)
+        contents = open_program(options.model)
+        _print_program(console, options.model, contents)
+        print_json(options, path=options.model, nbytes=os.path.getsize(options.model), **contents.to_dict())
         return 0
     model = load(options.model)
+    described = model.to_dict()
+    _print_model(console, options.model, model, described)
+    print_json(options, path=options.model, **described)
+    return 0
+
+
+def _print_model(console: Console, path: str, model: Model, described: Mapping[str, Any]) -> None:
     info = model.info
     console.print(
-        f"[bold]{escape(options.model)}[/bold]: opset {info.opset}, IR {info.ir_version}, "
+        f"[bold]{escape(path)}[/bold]: opset {info.opset}, IR {info.ir_version}, "
         f"by {escape(info.producer) or 'unknown'}"
     )
     ports = make_table(("", "name", "type"))
@@ -46,24 +55,20 @@ def main(options: argparse.Namespace) -> int:
         for port in rows:
             ports.add_row(kind, escape(port.name), escape(str(port.spec)))
     print_table(console, ports)
-    graphs = list(walk(model.graph))
-    weights = sum(array.nbytes for graph in graphs for array in graph.constants.values())
-    inner = sum(len(graph.nodes) for graph in graphs[1:])
-    where = f", {inner} of them in {len(graphs) - 1} bodies of If, Loop and Scan" if len(graphs) > 1 else ""
+    inner = described["nodes"] - len(model.graph.nodes)
+    where = f", {inner} of them in {described['bodies']} bodies of If, Loop and Scan" if described["bodies"] else ""
     console.print(
-        f"{info.node_count} nodes, {len(model.graph.nodes) + inner} after the load passes{where}; "
-        f"weights {weights:,} bytes"
+        f"{info.node_count} nodes, {described['nodes']} after the load passes{where}; "
+        f"weights {described['weights_nbytes']:,} bytes"
     )
     operators = make_table(("operator",), ("nodes",))
-    for name, count in Counter(node.operator.name for graph in graphs for node in graph.nodes).most_common():
+    for name, count in described["operators"].items():
         operators.add_row(name, str(count))
     print_table(console, operators)
-    return 0
 
 
-def _print_program(console: Console, path: str) -> None:
+def _print_program(console: Console, path: str, contents: Contents) -> None:
     """Print methods, inputs with their bounds, arenas by target, architectures, sizes and cases."""
-    contents = open_program(path)
     major, minor = contents.version
     console.print(
         f"[bold]{escape(path)}[/bold]: format {major}.{minor}, by {escape(contents.writer) or 'unknown'}, "

@@ -1,11 +1,11 @@
-"""Predictions of plans as a table, as JSON data, and as a roofline: operations a second over operations for a byte."""
+"""Predictions of plans as a table, and as a roofline: operations a second over operations for a byte."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from html import escape as escape_markup
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
@@ -50,38 +50,6 @@ def print_prediction(console: Console, prediction: PlanPrediction) -> None:
             f"{row.flops:,}",
         )
     print_table(console, table, _SPARE)
-
-
-def encode_prediction(prediction: PlanPrediction) -> dict[str, Any]:
-    """Return a prediction as JSON data: totals, and a row for each command; times in microseconds."""
-    return {
-        "target": prediction.target,
-        "gpu": prediction.gpu.name,
-        "launches": prediction.launches,
-        "early_launches": prediction.early,
-        "transposes": prediction.transposes,
-        "transposed_bytes": prediction.transposed_nbytes,
-        "moved_bytes": prediction.moved_nbytes,
-        "minimum_bytes": prediction.minimum_nbytes,
-        "flops": prediction.flops,
-        "predicted_us": round(prediction.predicted_us, 3),
-        "floor_us": round(prediction.floor_us, 3),
-        "commands": [
-            {
-                "kernel": row.kernel,
-                "origin": row.origin,
-                "blocks": row.blocks,
-                "waves": round(row.waves, 3),
-                "bytes": row.nbytes,
-                "dram_bytes": row.dram_nbytes,
-                "flops": row.flops,
-                "bound_by": row.bound_by,
-                "predicted_us": round(row.predicted_us, 3),
-                "is_early": row.is_early,
-            }
-            for row in prediction.commands
-        ],
-    }
 
 
 def draw_roofline(prediction: PlanPrediction) -> str:

@@ -11,16 +11,15 @@ from rich.markup import escape
 
 from gpuexec.cli.feeds import add_arguments
 from gpuexec.cli.host_rows import print_host_rows
+from gpuexec.cli.json_output import add_json_argument, open_tables, print_json
 from gpuexec.cli.precision_arguments import take_precision
-from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
-from gpuexec.devices.backend import BackendType
+from gpuexec.cli.sources import add_method_argument, open_model, open_worker, read_inputs
 from gpuexec.errors import InputError
 from gpuexec.execution.profiling.complexity import WorkRow, count_work
 from gpuexec.execution.profiling.profiler import Profiler
 from gpuexec.execution.profiling.rows import EventRow
 from gpuexec.execution.profiling.tables import print_summary, spell
-from gpuexec.execution.profiling.terminal import make_table, open_console, print_table
-from gpuexec.execution.worker import Worker
+from gpuexec.execution.profiling.terminal import make_table, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,6 +42,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--tsv", metavar="OUT.tsv", help="write every layer of every run, tab-separated")
     parser.add_argument("--nvtx", action="store_true", help="mark layers and phases for NVIDIA's profilers")
     parser.add_argument("--static", action="store_true", help="only print operations and bytes by shapes; run nothing")
+    add_json_argument(parser)
     parser.set_defaults(main=main)
 
 
@@ -50,7 +50,7 @@ def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
     if options.runs < 1 or options.warmup < 0:
         raise InputError(f"--runs must be at least 1 and --warmup 0, got {options.runs} and {options.warmup}.")
-    console = open_console()
+    console = open_tables(options)
     limit = options.limit if options.limit > 0 else None
     profiler = Profiler(keep_runs=options.runs + options.warmup, nvtx=options.nvtx)
     with profiler:
@@ -60,22 +60,19 @@ def main(options: argparse.Namespace) -> int:
     for note in notes:
         console.print(note, style="dim", markup=False)
     if options.static:
-        _print_work(console, count_work(model, feeds), options.by, limit)
+        work = count_work(model, feeds)
+        _print_work(console, work, options.by, limit)
+        print_json(options, model=options.model, notes=notes, work=work)
         return 0
-    with Worker(
-        model,
-        backend=BackendType(options.backend),
-        providers=options.providers,
-        tuning=options.tuning,
-        profiler=profiler,
-    ) as worker:
+    with open_worker(model, options, profiler=profiler) as worker:
         for _ in range(options.warmup + options.runs):
             worker.run(feeds)
         console.print(f"backend  {worker.backend_type.name}: {worker.backend_reason}", markup=False)
         _print_runs(console, profiler, options.warmup)
         print_summary(profiler.summarise(options.by, skip=options.warmup), options.by, limit, console)
         _print_events(console, profiler.events())
-        print_host_rows(console, worker.report())
+        report = worker.report()
+        print_host_rows(console, report)
         console.print(f"{profiler.count_syncs()} implicit waits, reads or computations of the host")
     if options.trace:
         profiler.save_chrome_trace(options.trace)
@@ -83,6 +80,9 @@ def main(options: argparse.Namespace) -> int:
     if options.tsv:
         profiler.save_tsv(options.tsv)
         console.print(f"layers written to {options.tsv}", markup=False)
+    print_json(
+        options, model=options.model, notes=notes, report=report, **profiler.to_dict(options.by, skip=options.warmup)
+    )
     return 0
 
 

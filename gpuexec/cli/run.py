@@ -5,21 +5,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuexec.cli.feeds import add_arguments, parse_rows, read_array
+from gpuexec.cli.feeds import add_arguments, count_rows, parse_rows, read_array
 from gpuexec.cli.host_rows import print_host_rows
+from gpuexec.cli.json_output import add_json_argument, open_output, print_json
 from gpuexec.cli.leaves import describe_leaves, list_all_leaves, write_outputs
+from gpuexec.cli.output_checks import check_outputs, print_checks, require_model_file
 from gpuexec.cli.precision_arguments import take_precision
-from gpuexec.cli.sources import add_method_argument, open_model, read_inputs
-from gpuexec.devices.backend import BackendType
+from gpuexec.cli.sources import add_method_argument, open_model, open_worker, read_inputs
 from gpuexec.errors import InputError
+from gpuexec.execution.report import Report
 from gpuexec.execution.worker import Worker
-from gpuexec.ir.spec import is_host_object
 from gpuexec.system.progress import Progress, ProgressCallback
 
 if TYPE_CHECKING:
@@ -36,6 +38,12 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser("run", help="run a model on inputs from files or random ones")
     add_arguments(parser)
     add_method_argument(parser)
+    add_result_arguments(parser)
+    parser.set_defaults(main=main)
+
+
+def add_result_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of what is done with the outputs: timed, checked, written, shown."""
     parser.add_argument(
         "--repeat", type=int, default=1, metavar="N", help="run N times more and give p50, p99 and throughput"
     )
@@ -49,15 +57,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--show", type=int, default=0, metavar="N", help="show N rows of the first input as pictures with their class"
     )
-    parser.set_defaults(main=main)
+    add_json_argument(parser)
 
 
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(highlight=False, soft_wrap=True)
+    console = open_output(options)
     rows = parse_rows(options.rows)
     start = time.perf_counter()
     with show_progress(console) as progress:
@@ -65,59 +70,94 @@ def main(options: argparse.Namespace) -> int:
     model = take_precision(opened.model, options)
     load_ms = (time.perf_counter() - start) * 1e3
     feeds, notes = read_inputs(opened, options)
-    if options.check and opened.method is not None:
-        raise InputError(f"--check needs the ONNX file; a program is checked by: gpuexec verify {options.model}")
+    if options.check:
+        require_model_file(opened, options.model)
     labels = None if options.labels is None else read_array(options.labels, rows)
-    with (
-        show_progress(console) as progress,
-        Worker(
-            model,
-            backend=BackendType(options.backend),
-            providers=options.providers,
-            tuning=options.tuning,
-            progress=progress,
-        ) as worker,
-    ):
-        console.print(f"[bold]{escape(options.model)}[/bold]: {len(model.graph.nodes)} nodes")
-        for port in model.inputs:
-            console.print(f"  input   {port}", markup=False)
-        for port in model.outputs:
-            console.print(f"  output  {port}", markup=False)
-        for note in notes:
-            console.print(f"  {note}", style="dim", markup=False)
-        console.print(f"backend  {worker.backend_type.name}: {worker.backend_reason}", markup=False)
+    with show_progress(console) as progress, open_worker(model, options, progress=progress) as worker:
+        _print_head(console, options.model, worker, notes)
         outputs, first_ms = _run(worker, feeds)
+        _print_first(console, load_ms, first_ms, worker.report())
+        timing = _time(worker, feeds, options.repeat) if options.repeat > 0 else None
         report = worker.report()
-        console.print(
-            f"load {load_ms:.1f} ms, plan {report.plan_ms:.1f} ms, compile {report.compile_ms:.1f} ms, "
-            f"first run {first_ms:.1f} ms with these"
+        if timing is not None:
+            console.print(str(timing), markup=False)
+        print_host_rows(console, report)
+    checks = check_outputs(options.model, feeds, outputs) if options.check else ()
+    print_checks(console, checks)
+    for name, array in outputs.items():
+        for line in describe_leaves(name, array):
+            console.print(line, markup=False)
+    first = next(iter(outputs.values()))
+    right = None if labels is None else _count_right(first, labels)
+    if labels is not None and right is not None:
+        accuracy = f"[bold]accuracy {100 * right / len(labels):.2f} %[/bold]"
+        console.print(f"{accuracy} ({right} of {len(labels)})")
+    if options.show:
+        _show_images(console, next(iter(feeds.values())), first, labels, options.show)
+    if options.output:
+        write_outputs(Path(options.output), outputs)
+        console.print(f"written to {options.output}", markup=False)
+    print_json(
+        options,
+        model=options.model,
+        inputs=list_all_leaves(feeds),
+        notes=notes,
+        load_ms=load_ms,
+        first_ms=first_ms,
+        timing=timing,
+        outputs=list_all_leaves(outputs),
+        checks=checks,
+        right=right,
+        report=report,
+    )
+    return 0 if all(check.is_close for check in checks) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Latency, from schedule to answer on the host, and throughput with the next run scheduled while one is read."""
+
+    runs: int
+    p50_ms: float
+    p99_ms: float
+    rows_per_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"latency p50 {self.p50_ms:.2f} ms, p99 {self.p99_ms:.2f} ms over {self.runs} runs; "
+            f"throughput {self.rows_per_s:,.0f} rows/s"
         )
-        if report.plans_restored:
-            console.print(f"{report.plans_restored} of {report.plans} plans restored from the program")
-        for why in report.plans_refused:
-            console.print(f"a plan of the program was made again: {why}", markup=False)
-        if options.repeat > 0:
-            _time(console, worker, feeds, options.repeat)
-        print_host_rows(console, worker.report())
-        status = _check(console, options.model, feeds, outputs) if options.check else 0
-        for name, array in outputs.items():
-            for line in describe_leaves(name, array):
-                console.print(line, markup=False)
-        first = next(iter(outputs.values()))
-        if labels is not None:
-            _print_accuracy(console, first, labels)
-        if options.show:
-            _show_images(console, next(iter(feeds.values())), first, labels, options.show)
-        if options.output:
-            write_outputs(Path(options.output), outputs)
-            console.print(f"written to {options.output}", markup=False)
-    return status
+
+
+def _print_head(console: Console, path: str, worker: Worker, notes: Sequence[str]) -> None:
+    from rich.markup import escape
+
+    model = worker.model
+    console.print(f"[bold]{escape(path)}[/bold]: {len(model.graph.nodes)} nodes")
+    for port in model.inputs:
+        console.print(f"  input   {port}", markup=False)
+    for port in model.outputs:
+        console.print(f"  output  {port}", markup=False)
+    for note in notes:
+        console.print(f"  {note}", style="dim", markup=False)
+    console.print(f"backend  {worker.backend_type.name}: {worker.backend_reason}", markup=False)
+
+
+def _print_first(console: Console, load_ms: float, first_ms: float, report: Report) -> None:
+    console.print(
+        f"load {load_ms:.1f} ms, plan {report.plan_ms:.1f} ms, compile {report.compile_ms:.1f} ms, "
+        f"first run {first_ms:.1f} ms with these"
+    )
+    if report.plans_restored:
+        console.print(f"{report.plans_restored} of {report.plans} plans restored from the program")
+    for why in report.plans_refused:
+        console.print(f"a plan of the program was made again: {why}", markup=False)
 
 
 @contextlib.contextmanager
 def show_progress(console: Console) -> Iterator[ProgressCallback | None]:
     """Yield a progress callback that draws a bar for each stage; None where output is no terminal."""
-    if not console.is_terminal:
+    if not console.is_terminal or console.quiet:
         yield None
         return
     from rich.progress import BarColumn, DownloadColumn, Task, TransferSpeedColumn
@@ -162,8 +202,7 @@ def _run(worker: Worker, feeds: dict[str, Any]) -> tuple[dict[str, Any], float]:
     return outputs, (time.perf_counter() - start) * 1e3
 
 
-def _time(console: Console, worker: Worker, feeds: dict[str, Any], repeat: int) -> None:
-    """Print latency (schedule to answer on the host) and throughput (the next run scheduled while the last is read)."""
+def _time(worker: Worker, feeds: dict[str, Any], repeat: int) -> Timing:
     latencies = [_run(worker, feeds)[1] for _ in range(repeat)]
     p50, p99 = np.percentile(latencies, [50, 99])
     start = time.perf_counter()
@@ -176,47 +215,21 @@ def _time(console: Console, worker: Worker, feeds: dict[str, Any], repeat: int) 
     if previous is not None:
         previous.wait()
     seconds = time.perf_counter() - start
-    rows = next((each.shape[0] for each in feeds.values() if isinstance(each, np.ndarray) and each.ndim), 1)
-    console.print(
-        f"latency p50 {p50:.2f} ms, p99 {p99:.2f} ms over {repeat} runs; "
-        f"throughput {repeat * rows / seconds:,.0f} rows/s"
-    )
+    return Timing(repeat, float(p50), float(p99), repeat * count_rows(feeds) / seconds)
 
 
-def _check(console: Console, path: str, feeds: dict[str, Any], outputs: dict[str, Any]) -> int:
-    from gpuexec.importer.oracle import run_oracle
+def _count_right(scores: Array, labels: Array) -> int:
+    """Return how many rows have their largest score at their label.
 
-    oracle, expected = run_oracle(path, feeds)
-    worst = 0.0
-    actual, right = list_all_leaves(outputs), list_all_leaves(expected)
-    if actual.keys() != right.keys():
-        raise InputError(f"The outputs are {', '.join(actual)}; {oracle} says {', '.join(right)}.")
-    for name, array in actual.items():
-        if array.shape != right[name].shape:
-            raise InputError(f"Output {name!r} is {array.shape}, {oracle} says {right[name].shape}.", value=name)
-        if is_host_object(array.dtype):
-            # Text is right or wrong: each wrong one counts as an error of 1.
-            got, wanted = (array != right[name].astype(array.dtype)).astype(np.float64), np.zeros(array.shape)
-        else:
-            got, wanted = array.astype(np.float64), right[name].astype(np.float64)
-        same = (got == wanted) | (np.isnan(got) & np.isnan(wanted))
-        error = float(np.max(np.where(same, 0.0, np.abs(got - wanted)), initial=0.0))
-        scale = float(np.max(np.abs(wanted[np.isfinite(wanted)]), initial=0.0))
-        console.print(
-            f"check {name}: maximum error {error:.3g} (largest value {scale:.3g}) against {oracle}", markup=False
-        )
-        worst = max(worst, error / max(scale, 1e-30)) if not np.isnan(error) else np.inf
-    return 0 if worst <= 1e-3 else 1
-
-
-def _print_accuracy(console: Console, scores: Array, labels: Array) -> None:
+    Raises:
+        InputError: The scores are no rows of classes, or as many as the labels.
+    """
     if scores.ndim != 2 or scores.shape[0] != labels.shape[0]:
         raise InputError(
             f"The first output is {list(scores.shape)}, the labels {list(labels.shape)}: "
             "expected [rows, classes] and [rows]."
         )
-    right = int(np.sum(scores.argmax(axis=1) == labels))
-    console.print(f"[bold]accuracy {100 * right / len(labels):.2f} %[/bold] ({right} of {len(labels)})")
+    return int(np.sum(scores.argmax(axis=1) == labels))
 
 
 def _show_images(console: Console, images: Array, scores: Array, labels: Array | None, count: int) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.cli.feeds import parse_dims, parse_rows, read_feeds
+from gpuexec.cli.feeds import parse_dims, parse_rows, parse_shapes, read_feeds
+from gpuexec.devices.backend import BackendType
 from gpuexec.errors import InputError
+from gpuexec.execution.worker import Worker
 from gpuexec.model.loading import load
 from gpuexec.model.model import Model
 from gpuexec.program.container import read_contents
@@ -63,9 +65,17 @@ def open_model(path: str, method: str | None, progress: ProgressCallback | None 
 def read_inputs(opened: Opened, options: argparse.Namespace) -> tuple[dict[str, Array], list[str]]:
     """Return an array for each input, and lines about them; the default is a program's first case."""
     cases = () if opened.method is None else opened.method.cases
-    if cases and not (options.input or options.dims):
+    if cases and not (options.input or options.dims or options.shapes):
         return dict(cases[0].inputs), ["inputs: those of the program's first case"]
-    return read_feeds(opened.model, options.input, parse_dims(options.dims), parse_rows(options.rows))
+    given = parse_shapes(opened.model, options.shapes), parse_dims(options.dims)
+    return read_feeds(opened.model, options.input, *given, parse_rows(options.rows))
+
+
+def open_worker(model: Model, options: argparse.Namespace, **others: Any) -> Worker:
+    """Return a Worker on the backend and with the providers that were asked for."""
+    return Worker(
+        model, backend=BackendType(options.backend), providers=options.providers, tuning=options.tuning, **others
+    )
 
 
 def pick_method(contents: Contents, name: str | None) -> StoredMethod:

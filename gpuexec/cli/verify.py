@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuexec.cli.feeds import add_input_arguments, parse_dims
+from gpuexec.cli.json_output import add_json_argument, open_output, print_json
 from gpuexec.cli.sources import add_method_argument, is_program, open_model, open_program, pick_method, read_inputs
 from gpuexec.devices.backend import Backend, BackendType, choose_backend
 from gpuexec.errors import InputError
@@ -50,6 +51,26 @@ class Deviation:
     is_close: bool
 
 
+@dataclass(frozen=True, slots=True)
+class CaseOutput:
+    """An output of a program's case, with what is allowed; ``origin`` says who made what is expected."""
+
+    method: str
+    case: int
+    origin: str
+    output: str
+    deviation: Deviation
+    allowed: Allowance
+
+    def __str__(self) -> str:
+        found, allowed = self.deviation, self.allowed
+        return (
+            f"{'ok ' if found.is_close else 'OFF'} {self.method} case {self.case} ({self.origin}) {self.output}:"
+            f" maximum error {found.largest:.3g}, mean {found.mean:.3g}, allowed {allowed.atol:.3g} +"
+            f" {allowed.rtol:.3g} relative ({allowed.reason})"
+        )
+
+
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -64,20 +85,19 @@ def add_parser(commands: Any) -> None:
     _add_diagnosis_arguments(parser)
     parser.add_argument("--rtol", type=float, help="allow this, relative, in place of what the program says")
     parser.add_argument("--atol", type=float, help="allow this, absolute, in place of what the program says")
+    add_json_argument(parser)
     parser.set_defaults(main=main)
 
 
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand; return 1 where an output is out of tolerance, or there is no case to run."""
-    from rich.console import Console
-
     for name in ("rtol", "atol"):
         if getattr(options, name) is not None:
             check_allowed(f"--{name}", getattr(options, name))
     backend, reason = choose_backend(BackendType(_BACKENDS[options.backend]))
     if options.gap is not None or options.bisect or not is_program(options.program):
         return _diagnose(options, backend, reason)
-    console = Console(highlight=False, soft_wrap=True)
+    console = open_output(options)
     contents = open_program(options.program)
     console.print(f"{options.program}: all checksums match, graphs and plans are valid", markup=False)
     for note in contents.notes:
@@ -87,7 +107,10 @@ def main(options: argparse.Namespace) -> int:
     judged = [j for name in names for j in _verify(console, name, pick_method(contents, name), backend, options)]
     if not judged:
         console.print("no case was run: compile with --case to have some")
-    return 0 if judged and all(each.is_close for each in judged) else 1
+    is_close = bool(judged) and all(each.deviation.is_close for each in judged)
+    found = {"model": options.program, "backend": backend.type, "reason": reason, "notes": contents.notes}
+    print_json(options, **found, outputs=judged, is_close=is_close)
+    return 0 if is_close else 1
 
 
 def judge(expected: Array, got: Array, allowance: Allowance) -> Deviation:
@@ -118,7 +141,7 @@ def judge(expected: Array, got: Array, allowance: Allowance) -> Deviation:
 
 def _verify(
     console: Any, name: str, method: StoredMethod, backend: Backend, options: argparse.Namespace
-) -> list[Deviation]:
+) -> list[CaseOutput]:
     judged = []
     # Expected outputs that contain random numbers were made with seed 0.
     with Worker(method.model, backend=backend, seed=0) as worker:
@@ -129,13 +152,8 @@ def _verify(
             for key, expected in case.outputs.items():
                 allowance = _choose(case.allowances[key], options)
                 found = judge(expected, outputs[key], allowance)
-                judged.append(found)
-                console.print(
-                    f"{'ok ' if found.is_close else 'OFF'} {name} case {number} ({case.origin}) {key}: maximum error "
-                    f"{found.largest:.3g}, mean {found.mean:.3g}, allowed {allowance.atol:.3g} + {allowance.rtol:.3g} "
-                    f"relative ({allowance.reason})",
-                    markup=False,
-                )
+                judged.append(CaseOutput(name, number, case.origin, key, found, allowance))
+                console.print(str(judged[-1]), markup=False)
     return judged
 
 
@@ -172,28 +190,30 @@ def _diagnose(options: argparse.Namespace, backend: Backend, reason: str) -> int
     Raises:
         InputError: A program is to be bisected, or both are asked for.
     """
-    from rich.console import Console
-
     if options.gap is not None and options.bisect:
         raise InputError("--gap and --bisect are two runs: give one of them.")
     if options.bisect and is_program(options.program):
         raise InputError(f"--bisect needs the ONNX file; {options.program} has been through the passes.")
-    console = Console(highlight=False, soft_wrap=True)
+    console = open_output(options)
     opened = open_model(options.program, options.method)
     feeds, notes = read_inputs(opened, options)
     for note in notes:
         console.print(note, style="dim", markup=False)
     console.print(f"backend  {backend.type.name}: {reason}", markup=False)
     if options.gap is not None:
-        return _print_gap(console, opened.model, feeds, backend, options)
-    if options.bisect:
-        return _bisect(console, feeds, backend, options)
-    return _compare(console, opened.model, feeds, backend, options)
+        found, is_close = _print_gap(console, opened.model, feeds, backend, options)
+    elif options.bisect:
+        found, is_close = _bisect(console, feeds, backend, options)
+    else:
+        found, is_close = _compare(console, opened.model, feeds, backend, options)
+    about = {"model": options.program, "backend": backend.type, "reason": reason, "notes": notes}
+    print_json(options, **about, **found, is_close=is_close)
+    return 0 if is_close else 1
 
 
 def _print_gap(
     console: Console, model: Model, feeds: Mapping[str, Array], backend: Backend, options: argparse.Namespace
-) -> int:
+) -> tuple[dict[str, Any], bool]:
     against = _read_against(options.gap)
     report = measure_gap(model, dict(feeds), backend, against, rtol=options.rtol, atol=options.atol)
     console.print(str(report), markup=False)
@@ -202,10 +222,12 @@ def _print_gap(
             console.print(
                 f"furthest off by itself: {row.operator} {row.node!r}, {row.value!r}: {row.alone}", markup=False
             )
-    return 0 if report.is_close else 1
+    return {"gaps": report}, report.is_close
 
 
-def _bisect(console: Console, feeds: Mapping[str, Array], backend: Backend, options: argparse.Namespace) -> int:
+def _bisect(
+    console: Console, feeds: Mapping[str, Array], backend: Backend, options: argparse.Namespace
+) -> tuple[dict[str, Any], bool]:
     verdict = bisect(
         options.program,
         dict(feeds),
@@ -217,12 +239,12 @@ def _bisect(console: Console, feeds: Mapping[str, Array], backend: Backend, opti
     )
     for line in verdict.lines():
         console.print(line, markup=False)
-    return 0 if verdict.kind == "close" else 1
+    return {"verdict": verdict}, verdict.kind == "close"
 
 
 def _compare(
     console: Console, model: Model, feeds: Mapping[str, Array], backend: Backend, options: argparse.Namespace
-) -> int:
+) -> tuple[dict[str, Any], bool]:
     engine, expected = run_oracle(options.program, feeds, options.engine)
     rtol, atol = RTOL if options.rtol is None else options.rtol, _choose_atol(options)
     outputs = run_plainly(model, dict(feeds), backend)
@@ -232,7 +254,7 @@ def _compare(
     is_close = all(gap.is_close for gap in gaps.values())
     if not is_close:
         console.print(f"which pass or layer: gpuexec verify {options.program} --bisect", markup=False)
-    return 0 if is_close else 1
+    return {"engine": engine, "outputs": gaps}, is_close
 
 
 def _read_against(text: str) -> BackendType | str | Model:

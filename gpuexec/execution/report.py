@@ -11,10 +11,11 @@ from gpuexec.execution.engine import Engine
 from gpuexec.execution.resources.memory_usage import MemoryUsageRow
 from gpuexec.execution.resources.syncs import CallRow, CopyRow, ReadRow
 from gpuexec.ir.precision import STRICT
+from gpuexec.system.records import Record
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Record):
     """The runs of a Worker, with their plans and devices, as counts and names.
 
     ``compared`` is how many layers were compared with another backend. ``host_calls`` are nodes that ran on the host

@@ -22,6 +22,7 @@ from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch, Li
 from gpuexec.ir.moving_arguments import STORE_SIZES, find_moving
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.weight_forms import PackedForm
+from gpuexec.system.records import encode_fields
 
 
 class Role(Enum):
@@ -139,6 +140,26 @@ class Plan:
     def counters_nbytes(self) -> int:
         """Bytes of its counters."""
         return sum(buffer.nbytes for buffer in self.buffers if buffer.role is Role.COUNTERS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the commands, the bytes by role, and what stays on the host, as JSON data; `plan_json` has it all."""
+        before: dict[int, list[int]] = {}
+        for first, second in self.segment.edges:
+            before.setdefault(second, []).append(first)
+        roles = {role.value: sum(each.nbytes for each in self.buffers if each.role is role) for role in Role}
+        return {
+            "target": self.target,
+            "inputs": {port.name: str(port.spec) for port in self.inputs},
+            "outputs": {port.name: str(port.spec) for port in self.outputs},
+            "arena_nbytes": self.layout.nbytes,
+            "arena_lower_bound": self.layout.lower_bound,
+            "nbytes": {role: nbytes for role, nbytes in roles.items() if nbytes},
+            "commands": [
+                {"origin": origin, "command": format_command(command), "after": before.get(index, [])}
+                for index, (origin, command) in enumerate(zip(self.segment.origins, self.segment.commands, strict=True))
+            ],
+            "host_values": [encode_fields(each) for each in self.host_values],
+        }
 
     def kernels(self) -> tuple[Kernel, ...]:
         """Return the kernels launched, each once, in order of first use, and behind them what their graph launches."""

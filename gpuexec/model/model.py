@@ -29,6 +29,7 @@ from gpuexec.passes.compress_weights import Only
 from gpuexec.passes.lower_precision import list_known, lower_precision
 from gpuexec.planner.classes import DeclaredDims
 from gpuexec.system.pickling import pack, unpack
+from gpuexec.system.records import encode
 from gpuexec.system.version import VERSION
 
 _log = logging.getLogger("gpuexec")
@@ -272,6 +273,31 @@ class Model:
         save_graph(
             graph, path, self.info, external_data=external_data, allow_custom=allow_custom, keep_sources=keep_sources
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description as JSON data: inputs and outputs, operators, bytes of weights, the file's header.
+
+        ``operators`` are those after the passes of loading, in bodies too, the most frequent first; ``nodes_read`` are
+        the nodes of the file.
+        """
+        graphs = walk(self.graph)
+        counts = Counter(node.operator.name for graph in graphs for node in graph.nodes)
+        return {
+            "name": self.graph.name,
+            "opset": self.info.opset,
+            "ir_version": self.info.ir_version,
+            "producer": self.info.producer,
+            "metadata": dict(self.info.metadata),
+            "inputs": encode(self.inputs),
+            "outputs": encode(self.outputs),
+            "memories": encode(self.memories),
+            "nodes_read": self.info.node_count,
+            "nodes": counts.total(),
+            "bodies": len(graphs) - 1,
+            "operators": dict(counts.most_common()),
+            "weights_nbytes": sum(array.nbytes for graph in graphs for array in graph.constants.values()),
+            "precision": str(self.precision),
+        }
 
     def _join(self, other: Model, connections: concatenation.Connections | None, *, is_behind: bool) -> Model:
         """Return this model with another one behind or in front."""

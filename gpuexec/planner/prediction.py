@@ -25,6 +25,7 @@ from gpuexec.planner.launch_work import describe_work, find_grid, list_operands
 from gpuexec.planner.memory_format import count_transposes
 from gpuexec.planner.providers import predict_library_us
 from gpuexec.planner.time_model import TIME_MODEL, LaunchBounds, TimeModel, bound_launch
+from gpuexec.system.records import Record
 
 _LINE_BYTES = 1 << 16  # what the model of L2 keeps or evicts at once
 _SPARSE = 4  # a slot that touches less than this part of its range is taken as dense bytes
@@ -67,7 +68,7 @@ class CommandPrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanPrediction:
+class PlanPrediction(Record):
     """What is predicted of a plan.
 
     Attributes:

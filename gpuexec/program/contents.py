@@ -124,3 +124,40 @@ class Contents:
             for array in graph.constants.values()
         }
         return sum(arrays.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a description as JSON data: methods with their models and plans, bytes of weights and of code."""
+        kernels = self.code.kernels
+        return {
+            "format": ".".join(map(str, self.version)),
+            "writer": self.writer,
+            "notes": list(self.notes),
+            "methods": {name: _describe_method(method) for name, method in self.methods.items()},
+            "weights_nbytes": self.weights_nbytes,
+            "code": {
+                name: {
+                    "kernels": sum(each.architecture == name for each in kernels),
+                    "nbytes": sum(each.image.nbytes for each in kernels if each.architecture == name),
+                    "compilers": sorted({each.compiler for each in kernels if each.architecture == name}),
+                }
+                for name in self.code.architectures
+            },
+        }
+
+
+def _describe_method(method: StoredMethod) -> dict[str, Any]:
+    """Return a method as JSON data; a target without plans is planned when it is run."""
+    plans = {
+        target: [
+            {
+                "commands": len(plan.segment.commands),
+                "arena_nbytes": plan.layout.nbytes,
+                "arena_lower_bound": plan.layout.lower_bound,
+            }
+            for plan in rows
+        ]
+        for target, rows in method.plans.items()
+    }
+    dims = {name: list(bound) if isinstance(bound, tuple) else bound for name, bound in method.model.dims.items()}
+    described = {"dims": dims, "plans": plans, "cases": len(method.cases), "gaps": list(method.gaps)}
+    return {**method.model.to_dict(), **described}

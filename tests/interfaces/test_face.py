@@ -33,9 +33,9 @@ FACE = {
     "ExternalData": "files tensors",
     "FileDataLoader": "close load load_into size",
     "FileLikeDataLoader": "close load load_into size",
-    "Gap": "is_close l1 max_abs max_rel max_ulp mean_rel mse nonfinite share size snr_db",
-    "GapReport": "against backend is_close outputs overflows precision rows table worst",
-    "GapRow": "accumulated alone node operator value",
+    "Gap": "is_close l1 max_abs max_rel max_ulp mean_rel mse nonfinite share size snr_db to_dict",
+    "GapReport": "against backend is_close outputs overflows precision rows table to_dict worst",
+    "GapRow": "accumulated alone node operator to_dict value",
     "HierarchicalAllocator": "",
     "ImageConverter": "close to_image to_tensor",
     "ImageTransform": "antialias as_model dtype layout mask mean origin pixel_dtype pixels scale size std swizzle",
@@ -54,17 +54,17 @@ FACE = {
     "MmapDataLoader": "close load load_into size",
     "Model": (
         "append bind bind_state compress_weights dims disabled_passes expose extract graph info inputs "
-        "keep_outputs memories outputs ports precision prepend rename save with_weights"
+        "keep_outputs memories outputs ports precision prepend rename save to_dict with_weights"
     ),
     "Module": (
         "close execute forward get_output get_outputs is_loaded is_method_loaded load load_method method_meta "
         "method_names set_input set_inputs set_output unload_method"
     ),
     "NamedDataMap": "get_tensor_layout load load_data_into merge",
-    "NonFinite": "count cure index inputs kind node operator output",
+    "NonFinite": "count cure index inputs kind node operator output to_dict",
     "Outputs": "items keys names",
     "Profiler": (
-        "count_syncs events find_total memory rows runs save_chrome_trace save_tsv summarise table to_dataframe"
+        "count_syncs events find_total memory rows runs save_chrome_trace save_tsv summarise table to_dataframe to_dict"
     ),
     "Program": "build contents load load_method method_meta method_names save weight_names with_weights",
     "Progress": "describe done_count done_nbytes is_over name stage total_count total_nbytes",
@@ -78,7 +78,7 @@ FACE = {
     ),
     "Statistics": (
         "absmax first_inf first_nan histogram infs locate max mean min nans negative_infs node nonfinite "
-        "positive_infs results spec std value"
+        "positive_infs results spec std to_dict value"
     ),
     "Step": "index nodes waiting",
     "SymbolicArray": (
@@ -90,10 +90,10 @@ FACE = {
         "backend_type close dtype is_done max_shape name nbytes ndim readback_and_clone "
         "readback_and_clone_async readback_request shape size spec upload wait wait_async"
     ),
-    "Verdict": "backend blame culprit engine kind lines trials unchecked",
+    "Verdict": "backend blame culprit engine kind lines to_dict trials unchecked",
     "Verification": "FULL MINIMAL",
-    "WeightGap": "nbytes outputs rows wide_nbytes",
-    "WeightRow": "nbytes node operator output weight wide_nbytes",
+    "WeightGap": "nbytes outputs rows to_dict wide_nbytes",
+    "WeightRow": "nbytes node operator output to_dict weight wide_nbytes",
     "Worker": (
         "backend_reason backend_type cancel close copy_output create_state is_closed is_compiled memory_report "
         "memory_stats model order_before peek_output plans prepare read_output record replace_weights report "
@@ -112,7 +112,7 @@ OTHERS = {
     "Inspection": "find_nonfinite history statistics",
     "Method": "close get_attribute",
     "Module": "close get_output get_outputs",
-    "Profiler": "events memory rows runs",
+    "Profiler": "events memory rows runs to_dict",
     "Replay": "close",
     "State": "get",
     "Worker": "close",

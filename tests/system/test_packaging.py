@@ -124,6 +124,11 @@ def test_installed_package_runs_a_model(way: str, environment: Environment, buil
     assert answers["simulator"] == pytest.approx(answers["cpu"], rel=1e-4, abs=1e-5)
     script = environment.folder / "bin" / "gpuexec"
     assert "image" in run([script, "info", DIGITS], environment.folder)
+    # Where there is no checkout, the digits are those inside the package.
+    found = json.loads(run([script, "demo", "--backend", "cpu", "--json"], environment.folder))
+    assert Path(found["model"]).is_relative_to(home) and found["right"] >= 0.97 * 360
+    module = [environment.python, "-I", "-m", "gpuexec", "--version"]
+    assert run(module, environment.folder) == f"gpuexec {read_version()}\n"
 
 
 def test_wheel_of_the_checkout_and_of_the_sdist_hold_the_same(built: Path, tmp_path: Path) -> None:
@@ -137,7 +142,8 @@ def test_wheel_holds_every_source_and_nothing_else(built: Path) -> None:
     names = {name for name in read_names(wheel) if ".dist-info/" not in name}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "gpuexec").rglob("*") if is_source(path)}
     kernels = {f"gpuexec/_{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*") if is_source(path)}
-    assert names == sources | kernels
+    digits = {"gpuexec/_digits/digits.onnx", "gpuexec/_digits/digits.npz"}
+    assert names == sources | kernels | digits
     assert {"gpuexec/py.typed", "gpuexec/_kernels/include/types.cuh", "gpuexec/_kernels/simulator/block.cpp"} <= names
 
 

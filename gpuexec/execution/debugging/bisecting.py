@@ -37,6 +37,7 @@ from gpuexec.ops.elementwise.prologue import ProductOfRows
 from gpuexec.passes import AT_LOAD, AT_PLAN, GENERATING, Pass, run_passes
 from gpuexec.passes.add_random_key import find_keys
 from gpuexec.planner.classes import DeclaredDims
+from gpuexec.system.records import Record
 
 Array = np.ndarray[Any, Any]
 # An output is out of tolerance where an error exceeds this share of its largest magnitude, plus ATOL.
@@ -91,7 +92,7 @@ class Blame:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Record):
     """The result of a bisection.
 
     Attributes:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from gpuexec.ir.graphs import Node, Value
 from gpuexec.ir.precision import LARGEST_FP16, OVERFLOWING
 from gpuexec.ir.spec import dtype_row, eps_of
 from gpuexec.model.model import Model, choose_precision
+from gpuexec.system.records import Record
 
 Array = np.ndarray[Any, Any]
 _ROUNDINGS = 16  # rounding of half and bfloat16, which may accumulate in a correct model
@@ -36,7 +37,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class GapRow:
+class GapRow(Record):
     """The gap of one value from its reference.
 
     Attributes:
@@ -54,7 +55,7 @@ class GapRow:
 
 
 @dataclass(frozen=True, slots=True)
-class GapReport:
+class GapReport(Record):
     """The gaps of all layers, in the order they ran, and of the outputs; those of a precision the worst first.
 
     Attributes:
@@ -73,6 +74,7 @@ class GapReport:
     outputs: Mapping[str, Gap]
     precision: str = ""
     overflows: frozenset[str] = frozenset()
+    _FOUND: ClassVar = ("is_close",)
 
     def worst(self, count: int = 1) -> tuple[GapRow, ...]:
         """Return the layers with the largest gaps of their own, relative to the tolerance, the worst first.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.spec import BFLOAT16, dtype_row
+from gpuexec.system.records import Record
 
 Array = np.ndarray[Any, Any]
 # Default tolerance: an error of at most ATOL + RTOL * |expected|, as in numpy.testing and torch.testing.
@@ -18,7 +19,7 @@ _SIGN_BITS = {2: (np.uint16, 15), 4: (np.uint32, 31), 8: (np.uint64, 63)}
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Record):
     """The gap between two arrays of one shape. Elements that are equal, or both NaN, have gap 0.
 
     Attributes:
@@ -45,6 +46,7 @@ class Gap:
     share: float
     nonfinite: int
     mean_rel: float = 0.0
+    _FOUND: ClassVar = ("is_close",)
 
     @property
     def is_close(self) -> bool:

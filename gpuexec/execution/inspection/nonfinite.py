@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,10 +15,11 @@ from gpuexec.ir.precision import LARGEST_FP16, OVERFLOWING
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.reduce.statistics import StatisticsOperator
 from gpuexec.system.mapped import read_content
+from gpuexec.system.records import Record
 
 
 @dataclass(frozen=True, slots=True)
-class NonFinite:
+class NonFinite(Record):
     """The first node of a run that made a NaN or infinity from finite inputs.
 
     A NaN counts where no input has one, an infinity where no input has any of both. So infinities of a mask are no
@@ -37,6 +39,7 @@ class NonFinite:
     output: Statistics
     inputs: tuple[Statistics, ...] = ()
     cure: str = ""
+    _FOUND: ClassVar = ("kind", "count", "index")
 
     @property
     def kind(self) -> str:

@@ -21,6 +21,7 @@ from gpuexec.ops.reduce.statistics import (
     NEGATIVE_INFS,
     POSITIVE_INFS,
 )
+from gpuexec.system.records import Record
 
 Array = np.ndarray[Any, Any]
 # A reducer of the caller's own: a function of the tensor, on the host.
@@ -43,7 +44,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class Statistics(Record):
     """Statistics of a value's finite elements, with counts of NaN and infinities.
 
     ``min``, ``max``, ``mean`` and ``std`` are of the finite elements: NaN where there are none, and mean and standard

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from gpuexec.execution.profiling import tables, trace
 from gpuexec.execution.profiling.log import ProfileLog, RunProfile
 from gpuexec.execution.profiling.rows import EventRow, LayerRow, MemoryRow, RunRow, Summary
 from gpuexec.system import phases
+from gpuexec.system.records import encode
 
 if TYPE_CHECKING:
     import pandas
@@ -127,6 +128,25 @@ class Profiler:
     def table(self, by: str = "layer", *, skip: int = 0, limit: int | None = 40) -> None:
         """Print the summary as a table by rich, up to ``limit`` rows (None: all)."""
         tables.print_summary(self.summarise(by, skip=skip), by, limit)
+
+    def to_dict(self, by: str = "layer", *, skip: int = 0) -> dict[str, Any]:
+        """Wait for all runs and return them, their summary and the events around them as JSON data.
+
+        Args:
+            by: As for `summarise`.
+            skip: As for `summarise`.
+
+        Raises:
+            InputError: ``by`` is something else.
+        """
+        return {
+            "runs": encode([row for row in self.runs() if row.run >= skip]),
+            "total": encode(self.find_total(skip=skip)),
+            "by": by,
+            "summary": encode(self.summarise(by, skip=skip)),
+            "events": encode(self.events()),
+            "syncs": self.count_syncs(),
+        }
 
     def to_dataframe(self, by: str | None = None) -> pandas.DataFrame:
         """Return the layers of all runs, or a summary, as a DataFrame.

@@ -17,10 +17,11 @@ from gpuexec.model.ports import ModelPort
 from gpuexec.ops.quant.narrow import Narrowed
 from gpuexec.ops.quant.narrow_weight import widen
 from gpuexec.system.mapped import read_content
+from gpuexec.system.records import Record
 
 
 @dataclass(frozen=True, slots=True)
-class WeightRow:
+class WeightRow(Record):
     """A layer with a narrow weight.
 
     Attributes:
@@ -42,7 +43,7 @@ class WeightRow:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightGap:
+class WeightGap(Record):
     """Result of `measure_weights`; printed as a table.
 
     Attributes:

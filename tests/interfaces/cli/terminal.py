@@ -22,7 +22,7 @@ def run_on_terminal(columns: int, *arguments: str) -> str:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, columns, 0, 0))
     environment = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    command, text = [sys.executable, "-m", "gpuexec.cli", *arguments], b""
+    command, text = [sys.executable, "-m", "gpuexec", *arguments], b""
     with subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, env={**environment, "TERM": "xterm"}) as done:
         os.close(theirs)
         with contextlib.suppress(OSError):  # how a terminal ends

@@ -99,7 +99,7 @@ def test_complexity_adds_up_by_operator_and_keeps_to_the_limit(capsys: pytest.Ca
 
 def test_files_are_written_whether_or_not_anybody_reads_what_is_printed(tmp_path: Path) -> None:
     trace, values = tmp_path / "trace.json", tmp_path / "rows.tsv"
-    command = [sys.executable, "-u", "-m", "gpuexec.cli", "profile", DIGITS, "--backend", "cpu"]
+    command = [sys.executable, "-u", "-m", "gpuexec", "profile", DIGITS, "--backend", "cpu"]
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

@@ -1,7 +1,0 @@
-"""Entry point of the command line as ``python -m gpuexec.cli``."""
-
-import sys
-
-from gpuexec.cli import main
-
-sys.exit(main())
