@@ -8,6 +8,7 @@ after it meanwhile.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import warnings
 import weakref
@@ -50,6 +51,9 @@ from gpuexec.ir.plan import Plan
 from gpuexec.model.model import Model
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
 from gpuexec.system import knobs
+
+_log = logging.getLogger("gpuexec")
+_LEFT = {True: "on the stream", False: "left to the driver thread"}
 
 
 class Engine:
@@ -203,6 +207,8 @@ class Engine:
                 self._submitter.driver.synchronize()
         self.memory_usage.observe(prepared.run.number)
         self._last = prepared.stage, prepared.planned
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("run %d of %s is %s", prepared.run.number, self.model.graph.name, _LEFT[is_issued])
         return prepared.run
 
     def note_done(self) -> None:
@@ -226,7 +232,10 @@ class Engine:
         ):
             return None
         with self.exclusive.at_rest():
-            return lane.run(self.model, inputs)
+            lap = lane.run(self.model, inputs)
+        if lap is not None and _log.isEnabledFor(logging.DEBUG):
+            _log.debug("run %d of %s was computed in the call", self.run_counter.number - 1, self.model.graph.name)
+        return lap
 
     def _is_idle(self) -> bool:
         """Return whether nothing is under way."""
@@ -245,6 +254,8 @@ class Engine:
         log = find_log(self.profiler)
         with watching(log, "schedule"):
             prepared = self._bind(inputs, copy=copy, stream=stream, log=log)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("run %d of %s begins step by step", prepared.run.number, self.model.graph.name)
         return prepared.run, self._stepping.begin(prepared, budget_ms)
 
     def prepare(self, given: Mapping[str, GivenInput], *, times_layers: bool = False) -> Plan | None:

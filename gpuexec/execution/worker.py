@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -47,6 +48,7 @@ from gpuexec.system.progress import ProgressCallback, check_progress_callback, o
 from gpuexec.system.threads import check_threads
 
 Array = np.ndarray[Any, Any]
+_log = logging.getLogger("gpuexec")
 
 
 def _take(content: Content) -> Array:
@@ -191,6 +193,7 @@ class Worker:
         model = choose_precision(model, precision, keep, fuse_rounding)
         self.model = model
         self._backend, self._reason = find_backend(backend, device, threads)
+        _log.info("%s runs on %s: %s", model.graph.name, self._backend.device.name, self._reason)
         limit = None if max_bytes is None else MemoryLimit(max_bytes, weights_of(model, self._backend), frames)
         self._engine = Engine(
             model,

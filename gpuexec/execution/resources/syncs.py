@@ -10,6 +10,7 @@ the address of an array makes necessary are counted too, though nobody waits for
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from gpuexec.ir.graphs import Node
 from gpuexec.planner.partition import HostRead
 from gpuexec.system.phases import note
 
+_log = logging.getLogger("gpuexec")
 # Each may be of another run, so they can't be reported together.
 WAITS_KEPT = 1000
 _ARE_ALLOWED: ContextVar[bool] = ContextVar("gpuexec_syncs_allowed", default=True)
@@ -139,13 +141,17 @@ class SyncLog:
             raise ImplicitSyncError(f"no_implicit_sync() refuses that the host waits for {what}: {why}.")
         with self._lock:
             self._waits.append((what, why))
+        _log.info("host waits for %s: %s", what, why)
         note("host wait", f"{what}: {why}")
 
     def note_read(self, read: HostRead, nbytes: int, waited_ms: float, copied_ms: float) -> None:
         """Count a read."""
         key = (read.value.name, read.reader, read.role)
         with self._lock:
-            row = self._reads.get(key) or ReadRow(*key, 0, 0, 0.0, 0.0)
+            row = self._reads.get(key)
+            if row is None:
+                _log.info("host reads %s for %s: %s", *key)
+                row = ReadRow(*key, 0, 0, 0.0, 0.0)
             self._reads[key] = ReadRow(
                 *key, row.nbytes + nbytes, row.times + 1, row.waited_ms + waited_ms, row.copied_ms + copied_ms
             )
@@ -155,7 +161,10 @@ class SyncLog:
         """Count a node computed on the host, for want of a kernel or because what it touches lies there."""
         key = (node.operator.name, node.name)
         with self._lock:
-            row = self._calls.get(key) or CallRow(*key, why, 0, 0.0)
+            row = self._calls.get(key)
+            if row is None:
+                _log.info("host computes %s %r: %s", *key, why)
+                row = CallRow(*key, why, 0, 0.0)
             self._calls[key] = CallRow(*key, row.why, row.times + 1, row.computed_ms + computed_ms)
         note("host call", f"{node}: {row.why}", 0, computed_ms)
 

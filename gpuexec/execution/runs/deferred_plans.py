@@ -7,6 +7,7 @@ fused one takes over.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping
 
@@ -20,6 +21,7 @@ from gpuexec.ir.graphs import Graph
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.passes import GENERATING
 
+_log = logging.getLogger("gpuexec")
 _STAND_INS_KEPT = 256
 
 
@@ -126,6 +128,7 @@ class DeferredPlans:
             compiled.is_refused = True
             reason = str(compilation.error)
             self._planning.counters.uncompiled.append(reason)
+            _log.info("a plan of %s goes on unfused: %s", self._planning.model.graph.name, reason)
             warnings.warn(
                 f"A plan of {self._planning.model.graph.name!r} goes on unfused, since its kernels were not compiled:"
                 f" {reason}",

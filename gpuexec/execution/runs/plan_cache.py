@@ -447,9 +447,7 @@ class PlanCache:
         if compiled.compilation is None:
             self.load(compiled)
         self._compiled.insert(0, compiled)
-        planning.plans.insert(0, template.plan)
-        planning.offers += template.offers
-        planning.counters.plans += 1
+        planning.add_plan(template)
         return compiled
 
     def load(self, compiled: CompiledPlan) -> None:
@@ -464,7 +462,7 @@ class PlanCache:
         with phase("load kernels", self._graph.name):
             device.compile(kernels, code, self._planning.listener.report)
             device.load(kernels, code)
-        self._planning.counters.compile_ms += (time.perf_counter() - start) * 1e3
+        self._planning.note_loaded(self._graph.name, len(kernels), (time.perf_counter() - start) * 1e3)
         compiled.compilation = None
 
     def check_beside(self, compiled: CompiledPlan, other: CompiledPlan, input_nbytes: int) -> None:
@@ -541,7 +539,7 @@ class PlanCache:
             self._unfit.append(plan)
             if is_alone:  # else it may be one of the other form
                 planning.unfit.append(plan)
-                planning.counters.refused.append(why)
+                planning.note_refused(self._graph.name, why)
         if found is None:
             return None
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass, field
 
 from gpuexec.devices.backend import Backend
@@ -18,7 +19,10 @@ from gpuexec.ir.provider import Offer
 from gpuexec.model.model import Model
 from gpuexec.planner.analyse import HOST_WORK_LIMIT
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
+from gpuexec.planner.template import Template
 from gpuexec.system.progress import Listener
+
+_log = logging.getLogger("gpuexec")
 
 
 @dataclass(slots=True)
@@ -82,6 +86,31 @@ class PlanningContext:
     def __post_init__(self) -> None:
         self.graphs = GraphCache(revision=self.backend.memory_revision)
         self._find_framed()
+
+    def add_plan(self, template: Template) -> None:
+        """Add a plan that was made, with what libraries offered for its nodes."""
+        plan = template.plan
+        self.plans.insert(0, plan)
+        self.offers += template.offers
+        self.counters.plans += 1
+        _log.info(
+            "planned %s for %s: %d commands, arena %d bytes",
+            template.graph.name,
+            plan.target,
+            len(plan.segment.commands),
+            plan.layout.nbytes,
+        )
+
+    def note_loaded(self, name: str, kernels: int, took_ms: float) -> None:
+        """Count the time in which the kernels of a plan were compiled, or found in a cache, and loaded."""
+        self.counters.compile_ms += took_ms
+        if kernels:
+            _log.info("loaded %d kernels of %s in %.1f ms", kernels, name, took_ms)
+
+    def note_refused(self, name: str, why: str) -> None:
+        """Note why a plan that a program brought does not do, and is made again."""
+        self.counters.refused.append(why)
+        _log.info("a plan of %s from the program is made again: %s", name, why)
 
     def adopt(self, model: Model, weights: Share) -> None:
         """Make plans of another model from now on, over its weights: it differs in the content of constants alone.
