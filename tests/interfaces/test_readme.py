@@ -24,7 +24,7 @@ import pytest
 import gpuexec as gx
 import gpuexec.compat.onnxruntime as ours_for_theirs
 import gpuexec.ops
-from gpuexec.cli import main
+from gpuexec.cli import COMMANDS, main
 from gpuexec.cli.ops import list_rows, split_name
 from gpuexec.compat import executorch
 from gpuexec.devices import backend as backends
@@ -169,7 +169,7 @@ def run_python(block: str, names: dict[str, Any], where: str) -> None:
 
 
 def run_console(block: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run each line: gpuexec here; of pip and make, that there is what they name."""
+    """Run each line: gpuexec here; of pip, uv and make, that there is what they name."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M)
     for line in block.splitlines():
@@ -181,8 +181,11 @@ def run_console(block: str, capsys: pytest.CaptureFixture[str]) -> None:
             assert said.out
         elif command == "make":
             assert set(arguments) <= set(targets), line
+        elif command == "uvx":
+            assert arguments[:3] == ["--from", ".", "gpuexec"] and arguments[3] in COMMANDS, line
         else:
-            assert (command, arguments[0]) == ("pip", "install"), line
+            arguments = arguments[1:] if (command, arguments[0]) == ("uv", "pip") else arguments
+            assert command in ("pip", "uv") and arguments[0] == "install", line
             for wanted in arguments[1:]:
                 named = re.fullmatch(r"\.(?:\[([\w,]+)\])?", wanted)
                 assert named and set(filter(None, (named[1] or "").split(","))) <= set(extras), line

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -145,6 +146,19 @@ def test_wheel_holds_every_source_and_nothing_else(built: Path) -> None:
     digits = {"gpuexec/_digits/digits.onnx", "gpuexec/_digits/digits.npz"}
     assert names == sources | kernels | digits
     assert {"gpuexec/py.typed", "gpuexec/_kernels/include/types.cuh", "gpuexec/_kernels/simulator/block.cpp"} <= names
+
+
+def test_recipe_for_conda_asks_for_what_the_package_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    recipe = (ROOT / "CONTRIBUTING.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    rows = {name: re.search(rf"^  {name}: \[(.*)\]$", recipe, re.M) for name in ("host", "run")}
+    asked = {name: {each.replace(" ", "") for each in row[1].split(", ")} for name, row in rows.items() if row}
+    python = f"python{project['project']['requires-python']}"
+    assert asked["run"] == {python, *project["project"]["dependencies"]}
+    assert asked["host"] == {python, "pip", *project["build-system"]["requires"]}
+    assert f'version: "{read_version()}"' in recipe
+    (script,) = project["project"]["scripts"].items()
+    assert f'entry_points: ["{" = ".join(script)}"]' in recipe
 
 
 def is_source(path: Path) -> bool:
