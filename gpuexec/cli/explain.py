@@ -23,13 +23,15 @@ from gpuexec.cli.memory_page import draw_memory
 from gpuexec.cli.precision_arguments import take_precision
 from gpuexec.cli.predictions import print_prediction
 from gpuexec.cli.provider_arguments import encode_offers, print_offers
-from gpuexec.cli.sources import add_method_argument, open_model, open_worker, read_inputs
+from gpuexec.cli.sources import add_method_argument, check_output, open_model, open_worker, read_inputs
 from gpuexec.devices.backend import Backend, BackendType
 from gpuexec.devices.dependent_launch import find_waiting
 from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.errors import InputError
+from gpuexec.execution.placement import LayerPlacement, annotate, list_measured, list_placements, time_placements
 from gpuexec.execution.profiling.lifetimes import name_values
+from gpuexec.execution.profiling.profiler import Profiler
 from gpuexec.execution.profiling.terminal import make_table, print_table
 from gpuexec.execution.report import Report
 from gpuexec.execution.resources.opened_providers import open_providers, read_providers
@@ -59,6 +61,7 @@ _COUNTED_TARGET = "sm_90"
 _TITLE = re.compile(r"\A// (.*)\.$", re.MULTILINE)
 _STEP = re.compile(r"^( *const (?:auto|Acc<\w+>) v(\d+)(?:_\d+)? = .*; {2}// \w[\w.]*)$", re.MULTILINE)
 _NEAREST = 3
+_TIMED_RUNS = 10  # for --onnx, behind a first one
 
 
 def add_parser(commands: Any) -> None:
@@ -82,6 +85,12 @@ def add_parser(commands: Any) -> None:
         " that it issued beside what it needs (see sanitize)",
     )
     parser.add_argument(
+        "--onnx",
+        metavar="OUT.onnx",
+        help="write the model with where each node runs as its metadata, which Netron shows: device, kernel, region,"
+        " bytes, microseconds (predicted with --target; else measured in some runs), and why the host computes it",
+    )
+    parser.add_argument(
         "--source",
         metavar="NODE",
         help="print the generated text of the kernels of a node, with the names of the nodes that it stands for, and"
@@ -102,6 +111,7 @@ class Explanation(Record):
         plans: Those that can be made without a run; where that is not the whole model and there is a device, all that
             a run made.
         predictions: Of the plans, in order, for a GPU.
+        layers: Where each layer runs, where that was asked for by --onnx.
         providers: The nodes that libraries could compute, with what was taken.
         softmaxes: Of softmaxes that are no attention with the products around them, why.
         unfused: Of operators that are no region on textures, why.
@@ -117,6 +127,7 @@ class Explanation(Record):
     notes: Sequence[str]
     plans: Sequence[Plan] = ()
     predictions: Sequence[PlanPrediction] = ()
+    layers: Sequence[LayerPlacement] = ()
     providers: Sequence[Mapping[str, Any]] = ()
     softmaxes: Mapping[str, str] = field(default_factory=dict)
     unfused: Mapping[str, str] = field(default_factory=dict)
@@ -139,6 +150,8 @@ class HostPart:
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
     console, tables = open_output(options), open_tables(options)
+    if options.onnx is not None:
+        check_output(options.onnx, [options.model], ".onnx")
     opened = open_model(options.model, options.method)
     model = take_precision(opened.model, options)
     target, providers = _open_target(options)
@@ -173,8 +186,30 @@ def main(options: argparse.Namespace) -> int:
         counts = _count(model, feeds, options.target or _COUNTED_TARGET)
         print_launches(tables, counts)
         found.counts = [encode_counts(each) for each in counts]
+    if options.onnx is not None:
+        found.layers = _place(found, model, feeds, options)
+        annotate(model, found.layers).save(options.onnx)
+        console.print(f"written to {options.onnx}: {len(found.layers)} layers", markup=False)
     print_json(options, **found.to_dict())
     return 0
+
+
+def _place(
+    found: Explanation, model: Model, feeds: Mapping[str, Array], options: argparse.Namespace
+) -> tuple[LayerPlacement, ...]:
+    """Return where each layer runs, with times that are predicted for a target, or measured on the device."""
+    if options.target is not None:
+        times: dict[str, float] = {}
+        for command in (each for prediction in found.predictions for each in prediction.commands):
+            times[command.origin] = times.get(command.origin, 0.0) + command.predicted_us
+        return time_placements(list_placements(found.plans, found.target), times, "predicted")
+    profiler = Profiler(memory=False)
+    with open_worker(model, options, profiler=profiler) as worker:
+        for _ in range(1 + _TIMED_RUNS):
+            if model.memories:
+                worker.state.reset()
+            worker.run(feeds)
+        return time_placements(worker.report().layers, list_measured(profiler, skip=1), "measured")
 
 
 def _plan(

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from gpuexec.devices.graph_cache import GraphCache
 from gpuexec.execution.engine import Engine
+from gpuexec.execution.placement import LayerPlacement, annotate, list_measured, list_placements, time_placements
+from gpuexec.execution.profiling.profiler import Profiler
 from gpuexec.execution.resources.memory_usage import MemoryUsageRow
 from gpuexec.execution.resources.syncs import CallRow, CopyRow, ReadRow
+from gpuexec.ir.plan import Plan
 from gpuexec.ir.precision import STRICT
+from gpuexec.model.model import Model
 from gpuexec.system.records import Record
 
 
@@ -57,6 +62,31 @@ class Report(Record):
     plans_waiting: int = 0
     runs_unfused: int = 0
     uncompiled: tuple[str, ...] = ()
+    _plans: tuple[Plan, ...] = field(default=(), repr=False, compare=False)
+    _FOUND: ClassVar = ("layers",)
+
+    @property
+    def layers(self) -> tuple[LayerPlacement, ...]:
+        """The layers of the plans, newest plan first, and the nodes that the host computed: where each runs."""
+        return list_placements(self._plans, self.backend, self.host_calls)
+
+    def annotate(self, model: Model, profiler: Profiler | None = None) -> Model:
+        """Return a model whose nodes say where they ran, as metadata: `Model.save` writes it, Netron shows it.
+
+            worker.report().annotate(model).save("where.onnx")
+
+        The keys are ``gpuexec.device``, ``kernel``, ``region`` (all nodes that run as one), ``bytes``, ``us`` (with
+        ``us_is``: measured or predicted), and ``host_reason`` of what the host computed. Other metadata stays.
+
+        Args:
+            model: The Worker's, or another with nodes of the same names.
+            profiler: Of some of the Worker's runs, whose times to write; waits for them.
+
+        Raises:
+            InputError: No layer is of a node of the model.
+        """
+        times = {} if profiler is None else list_measured(profiler)
+        return annotate(model, time_placements(self.layers, times, "measured"))
 
 
 def make_report(engine: Engine, reason: str) -> Report:
@@ -87,6 +117,7 @@ def make_report(engine: Engine, reason: str) -> Report:
         plans_waiting=0 if engine.planning.compiler is None else engine.planning.compiler.waiting,
         runs_unfused=counters.unfused,
         uncompiled=tuple(counters.uncompiled),
+        _plans=tuple(engine.planning.plans),
     )
 
 

@@ -20,7 +20,7 @@ from gpuexec.importer.growth import check_growth
 from gpuexec.importer.inlining import Opsets, inline_functions, read_version
 from gpuexec.importer.order import describe_node, list_graphs, list_nodes
 from gpuexec.importer.schemas import find_schema
-from gpuexec.importer.source_lines import copy_source
+from gpuexec.importer.source_lines import PART_OF, copy_source
 from gpuexec.importer.tensors import UnsupportedFormError, inferred_spec
 from gpuexec.ir.operator import find_operator, qualified, upgrades_for
 from gpuexec.ir.spec import DeclaredSpec
@@ -28,7 +28,6 @@ from gpuexec.ir.spec import DeclaredSpec
 # Initializers of up to this many elements stay in the copy: the types of some bodies depend on them.
 _SMALL_ELEMENTS = 64
 _DEEPEST = 16
-_PART_OF = "gpuexec.part_of"  # the key of what `read_label` gives
 _BODIES = "gpuexec.bodies"  # the domain of functions that stand for single nodes
 # Operators whose inference in onnx 1.23 ends the process on inputs of unknown type; below, a domain that hides them.
 _FATAL = frozenset({"EyeLike", "RegexFullMatch", "ai.onnx.ml.DictVectorizer", "ai.onnx.ml.TreeEnsemble"})
@@ -141,13 +140,13 @@ def _label(nodes: Sequence[onnx.NodeProto], expanded: Sequence[onnx.NodeProto], 
         while missing and left and tuple(left[-1].output) not in kept:
             part = left.pop()
             missing.difference_update(part.output)
-            part.metadata_props.add(key=_PART_OF, value=whole)
+            part.metadata_props.add(key=PART_OF, value=whole)
             copy_source(node, part)
 
 
 def read_label(node: onnx.NodeProto) -> str:
     """Return which node of the model a node of an expanded body is part of; empty for any other."""
-    return next((entry.value for entry in node.metadata_props if entry.key == _PART_OF), "")
+    return next((entry.value for entry in node.metadata_props if entry.key == PART_OF), "")
 
 
 def _expand_past_absent(model: onnx.ModelProto, key: tuple[str, str]) -> onnx.ModelProto | None:

@@ -212,6 +212,7 @@ def _write_node(node: Node, form: _Form) -> list[onnx.NodeProto]:
             raise InputError(message, node=node.name)
         proto.attribute.append(_write_attribute(node, key, value, schema.attribute_types[key] if schema else None))
     unbind_gradient(proto)
+    helper.set_model_props(proto, dict(node.metadata))
     if form.keeps_sources:
         write_source(proto, node.name)
     return _write_flattened(proto, given.get("axis", -1)) if is_flat else [proto]

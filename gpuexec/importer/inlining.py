@@ -17,8 +17,8 @@ from gpuexec.errors import ModelError, locate
 from gpuexec.importer.growth import MAX_NODES, Key, key_of, key_of_call
 from gpuexec.importer.order import describe_node, list_graphs, list_nodes, sort_nodes
 from gpuexec.importer.schemas import check_opset
+from gpuexec.importer.source_lines import VERSION
 
-_VERSION = "gpuexec.opset"  # the key of what `read_version` gives
 # Calls and bodies within each other. Exporters that make a function of each module reach a dozen.
 _DEEPEST = 64
 Opsets = dict[str, int]
@@ -50,7 +50,7 @@ def inline_functions(
 
 def read_version(node: onnx.NodeProto) -> int | None:
     """Return the opset of its domain that a node was written for, where that is another than the model's."""
-    text = next((entry.value for entry in node.metadata_props if entry.key == _VERSION), "")
+    text = next((entry.value for entry in node.metadata_props if entry.key == VERSION), "")
     return int(text) if text.isdecimal() and len(text) < 10 else None
 
 
@@ -223,7 +223,7 @@ class _Inliner:
         domain = "" if node.domain == "ai.onnx" else node.domain
         version = versions.get(domain)
         if version is not None and self._opsets.setdefault(domain, version) != version:
-            node.metadata_props.add(key=_VERSION, value=str(version))
+            node.metadata_props.add(key=VERSION, value=str(version))
 
     def _check_depth(self, node: onnx.NodeProto, depth: int) -> None:
         if depth > _DEEPEST:

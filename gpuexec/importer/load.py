@@ -39,6 +39,7 @@ class ModelHeader:
     ``model_version`` is None where it isn't said. ``overridable`` are initializers that are inputs too, which ONNX lets
     callers give anew from IR version 4 on, with the types they are declared with; of these, no node reads the ``idle``.
     ``denotations`` are meanings of inputs' dimensions (``"DATA_BATCH"``), by input and axis; ``""``: none is given.
+    ``graph_metadata`` are texts by key, and ``value_metadata`` such of inputs, outputs and initializers by name.
     """
 
     producer_name: str = ""
@@ -49,6 +50,8 @@ class ModelHeader:
     overridable: Mapping[str, DeclaredSpec] = field(default_factory=dict)
     idle: frozenset[str] = frozenset()
     denotations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    graph_metadata: Mapping[str, str] = field(default_factory=dict)
+    value_metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +181,12 @@ def _read_header(model: onnx.ModelProto) -> ModelHeader:
         overridable=overridable,
         idle=frozenset(overridable) - _list_read(graph) if overridable else frozenset(),
         denotations=_list_denotations(graph),
+        graph_metadata={entry.key: entry.value for entry in graph.metadata_props},
+        value_metadata={
+            each.name: {entry.key: entry.value for entry in each.metadata_props}
+            for each in (*graph.input, *graph.output, *graph.initializer)
+            if each.metadata_props
+        },
     )
 
 

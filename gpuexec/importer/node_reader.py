@@ -19,7 +19,7 @@ from gpuexec.importer.order import describe_node
 from gpuexec.importer.origin import Origin
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.schemas import Schema, check_counts, check_form, find_schema
-from gpuexec.importer.source_lines import name_node
+from gpuexec.importer.source_lines import name_node, read_metadata
 from gpuexec.importer.sparse import to_dense
 from gpuexec.importer.tensors import UnsupportedFormError, attribute_value
 from gpuexec.ir.graphs import Array, Node, RawNode, Value, bodies, body_fields
@@ -152,7 +152,9 @@ class NodeReader:
             elif kind.name == "Constant":
                 self._read_constant(raw)
             else:
-                self._read_node(raw, kind, read_label(proto) if proto.metadata_props else "")
+                has_metadata = bool(proto.metadata_props)
+                metadata = read_metadata(proto) if has_metadata else {}
+                self._read_node(raw, kind, read_label(proto) if has_metadata else "", metadata)
 
     def _find_kind(self, op_type: str, domain: str, version: int | None) -> _Kind:
         """Return the facts about an operator; ``version`` None: at the model's opset."""
@@ -231,7 +233,7 @@ class NodeReader:
         if outputs and outputs[0] is not None:
             self.constants[outputs[0]] = array
 
-    def _read_node(self, raw: RawNode, kind: _Kind, part_of: str) -> None:
+    def _read_node(self, raw: RawNode, kind: _Kind, part_of: str, metadata: Mapping[str, str]) -> None:
         """Upgrade a node, build its operator, connect it."""
         added: dict[str, Value] = {}
         try:
@@ -256,7 +258,7 @@ class NodeReader:
         # Operators with bodies divide their inputs by position, so they keep those that are absent at the end.
         has_bodies = bool(body_fields(type(operator)) and bodies(operator))
         inputs = self._find_inputs(raw.inputs, added, keep_absent=has_bodies)
-        self.nodes.append(Node(operator, inputs, self._make_outputs(raw.outputs), raw.name, part_of))
+        self.nodes.append(Node(operator, inputs, self._make_outputs(raw.outputs), raw.name, part_of, metadata))
 
     def _find_inputs(
         self, names: Iterable[str], added: Mapping[str, Value], keep_absent: bool = False

@@ -67,13 +67,24 @@ def save_graph(
             )
             store = store_inside if weights is None else weights.store
             model = to_model(graph, choose_opset(graph), store=store, keep_sources=keep_sources)
-            model.doc_string = info.description
-            helper.set_model_props(model, dict(info.metadata))
+            _write_header(model, info)
             content = model.SerializeToString()
             file.write(content)
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise AccessError(f"{os.fsdecode(path)} can't be written: {reason}.") from error
+
+
+def _write_header(model: onnx.ModelProto, info: ImportedModel) -> None:
+    """Write the descriptions and metadata that the model came with, of values that are still there by name."""
+    header, graph = info.header, model.graph
+    model.doc_string, model.domain, graph.doc_string = info.description, header.domain, header.graph_description
+    if header.model_version is not None:
+        model.model_version = header.model_version
+    helper.set_model_props(model, dict(info.metadata))
+    helper.set_model_props(graph, dict(header.graph_metadata))
+    for each in (*graph.input, *graph.output, *graph.initializer):
+        helper.set_model_props(each, dict(header.value_metadata.get(each.name, {})))
 
 
 class _ExternalWeights:

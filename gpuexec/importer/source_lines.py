@@ -1,7 +1,7 @@
-"""Source lines of nodes, from exporters' metadata.
+"""Metadata of nodes, and their source lines.
 
 torch.onnx writes a traceback as metadata of each node. Of it the innermost frame of the user's own code is kept, in the
-node's name (`gpuexec.errors.NodeName`); the rest of the metadata is not.
+node's name (`gpuexec.errors.NodeName`). All other metadata stays as it is, but for what the importer notes itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from gpuexec.errors import NodeName
 # https://docs.pytorch.org/docs/2.9/onnx_export.html#metadata
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
 _FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+), in ([^\n]+)(?:\n(?!\s*File ")([^\n]*))?', re.MULTILINE)
+# What `gpuexec.importer.expand` and `gpuexec.importer.inlining` note of a node.
+PART_OF, VERSION = "gpuexec.part_of", "gpuexec.opset"
+_NOTES = (PART_OF, VERSION)
 _LIBRARIES = ("site-packages", "dist-packages")
 _LONGEST = 200
 
@@ -38,6 +41,11 @@ def read_source(node: onnx.NodeProto) -> str:
     file, line, function, code = (_clean(text) for text in (own or frames)[-1])
     where = f'File "{file}", line {line}, in {function}'
     return f"{where}\n    {code}" if code else where
+
+
+def read_metadata(node: onnx.NodeProto) -> dict[str, str]:
+    """Return the node's metadata but for its traceback and what the importer notes."""
+    return {entry.key: entry.value for entry in node.metadata_props if entry.key not in (STACK_TRACE, *_NOTES)}
 
 
 def copy_source(node: onnx.NodeProto, part: onnx.NodeProto) -> None:

@@ -45,7 +45,8 @@ class Value:
 class Node:
     """One application of an operator. None stands for an optional input not given, or an unused output.
 
-    ``part_of`` says in words which node of the model this one was drawn for; messages begin with it.
+    ``part_of`` says in words which node of the model this one was drawn for; messages begin with it. ``metadata`` are
+    texts by key, as the file has them, which nothing computes with.
     """
 
     operator: Operator
@@ -53,6 +54,7 @@ class Node:
     outputs: tuple[Value | None, ...]
     name: str
     part_of: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         own = f"{self.operator.name} {self.name!r}"

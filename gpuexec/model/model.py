@@ -254,7 +254,8 @@ class Model:
         """Write this model as an ONNX file, atomically.
 
         It holds what was read, edits included, in the newest form of its operators, before any pass. Dimensions that
-        are fixed are written as extents. Memories are written as inputs and outputs, to be bound again.
+        are fixed are written as extents. Memories are written as inputs and outputs, to be bound again. Descriptions
+        and metadata that the file came with stay, of nodes and values that are still there.
 
         Args:
             path: Of the file.

@@ -139,7 +139,8 @@ def test_saving_strips_lines_unless_asked(tmp_path: Path) -> None:
     InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     assert b"/home/ann" in kept.read_bytes()
     for file in (saved, optimized, program):
-        assert b"/home/ann" not in file.read_bytes() and b"namespace" not in file.read_bytes(), file.name
+        assert b"/home/ann" not in file.read_bytes(), file.name
+    assert b"namespace" in saved.read_bytes()
     with gx.Worker(gx.load(kept), backend=CPU) as worker:
         quoted(lambda: worker.run(np.ones((2, 3), np.float32)))
 

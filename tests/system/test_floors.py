@@ -68,7 +68,7 @@ INNER = {
         ("runs",),
         ("state",),
         ("run_binder",),
-        ("engine",),
+        ("engine", "placement"),
         ("replay", "report"),
         ("worker",),
         ("batcher", "calibration", "debugging", "images", "tuning"),
