@@ -149,6 +149,7 @@ endef
 about_run := numpy, onnx, ml_dtypes, safetensors, rich (35 MB)
 about_test := + pytest, pytest-xdist, hypothesis, onnxruntime, hatchling (25 MB)
 about_ray := + ray with its parts for data and serving, pyarrow, pandas, fastapi (300 MB)
+about_test := + pytest, pytest-xdist, hypothesis, onnxruntime, polygraphy, hatchling (26 MB)
 about_dev := + ruff, mypy, nvdisasm (30 MB)
 about_cuda13 := + cupy, NVRTC and headers of CUDA 13 (140 MB)
 about_cuda12 := + cupy, NVRTC and headers of CUDA 12 (240 MB)

@@ -25,6 +25,7 @@ from gpuexec.importer.output_selection import choose_outputs
 from gpuexec.importer.problems import Problems
 from gpuexec.importer.read import Source, open_model
 from gpuexec.importer.schemas import NEWEST_OPSET, OLDEST_OPSET, check_opset
+from gpuexec.importer.source_lines import read_metadata
 from gpuexec.importer.tensors import UnsupportedFormError, declared_spec, refine
 from gpuexec.ir.graphs import Graph, Value, check
 from gpuexec.ir.operator import qualified
@@ -181,9 +182,9 @@ def _read_header(model: onnx.ModelProto) -> ModelHeader:
         overridable=overridable,
         idle=frozenset(overridable) - _list_read(graph) if overridable else frozenset(),
         denotations=_list_denotations(graph),
-        graph_metadata={entry.key: entry.value for entry in graph.metadata_props},
+        graph_metadata=read_metadata(graph),
         value_metadata={
-            each.name: {entry.key: entry.value for entry in each.metadata_props}
+            each.name: read_metadata(each)
             for each in (*graph.input, *graph.output, *graph.initializer)
             if each.metadata_props
         },

@@ -6,7 +6,7 @@ import io
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import onnx
@@ -19,7 +19,16 @@ from gpuexec.importer.strip import MalformedMessageError, strip_weights
 from gpuexec.system.mapped import find_source, map_file, read_view
 from gpuexec.system.progress import ProgressCallback
 
-Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | onnx.ModelProto
+
+class ExportedProgram(Protocol):
+    """What an exporter gives that holds a model, such as torch.onnx.ONNXProgram."""
+
+    @property
+    def model_proto(self) -> onnx.ModelProto:
+        """The model."""
+
+
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | onnx.ModelProto | ExportedProgram
 # Size limit of a protobuf message; larger weights lie in files of their own.
 _LARGEST_BYTES = 2**31 - 1
 _PIECE_BYTES = 1 << 20
@@ -40,6 +49,7 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
         InputError: The source is no path, bytes, binary file or ModelProto.
         ModelError: The file can't be read, or is no ONNX model.
     """
+    source = _unwrap(source)
     if isinstance(source, onnx.ModelProto):
         return _check(source, "ModelProto"), None, "ModelProto"
     content, folder, where = _open(source)
@@ -54,7 +64,7 @@ def open_model(
     Nothing of a file is on the host twice: stripped content is copied out of it tensor by tensor.
 
     Args:
-        source: As for `read_model`. A ModelProto stays as it is.
+        source: As for `read_model`. A ModelProto stays as it is, in an ExportedProgram too.
         report: Called with the progress of reading.
         external: Content in place of files beside the model.
 
@@ -62,6 +72,7 @@ def open_model(
         InputError: As `read_model`.
         ModelError: As `read_model`.
     """
+    source = _unwrap(source)
     if isinstance(source, onnx.ModelProto):
         return _check(source, "ModelProto"), Origin(external=external), "ModelProto"
     content, folder, where = _open(source)
@@ -81,6 +92,12 @@ def open_model(
     return model, Origin(folder, stripped.pieces, read_into, report, external), where
 
 
+def _unwrap(source: Source) -> Source:
+    """Return the model in what an exporter gave, or the source as it is."""
+    proto = getattr(source, "model_proto", None)
+    return proto if isinstance(proto, onnx.ModelProto) else source
+
+
 def _open(source: object) -> tuple[memoryview, Path | None, str]:
     """Return the bytes of a source, mapped where it is a file."""
     if isinstance(source, (str, os.PathLike)):
@@ -91,7 +108,9 @@ def _open(source: object) -> tuple[memoryview, Path | None, str]:
         return (content if content.c_contiguous else memoryview(bytes(content))).cast("B"), None, "bytes"
     if hasattr(source, "read"):
         return _read_stream(source)
-    raise InputError(f"Expected a path, bytes, a binary file or a ModelProto to load, got {type(source).__name__}.")
+    raise InputError(
+        f"Expected a path, bytes, a binary file, a ModelProto or an ONNXProgram to load, got {type(source).__name__}."
+    )
 
 
 def _read_file(path: Path) -> memoryview:

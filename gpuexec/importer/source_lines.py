@@ -43,9 +43,13 @@ def read_source(node: onnx.NodeProto) -> str:
     return f"{where}\n    {code}" if code else where
 
 
-def read_metadata(node: onnx.NodeProto) -> dict[str, str]:
-    """Return the node's metadata but for its traceback and what the importer notes."""
-    return {entry.key: entry.value for entry in node.metadata_props if entry.key not in (STACK_TRACE, *_NOTES)}
+def read_metadata(proto: onnx.NodeProto | onnx.GraphProto | onnx.ValueInfoProto | onnx.TensorProto) -> dict[str, str]:
+    """Return metadata but for a traceback, what the importer notes, and bytes that are no text."""
+    return {
+        entry.key: entry.value
+        for entry in proto.metadata_props
+        if entry.key not in (STACK_TRACE, *_NOTES) and isinstance(entry.key, str) and isinstance(entry.value, str)
+    }
 
 
 def copy_source(node: onnx.NodeProto, part: onnx.NodeProto) -> None:

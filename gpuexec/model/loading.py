@@ -34,7 +34,8 @@ def load(
     """Load an ONNX model.
 
     Args:
-        source: A path, the file's bytes, a binary file object, or an onnx.ModelProto.
+        source: A path, the file's bytes, a binary file object, an onnx.ModelProto, or what holds one as `model_proto`,
+            as the ONNXProgram of torch.onnx.export does.
         dims: Free dimensions by name: an extent fixes one (``{"batch": 1}``), a range bounds it (``{"past": (0,
             128)}``), so that one plan serves all of it.
         outputs: Names of the values that become the outputs, inner ones too, in this order; what none of them needs is

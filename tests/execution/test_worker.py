@@ -290,7 +290,9 @@ def test_wait_that_nobody_asked_for_is_counted() -> None:
 
 def test_what_is_of_another_kind_is_refused_before_any_work() -> None:
     refused: Any = 3
-    with pytest.raises(gx.InputError, match=r"a path, bytes, a binary file or a ModelProto to load, got int"):
+    with pytest.raises(
+        gx.InputError, match=r"a path, bytes, a binary file, a ModelProto or an ONNXProgram to load, got int"
+    ):
         gx.Worker(refused)
     with gx.Worker(affine(), backend=CPU) as worker:
         with pytest.raises(gx.InputError, match=r"tap takes reducers by name, .* got a int"):

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
+import gpuexec as gx
 from gpuexec.importer import load_graph
 from gpuexec.ir.spec import DeclaredSpec
 
@@ -116,3 +117,18 @@ def test_output_may_be_an_input_or_a_constant() -> None:
 def test_outputs_left_out_at_the_end_are_absent() -> None:
     graph = load_graph(parse("agraph (float[5] x) => (float[2] y) <int64[1] k = {2}> { y = TopK (x, k) }")).graph
     assert [value and value.name for value in graph.nodes[0].outputs] == ["y", None]
+
+
+class Exported:
+    """As torch.onnx.ONNXProgram: a model, and more."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self.model_proto = proto
+
+
+def test_exported_program_is_loaded_by_the_model_it_holds() -> None:
+    proto = parse("g (float[n] x) => (float[n] y) { y = Abs (x) }")
+    with gx.Worker(Exported(proto), backend="cpu") as worker:
+        assert worker.run(np.float32([-2, 3]))[0].tolist() == [2, 3]
+    with pytest.raises(gx.InputError, match="a ModelProto or an ONNXProgram to load, got Exported"):
+        gx.load(Exported(None))  # type: ignore[arg-type]

@@ -135,5 +135,7 @@ def test_attribute_without_type_is_refused() -> None:
 
 @pytest.mark.feature("S1")
 def test_source_of_another_kind_is_refused() -> None:
-    with pytest.raises(InputError, match="Expected a path, bytes, a binary file or a ModelProto to load, got int"):
+    with pytest.raises(
+        InputError, match="Expected a path, bytes, a binary file, a ModelProto or an ONNXProgram to load, got int"
+    ):
         load_graph(3)  # type: ignore[arg-type]

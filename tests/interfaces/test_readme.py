@@ -48,7 +48,11 @@ STREAM = re.compile(r"^mine = None.*$", re.M)
 GIVES = {
     "Sixty seconds": ["(logits.argmax(1) == labels).all()", "np.array_equal(a, logits)", "request.is_done()"],
     "Is my GPU used?": ["worker.backend_type.name != 'AUTO'", "worker.backend_reason"],
-    "What runs where, and why": ["report.runs == 2", "Path('where.onnx').exists()", "report.host_calls == report.host_reads == ()"],
+    "What runs where, and why": [
+        "report.runs == 2",
+        "Path('where.onnx').exists()",
+        "report.host_calls == report.host_reads == ()",
+    ],
     "Results without waiting": [
         "np.array_equal(asyncio.run(answer(worker, x)), logits)",
         "np.array_equal(a, logits)",

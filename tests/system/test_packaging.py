@@ -132,6 +132,20 @@ def test_installed_package_runs_a_model(way: str, environment: Environment, buil
     assert run(module, environment.folder) == f"gpuexec {read_version()}\n"
 
 
+def test_installed_package_is_a_plug_in_of_polygraphy(environment: Environment, built: Path) -> None:
+    (wheel,) = (built / "wheels").glob("*.whl")
+    environment.install(str(wheel))
+    start = "import sys; from polygraphy.tools import main; sys.exit(main())"
+    compare = ["run", DIGITS, "--onnxrt", "--gpuexec", "--gpuexec-backend", "cpu", "--onnx-outputs", "mark", "all"]
+    said = run([environment.python, "-I", "-c", start, *compare], environment.folder)
+    assert "PASSED" in said and "gpuexec-runner-N0" in said and "layer1" in said
+    wrong = subprocess.run(
+        [environment.python, "-I", "-c", start, *compare, "--gpuexec-precision", "fp8", "--atol", "1e-9"],
+        cwd=environment.folder, capture_output=True, text=True,
+    )  # fmt: skip
+    assert wrong.returncode == 1 and "FAILED" in wrong.stdout
+
+
 def test_wheel_of_the_checkout_and_of_the_sdist_hold_the_same(built: Path, tmp_path: Path) -> None:
     run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], ROOT)
     (here,), (there,) = tmp_path.glob("*.whl"), (built / "wheels").glob("*.whl")
