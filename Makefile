@@ -6,6 +6,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo setup test test-ray quick conformance models features format lint types kernels test-gpu soak bench bench-gpu clean compiler
+.PHONY: help demo setup test quick conformance models features format docs lint types kernels test-gpu soak bench bench-gpu clean compiler
 
 # Bytecode is kept, whatever the shell says: tests start hundreds of processes that would compile every module anew.
 export PYTHONDONTWRITEBYTECODE =
@@ -63,6 +64,10 @@ format: $(BIN)/python  ## rewrite the Python sources in the project's format, an
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m tests.interfaces.face
+
+docs: $(BIN)/python  ## write the reference of the public names and a page for each task, as HTML, into build/docs
+	$(call install,run docs)
+	PYTHONPATH=. $(BIN)/python -m tests.interfaces.docs build/docs
 
 lint: $(BIN)/python  ## check format and rules
 	$(call install,run dev)
@@ -150,6 +155,8 @@ about_run := numpy, onnx, ml_dtypes, safetensors, rich (35 MB)
 about_test := + pytest, pytest-xdist, hypothesis, onnxruntime, hatchling (25 MB)
 about_ray := + ray with its parts for data and serving, pyarrow, pandas, fastapi (300 MB)
 about_test := + pytest, pytest-xdist, hypothesis, onnxruntime, polygraphy, hatchling (26 MB)
+about_test := + pytest, pytest-xdist, hypothesis, onnxruntime, polygraphy, pdoc, hatchling (29 MB)
+about_docs := + pdoc (3 MB)
 about_dev := + ruff, mypy, nvdisasm (30 MB)
 about_cuda13 := + cupy, NVRTC and headers of CUDA 13 (140 MB)
 about_cuda12 := + cupy, NVRTC and headers of CUDA 12 (240 MB)

@@ -89,6 +89,13 @@ class GpuexecError(Exception):
         message: What is wrong, where, expected, got, what to do; one or two sentences.
         node: Name of the node concerned, if any. Where that is a `NodeName`, the text ends with the line of source.
         value: Name of the value (tensor) concerned, if any.
+
+    Example:
+        >>> try:
+        ...     gx.load("no-such.onnx")
+        ... except gx.GpuexecError as error:
+        ...     print(error.code.name, str(error))
+        INVALID_PROGRAM no-such.onnx: the model can't be read: No such file or directory.
     """
 
     code: ErrorCode = ErrorCode.INTERNAL
@@ -145,19 +152,41 @@ def _rebuild(kind: type[GpuexecError], args: tuple[object, ...], state: dict[str
 
 
 class ModelError(GpuexecError):
-    """The model file or graph is wrong."""
+    """The model file or graph is wrong.
+
+    Example:
+        >>> gx.load(b"")
+        Traceback (most recent call last):
+        gpuexec.errors.ModelError: bytes: expected an ONNX model, got 0 bytes.
+    """
 
     code = ErrorCode.INVALID_PROGRAM
 
 
 class UnsupportedError(ModelError):
-    """Operators, attributes or types of the model that this package does not run; lists all of them."""
+    """Operators, attributes or types of the model that this package does not run; lists all of them.
+
+    Example:
+        >>> import onnx
+        >>> unknown = onnx.load("digits.onnx")
+        >>> unknown.graph.node[0].op_type = "Malt"
+        >>> gx.load(unknown)
+        Traceback (most recent call last):
+        gpuexec.errors.UnsupportedError: ...
+    """
 
     code = ErrorCode.OPERATOR_MISSING
 
 
 class InputError(GpuexecError, ValueError):
-    """An argument of the caller is wrong: name, dtype, shape, index or option."""
+    """An argument of the caller is wrong: name, dtype, shape, index or option.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu") as worker:
+        ...     worker.run({"picture": x})
+        Traceback (most recent call last):
+        gpuexec.errors.InputError: ...
+    """
 
     code = ErrorCode.INVALID_ARGUMENT
 
@@ -177,43 +206,103 @@ class NeedsHostValue(InputError):
 
 
 class PlanError(GpuexecError):
-    """A plan breaks one of the planner's promises."""
+    """A plan breaks one of the planner's promises.
+
+    Example:
+        >>> issubclass(gx.PlanError, gx.GpuexecError)
+        True
+    """
 
 
 class StateError(GpuexecError, RuntimeError):
-    """The object can't do this in its present state."""
+    """The object can't do this in its present state.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu") as worker:
+        ...     worker.schedule(x).inspection
+        Traceback (most recent call last):
+        gpuexec.errors.StateError: ...
+    """
 
     code = ErrorCode.INVALID_STATE
 
 
 class ClosedError(StateError):
-    """The object was closed."""
+    """The object was closed.
+
+    Example:
+        >>> worker = gx.Worker(model, backend="cpu")
+        >>> worker.close()
+        >>> worker.run(x)
+        Traceback (most recent call last):
+        gpuexec.errors.ClosedError: The Worker is closed.
+    """
 
 
 class StaleError(StateError):
-    """A newer run or iterator has taken over; this handle is no longer valid."""
+    """A newer run or iterator has taken over; this handle is no longer valid.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu") as worker:
+        ...     logits = worker.schedule(x).peek_output()
+        ...     _ = worker.schedule(x)
+        ...     logits.readback_and_clone()
+        Traceback (most recent call last):
+        gpuexec.errors.StaleError: ...
+    """
 
 
 class PendingError(StateError):
-    """The data is not on the host (yet); the message names the call to make."""
+    """The data is not on the host (yet); the message names the call to make.
+
+    Example:
+        >>> issubclass(gx.PendingError, gx.GpuexecError)
+        True
+    """
 
 
 class CancelledError(StateError):
-    """The run or request was cancelled."""
+    """The run or request was cancelled.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu") as worker:
+        ...     steps = worker.schedule_iterable(x)
+        ...     _ = next(steps), worker.cancel()
+        ...     worker.peek_output().readback_and_clone()
+        Traceback (most recent call last):
+        gpuexec.errors.CancelledError: ...
+    """
 
 
 class ImplicitSyncError(StateError):
-    """The host would have to wait for the device, which `strict` or `no_implicit_sync` refuses."""
+    """The host would have to wait for the device, which `strict` or `no_implicit_sync` refuses.
+
+    Example:
+        >>> issubclass(gx.ImplicitSyncError, gx.GpuexecError)  # of no_implicit_sync and Worker(strict=True)
+        True
+    """
 
 
 class AccessError(GpuexecError):
-    """A loader can't give the bytes asked of it: closed, cut short, or refused by the system."""
+    """A loader can't give the bytes asked of it: closed, cut short, or refused by the system.
+
+    Example:
+        >>> gx.FileDataLoader("/")
+        Traceback (most recent call last):
+        gpuexec.errors.AccessError: ...
+    """
 
     code = ErrorCode.ACCESS_FAILED
 
 
 class NotFoundError(AccessError):
-    """There is no such file."""
+    """There is no such file.
+
+    Example:
+        >>> gx.Program.load("no-such.gxp")
+        Traceback (most recent call last):
+        gpuexec.errors.NotFoundError: ...
+    """
 
     code = ErrorCode.NOT_FOUND
 
@@ -227,6 +316,12 @@ class MismatchError(GpuexecError, RuntimeError):
         expected: The element there on the backend compared with (or its dtype and shape).
         got: The element there.
         error: How far the two are apart; infinite where one is no number.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu", compare_with="cpu") as worker:  # raises it where a layer differs
+        ...     _ = worker.run(x)
+        ...     worker.report().compared > 0
+        True
     """
 
     def __init__(
@@ -254,6 +349,12 @@ class NonFiniteError(GpuexecError, ArithmeticError):
         kind: ``"NaN"`` or ``"Inf"``.
         count: How many the output has.
         index: Where the first of them lies.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu", watch="raise") as worker:
+        ...     worker.run(np.full((1, 1, 8, 8), np.nan, np.float32))
+        Traceback (most recent call last):
+        gpuexec.errors.NonFiniteError: ...
     """
 
     def __init__(
@@ -272,35 +373,71 @@ class NonFiniteError(GpuexecError, ArithmeticError):
 
 
 class KernelError(GpuexecError, RuntimeError):
-    """A kernel does not compile, load or fit the device, or its arguments do not fit its signature."""
+    """A kernel does not compile, load or fit the device, or its arguments do not fit its signature.
+
+    Example:
+        >>> issubclass(gx.KernelError, gx.GpuexecError)
+        True
+    """
 
 
 class OrderError(GpuexecError, RuntimeError):
-    """Two operations, or one and the host, use the same bytes, one of them writing, and nothing orders the two."""
+    """Two operations, or one and the host, use the same bytes, one of them writing, and nothing orders the two.
+
+    Example:
+        >>> issubclass(gx.OrderError, gx.GpuexecError)  # the simulator's, where a wait between two accesses is missing
+        True
+    """
 
     code = ErrorCode.INVALID_STATE
 
 
 class DeviceError(GpuexecError, RuntimeError):
-    """The device refuses or fails."""
+    """The device refuses or fails.
+
+    Example:
+        >>> issubclass(gx.OutOfMemoryError, gx.DeviceError), issubclass(gx.DeviceLostError, gx.DeviceError)
+        (True, True)
+    """
 
     code = ErrorCode.ACCESS_FAILED
 
 
 class DeviceNotFoundError(DeviceError):
-    """The device asked for can't be used here; the message says what to install."""
+    """The device asked for can't be used here; the message says what to install.
+
+    Example:
+        >>> gx.Worker(model, backend="cpu", device=7)
+        Traceback (most recent call last):
+        gpuexec.errors.DeviceNotFoundError: ...
+    """
 
     code = ErrorCode.NOT_FOUND
 
 
 class OutOfMemoryError(DeviceError, MemoryError):
-    """An allocation was refused; the plan's sizes are in the message."""
+    """An allocation was refused; the plan's sizes are in the message.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu", max_bytes=1000) as worker:
+        ...     worker.run(x)
+        Traceback (most recent call last):
+        gpuexec.errors.OutOfMemoryError: ...
+    """
 
     code = ErrorCode.MEMORY_ALLOCATION_FAILED
 
 
 class DeviceLostError(DeviceError):
-    """A device fault ended the context; nothing on this device can be used any more."""
+    """A device fault ended the context; nothing on this device can be used any more.
+
+    Example:
+        >>> try:
+        ...     with gx.Worker(model, backend="cpu") as worker:
+        ...         logits, _ = worker.run(x)
+        ... except gx.DeviceLostError:
+        ...     raise SystemExit("The GPU has to be opened anew, in another process.")
+    """
 
 
 class CheckError(DeviceLostError):

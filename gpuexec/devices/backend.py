@@ -29,6 +29,13 @@ class BackendType(Enum):
 
     GPU_PIXEL: a GPU whose memory is textures; each layer is one blit, issued as scheduled. SIMULATOR and
     SIMULATOR_PIXEL run the kernels of GPU_COMPUTE and GPU_PIXEL on the CPU.
+
+    Example:
+        >>> with gx.Worker(model, backend=gx.BackendType.CPU) as worker:
+        ...     worker.backend_type.name
+        'CPU'
+        >>> gx.BackendType("cpu") is gx.BackendType.CPU
+        True
     """
 
     AUTO = "auto"

@@ -27,6 +27,13 @@ class ExternalData:
         files: Whole files by the location that the model names; no others are read then. None: those of its folder.
             They are used where they lie, and so must stay as they are.
         tensors: Initializers by name, whose files need not be there.
+
+    Example:
+        >>> model.save("beside.onnx", external_data=True)
+        >>> with open("beside.onnx", "rb") as file, open("beside.onnx.data", "rb") as weights:
+        ...     graph, files = file.read(), {"beside.onnx.data": weights.read()}
+        >>> [port.name for port in gx.load(graph, external=gx.ExternalData(files)).outputs]
+        ['logits', 'probabilities']
     """
 
     files: Mapping[str, bytes | memoryview] | None = None

@@ -60,6 +60,10 @@ def load(
         UnsupportedError: Operators or forms that are not supported; lists all of them with their nodes.
         InputError: A dimension, output or pass of that name does not exist, content given fits no initializer, or
             ``memories`` or ``progress`` is something else.
+
+    Example:
+        >>> gx.load("digits.onnx", dims={"batch": (1, 64)}, outputs=["logits"])
+        Model('digits', 9 nodes, image: float32[batch,1,8,8] -> logits: float32[batch,10])
     """
     if memories not in (None, "implicit"):
         raise InputError(f"memories takes None or 'implicit', got {memories!r}; bind others by Model.bind_state.")

@@ -54,6 +54,12 @@ class Model:
         memories: State carried from run to run. Their inputs and outputs are values of the graph, and not among
             ``inputs`` and ``outputs``.
         precision: What the graph's products and convolutions are computed in.
+
+    Example:
+        >>> model = gx.load("digits.onnx")
+        >>> print(*model.inputs, *model.outputs, sep="; ")
+        image: float32[batch,1,8,8]; logits: float32[batch,10]; probabilities: float32[batch,10]
+        >>> model.keep_outputs(["logits"]).bind({"batch": 1}).save("logits.onnx")
     """
 
     def __init__(

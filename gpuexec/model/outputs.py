@@ -16,6 +16,13 @@ class Outputs(tuple[T, ...], Generic[T]):
 
     Args:
         outputs: What came out, by name, in the model's order.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu") as worker:
+        ...     outputs = worker.run(x)
+        >>> logits, probabilities = outputs
+        >>> outputs["logits"] is logits is outputs[0], outputs.names
+        (True, ('logits', 'probabilities'))
     """
 
     _by_name: dict[str, T]

@@ -32,6 +32,12 @@ class Memory:
         capacity: Rows it has room for. With one it is kept in *append* form: it lies in bytes of that capacity, and a
             run copies but its new rows there. Without, in *swap* form: a run's output is the next run's input.
         is_implicit: It was added to a recurrent layer when the model was loaded.
+
+    Example:
+        >>> from examples.networks import build_policy
+        >>> policy = gx.load(build_policy(), memories="implicit")
+        >>> {memory.form for memory in policy.memories}
+        {'swap'}
     """
 
     input: str

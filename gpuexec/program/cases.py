@@ -35,6 +35,12 @@ class Case:
 
     Raises:
         InputError: One is negative or not finite, or inputs or outputs are given without names.
+
+    Example:
+        >>> case = gx.Case({"image": x[:1]}, rtol=1e-3)
+        >>> program = gx.Program.build({"forward": model}, cases={"forward": [case]}, backend="cpu")
+        >>> program.contents.methods["forward"].cases[0].outputs["logits"].shape
+        (1, 10)
     """
 
     inputs: Mapping[str, Array]

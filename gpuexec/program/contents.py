@@ -47,6 +47,11 @@ class Verification(Enum):
 
     FULL: the hash of every part, and that graphs, plans and cases are whole. MINIMAL: the format, and that all sizes
     fit the file; for files whose content one vouches for.
+
+    Example:
+        >>> gx.Program.build({"forward": model}, backend="cpu").save("digits.gxp")
+        >>> gx.Program.load("digits.gxp", verification=gx.Verification.MINIMAL).method_names
+        ('forward',)
     """
 
     FULL = "full"

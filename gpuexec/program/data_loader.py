@@ -26,6 +26,15 @@ class DataLoader(ABC):
     """Gives the bytes of a program; threads may call it at once. Subclass it with two methods, or have all three.
 
     ``close`` is called by nobody but its owner: what a program took from a loader stays good.
+
+    Example:
+        >>> class Repeated(gx.DataLoader):
+        ...     def load(self, offset, nbytes):
+        ...         return memoryview(b"x" * nbytes)
+        ...     def size(self):
+        ...         return 100
+        >>> bytes(Repeated().load(0, 3))
+        b'xxx'
     """
 
     @abstractmethod
@@ -65,6 +74,14 @@ class FileDataLoader(DataLoader):
         InputError: ``path`` is none.
         NotFoundError: There is no such file.
         AccessError: It can't be opened.
+
+    Example:
+        >>> with open("digits.onnx", "rb") as file:
+        ...     first = file.read(4)
+        >>> loader = gx.FileDataLoader("digits.onnx")
+        >>> bytes(loader.load(0, 4)) == first
+        True
+        >>> loader.close()
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -122,6 +139,11 @@ class MmapDataLoader(DataLoader):
         InputError: ``path`` is none.
         NotFoundError: There is no such file.
         AccessError: It can't be opened or mapped.
+
+    Example:
+        >>> gx.Program.build({"forward": model}, backend="cpu").save("digits.gxp")
+        >>> gx.Program.load(gx.MmapDataLoader("digits.gxp")).method_names
+        ('forward',)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -148,6 +170,11 @@ class BufferDataLoader(DataLoader):
 
     Raises:
         InputError: ``content`` is no dense buffer.
+
+    Example:
+        >>> loader = gx.BufferDataLoader(b"0123456789")
+        >>> bytes(loader.load(2, 3)), loader.size()
+        (b'234', 10)
     """
 
     def __init__(self, content: Any) -> None:
@@ -176,6 +203,11 @@ class FileLikeDataLoader(DataLoader):
     Raises:
         InputError: The object lacks ``seek``, ``tell`` or ``read``, or is one of text.
         AccessError: It fails, or can't seek.
+
+    Example:
+        >>> import io
+        >>> bytes(gx.FileLikeDataLoader(io.BytesIO(b"0123456789")).load(2, 3))
+        b'234'
     """
 
     def __init__(self, file: BinaryIO) -> None:

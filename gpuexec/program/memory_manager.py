@@ -34,6 +34,14 @@ class DeviceAllocator:
     Args:
         backend: Whose device.
         most_nbytes: How much it gives in all; None: what the device has.
+
+    Example:
+        >>> program = gx.Program.build({"forward": model}, shapes={"forward": {"image": (8, 1, 8, 8)}})
+        >>> memory = gx.MemoryManager(gx.DeviceAllocator("cpu"))
+        >>> with program.load_method("forward", memory, backend="cpu") as method:
+        ...     _ = method.execute([x])
+        ...     method.get_output("logits").shape
+        (8, 10)
     """
 
     def __init__(self, backend: BackendLike = BackendType.AUTO, most_nbytes: int | None = None) -> None:
@@ -69,6 +77,14 @@ class BumpAllocator:
 
     Raises:
         InputError: The block or the alignment is none.
+
+    Example:
+        >>> program = gx.Program.build({"forward": model}, shapes={"forward": {"image": (8, 1, 8, 8)}})
+        >>> memory = gx.MemoryManager(gx.BumpAllocator(np.zeros(1 << 20, np.uint8)))
+        >>> with program.load_method("forward", memory, backend="cpu") as method:
+        ...     _ = method.execute([x])
+        ...     method.get_output(0).shape
+        (8, 10)
     """
 
     def __init__(self, block: Any, alignment: int = 256) -> None:
@@ -137,6 +153,15 @@ class HierarchicalAllocator:
     its blocks: a run of one makes the outputs of the others stale. Of the block for state each takes a part of its
     own, so it has to be as large as all of them need. A block that another allocator has too is refused while a Method
     over that one is open.
+
+    Example:
+        >>> program = gx.Program.build({"forward": model}, shapes={"forward": {"image": (8, 1, 8, 8)}})
+        >>> blocks = program.method_meta("forward", backend="cpu").allocate()  # or arrays of yours
+        >>> memory = gx.MemoryManager(planned_memory=gx.HierarchicalAllocator(blocks))
+        >>> with program.load_method("forward", memory, backend="cpu") as method:
+        ...     _ = method.execute([x])
+        ...     method.get_output(0).shape
+        (8, 10)
     """
 
     def __init__(self, buffers: Sequence[object]) -> None:
@@ -165,6 +190,13 @@ class MemoryManager:
 
     Raises:
         InputError: One of them is not of its kind.
+
+    Example:
+        >>> program = gx.Program.build({"forward": model}, shapes={"forward": {"image": (8, 1, 8, 8)}})
+        >>> with program.load_method("forward", gx.MemoryManager(), backend="cpu") as method:
+        ...     _ = method.execute([x])
+        ...     method.get_output(0).shape
+        (8, 10)
     """
 
     def __init__(

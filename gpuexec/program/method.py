@@ -57,6 +57,15 @@ class Method:
     Before runs: `set_input`, `set_inputs`, `input_buffer`, `set_output`, `replace_weights`. To run: `execute`; layer by
     layer `step`, `reset`, `in_progress`. To read: `get_output`, `get_outputs`. Between runs: `state`, `get_attribute`,
     `set_attribute`. At the end: `close`.
+
+    Example:
+        >>> program = gx.Program.build({"forward": model}, shapes={"forward": {"image": ((1, 8), 1, 8, 8)}})
+        >>> with program.load_method("forward", backend="cpu") as method:
+        ...     method.set_input(0, x)
+        ...     _ = method.execute()
+        ...     logits, probabilities = (y.readback_and_clone() for y in method.get_outputs())
+        >>> logits.shape
+        (8, 10)
     """
 
     def __init__(

@@ -61,6 +61,12 @@ class MethodMeta:
     Planned buffers are, by index: activations, inputs, outputs, state, and staging, which lies on the host. Sizes are
     what the plan of the declared bounds needs, to the byte; a buffer that is not needed has none, and those behind the
     last that is needed are left out.
+
+    Example:
+        >>> program = gx.Program.build({"forward": model}, shapes={"forward": {"image": ((1, 8), 1, 8, 8)}})
+        >>> meta = program.method_meta("forward")
+        >>> meta.num_inputs, meta.num_outputs, str(meta.input_tensor_meta(0).dtype)
+        (1, 2, 'float32')
     """
 
     def __init__(

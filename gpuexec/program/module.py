@@ -49,6 +49,13 @@ class Module:
         precision: What products and convolutions of a model are computed in, as for `Worker`; a program was made in
             one, and is refused where it is another.
         keep: Names of nodes that stay in float, or patterns of them.
+
+    Example:
+        >>> gx.Program.build({"forward": model}, backend="cpu").save("digits.gxp")
+        >>> with gx.Module("digits.gxp", backend="cpu") as module:
+        ...     logits, probabilities = module.forward(x)
+        >>> logits.shape
+        (8, 10)
     """
 
     def __init__(

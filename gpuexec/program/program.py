@@ -53,6 +53,12 @@ class Program:
     Args:
         contents: What it holds.
         backend: Where Methods run unless `load_method` says otherwise; AUTO takes the GPU when one works.
+
+    Example:
+        >>> program = gx.Program.build({"forward": model}, shapes={"forward": {"image": ((1, 8), 1, 8, 8)}})
+        >>> program.save("digits.gxp")
+        >>> gx.Program.load("digits.gxp").method_names
+        ('forward',)
     """
 
     def __init__(self, contents: Contents, backend: BackendLike = BackendType.AUTO) -> None:

@@ -32,6 +32,13 @@ class Progress:
         total_nbytes: Bytes in all, of this stage.
         done_count: Kernels or size classes that are there.
         total_count: Kernels or size classes in all, of this stage.
+
+    Example:
+        >>> stages = set()
+        >>> with gx.Worker(model, backend="simulator", progress=lambda progress: stages.add(progress.stage)) as worker:
+        ...     _ = worker.prepare(x)
+        >>> "upload" in stages
+        True
     """
 
     stage: str

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import contextlib
 import re
-import shlex
 import shutil
 import sys
-import tomllib
 import types
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +20,12 @@ import pytest
 import gpuexec as gx
 import gpuexec.compat.onnxruntime as ours_for_theirs
 import gpuexec.ops
-from gpuexec.cli import COMMANDS, main
+from gpuexec.cli import main
 from gpuexec.cli.ops import list_rows, split_name
 from gpuexec.compat import executorch
 from gpuexec.devices import backend as backends
 from gpuexec.devices.backend import find_backend
+from tests.interfaces.blocks import close_all, read_blocks, run_console, run_python
 from tests.interfaces.cli.test_ops import is_ours
 from tests.system.conformance.passing import list_path, read_passing, read_reasons
 from tests.system.features.marks import find_tests
@@ -100,33 +97,6 @@ LEAVES: dict[str, dict[str, Callable[[Array, Array], Any]]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A fenced block: its section, language and text, and the line it begins at."""
-
-    section: str
-    language: str
-    text: str
-    line: int
-
-
-def read_blocks() -> list[Block]:
-    section, blocks, begun = "", [], None
-    for number, line in enumerate(TEXT.splitlines(), 1):
-        if line.startswith("## ") and begun is None:
-            section = line.removeprefix("## ")
-        elif line.startswith("```"):
-            if begun is None:
-                begun = (line.removeprefix("```"), number, [])
-            else:
-                blocks.append(Block(section, begun[0], "\n".join(begun[2]), begun[1]))
-                begun = None
-        elif begun is not None:
-            begun[2].append(line)
-    assert begun is None
-    return blocks
-
-
 def read_tables() -> dict[str, tuple[str, str]]:
     """Return what stands left and right in the tables of samples, by system."""
     found: dict[str, tuple[list[str], list[str]]] = {}
@@ -143,7 +113,7 @@ def read_tables() -> dict[str, tuple[str, str]]:
     return {name: ("\n".join(left), "\n".join(right)) for name, (left, right) in found.items()}
 
 
-BLOCKS, TABLES = read_blocks(), read_tables()
+BLOCKS, TABLES = read_blocks(TEXT), read_tables()
 
 
 @pytest.fixture(params=["as it is", "simulator"])
@@ -157,48 +127,6 @@ def checkout(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(backends, "_open", {})
         monkeypatch.setitem(backends._OPENERS, gx.BackendType.GPU_COMPUTE, lambda ordinal: simulator)
     return tmp_path
-
-
-def run_python(block: str, names: dict[str, Any], where: str) -> None:
-    """Run a block, which may await, in the names that those before it left."""
-    code = compile(block, where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    if code.co_flags & 0x80:  # CO_COROUTINE: it awaits
-
-        async def run() -> None:
-            await eval(code, names)
-
-        asyncio.run(run())
-    else:
-        exec(code, names)
-
-
-def run_console(block: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run each line: gpuexec here; of pip, uv and make, that there is what they name."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M)
-    for line in block.splitlines():
-        command, *arguments = shlex.split(line.removeprefix("$ "), comments=True)
-        if command == "gpuexec":
-            status = main(arguments)
-            said = capsys.readouterr()
-            assert status == 0 and not said.err, f"{line}\n{said.out}{said.err}"
-            assert said.out
-        elif command == "make":
-            assert set(arguments) <= set(targets), line
-        elif command == "uvx":
-            assert arguments[:3] == ["--from", ".", "gpuexec"] and arguments[3] in COMMANDS, line
-        else:
-            arguments = arguments[1:] if (command, arguments[0]) == ("uv", "pip") else arguments
-            assert command in ("pip", "uv") and arguments[0] == "install", line
-            for wanted in arguments[1:]:
-                named = re.fullmatch(r"\.(?:\[([\w,]+)\])?", wanted)
-                assert named and set(filter(None, (named[1] or "").split(","))) <= set(extras), line
-
-
-def close_all(names: dict[str, Any]) -> None:
-    for item in names.values():
-        if isinstance(item, gx.Worker | gx.Replay | gx.Module):
-            item.close()
 
 
 def test_readme_has_the_sections_that_people_look_for() -> None:

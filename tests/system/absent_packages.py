@@ -10,7 +10,7 @@ import pytest
 from gpuexec.errors import GpuexecError
 
 # By module, the package to install.
-_PACKAGES = {"onnxruntime": "onnxruntime", "PIL": "pillow", "polygraphy": "polygraphy"}
+_PACKAGES = {"onnxruntime": "onnxruntime", "PIL": "pillow", "pdoc": "pdoc", "polygraphy": "polygraphy"}
 # What the simulator says where it finds none.
 _NO_COMPILER = "neither g++ nor clang++ is there"
 _TOLD = re.compile(r"No module named '(\w+)|import of (\w+) halted")

@@ -114,6 +114,11 @@ def calibrate(
         InputError: There is no batch, one lacks an input or does not fit, an option is none, a name in ``keep`` fits no
             product, or the model has nothing to quantise.
         NonFiniteError: An activation holds a NaN or an infinity; names the node that made the first.
+
+    Example:
+        >>> quantized = gx.calibrate(model, [x[:4], x[4:]], method="entropy", keep={"head"}, backend="cpu")
+        >>> [node.operator.name for node in quantized.info.graph.nodes].count("QuantizeLinear")
+        2
     """
     options = _Options(method, percentile, activations)
     options.check()

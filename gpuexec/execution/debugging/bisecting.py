@@ -103,6 +103,11 @@ class Verdict(Record):
         culprit: The pass, where it is one.
         blame: The first node that turned, or is off; where nothing is, the layer that is furthest off.
         unchecked: Layers that the engine can't run by themselves.
+
+    Example:
+        >>> verdict = gx.bisect("digits.onnx", x, backend="cpu")
+        >>> verdict.kind
+        'close'
     """
 
     kind: str
@@ -183,6 +188,10 @@ def bisect(
     Raises:
         ModelError: No other engine runs the model.
         InputError: An input does not fit, or the model draws random numbers.
+
+    Example:
+        >>> print(gx.bisect("digits.onnx", x, backend="cpu").lines()[-1])
+        verdict: the outputs agree; there is nothing to look for.
     """
     info = load_graph(source)
     declared = dict(dims or {})

@@ -45,6 +45,11 @@ class GapRow(Record):
         accumulated: Where both sides went their own way from the model's inputs on; None where the other side has no
             value of that name and shape.
         alone: Where the layer was given the same inputs on both sides; None where the reference can't compute it.
+
+    Example:
+        >>> row = gx.measure_gap(model, x, backend="cpu", precision="bf16").worst()[0]
+        >>> row.node in {node.name for node in model.graph.nodes}
+        True
     """
 
     node: str
@@ -66,6 +71,11 @@ class GapReport(Record):
         precision: The precision that was measured, where one was.
         overflows: Names of the nodes that multiply a number, in float, which fp16 does not have: what ``keep`` takes so
             that no result is lost. What a loop carries into its body is not looked at.
+
+    Example:
+        >>> report = gx.measure_gap(model, x, backend="cpu", against="onnxruntime")
+        >>> report.is_close, list(report.outputs)
+        (True, ['logits', 'probabilities'])
     """
 
     backend: str
@@ -141,6 +151,13 @@ def measure_gap(
         InputError: ``against`` is none of these or not installed, or given beside a precision; there is no such
             precision or node to keep; or the model has memories.
         ModelError: The engine does not run the model.
+
+    Example:
+        >>> report = gx.measure_gap(model, x, backend="cpu", precision="bf16")
+        >>> keep = {row.node for row in report.worst(1)}
+        >>> with gx.Worker(model, backend="cpu", precision="bf16", keep=keep) as worker:
+        ...     worker.report().precision.startswith("bf16, but for ")
+        True
     """
     chosen, _ = find_backend(backend, None)
     feeds = name_inputs(model, inputs)

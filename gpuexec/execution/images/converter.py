@@ -49,6 +49,11 @@ class ImageConverter:
     Args:
         backend: Where.
         device: Its ordinal.
+
+    Example:
+        >>> with gx.ImageConverter("cpu") as converter:
+        ...     converter.to_tensor(np.zeros((480, 640, 3), np.uint8), gx.ImageTransform(size=(8, 8))).shape
+        (1, 3, 8, 8)
     """
 
     def __init__(self, backend: BackendLike = BackendType.AUTO, *, device: int | None = None) -> None:
@@ -202,6 +207,10 @@ def to_tensor(
     """Return the tensor of an image at once, by a converter that the process keeps; see `ImageConverter.to_tensor`.
 
     It is made on the device of ``out`` or ``image`` where one of them is a Tensor, else on ``backend``.
+
+    Example:
+        >>> gx.to_tensor(np.zeros((480, 640, 3), np.uint8)).shape
+        (1, 3, 480, 640)
     """
     return _converter(out, image, backend).to_tensor(image, transform, out, stream=stream)
 
@@ -217,6 +226,11 @@ def to_image(
     """Return the image of a tensor at once, by a converter that the process keeps; see `ImageConverter.to_image`.
 
     It is made on the device of ``out`` or ``tensor`` where one of them is a Tensor, else on ``backend``.
+
+    Example:
+        >>> picture = gx.to_image(gx.to_tensor(np.full((4, 4, 3), 255, np.uint8)))
+        >>> picture.shape
+        (4, 4, 3)
     """
     return _converter(out, tensor, backend).to_image(tensor, transform, out, stream=stream)
 

@@ -44,6 +44,11 @@ class ImageTransform:
 
     Raises:
         InputError: One of them is something else; says which, expected and got.
+
+    Example:
+        >>> transform = gx.ImageTransform(size=(8, 8), pixels="BGR", swizzle="G", scale=1 / 15, origin="bottom_left")
+        >>> gx.to_tensor(np.zeros((480, 640, 3), np.uint8), transform).shape
+        (1, 1, 8, 8)
     """
 
     size: tuple[int, int] | None = None

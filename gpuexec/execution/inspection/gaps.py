@@ -34,6 +34,11 @@ class Gap(Record):
         share: The largest error as a share of the tolerance there, ``ATOL + RTOL * |expected|``: close up to 1.
         nonfinite: Elements that differ where one of the two is no finite number.
         mean_rel: Mean of ``|got - expected| / |expected|`` where expected is not 0.
+
+    Example:
+        >>> gap = gx.gap_of(np.float32([1, 2]), np.float32([1, 2.5]))
+        >>> gap.max_abs, gap.max_rel, gap.is_close
+        (0.5, 0.25, False)
     """
 
     size: int
@@ -67,6 +72,10 @@ def gap_of(expected: Array, got: Array, *, rtol: float = RTOL, atol: float = ATO
 
     Raises:
         InputError: The shapes differ.
+
+    Example:
+        >>> gx.gap_of(np.float32([1, 2]), np.float32([1, 2])).is_close
+        True
     """
     if expected.shape != got.shape:
         raise InputError(f"A gap is between arrays of one shape, got {list(expected.shape)} and {list(got.shape)}.")

@@ -32,6 +32,12 @@ class NonFinite(Record):
         output: Statistics of what it gave.
         inputs: Statistics of what it took, but for integers.
         cure: What to do where it is an overflow of a lower precision; else empty.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu", watch="report") as worker:
+        ...     found = worker.schedule(np.full((1, 1, 8, 8), np.nan, np.float32)).inspection.find_nonfinite()
+        >>> found.kind, found.operator
+        ('NaN', 'input')
     """
 
     node: str

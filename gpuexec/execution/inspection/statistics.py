@@ -59,6 +59,13 @@ class Statistics(Record):
         first_nan, first_inf: Where the first of them lies, of the flattened tensor; -1 where there is none.
         histogram: Of the finite elements, if it was asked for.
         results: What reducers of the caller's own gave, by their names; of two lambdas, the second is ``"<lambda> 2"``.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu") as worker:
+        ...     worker.tap({"layer1/relu": ["mean", "max"]})
+        ...     (row,) = worker.schedule(x).inspection.statistics().values()
+        >>> row.min >= 0, row.nonfinite
+        (True, 0)
     """
 
     value: str

@@ -43,6 +43,11 @@ def count_work(model: Model, inputs: Mapping[str, object] | None = None) -> tupl
 
     Raises:
         InputError: An input is missing, misspelt, or does not fit the model; names it.
+
+    Example:
+        >>> rows = gx.count_work(model, {"image": (8, 1, 8, 8)})
+        >>> sum(row.flops for row in rows if row.operator == "Gemm")
+        51280
     """
     given = dict(inputs or {})
     unknown = sorted(given.keys() - {port.name for port in model.ports})

@@ -60,6 +60,12 @@ class Profiler:
     Raises:
         DeviceNotFoundError: ``nvtx``, and CuPy's NVTX is not there.
         InputError: ``keep_runs`` is below 1.
+
+    Example:
+        >>> with gx.Profiler() as profiler, gx.Worker(model, backend="cpu") as worker:
+        ...     _ = worker.run(x)
+        >>> max(profiler.summarise(), key=lambda row: row.total_ms).name
+        'layer2/conv+layer2/relu'
     """
 
     def __init__(

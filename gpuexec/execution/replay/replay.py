@@ -55,6 +55,13 @@ class Replay:
         given: Arrays by name, of those inputs that are there already.
         outputs: As for `submit`.
         stream: What `submit` takes where it is given no other.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu") as worker:
+        ...     replay = worker.record(x)
+        ...     logits = replay.submit({"image": x / 2})["logits"].readback_and_clone()
+        >>> logits.shape
+        (8, 10)
     """
 
     def __init__(

@@ -33,6 +33,10 @@ def no_implicit_sync() -> Iterator[None]:
     """Refuse waits that nobody asked for by name, in this context; a run scheduled in it refuses them to its end.
 
     The run that needs one ends with ImplicitSyncError, whichever thread it has got to; the Worker stays usable.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu") as worker, gx.no_implicit_sync():
+        ...     _ = worker.schedule(x)
     """
     token = _ARE_ALLOWED.set(False)
     try:

@@ -45,7 +45,25 @@ ArrayLike: TypeAlias = (
     | complex
     | str
 )
+"""An array of any package: what a run takes as an input.
+
+Example:
+    >>> with gx.Worker(model, backend="cpu") as worker:
+    ...     for image in (x[:1], gx.to_tensor(np.zeros((8, 8), np.uint8))):
+    ...         worker.run(image)[0].shape
+    (1, 10)
+    (1, 10)
+"""
 # One input: an array; numbers or rows, a sequence or, where a call says so, a shape; a map; None for an empty optional.
 Input: TypeAlias = ArrayLike | Sequence[Any] | Mapping[Any, Any] | None
-# All inputs: one array, a list in the model's order, or a mapping by name (for a Method, by index too).
 Inputs: TypeAlias = ArrayLike | Sequence[Input] | Mapping[Any, Input]
+"""All inputs of a run: one array, a list in the model's order, or a mapping by name (for a Method, by index too).
+
+Example:
+    >>> with gx.Worker(model, backend="cpu") as worker:
+    ...     for inputs in (x, [x], {"image": x}):
+    ...         worker.run(inputs)[0].shape
+    (8, 10)
+    (8, 10)
+    (8, 10)
+"""

@@ -36,6 +36,14 @@ class ReadbackRequest:
     Args:
         source: Of the work that makes the data.
         caller: The stream in whose order the data is read.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu") as worker:
+        ...     request = worker.schedule(x).peek_output("logits").readback_request()
+        ...     request.add_done_callback(lambda done: None)
+        ...     logits = request.result() if request.is_done() or request.wait() else None
+        >>> logits.shape
+        (8, 10)
     """
 
     def __init__(

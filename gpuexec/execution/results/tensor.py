@@ -35,6 +35,12 @@ class Tensor:
     `wait_async`. To write: `upload`. Arrays of other packages on the device: ``__dlpack__``,
     ``__cuda_array_interface__``. Elements (``tensor[i]``, ``np.asarray``) only where the content is on the host
     already. At the end: `close`.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu") as worker:
+        ...     logits = worker.schedule(x).peek_output("logits")
+        ...     logits.shape, str(logits.dtype), logits.readback_and_clone().argmax(axis=1).shape
+        ((8, 10), 'float32', (8,))
     """
 
     def __init__(self, content: Content) -> None:

@@ -109,6 +109,12 @@ class Inspection:
         fence: Of the run.
         inspector: What is looked at; taps of later runs may be others.
         given: The model's inputs.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu", watch="report") as worker:
+        ...     seen = worker.schedule(x).inspection
+        ...     print(seen.find_nonfinite())
+        None
     """
 
     def __init__(self, fence: Fence, completion: Completion, inspector: Inspector, given: Collection[Value]) -> None:

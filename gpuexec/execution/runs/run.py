@@ -24,6 +24,12 @@ class Step:
     ``index`` counts the layers before it; ``nodes`` are those the step put on the stream, or that the host computed,
     one for each layer. A step that is ``waiting`` put none there: the layer of that index needs something from
     elsewhere that has not come yet.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu") as worker:
+        ...     steps = list(worker.schedule_iterable(x))
+        >>> steps[0].index, steps[0].waiting, sum(len(step.nodes) for step in steps)
+        (0, False, 7)
     """
 
     index: int
@@ -58,7 +64,14 @@ CANCELLATION_POINT = MustWait(lambda: True, lambda: None)
 
 @not_picklable("Send arrays: peek_output(name).readback_and_clone().")
 class Run:
-    """One run in flight. Its outputs are Tensors at once; `wait`, `await`, or poll `is_done` for the work."""
+    """One run in flight. Its outputs are Tensors at once; `wait`, `await`, or poll `is_done` for the work.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu") as worker:
+        ...     run = worker.schedule(x)  # at once
+        ...     run.wait(), run.is_done(), run.outputs["logits"].shape
+        (True, True, (8, 10))
+    """
 
     def __init__(self, number: int, backend: Backend, give_up: Callable[[Run], bool]) -> None:
         self.number = number

@@ -28,6 +28,9 @@ def set_seed(seed: int) -> None:
 
     Raises:
         InputError: It is no whole number from 0 to 2**64 - 1.
+
+    Example:
+        >>> gx.set_seed(7)
     """
     global _seed, _drawn
     checked = check_seed(seed)

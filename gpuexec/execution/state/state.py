@@ -42,7 +42,18 @@ Array = np.ndarray[Any, Any]
 @not_picklable("Send what State.save wrote, and load that there.")
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """Contents of the memories of a state at one time; made by `State.snapshot`."""
+    """Contents of the memories of a state at one time; made by `State.snapshot`.
+
+    Example:
+        >>> from examples.networks import build_decoder
+        >>> decoder = gx.load(build_decoder()).bind_state("auto", capacity=16)
+        >>> with gx.Worker(decoder, backend="cpu") as worker:
+        ...     before = worker.state.snapshot()
+        ...     _ = worker.run(np.array([[3]]))
+        ...     worker.state.restore(before)
+        ...     worker.state.length
+        0
+    """
 
     _entry: StateEntry | None = field(repr=False)
     memories: tuple[Memory, ...]
@@ -58,6 +69,16 @@ class State:
 
     Contents: `get`, `set`, `reset`, `seed`. Rows and sequences: `length`, `crop`, `slide`, `reorder`, `join`, `starts`,
     `mask`, `positions`. Copies: `snapshot` and `restore`, `fork`. Files: `save`, `load`.
+
+    Example:
+        >>> from examples.networks import build_decoder
+        >>> decoder = gx.load(build_decoder()).bind_state("auto", capacity=16)
+        >>> with gx.Worker(decoder, backend="cpu") as worker:
+        ...     for token in (3, 1, 4):
+        ...         _ = worker.run(np.array([[token]]))
+        ...     worker.state.crop(2)
+        ...     worker.state.length
+        2
     """
 
     def __init__(self, model: Model, backend: Backend, start: StateEntry | None = None) -> None:

@@ -32,6 +32,11 @@ class WeightRow(Record):
         output: The gap of what it makes, inputs being what each of the models makes them.
         nbytes: Of the weight with its scales.
         wide_nbytes: Of the weight if it were wide.
+
+    Example:
+        >>> rows = gx.measure_weights(model, model.compress_weights("fp16"), {"image": x}).rows
+        >>> {row.operator for row in rows} == {"Conv", "Gemm"}, rows[0].nbytes * 2 == rows[0].wide_nbytes
+        (True, True)
     """
 
     node: str
@@ -51,6 +56,11 @@ class WeightGap(Record):
         outputs: The gap of each output, by name.
         nbytes: Of all weights of the compressed model.
         wide_nbytes: Of all weights of the other.
+
+    Example:
+        >>> gap = gx.measure_weights(model, model.compress_weights("int8"), {"image": x})
+        >>> gap.nbytes < gap.wide_nbytes / 3, list(gap.outputs)
+        (True, ['logits', 'probabilities'])
     """
 
     rows: tuple[WeightRow, ...]
@@ -85,6 +95,11 @@ def measure_weights(
 
     Raises:
         InputError: The models take different inputs, or one is missing or does not fit.
+
+    Example:
+        >>> small = model.compress_weights("int8")
+        >>> gx.measure_weights(model, small, {"image": x}).outputs["logits"].snr_db > 30
+        True
     """
     if [str(port) for port in model.ports] != [str(port) for port in compressed.ports]:
         raise InputError(

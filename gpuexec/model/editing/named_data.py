@@ -49,6 +49,12 @@ class NamedDataMap(Mapping[str, Array]):
     """Arrays by name, read on demand from .safetensors files and from large external data.
 
     A mapping of read-only arrays; ExecuTorch's other names for it are in `gpuexec.compat.executorch`.
+
+    Example:
+        >>> np.savez("bias.npz", **{"head.bias": np.zeros(10, np.float32)})
+        >>> changed = model.with_weights("bias.npz")
+        >>> [float(array.sum()) for value, array in changed.graph.constants.items() if value.name == "head.bias"]
+        [0.0]
     """
 
     def __init__(self, rows: Mapping[str, _NamedArray], sources: Sequence[str]) -> None:

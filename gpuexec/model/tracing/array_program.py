@@ -53,6 +53,12 @@ def graph(
 
     Raises:
         InputError: Something does not fit; the message begins with the function's line.
+
+    Example:
+        >>> scaled = gx.graph(lambda scan: scan.astype(np.float32) / 15, {"scan": ("uint8", ("n", 1, 8, 8))})
+        >>> with gx.Worker(scaled.append(model), backend="cpu") as worker:
+        ...     worker.run(np.zeros((2, 1, 8, 8), np.uint8))["logits"].shape
+        (2, 10)
     """
     title = name or str(getattr(function, "__name__", "program"))
     fixed = {key: extent for key, extent in (dims or {}).items() if isinstance(extent, int)}

@@ -3,6 +3,12 @@
 Arrays may be symbolic, NumPy's, numbers or nests of them; results are symbolic. dtypes are NumPy's, with Python scalars
 weak. The modules of this package list these functions in ``__all__``; the functional methods of Sentis are mapped to
 them in `methods`.
+
+Example:
+    >>> norm = gx.graph(lambda a: gx.fn.sqrt(gx.fn.sum(a * a, axis=-1)), {"a": ("float32", ("n", 2))})
+    >>> with gx.Worker(norm, backend="cpu") as worker:
+    ...     worker.run(np.float32([[3, 4]]))[0].tolist()
+    [5.0]
 """
 
 # ruff: noqa: F403

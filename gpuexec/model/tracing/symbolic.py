@@ -117,6 +117,12 @@ class SymbolicArray:
         dtype: Element type.
         dims: Extents; a name where a dimension is free, None where it is free and nameless. None as a whole: not even
             the rank is known.
+
+    Example:
+        >>> doubled = gx.graph(lambda a: (a + a).sum(axis=1), {"a": ("float32", ("n", 3))})
+        >>> with gx.Worker(doubled, backend="cpu") as worker:
+        ...     worker.run(np.ones((2, 3), np.float32))[0].tolist()
+        [6.0, 6.0]
     """
 
     __slots__ = ("_is_weak", "_tracer", "_value", "dims", "dtype")
