@@ -37,6 +37,7 @@ from gpuexec.execution.report import Report
 from gpuexec.execution.resources.opened_providers import open_providers, read_providers
 from gpuexec.execution.worker import Worker
 from gpuexec.ir.command import Launch
+from gpuexec.ir.graphs import list_made
 from gpuexec.ir.instances import instantiations
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.provider import Offer
@@ -157,7 +158,7 @@ def main(options: argparse.Namespace) -> int:
     target, providers = _open_target(options)
     feeds, notes = read_inputs(opened, options)
     found = Explanation(options.model, target.name, str(model.precision), notes)
-    partition, offers = _plan(found, model, feeds, target, providers)
+    partition, offers, made = _plan(found, model, feeds, target, providers)
     if options.source is not None:
         _print_generated(found.plans, options.source)
         return 0
@@ -187,35 +188,42 @@ def main(options: argparse.Namespace) -> int:
         print_launches(tables, counts)
         found.counts = [encode_counts(each) for each in counts]
     if options.onnx is not None:
-        found.layers = _place(found, model, feeds, options)
-        annotate(model, found.layers).save(options.onnx)
+        found.layers, placed = _place(found, made, model, feeds, options)
+        if not found.layers:
+            raise InputError("--onnx: nothing of this model is planned without a run. Leave out --target.")
+        annotate(model, found.layers, placed).save(options.onnx)
         console.print(f"written to {options.onnx}: {len(found.layers)} layers", markup=False)
     print_json(options, **found.to_dict())
     return 0
 
 
 def _place(
-    found: Explanation, model: Model, feeds: Mapping[str, Array], options: argparse.Namespace
-) -> tuple[LayerPlacement, ...]:
-    """Return where each layer runs, with times that are predicted for a target, or measured on the device."""
+    found: Explanation,
+    made: Mapping[str, tuple[str, ...]],
+    model: Model,
+    feeds: Mapping[str, Array],
+    options: argparse.Namespace,
+) -> tuple[tuple[LayerPlacement, ...], Mapping[str, tuple[str, ...]]]:
+    """Return where each layer runs, and what it makes; times are predicted for a target, or measured on the device."""
     if options.target is not None:
         times: dict[str, float] = {}
         for command in (each for prediction in found.predictions for each in prediction.commands):
             times[command.origin] = times.get(command.origin, 0.0) + command.predicted_us
-        return time_placements(list_placements(found.plans, found.target), times, "predicted")
+        return time_placements(list_placements(found.plans, found.target), times, "predicted"), made
     profiler = Profiler(memory=False)
     with open_worker(model, options, profiler=profiler) as worker:
         for _ in range(1 + _TIMED_RUNS):
             if model.memories:
                 worker.state.reset()
             worker.run(feeds)
-        return time_placements(worker.report().layers, list_measured(profiler, skip=1), "measured")
+        report = worker.report()
+        return time_placements(report.layers, list_measured(profiler, skip=1), "measured"), report._planned
 
 
 def _plan(
     found: Explanation, model: Model, feeds: Mapping[str, Array], target: Target, providers: Providers
-) -> tuple[Partition, Sequence[tuple[str, Offer]]]:
-    """Plan what can be planned without a run; return where that ends, and what libraries offered."""
+) -> tuple[Partition, Sequence[tuple[str, Offer]], dict[str, tuple[str, ...]]]:
+    """Plan what can be planned without a run; return where that ends, what libraries offered, and what nodes make."""
     named = {port.name: TensorSpec.of(array_of(port, feeds[port.name])) for port in model.inputs}
     if model.memories:
         named |= find_initial_specs(model.graph, model.memories, model.dims, named)
@@ -224,7 +232,7 @@ def _plan(
     found.is_whole = not (partition.reads or partition.host_nodes or partition.repeat or partition.rest)
     found.host = _list_host_parts(partition)
     if partition.ready is None:
-        return partition, ()
+        return partition, (), {}
     given = {value.name: specs[value] for value in partition.ready.inputs}
     ready = run_passes(partition.ready, model._plan_passes, model.disabled_passes, given, target)
     if target.has_textures:
@@ -237,7 +245,7 @@ def _plan(
     if target.has_kernels:
         commands = template.specialise(given).commands
         found.predictions = [predict_plan(template.plan, commands, waits=find_waiting(target))]
-    return partition, template.offers
+    return partition, template.offers, list_made(template.graph)
 
 
 def _list_host_parts(partition: Partition) -> list[HostPart]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuexec.errors import InputError
@@ -16,14 +16,16 @@ from gpuexec.execution.profiling.profiler import Profiler
 from gpuexec.execution.profiling.rows import HOST
 from gpuexec.execution.resources.syncs import CallRow
 from gpuexec.ir.command import Command, HostCall
-from gpuexec.ir.graphs import Graph, Node, bodies, walk, with_bodies
+from gpuexec.ir.graphs import Graph, Node, bodies, with_bodies
 from gpuexec.ir.plan import Plan
 from gpuexec.model.model import Model
 from gpuexec.system.records import Record
 
 _PREFIX = "gpuexec."
 _GONE = "none"
-_NO_LAYER = "no command: folded, removed, or another node's commands do it"
+_NO_LAYER = "no command: removed, since nothing is left of it to compute"
+_PLANNED = "computed before any run: it follows from shapes and constants"
+_OF_SHAPES = ("Shape", "Size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,48 +104,99 @@ def list_measured(profiler: Profiler, skip: int = 0) -> dict[str, float]:
     return {row.name: row.p50_ms * 1e3 for row in profiler.summarise(skip=skip)}
 
 
-def annotate(model: Model, rows: Sequence[LayerPlacement]) -> Model:
+def annotate(model: Model, rows: Sequence[LayerPlacement], made: Mapping[str, tuple[str, ...]]) -> Model:
     """Return a model whose nodes have their placements as metadata, for `Model.save`.
 
-    Nodes are those of the file. One without a layer of its own says so: passes folded, removed or replaced it. A name
-    that two graphs of the model share is left alone.
+    Nodes are those of the file. One without a layer of its own name belongs to the layer that made of its output what
+    other layers read, since passes fused or replaced it; or it says that there is none. Nodes of one name in several
+    bodies are left alone where the layer does not say which.
+
+    Args:
+        model: The model.
+        rows: The layers.
+        made: Names of the values that each layer makes.
 
     Raises:
         InputError: No layer is of a node of the model.
     """
-    by_node = {name: (row, len(names) > 1) for row in rows for names in [_list_nodes(row)] for name in names}
-    counts = Counter(node.name for graph in walk(model.info.graph) for node in graph.nodes)
-    if by_node.keys().isdisjoint(counts):
-        layers = ", ".join(repr(row.layer) for row in rows[:3]) or "none"
-        raise InputError(f"No layer is of a node of {model.info.graph.name!r}: the layers are {layers}, ...")
+    graph = model.info.graph
+    by_name: dict[str, list[str]] = {}
+    paths: Counter[str] = Counter()  # two branches may share one
+    for path, node in _list_paths(graph):
+        by_name.setdefault(node.name, []).append(path)
+        paths[path] += 1
+    found: dict[str, LayerPlacement] = {}
+    for row in rows:
+        for name in row.layer.split("+") if "+" in row.layer else [row.layer]:
+            places = [name] if name in paths else by_name.get(name, [])
+            found.update((place, row) for place in places if len(places) == paths[place] == 1)
+    if not found:
+        layers = ", ".join(repr(row.layer) for row in rows[:3])
+        what = f"the layers are {layers}, ..." if rows else "nothing was planned or run."
+        raise InputError(f"No layer is of a node of {graph.name!r}: {what}")
+    planned = _list_planned(graph)
+    found = {**_follow(graph, rows, made, planned), **found}
+    sizes = Counter(id(row) for row in found.values())
 
-    def write(node: Node) -> Node:
-        if counts[node.name] > 1:
+    def write(path: str, node: Node) -> Node:
+        row = found.get(path)
+        if row is None and len(by_name[node.name]) > 1:
             return node
-        found = by_node.get(node.name)
-        if found is None:
-            ours = {f"{_PREFIX}device": _GONE, f"{_PREFIX}reason": _NO_LAYER}
+        if row is None:
+            ours = {f"{_PREFIX}device": _GONE, f"{_PREFIX}reason": _PLANNED if path in planned else _NO_LAYER}
         else:
-            ours = found[0].encode_metadata(is_region=found[1])
+            ours = row.encode_metadata(is_region=sizes[id(row)] > 1)
         kept = {key: text for key, text in node.metadata.items() if not key.startswith(_PREFIX)}
         return replace(node, metadata={**kept, **ours})
 
-    made = copy.copy(model)
-    made.info = replace(model.info, graph=_map_nodes(model.info.graph, write))
-    return made
+    annotated = copy.copy(model)
+    annotated.info = replace(model.info, graph=_map_nodes(graph, write))
+    return annotated
 
 
-def _list_nodes(row: LayerPlacement) -> list[str]:
-    return row.layer.split("+") if "+" in row.layer else [row.layer]
+def _list_paths(graph: Graph, path: str = "") -> Iterator[tuple[str, Node]]:
+    """Yield each node by its name, in bodies behind those of the nodes around it, as passes name what they inline."""
+    for node in graph.nodes:
+        yield path + node.name, node
+        for body in bodies(node.operator):
+            yield from _list_paths(body, f"{path}{node.name}/")
 
 
-def _map_nodes(graph: Graph, write: Callable[[Node], Node]) -> Graph:
+def _list_planned(graph: Graph) -> set[str]:
+    """Return the names of nodes whose outputs follow from shapes and constants alone: planning computes them."""
+    known, names = set(graph.constants), set[str]()
+    for node in graph.nodes:
+        given = [value for value in node.inputs if value is not None]
+        is_free = node.operator.is_random or bodies(node.operator)
+        if node.operator.name in _OF_SHAPES or (known.issuperset(given) and not is_free):
+            names.add(node.name)
+            known.update(value for value in node.outputs if value is not None)
+    return names
+
+
+def _follow(
+    graph: Graph, rows: Iterable[LayerPlacement], made: Mapping[str, tuple[str, ...]], planned: Container[str]
+) -> dict[str, LayerPlacement]:
+    """Return the layer of each node between what other layers make and what this one does, by the node's name."""
+    producers = {value.name: node for value, node in graph.producers().items()}
+    ends = {name for names in made.values() for name in names}
+    found: dict[str, LayerPlacement] = {}
+    for row in rows:
+        waiting = list(made.get(row.layer, ()))
+        while waiting:
+            node = producers.get(waiting.pop())
+            if node is None or node.name in found or node.name in planned:
+                continue
+            found[node.name] = row
+            waiting += [value.name for value in node.inputs if value is not None and value.name not in ends]
+    return found
+
+
+def _map_nodes(graph: Graph, write: Callable[[str, Node], Node], path: str = "") -> Graph:
     """Return a graph with other nodes, in bodies too."""
     nodes = []
     for node in graph.nodes:
-        inner = bodies(node.operator)
-        if inner:
-            operator = with_bodies(node.operator, [_map_nodes(each, write) for each in inner])
-            node = replace(node, operator=operator)
-        nodes.append(write(node))
+        inner = [_map_nodes(each, write, f"{path}{node.name}/") for each in bodies(node.operator)]
+        written = write(path + node.name, node)
+        nodes.append(replace(written, operator=with_bodies(node.operator, inner)) if inner else written)
     return replace(graph, nodes=tuple(nodes))

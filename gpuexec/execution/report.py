@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -63,6 +63,7 @@ class Report(Record):
     runs_unfused: int = 0
     uncompiled: tuple[str, ...] = ()
     _plans: tuple[Plan, ...] = field(default=(), repr=False, compare=False)
+    _planned: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
     _FOUND: ClassVar = ("layers",)
 
     @property
@@ -86,7 +87,7 @@ class Report(Record):
             InputError: No layer is of a node of the model.
         """
         times = {} if profiler is None else list_measured(profiler)
-        return annotate(model, time_placements(self.layers, times, "measured"))
+        return annotate(model, time_placements(self.layers, times, "measured"), self._planned)
 
 
 def make_report(engine: Engine, reason: str) -> Report:
@@ -118,6 +119,7 @@ def make_report(engine: Engine, reason: str) -> Report:
         runs_unfused=counters.unfused,
         uncompiled=tuple(counters.uncompiled),
         _plans=tuple(engine.planning.plans),
+        _planned=dict(engine.planning.planned),
     )
 
 

@@ -242,6 +242,7 @@ def _write_flattened(proto: onnx.NodeProto, axis: int) -> list[onnx.NodeProto]:
     (source,), (result,) = proto.input, proto.output
     shape, flat, rows = (f"{result}.{proto.op_type}.{part}" for part in ("shape", "flat", "rows"))
     inner = helper.make_node(proto.op_type, [flat], [rows], name=proto.name, axis=-1)
+    inner.metadata_props.extend(proto.metadata_props)
     return [
         helper.make_node("Shape", [source], [shape]),
         helper.make_node("Flatten", [source], [flat], axis=axis),

@@ -132,6 +132,11 @@ class Graph:
         return values
 
 
+def list_made(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Return the names of the outputs of each node, by its name; of nodes of one name, those of the last."""
+    return {node.name: tuple([v.name for v in node.outputs if v is not None]) for node in graph.nodes}
+
+
 def bodies(operator: Operator) -> tuple[Graph, ...]:
     """Return the graphs among an operator's attributes, in the order of its fields; none for most operators."""
     names = body_fields(type(operator))

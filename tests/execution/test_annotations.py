@@ -38,13 +38,44 @@ def test_report_says_of_each_node_where_it_ran(backend: str, tmp_path: Path) -> 
     untimed, timed = read(tmp_path / "untimed.onnx"), read(tmp_path / "timed.onnx")
     assert timed.keys() == {node.name for node in onnx.load(DIGITS).graph.node}
     conv, relu, norm = (timed[f"layer1/{name}"] for name in ("conv", "relu", "norm"))
-    assert conv == relu and conv["region"] == "layer1/conv+layer1/relu" and conv["device"] == report.backend
+    assert conv == relu == norm and conv["region"] == "layer1/conv+layer1/relu" and conv["device"] == report.backend
     assert (conv["kernel"] == "NumPy") == (backend == "cpu") and int(conv["bytes"]) > 0
     assert float(conv["us"]) > 0 and conv["us_is"] == "measured" and "us" not in untimed["layer1/conv"]
-    assert norm["device"] == "none" and "folded" in norm["reason"]
+    assert timed["flatten"]["device"] == "none" and "nothing is left of it" in timed["flatten"]["reason"]
     assert "region" not in timed["head"]
     with gx.Worker(tmp_path / "timed.onnx", backend="cpu") as again, gx.Worker(model, backend="cpu") as first:
         np.testing.assert_array_equal(again.run(x)[0], first.run(x)[0])
+
+
+SHAPES = """<ir_version: 10, opset_import: ["": 21]> rows (float[n, 6] x, float[6] w) => (float[m, 3] y) {
+    [shape] size = Shape (x) [all] total = ReduceProd <keepdims = 0> (size)
+    [three] three = Constant <value_int = 3> () [minus] minus = Constant <value_ints = [-1, 3]> ()
+    [add] a = Add (x, w) [double] b = Mul (a, a) [view] y = Reshape (b, minus) }"""
+BRANCHES = """<ir_version: 10, opset_import: ["": 21]> branches (float[n] x) => (float[n] y) {
+    [yes] yes = Constant <value = bool {1}> ()
+    [choice] y = If (yes) <then_branch = then () => (z) { [taken] z = Exp (x) },
+                           else_branch = other () => (z) { [left] z = Abs (x) }> }"""
+
+
+def test_shape_arithmetic_and_views_say_that_nothing_runs(tmp_path: Path) -> None:
+    model = gx.load(onnx.parser.parse_model(SHAPES))
+    with gx.Worker(model, backend="cpu") as worker:
+        worker.run([np.ones((2, 6), np.float32), np.ones(6, np.float32)])
+        worker.report().annotate(model).save(tmp_path / "shapes.onnx")
+    rows = read(tmp_path / "shapes.onnx")
+    assert rows["add"]["region"] == rows["double"]["region"] and rows["add"]["device"] == "cpu"
+    assert rows["shape"]["device"] == "none" and "follows from shapes" in rows["shape"]["reason"]
+    assert rows["view"]["device"] == "none" and "nothing is left of it" in rows["view"]["reason"]
+
+
+def test_the_branch_that_was_taken_has_the_layer(tmp_path: Path) -> None:
+    model = gx.load(onnx.parser.parse_model(BRANCHES))
+    with gx.Worker(model, backend="cpu") as worker:
+        worker.run(np.ones(3, np.float32))
+        worker.report().annotate(model).save(tmp_path / "branches.onnx")
+    (choice,) = [node for node in onnx.load(tmp_path / "branches.onnx").graph.node if node.op_type == "If"]
+    inner = {each.name: {e.key: e.value for e in each.g.node[0].metadata_props} for each in choice.attribute}
+    assert [inner[name]["gpuexec.device"] for name in ("then_branch", "else_branch")] == ["cpu", "none"]
 
 
 def test_host_calls_have_their_reason_and_time(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gpuexec.execution.resources.memory import Arena
 from gpuexec.execution.resources.weights import Share
 from gpuexec.execution.runs.background_compiler import BackgroundCompiler
 from gpuexec.execution.runs.memory_limit import MemoryLimit
-from gpuexec.ir.graphs import Value
+from gpuexec.ir.graphs import Value, list_made
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.provider import Offer
 from gpuexec.model.model import Model
@@ -58,6 +58,8 @@ class PlanningContext:
     counters: PlanCounters = field(default_factory=PlanCounters)
     # All plans made, newest first.
     plans: list[Plan] = field(default_factory=list)
+    # The outputs of each node that was planned, by names.
+    planned: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # Plans the model brought along that turned out to be of other commands.
     unfit: list[Plan] = field(default_factory=list)
     # Subgraphs of loop bodies, kept from run to run; see `gpuexec.execution.runs.loops`.
@@ -91,6 +93,7 @@ class PlanningContext:
         """Add a plan that was made, with what libraries offered for its nodes."""
         plan = template.plan
         self.plans.insert(0, plan)
+        self.planned.update(list_made(template.graph))
         self.offers += template.offers
         self.counters.plans += 1
         _log.info(
@@ -125,6 +128,7 @@ class PlanningContext:
         self.model._plans = {**model._plans, name: plans}
         self._find_framed()
         self.plans.clear()
+        self.planned.clear()
         self.unfit.clear()
         self.bodies.clear()
         self.graphs.clear()
