@@ -58,8 +58,13 @@ def test_each_run_is_logged_at_debug_alone(caplog: pytest.LogCaptureFixture) -> 
         worker.run(ramp(4, 3))
         worker.schedule(ramp(4, 3))
         list(worker.schedule_iterable(ramp(4, 3)))
+        caplog.set_level(logging.INFO, "gpuexec")
+        replay = worker.record(ramp(4, 3))
+        caplog.set_level(logging.DEBUG, "gpuexec")
+        replay.submit()
     assert messages(caplog, logging.DEBUG) == [
         f"run 2 of {name} was computed in the call",
         f"run 3 of {name} is on the stream",
         f"run 4 of {name} begins step by step",
+        f"a replay of {name} is on the stream",
     ]

@@ -10,6 +10,7 @@ it does is one plan, which runs without the host: `submit` plans, compiles and w
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Mapping
 
@@ -33,6 +34,8 @@ from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.runs.inputs import describe_inputs
 from gpuexec.execution.runs.plan_cache import record_plan
 from gpuexec.system.pickling import not_picklable
+
+_log = logging.getLogger("gpuexec")
 
 
 @not_picklable("Send the Worker's model, and record anew there.")
@@ -73,7 +76,7 @@ class Replay:
         stream: Stream,
     ) -> None:
         self._recorded, self._backend, self._syncs = recorded, engine.backend, engine.syncs
-        self._default = stream
+        self._default, self._name = stream, engine.model.graph.name
         device = self._backend.device
         self._run_counter = RunCounter(self._backend, self._syncs, owner="Replay")
         busy = "Another caller is inside this Replay; record one per thread (they share the weights)."
@@ -160,7 +163,10 @@ class Replay:
                     value=name,
                 )
             taken = self._bound.take_outputs(outputs or {}, target)
-            return self._issue(target, self._bound.bind(accepted, taken))
+            submitted = self._issue(target, self._bound.bind(accepted, taken))
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("a replay of %s is on the stream", self._name)
+        return submitted
 
     def is_done(self) -> bool:
         """Return whether all that was submitted is done; never waits."""
