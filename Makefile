@@ -5,8 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo setup test test-ray quick conformance models features format lint types kernels test-gpu soak bench bench-gpu clean compiler
-.PHONY: help demo setup test quick conformance models features format docs lint types kernels test-gpu soak bench bench-gpu clean compiler
+.PHONY: help demo setup test test-ray quick conformance models features format docs lint types kernels test-gpu soak bench bench-gpu clean compiler
 
 # Bytecode is kept, whatever the shell says: tests start hundreds of processes that would compile every module anew.
 export PYTHONDONTWRITEBYTECODE =
@@ -152,11 +151,7 @@ define install
 endef
 
 about_run := numpy, onnx, ml_dtypes, safetensors, rich (35 MB)
-about_test := + pytest, pytest-xdist, hypothesis, onnxruntime, hatchling (25 MB)
 about_ray := + ray with its parts for data and serving, pyarrow, pandas, fastapi (300 MB)
-about_test := + pytest, pytest-xdist, hypothesis, onnxruntime, polygraphy, hatchling (26 MB)
-about_test := + pytest, pytest-xdist, hypothesis, onnxruntime, polygraphy, pdoc, hatchling (29 MB)
-about_docs := + pdoc (3 MB)
 about_test := + pytest, pytest-xdist, hypothesis, onnxruntime, pdoc, polygraphy, hatchling (29 MB)
 about_docs := + pdoc, polygraphy (4 MB)
 about_dev := + ruff, mypy, nvdisasm (30 MB)

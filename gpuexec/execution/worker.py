@@ -141,8 +141,6 @@ class Worker:
             to keep, ``threads`` is no such number, or another backend is asked for, or ``model``, ``watch``,
             ``profiler`` or ``progress`` is something else; there is no such provider, or ``tuning`` goes without one,
             is no tune file, or was measured on another GPU.
-            to keep, or ``model``, ``watch``, ``profiler`` or ``progress`` is something else; there is no such provider,
-            or ``tuning`` goes without one, is no tune file, or was measured on another GPU.
 
     Example:
         >>> with gx.Worker("digits.onnx", backend="cpu") as worker:
