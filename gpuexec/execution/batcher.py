@@ -40,9 +40,6 @@ _Outcome = Outputs[Any] | BaseException
 class Batcher:
     """Joins requests of many tasks and threads into runs of one Worker, and answers them in order.
 
-        async with gx.Batcher(worker, max_batch=64, max_delay_ms=1) as batcher:
-            logits, probabilities = await batcher.run_async(image)      # image: [1, 1, 8, 8]
-
     A request is what `Worker.run` takes, with a batch axis of one row or more, and its answer is what that gives: its
     own rows of each output. Requests that wait are joined along axis 0 in the order in which they came, up to
     ``max_batch`` rows and up to one whose other axes differ. A request that does not fit the model is refused by the
@@ -69,6 +66,13 @@ class Batcher:
             sequences, optionals or maps.
         StateError: The model has memories: what they hold belongs to one sequence of runs.
         ClosedError: The Worker is closed.
+
+    Example:
+        >>> with gx.Worker(model, backend="cpu") as worker, gx.Batcher(worker, max_batch=64) as batcher:
+        ...     futures = [batcher.submit(image[None]) for image in x]      # run_async in a task
+        ...     answers = [future.result()["logits"] for future in futures]
+        >>> len(answers), answers[0].shape
+        (8, (1, 10))
     """
 
     def __init__(
