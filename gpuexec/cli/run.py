@@ -18,6 +18,7 @@ from gpuexec.cli.json_output import add_json_argument, open_output, print_json
 from gpuexec.cli.leaves import describe_leaves, list_all_leaves, write_outputs
 from gpuexec.cli.output_checks import check_outputs, print_checks, require_model_file
 from gpuexec.cli.precision_arguments import take_precision
+from gpuexec.cli.row_batches import add_batch_arguments, check_batch_arguments, run_row_batches
 from gpuexec.cli.sources import add_method_argument, open_model, open_worker, read_inputs
 from gpuexec.errors import InputError
 from gpuexec.execution.report import Report
@@ -51,6 +52,7 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
         "--check", action="store_true", help="compare with onnxruntime, or onnx.reference where that is missing"
     )
     parser.add_argument("--output", metavar="FILE", help="write the outputs to an .npz or a .json file")
+    add_batch_arguments(parser)
     parser.add_argument(
         "--labels", metavar="FILE[:KEY]", help="class of each row: print the accuracy of the first output"
     )
@@ -63,6 +65,7 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run the subcommand."""
     console = open_output(options)
+    check_batch_arguments(options)
     rows = parse_rows(options.rows)
     start = time.perf_counter()
     with show_progress(console) as progress:
@@ -75,6 +78,9 @@ def main(options: argparse.Namespace) -> int:
     labels = None if options.labels is None else read_array(options.labels, rows)
     with show_progress(console) as progress, open_worker(model, options, progress=progress) as worker:
         _print_head(console, options.model, worker, notes)
+        if options.batch is not None:
+            run_row_batches(console, worker, feeds, options)
+            return 0
         outputs, first_ms = _run(worker, feeds)
         _print_first(console, load_ms, first_ms, worker.report())
         timing = _time(worker, feeds, options.repeat) if options.repeat > 0 else None

@@ -36,9 +36,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text()
 SECTIONS = (
     "Sixty seconds", "Install", "Is my GPU used?", "What runs where, and why", "Results without waiting",
-    "Many callers", "Many machines", "Frames and budgets", "Precision", "State", "Your stream, your memory",
-    "Saved programs", "Programs in Python, models of models", "Faults and times", "No GPU: the simulator",
-    "Coming from", "What is there", "Your own operator", "Numbers", "Limits",
+    "Many callers", "Many machines", "Whole jobs", "Frames and budgets", "Precision", "State",
+    "Your stream, your memory", "Saved programs", "Programs in Python, models of models", "Faults and times",
+    "No GPU: the simulator", "Coming from", "What is there", "Your own operator", "Numbers", "Limits",
 )  # fmt: skip
 STREAM = re.compile(r"^mine = None.*$", re.M)
 # What each section's blocks have to give, as expressions over the names they leave.
