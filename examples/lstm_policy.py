@@ -1,4 +1,4 @@
-"""An LSTM policy whose state stays on the device from step to step, one state for each episode."""
+"""An LSTM policy in a loop of frames: its state stays on the device, is reset at the end of an episode, and swapped."""
 
 from __future__ import annotations
 
@@ -21,13 +21,18 @@ def act(worker: gx.Worker, observations: Array) -> list[int]:
 
 
 def main() -> None:
-    """Play two episodes by turns, and one of them again from the middle."""
+    """Play two episodes one after the other, by turns, and one of them again from the middle."""
     first, second = np.random.default_rng(1).normal(size=(2, STEPS, OBSERVATIONS)).astype(np.float32)
     model = gx.load(build_policy().SerializeToString(), memories="implicit")
     for memory in model.memories:
         print(f"  memory {memory}")
     with gx.Worker(model) as worker:
+        # A loop of frames. The model does not know where an episode ends: what it remembers is forgotten there.
         alone = act(worker, first)
+        worker.state.reset()
+        after = act(worker, second)
+        worker.state.reset()
+        print(f"the same again after a reset: {act(worker, first) == alone}")
 
         # Two sequences, one Worker: a state each, swapped between runs.
         one, two = worker.create_state(), worker.create_state()
@@ -36,7 +41,7 @@ def main() -> None:
             for state, observation in ((one, x), (two, y)):
                 worker.state = state
                 turns[state] += act(worker, observation[None])
-        print(f"by turns as alone: {turns[one] == alone}")
+        print(f"by turns as alone: {turns == {one: alone, two: after}}")
 
         # A snapshot is taken at once and copies nothing; from it, the episode can be played again.
         worker.state.reset()

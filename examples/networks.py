@@ -1,10 +1,11 @@
-"""Small networks of the examples: a policy with an LSTM, a detector with a memory, a decoder, GPT-2.
+"""Small networks of the examples: a policy with an LSTM, a detector with a memory, a decoder, GPT-2, speech to text.
 
 Their weights are drawn at random, so what they say means nothing; how state passes from run to run is what matters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ import gpuexec as gx
 
 OBSERVATIONS, HIDDEN, ACTIONS = 8, 32, 4
 VOCABULARY, WIDTH, HEADS, HEAD = 64, 32, 4, 8
+# Of speech: bands and frames of a sound, and the names that keys and values of both sides have in exported decoders.
+BANDS, SOUND_FRAMES, LAYERS, MOST_TOKENS = 16, 100, 2, 24
+CACHES = [f"{layer}.{{}}.{part}" for layer in range(LAYERS) for part in ("key", "value")]
 _FLOAT = TensorProto.FLOAT
 _OPSETS = [helper.make_opsetid("", 21)]
 
@@ -137,6 +141,66 @@ def trace_gpt2(layers: int, bias: np.ndarray[Any, Any]) -> gx.Model:
     held = ("float32", ("batch", HEADS, "past", HEAD))
     specs |= {f"past_key_values.{n}.{part}": held for n in range(layers) for part in ("key", "value")}
     return gx.graph(gpt2, specs)
+
+
+def trace_speech_encoder() -> gx.Model:
+    """Return ``sound`` [1, 16, 100] -> keys and values of the sound for each layer of the decoder, [1, 4, 50, 8]."""
+    fn, draw = gx.fn, _drawing(19)
+    kernel, mixing = draw(3 * BANDS, WIDTH).T.reshape(WIDTH, BANDS, 3), draw(3, WIDTH, WIDTH)
+    up, down, cross = draw(WIDTH, 4 * WIDTH), draw(4 * WIDTH, WIDTH), draw(len(CACHES), WIDTH, WIDTH)
+
+    def encode(sound: gx.SymbolicArray) -> dict[str, Any]:
+        x = fn.gelu(fn.conv(sound, kernel, stride=2, padding=1)).transpose(0, 2, 1)
+        x = x + _attend(*(_split_heads(fn.layer_norm(x) @ weight) for weight in mixing))
+        x = x + fn.gelu(fn.layer_norm(x) @ up) @ down
+        return {f"present.{name.format('encoder')}": _split_heads(x @ cross[n]) for n, name in enumerate(CACHES)}
+
+    return gx.graph(encode, {"sound": ("float32", (1, BANDS, SOUND_FRAMES))})
+
+
+def trace_speech_decoder() -> gx.Model:
+    """Return a step of a decoder of two layers, with the inputs and outputs that exporters give Whisper's.
+
+    ``token`` [1, 1], keys and values of the sound [1, 4, 50, 8] and those of the tokens before [1, 4, past, 8] ->
+    ``logits`` [1, 1, 64] and the longer ones of the tokens.
+    """
+    fn, draw = gx.fn, _drawing(29)
+    words, places, unembed = draw(VOCABULARY, 1, WIDTH)[:, 0], draw(MOST_TOKENS, WIDTH), draw(WIDTH, VOCABULARY)
+    own, cross = draw(LAYERS, 3, WIDTH, WIDTH), draw(LAYERS, WIDTH, WIDTH)
+
+    def decode(token: Any, *caches: Any) -> dict[str, Any]:
+        heard, past, present = caches[: len(CACHES)], caches[len(CACHES) :], dict[str, Any]()
+        x = fn.take(words, token, 0) + fn.take(places, past[0].shape[2], 0)
+        for layer in range(LAYERS):
+            query, *new = (_split_heads(fn.layer_norm(x) @ weight) for weight in own[layer])
+            held = [fn.concatenate([past[2 * layer + n], new[n]], 2) for n in range(2)]
+            present |= {f"present.{CACHES[2 * layer + n].format('decoder')}": held[n] for n in range(2)}
+            x = x + _attend(query, *held)
+            x = x + _attend(_split_heads(fn.layer_norm(x) @ cross[layer]), *heard[2 * layer : 2 * layer + 2])
+        return {"logits": fn.layer_norm(x) @ unembed, **present}
+
+    specs: dict[str, Any] = {"token": ("int64", (1, 1))}
+    for side, extent in (("encoder", SOUND_FRAMES // 2), ("decoder", "past")):
+        shape = ("float32", (1, HEADS, extent, HEAD))
+        specs |= {f"past_key_values.{name.format(side)}": shape for name in CACHES}
+    return gx.graph(decode, specs)
+
+
+def _drawing(seed: int) -> Callable[..., np.ndarray[Any, Any]]:
+    """Return what draws weights: as large as keeps the variance of what products over the axis before the last give."""
+    rng = np.random.default_rng(seed)
+    return lambda *shape: rng.normal(0, shape[-2] ** -0.5, shape).astype(np.float32)
+
+
+def _split_heads(x: Any) -> Any:
+    """Return heads ``[1, 4, n, 8]`` of ``[1, n, 32]``."""
+    return x.reshape(1, -1, HEADS, HEAD).transpose(0, 2, 1, 3)
+
+
+def _attend(query: Any, keys: Any, values: Any) -> Any:
+    """Mix values ``[1, 4, n, 8]`` for queries ``[1, 4, m, 8]``; returns ``[1, m, 32]``."""
+    shares = gx.fn.softmax(query @ keys.transpose(0, 1, 3, 2) * np.float32(HEAD**-0.5))
+    return (shares @ values).transpose(0, 2, 1, 3).reshape(1, -1, WIDTH)
 
 
 def _weight(name: str, array: np.ndarray[Any, Any]) -> TensorProto:
