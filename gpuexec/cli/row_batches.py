@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Array = np.ndarray[Any, Any]
-# How often rows are brought to the disk and counted: at most so much work is lost by a kill.
+# How often rows are brought to the disk and counted: a kill loses so much work, and the batches under way.
 _MARK_EVERY_S = 0.5
 # Runs of a batch under way: the next is computed while one is read and written.
 _IN_FLIGHT = 2
@@ -114,7 +114,7 @@ def run_row_batches(console: Console, worker: Worker, feeds: Mapping[str, Any], 
             for answer in _run_ahead(batcher, feeds, range(first, rows, options.batch)):
                 files.write(dict(answer.items()))
                 bars.update(task, completed=files.done)
-        except GpuexecError:
+        except (GpuexecError, KeyboardInterrupt):
             console.print(f"stopped at row {files.done:,}; --resume goes on from there")
             raise
         finally:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +18,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.cli import main
+from gpuexec.cli import main, row_batches
 from tests.interfaces.cli.terminal import ROOT, run_on_terminal
 
 DIGITS = str(ROOT / "examples/models/digits.onnx")
@@ -79,6 +82,45 @@ def test_killed_run_goes_on_behind_the_rows_it_counted(
     assert f"resumed at row {counted:,}\n" in printed and f"{ROWS - counted:,} rows in " in printed
     for name in ("logits", "probabilities"):
         assert (tmp_path / f"killed.{name}.npy").read_bytes() == (tmp_path / f"whole.{name}.npy").read_bytes()
+    assert not list(tmp_path.glob("*.part*"))
+
+
+def test_interrupted_run_says_how_to_go_on(
+    images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write = row_batches.RowFiles.write
+
+    def interrupt(files: row_batches.RowFiles, answer: Mapping[str, Any]) -> None:
+        if files.done == 5 * BATCH:
+            raise KeyboardInterrupt
+        write(files, answer)
+
+    monkeypatch.setattr(row_batches.RowFiles, "write", interrupt)
+    assert main(run_arguments(images, tmp_path / "out.npy")) == 130
+    assert "stopped at row 640; --resume goes on from there" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert main(run_arguments(images, tmp_path / "out.npy", "--resume")) == 0
+    assert "resumed at row 640" in capsys.readouterr().out
+
+
+def test_run_interrupted_while_files_get_their_names_only_ends(
+    images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replace = os.replace
+
+    def interrupt(source: Path, target: Path) -> None:
+        if Path(target).name == "out.probabilities.npy":
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    assert main(run_arguments(images, tmp_path / "out.npy")) == 130
+    assert (tmp_path / "out.logits.npy").exists() and not (tmp_path / "out.probabilities.npy").exists()
+    monkeypatch.undo()
+    assert main(run_arguments(images, tmp_path / "out.npy", "--resume")) == 0
+    assert "resumed at row 10,000\n0 rows in " in capsys.readouterr().out
+    for name in ("logits", "probabilities"):
+        assert np.isfinite(np.load(tmp_path / f"out.{name}.npy")).all()
     assert not list(tmp_path.glob("*.part*"))
 
 
