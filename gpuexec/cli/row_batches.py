@@ -30,7 +30,7 @@ from gpuexec.ir.graph_json import encode_graph
 from gpuexec.ir.spec import TensorSpec, is_host_object
 from gpuexec.model.model import Model
 from gpuexec.model.outputs import Outputs
-from gpuexec.system.atomic_file import write_file
+from gpuexec.system.atomic_file import put_in_place, write_file
 from gpuexec.system.mapped import hash_content, view_bytes
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _MARK_EVERY_S = 0.5
 # Runs of a batch under way: the next is computed while one is read and written.
 _IN_FLIGHT = 2
 # Options of `run` that are about one run of all rows.
-_OF_ONE_RUN = {"check": False, "labels": None, "show": 0, "repeat": 1}
+_OF_ONE_RUN = {"check": False, "labels": None, "show": 0, "repeat": 1, "json": False}
 
 
 def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -252,7 +252,7 @@ class RowFiles:
         self.close()  # Windows renames no file that is open
         for name in self._names:
             if self._part(name).exists():
-                os.replace(self._part(name), self.path(name))
+                put_in_place(self._part(name), self.path(name))
         self._count.unlink()
         return {self.path(name): each.spec for name, each in self._files.items()}
 

@@ -70,6 +70,12 @@ def write_file(
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def put_in_place(part: Path, target: Path) -> None:
+    """Give a file that was written bit by bit, and is whole and on the disk, its name; what bore that is replaced."""
+    os.replace(part, target)
+    _sync_folder(target.parent)
+
+
 def _resolve(target: str | os.PathLike[str]) -> tuple[Path, os.stat_result | None]:
     """Return the path behind a target's links, and what is there now."""
     try:

@@ -245,7 +245,9 @@ def test_ci_points_to_models_beside_the_checkout(
         folder.mkdir(parents=True)
     (tools / "make").unlink()
     (tools / "make").write_text('#!/bin/sh\necho "$PWD $* [$GPUEXEC_MODELS]"\n')
-    (tools / "make").chmod(0o755)
+    (tools / "timeout").write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    for tool in ("make", "timeout"):
+        (tools / tool).chmod(0o755)
     environment = {"PATH": str(tools), "GPUEXEC_MODELS": given}
     command = [str(tools / "bash"), str(script)]
     result = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=True)
