@@ -22,11 +22,10 @@ from rich.table import Table
 import gpuexec as gx
 from gpuexec.devices.device import Region
 from gpuexec.devices.recorder.tracer import TracerDevice
-from gpuexec.execution.profiling.lifetimes import list_lifetimes, name_values
 from gpuexec.importer.load import ImportedModel, load_graph
 from gpuexec.ir.command import HostCall, Launch
-from gpuexec.ir.graphs import Graph
-from gpuexec.ir.plan import Plan, Role
+from gpuexec.ir.graphs import Graph, name_values
+from gpuexec.ir.plan import Plan, Role, list_lifetimes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.passes import AT_LOAD, AT_PLAN, run_passes

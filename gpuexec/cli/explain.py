@@ -30,14 +30,13 @@ from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.device import SimulatorDevice
 from gpuexec.errors import InputError
 from gpuexec.execution.placement import LayerPlacement, annotate, list_measured, list_placements, time_placements
-from gpuexec.execution.profiling.lifetimes import name_values
 from gpuexec.execution.profiling.profiler import Profiler
 from gpuexec.execution.profiling.terminal import make_table, print_table
 from gpuexec.execution.report import Report
 from gpuexec.execution.resources.opened_providers import open_providers, read_providers
 from gpuexec.execution.worker import Worker
 from gpuexec.ir.command import Launch
-from gpuexec.ir.graphs import list_made
+from gpuexec.ir.graphs import list_made, name_values
 from gpuexec.ir.instances import instantiations
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.provider import Offer

@@ -39,6 +39,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--by", choices=("layer", "operator"), default="layer", help="what a row is (default: layer)")
     parser.add_argument("--limit", type=int, default=40, metavar="N", help="rows printed, 0: all (default: 40)")
     parser.add_argument("--trace", metavar="OUT.json", help="write a trace for chrome://tracing or Perfetto")
+    parser.add_argument(
+        "--html", metavar="OUT.html", help="write a page with segments, a timeline of the last run, and the roofline"
+    )
     parser.add_argument("--tsv", metavar="OUT.tsv", help="write every layer of every run, tab-separated")
     parser.add_argument("--nvtx", action="store_true", help="mark layers and phases for NVIDIA's profilers")
     parser.add_argument("--static", action="store_true", help="only print operations and bytes by shapes; run nothing")
@@ -77,6 +80,9 @@ def main(options: argparse.Namespace) -> int:
     if options.trace:
         profiler.save_chrome_trace(options.trace)
         console.print(f"trace written to {options.trace}", markup=False)
+    if options.html:
+        profiler.save_html(options.html)
+        console.print(f"page written to {options.html}", markup=False)
     if options.tsv:
         profiler.save_tsv(options.tsv)
         console.print(f"layers written to {options.tsv}", markup=False)

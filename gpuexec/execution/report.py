@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +18,11 @@ from gpuexec.execution.resources.syncs import CallRow, CopyRow, ReadRow
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.precision import STRICT
 from gpuexec.model.model import Model
+from gpuexec.model.state_spec import Memory
+from gpuexec.system.html import make_fragment, make_section, make_table
 from gpuexec.system.records import Record
+
+_MIN_COLUMNS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,9 @@ class Report(Record):
         times = {} if profiler is None else list_measured(profiler)
         return annotate(model, time_placements(self.layers, times, "measured"), self._planned)
 
+    def _repr_html_(self) -> str:
+        return _make_fragment(self)
+
 
 def make_report(engine: Engine, reason: str) -> Report:
     """Return what an engine did so far; ``reason`` says why it runs where it does."""
@@ -136,8 +145,23 @@ def describe_memory(engine: Engine) -> tuple[MemoryUsageRow, ...]:
     return engine.memory_usage.list_rows(last - 1 if last else None)
 
 
-def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[MemoryUsageRow]) -> str:
-    """Return report and memory as readable text."""
+class PrintedText(str):
+    r"""Text of several lines, which an interactive Python or a notebook shows as such, and not with ``\n`` in quotes.
+
+    It is a ``str`` in all else. Lines are folded there to the width of the terminal, what follows indented below.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        width = max(_MIN_COLUMNS, shutil.get_terminal_size().columns)
+        return "\n".join(part for line in self.split("\n") for part in _fold(line, width))
+
+
+def summarise(
+    model_name: str, nodes: int, report: Report, memory: Sequence[MemoryUsageRow], states: Sequence[Memory]
+) -> PrintedText:
+    """Return report, memory and states as readable text."""
     lines = [
         f"{model_name}: {nodes} nodes on {report.backend} ({report.reason})",
         f"  runs {report.runs}, plans {report.plans}, sizes {report.variants}",
@@ -170,7 +194,13 @@ def summarise(model_name: str, nodes: int, report: Report, memory: Sequence[Memo
     if report.compared:
         lines.append(f"  compared {report.compared} layers with NumPy: all within their operators' tolerances")
     lines += [f"  host wait for {what}: {why}" for what, why in report.host_syncs]
-    return "\n".join(lines)
+    lines += [f"  state {each}" for each in states]
+    return PrintedText("\n".join(lines))
+
+
+def _fold(line: str, width: int) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(line, width, subsequent_indent=indent) or [""]
 
 
 def _list_updates(graphs: GraphCache) -> tuple[tuple[str, str, int], ...]:
@@ -185,3 +215,47 @@ def _spell_updates(report: Report) -> str:
 def _count_providers(report: Report) -> str:
     counts = Counter(provider for _, provider, _ in report.providers)
     return ", ".join(f"{provider} {count}" for provider, count in sorted(counts.items()))
+
+
+def _make_fragment(report: Report) -> str:
+    """Return a report for notebooks: counts, and a table of each kind of rows that there are."""
+    facts = [
+        ("backend", f"{report.backend} ({report.reason})"),
+        ("runs", report.runs),
+        ("plans, sizes", f"{report.plans}, {report.variants}"),
+        ("planning, compiling", f"{report.plan_ms:.1f} ms, {report.compile_ms:.1f} ms"),
+        ("precision", report.precision),
+    ]
+    counts = [
+        ("plans restored from the program", report.plans_restored),
+        ("plans that wait for kernels", report.plans_waiting),
+        ("runs unfused meanwhile", report.runs_unfused),
+        ("graphs", report.graphs),
+        ("launches of graphs", report.graph_launches),
+        ("graphs there was no memory for", report.graphs_refused),
+        ("runs profiled", report.profiled),
+        ("layers compared with NumPy", report.compared),
+    ]
+    calls = [(row.node, row.operator, row.why, row.times, f"{row.computed_ms:.2f}") for row in report.host_calls]
+    reads = [
+        (row.value, row.node, row.why, row.times, f"{row.nbytes:,}", f"{row.waited_ms:.2f}", f"{row.copied_ms:.2f}")
+        for row in report.host_reads
+    ]
+    copies = [(row.value, row.why, row.times, f"{row.nbytes:,}") for row in report.device_copies]
+    refused = [("made again", why) for why in report.plans_refused] + [("unfused", why) for why in report.uncompiled]
+    sections = {
+        "Computed on the host": make_table(("node", "operator", "why", "times", "ms"), calls, numbers=2),
+        "Read by the host": make_table(
+            ("value", "node", "why", "times", "bytes", "waited ms", "copied ms"), reads, numbers=4
+        ),
+        "Waited for by the host": make_table(("for", "why"), report.host_syncs),
+        "Copied on the device": make_table(("value", "why", "times", "bytes"), copies, numbers=2),
+        "Nodes of graphs updated": make_table(("kernel", "another", "times"), report.nodes_updated, numbers=1),
+        "Providers": make_table(("node", "provider", "why"), report.providers),
+        "Plans": make_table(("", "why"), refused),
+    }
+    return make_fragment(
+        f"Report of {report.runs} runs on {report.backend}",
+        make_table((), [*facts, *(row for row in counts if row[1])]),
+        *(make_section(title, table) for title, table in sections.items()),
+    )

@@ -546,10 +546,10 @@ class Worker:
         return describe_memory(self._engine)
 
     def summary(self) -> str:
-        """Return the report and memory as readable text."""
+        """Return the report and memory as readable text, which an interactive Python shows line by line."""
         graph = self._engine.model.graph
-        text = summarise(graph.name, len(graph.nodes), self.report(), self.memory_report())
-        return "\n".join([text, *(f"  state {memory}" for memory in self._engine.states.state.memories)])
+        states = self._engine.states.state.memories
+        return summarise(graph.name, len(graph.nodes), self.report(), self.memory_report(), states)
 
     @property
     def is_closed(self) -> bool:

@@ -7,6 +7,7 @@ bits on every device of an architecture.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from gpuexec.ir.geometry import ceil_div, round_up
@@ -160,3 +161,14 @@ def find_gpu(architecture: int) -> Gpu:
     """
     known = [each for each in _GPUS if each <= architecture]
     return _GPUS[max(known, default=min(_GPUS))]
+
+
+def find_gpu_named(name: str) -> Gpu | None:
+    """Return the device of the table that a driver calls so, such as ``"NVIDIA H100 80GB HBM3"``; None: it has none."""
+    words = set(re.split(r"\W+", name))
+    for gpu in _GPUS.values():
+        # The rest of a name is the maker, the slot or the memory.
+        numbered = [word for word in gpu.name.split() if any(map(str.isdigit, word))]
+        if numbered and words.issuperset(numbered):
+            return gpu
+    return None

@@ -207,6 +207,16 @@ def take_free(name: str, taken: set[str]) -> str:
     return free
 
 
+def name_values(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Return the names of each node's values, those of bodies too, by node name."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for each in walk(graph):
+        for node in each.nodes:
+            made = tuple(value.name for value in node.outputs if value is not None)
+            rows[node.name] = rows.get(node.name, ()) + made
+    return rows
+
+
 def check(graph: Graph) -> None:
     """Check that every value has one origin and a unique name and is made before it is used; in bodies too.
 

@@ -12,16 +12,19 @@ the same buffers. A run goes through several plans where the host has a say in b
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
+from gpuexec.ir.arena_drawing import BufferLifetime, draw_arena
 from gpuexec.ir.command import Command, Copy, Fill, HostCall, Kernel, Launch, LibraryCall
 from gpuexec.ir.moving_arguments import STORE_SIZES, find_moving
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.weight_forms import PackedForm
+from gpuexec.system.html import make_fragment, make_section, make_table
 from gpuexec.system.records import encode_fields
 
 
@@ -136,6 +139,9 @@ class Plan:
     def __str__(self) -> str:
         return format_plan(self)
 
+    def _repr_html_(self) -> str:
+        return _make_fragment(self)
+
     @property
     def counters_nbytes(self) -> int:
         """Bytes of its counters."""
@@ -178,6 +184,45 @@ class Variant:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     reads: tuple[Read, ...] = ()
+
+
+def find_lives(commands: Sequence[Command]) -> dict[int, tuple[int, int]]:
+    """Return the commands ``[first, last)`` from the first to the last that uses each buffer."""
+    lives: dict[int, tuple[int, int]] = {}
+    for position, command in enumerate(commands):
+        for slot in (*command.reads_from(), *command.writes_to()):
+            lives[slot.buffer] = (lives.get(slot.buffer, (position,))[0], position + 1)
+    return lives
+
+
+def list_lifetimes(plan: Plan, made_by: Mapping[str, Sequence[str]]) -> list[BufferLifetime]:
+    """Return the lifetimes of a plan's temporaries.
+
+    Args:
+        plan: The plan.
+        made_by: Names of the values each node makes. What no other node reads is a node's scratch memory.
+    """
+    commands, origins = plan.segment.commands, plan.segment.origins
+    lives, offsets = find_lives(commands), plan.layout.as_dict()
+    makers: dict[int, dict[str, None]] = {}
+    users: dict[int, set[str]] = {}
+    for command, origin in zip(commands, origins, strict=True):
+        for slot in command.writes_to():
+            makers.setdefault(slot.buffer, {})[origin] = None
+            users.setdefault(slot.buffer, set()).add(origin)
+        for slot in command.reads_from():
+            users.setdefault(slot.buffer, set()).add(origin)
+    lifetimes = []
+    for buffer in plan.buffers:
+        if buffer.role is Role.TEMP:
+            nodes = tuple(makers.get(buffer.id, ()))
+            values = [buffer.name] if buffer.name else []
+            if not values and len(users.get(buffer.id, ())) > 1:
+                values = [value for node in nodes for value in made_by.get(node, ())]
+            lifetimes.append(
+                BufferLifetime(buffer.id, offsets[buffer.id], buffer.nbytes, *lives[buffer.id], nodes, tuple(values))
+            )
+    return lifetimes
 
 
 def format_plan(plan: Plan) -> str:
@@ -225,3 +270,38 @@ def format_command(command: Command) -> str:
         case HostCall():
             outputs = ", ".join(str(s) for s in command.outputs)
             return f"{outputs} = {command.operator}({', '.join(str(s) for s in command.inputs)})"
+
+
+def _make_fragment(plan: Plan) -> str:
+    """Return the plan for notebooks: ports, arena over time, commands, and what it depends on."""
+    segment, layout = plan.segment, plan.layout
+    ports = [
+        (label, port.name, port.spec)
+        for label, group in (("input", plan.inputs), ("output", plan.outputs))
+        for port in group
+    ]
+    # Values are not in a plan: each has the name of its node.
+    lifetimes = list_lifetimes(plan, {origin: (origin,) for origin in segment.origins})
+    arena = draw_arena(lifetimes, len(segment.commands), layout.nbytes, layout.lower_bound)
+    commands = [
+        (position, origin, format_command(command))
+        for position, (command, origin) in enumerate(zip(segment.commands, segment.origins, strict=True))
+    ]
+    return make_fragment(
+        f"Plan for {plan.target}: {len(commands)} commands",
+        make_table(("", "name", "spec"), ports),
+        make_section("Arena", arena if lifetimes else ""),
+        make_section("Commands", make_table(("", "node", "command"), commands)),
+        make_section(
+            "Read while planning",
+            make_table(("input", "node", "for"), [(read.input, read.node, read.role) for read in plan.reads]),
+        ),
+        make_section(
+            "Kept on the host",
+            make_table(
+                ("value", "reader", "why", "bytes"),
+                [(row.value, row.reader, row.why, f"{row.nbytes:,}") for row in plan.host_values],
+                numbers=1,
+            ),
+        ),
+    )

@@ -22,12 +22,13 @@ from gpuexec.model.editing.editable_model import EditableModel, apply_load_passe
 from gpuexec.model.editing.weight_replacement import WeightSource, read_weights, replace_weights
 from gpuexec.model.ports import make_input, make_output
 from gpuexec.model.state_pairs import find_pairs
-from gpuexec.model.state_spec import Memory, bind_pairs, make_memory
+from gpuexec.model.state_spec import Memory, bind_pairs, make_memory, make_memory_table
 from gpuexec.passes import AT_PLAN, FUSE_ROUNDING, Pass, compress, settle
 from gpuexec.passes.add_random_key import add_random_key, find_keys, without_keys
 from gpuexec.passes.compress_weights import Only
 from gpuexec.passes.lower_precision import list_known, lower_precision
 from gpuexec.planner.classes import DeclaredDims
+from gpuexec.system.html import make_fragment, make_section, make_table, spell_bytes
 from gpuexec.system.pickling import pack, unpack
 from gpuexec.system.records import encode
 from gpuexec.system.version import VERSION
@@ -358,6 +359,27 @@ class Model:
     def __repr__(self) -> str:
         inputs, outputs = "; ".join(map(str, self.inputs)), "; ".join(map(str, self.outputs))
         return f"Model({self.graph.name!r}, {len(self.graph.nodes)} nodes, {inputs} -> {outputs})"
+
+    def _repr_html_(self) -> str:
+        constants = [array.nbytes for array in self.graph.constants.values()]
+        opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in self.info.opsets.items())
+        facts = [
+            ("nodes", f"{self.info.node_count} in the file, {len(self.graph.nodes)} after the passes at load"),
+            ("constants", f"{len(constants)}, {spell_bytes(sum(constants))}"),
+            ("opset", opsets),
+            ("producer", self.info.producer),
+            ("precision", self.precision),
+            *((f"dimension {name}", extent) for name, extent in self.dims.items()),
+        ]
+        ports = [("input", port.name, port.spec) for port in self.inputs]
+        ports += [("output", port.name, port.spec) for port in self.outputs]
+        return make_fragment(
+            f"Model {self.graph.name}",
+            make_table((), [row for row in facts if str(row[1])]),
+            make_section("Inputs and outputs", make_table(("", "name", "spec"), ports)),
+            make_section("Memories", make_memory_table(self.memories)),
+            make_section("Operators", make_table(("operator", "nodes"), self.info.operators.items(), numbers=1)),
+        )
 
 
 def choose_precision(

@@ -13,6 +13,7 @@ from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.spec import DeclaredSpec, Dim, TensorSpec, is_host_object
 from gpuexec.passes.append_rows import append_rows, find_growth
 from gpuexec.planner.classes import DeclaredDims, fix_dim
+from gpuexec.system.html import Markup, make_table
 
 Array = np.ndarray[Any, Any]
 
@@ -91,6 +92,15 @@ class Memory:
     def __str__(self) -> str:
         room = "" if self.capacity is None else f" of {self.capacity} rows along axis {self.axis}"
         return f"{self.input} <- {self.output}: {self._declared} ({self.form}{room})"
+
+
+def make_memory_table(memories: Sequence[Memory]) -> Markup:
+    """Return memories as a table of markup; empty where there are none."""
+    rows = [
+        (memory.input, memory.output, memory._declared, memory.form, "" if memory.capacity is None else memory.capacity)
+        for memory in memories
+    ]
+    return make_table(("input", "output", "spec", "form", "capacity in rows"), rows, numbers=1)
 
 
 def with_extents(memory: Memory, shape: Sequence[Dim]) -> Memory:

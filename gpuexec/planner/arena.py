@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuexec.errors import PlanError
+from gpuexec.ir.arena_drawing import ARENA_ALIGNMENT
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.planner.arena_search import Offsets, Problem, place, search
 from gpuexec.planner.arena_squeeze import squeeze
-
-ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,8 @@ def pack(lifetimes: Sequence[Lifetime]) -> Packing:
     """Pack lifetimes into one arena.
 
     Tries several greedy orders, then searches, and keeps the lowest; stops at the lower bound. Offsets are multiples
-    of ALIGNMENT (256 bytes), so any dtype may follow any other. An empty buffer lies at 0 and conflicts with none.
+    of ARENA_ALIGNMENT (256 bytes), so any dtype may follow any other. An empty buffer lies at 0 and conflicts with
+    none.
 
     Args:
         lifetimes: Half-open command ranges; order does not matter.
@@ -65,8 +65,8 @@ def pack(lifetimes: Sequence[Lifetime]) -> Packing:
     problem = _make_problem(kept)
     best, winner = _solve(problem)
     offsets = dict.fromkeys((each.buffer for each in lifetimes), 0)
-    offsets.update((each.buffer, offset * ALIGNMENT) for each, offset in zip(kept, best))
-    return Packing(offsets, problem.measure(best) * ALIGNMENT, problem.bound * ALIGNMENT, winner)
+    offsets.update((each.buffer, offset * ARENA_ALIGNMENT) for each, offset in zip(kept, best))
+    return Packing(offsets, problem.measure(best) * ARENA_ALIGNMENT, problem.bound * ARENA_ALIGNMENT, winner)
 
 
 def lower_bound(lifetimes: Sequence[Lifetime]) -> int:
@@ -77,7 +77,7 @@ def lower_bound(lifetimes: Sequence[Lifetime]) -> int:
     Raises:
         PlanError: As ``pack``.
     """
-    return _make_problem(_sort(lifetimes)).bound * ALIGNMENT
+    return _make_problem(_sort(lifetimes)).bound * ARENA_ALIGNMENT
 
 
 def _sort(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
@@ -98,8 +98,8 @@ def _sort(lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
 
 
 def _make_problem(lifetimes: Sequence[Lifetime]) -> Problem:
-    """State the placement problem: conflicts between buffers, in units of ALIGNMENT, sorted by first command."""
-    sizes = tuple(ceil_div(each.nbytes, ALIGNMENT) for each in lifetimes)
+    """State the placement problem: conflicts between buffers, in units of ARENA_ALIGNMENT, sorted by first command."""
+    sizes = tuple(ceil_div(each.nbytes, ARENA_ALIGNMENT) for each in lifetimes)
     moments = _find_moments(lifetimes)
     adjacent: list[set[int]] = [set() for _ in lifetimes]
     loads = [0] * len(lifetimes)

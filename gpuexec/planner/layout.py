@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.ir.command import Command, HostCall
-from gpuexec.ir.plan import ArenaLayout, Buffer, Role
+from gpuexec.ir.plan import ArenaLayout, Buffer, Role, find_lives
 from gpuexec.ir.target import Target
 from gpuexec.ops.reduce.statistics import is_look
 from gpuexec.planner.arena import Lifetime, pack
@@ -27,15 +27,6 @@ def lay_out(buffers: Sequence[Buffer], commands: Sequence[Command]) -> ArenaLayo
     lifetimes = [Lifetime(b.id, b.nbytes, *lives[b.id], frozenset(apart.get(b.id, ()))) for b in temporaries]
     packing = pack(lifetimes)
     return ArenaLayout(tuple(sorted(packing.offsets.items())), packing.nbytes, packing.lower_bound)
-
-
-def find_lives(commands: Sequence[Command]) -> dict[int, tuple[int, int]]:
-    """Return the commands ``[first, last)`` from the first to the last that uses each buffer."""
-    lives: dict[int, tuple[int, int]] = {}
-    for position, command in enumerate(commands):
-        for slot, _ in slots_of(command):
-            lives[slot.buffer] = (lives.get(slot.buffer, (position,))[0], position + 1)
-    return lives
 
 
 def check_room(

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import GpuexecError, PlanError
+from gpuexec.ir.arena_drawing import ARENA_ALIGNMENT
 from gpuexec.ir.command import Command
 from gpuexec.ir.geometry import round_up
 from gpuexec.ir.graphs import Graph, Value
@@ -25,7 +26,6 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.symbolic_int import SymbolicTrace, UntraceableError
 from gpuexec.ir.target import Target
 from gpuexec.planner.analyse import Analyser, Analysis, list_kept, put_symbols
-from gpuexec.planner.arena import ALIGNMENT
 from gpuexec.planner.caches import Caches, find_caches, grown_ends
 from gpuexec.planner.classes import DeclaredDims, upper_ends
 from gpuexec.planner.edges import find_edges
@@ -388,7 +388,7 @@ def _take_over(
         # Scalars that are no number are equal only as text.
         if kept_command != command and encode(kept_command) != encode(command):
             raise PlanError(f"The stored plan has another command {number} than {format_command(command)[:80]}.")
-    room = sum(round_up(buffer.nbytes, ALIGNMENT) for buffer in buffers if buffer.role is Role.TEMP)
+    room = sum(round_up(buffer.nbytes, ARENA_ALIGNMENT) for buffer in buffers if buffer.role is Role.TEMP)
     if not 0 <= stored.layout.nbytes <= room:
         raise PlanError(f"The stored plan has an arena of {stored.layout.nbytes} bytes for {room} of buffers.")
     if sorted(number for number, _ in stored.layout.offsets) != [b.id for b in buffers if b.role is Role.TEMP]:

@@ -64,7 +64,8 @@ FACE = {
     "NonFinite": "count cure index inputs kind node operator output to_dict",
     "Outputs": "items keys names",
     "Profiler": (
-        "count_syncs events find_total memory rows runs save_chrome_trace save_tsv summarise table to_dataframe to_dict"
+        "count_syncs events find_total memory rows runs save_chrome_trace save_html save_tsv summarise table "
+        "to_dataframe to_dict"
     ),
     "Program": "build contents load load_method method_meta method_names save weight_names with_weights",
     "Progress": "describe done_count done_nbytes is_over name stage total_count total_nbytes",

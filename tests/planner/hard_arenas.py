@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpuexec.planner.arena import ALIGNMENT, Lifetime
+from gpuexec.ir.arena_drawing import ARENA_ALIGNMENT
+from gpuexec.planner.arena import Lifetime
 
 COMMANDS, UNITS = 1000, 4000
 MIN_COUNT, MAX_COUNT = 150, 450
@@ -72,5 +73,5 @@ def cut_rectangle(seed: int, cut: Callable[[Piece, random.Random], list[Piece]] 
         place = chance.choices(range(len(pieces)), [piece.area for piece in pieces])[0]
         pieces += cut(pieces.pop(place), chance)
     chance.shuffle(pieces)
-    lifetimes = [Lifetime(i, (p.high - p.low) * ALIGNMENT, p.first, p.last) for i, p in enumerate(pieces)]
-    return HardArena(tuple(lifetimes), UNITS * ALIGNMENT)
+    lifetimes = [Lifetime(i, (p.high - p.low) * ARENA_ALIGNMENT, p.first, p.last) for i, p in enumerate(pieces)]
+    return HardArena(tuple(lifetimes), UNITS * ARENA_ALIGNMENT)

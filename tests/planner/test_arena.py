@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuexec.errors import PlanError
-from gpuexec.planner.arena import ALIGNMENT, Lifetime, Packing, lower_bound, pack
+from gpuexec.ir.arena_drawing import ARENA_ALIGNMENT
+from gpuexec.planner.arena import Lifetime, Packing, lower_bound, pack
 
 
 def conflict(a: Lifetime, b: Lifetime) -> bool:
@@ -23,17 +24,21 @@ def check(lifetimes: Sequence[Lifetime], packing: Packing) -> None:
     """Check every promise of a packing by comparing all pairs and all moments."""
     offsets = packing.offsets
     assert offsets.keys() == {each.buffer for each in lifetimes}
-    assert all(offset >= 0 and offset % ALIGNMENT == 0 for offset in offsets.values())
+    assert all(offset >= 0 and offset % ARENA_ALIGNMENT == 0 for offset in offsets.values())
     assert all(offsets[each.buffer] == 0 for each in lifetimes if each.nbytes == 0)
     for a, b in combinations([each for each in lifetimes if each.nbytes], 2):
         if conflict(a, b):
             start_a, start_b = offsets[a.buffer], offsets[b.buffer]
             assert start_a + a.nbytes <= start_b or start_b + b.nbytes <= start_a, (a, b, offsets)
     end = max((offsets[each.buffer] + each.nbytes for each in lifetimes if each.nbytes), default=0)
-    assert packing.nbytes % ALIGNMENT == 0
-    assert end <= packing.nbytes < end + ALIGNMENT
+    assert packing.nbytes % ARENA_ALIGNMENT == 0
+    assert end <= packing.nbytes < end + ARENA_ALIGNMENT
     alive = [
-        sum(-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in lifetimes if each.first <= moment.first < each.last)
+        sum(
+            -(-each.nbytes // ARENA_ALIGNMENT) * ARENA_ALIGNMENT
+            for each in lifetimes
+            if each.first <= moment.first < each.last
+        )
         for moment in lifetimes
     ]
     assert max(alive, default=0) <= packing.lower_bound <= packing.nbytes
@@ -43,7 +48,7 @@ def check(lifetimes: Sequence[Lifetime], packing: Packing) -> None:
 def brute_force(lifetimes: Sequence[Lifetime]) -> int:
     """Return the smallest arena by trying every offset of every buffer for one height after another."""
     lifetimes = sorted(lifetimes, key=lambda each: -each.nbytes)
-    sizes = [-(-each.nbytes // ALIGNMENT) for each in lifetimes]
+    sizes = [-(-each.nbytes // ARENA_ALIGNMENT) for each in lifetimes]
     rivals = [[j for j in range(i) if conflict(lifetimes[i], lifetimes[j])] for i in range(len(lifetimes))]
     offsets = [0] * len(lifetimes)
 
@@ -61,7 +66,7 @@ def brute_force(lifetimes: Sequence[Lifetime]) -> int:
     height = max(sum(sizes[i] for i in together) for together in alive)
     while not fits(0, height):
         height += 1
-    return height * ALIGNMENT
+    return height * ARENA_ALIGNMENT
 
 
 def make_small(seed: int) -> list[Lifetime]:
@@ -73,7 +78,7 @@ def make_small(seed: int) -> list[Lifetime]:
         first = chance.randrange(20 if seed % 2 else 12)
         length = 1 if seed % 2 else chance.randint(3, 6)
         others = [other for other in range(count) if other != buffer and seed % 2 and chance.random() < 0.3]
-        nbytes = chance.randint(1, 5) * ALIGNMENT - chance.choice([0, 1, 255])
+        nbytes = chance.randint(1, 5) * ARENA_ALIGNMENT - chance.choice([0, 1, 255])
         lifetimes.append(Lifetime(buffer, nbytes, first, first + length, frozenset(others)))
     return lifetimes
 
@@ -140,8 +145,8 @@ def test_pack_of_a_chain_of_uneven_sizes_meets_the_bound_of_its_largest_pair() -
     chance = random.Random(0)
     sizes = [chance.randrange(1, 10**6) for _ in range(300)]
     packing = pack([Lifetime(buffer, nbytes, buffer, buffer + 2) for buffer, nbytes in enumerate(sizes)])
-    units = [-(-nbytes // ALIGNMENT) for nbytes in sizes]
-    assert packing.nbytes == max(a + b for a, b in pairwise(units)) * ALIGNMENT
+    units = [-(-nbytes // ARENA_ALIGNMENT) for nbytes in sizes]
+    assert packing.nbytes == max(a + b for a, b in pairwise(units)) * ARENA_ALIGNMENT
     assert packing.order == "by first command, ends"
 
 

@@ -11,9 +11,10 @@ from onnx import helper
 
 import gpuexec as gx
 from gpuexec.errors import PlanError
+from gpuexec.ir.arena_drawing import ARENA_ALIGNMENT
 from gpuexec.ir.command import Launch
 from gpuexec.ir.plan import Plan, Role
-from gpuexec.planner.arena import ALIGNMENT, Lifetime, pack
+from gpuexec.planner.arena import Lifetime, pack
 from gpuexec.planner.verify import verify
 from tests.model.small_models import make_model, two_layers
 from tests.planner.towers import plan_of, tower, tower_proto
@@ -74,7 +75,7 @@ def test_buffers_alive_together_share_no_byte_and_lie_aligned() -> None:
         a, b = packing.offsets[one.buffer], packing.offsets[other.buffer]
         if one.first < other.last and other.first < one.last:
             assert a + one.nbytes <= b or b + other.nbytes <= a
-    assert {offset % ALIGNMENT for offset in packing.offsets.values()} == {0} and ALIGNMENT == 256
+    assert {offset % ARENA_ALIGNMENT for offset in packing.offsets.values()} == {0} and ARENA_ALIGNMENT == 256
 
 
 @pytest.mark.feature("E32")
@@ -125,7 +126,7 @@ def test_scratch_of_a_layer_is_the_next_layers() -> None:
         nodes = [helper.make_node("TopK", [a, "all"], [b]) for a, b in itertools.pairwise(names)]
         return plan_of(make_model(nodes, {"x": (8, 9000)}, {"y": (8, 9000)}, all=np.array([9000])), (8, 9000), "sm_90")
 
-    one = 8 * 9000 * 4 + ALIGNMENT
+    one = 8 * 9000 * 4 + ARENA_ALIGNMENT
     scratch = sorts(1).layout.nbytes
     assert scratch > one
     assert sorts(2).layout.nbytes <= one + scratch and sorts(6).layout.nbytes <= 2 * one + scratch

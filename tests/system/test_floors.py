@@ -29,15 +29,15 @@ FLOORS = (
 INNER = {
     "system": (
         ("array_files", "blas", "extensions", "knobs", "phases", "atomic_file", "records", "system_files", "version"),
-        ("mapped", "progress", "threads"),
+        ("html", "mapped", "progress", "threads"),
         ("pickling",),
     ),
     "ir": (
         ("symbolic_int",),
         ("validate", "signatures", "geometry", "instances", "kernel_values", "library_problem")
         + ("precision", "spec", "target"),
-        ("command", "containers", "gpus", "host_values", "weight_forms"),
-        ("index_map", "moving_arguments", "pointwise", "provider", "row_form"),
+        ("arena_drawing", "command", "containers", "gpus", "host_values", "weight_forms"),
+        ("index_map", "moving_arguments", "pointwise", "provider", "roofline", "row_form"),
         ("operator", "plan", "work"),
         ("apply", "graphs", "plan_json", "prepared_calls", "size_layout"),
         ("graph_json",),
@@ -108,12 +108,15 @@ CIRCLES = (
 # that an `__init__` imports, as operators and passes are registered, are aside.
 SMALL_LINES = 100
 SMALL = {
+    "cli.memory_page": "the page that `gpuexec explain` writes, beside what it prints",
+    "cli.predictions": "predictions as text and as JSON, of the many tables that `gpuexec explain` prints",
     "compat.onnxruntime.profile": "the format of ONNX Runtime's profile files",
     "devices.cuda.cuda_ranges": "cupy stays in its homes, and the profile log has another room",
     "devices.kernels.cubin_file": "the format of cubins, apart from the compiler that makes them",
     "devices.pixel.addresses": "the address space of textures, below the device that uses it",
     "devices.simulator.rewrite": "the text that a host compiler is given, apart from how it is called",
     "devices.staging": "one of the resources that a backend opens, as transfers and completion are",
+    "execution.profiling.profile_page": "the page of a profile, apart from the profiler that collects its rows",
     "execution.profiling.alignment": "the alignment of clocks, an algorithm of its own",
     "importer.infer": "onnx stays in the importer, and edits of models call it",
     "importer.versions": "onnx stays in the importer, and `gpuexec ops` calls it",

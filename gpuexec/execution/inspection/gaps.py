@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.spec import BFLOAT16, dtype_row
+from gpuexec.system.html import Markup, draw_bar, make_fragment, make_table
 from gpuexec.system.records import Record
 
 Array = np.ndarray[Any, Any]
@@ -63,6 +64,22 @@ class Gap(Record):
             f"max abs {self.max_abs:.3g}, max rel {self.max_rel:.3g}, mse {self.mse:.3g}, snr {self.snr_db:.1f} dB,"
             f" {self.max_ulp:.3g} ulp, {self.share:.3g} of the tolerance"
         )
+
+    def _repr_html_(self) -> str:
+        share = f"{self.share:.3g} of the tolerance"
+        rows = [
+            ("elements", f"{self.size:,}"),
+            ("largest absolute error", f"{self.max_abs:.3g}"),
+            ("largest relative error", f"{self.max_rel:.3g}"),
+            ("mean relative error", f"{self.mean_rel:.3g}"),
+            ("sum of absolute errors", f"{self.l1:.3g}"),
+            ("mean squared error", f"{self.mse:.3g}"),
+            ("signal to noise", f"{self.snr_db:.1f} dB"),
+            ("largest distance", f"{self.max_ulp:.3g} ulp"),
+            ("not finite in one of the two", f"{self.nonfinite:,}"),
+            ("largest error beside the tolerance", Markup(f"{draw_bar(self.share, share)} {share}")),
+        ]
+        return make_fragment(f"Gap: {'within' if self.is_close else 'beyond'} the tolerance", make_table((), rows))
 
 
 def gap_of(expected: Array, got: Array, *, rtol: float = RTOL, atol: float = ATOL) -> Gap:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuexec.execution.profiling.lifetimes import BufferLifetime, list_lifetimes, name_values
 from gpuexec.execution.profiling.rows import CommandRow
+from gpuexec.ir.arena_drawing import BufferLifetime
 from gpuexec.ir.command import Command, Copy, Fill, HostCall, Launch, LibraryCall, Slot
-from gpuexec.ir.graphs import Graph, Node, Value
-from gpuexec.ir.plan import Plan
+from gpuexec.ir.graphs import Graph, Node, Value, name_values
+from gpuexec.ir.plan import Plan, list_lifetimes
 from gpuexec.ir.spec import TensorSpec
 
 _NO_GRID = (0, 0, 0)
@@ -18,7 +18,6 @@ _KINDS: dict[type[Command], str] = {
     Copy: "copy",
     Fill: "fill",
     LibraryCall: "library call",
-    HostCall: "host call",
 }
 
 
@@ -27,7 +26,7 @@ class Layer:
     """Consecutive commands ``[first, last)`` of one node; see `gpuexec.execution.profiling.rows` for the rest.
 
     Where they are no node's (an output is copied to its place, a value the host knows is stored), ``operator`` is the
-    kind of command.
+    kind of command, of a CPU's its operator.
     """
 
     node: str
@@ -100,7 +99,8 @@ def describe_command(command: Command) -> CommandRow:
     elif isinstance(command, LibraryCall):
         kernel = command.library
     read, written = count_bytes(command.reads_from()), count_bytes(command.writes_to())
-    return CommandRow(_KINDS[type(command)], kernel, grid, block, read, written)
+    kind = command.operator if isinstance(command, HostCall) else _KINDS[type(command)]
+    return CommandRow(kind, kernel, grid, block, read, written)
 
 
 def count_bytes(slots: Iterable[Slot]) -> int:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.execution.profiling import tables, trace
+from gpuexec.execution.profiling import profile_page, tables, trace
 from gpuexec.execution.profiling.log import ProfileLog, RunProfile
-from gpuexec.execution.profiling.rows import EventRow, LayerRow, MemoryRow, RunRow, Summary
+from gpuexec.execution.profiling.rows import SYNCS, EventRow, LayerRow, MemoryRow, RunRow, Summary
 from gpuexec.system import phases
+from gpuexec.system.atomic_file import write_file
 from gpuexec.system.records import encode
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 _NOTHING = contextlib.nullcontext()
 _RUNS_KEPT = 1000
-# Events that stand for a wait of the host nobody asked for, by the names that `gpuexec.execution.resources.syncs`
-# gives them.
-SYNCS = ("host read", "host wait", "host call")
 _GROUP_KEYS: dict[str, Callable[[LayerRow], tuple[str, str]]] = {
     "layer": lambda row: (row.node, row.operator),
     "operator": lambda row: (row.operator, row.operator),
@@ -48,8 +46,8 @@ class Profiler:
     a graph; what would run side by side runs one after the other. Nothing is waited for before rows are asked for. Any
     number of threads may use it.
 
-    Rows: `rows`, `runs`, `events`, `memory`, `count_syncs`, `_summarise_by`, `_sum_layers`; all of these wait for the
-    submitted runs. Printed and exported: `table`, `to_dataframe`, `save_tsv`, `save_chrome_trace`.
+    Rows: `rows`, `runs`, `events`, `memory`, `count_syncs`, `summarise`, `find_total`; all of these wait for the
+    submitted runs. Printed and exported: `table`, `to_dataframe`, `save_tsv`, `save_html`, `save_chrome_trace`.
 
     Args:
         keep_runs: How many runs are remembered, the last ones.
@@ -89,6 +87,9 @@ class Profiler:
 
     def __repr__(self) -> str:
         return f"Profiler({self._log.count} runs)"
+
+    def _repr_html_(self) -> str:
+        return profile_page.make_profile_fragment(self.runs(), self.rows(), self.events(), self.summarise())
 
     def rows(self) -> tuple[LayerRow, ...]:
         """Wait for all runs and return their layers, in the order they were issued."""
@@ -166,8 +167,26 @@ class Profiler:
         """Write the layers of all runs, or a summary, as a table of tab-separated values."""
         tables.write_tsv(path, self.rows() if by is None else self.summarise(by))
 
+    def save_html(self, path: str | os.PathLike[str], *, runs: int = 1) -> None:
+        """Write one HTML page that needs nothing else: segments, timeline, roofline, and the time of each layer.
+
+        Segments are parts of a run that the device gets without the host in between; the page says what cut each.
+
+        Args:
+            path: Of the file.
+            runs: How many runs the timeline shows, the last ones.
+
+        Raises:
+            InputError: ``runs`` is below 1.
+            AccessError: The file can't be written.
+        """
+        if not isinstance(runs, int) or isinstance(runs, bool) or runs < 1:
+            raise InputError(f"runs must be a whole number, at least 1, got {runs!r}.")
+        page = profile_page.make_profile_page(self.runs(), self.rows(), self.events(), self.summarise(), runs)
+        write_file(path, page)
+
     def save_chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace that chrome://tracing and Perfetto open: threads, streams, and memory as counters."""
+        """Write a trace that chrome://tracing and Perfetto open: threads, streams, launches, and memory as counters."""
         trace.write_trace(path, self.rows(), self.events(), self.memory())
 
 

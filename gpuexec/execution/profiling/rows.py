@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HOST = "host"
+# Events that stand for a wait of the host nobody asked for, by the names that `gpuexec.execution.resources.syncs`
+# gives them.
+SYNCS = ("host read", "host wait", "host call")
 
 
 @dataclass(frozen=True, slots=True)
 class CommandRow:
-    """A command of a layer, and the bytes of its slots. ``kernel`` is empty where it is no launch."""
+    """A command of a layer, and the bytes of its slots. ``kernel`` is empty where it is no launch.
+
+    ``kind`` is ``launch``, ``copy``, ``fill`` or ``library call``; of the CPU, which has no kernels, the operator.
+    """
 
     kind: str
     kernel: str

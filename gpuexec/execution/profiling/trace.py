@@ -21,8 +21,11 @@ _ISSUING, _COMPUTING = "issuing layers", "host layers"
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
-    """An interval in whole nanoseconds, so that begins and ends keep their order."""
+class Span:
+    """An interval in whole nanoseconds, so that begins and ends keep their order.
+
+    ``flow`` is the number that a layer on a device shares with its submission by the host; None: there is no other.
+    """
 
     process: str
     thread: str
@@ -31,6 +34,7 @@ class _Span:
     start_ns: int
     end_ns: int
     about: dict[str, Any]
+    flow: int | None = None
 
 
 class _Tracks:
@@ -57,19 +61,23 @@ class _Tracks:
 def make_trace(layers: Sequence[LayerRow], events: Sequence[EventRow], memory: Sequence[MemoryRow]) -> dict[str, Any]:
     """Return the trace as data."""
     tracks = _Tracks()
-    spans = [each for row in layers for each in _trace_layer(row)]
+    placed = [(span, tracks.find(span.process, track)) for span, track in place_spans(list_spans(layers, events))]
+    spans = [_trace_span(span, where) for span, where in placed]
+    arrows = [_trace_arrow(span, where) for span, where in placed if span.flow is not None]
     moments = []
     for row in events:
-        if row.start_ms is None:
-            continue
-        place, about = _find_place(row), {"about": row.about, "run": row.run, "bytes": row.nbytes}
-        if row.duration_ms:
-            spans.append(_make_span(*place, row.name, "event", row.start_ms, row.duration_ms, about))
-        else:
-            fields = {"s": "t", "name": row.name, "cat": "event", "ts": row.start_ms * 1e3, "args": about}
-            moments.append({"ph": "i", **fields, **tracks.find(*place)})
+        if row.start_ms is not None and not row.duration_ms:
+            fields = {
+                "s": "t",
+                "name": row.name,
+                "cat": "event",
+                "ts": row.start_ms * 1e3,
+                "args": _describe_event(row),
+            }
+            moments.append({"ph": "i", **fields, **tracks.find(*find_place(row))})
     found = [
-        *_place_spans(spans, tracks),
+        *spans,
+        *arrows,
         *moments,
         *(each for row in memory for each in _trace_memory(row, tracks)),
     ]
@@ -92,7 +100,21 @@ def write_trace(
     write_file(path, json.dumps(make_trace(layers, events, memory)))
 
 
-def _trace_layer(row: LayerRow) -> Iterator[_Span]:
+def list_spans(layers: Sequence[LayerRow], events: Sequence[EventRow]) -> list[Span]:
+    """Return the intervals of layers, by the host and by the device, and of events that took time."""
+    spans = [span for flow, row in enumerate(layers) for span in _trace_layer(row, flow)]
+    for row in events:
+        if row.start_ms is not None and row.duration_ms:
+            place = find_place(row)
+            spans.append(_make_span(*place, row.name, "event", row.start_ms, row.duration_ms, _describe_event(row)))
+    return spans
+
+
+def _describe_event(row: EventRow) -> dict[str, Any]:
+    return {"about": row.about, "run": row.run, "bytes": row.nbytes}
+
+
+def _trace_layer(row: LayerRow, flow: int) -> Iterator[Span]:
     """Yield a layer twice: its submission by the host, and its execution by the device."""
     about = {
         "run": row.run,
@@ -108,12 +130,14 @@ def _trace_layer(row: LayerRow) -> Iterator[_Span]:
         yield _make_span(*where, row.node, "layer", row.issued_ms, row.issue_ms, about)
         return
     where = (HOST, f"{_ISSUING} ({row.thread})")
-    yield _make_span(*where, row.node, "issue", row.issued_ms, row.issue_ms, {"run": row.run})
-    if row.start_ms is not None and row.duration_ms is not None:
-        yield _make_span(row.device, row.stream, row.node, "layer", row.start_ms, row.duration_ms, about)
+    if row.start_ms is None or row.duration_ms is None:
+        yield _make_span(*where, row.node, "issue", row.issued_ms, row.issue_ms, {"run": row.run})
+        return
+    yield _make_span(*where, row.node, "issue", row.issued_ms, row.issue_ms, {"run": row.run}, flow)
+    yield _make_span(row.device, row.stream, row.node, "layer", row.start_ms, row.duration_ms, about, flow)
 
 
-def _find_place(row: EventRow) -> tuple[str, str]:
+def find_place(row: EventRow) -> tuple[str, str]:
     """Return the process and thread of an event."""
     device, _, stream = row.place.rpartition(" stream ")
     return (device, stream) if device else (HOST, row.place)
@@ -128,13 +152,20 @@ def _trace_memory(row: MemoryRow, tracks: _Tracks) -> Iterator[_Event]:
 
 
 def _make_span(
-    process: str, thread: str, name: str, kind: str, start_ms: float, duration_ms: float, about: dict[str, Any]
-) -> _Span:
-    return _Span(process, thread, name, kind, round(start_ms * 1e6), round((start_ms + duration_ms) * 1e6), about)
+    process: str,
+    thread: str,
+    name: str,
+    kind: str,
+    start_ms: float,
+    duration_ms: float,
+    about: dict[str, Any],
+    flow: int | None = None,
+) -> Span:
+    return Span(process, thread, name, kind, round(start_ms * 1e6), round((start_ms + duration_ms) * 1e6), about, flow)
 
 
-def _place_spans(spans: Sequence[_Span], tracks: _Tracks) -> Iterator[_Event]:
-    """Yield spans as events, each on the first track of its thread where it nests with the open ones."""
+def place_spans(spans: Sequence[Span]) -> Iterator[tuple[Span, str]]:
+    """Yield spans with their tracks, by start: each on the first of its thread where it nests with the open ones."""
     open_ends: dict[tuple[str, str], list[list[int]]] = {}
     for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
         beside = open_ends.setdefault((span.process, span.thread), [])
@@ -142,18 +173,21 @@ def _place_spans(spans: Sequence[_Span], tracks: _Tracks) -> Iterator[_Event]:
         if number == len(beside):
             beside.append([])
         beside[number].append(span.end_ns)
-        yield {
-            "ph": "X",
-            "name": span.name,
-            "cat": span.kind,
-            "ts": span.start_ns / 1e3,
-            "dur": (span.end_ns - span.start_ns) / 1e3,
-            **tracks.find(span.process, f"{span.thread}, beside {number}" if number else span.thread),
-            "args": span.about,
-        }
+        yield span, f"{span.thread}, beside {number}" if number else span.thread
 
 
-def _has_room(ends: list[int], span: _Span) -> bool:
+def _trace_span(span: Span, where: dict[str, int]) -> _Event:
+    times = {"ts": span.start_ns / 1e3, "dur": (span.end_ns - span.start_ns) / 1e3}
+    return {"ph": "X", "name": span.name, "cat": span.kind, **times, **where, "args": span.about}
+
+
+def _trace_arrow(span: Span, where: dict[str, int]) -> _Event:
+    """Return the end of an arrow from a layer's submission to its execution."""
+    end = {"ph": "s"} if span.kind == "issue" else {"ph": "f", "bp": "e"}
+    return {**end, "id": span.flow, "name": "launch", "cat": "launch", "ts": span.start_ns / 1e3, **where}
+
+
+def _has_room(ends: list[int], span: Span) -> bool:
     """Return whether a span nests in all open spans of a track; ended ones are dropped."""
     while ends and ends[-1] <= span.start_ns:
         ends.pop()

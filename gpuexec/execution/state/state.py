@@ -30,8 +30,9 @@ from gpuexec.ir.spec import TensorSpec, convert_numbers
 from gpuexec.model.editing.named_data import safetensors_dtype
 from gpuexec.model.initial_state import find_initial_specs
 from gpuexec.model.model import Model
-from gpuexec.model.state_spec import Memory, check_held, with_extents
+from gpuexec.model.state_spec import Memory, check_held, make_memory_table, with_extents
 from gpuexec.system.atomic_file import write_file
+from gpuexec.system.html import make_fragment
 from gpuexec.system.mapped import read_file
 from gpuexec.system.phases import phase
 from gpuexec.system.pickling import not_picklable
@@ -101,6 +102,12 @@ class State:
     def backend(self) -> Backend:
         """Backend that the state lies on."""
         return self._backend
+
+    def _repr_html_(self) -> str:
+        # Contents would have to be waited for.
+        return make_fragment(
+            f"State of {self._model.graph.name} on {self._backend.device.name}", make_memory_table(self.memories)
+        )
 
     def get(self, name: str | None = None) -> Array:
         """Block for what a memory holds, after all runs scheduled so far; zeros before the first.

@@ -35,7 +35,7 @@ def test_commands_without_a_kernel_say_what_they_are() -> None:
     slot = Slot(0, 0, TensorSpec((4,), FLOAT), (1,))
     assert str(describe_command(Fill(slot, b"\0\0\0\0"))) == "fill"
     call = describe_command(HostCall("Neg", (), (slot,), (slot,)))
-    assert (str(call), call.bytes_read, call.bytes_written) == ("host call", 16, 16)
+    assert (str(call), call.bytes_read, call.bytes_written) == ("Neg", 16, 16)
 
 
 def describe(origins: tuple[str, ...]) -> PlanLayers:
@@ -66,4 +66,4 @@ def test_a_node_whose_commands_stand_apart_works_once() -> None:
 
 def test_commands_of_no_node_do_no_work_and_are_named_by_their_kind() -> None:
     last = describe(("first", "relu", "elsewhere")).layers[-1]
-    assert (last.operator, last.flops) == ("host call", 0)
+    assert (last.operator, last.flops) == ("MatMul", 0)

@@ -51,7 +51,7 @@ def test_a_trace_has_threads_streams_and_counters(tmp_path: Path) -> None:
     by_kind: dict[str, list[dict[str, Any]]] = {}
     for event in events:
         by_kind.setdefault(event["ph"], []).append(event)
-    assert set(by_kind) <= {"M", "X", "C", "i"} and {"M", "X", "C"} <= set(by_kind)
+    assert set(by_kind) <= {"M", "X", "C", "i", "s", "f"} and {"M", "X", "C"} <= set(by_kind)
     processes = {e["pid"]: e["args"]["name"] for e in by_kind["M"] if e["name"] == "process_name"}
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in by_kind["M"] if e["name"] == "thread_name"}
     assert set(processes.values()) == {"host", "simulator (sm_90)"}
@@ -71,6 +71,11 @@ def test_a_trace_has_threads_streams_and_counters(tmp_path: Path) -> None:
     assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in pairwise(compute))
     issues = [e for e in by_kind["X"] if threads[e["pid"], e["tid"]].startswith("issuing layers")]
     assert all(issue["ts"] <= work["ts"] + work["dur"] for issue, work in zip(issues, compute, strict=True))
+    # Arrows from there to there.
+    for kind, spans in (("s", issues), ("f", compute)):
+        places = {e["id"]: (e["pid"], e["tid"], e["ts"]) for e in by_kind[kind]}
+        assert list(places.values()) == [(e["pid"], e["tid"], e["ts"]) for e in spans]
+    assert [e["id"] for e in by_kind["s"]] == [e["id"] for e in by_kind["f"]]
 
 
 def list_tracks(trace: dict[str, Any]) -> dict[str, list[tuple[str, float, float]]]:

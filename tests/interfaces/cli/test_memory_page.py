@@ -13,9 +13,10 @@ from onnx import helper
 
 import gpuexec as gx
 from gpuexec.cli import main
-from gpuexec.cli.memory_page import WIDTH, draw_memory, find_peak
-from gpuexec.execution.profiling.lifetimes import list_lifetimes, name_values
-from gpuexec.ir.plan import Plan, Role
+from gpuexec.cli.memory_page import draw_memory
+from gpuexec.ir.arena_drawing import WIDTH, find_peak
+from gpuexec.ir.graphs import name_values
+from gpuexec.ir.plan import Plan, Role, list_lifetimes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.planner.prediction import predict_plan
@@ -56,7 +57,7 @@ def parse(page: str) -> ElementTree.Element:
 def find_rectangles(page: ElementTree.Element) -> list[list[ElementTree.Element]]:
     """Return the rectangles of buffers, by drawing."""
     drawings = page.iter(f"{SVG}svg")
-    return [[rect for rect in each.iter(f"{SVG}rect") if rect.get("class") == "buffer"] for each in drawings]
+    return [[rect for rect in each.iter(f"{SVG}rect") if rect.get("class") == "box buffer"] for each in drawings]
 
 
 def check_part(plan: Plan, rectangles: Sequence[ElementTree.Element]) -> None:
