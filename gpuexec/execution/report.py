@@ -255,7 +255,7 @@ def _make_fragment(report: Report) -> str:
         "Plans": make_table(("", "why"), refused),
     }
     return make_fragment(
-        f"Report of {report.runs} runs on {report.backend}",
+        f"Report of a Worker on {report.backend}",
         make_table((), [*facts, *(row for row in counts if row[1])]),
         *(make_section(title, table) for title, table in sections.items()),
     )

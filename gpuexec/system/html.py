@@ -193,10 +193,10 @@ _STYLE = """
 .gpuexec p { margin: .4em 0; } .gpuexec .wide { overflow-x: auto; max-width: 100%; }
 .gpuexec table { border-collapse: collapse; margin: .3em 0; font-variant-numeric: tabular-nums; }
 .gpuexec th, .gpuexec td { text-align: left; vertical-align: top; padding: .15em .8em .15em 0; }
-.gpuexec th { font-weight: 600; overflow-wrap: normal; } .gpuexec .text { min-width: 7em; }
+.gpuexec th { font-weight: 600; overflow-wrap: normal; } .gpuexec .text { min-width: 6em; }
 .gpuexec tbody tr:nth-child(even) { background: var(--ground); }
 .gpuexec .number { text-align: right; white-space: nowrap; }
-.gpuexec .bar { display: inline-block; width: 8em; height: .8em; background: var(--ground); }
+.gpuexec .bar { display: inline-block; width: 5em; height: .8em; background: var(--ground); }
 .gpuexec .bar span { display: block; height: 100%; background: var(--good); }
 .gpuexec .over span { background: var(--warn); }
 .gpuexec svg { width: 100%; height: auto; display: block; } .gpuexec svg text { font-size: 11px; fill: currentColor; }

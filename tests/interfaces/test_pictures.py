@@ -137,7 +137,7 @@ def test_classes_show_what_they_hold() -> None:
     assert tuple(texts) == CLASSES
     assert "3 in the file" in texts["Model"] and "Softmax" in texts["Model"] and "swap" in texts["Model"]
     assert "float32[4,3]" in texts["Plan"] and "arena over time" in show()["Plan"] and "MatMul" in texts["Plan"]
-    assert "Report of 1 runs on cpu" in texts["Report"]
+    assert "Report of a Worker on cpu" in texts["Report"]
     assert "held" in texts["State"] and "total" in texts["State"] and "float32[4,5]" in texts["State"]
     assert "beyond the tolerance" in texts["Gap"] and "0.1" in texts["Gap"]
 
@@ -168,9 +168,9 @@ def test_bars_and_labels_keep_to_their_room() -> None:
 @pytest.mark.parametrize(
     ("name", "cuts"),
     [
-        ("read", ["host read: NonZero_1.count", "the next plan", ""]),
-        ("host call", ["host read: a for NoKernel_1", "the next plan", ""]),
-        ("loop", ["the next plan", *["host read: size for Less_2"] * 4, ""]),
+        ("read", ["host read: NonZero_1.count", "no wait: on to NonZero_1", ""]),
+        ("host call", ["host read: a for NoKernel_1", "no wait: on to Add_2", ""]),
+        ("loop", ["no wait: on to Add_0", *["host read: size for Less_2"] * 4, ""]),
     ],
 )
 def test_segments_say_what_cut_them(name: str, cuts: list[str]) -> None:

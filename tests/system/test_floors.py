@@ -116,7 +116,6 @@ SMALL = {
     "devices.pixel.addresses": "the address space of textures, below the device that uses it",
     "devices.simulator.rewrite": "the text that a host compiler is given, apart from how it is called",
     "devices.staging": "one of the resources that a backend opens, as transfers and completion are",
-    "execution.profiling.profile_page": "the page of a profile, apart from the profiler that collects its rows",
     "execution.profiling.alignment": "the alignment of clocks, an algorithm of its own",
     "importer.infer": "onnx stays in the importer, and edits of models call it",
     "importer.versions": "onnx stays in the importer, and `gpuexec ops` calls it",

@@ -16,7 +16,11 @@ def make_profile_fragment(
     runs: Sequence[RunRow], layers: Sequence[LayerRow], events: Sequence[EventRow], summaries: Sequence[Summary]
 ) -> str:
     """Return a profile for notebooks: the segments of its last run, and a table of summaries."""
-    return make_fragment(f"Profile of {len(runs)} runs", _draw_last(runs, layers, events), _make_summary(summaries))
+    return make_fragment(
+        f"Profile of {len(runs)} {'run' if len(runs) == 1 else 'runs'}",
+        _draw_last(runs, layers, events),
+        _make_summary(summaries),
+    )
 
 
 def make_profile_page(
@@ -37,7 +41,7 @@ def make_profile_page(
     """
     shown = {row.run for row in runs[-drawn:]}
     return make_page(
-        f"Profile of {len(runs)} runs",
+        f"Profile of {len(runs)} {'run' if len(runs) == 1 else 'runs'}",
         _draw_last(runs, layers, events),
         make_section(
             f"Timeline of the last {len(shown)} runs" if len(shown) > 1 else "Timeline of the last run",
@@ -83,7 +87,8 @@ def _make_summary(summaries: Sequence[Summary]) -> Markup:
         (
             row.name,
             row.operator,
-            Markup(f"{draw_bar(row.share, row.name)} {100 * row.share:.1f}%"),
+            draw_bar(row.share, row.name),
+            f"{100 * row.share:.1f}",
             f"{row.avg_ms:.4f}",
             f"{row.p50_ms:.4f}",
             f"{row.p90_ms:.4f}",
@@ -92,5 +97,5 @@ def _make_summary(summaries: Sequence[Summary]) -> Markup:
         )
         for row in summaries
     ]
-    titles = ("layer", "operator", "share", "avg ms", "p50", "p90", "FLOP", "bytes")
-    return make_section("Layers", make_table(titles, rows, numbers=5))
+    titles = ("layer", "operator", "share", "%", "avg ms", "p50", "p90", "FLOP", "bytes")
+    return make_section("Layers", make_table(titles, rows, numbers=6))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.execution.profiling import profile_page, tables, trace
+from gpuexec.execution.profiling import tables, trace
 from gpuexec.execution.profiling.log import ProfileLog, RunProfile
 from gpuexec.execution.profiling.rows import SYNCS, EventRow, LayerRow, MemoryRow, RunRow, Summary
 from gpuexec.system import phases
@@ -89,7 +89,9 @@ class Profiler:
         return f"Profiler({self._log.count} runs)"
 
     def _repr_html_(self) -> str:
-        return profile_page.make_profile_fragment(self.runs(), self.rows(), self.events(), self.summarise())
+        from gpuexec.execution.profiling.profile_page import make_profile_fragment
+
+        return make_profile_fragment(self.runs(), self.rows(), self.events(), self.summarise())
 
     def rows(self) -> tuple[LayerRow, ...]:
         """Wait for all runs and return their layers, in the order they were issued."""
@@ -182,7 +184,10 @@ class Profiler:
         """
         if not isinstance(runs, int) or isinstance(runs, bool) or runs < 1:
             raise InputError(f"runs must be a whole number, at least 1, got {runs!r}.")
-        page = profile_page.make_profile_page(self.runs(), self.rows(), self.events(), self.summarise(), runs)
+        # Drawn seldom, and every Worker imports this module.
+        from gpuexec.execution.profiling.profile_page import make_profile_page
+
+        page = make_profile_page(self.runs(), self.rows(), self.events(), self.summarise(), runs)
         write_file(path, page)
 
     def save_chrome_trace(self, path: str | os.PathLike[str]) -> None:

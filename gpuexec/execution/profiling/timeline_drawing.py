@@ -36,7 +36,7 @@ class RunSegment:
         layers: How many.
         start_ms: When the first began.
         end_ms: When the last ended.
-        cut: What the host did before what follows; empty behind the last.
+        cut: What the host did before what follows, with what it waited for; empty behind the last.
     """
 
     plan: int
@@ -66,7 +66,7 @@ def list_segments(layers: Sequence[LayerRow], events: Sequence[EventRow]) -> lis
             issued, following = group[-1].issued_ms, groups[number + 1][0]
             between = [row for row in syncs if issued <= (row.start_ms or 0.0) <= following.issued_ms]
             cut = "; ".join(f"{row.name}: {row.about}" for row in between) or (
-                "the next trip" if following.plan == group[0].plan else "the next plan"
+                "no wait: the next trip" if following.plan == group[0].plan else f"no wait: on to {following.node}"
             )
         starts, ends = zip(*map(_find_interval, group), strict=True)
         segments.append(RunSegment(group[0].plan, len(group), min(starts), max(ends), cut))

@@ -32,7 +32,7 @@ from gpuexec.model.initial_state import find_initial_specs
 from gpuexec.model.model import Model
 from gpuexec.model.state_spec import Memory, check_held, make_memory_table, with_extents
 from gpuexec.system.atomic_file import write_file
-from gpuexec.system.html import make_fragment
+from gpuexec.system.html import make_fragment, make_paragraph
 from gpuexec.system.mapped import read_file
 from gpuexec.system.phases import phase
 from gpuexec.system.pickling import not_picklable
@@ -105,9 +105,8 @@ class State:
 
     def _repr_html_(self) -> str:
         # Contents would have to be waited for.
-        return make_fragment(
-            f"State of {self._model.graph.name} on {self._backend.device.name}", make_memory_table(self.memories)
-        )
+        table = make_memory_table(self.memories) or make_paragraph("The model has no memories.")
+        return make_fragment(f"State of {self._model.graph.name} on {self._backend.device.name}", table)
 
     def get(self, name: str | None = None) -> Array:
         """Block for what a memory holds, after all runs scheduled so far; zeros before the first.
