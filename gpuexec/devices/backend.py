@@ -45,6 +45,11 @@ class BackendType(Enum):
     SIMULATOR = "simulator"
     SIMULATOR_PIXEL = "simulator_pixel"
 
+    @property
+    def _keeps_time(self) -> bool:
+        """Whether what it takes is what it will take: simulators compute for minutes what takes a GPU no time."""
+        return self not in (BackendType.SIMULATOR, BackendType.SIMULATOR_PIXEL)
+
     @classmethod
     def _missing_(cls, value: object) -> BackendType:
         found = cls._value2member_map_.get(value.lower()) if isinstance(value, str) else None

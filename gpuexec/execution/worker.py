@@ -419,7 +419,7 @@ class Worker:
 
         What depends on data is planned when the data is there. None: the run begins on the host. Where nothing is under
         way and inputs, outputs and memories take 256 MB at most, the plan's commands run once over zeros, to time the
-        layers: the first run with a budget groups them then.
+        layers: the first run with a budget groups them then. Simulators are not timed.
 
         Args:
             inputs: As for `schedule`, with a shape (a tuple) in place of any array; inputs of fixed shape need not be
@@ -433,7 +433,7 @@ class Worker:
         check_progress_callback(progress)
         with self._engine.exclusive, self._engine.planning.listener.instead(progress):
             given, _ = describe_inputs(self._engine.input_reader, inputs)
-            return self._engine.prepare(given, times_layers=True)
+            return self._engine.prepare(given, times_layers=self.backend_type._keeps_time)
 
     def tap(self, wanted: Mapping[str, object] | None = None) -> None:
         """Take statistics of inner values from the next run on, in place of those taken so far; None: of none.

@@ -252,4 +252,7 @@ def test_ci_points_to_models_beside_the_checkout(
     command = [str(tools / "bash"), str(script)]
     result = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=True)
     models = seen.format(folder.resolve())
-    assert result.stdout == f"{checkout} test [{models}]\n{checkout} test-ray [{models}]\n"
+    assert (
+        result.stdout
+        == f"{checkout} test [{models}]\n{checkout} test-ray ARGS=-k 'not example and not queue' [{models}]\n"
+    )

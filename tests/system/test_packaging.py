@@ -109,10 +109,11 @@ def test_environment_is_empty_before_anything_is_installed(environment: Environm
     assert run([environment.python, "-I", "-c", code], environment.folder).split() == ["None", "None"]
 
 
-@pytest.mark.parametrize("way", ["folder", "wheel", "sdist", "editable"])
+# The checkout's folder is built as its wheel is, which holds what the sdist's does (below).
+@pytest.mark.parametrize("way", ["wheel", "sdist", "editable"])
 def test_installed_package_runs_a_model(way: str, environment: Environment, built: Path) -> None:
     (wheel,), (sdist,) = (built / "wheels").glob("*.whl"), built.glob("*.tar.gz")
-    what = {"folder": [ROOT], "wheel": [wheel], "sdist": [sdist], "editable": ["--editable", ROOT]}[way]
+    what = {"wheel": [wheel], "sdist": [sdist], "editable": ["--editable", ROOT]}[way]
     environment.install(*map(str, what))
     row = environment.describe()
     home = ROOT if way == "editable" else environment.folder

@@ -55,7 +55,7 @@ class BoundBodies:
     @property
     def nbytes(self) -> int:
         """Bytes of what trips are given and give."""
-        return sum(body.plan.nbytes for body in self._bound.values() if body.plan is not None)
+        return sum(body.plan.nbytes for body in [*self._bound.values()] if body.plan is not None)
 
     def forget(self) -> None:
         """Let go of all that is bound: memory or weights are others now."""
