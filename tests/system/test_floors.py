@@ -28,7 +28,7 @@ FLOORS = (
 # stands here, modules import each other as they like.
 INNER = {
     "system": (
-        ("array_files", "blas", "extensions", "knobs", "phases", "atomic_file", "records", "system_files", "version"),
+        ("array_files", "extensions", "knobs", "phases", "atomic_file", "records", "system_files", "version"),
         ("html", "mapped", "progress", "threads"),
         ("pickling",),
     ),

@@ -11,7 +11,6 @@ import numpy as np
 
 from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.operator import Array
-from gpuexec.ops.lib.shared_products import matmul
 
 # Float types, the integers that hold their whole numbers, and the limit of exactness.
 _EXACT = (
@@ -74,9 +73,9 @@ def _multiply_slab(a: Array, b: Array, out: Array) -> None:
         if length >= min(inner, _SHORTEST_PIECE):
             for first in range(0, inner, length):
                 left, right = a[..., first : first + length], b[..., first : first + length, :]
-                out += matmul(left.astype(wide), right.astype(wide)).astype(whole).astype(out.dtype, copy=False)
+                out += np.matmul(left.astype(wide), right.astype(wide)).astype(whole).astype(out.dtype, copy=False)
             return
-    matmul(a.astype(out.dtype), b.astype(out.dtype), out)
+    np.matmul(a.astype(out.dtype), b.astype(out.dtype), out=out)
 
 
 def _take(x: Array, place: int, ndim: int) -> Array:
