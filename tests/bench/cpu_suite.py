@@ -1,4 +1,4 @@
-"""Benchmark of the CPU beside onnxruntime, on two threads each: models of a folder, the digits, generated models."""
+"""Benchmark of the CPU beside onnxruntime with two threads: models of a folder, the digits, generated models."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def measure_suite(folder: Path | None, generated: Sequence[str], repeats: int) -
     if folder is None:
         bands.notes.append("Not measured: GPUEXEC_MODELS names no folder of models.")
     bands.notes.append(
-        f"p50 of up to {repeats} runs in turns of {_BURST}, at most {_LIMIT_S} s each; {THREADS} threads each, of"
-        f" {os.cpu_count()} cores; load average {load:.2f} before and {os.getloadavg()[0]:.2f} after."
+        f"p50 of up to {repeats} runs in turns of {_BURST}, at most {_LIMIT_S} s each; onnxruntime takes {THREADS}"
+        f" threads of {os.cpu_count()} cores; load average {load:.2f} before and {os.getloadavg()[0]:.2f} after."
     )
     if failed.rows:
         bands.notes.append(f"FAILED: {', '.join(row[0] for row in failed.rows)}; see below.")
@@ -94,7 +94,7 @@ def _measure(
     try:
         inputs = dict(read())
         run = open_onnxruntime(str(model) if isinstance(model, Path) else model, THREADS)
-        with gx.Worker(model, backend=gx.BackendType.CPU, threads=THREADS, seed=0) as worker:
+        with gx.Worker(model, backend=gx.BackendType.CPU, seed=0) as worker:
             run(inputs)
             end = time.perf_counter() + _WARM_S
             for _ in range(_WARM_RUNS):
@@ -124,7 +124,7 @@ def _read_case(file: Path) -> dict[str, Array]:
 
 def _show_bands(paces: Sequence[Pace]) -> Figures:
     columns = ("onnxruntime's time", "models", "ort / gx", "bound", "least", "bound of each", "which")
-    figures = Figures(f"CPU beside onnxruntime, {THREADS} threads each: geometric means of its time over ours", columns)
+    figures = Figures(f"CPU beside onnxruntime with {THREADS} threads: geometric means of its time over ours", columns)
     below = 0.0
     for end in BANDS_MS:
         band = [pace for pace in paces if below <= pace.other_ms < end]
