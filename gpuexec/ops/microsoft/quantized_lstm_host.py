@@ -12,6 +12,7 @@ from gpuexec.ir.operator import Array, PreparedCalls
 from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ops.microsoft.rational import SIGMOID, TANH, count_rational_scratch, prepare_rationals
 from gpuexec.ops.nn.rnn_host import Calls
+from gpuexec.ops.quant.dynamic_quantize import prepare_range
 from gpuexec.ops.quant.integer import BYTES, FLOAT, find_exact, prepare_rounding
 
 _GATES = 4
@@ -116,23 +117,9 @@ def _prepare_state(h: Array, left: Array, quotients: Array, whole: Array, is_nan
         is_nan: Bools to work in.
     """
     rows = (*h.shape[:-1], 1)
-    none, one, most = (np.array(number, FLOAT) for number in (0, 1, 255))
-    lowest, highest, scale, shift = (np.empty(rows, FLOAT) for _ in range(4))
-    is_flat = np.empty(rows, np.bool_)
+    scale, shift = (np.empty(rows, FLOAT) for _ in range(2))
     return [
-        partial(np.fmin.reduce, h, axis=-1, out=lowest, keepdims=True, initial=FLOAT.type(0)),
-        partial(np.fmax.reduce, h, axis=-1, out=highest, keepdims=True, initial=FLOAT.type(0)),
-        partial(np.add, lowest, none, out=lowest),
-        partial(np.add, highest, none, out=highest),
-        partial(np.equal, highest, lowest, out=is_flat),
-        partial(np.subtract, highest, lowest, out=scale),
-        partial(np.divide, scale, most, out=scale),
-        partial(np.copyto, scale, one, where=is_flat),
-        partial(np.subtract, none, lowest, out=shift),
-        partial(np.divide, shift, scale, out=shift),
-        partial(np.rint, shift, out=shift),
-        partial(np.fmax, shift, none, out=shift),
-        partial(np.minimum, shift, most, out=shift),
+        *prepare_range(h, scale, shift, axis=-1),
         partial(np.divide, h, scale, out=quotients),
         *prepare_rounding(quotients, shift, whole, is_nan),
         partial(np.subtract, whole, shift, out=left),

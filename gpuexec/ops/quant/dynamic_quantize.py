@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -69,25 +69,11 @@ class DynamicQuantizeLinear(Operator):
         x, (y, scale, zero) = inputs[0], (*out, None, None)[:3]
         if x is None or y is None or scale is None or zero is None or not has_scratch(scratch, (x.nbytes, x.size)):
             return None
-        none, one, most = (np.array(number, FLOAT) for number in (0, 1, 255))
-        lowest, highest, shift = (np.empty((), FLOAT) for _ in range(3))
-        is_flat = np.empty((), np.bool_)
+        shift = np.empty((), FLOAT)
         quotients = view_bytes(scratch[0], x.shape, FLOAT)
         is_nan = view_bytes(scratch[1], x.shape, np.dtype(np.bool_))
         return [
-            partial(np.fmin.reduce, x, axis=None, out=lowest, initial=FLOAT.type(0)),
-            partial(np.fmax.reduce, x, axis=None, out=highest, initial=FLOAT.type(0)),
-            partial(np.add, lowest, none, out=lowest),
-            partial(np.add, highest, none, out=highest),
-            partial(np.equal, highest, lowest, out=is_flat),
-            partial(np.subtract, highest, lowest, out=scale),
-            partial(np.divide, scale, most, out=scale),
-            partial(np.copyto, scale, one, where=is_flat),
-            partial(np.subtract, none, lowest, out=shift),
-            partial(np.divide, shift, scale, out=shift),
-            partial(np.rint, shift, out=shift),
-            partial(np.fmax, shift, none, out=shift),
-            partial(np.minimum, shift, most, out=shift),
+            *prepare_range(x, scale, shift),
             partial(np.copyto, zero, shift, casting="unsafe"),
             partial(np.divide, x, scale, out=quotients),
             *prepare_rounding(quotients, shift, y, is_nan),
@@ -120,6 +106,35 @@ def quantize_by_range(x: Array, axis: int | None = None) -> Quantized:
         shift = np.rint((FLOAT.type(0) - lowest) / scale)
         zero = np.where(shift >= 0, np.minimum(shift, 255), 0).astype(UINT8)
         return Quantized(round_to_bytes(x / scale, zero, UINT8), scale, zero)
+
+
+def prepare_range(x: Array, scale: Array, shift: Array, axis: int | None = None) -> list[Callable[[], object]]:
+    """Return calls that find scales and zero points as `quantize_by_range` does, the zero points as whole floats.
+
+    Args:
+        x: Floats.
+        scale: Where the scales go.
+        shift: Where the zero points go.
+        axis: Of what has a range of its own, with extent 1 in ``scale`` and ``shift``; None: all is one.
+    """
+    none, one, most = (np.array(number, FLOAT) for number in (0, 1, 255))
+    lowest, highest = (np.empty(scale.shape, FLOAT) for _ in range(2))
+    is_flat, keepdims = np.empty(scale.shape, np.bool_), axis is not None
+    return [
+        partial(np.fmin.reduce, x, axis=axis, out=lowest, keepdims=keepdims, initial=FLOAT.type(0)),
+        partial(np.fmax.reduce, x, axis=axis, out=highest, keepdims=keepdims, initial=FLOAT.type(0)),
+        partial(np.add, lowest, none, out=lowest),
+        partial(np.add, highest, none, out=highest),
+        partial(np.equal, highest, lowest, out=is_flat),
+        partial(np.subtract, highest, lowest, out=scale),
+        partial(np.divide, scale, most, out=scale),
+        partial(np.copyto, scale, one, where=is_flat),
+        partial(np.subtract, none, lowest, out=shift),
+        partial(np.divide, shift, scale, out=shift),
+        partial(np.rint, shift, out=shift),
+        partial(np.fmax, shift, none, out=shift),
+        partial(np.minimum, shift, most, out=shift),
+    ]
 
 
 def launch_dynamic_quantize(emit: Emitter, x: Slot, y: Quantized) -> None:
