@@ -21,6 +21,7 @@ from gpuexec.devices.transfers import Transfers
 from gpuexec.errors import DeviceError, DeviceNotFoundError, GpuexecError, InputError, StateError
 from gpuexec.system import knobs
 from gpuexec.system.pickling import not_picklable
+from gpuexec.system.threads import check_threads
 
 
 class BackendType(Enum):
@@ -60,10 +61,17 @@ class BackendType(Enum):
 
 @not_picklable("Send its type, and open it there.")
 class Backend:
-    """A device with the resources its users share. ``reason`` says why it was opened."""
+    """A device with the resources its users share.
 
-    def __init__(self, device: Device, type: BackendType, reason: str) -> None:
-        self.device, self.type, self.reason = device, type, reason
+    Args:
+        device: The device.
+        type: Its type.
+        reason: Why it was opened.
+        threads: How many threads the host takes for a run; None: as GPUEXEC_CPU_THREADS says.
+    """
+
+    def __init__(self, device: Device, type: BackendType, reason: str, threads: int | None = None) -> None:
+        self.device, self.type, self.reason, self.threads = device, type, reason, threads
         self.completion = Completion(device.name)
         self.memory_revision = Revision()
         self.staging = Staging(device, self.memory_revision)
@@ -91,43 +99,55 @@ class Backend:
 BackendLike = BackendType | Backend | str
 
 
-_open: dict[tuple[int, BackendType, int], Backend] = {}
+_open: dict[tuple[int, BackendType, int, int | None], Backend] = {}
 _lock = threading.Lock()
 
 
-def open_backend(type: BackendType, ordinal: int = 0) -> Backend:
+def open_backend(type: BackendType, ordinal: int = 0, threads: int | None = None) -> Backend:
     """Return the process's backend of a type and ordinal, opening its device the first time.
+
+    Args:
+        type: Which kind of device.
+        ordinal: Number of the device among those of its type.
+        threads: How many threads runs on the CPU take, which has a backend for each number; None: as
+            GPUEXEC_CPU_THREADS says.
 
     Raises:
         DeviceNotFoundError: The device can't run here; names what is missing and the command that installs it, or
             which devices there are.
-        InputError: The ordinal is none, or an environment variable of the package has a value that it does not take.
+        InputError: The ordinal is none, ``threads`` no number of threads or for another backend, or an environment
+            variable of the package has a value that it does not take.
     """
     if type is BackendType.AUTO:
-        return choose_backend(type, ordinal)[0]
+        return choose_backend(type, ordinal, threads)[0]
+    if threads is not None:
+        _check_takes_threads(type, check_threads(threads))
     if not isinstance(ordinal, int) or isinstance(ordinal, bool) or ordinal < 0:
         raise InputError(f"device must be an ordinal, counted from 0, got {ordinal!r}.")
-    key = (os.getpid(), type, ordinal)
+    key = (os.getpid(), type, ordinal, threads)
     with _lock:
         if key not in _open:
             knobs.check_environment()
-            _open[key] = _OPENERS[type](ordinal)
+            _open[key] = _OPENERS[type](ordinal) if threads is None else _open_cpu(ordinal, threads)
         return _open[key]
 
 
-def choose_backend(type: BackendType, ordinal: int | None = None) -> tuple[Backend, str]:
+def choose_backend(type: BackendType, ordinal: int | None = None, threads: int | None = None) -> tuple[Backend, str]:
     """Return the backend of a type, and the reason for it: for AUTO the GPU when one works, else the CPU.
 
     Args:
         type: Which kind of device.
         ordinal: Number of the device among those of its type. With AUTO, any but 0 means a GPU.
+        threads: As for `open_backend`; with AUTO, of the CPU where it is chosen.
 
     Raises:
         DeviceNotFoundError: As `open_backend`.
         InputError: As `open_backend`.
     """
+    if threads is not None:
+        check_threads(threads)
     if type is not BackendType.AUTO:
-        backend = open_backend(type, 0 if ordinal is None else ordinal)
+        backend = open_backend(type, 0 if ordinal is None else ordinal, threads)
         return backend, backend.reason
     if ordinal:
         return open_backend(BackendType.GPU_COMPUTE, ordinal), f"GPU {ordinal} was asked for"
@@ -137,7 +157,7 @@ def choose_backend(type: BackendType, ordinal: int | None = None) -> tuple[Backe
         reason = str(error)
     except GpuexecError as error:
         reason = f"the GPU can't be used: {error}"
-    return open_backend(BackendType.CPU), reason
+    return open_backend(BackendType.CPU, threads=threads), reason
 
 
 def check_backend(given: BackendLike) -> BackendType | Backend:
@@ -149,26 +169,36 @@ def check_backend(given: BackendLike) -> BackendType | Backend:
     return given if isinstance(given, Backend) else BackendType(given)
 
 
-def find_backend(given: BackendLike, ordinal: int | None) -> tuple[Backend, str]:
-    """Return the backend of a type and an ordinal, or a backend unchanged, and the reason for it.
+def find_backend(given: BackendLike, ordinal: int | None, threads: int | None = None) -> tuple[Backend, str]:
+    """Return the backend of a type, an ordinal and a number of threads, or a backend unchanged, and the reason for it.
 
     Raises:
         DeviceNotFoundError: As `open_backend`.
-        InputError: As `open_backend`, or the backend given is none, or has another ordinal.
+        InputError: As `open_backend`, or the backend given is none, or has another ordinal or number of threads.
     """
     given = check_backend(given)
     if isinstance(given, BackendType):
-        return choose_backend(given, ordinal)
+        return choose_backend(given, ordinal, threads)
+    if threads is not None:
+        _check_takes_threads(given.type, check_threads(threads))
+        if threads != given.threads:
+            have = "as GPUEXEC_CPU_THREADS says" if given.threads is None else given.threads
+            raise InputError(f"threads={threads} is not that of {given!r}, which is {have}.")
     if ordinal not in (None, given.device.ordinal):
         raise InputError(f"device={ordinal!r} is not that of {given!r}, which is {given.device.ordinal}.")
     return given, given.reason
 
 
-def _open_cpu(ordinal: int) -> Backend:
+def _check_takes_threads(type: BackendType, threads: int) -> None:
+    if type is not BackendType.CPU:
+        raise InputError(f"threads={threads} is for BackendType.CPU (or AUTO, where it is chosen), got {type}.")
+
+
+def _open_cpu(ordinal: int, threads: int | None = None) -> Backend:
     from gpuexec.devices.cpu.cpu import CpuDevice
 
     _check_ordinal("CPU", ordinal, ["this machine's processor"])
-    return Backend(CpuDevice(), BackendType.CPU, "asked for")
+    return Backend(CpuDevice(threads=threads), BackendType.CPU, "asked for", threads)
 
 
 def _open_simulator(ordinal: int) -> Backend:

@@ -45,6 +45,7 @@ from gpuexec.model.model import Model, check_process, choose_precision
 from gpuexec.model.outputs import Outputs
 from gpuexec.system.pickling import not_picklable
 from gpuexec.system.progress import ProgressCallback, check_progress_callback, open_progress_line
+from gpuexec.system.threads import check_threads
 
 Array = np.ndarray[Any, Any]
 _log = logging.getLogger("gpuexec")
@@ -127,14 +128,19 @@ class Worker:
             plans without them until they are compiled, on threads beside; the first schedule after that takes the fused
             plan, with the same bits. See `is_compiled` and `wait_for_kernels`. None: they are compiled before the first
             run.
+        threads: How many cores a run takes on the CPU, from 1 to 4096; no bit of a result depends on it. With AUTO it
+            is for the CPU, should that be chosen. Workers of one number share a model's weights. None: as
+            GPUEXEC_CPU_THREADS says, else as many as the process may run on. See `gpuexec.system.blas` for what it
+            means to NumPy's own threads.
 
     Raises:
         DeviceNotFoundError: The backend or provider asked for can't run here; the message says what to install.
         ModelError: The model given by its bytes is broken; see `load`.
         InputError: ``frames`` or ``max_bytes`` is below 1, ``device`` is no ordinal, ``stream`` is none of the
             device's, ``compare_with`` is not the CPU, ``compile`` is another word, there is no such precision or node
-            to keep, or ``model``, ``watch``, ``profiler`` or ``progress`` is something else; there is no such provider,
-            or ``tuning`` goes without one, is no tune file, or was measured on another GPU.
+            to keep, ``threads`` is no such number, or another backend is asked for, or ``model``, ``watch``,
+            ``profiler`` or ``progress`` is something else; there is no such provider, or ``tuning`` goes without one,
+            is no tune file, or was measured on another GPU.
 
     Example:
         >>> with gx.Worker("digits.onnx", backend="cpu") as worker:
@@ -166,6 +172,7 @@ class Worker:
         profiler: Profiler | None = None,
         progress: ProgressCallback | None = None,
         compile: str | None = None,
+        threads: int | None = None,
     ) -> None:
         if compile not in (None, "background"):
             raise InputError(f"compile takes None or 'background', got {compile!r}.")
@@ -176,6 +183,8 @@ class Worker:
         backend = check_backend(backend)
         if compare_with is not None and BackendType(compare_with) is not BackendType.CPU:
             raise InputError(f"compare_with takes BackendType.CPU or 'cpu', got {compare_with!r}.")
+        if threads is not None:
+            check_threads(threads)
         inspector = Inspector.of(watch, keeps_all=compare_with is not None)
         if seed is not None:
             check_seed(seed)
@@ -189,7 +198,7 @@ class Worker:
         check_process(model)
         model = choose_precision(model, precision, keep, fuse_rounding)
         self.model = model
-        self._backend, self._reason = find_backend(backend, device)
+        self._backend, self._reason = find_backend(backend, device, threads)
         _log.info("%s runs on %s: %s", model.graph.name, self._backend.device.name, self._reason)
         limit = None if max_bytes is None else MemoryLimit(max_bytes, weights_of(model, self._backend), frames)
         self._engine = Engine(

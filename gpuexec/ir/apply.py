@@ -16,6 +16,7 @@ from gpuexec.errors import DeviceError, GpuexecError, InputError, OutOfMemoryErr
 from gpuexec.ir.operator import Operator
 from gpuexec.ir.spec import OPTIONAL, TensorSpec, check_size, is_container
 from gpuexec.system.mapped import read_content
+from gpuexec.system.threads import computing_here
 
 Array = np.ndarray[Any, Any]
 
@@ -73,7 +74,8 @@ def compute_arrays(operator: Operator, inputs: Sequence[Array | None]) -> tuple[
     viewed = int(operator.makes_views and first is not None and bool(first.flags.c_contiguous))
     given = [None if array is None else read_content(array) for array in inputs[viewed:]]
     try:
-        return operator.compute(*inputs[:viewed], *given)
+        with computing_here():
+            return operator.compute(*inputs[:viewed], *given)
     except GpuexecError:
         raise
     except Exception as error:

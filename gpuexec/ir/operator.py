@@ -242,7 +242,7 @@ class Operator:
     __slots__ = ()
     name: ClassVar[str] = ""
     tolerance: ClassVar[Tolerance] = Tolerance.ROUNDING
-    # Whether `compute` by itself keeps all cores busy, as matrix products of NumPy's BLAS do: two at once gain nothing.
+    # Whether `compute` by itself keeps all cores busy, as large matrix products do: two at once gain nothing.
     uses_all_cores: ClassVar[bool] = False
     # Whether `compute` only returns views of a dense first input, without reading it.
     makes_views: ClassVar[bool] = False

@@ -92,6 +92,7 @@ class Knob:
 
 _MAX_BYTES = 2**63 - 1
 _CORES = "one per core"
+MOST_THREADS = 4096
 
 KNOBS: Mapping[str, Knob] = {
     knob.name: knob
@@ -112,7 +113,7 @@ KNOBS: Mapping[str, Knob] = {
         Knob("GPUEXEC_DEPENDENT_LAUNCH", bool, True, "Kernels begin before those they wait for are done (sm_90 up)."),
         Knob("GPUEXEC_SPIN_US", float, 50.0, "Microseconds that waits poll before they block; 0: none.", 0, 10**9),
         Knob("GPUEXEC_CLOSE_GRACE", float, 10.0, "Seconds that close() waits before it cancels runs.", 0, 10**9),
-        Knob("GPUEXEC_THREADS", int, None, "Threads of the CPU device.", 1, 4096, _CORES),
+        Knob("GPUEXEC_CPU_THREADS", int, None, "Cores that a run on the CPU takes.", 1, MOST_THREADS, _CORES),
         Knob("GPUEXEC_BUILD_JOBS", int, None, "Compilers that run at once.", 1, 4096, _CORES),
         Knob("GPUEXEC_CXX", str, None, "C++17 compiler of the simulator.", default_text="g++, then clang++"),
         Knob("GPUEXEC_SIMULATORS", int, 2, "Simulated GPUs, for what runs on several.", 1, 64),
@@ -269,8 +270,14 @@ def build_jobs() -> int:
 
 
 def compute_threads() -> int:
-    """GPUEXEC_THREADS: size of the CPU device's thread pool (default: one per core)."""
-    return read_number("GPUEXEC_THREADS") or os.cpu_count() or 1
+    """GPUEXEC_CPU_THREADS: how many cores a run on the CPU takes (default: those that the process may run on)."""
+    return read_number("GPUEXEC_CPU_THREADS") or _count_cores()
+
+
+def _count_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def close_grace_s() -> float:

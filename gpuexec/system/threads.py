@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn, TypeVar
 
-from gpuexec.errors import ClosedError, OutOfMemoryError
-from gpuexec.system import knobs
+from gpuexec.errors import ClosedError, InputError, OutOfMemoryError
+from gpuexec.system import blas, knobs
+from gpuexec.system.cores import current_core, leave_core
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -68,6 +70,17 @@ def _check_addresses(name: str) -> None:
             f"A thread ({name}) needs {needed} bytes of addresses, and the process has {used} of the {limit} that its"
             " limit allows. Raise the limit of its address space: ulimit -v unlimited (RLIMIT_AS)."
         )
+
+
+def check_threads(threads: object) -> int:
+    """Return how many threads somebody asked for.
+
+    Raises:
+        InputError: It is no whole number from 1 to 4096.
+    """
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= knobs.MOST_THREADS:
+        raise InputError(f"threads must be a whole number from 1 to {knobs.MOST_THREADS}, got {threads!r}.")
+    return threads
 
 
 class WorkPool:
@@ -180,13 +193,65 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 class _Here(threading.local):
-    """What holds for the calls of one thread: how many threads share their work (None: one per core), and do now."""
+    """What holds for the calls of one thread.
+
+    Attributes:
+        most: How many threads share their work; None: one per core.
+        is_sharing: Whether such do now.
+        is_computing: Whether it is within `computing`.
+    """
 
     most: int | None = None
     is_sharing = False
+    is_computing = False
 
 
 _here = _Here()
+
+
+class _Computing:
+    """Context of work that so many threads may share, with NumPy's BLAS on one."""
+
+    __slots__ = ("_most",)
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+
+    def __enter__(self) -> None:
+        """Begin."""
+        _here.most, _here.is_computing = self._most, True
+        limit = blas.own_limit()
+        if limit is not None:
+            limit.hold(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        end_computing()
+
+
+def computing(most: int | None) -> AbstractContextManager[None]:
+    """Return the context in which a thread computes a run, with at most so many threads; None: one per core.
+
+    NumPy's products take no threads of the library's meanwhile, in the whole process (`gpuexec.system.blas`). It is the
+    outermost of its kind: where it ends, all end.
+    """
+    return _Computing(most)
+
+
+def end_computing() -> None:
+    """End what `computing` of this thread began and an interrupt left; once more does nothing."""
+    limit = blas.own_limit()
+    if limit is not None:
+        limit.release(threading.get_ident())
+    _here.most, _here.is_computing = None, False
+
+
+def computing_here() -> AbstractContextManager[None]:
+    """Return `computing` for one per core, or nothing more where this thread computes already."""
+    return _NOTHING if _here.is_computing else _Computing(None)
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -201,7 +266,12 @@ def shared_by(most: int | None) -> Iterator[None]:
 
 def count_sharing() -> int:
     """Return how many threads share the work of this one, itself included."""
-    return _here.most or knobs.compute_threads()
+    if _here.is_sharing:
+        return 1
+    most = _here.most or knobs.compute_threads()
+    if _here.is_computing:
+        _here.most = most  # until the run ends: asking takes as long as a small product
+    return most
 
 
 def is_sharing() -> bool:
@@ -214,61 +284,70 @@ def share_work(count: int, work: Callable[[int], None]) -> None:
 
     All calls have ended when this returns. A call may run beside others, each in no particular order, and sees what is
     set in the caller's context (`contextvars`, hence `numpy.errstate`). How many threads there are is said by
-    ``GPUEXEC_THREADS`` and `shared_by`.
+    ``GPUEXEC_CPU_THREADS``, `computing` and `shared_by`; work within such work takes none beside its own.
 
     Raises:
         BaseException: What the first call raised that did; later numbers are left out then.
     """
-    sharing, helpers = _Sharing(count, work), 0
-    for _ in range(min(count, count_sharing()) - 1):
+    sharing = _Shared(count, work)
+    most = min(count, count_sharing())
+    for _ in range(most - 1):
+        place: dict[str, bool] = {}
         try:
-            _find_pool().submit(partial(contextvars.copy_context().run, sharing.help))
-            helpers += 1
+            find_pool(most).submit(partial(contextvars.copy_context().run, sharing.help, place))
+            sharing.places.append(place)
         except OutOfMemoryError:  # no room for threads: the caller does it all
             break
-    sharing.run(is_shared=helpers > 0)
+    sharing.run()
 
 
-class _Sharing:
-    """Numbers that several threads take one after the other."""
+class _Shared:
+    """Numbers that several threads take one after the other.
+
+    Attributes:
+        places: Of those that may help, each taken by whoever comes first: a thread that helps, or the end.
+    """
 
     def __init__(self, count: int, work: Callable[[int], None]) -> None:
         self._count, self._work = count, work
         self._numbers = itertools.count()
-        self._changed = threading.Condition()
-        self._helping, self._is_over = 0, False
+        self.places: list[dict[str, bool]] = []
+        self._ended: list[None] = []
+        self._changed: SimpleQueue[None] = SimpleQueue()
         self._error: BaseException | None = None
+        self._core = current_core()  # the caller's, where a thread that helps would stand in its way
 
-    def run(self, *, is_shared: bool) -> None:
+    def run(self) -> None:
         """Take numbers until none is left, then wait for the threads that are at theirs."""
         try:
-            self._take(is_shared=is_shared)
+            self._take(is_shared=bool(self.places))
         except BaseException as error:
-            self._note(error)
-        while not self._is_over or self._helping:
+            self._error = self._error or error
+        is_over = False
+        while not is_over:
             try:
-                with self._changed:
-                    self._is_over = True
-                    self._changed.wait_for(lambda: not self._helping)
+                helping = sum([place.setdefault("", False) for place in self.places])
+                while len(self._ended) < helping:
+                    self._changed.get()
+                is_over = True
             except BaseException as error:  # an interrupt: those that help end with the numbers that they are at
-                self._note(error)
+                self._error = self._error or error
         if self._error is not None:
             raise self._error
 
-    def help(self) -> None:
+    def help(self, place: dict[str, bool]) -> None:
         """Take numbers beside the caller; one who comes late finds nothing to do."""
-        with self._changed:
-            if self._is_over:
-                return
-            self._helping += 1
+        if not place.setdefault("", True):
+            return
+        if self._core is not None and current_core() == self._core:
+            leave_core(self._core)
         try:
             self._take(is_shared=True)
         except BaseException as error:
-            self._note(error)
+            self._error = self._error or error
         finally:
-            with self._changed:
-                self._helping -= 1
-                self._changed.notify()
+            self._ended.append(None)
+            self._changed.put(None)
 
     def _take(self, *, is_shared: bool) -> None:
         before, _here.is_sharing = _here.is_sharing, is_shared
@@ -280,20 +359,18 @@ class _Sharing:
         finally:
             _here.is_sharing = before
 
-    def _note(self, error: BaseException) -> None:
-        with self._changed:
-            self._error = self._error or error
-
 
 _pool: WorkPool | None = None
 _pool_lock = threading.Lock()
 
 
-def _find_pool() -> WorkPool:
+def find_pool(threads: int) -> WorkPool:
+    """Return the process's threads beside those that call, with room for so many less one."""
     global _pool
     with _pool_lock:
         if _pool is None:
-            _pool = WorkPool(max(1, knobs.compute_threads() - 1), "gpuexec-cores")
+            _pool = WorkPool(max(1, threads - 1), "gpuexec-cores")
+        _pool.max_threads = max(_pool.max_threads, threads - 1)
         return _pool
 
 

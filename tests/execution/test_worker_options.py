@@ -156,3 +156,25 @@ def test_close_ends_use_twice_and_leaves_inputs_alone(backend: Backend) -> None:
 def test_names_given_up_long_ago_are_absent() -> None:
     for name in ("fetch", "peek", "fetch_and_take_ownership", "execute_and_wait_for_completion", "get_async_progress"):
         assert not hasattr(gx.Worker, name)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 4097, 1.5, True, "2"])
+def test_a_number_of_threads_that_is_none_is_refused(threads: Any) -> None:
+    with pytest.raises(gx.InputError, match=f"threads must be a whole number from 1 to 4096, got {threads!r}"):
+        gx.Worker(affine(), threads=threads)
+
+
+def test_threads_are_of_the_cpu_and_workers_of_one_number_share_it() -> None:
+    with pytest.raises(gx.InputError, match=r"threads=2 is for BackendType.CPU .*got BackendType.SIMULATOR"):
+        gx.Worker(affine(), backend="simulator", threads=2)
+    with (
+        gx.Worker(affine(), backend="cpu", threads=2) as one,
+        gx.Worker(affine(), backend="cpu", threads=2) as two,
+        gx.Worker(affine(), backend="cpu") as three,
+    ):
+        assert one._backend is two._backend is not three._backend
+        np.testing.assert_array_equal(one.run(X)[0], expect_affine(X))
+        with gx.Worker(affine(), backend=one._backend, threads=2) as same:
+            assert same._backend is one._backend
+        with pytest.raises(gx.InputError, match=r"threads=3 is not that of .*, which is 2"):
+            gx.Worker(affine(), backend=one._backend, threads=3)

@@ -288,7 +288,7 @@ def test_blocks_give_the_bits_of_whole_arrays(shapes: tuple[tuple[int, ...], ...
 def test_results_may_take_the_memory_of_inputs_read_last_with_them(
     dtype: Any, size: int, threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GPUEXEC_THREADS", threads)
+    monkeypatch.setenv("GPUEXEC_CPU_THREADS", threads)
     steps: Steps = (
         ("Mul", (), (0, 1)),
         ("Neg", (), (-1,)),
@@ -311,7 +311,7 @@ def test_results_may_take_the_memory_of_inputs_read_last_with_them(
 
 @pytest.mark.parametrize("name", ["Gelu", "Swish", "Sigmoid", "Relu"])
 def test_what_is_computed_in_pieces_is_the_same_in_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUEXEC_THREADS", "2")
+    monkeypatch.setenv("GPUEXEC_CPU_THREADS", "2")
     steps: Steps = ((name, (), (0,)), ("Neg", (), (-1,)))
     x = numbers(FLOAT, 2 * region_blocks.CALL_NBYTES + 77) * np.float32(40)
     x[:7] = np.nan, np.inf, -np.inf, -87, -88, -0.0, 1e-40
@@ -321,7 +321,7 @@ def test_what_is_computed_in_pieces_is_the_same_in_all(name: str, monkeypatch: p
 
 
 def test_threads_warn_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUEXEC_THREADS", "2")
+    monkeypatch.setenv("GPUEXEC_CPU_THREADS", "2")
     x = np.full(8 * region_blocks.CALL_NBYTES, 100, FLOAT)
     with np.errstate(all="raise"):
         (y,) = Region((("Exp", (), (0,)), ("Log", (), (-1,))), (1,)).compute(x)

@@ -28,7 +28,18 @@ FLOORS = (
 # stands here, modules import each other as they like.
 INNER = {
     "system": (
-        ("array_files", "extensions", "knobs", "phases", "atomic_file", "records", "system_files", "version"),
+        (
+            "array_files",
+            "blas",
+            "cores",
+            "extensions",
+            "knobs",
+            "phases",
+            "atomic_file",
+            "records",
+            "system_files",
+            "version",
+        ),
         ("html", "mapped", "progress", "threads"),
         ("pickling",),
     ),
@@ -127,6 +138,7 @@ SMALL = {
     "ops.text.search": "the search of texts by automata, which stand beside it",
     "passes.append_rows": "a rewriting of graphs among passes, which a memory's capacity asks for",
     "planner.own_rounding": "a rewriting of graphs, by what the kernels of a target round themselves",
+    "system.cores": "calls of the system, of which others have none",
     "system.extensions": "how packages announce operators of theirs, below the registry that asks for them",
 }
 

@@ -9,12 +9,21 @@ import pytest
 
 from gpuexec.errors import OutOfMemoryError
 from gpuexec.system import threads
-from gpuexec.system.threads import WorkPool, count_sharing, in_threads, is_sharing, share_work, shared_by
+from gpuexec.system.threads import (
+    WorkPool,
+    computing,
+    computing_here,
+    count_sharing,
+    in_threads,
+    is_sharing,
+    share_work,
+    shared_by,
+)
 
 
 @pytest.fixture(autouse=True)
 def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUEXEC_THREADS", "3")
+    monkeypatch.setenv("GPUEXEC_CPU_THREADS", "3")
     monkeypatch.setattr(threads, "_pool", None)
 
 
@@ -110,6 +119,18 @@ def test_work_knows_whether_it_is_shared() -> None:
         share_work(2, lambda number: seen.append(is_sharing()))
         assert count_sharing() == 1
     assert seen[3:] == [False, False]
+
+
+def test_a_run_bounds_its_threads_and_what_is_within_begins_no_other() -> None:
+    assert isinstance(computing_here(), type(computing(None)))
+    with computing(2):
+        assert count_sharing() == 2
+        with computing_here():
+            assert count_sharing() == 2
+        assert count_sharing() == 2
+        with shared_by(1):
+            assert count_sharing() == 1
+    assert count_sharing() == 3
 
 
 def test_what_threads_make_comes_in_the_order_in_which_it_is_done() -> None:

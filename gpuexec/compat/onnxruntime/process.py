@@ -42,7 +42,7 @@ def set_seed(seed: int) -> None:
 
 def set_global_thread_pool_sizes(intra_op_num_threads: int, inter_op_num_threads: int) -> None:
     """Warn once, and say how threads are bounded."""
-    warn_once("set_global_thread_pool_sizes is ignored: GPUEXEC_THREADS, or SessionOptions, bound the threads.")
+    warn_once("set_global_thread_pool_sizes is ignored: GPUEXEC_CPU_THREADS, or SessionOptions, bound the threads.")
 
 
 def enable_telemetry_events() -> None:

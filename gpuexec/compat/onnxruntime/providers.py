@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -12,7 +10,6 @@ from typing import Any
 from gpuexec.compat.onnxruntime.errors import BindingError, EPFail, InvalidArgument, make_error
 from gpuexec.compat.onnxruntime.notices import warn_once
 from gpuexec.devices.backend import Backend, BackendType, open_backend
-from gpuexec.devices.cpu.cpu import CpuDevice
 from gpuexec.devices.cuda import driver
 from gpuexec.devices.simulator.toolchain import find_compiler
 from gpuexec.errors import DeviceError, KernelError
@@ -178,7 +175,7 @@ def _open(name: str, options: Mapping[str, str], threads: int, severity: int) ->
         if key not in _OPTIONS | _TRUE_ANYWAY or (name == CPU_PROVIDER and key in _OPTIONS):
             warn_once(f"The option {key!r} of {name} is ignored.", severity)
     if name == CPU_PROVIDER:
-        return Provider(name, _open_cpu(threads) if threads else open_backend(BackendType.CPU), options)
+        return Provider(name, open_backend(BackendType.CPU, threads=threads or None), options)
     backend = open_backend(BACKENDS[name], _read_int(name, options, "device_id") or 0)
     limit = _read_int(name, options, "gpu_mem_limit")
     return Provider(name, backend, options, limit, _read_int(name, options, "user_compute_stream"))
@@ -207,18 +204,3 @@ def _is_available(name: str) -> bool:
         except KernelError:
             return False
     return True
-
-
-_cpus: dict[tuple[int, int], Backend] = {}
-_lock = threading.Lock()
-
-
-def _open_cpu(threads: int) -> Backend:
-    """Return the process's CPU backend with so many threads."""
-    key = (os.getpid(), threads)
-    with _lock:
-        if key not in _cpus:
-            # One thread runs all commands in line; of more, one is the stream's own.
-            device = CpuDevice(order=lambda _: 0) if threads == 1 else CpuDevice(threads=threads - 1)
-            _cpus[key] = Backend(device, BackendType.CPU, f"{threads} threads were asked for")
-        return _cpus[key]

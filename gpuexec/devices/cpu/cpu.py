@@ -2,7 +2,8 @@
 
 A stream is a queue of work that a thread takes in order, so issuing returns before the work is done; who waits for it
 does it, unless the thread is at it already. Within a recording, commands that no path of edges joins and that cost
-something run side by side on a pool; the rest run in line, and so do products by BLAS, which has threads of its own.
+something run side by side; the rest run in line. Those that share their work by themselves, as products and fused
+operators on elements do, run in line too, on the same threads (`gpuexec.system.threads`).
 """
 
 from __future__ import annotations
@@ -31,9 +32,7 @@ from gpuexec.ir.command import Command, HostCall, Kernel
 from gpuexec.ir.plan import Segment, Variant
 from gpuexec.ir.size_layout import FieldKind, SizedVariant, SizeField, SizeLayout
 from gpuexec.ir.target import Target
-from gpuexec.system import knobs
 from gpuexec.system.progress import ProgressCallback
-from gpuexec.system.threads import WorkPool
 
 
 class CpuRecording:
@@ -94,7 +93,7 @@ class CpuRecording:
         calls, order, bound = self._calls, self._order, dict(bindings)
         span = (first, len(calls) if last is None else last)
         device = self._device
-        execution = Execution(calls, self._row, order, bound, span, lambda: device.pool, device.order, device.threads)
+        execution = Execution(calls, self._row, order, bound, span, device.order, device.threads)
         stream.run(execution.run, execution.settle)
 
     @property
@@ -114,10 +113,10 @@ class CpuDevice:
     """This machine's processor.
 
     Args:
-        order: Picks which of n ready commands runs next, in place of plan order and the pool; to prove that edges
+        order: Picks which of n ready commands runs next, one at a time, in place of plan order; to prove that edges
             suffice.
         clock: Clock of timed events, in seconds.
-        threads: Size of the pool; None: one per core, and two at least.
+        threads: How many threads a run takes, its caller's or its stream's included; None: as GPUEXEC_CPU_THREADS says.
     """
 
     def __init__(
@@ -129,26 +128,10 @@ class CpuDevice:
         self.target = Target.named("cpu").with_memory(host_memory_bytes())
         self.name, self.ordinal = "cpu", 0
         self.order, self.clock = order, clock
-        self._pool: WorkPool | None = None
-        self._threads = threads
+        self.threads = 1 if order is not None else threads
         self._lock = threading.Lock()
         self._streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
         self._idle = IdleBlocks()
-
-    @property
-    def threads(self) -> int | None:
-        """How many threads may share one command; None: one per core."""
-        return 1 if self.order is not None else None if self._threads is None else self._threads + 1
-
-    @property
-    def pool(self) -> WorkPool:
-        """The threads beside the streams' own; started when first needed."""
-        with self._lock:
-            if self._pool is None:
-                # Two at least: commands that may run side by side do so on one core too.
-                threads = self._threads or max(2, knobs.compute_threads())
-                self._pool = WorkPool(threads, "gpuexec-cpu")
-            return self._pool
 
     @property
     def cached_nbytes(self) -> int:
@@ -218,9 +201,7 @@ class CpuDevice:
         return CpuRecording(self, segment, memory)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads of the streams."""
         for stream in list(self._streams):
             stream.close()
-        if self._pool is not None:
-            self._pool.close()
         self.trim()

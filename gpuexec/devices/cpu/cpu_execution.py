@@ -28,7 +28,8 @@ from gpuexec.ir.operator import Operator, PreparedCalls, build
 from gpuexec.ir.plan import Segment
 from gpuexec.ir.prepared_calls import compute_into, prepare_calls
 from gpuexec.ir.size_layout import FieldKind, SizeField
-from gpuexec.system.threads import WorkPool, shared_by
+from gpuexec.system import knobs
+from gpuexec.system.threads import computing, find_pool, shared_by
 
 # A command is worth another thread when it took this long the last time; before it ever ran, when it moves this many
 # bytes.
@@ -40,6 +41,7 @@ _BRIEF_SECONDS, _LIGHT_SECONDS = 3e-3, 20e-3
 _MOST_PLACES = 4
 # New places in a row after which memory is taken for such that never comes back.
 _MOST_MISSED = 8
+_ALL = contextlib.nullcontext()
 
 
 class Call:
@@ -368,9 +370,8 @@ class Execution:
         order: Their order.
         bindings: Where the buffers lie that are bound.
         span: The first command, and the one behind the last.
-        pool: Gives the threads beside this one.
-        choose: Picks which of n ready commands runs next, one at a time; None: plan order, with the pool.
-        threads: How many threads may share one command; None: one per core.
+        choose: Picks which of n ready commands runs next, one at a time; None: plan order, some side by side.
+        threads: How many threads it takes, this one included; None: as GPUEXEC_CPU_THREADS says.
     """
 
     def __init__(
@@ -380,16 +381,16 @@ class Execution:
         order: Order,
         bindings: Mapping[int, Region],
         span: tuple[int, int],
-        pool: Callable[[], WorkPool],
         choose: Callable[[int], int] | None,
         threads: int | None = None,
     ) -> None:
         self._threads, self._row = threads, row
-        self._calls, self._order, self._bindings, self._pool, self._choose = calls, order, bindings, pool, choose
+        self._calls, self._order, self._bindings, self._choose = calls, order, bindings, choose
         self._first, self._last = span
         self._done: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
         self._flying = 0
         self._flights: list[_Flight] = []
+        self._has_given = False  # a command to another thread, whether or not it was taken back
 
     def _begin(self) -> None:
         """Find the commands that can run at once."""
@@ -406,58 +407,72 @@ class Execution:
         After an exception from outside, such as KeyboardInterrupt, some may still run: see `settle`.
         """
         start, is_whole = time.perf_counter(), self._first == 0 and self._last == len(self._calls)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), computing(self._threads):
             if self._order.is_light and self._choose is None:
                 self._run_in_line()
             else:
                 self._run_side_by_side()
-                self._order.is_light = is_whole and not self._flights
+                self._order.is_light = is_whole and not self._has_given
         if is_whole:
             self._order.note(time.perf_counter() - start)
 
     def _run_in_line(self) -> None:
         """Run all commands in the plan's order."""
-        with contextlib.nullcontext() if self._threads is None else shared_by(self._threads):
-            for index in range(self._first, self._last):
-                try:
-                    self._calls[index].run(self._bindings, self._row)
-                except Exception as error:
-                    failure = self._locate(index, error)
-                    raise failure from failure.__cause__
+        for index in range(self._first, self._last):
+            try:
+                self._calls[index].run(self._bindings, self._row)
+            except Exception as error:
+                failure = self._locate(index, error)
+                raise failure from failure.__cause__
 
     def _run_side_by_side(self) -> None:
         self._begin()
         failed: BaseException | None = None
+        threads = self._threads or knobs.compute_threads()
         while self._flying or self._ready:
             if self._ready and failed is None:
-                index, flies = self._take()
-                if flies and self._send(index):
+                index, flies = self._take(is_room=self._flying < threads - 1)
+                if flies and self._send(index, threads):
                     self._flying += 1
                 else:
-                    failed = self._call(index)
+                    failed = self._call(index, threads - self._flying if self._flying else None)
                     self._release(index)
             elif not self._flying:
                 break
-            # Wait for a thread only where there is nothing else to do.
+            # Wait for a thread only where there is nothing else to do, and nothing that no thread came to do.
             while self._flying and (not self._done.empty() or not self._ready or failed is not None):
-                index, error = self._done.get()
+                flight = self._take_back()
+                if flight is None:
+                    index, error = self._done.get()
+                else:
+                    index = flight.index
+                    error = None if failed else self._call(index, threads - self._flying + 1)
                 self._flying -= 1
                 failed = failed or error
                 self._release(index)
         if failed is not None:
             raise failed
 
+    def _take_back(self) -> _Flight | None:
+        """Return a command that was given to another thread, which is at others, so far; None where one is done."""
+        if not self._done.empty():
+            return None
+        found = next((flight for flight in reversed(self._flights) if flight.claim("taken back")), None)
+        if found is not None:
+            self._flights.remove(found)
+        return found
+
     def settle(self) -> None:
-        """Wait until none of the commands runs that an interrupted `run` put on the pool; none begins any more."""
+        """Wait until no command runs that an interrupted `run` gave to other threads; none begins any more."""
         for flight in self._flights:
-            if not flight.claim("settled"):
+            if not flight.claim("settled") and flight.is_flown():
                 flight.ended.wait()
 
-    def _take(self) -> tuple[int, bool]:
-        """Take a ready command, and return whether it goes to the pool; those that do go before any runs in line."""
+    def _take(self, *, is_room: bool) -> tuple[int, bool]:
+        """Take a ready command, and return whether it goes to another thread; those go before any runs in line."""
         if self._choose is not None:
             return self._ready.pop(self._choose(len(self._ready))), False
-        if self._flying or len(self._ready) > 1:
+        if is_room and (self._flying or len(self._ready) > 1):
             for position, index in enumerate(self._ready):
                 if self._is_worth_a_thread(index):
                     return self._ready.pop(position), True
@@ -466,39 +481,36 @@ class Execution:
     def _is_worth_a_thread(self, index: int) -> bool:
         """Return whether a command is expensive enough for a thread and leaves cores to others.
 
-        Those that use all cores by themselves run in line, hence one at a time: side by side their threads wait for
-        each other. Two MatMul of 512 x 512 x 512 take 7 ms so, 28 ms side by side, where another process has one of two
-        cores; on two quiet cores 2.9 and 3.1 ms (Xeon, OpenBLAS 0.3.31, November 2026).
+        Those that use all cores by themselves run in line, hence one at a time.
         """
         call, seconds = self._calls[index], self._order.seconds[index]
         if call.uses_all_cores:
             return False
         return seconds >= _HEAVY_SECONDS if seconds else call.nbytes >= _HEAVY_BYTES
 
-    def _send(self, index: int) -> bool:
-        """Submit a call to the pool; return False where there is no room for one."""
+    def _send(self, index: int, threads: int) -> bool:
+        """Give a command to another thread; return False where there is no room for one."""
         flight = _Flight(index)
         self._flights.append(flight)
         try:
-            self._pool().submit(partial(self._fly, flight))
+            find_pool(threads).submit(partial(self._fly, flight))
         except OutOfMemoryError:
             return False
+        self._has_given = True
         return True
 
     def _fly(self, flight: _Flight) -> None:
         if flight.claim("flown"):
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), computing(1):
                 self._done.put((flight.index, self._call(flight.index)))
             flight.ended.set()
 
-    def _call(self, index: int) -> BaseException | None:
+    def _call(self, index: int, threads: int | None = None) -> BaseException | None:
+        """Execute a command, on so many threads where others are taken."""
         start = time.perf_counter()
         try:
-            if self._threads is None:
+            with _ALL if threads is None else shared_by(threads):
                 self._calls[index].run(self._bindings, self._row)
-            else:
-                with shared_by(self._threads):
-                    self._calls[index].run(self._bindings, self._row)
         except Exception as error:
             return self._locate(index, error)
         self._order.seconds[index] = time.perf_counter() - start
@@ -523,7 +535,7 @@ class Execution:
 
 
 class _Flight:
-    """A command on the pool, which runs there once, or never where the execution was settled before."""
+    """A command for another thread, which runs there once, or never where it was taken back or settled before."""
 
     __slots__ = ("_claims", "ended", "index")
 
@@ -534,6 +546,10 @@ class _Flight:
     def claim(self, use: str) -> bool:
         """Return whether this use came first."""
         return self._claims.setdefault("", use) == use
+
+    def is_flown(self) -> bool:
+        """Return whether the other thread came first."""
+        return self.claim("flown")
 
 
 def make_view(slot: Slot, region: Region) -> np.ndarray[Any, Any]:

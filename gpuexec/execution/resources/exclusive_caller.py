@@ -15,6 +15,7 @@ from types import FrameType
 
 from gpuexec.devices.backend import Backend
 from gpuexec.errors import ClosedError, StateError
+from gpuexec.system.threads import end_computing
 
 
 class ExclusiveCaller:
@@ -133,8 +134,10 @@ class ExclusiveCaller:
             self.check_open()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._is_midway and kind is not None and is_interrupt(kind):
-            self.break_off(f"a {kind.__name__}")
+        if kind is not None and is_interrupt(kind):
+            end_computing()
+            if self._is_midway:
+                self.break_off(f"a {kind.__name__}")
         self.leave()
 
     def _take(self, frame: FrameType) -> bool:

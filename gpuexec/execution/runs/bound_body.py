@@ -23,6 +23,7 @@ from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.control.control import Loop, Scan
 from gpuexec.ops.control.trips import Collect, MoveAxis, Trip, Trips
+from gpuexec.system.threads import computing
 
 Array = np.ndarray[Any, Any]
 # Shapes and types of what a trip is given.
@@ -160,7 +161,7 @@ class BoundTrips:
             UnboundTripError: One can't be bound.
             Exception: What an operator raised.
         """
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), computing(self._bodies._backend.threads):
             for _ in range(count):
                 try:
                     request = next(self._requests) if self._answer is None else self._requests.send(self._answer)

@@ -28,6 +28,7 @@ from gpuexec.ir.graphs import Value
 from gpuexec.ir.plan import Read
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.model.model import Model
+from gpuexec.system.threads import computing
 
 Array = np.ndarray[Any, Any]
 
@@ -130,7 +131,7 @@ class Lane:
         for (array, _), content in zip(track.memories, held, strict=True):
             array[...] = content
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), computing(self._planning.backend.threads):
                 for call in track.bound.calls:
                     call()
         except Exception:
@@ -214,7 +215,7 @@ class Lane:
         reads = [*planned.variant.reads, *wholes]
         if any(read.input not in own for read in reads):
             return None
-        with self._context.lock:
+        with self._context.lock, computing(self._planning.backend.threads):
             bound = bind_plan(self._planning.backend.device, self._context.stream, stage, planned)
         if bound is None:
             return None

@@ -33,6 +33,7 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.evaluate import evaluate_node
 from gpuexec.planner.partition import HostRead, Partition
 from gpuexec.system.mapped import hold
+from gpuexec.system.threads import computing
 
 
 class RunExecutor:
@@ -347,7 +348,9 @@ class RunExecutor:
                 yield pacer.take(left)
             specs = [None if value is None else _describe(values[value]) for value in node.inputs]
             start = time.perf_counter()
-            for value, spec in zip(node.outputs, evaluate_node(node, specs), strict=False):
+            with computing(self._planning.backend.threads):
+                made = evaluate_node(node, specs)
+            for value, spec in zip(node.outputs, made, strict=False):
                 if value is None or spec is None or spec.value is None:
                     continue
                 # An output that a light node made on the device too stays there.

@@ -26,6 +26,7 @@ from gpuexec.execution.runs.profiled import following
 from gpuexec.execution.runs.run import Issued, MustWait, Run, RunProgress, Step
 from gpuexec.execution.runs.run_executor import RunExecutor
 from gpuexec.execution.runs.stopwatch import Stopwatch
+from gpuexec.system.threads import end_computing
 
 
 class Submitter:
@@ -324,6 +325,7 @@ class CancelOnError:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
+            end_computing()
             self._submitter.give_up_since(self._number, f"Its caller was interrupted ({kind.__name__}).")
 
 

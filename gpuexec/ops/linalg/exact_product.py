@@ -11,6 +11,7 @@ import numpy as np
 
 from gpuexec.ir.geometry import broadcast
 from gpuexec.ir.operator import Array
+from gpuexec.ops.lib.shared_products import matmul
 
 # Float types, the integers that hold their whole numbers, and the limit of exactness.
 _EXACT = (
@@ -73,9 +74,9 @@ def _multiply_slab(a: Array, b: Array, out: Array) -> None:
         if length >= min(inner, _SHORTEST_PIECE):
             for first in range(0, inner, length):
                 left, right = a[..., first : first + length], b[..., first : first + length, :]
-                out += np.matmul(left.astype(wide), right.astype(wide)).astype(whole).astype(out.dtype, copy=False)
+                out += matmul(left.astype(wide), right.astype(wide)).astype(whole).astype(out.dtype, copy=False)
             return
-    np.matmul(a.astype(out.dtype), b.astype(out.dtype), out=out)
+    matmul(a.astype(out.dtype), b.astype(out.dtype), out)
 
 
 def _take(x: Array, place: int, ndim: int) -> Array:

@@ -33,6 +33,7 @@ from gpuexec.ir.operator import (
 from gpuexec.ir.precision import STORED
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import truncate
+from gpuexec.ops.lib.shared_products import matmul, prepare_matmul
 from gpuexec.ops.linalg.exact_product import multiply_exactly
 from gpuexec.ops.linalg.matmul_launch import DTYPES, launch_gemm, take_operands
 from gpuexec.ops.linalg.product import join_rows
@@ -324,12 +325,8 @@ def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
         if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:  # one tall product instead of one per batch
             shape = (*a.shape[:-1], b.shape[1])
             target = None if out is None else out.reshape(-1, b.shape[1])
-            return (
-                np.matmul(a.reshape(-1, a.shape[-1]), b, out=target).reshape(shape)
-                if a.size
-                else np.zeros(shape, a.dtype)
-            )
-        return np.asarray(np.matmul(a, b, out=out))
+            return matmul(a.reshape(-1, a.shape[-1]), b, target).reshape(shape) if a.size else np.zeros(shape, a.dtype)
+        return matmul(a, b, out)
 
 
 def prepare_product(a: Array | None, b: Array | None, y: Array | None) -> PreparedCalls | None:
@@ -342,7 +339,7 @@ def prepare_product(a: Array | None, b: Array | None, y: Array | None) -> Prepar
         return None
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
         a, y = a.reshape(-1, a.shape[-1]), y.reshape(-1, b.shape[1])
-    return [partial(np.matmul, a, b, out=y)]
+    return [prepare_matmul(a, b, y)]
 
 
 @upgrade("Gemm", below=7)

@@ -26,6 +26,7 @@ from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
+from gpuexec.ops.lib.shared_products import matmul
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.quantized_lstm_host import count_step_scratch, prepare_steps
 from gpuexec.ops.microsoft.rational import rational_sigmoid, rational_tanh
@@ -269,7 +270,7 @@ def _bind_weight(weight: Quantized) -> Callable[[Array], Array]:
 
     def multiply(h: Array) -> Array:
         made = quantize_by_range(h, axis=1)
-        sums = np.matmul(subtract_zero(made.values, made.zero, inner), wide)
+        sums = matmul(subtract_zero(made.values, made.zero, inner), wide)
         return np.asarray(sums.astype(FLOAT) * (made.scale * weight.scale))
 
     return multiply

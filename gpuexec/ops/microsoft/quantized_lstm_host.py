@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuexec.ir.operator import Array, PreparedCalls
 from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ops.lib.shared_products import prepare_matmul
 from gpuexec.ops.microsoft.rational import SIGMOID, TANH, count_rational_scratch, prepare_rationals
 from gpuexec.ops.nn.rnn_host import Calls
 from gpuexec.ops.quant.dynamic_quantize import prepare_range
@@ -75,7 +76,7 @@ def prepare_steps(
     quantize, scale = _prepare_state(h, left, quotients, bytes_[0], bytes_[1].view(np.bool_))
     multiply: Calls = [
         *quantize,
-        partial(np.matmul, left, weights, out=sums),
+        prepare_matmul(left, weights, sums),
         partial(np.multiply, scale, by[0], out=factor),
         partial(np.multiply, sums if exact == FLOAT else gates, factor, out=gates),
     ]

@@ -13,10 +13,14 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.operator import Array
 from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import accumulator
+from gpuexec.ops.lib.shared_products import SHARED, matmul, prepare_matmul
 from gpuexec.ops.lib.windows import Windows, trailing
+from gpuexec.system.threads import share_work
 
 KEPT_NBYTES = 1 << 14  # of a weight that prepared calls keep laid out or widened: no larger than a table
 _PIECE = 1 << 18  # elements of patches laid out at a time (of sums kept in the cache: a quarter)
+_MOST_TOGETHER = 4  # pieces laid out at a time, by as many threads
+_LEAST_PLACES = 96  # windows of such a piece: BLAS lays the weights out anew for each
 _SMALL = 1 << 12  # elements of a padded input that are filled with zeros in one call, borders or not
 _MOST_CALLS = 1 << 11  # beyond, the calls of a convolution take more memory than they are worth
 _Calls = list[Callable[[], object]]
@@ -33,11 +37,8 @@ def convolve(x: Array, w: Array, bias: Array | None, windows: Windows, group: in
             _depthwise(x, w, windows, group, y)
         elif _is_pointwise(windows):
             columns = np.ascontiguousarray(x).reshape(x.shape[0], group, w.shape[1], prod(windows.counts))
-            np.matmul(
-                _by_group(w, group),
-                columns,
-                out=y.reshape(x.shape[0], group, w.shape[0] // group, -1) if y.size else None,
-            )
+            if y.size:
+                matmul(_by_group(w, group), columns, y.reshape(x.shape[0], group, w.shape[0] // group, -1))
         elif y.size:
             _by_patches(x, w, windows, group, y)
         if bias is not None:
@@ -56,7 +57,9 @@ def count_convolution(
     if _is_pointwise(windows):
         return ()
     row = x_shape[1] * windows.taps * prod(windows.counts[1:])
-    patches = itemsize * min(x_shape[0] * row * windows.counts[0], _PIECE + row)
+    whole = x_shape[0] * row * windows.counts[0]
+    # Pieces are of one size but for the last, so those at a time take less than twice what all patches do.
+    patches = itemsize * (whole if whole <= _choose_piece(x_shape[1] * windows.taps) else min(2 * whole, _PIECE + row))
     extents = _pad_extents(windows)
     return (patches,) if extents is None else (patches, itemsize * prod((*x_shape[:2], *extents)))
 
@@ -116,7 +119,7 @@ def convolve_transposed(x: Array, w: Array, bias: Array | None, windows: Windows
         weights = w.astype(acc, copy=False).reshape(group, ins, outs, windows.taps)
         columns = np.ascontiguousarray(x, acc).reshape(batch, group, ins, prod(windows.counts))
         for tap, positions, reached in windows.seen():
-            products = np.matmul(weights[..., tap].transpose(0, 2, 1), columns)
+            products = matmul(weights[..., tap].transpose(0, 2, 1), columns)
             y[trailing(reached)] += products.reshape(batch, group, outs, *windows.counts)[trailing(positions)]
         y = y.reshape(batch, group * outs, *windows.extents)
         if bias is not None:
@@ -322,7 +325,7 @@ def _by_patches(x: Array, w: Array, windows: Windows, group: int, y: Array) -> N
     weights, padded = _by_group(w, group), _padded(x, windows)
     for part, target in _list_products(padded, w.shape, windows, group, y):
         columns = part.reshape(*part.shape[:2], weights.shape[2], target.shape[3])
-        np.matmul(weights, columns, out=target)
+        matmul(weights, columns, target)
 
 
 def _prepare_patches(x: Array, w: Array, windows: Windows, group: int, y: Array, scratch: Sequence[Array]) -> _Calls:
@@ -335,11 +338,33 @@ def _prepare_patches(x: Array, w: Array, windows: Windows, group: int, y: Array,
         calls += [partial(border.fill, 0) for border in _list_borders(padded, inside)]
         calls.append(partial(np.copyto, padded[trailing(inside)], x))
         x = padded
-    for part, target in _list_products(x, w.shape, windows, group, y):
-        patches = view_bytes(scratch[0], part.shape, x.dtype)
+    pieces = list(_list_products(x, w.shape, windows, group, y))
+    together = _count_together(pieces, w)
+    nbytes = max(part.size for part, _ in pieces) * x.itemsize
+    lanes: list[_Calls] = [[] for _ in range(together)]
+    for number, (part, target) in enumerate(pieces):
+        lane = number % together
+        patches = view_bytes(scratch[0][lane * nbytes :], part.shape, x.dtype)
         columns = patches.reshape(*part.shape[:2], weights.shape[2], target.shape[3])
-        calls += [partial(np.copyto, patches, part), _prepare_product(weights, columns, target)]
-    return calls
+        lanes[lane] += [partial(np.copyto, patches, part), _prepare_product(weights, columns, target)]
+    if together == 1:
+        return [*calls, *lanes[0]]
+
+    def run_lane(number: int) -> None:
+        for call in lanes[number]:
+            call()
+
+    return [*calls, partial(share_work, together, run_lane)]
+
+
+def _count_together(pieces: Sequence[tuple[Array, Array]], w: Array) -> int:
+    """Return how many pieces are laid out at a time: 1, 2 or 4, in no more room than one of the largest takes."""
+    largest = max(part.size for part, _ in pieces)
+    operations = 2 * sum(target.size for _, target in pieces) * prod(w.shape[1:])
+    if operations < SHARED:
+        return 1
+    most = min(_MOST_TOGETHER, len(pieces), max(1, _PIECE // largest))
+    return 1 << most.bit_length() - 1
 
 
 def _prepare_product(weights: Array, columns: Array, y: Array) -> Callable[[], object]:
@@ -348,7 +373,7 @@ def _prepare_product(weights: Array, columns: Array, y: Array) -> Callable[[], o
         weights, columns, y = weights[0], columns[:, 0], y[:, 0]
         if columns.shape[0] == 1:
             columns, y = columns[0], y[0]
-    return partial(np.matmul, weights, columns, out=y)
+    return prepare_matmul(weights, columns, y)
 
 
 def _list_borders(padded: Array, inside: Sequence[slice]) -> list[Array]:
@@ -380,13 +405,21 @@ def _pieces(batch: int, windows: Windows, inner: int) -> Iterator[tuple[slice, s
     """Yield images and rows of windows whose patches fit a piece: several whole images, or rows of one."""
     row = inner * prod(windows.counts[1:])
     rows = windows.counts[0]
-    if row * rows <= _PIECE:
-        step = max(1, _PIECE // max(1, row * rows))
+    most = _choose_piece(inner)
+    if row * rows <= most:
+        step = max(1, most // max(1, row * rows))
         yield from ((slice(first, first + step), slice(None)) for first in range(0, batch, step))
         return
-    step = -(-rows // -(-(row * rows) // _PIECE))  # equal pieces
+    step = max(1, most // row)
+    step = -(-rows // -(-rows // step))  # equal pieces
     for image in range(batch):
         yield from ((slice(image, image + 1), slice(first, first + step)) for first in range(0, rows, step))
+
+
+def _choose_piece(inner: int) -> int:
+    """Return how many elements of patches a piece has: fewer where several, laid out at a time, have enough windows."""
+    parts = (_PIECE // together for together in (_MOST_TOGETHER, 2))
+    return next((part for part in parts if part >= inner * _LEAST_PLACES), _PIECE)
 
 
 def _padded(x: Array, windows: Windows) -> Array:

@@ -30,6 +30,7 @@ from gpuexec.ir.operator import (
 )
 from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
+from gpuexec.ops.lib.shared_products import matmul, prepare_matmul
 from gpuexec.ops.nn.rnn_host import (
     Activation,
     Bound,
@@ -160,7 +161,7 @@ class Recurrent(Operator):
                 recurrent_bias = both[1, -hidden:].copy() if hidden else both[1]
                 if self.splits_bias and hidden:
                     both[1, -hidden:] = 0
-                gates = (x.reshape(steps * batch, width) @ weights).reshape(steps, batch, self.gates * hidden)
+                gates = matmul(x.reshape(steps * batch, width), weights).reshape(steps, batch, self.gates * hidden)
                 gates += both[0] + both[1]
                 own = functions[d * count : (d + 1) * count]
                 peepholes = None
@@ -225,7 +226,7 @@ class Recurrent(Operator):
             if self.splits_bias:
                 both[1, -hidden:] = 0
             product = gates.reshape(steps * batch, -1)
-            calls.append(partial(np.matmul, rows, w[d].T, out=product))
+            calls.append(prepare_matmul(rows, w[d].T, product))
             calls.append(partial(np.add, gates, both[0] + both[1], out=gates))
             recurrent = self._prepare_weights(r[d], calls, scratch[1], is_turned=steps * batch >= _MOST_UNTURNED)
             for state, given in zip((memory.h, memory.others[0])[: self.states], rest, strict=False):

@@ -12,6 +12,7 @@ import numpy as np
 from gpuexec.errors import InputError
 from gpuexec.ir.operator import Array
 from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ops.lib.shared_products import matmul, prepare_matmul
 
 Activation = Callable[[Array], Array]
 State = tuple[Array, ...]  # h, and for an LSTM c: [batch, hidden] each
@@ -129,7 +130,7 @@ def make_lstm_step(
 
     def step(inputs: Array, state: State) -> State:
         before, cell = state
-        gates = before @ recurrent
+        gates = matmul(before, recurrent)
         gates += inputs
         i, o, forget, candidate = (gates[:, k * hidden : (k + 1) * hidden] for k in range(4))
         if peepholes is not None:
@@ -154,13 +155,13 @@ def make_gru_step(recurrent: Array, bias: Array, activations: Sequence[Activatio
 
     def step(inputs: Array, state: State) -> State:
         (before,) = state
-        gates = before @ gate_weights
+        gates = matmul(before, gate_weights)
         gates += inputs[:, : 2 * hidden]
         z, r = f(gates[:, :hidden]), f(gates[:, hidden:])
         if linear_before_reset:
-            candidate = r * (before @ candidate_weights + bias)
+            candidate = r * (matmul(before, candidate_weights) + bias)
         else:
-            candidate = (r * before) @ candidate_weights + bias
+            candidate = matmul(r * before, candidate_weights) + bias
         return ((1 - z) * g(candidate + inputs[:, 2 * hidden :]) + z * before,)
 
     return step
@@ -171,7 +172,7 @@ def make_rnn_step(recurrent: Array, activations: Sequence[Activation]) -> Step:
     (f,) = activations
 
     def step(inputs: Array, state: State) -> State:
-        return (f(state[0] @ recurrent + inputs),)
+        return (f(matmul(state[0], recurrent) + inputs),)
 
     return step
 
@@ -274,7 +275,7 @@ def prepare_lstm_step(recurrent: Sequence[Array], memory: StepMemory) -> Prepare
     ]
 
     def prepare_step(inputs: Array, before: Array, after: Array) -> Calls:
-        product = partial(np.matmul, before, weights, out=gates)
+        product = prepare_matmul(before, weights, gates)
         return [product, partial(np.add, gates, inputs, out=gates), *inner, partial(np.multiply, o, t, out=after)]
 
     return prepare_step
@@ -299,13 +300,13 @@ def prepare_gru_step(
 
     def prepare_step(inputs: Array, before: Array, after: Array) -> Calls:
         if linear_before_reset:
-            product = partial(np.matmul, before, candidate_weights, out=candidate)
+            product = prepare_matmul(before, candidate_weights, candidate)
             reset: Calls = [product, add_bias, partial(np.multiply, r, candidate, out=candidate)]
         else:
-            product = partial(np.matmul, kept, candidate_weights, out=candidate)
+            product = prepare_matmul(kept, candidate_weights, candidate)
             reset = [partial(np.multiply, r, before, out=kept), product, add_bias]
         return [
-            partial(np.matmul, before, gate_weights, out=two),
+            prepare_matmul(before, gate_weights, two),
             partial(np.add, two, inputs[:, : 2 * hidden], out=two),
             *sigmoid,
             *reset,
@@ -323,7 +324,7 @@ def prepare_rnn_step(recurrent: Sequence[Array], memory: StepMemory) -> Prepared
     (weights,), gates = recurrent, memory.gates
 
     def prepare_step(inputs: Array, before: Array, after: Array) -> Calls:
-        product = partial(np.matmul, before, weights, out=gates)
+        product = prepare_matmul(before, weights, gates)
         return [product, partial(np.add, gates, inputs, out=gates), partial(np.tanh, gates, out=after)]
 
     return prepare_step

@@ -29,6 +29,7 @@ from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, count_warps, read_int, work_of
 from gpuexec.ops.lib.checks import check_dtype
+from gpuexec.ops.lib.shared_products import prepare_matmul
 from gpuexec.ops.lib.slices import (
     MMA_TILES,
     SLAB_DEPTH,
@@ -520,7 +521,7 @@ def _prepare_product(
                 call()
             widened = []
         calls += [*_prepare_difference(left, zeros[0], wide_left), *widened]
-        calls.append(partial(np.matmul, wide_left, wide_right, out=products))
+        calls.append(prepare_matmul(wide_left, wide_right, products))
         if inner <= _EXACT_LENGTH:
             return calls, products
         if first:

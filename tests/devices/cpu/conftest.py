@@ -12,7 +12,7 @@ from tests.ops.operators import CALLED
 
 @pytest.fixture
 def device() -> Iterator[CpuDevice]:
-    device = CpuDevice()
+    device = CpuDevice(threads=2)
     yield device
     device.close()
     CALLED.clear()

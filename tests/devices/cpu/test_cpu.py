@@ -17,6 +17,8 @@ from gpuexec.devices.working_here import working_here
 from gpuexec.errors import ClosedError, KernelError, PlanError
 from gpuexec.ir.command import Copy, Fill, Kernel, Launch, Slot
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.system import threads
+from gpuexec.system.threads import WorkPool, share_work
 from tests.devices.cpu.recorded import BYTE, LARGE, SMALL, Bench, call, window
 from tests.ops.operators import CALLED, Array, meet
 
@@ -36,17 +38,17 @@ def test_a_long_command_is_started_beside_one_that_uses_all_cores(device: CpuDev
 
 
 def test_unordered_commands_that_use_all_cores_run_in_line(device: CpuDevice) -> None:
-    threads: set[str] = set()
+    names: set[str] = set()
 
     def note(x: Array) -> Array:
-        threads.add(threading.current_thread().name)
+        names.add(threading.current_thread().name)
         return x + 1
 
     CALLED["note"] = note
     bench = Bench(device, 4, LARGE)
     with working_here():
         bench.run(bench.record(*(call("note", 0, i, LARGE, "test.CallOnAllCores") for i in (1, 2, 3))))
-    assert threads == {threading.current_thread().name} and all(bench.array(i).all() for i in (1, 2, 3))
+    assert names == {threading.current_thread().name} and all(bench.array(i).all() for i in (1, 2, 3))
 
 
 @pytest.mark.parametrize(
@@ -55,18 +57,65 @@ def test_unordered_commands_that_use_all_cores_run_in_line(device: CpuDevice) ->
 def test_a_command_is_worth_a_thread_by_the_time_it_took_or_else_by_its_bytes(
     device: CpuDevice, last_s: float, extent: int, flies: bool
 ) -> None:
-    threads: list[int] = []
+    idents: list[int] = []
+    met = threading.Barrier(2 if flies else 1)  # where it flies, the caller is held until another thread has taken it
 
     def note(x: Array) -> Array:
-        threads.append(threading.get_ident())
+        met.wait(60)
+        idents.append(threading.get_ident())
         return x + 1
 
-    CALLED.update(first=note, second=lambda x: x + 1)
+    def hold(x: Array) -> Array:
+        met.wait(60)
+        return x + 1
+
+    CALLED.update(first=note, second=hold)
     bench = Bench(device, 3, extent)
     calls = [Call(command, bench.memory) for command in (call("first", 0, 1, extent), call("second", 0, 2, extent))]
     order = Order(after=((), ()), waits=(0, 0), origins=("first", "second"), seconds=[last_s, last_s])
-    Execution(calls, (), order, {}, (0, 2), lambda: device.pool, None).run()
-    assert (threads != [threading.get_ident()]) == flies
+    Execution(calls, (), order, {}, (0, 2), None, device.threads).run()
+    assert (idents != [threading.get_ident()]) == flies
+
+
+def test_a_run_takes_no_more_threads_than_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, lock, running, peak = CpuDevice(threads=2), threading.Lock(), 0, 0
+    monkeypatch.setattr(threads, "_pool", WorkPool(4, "others"))
+
+    def count(x: Array) -> Array:
+        nonlocal running, peak
+
+        def work(number: int) -> None:
+            nonlocal running, peak
+            with lock:
+                running += 1
+                peak = max(peak, running)
+            x.sum()
+            with lock:
+                running -= 1
+
+        share_work(8, work)
+        return x + 1
+
+    CALLED["count"] = count
+    bench = Bench(device, 6, LARGE)
+    own = call("count", 0, 5, LARGE, "test.CallOnAllCores")
+    recording = bench.record(*(call("count", 0, i, LARGE) for i in (1, 2, 3, 4)), own)
+    for _ in range(10):
+        bench.run(recording)
+    assert peak == 2 and all(bench.array(i).all() for i in range(1, 6))
+
+
+def test_a_command_that_no_thread_comes_to_do_is_done_by_the_caller(
+    device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, busy = threading.Event(), WorkPool(1, "busy")
+    monkeypatch.setattr(threads, "_pool", busy)
+    busy.submit(lambda: gate.wait(60))
+    CALLED["add"] = lambda x: x + 1
+    bench = Bench(device, 3, LARGE)
+    bench.run(bench.record(call("add", 0, 1, LARGE), call("add", 0, 2, LARGE)))
+    assert bench.array(1).all() and bench.array(2).all()
+    gate.set()
 
 
 def test_ordered_long_commands_run_one_after_the_other(device: CpuDevice) -> None:
@@ -243,15 +292,15 @@ def test_closed_stream_refuses_work() -> None:
 def test_thread_of_a_stream_ends_with_it_or_when_nobody_has_it(device: CpuDevice) -> None:
     closed, dropped = device.create_stream(), device.create_stream()
     assert isinstance(closed, CpuStream) and isinstance(dropped, CpuStream)
-    threads = []
+    own = []
     for stream in (closed, dropped):
         stream.run(lambda: None)
         stream.synchronize()
         assert stream._thread._thread is not None
-        threads.append(stream._thread._thread)
+        own.append(stream._thread._thread)
     closed.close()
     del stream, dropped
     gc.collect()
-    for thread in threads:
+    for thread in own:
         thread.join(60)
         assert not thread.is_alive()

@@ -122,7 +122,7 @@ def test_verify_fails_with_json_too(program: str, capsys: pytest.CaptureFixture[
 def test_doctor_gives_versions_backends_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, "doctor")
     assert found["version"] == gx.__version__ and found["packages"]["numpy"] == np.__version__
-    assert found["backends"]["cpu"] == {"works": True, "about": "cpu"} and "GPUEXEC_THREADS" in found["settings"]
+    assert found["backends"]["cpu"] == {"works": True, "about": "cpu"} and "GPUEXEC_CPU_THREADS" in found["settings"]
 
 
 def test_every_command_says_what_it_does_and_the_rest_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

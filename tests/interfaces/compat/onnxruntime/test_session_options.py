@@ -180,10 +180,7 @@ def test_threads_are_bounded(threads: int) -> None:
         np.testing.assert_array_equal(session.run(["y"], FEED)[0], X + B)
     device = sessions[0].backend.device
     assert device is sessions[1].backend.device and device is not make_session().backend.device
-    if threads == 1:
-        assert device.order is not None  # type: ignore[attr-defined]
-    else:
-        assert device.pool.max_threads == threads - 1  # type: ignore[attr-defined]
+    assert device.threads == sessions[0].backend.threads == threads  # type: ignore[attr-defined]
 
 
 @BOTH
