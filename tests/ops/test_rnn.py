@@ -18,6 +18,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir import operator as gx_operator
 from gpuexec.ir.command import Slot
 from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ops.nn import rnn, rnn_host
 from gpuexec.ops.nn.rnn import DTYPES
 from tests.ops.direct import DirectEmitter, lower_and_run
 from tests.ops.harness import Case, build_operator, expect, run_case
@@ -309,6 +310,22 @@ def test_threshold_is_let_through(checks: str) -> None:
     attributes = {"activations": ["ThresholdedRelu"], "activation_alpha": [0.5]}
     answer = np.array([[[0.5], [0.0]]], np.float32)
     run_case(Case("at", "RNN", (x, w, r), attributes, outputs=(True, True), expected=(answer[:, None], answer)), checks)
+
+
+@pytest.mark.parametrize("op", sorted(GATES))
+def test_large_states_of_few_rows_are_multiplied_by_blocks(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    """Blocks of columns give what whole weights give, and where a row is alone there are none."""
+    operator, inputs = build_operator(by_equations("", op, (3, 16, 4, 256), "Bh"))
+    made = operator.compute(*inputs)
+    chosen: list[int] = []
+    monkeypatch.setattr(rnn, "choose_block", lambda *shape: chosen.append(rnn_host.choose_block(*shape)) or 0)
+    for y, whole in zip(made, operator.compute(*inputs), strict=True):
+        assert y is not None and whole is not None
+        np.testing.assert_allclose(y, whole, rtol=1e-5, atol=1e-6)
+    assert chosen == [128] * len(chosen) and chosen
+    assert rnn_host.choose_block(1, 256, 1024) == rnn_host.choose_block(2, 64, 256) == 0
+    assert rnn_host.choose_block(30, 256, 1024) == 128 and rnn_host.choose_block(40, 256, 1024) == 64
+    assert rnn_host.choose_block(64, 512, 2048) == 0
 
 
 def test_no_steps_leave_the_initial_state(checks: str) -> None:

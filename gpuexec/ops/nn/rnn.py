@@ -40,6 +40,7 @@ from gpuexec.ops.nn.rnn_host import (
     Step,
     StepMemory,
     bind_activations,
+    choose_block,
     clip_input,
     make_gru_step,
     make_lstm_step,
@@ -228,7 +229,8 @@ class Recurrent(Operator):
             product = gates.reshape(steps * batch, -1)
             calls.append(prepare_matmul(rows, w[d].T, product))
             calls.append(partial(np.add, gates, both[0] + both[1], out=gates))
-            recurrent = self._prepare_weights(r[d], calls, scratch[1], is_turned=steps * batch >= _MOST_UNTURNED)
+            turned = scratch[1] if steps * batch >= _MOST_UNTURNED else None
+            recurrent = self._prepare_weights(r[d], batch, calls, turned)
             for state, given in zip((memory.h, memory.others[0])[: self.states], rest, strict=False):
                 calls.append(partial(state.fill, 0) if given is None else partial(np.copyto, state, given[d]))
             prepare_step, h = self.prepare_step(recurrent, recurrent_bias, memory), memory.h
@@ -263,7 +265,8 @@ class Recurrent(Operator):
         """Return what makes the calls of a step with the default activations.
 
         Args:
-            recurrent: Weights of the state ``[hidden, gates * hidden]``, in as many parts as are multiplied apart.
+            recurrent: Weights of the state ``[hidden, gates * hidden]``, in as many parts as are multiplied apart, each
+                whole or as blocks of columns.
             bias: Of the state, for the last gate.
             memory: What steps work in.
         """
@@ -282,17 +285,22 @@ class Recurrent(Operator):
         counts = itemsize * steps * batch * gates, itemsize * gates * hidden, itemsize * memory, x.nbytes
         return (*counts, *LengthMasks.count(steps, batch, hidden, itemsize)) if has_lengths else counts
 
-    def _prepare_weights(self, r: Array, calls: Calls, scratch: Array, *, is_turned: bool) -> list[Array]:
-        """Return the weights of the state transposed, those of the last gate apart where its bias is."""
+    def _prepare_weights(self, r: Array, batch: int, calls: Calls, turned: Array | None) -> list[Array]:
+        """Return the weights of the state transposed, in memory of their own where there is some to turn them in.
+
+        Those of the last gate are apart where its bias is.
+        """
         hidden, dtype = r.shape[1], r.dtype
         ends = [(self.gates - 1) * hidden, r.shape[0]] if self.splits_bias else [r.shape[0]]
         found, first = [], 0
         for end in ends:
             part = r[first:end].T
-            if is_turned:
-                turned = view_bytes(scratch[first * hidden * dtype.itemsize :], part.shape, dtype)
-                calls.append(partial(np.copyto, turned, part))
-                part = turned
+            if turned is not None:
+                if block := choose_block(batch, *part.shape):
+                    part = r[first:end].reshape(-1, block, hidden).swapaxes(1, 2)
+                own = view_bytes(turned[first * hidden * dtype.itemsize :], part.shape, dtype)
+                calls.append(partial(np.copyto, own, part))
+                part = own
             found.append(part)
             first = end
         return found

@@ -14,6 +14,9 @@ from gpuexec.ir.operator import Array
 from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ops.lib.shared_products import matmul, prepare_matmul
 
+# Terms (rows x columns x inner) up to which OpenBLAS multiplies in place, with AVX-512; columns of blocks for that.
+_SMALL_PRODUCT = 1_000_000
+_BLOCKS = (128, 64)
 Activation = Callable[[Array], Array]
 State = tuple[Array, ...]  # h, and for an LSTM c: [batch, hidden] each
 Step = Callable[[Array, State], State]
@@ -260,6 +263,26 @@ class LengthMasks:
         return calls
 
 
+def choose_block(batch: int, hidden: int, columns: int) -> int:
+    """Return the columns of a block of weights that BLAS multiplies a state with; 0: all are multiplied at once.
+
+    For each product BLAS lays its right operand out anew, which for few rows takes longer than to multiply them, unless
+    the product is small. A row alone it reads in place.
+    """
+    if batch == 1 or batch * hidden * columns <= _SMALL_PRODUCT:
+        return 0
+    blocks = (block for block in _BLOCKS if batch * hidden * block <= _SMALL_PRODUCT and columns % block == 0)
+    return next(blocks, 0)
+
+
+def _prepare_product(state: Array, weights: Array, y: Array) -> Callable[[], object]:
+    """Return the call that writes a state times weights, whole or as blocks ``[blocks, hidden, columns]``, to ``y``."""
+    if weights.ndim == 2:
+        return prepare_matmul(state, weights, y)
+    by_block = y.reshape(len(y), len(weights), -1).swapaxes(0, 1)
+    return partial(np.matmul, state, weights, out=by_block)
+
+
 def prepare_lstm_step(recurrent: Sequence[Array], memory: StepMemory) -> PreparedStep:
     """Return what makes the calls of a step as of `make_lstm_step`, with one sigmoid of three gates."""
     (weights,), gates, (c, t) = recurrent, memory.gates, memory.others
@@ -275,7 +298,7 @@ def prepare_lstm_step(recurrent: Sequence[Array], memory: StepMemory) -> Prepare
     ]
 
     def prepare_step(inputs: Array, before: Array, after: Array) -> Calls:
-        product = prepare_matmul(before, weights, gates)
+        product = _prepare_product(before, weights, gates)
         return [product, partial(np.add, gates, inputs, out=gates), *inner, partial(np.multiply, o, t, out=after)]
 
     return prepare_step
@@ -300,13 +323,13 @@ def prepare_gru_step(
 
     def prepare_step(inputs: Array, before: Array, after: Array) -> Calls:
         if linear_before_reset:
-            product = prepare_matmul(before, candidate_weights, candidate)
+            product = _prepare_product(before, candidate_weights, candidate)
             reset: Calls = [product, add_bias, partial(np.multiply, r, candidate, out=candidate)]
         else:
-            product = prepare_matmul(kept, candidate_weights, candidate)
+            product = _prepare_product(kept, candidate_weights, candidate)
             reset = [partial(np.multiply, r, before, out=kept), product, add_bias]
         return [
-            prepare_matmul(before, gate_weights, two),
+            _prepare_product(before, gate_weights, two),
             partial(np.add, two, inputs[:, : 2 * hidden], out=two),
             *sigmoid,
             *reset,
@@ -324,7 +347,7 @@ def prepare_rnn_step(recurrent: Sequence[Array], memory: StepMemory) -> Prepared
     (weights,), gates = recurrent, memory.gates
 
     def prepare_step(inputs: Array, before: Array, after: Array) -> Calls:
-        product = prepare_matmul(before, weights, gates)
+        product = _prepare_product(before, weights, gates)
         return [product, partial(np.add, gates, inputs, out=gates), partial(np.tanh, gates, out=after)]
 
     return prepare_step
