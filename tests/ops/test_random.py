@@ -20,6 +20,7 @@ from gpuexec.devices.simulator.module import load_file
 from gpuexec.errors import InputError
 from gpuexec.ir.operator import Operator, build
 from gpuexec.ir.spec import BFLOAT16, COMPUTED, TensorSpec, accumulator, dtype_row
+from gpuexec.ops.random import philox as philox_module
 from gpuexec.ops.random.philox import Draw, log_unit, philox, turn
 from gpuexec.ops.random.random import FLOATS, Bernoulli, RandomNormal, RandomUniform
 from gpuexec.ops.random.random_key import NextKey
@@ -163,6 +164,16 @@ def test_without_a_key_it_is_zeros() -> None:
     np.testing.assert_array_equal(first, RandomUniform(shape=(4,)).compute(np.zeros(2, np.uint64))[0])
     words = philox(np.zeros(1, np.uint64), 0, 0, 0)[0]
     np.testing.assert_array_equal(first, (words >> np.uint64(8)).astype(np.float32) / np.float32(2**24))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("draw", [Draw.uniform, Draw.normal], ids=lambda draw: draw.__name__)
+def test_pieces_are_one_sequence(monkeypatch: pytest.MonkeyPatch, draw: Any, dtype: Any) -> None:
+    """Numbers don't depend on the pieces in which cores draw them."""
+    whole = draw(Draw(None, 5), KEY, 1003, np.dtype(dtype))
+    monkeypatch.setattr(philox_module, "_PIECE", 16)
+    np.testing.assert_array_equal(draw(Draw(None, 5), KEY, 1003, np.dtype(dtype)), whole)
+    assert len(np.unique(whole)) > 990
 
 
 def test_seed_run_stream_and_place_all_count() -> None:

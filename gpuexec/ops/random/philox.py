@@ -9,6 +9,7 @@ bits.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,12 @@ import numpy as np
 
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.operator import Array
+from gpuexec.system.threads import share_work
 
 _MASK = 0xFFFFFFFF
 _WHOLE = 2**64 - 1
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_LOW, _HALF = np.uint64(_MASK), np.uint64(32)
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _STEPS = (0x9E3779B9, 0xBB67AE85)
 _GOLDEN = 0x9E3779B97F4A7C15
 _LN2 = 0.6931471805599453
@@ -27,6 +30,9 @@ _HALF_PI = 1.5707963267948966
 _SQRT2 = 1.4142135623730951
 # Terms of the series by type: log as of atanh, sine and cosine up to pi / 4.
 _TERMS = {np.dtype(np.float32): (6, 6), np.dtype(np.float64): (12, 10)}
+# Blocks of a piece: their words stay in a core's cache, and threads seldom meet at the interpreter's lock.
+_PIECE = 1 << 15
+_Make = Callable[[Array, np.dtype[Any]], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +67,38 @@ class Draw:
 
     def uniform(self, key: Array | None, count: int, dtype: np.dtype[Any]) -> Array:
         """Return numbers of [0, 1), multiples of 2**-24 (float32) or 2**-53 (float64)."""
-        each = numbers_per_block(dtype)
-        return to_uniform(self.blocks(key, ceil_div(count, each)), dtype).reshape(-1)[:count]
+        return self._draw(key, count, dtype, to_uniform)
 
     def normal(self, key: Array | None, count: int, dtype: np.dtype[Any]) -> Array:
         """Return numbers of the standard normal distribution, by Box and Muller's transform."""
+        return self._draw(key, count, dtype, _to_normal)
+
+    def _draw(self, key: Array | None, count: int, dtype: np.dtype[Any], make: _Make) -> Array:
+        """Return numbers made of blocks, in pieces that stay in the cache and are shared by the cores."""
         each = numbers_per_block(dtype)
-        pairs = to_uniform(self.blocks(key, ceil_div(count, each)), dtype).reshape(-1, 2)
-        ulp = dtype.type(2.0**-24 if dtype == np.float32 else 2.0**-53)
-        radius = np.sqrt(dtype.type(-2) * log_unit(pairs[:, 0] + ulp))
-        cosine, sine = turn(pairs[:, 1])
-        return np.stack([radius * cosine, radius * sine], axis=1).reshape(-1)[:count]
+        drawn = np.empty((ceil_div(count, each), each), dtype)
+
+        def fill(number: int) -> None:
+            piece = drawn[number * _PIECE : (number + 1) * _PIECE]
+            piece[...] = make(self.blocks(key, len(piece), number * _PIECE), dtype)
+
+        share_work(ceil_div(len(drawn), _PIECE), fill)
+        return drawn.reshape(-1)[:count]
 
 
 def philox(blocks: Array, stream: int, run: int, seed: int) -> Array:
     """Return the words ``[n, 4]`` of Philox 4x32-10 for counters (block, stream, run) and a seed of 64 bits."""
-    mask = np.uint64(_MASK)
-    half = np.uint64(32)
-    c0, c1 = blocks & mask, blocks >> half
-    c2, c3 = np.full_like(blocks, stream), np.full_like(blocks, run)
+    c0, c1, c2, c3 = blocks & _LOW, blocks >> _HALF, np.full_like(blocks, stream), np.full_like(blocks, run)
+    p0, p1 = np.empty_like(blocks), np.empty_like(blocks)
     k0, k1 = seed & _MASK, seed >> 32
     for _ in range(10):
-        p0, p1 = c0 * np.uint64(_MULTIPLIERS[0]), c2 * np.uint64(_MULTIPLIERS[1])
-        c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ np.uint64(k0), p1 & mask, (p0 >> half) ^ c3 ^ np.uint64(k1), p0 & mask
+        np.multiply(c0, _MULTIPLIERS[0], out=p0)
+        np.multiply(c2, _MULTIPLIERS[1], out=p1)
+        for product, other, key, high, low in ((p1, c1, k0, c0, c1), (p0, c3, k1, c2, c3)):
+            np.right_shift(product, _HALF, out=high)
+            np.bitwise_xor(high, other, out=high)
+            np.bitwise_xor(high, np.uint64(key), out=high)
+            np.bitwise_and(product, _LOW, out=low)
         k0, k1 = (k0 + _STEPS[0]) & _MASK, (k1 + _STEPS[1]) & _MASK
     return np.stack([c0, c1, c2, c3], axis=1)
 
@@ -99,6 +114,15 @@ def to_uniform(words: Array, dtype: np.dtype[Any]) -> Array:
         return (words >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
     high, low = words[:, ::2] >> np.uint64(5), words[:, 1::2] >> np.uint64(6)
     return ((high << np.uint64(26)) | low).astype(np.float64) * 2.0**-53
+
+
+def _to_normal(words: Array, dtype: np.dtype[Any]) -> Array:
+    """Return numbers of the standard normal distribution made of blocks of words."""
+    uniform = to_uniform(words, dtype)
+    ulp = dtype.type(2.0**-24 if dtype == np.float32 else 2.0**-53)
+    radius = np.sqrt(dtype.type(-2) * log_unit(uniform[:, ::2] + ulp))
+    cosine, sine = turn(uniform[:, 1::2])
+    return np.stack([radius * cosine, radius * sine], axis=2).reshape(uniform.shape)
 
 
 def log_unit(x: Array) -> Array:
