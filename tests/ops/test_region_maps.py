@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -487,6 +488,57 @@ def test_blocks_of_any_size_give_the_bits_of_whole_arrays(
     wanted = apply_steps(steps, case.inputs)
     for got, step in zip(made, case.attributes["results"], strict=True):
         np.testing.assert_array_equal(to_bits(got), to_bits(wanted[step]))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_one_block_is_a_list_of_calls(case: Case) -> None:
+    """Calls listed for one block give its bits run after run, with indices that change; too little memory is told."""
+    op = build("gpuexec.Region", case.attributes)
+    made = op.compute(*case.inputs)
+    if not made[0].size:
+        return
+    (program,) = op._programs.values()  # type: ignore[attr-defined]
+    assert isinstance(program, region_boxes.BoxProgram)
+    scratch = [np.full(nbytes, 0xFF, np.uint8) for nbytes in program.count_scratch()]
+    for constant in (False, True):
+        out = [np.empty_like(y) for y in made]
+        calls = program.prepare(case.inputs, out, scratch, [constant] * len(case.inputs))
+        assert all(call.func != program.run for call in calls)  # type: ignore[attr-defined]
+        for _ in range(2):
+            for call in calls:
+                call()
+            for y, expected in zip(out, made, strict=True):
+                np.testing.assert_array_equal(to_bits(y), to_bits(expected))
+                y[...] = np.zeros((), y.dtype)
+    tight = dataclasses.replace(program, most_nbytes=0)
+    (call,) = tight.prepare(case.inputs, out, [], [False] * len(case.inputs))
+    call()
+    np.testing.assert_array_equal(to_bits(out[0]), to_bits(made[0]))
+
+
+def test_a_block_whose_memory_does_not_suffice_is_computed_as_blocks_are() -> None:
+    arrays = rotary(FLOAT, 4, 5, 16)
+    op = Region(ROTARY, (4,))
+    (expected,) = op.compute(*arrays)
+    (program,) = op._programs.values()
+    assert isinstance(program, region_boxes.BoxProgram)
+    tight = dataclasses.replace(program, most_nbytes=64)
+    made = np.empty_like(expected)
+    (call,) = tight.prepare(arrays, [made], [np.empty(64, np.uint8)], [False] * 5)
+    call()
+    np.testing.assert_array_equal(to_bits(made), to_bits(expected))
+
+
+def test_indices_out_of_range_are_refused_by_the_calls() -> None:
+    table, places = numbers(FLOAT, 10, 8), indices(LONG, 1, -2)
+    op = Region((("Gather", (), (0, 1)), ("Neg", (), (-1,))), (1,))
+    (expected,) = op.compute(table, places)
+    (program,) = op._programs.values()
+    assert isinstance(program, region_boxes.BoxProgram)
+    calls = program.prepare([table, places], [expected], [np.empty(program.most_nbytes, np.uint8)], [True, False])
+    places[1] = 10
+    with pytest.raises(InputError, match="index 10 is out of range for axis 0 of extent 10"):
+        calls[0]()
 
 
 def test_a_result_is_made_in_the_memory_of_an_input() -> None:

@@ -134,6 +134,8 @@ class Steps(Operator):
         program, wanted = self._find_program(list_keys(inputs)), [y for y in out if y is not None]
         if program is None or len(wanted) < len(out):
             return None
+        if isinstance(program, BoxProgram):
+            return program.prepare(inputs, wanted, scratch, constant)
         return program.prepare(inputs, wanted, scratch)
 
     def _find_forms(self, inputs: Sequence[Any]) -> StepForms:

@@ -1,24 +1,27 @@
 """Regions with index maps in NumPy: block after block of the results, each step over the box of it that is asked for.
 
 A step that is made of windows asks its parts for what lies in the block, and a step that picks slices takes those that
-the block needs; so any axis may be cut. Blocks are shared by the cores.
+the block needs; so any axis may be cut. Blocks are shared by the cores. Where one block is all, the calls that make it
+are listed once for arrays that stay.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.geometry import contiguous_strides
+from gpuexec.ir.command import BUFFER_ALIGNMENT
+from gpuexec.ir.geometry import contiguous_strides, round_up
 from gpuexec.ir.index_map import Assembled, Picked, Reshaped, Viewed
 from gpuexec.ir.operator import Array, Out, PreparedCalls
 from gpuexec.ir.pointwise import Pointwise
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import accumulator
 from gpuexec.ops.elementwise.region_blocks import SMALL_NBYTES, give_buffers, take_buffer
 from gpuexec.ops.elementwise.region_steps import (
@@ -39,6 +42,10 @@ from gpuexec.system.threads import share_work
 BLOCK = 1 << 17
 BUFFER_NBYTES = 8 * BLOCK
 _DType = np.dtype[Any]
+_Calls = list[Callable[[], object]]
+_Places = Array | int
+_INT64 = np.dtype(np.int64)
+_MOST_PREPARED_NBYTES = 1 << 20  # of what listed calls work in
 # First element and the one behind the last, along each axis of a value.
 Box = tuple[tuple[int, int], ...]
 
@@ -54,6 +61,7 @@ class BoxProgram:
         dtypes: Of what each makes.
         results: The steps that make the outputs, all of one shape.
         shared: Sources that are read more than once.
+        most_nbytes: What a block of all may work in, where sources are read whole.
     """
 
     steps: tuple[RegionStep, ...]
@@ -62,6 +70,7 @@ class BoxProgram:
     dtypes: tuple[_DType, ...]
     results: tuple[int, ...]
     shared: frozenset[int]
+    most_nbytes: int
 
     @classmethod
     def of(
@@ -78,24 +87,49 @@ class BoxProgram:
         assert forms.kinds is not None
         read = [-1 - step for step in results]
         read += [given for _, _, row in rows for given in row if isinstance(given, int)]
+        made: list[SpecKey] = [(spec.shape, spec.dtype) for spec in forms.specs]
+        keys = [inputs[given] if given >= 0 else made[step_of(given)] for given in read]
+        keys += [(key[0], _INT64) for key in inputs if key is not None and key[1].kind in "iu"]  # indices
         return cls(
             read_steps(rows),
             forms.kinds,
-            tuple([spec.shape for spec in forms.specs]),
-            tuple([spec.dtype for spec in forms.specs]),
+            tuple([shape for shape, _ in made]),
+            tuple([dtype for _, dtype in made]),
             results,
             frozenset([source for source in read if read.count(source) > 1]),
+            sum([_count_nbytes(key) for key in (*made, *keys) if key is not None]),
         )
 
     def count_scratch(self) -> list[int]:
-        """Return nothing: blocks take what they work in from what other blocks left."""
-        return []
+        """Return what the calls of `prepare` work in; several blocks take that from what other blocks left."""
+        return [self.most_nbytes] if self._is_one_block() and self.most_nbytes <= _MOST_PREPARED_NBYTES else []
 
     def prepare(
-        self, inputs: Sequence[Array | None], out: Sequence[Array], scratch: Sequence[Array]
-    ) -> PreparedCalls | None:
-        """Return `run` over these arrays."""
+        self, inputs: Sequence[Array | None], out: Sequence[Array], scratch: Sequence[Array], constant: Sequence[bool]
+    ) -> PreparedCalls:
+        """Return the calls that make one block of all, or that of `run` over these arrays.
+
+        Args:
+            inputs: As for `run`.
+            out: Where all results go.
+            scratch: Arrays of what `count_scratch` returned.
+            constant: Which of the inputs never change.
+        """
+        if scratch and self._is_one_block() and scratch[0].nbytes >= self.most_nbytes:
+            calls: _Calls = []
+            memory = _PlannedScratch(scratch[0][: self.most_nbytes])
+            box = tuple([(0, extent) for extent in self.shapes[self.results[0]]])
+            try:
+                picked = self._prepare_picked(inputs, constant, memory, calls)
+                _BoxRun(self, inputs, picked, memory, calls).run(box, out)
+            except MemoryError:  # a source is read over more boxes than one of all
+                pass
+            else:
+                return calls
         return [functools.partial(self.run, inputs, out)]
+
+    def _is_one_block(self) -> bool:
+        return 0 < prod(self.shapes[self.results[0]]) <= BLOCK
 
     def run(self, inputs: Sequence[Array | None], out: Out) -> tuple[Array, ...]:
         """Return the results of a region, in the arrays of ``out`` where there are some.
@@ -112,7 +146,9 @@ class BoxProgram:
         dtypes = [self.dtypes[step] for step in self.results]
         given = out or (None,) * len(dtypes)
         made = [np.empty(shape, dtype) if y is None else y for y, dtype in zip(given, dtypes, strict=True)]
-        picked = self._resolve(inputs)
+        picked = {
+            number: _find_places(indices, extent, axis) for number, indices, extent, axis in self._list_picking(inputs)
+        }
         # Blocks are whole along the axes behind the divided one, and one element of those before it.
         inner = list(itertools.accumulate(shape[:0:-1], int.__mul__, initial=1))[::-1]
         axis = next((axis for axis, size in enumerate(inner) if size <= BLOCK), 0)
@@ -127,7 +163,9 @@ class BoxProgram:
             if shape:
                 box.append((first, min(first + length, shape[axis])))
                 box += [(0, extent) for extent in shape[axis + 1 :]]
-            _BoxRun(self, inputs, picked).run(tuple(box), made)
+            memory = _Buffers()
+            _BoxRun(self, inputs, picked, memory).run(tuple(box), made)
+            memory.give_back()
 
         if not prod(shape):
             return tuple(made)
@@ -139,25 +177,104 @@ class BoxProgram:
                 share_work(count, compute)
         return tuple(made)
 
-    def _resolve(self, inputs: Sequence[Array | None]) -> dict[int, Array]:
-        """Return the places that each picking step takes, counted from the front."""
-        found = {}
+    def _list_picking(self, inputs: Sequence[Array | None]) -> list[tuple[int, Array, int, int]]:
+        """Return of each picking step the number, the indices, and the axis that it picks along, after its extent."""
+        found = []
         for number, (step, kind) in enumerate(zip(self.steps, self.kinds, strict=True)):
             if isinstance(kind, Picked):
                 data, indices = (inputs[each] if isinstance(each, int) else None for each in step.inputs)
                 assert data is not None and indices is not None
-                found[number] = resolve_indices(indices, data.shape[kind.axis], kind.axis)
+                found.append((number, indices, data.shape[kind.axis], kind.axis))
         return found
+
+    def _prepare_picked(
+        self, inputs: Sequence[Array | None], constant: Sequence[bool], memory: _PlannedScratch, calls: _Calls
+    ) -> dict[int, _Places]:
+        """Return the places that picking steps take, of indices that change in memory that calls fill."""
+        unchanging = [id(x) for x, never in zip(inputs, constant, strict=True) if never]
+        picked: dict[int, _Places] = {}
+        for number, indices, extent, axis in self._list_picking(inputs):
+            if id(indices) in unchanging:
+                picked[number] = _find_places(indices, extent, axis)
+            else:
+                picked[number] = places = memory.take(indices.shape, _INT64)
+                calls.append(functools.partial(_resolve_into, places, indices, extent, axis))
+        return picked
+
+
+class _Buffers:
+    """Memory of a block that is computed now: small arrays of their own, others in what earlier blocks left."""
+
+    def __init__(self) -> None:
+        self._free: list[Array] = []
+        self._held: dict[int, tuple[Array, Array]] = {}  # arrays and their memory, by identity
+
+    def take(self, shape: tuple[int, ...], dtype: _DType) -> Array:
+        """Return an array."""
+        nbytes = prod(shape) * dtype.itemsize
+        if nbytes < SMALL_NBYTES or nbytes > BUFFER_NBYTES:
+            return np.empty(shape, dtype)
+        buffer = self._free.pop() if self._free else take_buffer(BUFFER_NBYTES)
+        array: Array = buffer[:nbytes].view(dtype).reshape(shape)
+        self._held[id(array)] = (array, buffer)
+        return array
+
+    def release(self, array: Array) -> None:
+        """Let another array take its place, if it was taken here."""
+        held = self._held.pop(id(array), None)
+        if held is not None:
+            self._free.append(held[1])
+
+    def give_back(self) -> None:
+        """Leave all memory to other blocks."""
+        give_buffers([*self._free, *[buffer for _, buffer in self._held.values()]])
+
+
+class _PlannedScratch:
+    """Memory of a block whose calls are listed: one array after the other, since all stay."""
+
+    def __init__(self, scratch: Array) -> None:
+        self._left = scratch
+
+    def take(self, shape: tuple[int, ...], dtype: _DType) -> Array:
+        """Return an array.
+
+        Raises:
+            MemoryError: It does not fit into what is left.
+        """
+        nbytes = _count_nbytes((shape, dtype))
+        if nbytes > self._left.nbytes:
+            raise MemoryError
+        array = view_bytes(self._left, shape, dtype)
+        self._left = self._left[nbytes:]
+        return array
+
+    def release(self, array: Array) -> None:
+        """Keep it: each call has arrays of its own."""
 
 
 class _BoxRun:
-    """The values of one block of the results, by source and box."""
+    """The values of one block of the results, by source and box.
 
-    def __init__(self, program: BoxProgram, inputs: Sequence[Array | None], picked: dict[int, Array]) -> None:
+    Args:
+        program: Whose block it is.
+        inputs: The inputs of the region.
+        picked: Of each picking step, the places from the front.
+        memory: Of what is made on the way.
+        calls: Takes the calls that compute the block; None: they are made now.
+    """
+
+    def __init__(
+        self,
+        program: BoxProgram,
+        inputs: Sequence[Array | None],
+        picked: dict[int, _Places],
+        memory: _Buffers | _PlannedScratch,
+        calls: _Calls | None = None,
+    ) -> None:
         self._program, self._inputs, self._picked = program, inputs, picked
         self._known: dict[tuple[int, Box], Array] = {}
-        self._free: list[Array] = []
-        self._held: dict[int, tuple[Array, Array]] = {}  # scratch arrays and their memory, by identity
+        self._memory, self._calls = memory, calls
 
     def run(self, box: Box, outputs: Sequence[Array]) -> None:
         """Compute the block; nothing is written before all that it needs of inputs is read."""
@@ -169,10 +286,15 @@ class _BoxRun:
         if target is None:
             made.append(self._find(-1 - last, box))
             for y, array in zip(outputs, made, strict=True):
-                y[window] = array
+                self._call(_copy, y[window], array)
         else:
             self._make(last, box, target)
-        give_buffers([*self._free, *[buffer for _, buffer in self._held.values()]])
+
+    def _call(self, function: Callable[..., object], *arguments: Any, **named: Any) -> None:
+        if self._calls is None:
+            function(*arguments, **named)
+        else:
+            self._calls.append(functools.partial(function, *arguments, **named))
 
     def _find(self, given: Given, box: Box) -> Any:
         """Return a source over a box of its own coordinates, as the accumulator of its type."""
@@ -197,8 +319,8 @@ class _BoxRun:
         wide = accumulator(array.dtype)
         if wide == array.dtype:
             return array
-        made = self._take(array.shape, wide)
-        made[...] = array
+        made = self._memory.take(array.shape, wide)
+        self._call(_copy, made, array)
         return made
 
     def _make(self, step: int, box: Box, target: Array | None = None) -> Array:
@@ -213,19 +335,19 @@ class _BoxRun:
             made = self._divide(step, box, shape)
         if isinstance(kind, Picked | Viewed | Reshaped):
             if target is not None:
-                target[...] = made
+                self._call(_copy, target, made)
             return made if target is None else target
         wide = accumulator(dtype)
         if isinstance(kind, Assembled):
-            result = self._take(shape, wide) if target is None else target
+            result = self._memory.take(shape, wide) if target is None else target
             self._assemble(step, kind, box, result)
             return result
         given = [self._find_for(each, step, box) for each in self._program.steps[step].inputs]
-        result = self._take(shape, wide) if target is None else target
+        result = self._memory.take(shape, wide) if target is None else target
         assert isinstance(kind, Pointwise)
-        kind.function(*given, out=result)
+        self._call(kind.function, *given, out=result)
         if wide != kind.dtype:
-            result[...] = result.astype(kind.dtype)
+            self._call(_round, result, kind.dtype)
         for source, array in zip(self._program.steps[step].inputs, given, strict=True):
             self._drop(source, array)
         return result
@@ -247,7 +369,7 @@ class _BoxRun:
             filler = None if kind.filler is None else sources[kind.filler]
             shape = self._find_shape(filler) if isinstance(filler, int) else ()
             value = 0 if filler is None else self._find(filler, ((0, 1),) * len(shape))
-            result[...] = np.reshape(value, ())
+            self._call(_copy, result, np.reshape(value, ()))
         for part in kind.parts:
             source = sources[part.source]
             shape = self._find_shape(source)
@@ -261,7 +383,7 @@ class _BoxRun:
             place: list[Any] = [
                 slice(a + s - b[0], z + s - b[0]) for (a, z), s, b in zip(own, part.starts, box, strict=True)
             ]
-            result[(*place, ...)] = array
+            self._call(_copy, result[(*place, ...)], array)
             self._drop(source, array)
 
     def _pick(self, step: int, kind: Picked, box: Box, shape: tuple[int, ...]) -> Array:
@@ -270,14 +392,19 @@ class _BoxRun:
         data = self._inputs[source] if isinstance(source, int) else None
         assert data is not None
         windows: list[Any] = [slice(*each) for each in box]
-        indices = self._picked[step][(*windows[kind.axis : kind.axis + kind.rank], ...)]
-        seen = data[(*windows[: kind.axis], slice(None), *windows[kind.axis + kind.rank :])]
-        made = self._take(shape, data.dtype)
+        places = self._picked[step]
+        before, behind = windows[: kind.axis], windows[kind.axis + kind.rank :]
+        if isinstance(places, int):
+            view: Array = data[(*before, places, *behind, ...)]
+            return self._widen(view)
+        indices = places[(*windows[kind.axis : kind.axis + kind.rank], ...)]
+        seen = data[(*before, slice(None), *behind)]
+        made = self._memory.take(shape, data.dtype)
         # In mode "raise" NumPy would buffer the output; the indices are checked already.
-        np.take(seen, indices, kind.axis, out=made, mode="clip")
+        self._call(np.take, seen, indices, kind.axis, made, "clip")
         wide = self._widen(made)
         if wide is not made:
-            self._release(made)
+            self._memory.release(made)
         return wide
 
     def _show(self, step: int, kind: Viewed, box: Box, shape: tuple[int, ...]) -> Array:
@@ -309,7 +436,11 @@ class _BoxRun:
         for extent, low, high in zip(inner, _unravel(first, inner), _unravel(last, inner), strict=True):
             own.append((0, extent) if is_whole else (low, high + 1))
             is_whole = is_whole or low != high
-        array = np.ascontiguousarray(self._find(source, tuple(own)))
+        array = self._find(source, tuple(own))
+        if not array.flags.c_contiguous:
+            dense = self._memory.take(array.shape, array.dtype)
+            self._call(_copy, dense, array)
+            array = dense
         begin = sum(at * stride for (at, _), stride in zip(own, contiguous_strides(inner), strict=True))
         by_bytes = [stride * array.itemsize for stride in strides]
         return np.lib.stride_tricks.as_strided(array.reshape(-1)[first - begin :], shape, by_bytes, writeable=False)
@@ -323,30 +454,40 @@ class _BoxRun:
         shape: tuple[int, ...] = x.shape
         return shape
 
-    def _take(self, shape: tuple[int, ...], dtype: _DType) -> Array:
-        """Return a scratch array."""
-        nbytes = prod(shape) * dtype.itemsize
-        if nbytes < SMALL_NBYTES or nbytes > BUFFER_NBYTES:
-            return np.empty(shape, dtype)
-        buffer = self._free.pop() if self._free else take_buffer(BUFFER_NBYTES)
-        array: Array = buffer[:nbytes].view(dtype).reshape(shape)
-        self._held[id(array)] = (array, buffer)
-        return array
-
     def _drop(self, source: Given, array: Any) -> None:
         """Let go of a value, unless others read it."""
         if isinstance(source, int) and source not in self._program.shared and array is not None:
-            self._release(array)
-
-    def _release(self, array: Array) -> None:
-        held = self._held.pop(id(array), None)
-        if held is not None:
-            self._free.append(held[1])
+            self._memory.release(array)
 
 
 def _index(box: Box) -> tuple[Any, ...]:
     """Return the index of a box, by which arrays without axes stay arrays."""
     return (*[slice(*each) for each in box], ...)
+
+
+def _copy(target: Array, source: Any) -> None:
+    """Write values as of another type, such as a result's sums."""
+    np.copyto(target, source, casting="unsafe")
+
+
+def _find_places(indices: Array, extent: int, axis: int) -> _Places:
+    """Return where indices point along an axis, counted from the front; of one without axes as a number."""
+    places = resolve_indices(indices, extent, axis)
+    return places if places.ndim else int(places)
+
+
+def _resolve_into(places: Array, indices: Array, extent: int, axis: int) -> None:
+    np.copyto(places, resolve_indices(indices, extent, axis))
+
+
+def _round(array: Array, dtype: _DType) -> None:
+    array[...] = array.astype(dtype)
+
+
+def _count_nbytes(key: SpecKey) -> int:
+    """Return the bytes of an array as the accumulator of its type, or of its type, aligned."""
+    shape, dtype = key
+    return round_up(prod(shape) * max(dtype.itemsize, accumulator(dtype).itemsize), BUFFER_ALIGNMENT)
 
 
 def _unravel(place: int, shape: tuple[int, ...]) -> list[int]:
