@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
 from math import prod
@@ -48,6 +48,25 @@ def compute_into(operator: Operator, inputs: Sequence[Array | None], out: Sequen
             got = "nothing" if result is None else f"{result.dtype}{list(result.shape)}"
             raise PlanError(f"expected {window.dtype}{list(window.shape)} to be computed, got {got}.")
         np.copyto(window, result)
+
+
+def prepare_elementwise(
+    function: Callable[..., object], operands: Sequence[Array | None], y: Array
+) -> Callable[[], object]:
+    """Return the call of a function that broadcasts, over views for which NumPy's simplest loop will do.
+
+    That is one over dense arrays of one size, whose axes don't matter then, and numbers.
+
+    Args:
+        function: Of the operands, and of ``out``.
+        operands: What it is called with; None: absent.
+        y: Where its result goes, as large as that.
+    """
+    given = [x for x in operands if x is not None and x.size > 1]
+    if y.size > 1 and y.flags.c_contiguous and all(x.size == y.size and x.flags.c_contiguous for x in given):
+        operands = [x if x is None else x.reshape(-1 if x.size > 1 else ()) for x in operands]
+        y = y.reshape(-1)
+    return partial(function, *operands, out=y)
 
 
 def overlay_scratch(*parts: Sequence[int]) -> list[int]:

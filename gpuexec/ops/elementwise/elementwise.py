@@ -35,6 +35,7 @@ from gpuexec.ir.operator import (
     qualified,
 )
 from gpuexec.ir.pointwise import Pointwise
+from gpuexec.ir.prepared_calls import prepare_elementwise
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands, truncate, widen_narrow
 from gpuexec.ops.elementwise.elementwise_engine import (
@@ -172,7 +173,9 @@ class Elementwise(Operator):
         function = self.pick_form().function
         if any(accumulator(x.dtype) != x.dtype for x in (*arrays, y)) or gains_from_blocks(function, arrays, y):
             return None
-        return [functools.partial(function, *arrays, *self.parameters(), out=y)]
+        if self.parameters():
+            return [functools.partial(function, *arrays, *self.parameters(), out=y)]
+        return [prepare_elementwise(function, arrays, y)]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the kernel once."""

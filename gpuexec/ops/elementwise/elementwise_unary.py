@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -94,9 +95,21 @@ def _gelu(x: Array, out: Array) -> None:
 
 
 def _gelu_tanh(x: Array, out: Array) -> None:
-    inner = np.tanh(0.7978845608028654 * (x + 0.044715 * (x * x * x)))
-    inner += 1
-    np.multiply(0.5 * x, inner, out=out)
+    cubic, linear, one, half = _make_numbers(x.dtype, 0.7978845608028654 * 0.044715, 0.7978845608028654, 1, 0.5)
+    inner = np.asarray(x * x)
+    inner *= cubic
+    inner += linear
+    inner *= x
+    np.tanh(inner, out=inner)
+    inner += one
+    inner *= x
+    np.multiply(inner, half, out=out)
+
+
+@functools.cache
+def _make_numbers(dtype: np.dtype[Any], *numbers: float) -> tuple[Array, ...]:
+    """Return numbers as arrays without axes, which NumPy takes in half the time that it takes Python's in."""
+    return tuple([np.array(number, dtype) for number in numbers])
 
 
 def _swish(x: Array, alpha: float, out: Array) -> None:

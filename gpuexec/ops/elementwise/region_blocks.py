@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuexec.ir.operator import Array, Out, PreparedCalls
-from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ir.prepared_calls import prepare_elementwise, view_bytes
 from gpuexec.ir.spec import accumulator
 from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, StepRow, read_steps, step_of, widen_number
 from gpuexec.system.threads import count_sharing, share_work
@@ -177,9 +177,11 @@ class BlockProgram:
             lambda number, shape: view_bytes(scratch[number], shape, self.registers[number]), None
         )
         values: list[Any] = [*given, *out, *self.numbers, *arrays]
-        calls = [functools.partial(np.copyto, values[wide], values[number]) for number, wide in self.widened]
+        calls: list[Callable[[], object]] = []
+        for number, wide in self.widened:
+            calls.append(functools.partial(np.copyto, values[wide], values[number]))
         for function, sources, target, rounding in self.calls:
-            calls.append(functools.partial(function, *[values[source] for source in sources], out=values[target]))
+            calls.append(prepare_elementwise(function, [values[source] for source in sources], values[target]))
             if rounding is not None:
                 calls.append(functools.partial(_round, values[target], rounding, out))
         return calls

@@ -31,6 +31,7 @@ from gpuexec.ir.operator import (
     upgrade,
 )
 from gpuexec.ir.precision import STORED
+from gpuexec.ir.prepared_calls import prepare_elementwise
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import truncate
 from gpuexec.ops.lib.shared_products import matmul, prepare_matmul
@@ -253,9 +254,9 @@ class Gemm(Operator):
             return None
         calls = list(product)
         if self.alpha != 1:
-            calls.append(partial(np.multiply, y, y.dtype.type(self.alpha), out=y))
+            calls.append(prepare_elementwise(np.multiply, (y, np.array(self.alpha, y.dtype)), y))
         if c is not None and self.beta != 0:
-            calls.append(partial(np.add, y, c, out=y))
+            calls.append(prepare_elementwise(np.add, (y, c), y))
         return calls
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:

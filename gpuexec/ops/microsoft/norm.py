@@ -16,7 +16,7 @@ from gpuexec.ir.graphs import Value
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
-from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ir.prepared_calls import prepare_elementwise, view_bytes
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
@@ -99,7 +99,7 @@ class _NormalizedSum(Operator):
             return y.astype(x.dtype, copy=False), mean, inverse, total.astype(x.dtype, copy=False)
 
     def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
-        """Count squares of the elements, statistics of the rows, and the sum."""
+        """Count statistics of the rows, and the sum."""
         x = inputs[0]
         return [] if x is None else [*count_statistics(x, prod(x.shape[:-1])), x.nbytes]
 
@@ -118,29 +118,28 @@ class _NormalizedSum(Operator):
         if summed is not None and not is_plain(summed, _FLOAT):
             return None
         rows = (*x.shape[:-1], 1)
-        squares, mean, inverse, memory = (
-            view_bytes(each, shape, _FLOAT) for each, shape in zip(scratch, (x.shape, rows, rows, x.shape))
-        )
+        mean, inverse = (view_bytes(each, rows, _FLOAT) for each in scratch[:2])
+        memory = view_bytes(scratch[3], x.shape, _FLOAT)
         total = memory if summed is None else summed
         added = [each for each in (skip, bias) if each is not None]
         calls: list[Callable[[], object]] = []
         for place, each in enumerate(added):
-            calls.append(partial(np.add, total if place else x, each, out=total))
+            calls.append(prepare_elementwise(np.add, (total if place else x, each), total))
         if not added:
             calls.append(partial(np.copyto, total, x))
         centered = total
         if self.is_centered:
-            calls += [*prepare_mean(total, (-1,), mean), partial(np.subtract, total, mean, out=y)]
+            calls += [*prepare_mean(total, (-1,), mean), prepare_elementwise(np.subtract, (total, mean), y)]
             centered = y
         elif statistics[0] is not None:
             calls.append(partial(mean.fill, 0))
         calls += [
-            *prepare_inverse_deviation(centered, (-1,), self.epsilon, squares, inverse),
-            partial(np.multiply, centered, inverse, out=y),
-            partial(np.multiply, y, scale, out=y),
+            *prepare_inverse_deviation(centered, (-1,), self.epsilon, inverse, scratch[2]),
+            prepare_elementwise(np.multiply, (centered, inverse), y),
+            prepare_elementwise(np.multiply, (y, scale), y),
         ]
         if beta is not None:
-            calls.append(partial(np.add, y, beta, out=y))
+            calls.append(prepare_elementwise(np.add, (y, beta), y))
         for made, given in zip((mean, inverse), statistics, strict=True):
             if given is not None:
                 calls.append(partial(np.copyto, given, made))

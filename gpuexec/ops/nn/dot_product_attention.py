@@ -25,7 +25,7 @@ from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import Shape, Strides, broadcast, broadcast_strides, permute
 from gpuexec.ir.gpus import Gpu, find_gpu
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, build, operator
-from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ir.prepared_calls import prepare_elementwise, view_bytes
 from gpuexec.ir.spec import TensorSpec, dtypes_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import fused_name
@@ -192,7 +192,7 @@ class ScaledDotProductAttention(Operator):
             return None
         calls = list(first)
         if self.scale != 1:
-            calls.append(partial(np.multiply, scores, np.array(self.scale, scores.dtype), out=scores))
+            calls.append(prepare_elementwise(np.multiply, (scores, np.array(self.scale, scores.dtype)), scores))
         flags = iter(scratch[_SCRATCH:])
         for step, operand in self._list_steps(aligned):
             prepared = _prepare_step(step, scores, operand, flags)
@@ -447,7 +447,7 @@ def _prepare_step(
 def _are_views(arrays: Sequence[Array], inputs: Sequence[Array | None]) -> bool:
     """Return whether arrays are views of inputs, in their order, not copies."""
     given = [each for each in inputs if each is not None]
-    return all(np.may_share_memory(x, y) for x, y in zip(arrays, given, strict=True) if y.size)
+    return all(x is y or not y.size or np.may_share_memory(x, y) for x, y in zip(arrays, given, strict=True))
 
 
 def _are_grouped(q: Shape, k: Shape, v: Shape, operands: Sequence[Shape]) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from math import prod
+from functools import cache, partial
+from math import inf, prod, sqrt
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +30,7 @@ from gpuexec.ir.operator import (
     Tolerance,
     operator,
 )
-from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ir.prepared_calls import prepare_elementwise, view_bytes
 from gpuexec.ir.row_form import RowForm, RowLine
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
@@ -121,41 +121,87 @@ def _standardize(
 
 
 def inverse_deviation(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
-    """Return ``1 / sqrt(mean of squares + epsilon)`` over axes, which stay with extent 1."""
-    variance = mean_over(np.square(x), axes)
-    return np.asarray(x.dtype.type(1) / np.sqrt(variance + x.dtype.type(epsilon)))
+    """Return ``1 / sqrt(mean of squares + epsilon)`` over the last axes, which stay with extent 1.
+
+    Squares are summed by BLAS; what follows is worked out in double and rounded once.
+    """
+    rows = _find_rows(x, axes)
+    mean = np.vecdot(rows, rows).astype(_DOUBLE) / rows.shape[-1]
+    return np.asarray(1 / np.sqrt(mean + epsilon)).astype(x.dtype).reshape(_keep_axes(x, axes))
 
 
 def mean_over(x: Array, axes: tuple[int, ...]) -> Array:
-    """Return the mean over axes, which stay with extent 1. Unlike ``np.mean`` it does not warn of empty ones."""
-    return np.asarray(np.add.reduce(x, axis=axes, keepdims=True) / x.dtype.type(prod(x.shape[axis] for axis in axes)))
+    """Return the mean over the last axes, which stay with extent 1. Unlike ``np.mean`` it does not warn of empty ones.
+
+    BLAS sums, which is faster than NumPy's reduction and as exact.
+    """
+    rows = _find_rows(x, axes)
+    total = np.vecdot(rows, _make_ones(rows.shape[-1], x.dtype))
+    return np.asarray(total / x.dtype.type(rows.shape[-1])).reshape(_keep_axes(x, axes))
 
 
 def count_statistics(x: TensorSpec | None, rows: int) -> list[int]:
-    """Return scratch of a normalisation: squares of the elements, a mean and a deviation of each row."""
+    """Return scratch of a normalisation: a mean and a deviation of each row, and a double."""
     if x is None:
         return []
-    return [x.nbytes, rows * x.dtype.itemsize, rows * x.dtype.itemsize]
+    return [rows * x.dtype.itemsize, rows * x.dtype.itemsize, rows * _DOUBLE.itemsize]
 
 
 def prepare_mean(x: Array, axes: tuple[int, ...], mean: Array) -> list[Callable[[], object]]:
-    """Return the calls of `mean_over`; the mean has the axes with extent 1."""
-    terms = np.array(prod(x.shape[axis] for axis in axes), x.dtype)
-    return [partial(np.add.reduce, x, axes, None, mean, True), partial(np.divide, mean, terms, out=mean)]
+    """Return the calls of `mean_over` of a dense array; the mean has the axes with extent 1."""
+    rows = _find_rows(x, axes)
+    ones = _make_ones(rows.shape[-1], x.dtype)
+    if mean.size > 1:
+        terms = np.array(rows.shape[-1], x.dtype)
+        return [partial(np.vecdot, rows, ones, mean.reshape(rows.shape[:-1])), partial(np.divide, mean, terms, mean)]
+    row, number, count = rows.reshape(-1), mean.reshape(()), rows.shape[-1]
+
+    def find_mean() -> None:
+        number[()] = float(row.dot(ones)) / count
+
+    return [find_mean]
 
 
 def prepare_inverse_deviation(
-    x: Array, axes: tuple[int, ...], epsilon: float, squares: Array, inverse: Array
+    x: Array, axes: tuple[int, ...], epsilon: float, inverse: Array, scratch: Array
 ) -> list[Callable[[], object]]:
-    """Return the calls of `inverse_deviation`; ``squares`` is scratch as large as the input."""
-    one, least = np.array(1, x.dtype), np.array(epsilon, x.dtype)
-    return [
-        partial(np.square, x, out=squares),
-        *prepare_mean(squares, axes, inverse),
-        partial(np.add, inverse, least, out=inverse),
-        partial(np.sqrt, inverse, out=inverse),
-        partial(np.divide, one, inverse, out=inverse),
-    ]
+    """Return the calls of `inverse_deviation` of a dense array; ``scratch`` has room for a double of each row."""
+    rows = _find_rows(x, axes)
+    if inverse.size > 1:
+        total, wide = inverse.reshape(rows.shape[:-1]), view_bytes(scratch, rows.shape[:-1], _DOUBLE)
+        count, least, one = (np.array(number, _DOUBLE) for number in (rows.shape[-1], epsilon, 1))
+        return [
+            partial(np.vecdot, rows, rows, total),
+            partial(np.divide, total, count, wide),
+            partial(np.add, wide, least, wide),
+            partial(np.sqrt, wide, wide),
+            partial(np.divide, one, wide, total, casting="same_kind"),
+        ]
+    row, number, columns = rows.reshape(-1), inverse.reshape(()), rows.shape[-1]
+
+    def find_inverse() -> None:
+        root = sqrt(float(row.dot(row)) / columns + epsilon)
+        number[()] = 1 / root if root else inf
+
+    return [find_inverse]
+
+
+def _find_rows(x: Array, axes: tuple[int, ...]) -> Array:
+    """Return an array with its last axes as one, dense: the bits of a sum must not depend on where its terms lie."""
+    kept = x.shape[: x.ndim - len(axes)]
+    return np.ascontiguousarray(x).reshape(*kept, prod(x.shape[len(kept) :]))
+
+
+def _keep_axes(x: Array, axes: tuple[int, ...]) -> Shape:
+    return (*x.shape[: x.ndim - len(axes)], *(1,) * len(axes))
+
+
+@cache
+def _make_ones(count: int, dtype: np.dtype[Any]) -> Array:
+    """Return ones, which nobody writes."""
+    ones = np.ones(count, dtype)
+    ones.flags.writeable = False
+    return ones
 
 
 def _buffer(out: Sequence[Array | None] | None, dtype: np.dtype[Any], accumulator_dtype: np.dtype[Any]) -> Array | None:
@@ -177,20 +223,19 @@ class _TrailingNormalization(Operator):
     takes_epilogue: ClassVar[bool] = True
 
     def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
-        """Count squares of the elements, and statistics of the rows."""
+        """Count statistics of the rows."""
         widened = count_widened(self, inputs, outputs[0])
         if widened is not None:
             return widened
         x = inputs[0]
         return [] if x is None else count_statistics(x, prod(x.shape[: normalize_axis(self.axis, x.rank)]))
 
-    def _take_rows(self, x: Array, scratch: Sequence[Array]) -> tuple[tuple[int, ...], Array, Array, Array]:
-        """Return the axes of a row, and scratch: squares, mean, deviation."""
+    def _take_rows(self, x: Array, scratch: Sequence[Array]) -> tuple[tuple[int, ...], Array, Array]:
+        """Return the axes of a row, and scratch: mean, deviation."""
         axis = normalize_axis(self.axis, x.ndim)
         rows = (*x.shape[:axis], *(1,) * (x.ndim - axis))
-        shapes = (x.shape, rows, rows)
-        squares, mean, inverse = (view_bytes(each, shape, x.dtype) for each, shape in zip(scratch, shapes, strict=True))
-        return tuple(range(axis, x.ndim)), squares, mean, inverse
+        mean, inverse = (view_bytes(each, rows, x.dtype) for each in scratch[:2])
+        return tuple(range(axis, x.ndim)), mean, inverse
 
     def _check(self, x: TensorSpec, *parameters: tuple[str, TensorSpec | None]) -> int:
         axis = normalize_axis(self.axis, x.rank)
@@ -319,17 +364,17 @@ class LayerNormalization(_TrailingNormalization):
         (x, scale, bias), (y, *statistics) = (*inputs, None)[:3], out
         if x is None or not is_plain(y, x.dtype) or scale is None or not scratch:
             return prepare_widened(self, inputs, out, constant, scratch)
-        axes, squares, mean, inverse = self._take_rows(x, scratch)
+        axes, mean, inverse = self._take_rows(x, scratch)
         x, calls = make_dense(x, y)
         calls += [
             *prepare_mean(x, axes, mean),
-            partial(np.subtract, x, mean, out=y),
-            *prepare_inverse_deviation(y, axes, self.epsilon, squares, inverse),
-            partial(np.multiply, y, inverse, out=y),
-            partial(np.multiply, y, scale, out=y),
+            prepare_elementwise(np.subtract, (x, mean), y),
+            *prepare_inverse_deviation(y, axes, self.epsilon, inverse, scratch[2]),
+            prepare_elementwise(np.multiply, (y, inverse), y),
+            prepare_elementwise(np.multiply, (y, scale), y),
         ]
         if bias is not None:
-            calls.append(partial(np.add, y, bias, out=y))
+            calls.append(prepare_elementwise(np.add, (y, bias), y))
         for made, given in zip((mean, inverse), statistics):
             if given is not None:
                 calls.append(partial(np.copyto, given, made, "unsafe"))
@@ -389,9 +434,13 @@ class RMSNormalization(_TrailingNormalization):
             return None
         if not is_plain(x) or not is_plain(y, x.dtype) or accumulator(scale.dtype) != x.dtype:
             return prepare_widened(self, inputs, out, constant, scratch)
-        axes, squares, _, inverse = self._take_rows(x, scratch)
-        calls = prepare_inverse_deviation(x, axes, self.epsilon, squares, inverse)
-        return [*calls, partial(np.multiply, x, inverse, out=y), partial(np.multiply, y, scale, out=y)]
+        axes, _, inverse = self._take_rows(x, scratch)
+        calls = prepare_inverse_deviation(x, axes, self.epsilon, inverse, scratch[2])
+        return [
+            *calls,
+            prepare_elementwise(np.multiply, (x, inverse), y),
+            prepare_elementwise(np.multiply, (y, scale), y),
+        ]
 
     def as_row(self, inputs: Sequence[TensorSpec | None]) -> RowForm | None:
         """Return the form of the kernel."""

@@ -91,7 +91,7 @@ class _ChannelNormalization(Operator):
             return (y.astype(x.dtype, copy=False).reshape(x.shape),)
 
     def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
-        """Count squares of the elements, and statistics of the rows: as many as there are channels at most."""
+        """Count statistics of the rows, and a factor of each: as many as there are channels at most."""
         x = inputs[0]
         widened = count_widened(self, inputs, outputs[0])
         if widened is not None:
@@ -117,13 +117,12 @@ class _ChannelNormalization(Operator):
         x, y = x.reshape(x.shape[0], *rows), y.reshape(x.shape[0], *rows)
         axes, spread = tuple(range(2, x.ndim)), (*rows[:per_row], *(1,) * (len(rows) - per_row))
         kept, parameters = (*x.shape[:2], *(1,) * len(axes)), (x.shape[0], *spread)
-        squares, mean, inverse, factor = (
-            view_bytes(scratch[place], shape, x.dtype) for place, shape in enumerate((x.shape, kept, kept, parameters))
-        )
+        mean, inverse = (view_bytes(each, kept, x.dtype) for each in scratch[:2])
+        factor = view_bytes(scratch[3], parameters, x.dtype)
         return [
             *prepare_mean(x, axes, mean),
             partial(np.subtract, x, mean, out=y),
-            *prepare_inverse_deviation(y, axes, epsilon, squares, inverse),
+            *prepare_inverse_deviation(y, axes, epsilon, inverse, scratch[2]),
             partial(np.multiply, inverse, scale.reshape(spread), out=factor),
             partial(np.multiply, y, factor, out=y),
             partial(np.add, y, bias.reshape(spread), out=y),
