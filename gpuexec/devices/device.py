@@ -226,8 +226,8 @@ class CallRecording(Recording, Protocol):
     def is_brief(self) -> bool:
         """Whether one thread makes all calls as soon as several would, in a time that a caller is kept for."""
 
-    def bind(self, bindings: Mapping[int, Region]) -> Sequence[Callable[[], object]]:
-        """Return the calls, bound to these places for good; those of later sizes take their places, not theirs."""
+    def bind(self, bindings: Mapping[int, Region]) -> Callable[[], Sequence[Callable[[], object]]]:
+        """Return what gives the calls at the size that is set when it is asked, bound to these places for good."""
 
 
 class Device(Protocol):

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-from gpuexec.devices.cpu.cpu_execution import Call, Execution, MovingCall, Order
+from gpuexec.devices.cpu.cpu_execution import BoundCall, Call, Execution, MovingCall, Order
 from gpuexec.devices.cpu.cpu_memory import CpuMemory, IdleBlocks
 from gpuexec.devices.cpu.cpu_stream import CpuEvent, CpuStream, CpuTimedEvent
 from gpuexec.devices.device import (
@@ -101,9 +101,22 @@ class CpuRecording:
         """Whether one thread makes all calls as soon as several would, by what the last whole pass took."""
         return self._device.order is None and self._order.is_brief
 
-    def bind(self, bindings: Mapping[int, Region]) -> Sequence[Callable[[], object]]:
-        """Return the commands as they are now as calls over this memory, in the plan's order."""
-        return [each for call in self._calls for each in call.bind(bindings, self._row)]
+    def bind(self, bindings: Mapping[int, Region]) -> Callable[[], Sequence[Callable[[], object]]]:
+        """Return what gives the commands as calls over this memory, in the plan's order, as they are when it is asked.
+
+        From size to size only commands that depend on it are prepared again, one after the other.
+        """
+        known: list[Call | None] = [None] * len(self._calls)
+        bound: list[BoundCall] = [lambda row: ()] * len(self._calls)
+
+        def find_calls() -> Sequence[Callable[[], object]]:
+            for position, call in enumerate(self._calls):
+                if call is not known[position]:
+                    known[position], bound[position] = call, call.bind(bindings)
+            row = self._row
+            return [each for calls in bound for each in calls(row)]
+
+        return find_calls
 
     def close(self) -> None:
         """Do nothing: the device holds nothing for it."""

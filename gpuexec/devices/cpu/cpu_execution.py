@@ -31,12 +31,15 @@ from gpuexec.ir.size_layout import FieldKind, SizeField
 from gpuexec.system import knobs
 from gpuexec.system.threads import computing, find_pool, shared_by
 
+# The calls of a command on certain memory, by the row of a size.
+BoundCall = Callable[[Sequence[int]], PreparedCalls]
+
 # A command is worth another thread when it took this long the last time; before it ever ran, when it moves this many
 # bytes.
 _HEAVY_BYTES = 1 << 18
 _HEAVY_SECONDS = 2e-4
 # What a caller is kept for: by commands that might have run side by side, and by others.
-_BRIEF_SECONDS, _LIGHT_SECONDS = 3e-3, 20e-3
+_BRIEF_SECONDS, _LIGHT_SECONDS = 3e-3, 200e-3
 # Places of memory that comes and goes which a command is prepared for: of the frames of a Worker, say, and of loops.
 _MOST_PLACES = 4
 # New places in a row after which memory is taken for such that never comes back.
@@ -104,9 +107,10 @@ class Call:
         for call in calls:
             call()
 
-    def bind(self, bindings: Mapping[int, Region], row: Sequence[int]) -> PreparedCalls:
-        """Return the calls that execute the command on this memory; the caller has NumPy warn of nothing."""
-        return self._bind(bindings, is_prepared=True)
+    def bind(self, bindings: Mapping[int, Region]) -> BoundCall:
+        """Return what gives the calls that execute the command on this memory, at the size of a row."""
+        calls = self._bind(bindings, is_prepared=True)
+        return lambda row: calls
 
     def describe(self, origin: str) -> str:
         """Describe the command, its node and its operands, for messages."""
@@ -202,7 +206,7 @@ class MovingCall(Call):
         fields: The numbers that depend on the sizes.
     """
 
-    __slots__ = ("_arrays", "_forms", "_places", "_row", "_still")
+    __slots__ = ("_fields", "_places", "_views_here")
 
     def __init__(
         self,
@@ -213,14 +217,10 @@ class MovingCall(Call):
         fields: Sequence[SizeField],
     ) -> None:
         super().__init__(command, memory, constants, like)
-        slots = (*command.inputs, *command.outputs)
-        moved = dict.fromkeys(field.position for field in fields)
-        self._forms = [_ViewForm(position, _require(slots[position]), fields) for position in moved]
-        self._still = [(n, slot) for n, slot in enumerate(slots) if slot is not None and n not in moved]
-        self._arrays: list[np.ndarray[Any, Any] | None] = [None] * len(slots)
-        # What the arrays are of, if they are kept: memory and offsets of bound buffers, and a row.
+        self._fields = fields
+        # The views, if they are kept, and what they are of: memory and offsets of bound buffers.
+        self._views_here: _MovingViews | None = None
         self._places: list[tuple[weakref.ref[MemoryBlock], int]] = []
-        self._row: Sequence[int] | None = None
 
     def run(self, bindings: Mapping[int, Region], row: Sequence[int]) -> None:
         """Execute the command at the size of a row; the caller has NumPy warn of nothing.
@@ -231,79 +231,99 @@ class MovingCall(Call):
         for buffer, (memory, offset) in zip(self._bound, self._places, strict=False):
             region = bindings[buffer]
             is_kept = is_kept and memory() is region.memory and offset == region.offset
-        if not is_kept or self._row is None:
-            self._place(bindings, row)
-        elif row is not self._row:
-            for form in self._forms:
-                self._arrays[form.position] = form.make(row)
-        command, operator = self.command, self._operator
-        assert isinstance(command, HostCall) and operator is not None
-        count = len(command.inputs)
-        compute_into(operator, self._arrays[:count], self._arrays[count:])
-        self._row = row
+        views = self._views_here if is_kept else None
+        if views is None:
+            views = self._place(bindings)
+        for call in views(row):
+            call()
+        self._views_here = views if is_kept else None
         if not is_kept:
-            self._let_go(bindings)
+            regions = [bindings[buffer] for buffer in self._bound]
+            is_known = all(isinstance(region.memory, CpuMemory) for region in regions)
+            self._places = [(weakref.ref(region.memory), region.offset) for region in regions] if is_known else []
 
-    def bind(self, bindings: Mapping[int, Region], row: Sequence[int]) -> PreparedCalls:
-        """Return calls for the size of a row that stay as they are."""
-        command, operator = self.command, self._operator
+    def bind(self, bindings: Mapping[int, Region]) -> BoundCall:
+        """Return what gives the calls that execute the command on this memory, at the size of a row."""
+        return self._place(bindings)
+
+    def _place(self, bindings: Mapping[int, Region]) -> _MovingViews:
+        """Return the views over this memory."""
+        command, operator, constants = self.command, self._operator, self._constants
         assert isinstance(command, HostCall) and operator is not None
-        self._place(bindings, row)
-        count, constants = len(command.inputs), self._constants
+        slots = (*command.inputs, *command.outputs)
+        moved = dict.fromkeys(field.position for field in self._fields)
+        forms = []
+        for position in moved:
+            slot = slots[position]
+            assert slot is not None
+            own = [field for field in self._fields if field.position == position]
+            forms.append(_ViewForm(position, slot, own, self._memory.get(slot.buffer) or bindings[slot.buffer]))
+        arrays = [
+            None if slot is None or position in moved else self._view(slot, bindings)
+            for position, slot in enumerate(slots)
+        ]
         constant = [slot is not None and slot.buffer in constants for slot in command.inputs]
-        scratch = [self._view(slot, bindings) for slot in command.scratch]
-        calls = prepare_calls(operator, self._arrays[:count], self._arrays[count:], constant, scratch)
-        self._places = []
-        self._let_go(bindings)
-        return calls
+        return _MovingViews(operator, arrays, forms, constant, [self._view(slot, bindings) for slot in command.scratch])
 
-    def _place(self, bindings: Mapping[int, Region], row: Sequence[int]) -> None:
-        """Make all views, over this memory."""
-        for position, slot in self._still:
-            self._arrays[position] = self._view(slot, bindings)
-        for form in self._forms:
-            form.place(self._memory.get(form.buffer) or bindings[form.buffer])
-            self._arrays[form.position] = form.make(row)
 
-    def _let_go(self, bindings: Mapping[int, Region]) -> None:
-        """Keep no view of bound memory, but note which it was."""
-        if not self._bound:
-            return
-        self._row = None
-        self._arrays[:] = [None] * len(self._arrays)
-        for form in self._forms:
-            form.let_go()
-        regions = [bindings[buffer] for buffer in self._bound]
-        if all(isinstance(region.memory, CpuMemory) for region in regions):
-            self._places = [(weakref.ref(region.memory), region.offset) for region in regions]
-        else:
-            self._places = []
+class _MovingViews:
+    """The arrays of a moving call over one memory, and its calls at the size asked for last.
+
+    Args:
+        operator: Of the command.
+        arrays: Inputs, then outputs; None: absent, or it moves.
+        forms: Those that move.
+        constant: Which inputs never change.
+        scratch: As of `Operator.prepare`.
+    """
+
+    __slots__ = ("_arrays", "_calls", "_constant", "_forms", "_operator", "_row", "_scratch")
+
+    def __init__(
+        self,
+        operator: Operator,
+        arrays: list[np.ndarray[Any, Any] | None],
+        forms: Sequence[_ViewForm],
+        constant: Sequence[bool],
+        scratch: Sequence[np.ndarray[Any, Any]],
+    ) -> None:
+        self._operator, self._arrays, self._forms = operator, arrays, forms
+        self._constant, self._scratch = constant, scratch
+        self._row: Sequence[int] | None = None
+        self._calls: PreparedCalls = ()
+
+    def __call__(self, row: Sequence[int]) -> PreparedCalls:
+        """Return the calls at the size of a row."""
+        if row is not self._row:
+            arrays, count = self._arrays, len(self._constant)
+            for form in self._forms:
+                arrays[form.position] = form.make(row)
+            self._calls = prepare_calls(self._operator, arrays[:count], arrays[count:], self._constant, self._scratch)
+            self._row = row
+        return self._calls
 
 
 class _ViewForm:
-    """A slot as a view of which some numbers are entries of a row."""
+    """A slot as a view of which some numbers are entries of a row.
 
-    __slots__ = ("_base", "_dtype", "_numbers", "_picks", "_rank", "_start", "buffer", "position")
+    Args:
+        position: Of the slot in its command.
+        slot: At any size.
+        fields: The numbers that depend on the sizes.
+        region: Where the slot lies.
+    """
 
-    def __init__(self, position: int, slot: Slot, fields: Sequence[SizeField]) -> None:
-        self.position, self.buffer, self._dtype, self._rank = position, slot.buffer, slot.dtype, slot.spec.rank
+    __slots__ = ("_dtype", "_memory", "_numbers", "_picks", "_rank", "_start", "position")
+
+    def __init__(self, position: int, slot: Slot, fields: Sequence[SizeField], region: Region) -> None:
+        assert region.memory.array is not None
+        self.position, self._dtype, self._rank = position, slot.dtype, slot.spec.rank
+        self._memory, self._start = region.memory.array.data, region.offset
         itemsize = slot.dtype.itemsize
         # Offset, extents and strides, in bytes; of those that depend on sizes the place, the entry, and its bytes.
         self._numbers = [slot.offset_bytes, *slot.shape, *[stride * itemsize for stride in slot.strides]]
         first = {FieldKind.OFFSET: (0, 1), FieldKind.EXTENT: (1, 1), FieldKind.STRIDE: (1 + slot.spec.rank, itemsize)}
-        own = [field for field in fields if field.position == position]
-        self._picks = [(first[field.kind][0] + field.at, field.entry, first[field.kind][1]) for field in own]
-        self.let_go()
-
-    def let_go(self) -> None:
-        """Keep no memory."""
-        self._base: ByteArray = np.empty(0, np.uint8)
-        self._start = 0
-
-    def place(self, region: Region) -> None:
-        """Take the memory that the slot lies in."""
-        assert region.memory.array is not None
-        self._base, self._start = region.memory.array, region.offset
+        self._picks = [(first[field.kind][0] + field.at, field.entry, first[field.kind][1]) for field in fields]
 
     def make(self, row: Sequence[int]) -> np.ndarray[Any, Any]:
         """Return the view at the size of a row."""
@@ -314,12 +334,7 @@ class _ViewForm:
         shape = numbers[1:end]
         if 0 in shape:
             return np.empty(shape, self._dtype)
-        return np.ndarray(shape, self._dtype, self._base.data, self._start + numbers[0], numbers[end:])
-
-
-def _require(slot: Slot | None) -> Slot:
-    assert slot is not None
-    return slot
+        return np.ndarray(shape, self._dtype, self._memory, self._start + numbers[0], numbers[end:])
 
 
 @dataclass(slots=True)

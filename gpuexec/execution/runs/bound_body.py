@@ -116,9 +116,7 @@ class BoundBodies:
             raise UnboundTripError
         positions = {value: position for position, value in enumerate(graph.inputs)}
         elsewhere = {
-            place: weights[positions[value]]
-            for place, value in enumerate(partition.ready.inputs)
-            if positions.get(value) in weights
+            value: weights[positions[value]] for value in partition.ready.inputs if positions.get(value) in weights
         }
         with self._lock:
             plan = bind_plan(self._backend.device, self._stream, stage, planned, elsewhere)
@@ -210,9 +208,10 @@ class BoundBody:
             assert ready is not None
             rows = zip(ready.inputs, plan.inputs, strict=True)
             self._copies = [(positions[value], array) for value, array in rows if array is not None]
-            self._made.update(zip(ready.outputs, plan.outputs, strict=True))
+            made = {value: y for value, y in zip(ready.outputs, plan.outputs, strict=True) if y is not None}
+            self._made.update(made)
             read = {array.ctypes.data for _, array in self._copies}
-            if any(array.ctypes.data in read for array in plan.outputs):
+            if any(array.ctypes.data in read for array in made.values()):
                 raise UnboundTripError
         # Inputs that are passed on to where they came from stay the arrays they are. Other inputs that are used behind
         # the plan are copied before it, which may overwrite what the trip before gave.

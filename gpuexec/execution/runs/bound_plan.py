@@ -3,50 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gpuexec.devices.device import CallRecording, Device, MemoryBlock, Region, Stream
+from gpuexec.devices.device import CallRecording, Device, Region, Stream
+from gpuexec.execution.runs.deferred_plans import Plans
 from gpuexec.execution.runs.inputs import IN_PLACE_NBYTES
 from gpuexec.execution.runs.plan_cache import PlannedVariant
 from gpuexec.execution.runs.subgraph import Stage
+from gpuexec.ir.graphs import Value
 from gpuexec.ir.plan import Port
 from gpuexec.ir.spec import TensorSpec, is_host_object
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class BoundPlan:
     """A planned variant whose inputs are written, and outputs read, where they lie between calls.
 
     Attributes:
         planned: What it is.
-        recording: Whose calls they are; another one has other memory.
-        inputs: The arrays of the graph's inputs, in order; None where a plan reads them elsewhere.
+        inputs: The arrays of the graph's inputs, in order; None where a plan reads them elsewhere, or not at all.
         calls: What computes the outputs.
-        outputs: The arrays of the graph's outputs, in order.
-        blocks: The memory of inputs and outputs.
+        outputs: The arrays of the graph's outputs, in order; None where a plan writes them elsewhere.
+        nbytes: Of the memory of inputs and outputs.
     """
 
-    planned: PlannedVariant
-    recording: CallRecording
-    inputs: tuple[Array | None, ...]
-    calls: Sequence[Callable[[], object]]
-    outputs: tuple[Array, ...]
-    blocks: tuple[MemoryBlock, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of inputs and outputs."""
-        return sum(block.nbytes for block in self.blocks)
+    def __init__(
+        self,
+        plans: Plans,
+        stream: Stream,
+        planned: PlannedVariant,
+        recording: CallRecording,
+        regions: tuple[Sequence[Region | None], Sequence[Region | None]],
+        find_calls: Callable[[], Sequence[Callable[[], object]]],
+    ) -> None:
+        self._plans, self._stream, self._recording, self._find_calls = plans, stream, recording, find_calls
+        self._regions = regions
+        self.inputs: tuple[Array | None, ...] = (None,) * len(regions[0])
+        self.outputs: tuple[Array | None, ...] = (None,) * len(regions[1])
+        self.nbytes = sum({id(each.memory): each.memory.nbytes for part in regions for each in part if each}.values())
+        self._take(planned)
 
     @property
     def is_valid(self) -> bool:
         """Whether the memory is still that of the plan."""
-        return self.planned.compiled.recording is self.recording
+        return self.planned.compiled.recording is self._recording
+
+    def resize(self, planned: PlannedVariant) -> bool:
+        """Take another size, and return whether the plan has it; the caller holds the lock for issuing."""
+        if planned is self.planned:
+            return True
+        if planned.compiled is not self.planned.compiled or planned.stands_for is not None or planned.variant.reads:
+            return False
+        if self._plans.record(planned, self._stream) is not self._recording:
+            return False
+        self._take(planned)
+        return True
+
+    def _take(self, planned: PlannedVariant) -> None:
+        """Make views and calls of a size, which the recording is set to."""
+        self.planned = planned
+        self.inputs = _view_all(self._regions[0], planned.variant.inputs, self.inputs)
+        self.outputs = _view_all(self._regions[1], planned.variant.outputs, self.outputs)
+        with np.errstate(all="ignore"):
+            self.calls = self._find_calls()
+
+
+def _view_all(
+    regions: Sequence[Region | None], specs: Sequence[TensorSpec], known: tuple[Array | None, ...]
+) -> tuple[Array | None, ...]:
+    """Return arrays of these specs in regions, those known that have them; all of them: that very tuple."""
+    views = [
+        None if at is None else before if before is not None and before.shape == spec.shape else at.view(spec)
+        for at, spec, before in zip(regions, specs, known, strict=True)
+    ]
+    return known if all(a is b for a, b in zip(views, known, strict=True)) else tuple(views)
 
 
 def bind_plan(
@@ -54,7 +87,7 @@ def bind_plan(
     stream: Stream,
     stage: Stage,
     planned: PlannedVariant | None,
-    elsewhere: Mapping[int, Region] | None = None,
+    elsewhere: Mapping[Value, Region],
 ) -> BoundPlan | None:
     """Bind a plan that has run; None where that gains nothing, or can't be.
 
@@ -66,7 +99,7 @@ def bind_plan(
         stream: What it ran on.
         stage: Whose plan.
         planned: Its sizes.
-        elsewhere: Where inputs lie, by position, that are no arrays of its own.
+        elsewhere: Where inputs and outputs lie that are no arrays of its own.
     """
     graph = stage.partition.ready
     if graph is None or stage.plans is None or planned is None or planned.stands_for is not None:
@@ -76,35 +109,28 @@ def bind_plan(
         return None
     if any(value in graph.inputs for value in graph.outputs):
         return None
-    elsewhere = elsewhere or {}
-    specs = [*[spec for place, spec in enumerate(variant.inputs) if place not in elsewhere], *variant.outputs]
-    if any(is_host_object(spec.dtype) or spec.nbytes >= IN_PLACE_NBYTES for spec in specs):
-        return None
     bindings: dict[int, Region] = {}
-    blocks: list[MemoryBlock] = []
 
-    def open_array(port: Port, spec: TensorSpec) -> Array:
-        """Return the array of a port, in a block that its buffer is bound to."""
-        region = None if port.buffer is None else bindings.get(port.buffer)
+    def open_region(value: Value, port: Port) -> Region | None:
+        """Return the bytes of a port, which its buffer is bound to; None: they are elsewhere, or nothing reads them."""
+        if port.buffer is None:
+            return None
+        if value in elsewhere:
+            bindings[port.buffer] = elsewhere[value]
+            return None
+        region = bindings.get(port.buffer)
         if region is None:
-            nbytes = max(1, spec.nbytes if port.buffer is None else plan.buffers[port.buffer].nbytes)
-            block = device.allocate(nbytes)
-            blocks.append(block)
-            region = Region(block, 0, block.nbytes)
-            if port.buffer is not None:
-                bindings[port.buffer] = region
-        return region.view(spec)
+            block = device.allocate(max(1, plan.buffers[port.buffer].nbytes))
+            region = bindings[port.buffer] = Region(block, 0, block.nbytes)
+        return region
 
-    inputs: list[Array | None] = []
-    for place, (port, spec) in enumerate(zip(plan.inputs, variant.inputs, strict=True)):
-        if place not in elsewhere:
-            inputs.append(open_array(port, spec))
-            continue
-        inputs.append(None)
-        if port.buffer is not None:
-            bindings[port.buffer] = elsewhere[place]
-    outputs = [open_array(port, spec) for port, spec in zip(plan.outputs, variant.outputs, strict=True)]
+    specs = zip((*graph.inputs, *graph.outputs), (*variant.inputs, *variant.outputs), strict=True)
+    own = [spec for value, spec in specs if value not in elsewhere]
+    if any(is_host_object(spec.dtype) or spec.nbytes >= IN_PLACE_NBYTES for spec in own):
+        return None
+    inputs = [open_region(value, port) for value, port in zip(graph.inputs, plan.inputs, strict=True)]
+    outputs = [open_region(value, port) for value, port in zip(graph.outputs, plan.outputs, strict=True)]
+    if stage.plans.record(planned, stream) is not recording:
+        return None
     with np.errstate(all="ignore"):
-        stage.plans.record(planned, stream)
-        calls = recording.bind(bindings)
-    return BoundPlan(planned, recording, tuple(inputs), calls, tuple(outputs), tuple(blocks))
+        return BoundPlan(stage.plans, stream, planned, recording, (inputs, outputs), recording.bind(bindings))

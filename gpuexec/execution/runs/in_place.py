@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpuexec.devices.device import Region
 from gpuexec.ir.graphs import Graph, Value
 from gpuexec.ir.plan import Plan, Port
+from gpuexec.ir.spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +45,25 @@ class BoundPorts:
             else:
                 outputs.append((place, value, port))
         return cls(bindings, tuple(inputs), tuple(outputs))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrownMemories:
+    """Memories of one spec that lie with room behind their rows, for whoever goes on from them.
+
+    Attributes:
+        inputs: As values of the graph.
+        outputs: Their next values.
+        spec: Of each, with the rows there are.
+        regions: The bytes of each, the room included: the same tuple as long as they are the same.
+        held: What the state holds them as.
+    """
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    spec: TensorSpec
+    regions: tuple[Region, ...]
+    held: object
 
 
 class InPlaceMemories:

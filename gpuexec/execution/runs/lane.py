@@ -19,15 +19,18 @@ from gpuexec.execution.results.place import Place
 from gpuexec.execution.results.tensor import Tensor
 from gpuexec.execution.runs.bound_plan import BoundPlan, bind_plan
 from gpuexec.execution.runs.execution_context import ExecutionContext
-from gpuexec.execution.runs.inputs import IN_PLACE_NBYTES, GivenInput, HostArray, name_inputs
+from gpuexec.execution.runs.in_place import GrownMemories
+from gpuexec.execution.runs.inputs import IN_PLACE_NBYTES, HostArray, name_inputs
 from gpuexec.execution.runs.plan_cache import PlannedVariant
 from gpuexec.execution.runs.run import Run
 from gpuexec.execution.runs.storage import Storage
 from gpuexec.execution.runs.subgraph import Stage
 from gpuexec.ir.graphs import Value
 from gpuexec.ir.plan import Read
+from gpuexec.ir.size_layout import SizedVariant
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.model.model import Model
+from gpuexec.planner.caches import Cache
 from gpuexec.system.threads import computing
 
 Array = np.ndarray[Any, Any]
@@ -35,29 +38,6 @@ Array = np.ndarray[Any, Any]
 _MOST_TRACKS = 4
 # Runs of a size after each of which it is tried to bind them, since the first take longer; then at powers of two.
 _FIRST_TRIES = 6
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Track:
-    """One size of inputs, with all that its runs need.
-
-    Attributes:
-        bound: What its runs call.
-        inputs: Name, shape, type and the array that each is copied to.
-        reads: What planning and branches read of inputs, each with what it found.
-        outputs: Where calls leave outputs, by name.
-        names: The inputs that are memories.
-        memories: The array that each of them is copied to, and the one that its next content is in.
-        kept: The inputs, for a later run that leaves some out.
-    """
-
-    bound: BoundPlan
-    inputs: tuple[tuple[str, tuple[int, ...], np.dtype[Any], Array], ...]
-    reads: tuple[tuple[Read, bytes], ...]
-    outputs: Mapping[str, Array]
-    names: tuple[str, ...]
-    memories: tuple[tuple[Array, Array], ...]
-    kept: Mapping[str, GivenInput]
 
 
 class HeldMemories(Protocol):
@@ -68,8 +48,100 @@ class HeldMemories(Protocol):
     def list_arrays(self, names: Sequence[str]) -> Sequence[Array] | None:
         """Return what memories hold, by their inputs, where all of it lies on the host and nothing is under way."""
 
-    def leave(self, arrays: Mapping[str, Array]) -> None:
+    def list_grown(self, caches: Mapping[Value, Cache]) -> Sequence[GrownMemories] | None:
+        """Return the memories that grow, where the next run may append to all of them as they lie."""
+
+    def leave(self, arrays: Mapping[str, Array], grown: Sequence[tuple[GrownMemories, TensorSpec]]) -> None:
         """Let all memories hold what a run made that is over."""
+
+
+class _Track:
+    """One size of inputs, with all that its runs need; where memories grow, all sizes of one plan.
+
+    Args:
+        bound: What its runs call.
+        stage: Whose plan.
+        kept: The inputs of the run that it is made of, by name, in the model's order.
+        reads: What planning and branches read of inputs, each with what it found.
+        framed: The outputs that are no memories.
+        left: Of the memories that are copied, the output and the input of each.
+        grown: The memories that are appended to.
+
+    Attributes:
+        bound: As above.
+        reads: As above.
+        inputs: Name, shape, type and the array that each is copied to.
+        outputs: Where calls leave outputs, by name.
+        names: The inputs that are memories and copied.
+        memories: The array that each of them is copied to, and the one that its next content is in.
+        kept: The inputs, for a later run that leaves some out.
+        grows: Whether memories grow.
+    """
+
+    def __init__(
+        self,
+        bound: BoundPlan,
+        stage: Stage,
+        kept: Mapping[str, Array],
+        reads: tuple[tuple[Read, bytes], ...],
+        framed: Sequence[Value],
+        left: Mapping[str, str],
+        grown: Sequence[GrownMemories],
+    ) -> None:
+        graph = stage.partition.ready
+        assert graph is not None and stage.plans is not None
+        self.bound, self.reads, self.names, self.grows = bound, reads, tuple(left.values()), bool(grown)
+        self._plans, self._graph, self._framed, self._left = stage.plans, graph, framed, left
+        self._regions = [each.regions for each in grown]
+        places = {value: place for place, value in enumerate(graph.outputs)}
+        self._grown_outputs = [[places[output] for output in each.outputs] for each in grown]
+        # By input of the graph: which of the memories that grow, or what else it is.
+        kinds = {value: kind for kind, each in enumerate(grown) for value in each.inputs}
+        self._shapes = [(kinds.get(value, -1), value.name) for value in graph.inputs]
+        self._own = {name: (x.shape, x.dtype) for name, x in kept.items()}
+        self._fitted: tuple[object, object] = None, None
+        self._fit()
+
+    def grow(self, named: Mapping[str, Any], memories: HeldMemories) -> Sequence[GrownMemories] | None:
+        """Take the size of inputs and of memories that grow; the caller holds the lock for issuing.
+
+        Returns:
+            The memories, as they are before the run; None: the size is none of the plan, or they lie elsewhere.
+        """
+        grown = memories.list_grown(self._plans.caches)
+        if grown is None or [id(each.regions) for each in grown] != [id(regions) for regions in self._regions]:
+            return None
+        given = {name: x.shape for name, x in named.items()}
+        given |= {name: array.shape for name, (array, _) in zip(self.names, self.memories, strict=True)}
+        shapes = tuple([given[name] if kind < 0 else grown[kind].spec.shape for kind, name in self._shapes])
+        planned = self._plans.find(shapes)
+        if planned is None or not self.bound.resize(planned):
+            return None
+        self._fit()
+        return grown if all(named[name].shape == shape for name, shape, _, _ in self.inputs) else None
+
+    def list_left(self, grown: Sequence[GrownMemories]) -> list[tuple[GrownMemories, TensorSpec]]:
+        """Return memories that a run has appended to, with the specs that they have now."""
+        outputs = self.bound.planned.variant.outputs
+        return [(each, outputs[places[0]]) for each, places in zip(grown, self._grown_outputs, strict=True)]
+
+    def _fit(self) -> None:
+        """Take the arrays of the size that is bound, if they are others."""
+        bound, graph, known = self.bound, self._graph, self._fitted
+        if known[0] is bound.inputs and known[1] is bound.outputs:
+            return
+        self._fitted = bound.inputs, bound.outputs
+        variant = bound.planned.variant
+        given = {value.name: x for value, x in zip(graph.inputs, bound.inputs, strict=True) if x is not None}
+        made = {value.name: x for value, x in zip(graph.outputs, bound.outputs, strict=True) if x is not None}
+        shapes = {value.name: spec.shape for value, spec in zip(graph.inputs, variant.inputs, strict=True)}
+        for name, (shape, dtype) in self._own.items():
+            if name not in given:
+                given[name] = np.empty(shapes.get(name, shape), dtype)
+        self.inputs = tuple([(name, given[name].shape, given[name].dtype, given[name]) for name in self._own])
+        self.outputs = {value.name: made[value.name] for value in self._framed}
+        self.memories = tuple([(given[name], made[output]) for output, name in self._left.items()])
+        self.kept = {name: HostArray(TensorSpec(shape, dtype), array) for name, shape, dtype, array in self.inputs}
 
 
 class Lane:
@@ -119,6 +191,12 @@ class Lane:
         track = self._find(named)
         if track is None:
             return None
+        grown: Sequence[GrownMemories] | None = ()
+        if track.grows:
+            with self._context.lock:
+                grown = track.grow(named, self._memories)
+            if grown is None:
+                return None
         held = self._memories.list_arrays(track.names) if track.names else ()
         if held is None or any(a.shape != b.shape for a, (b, _) in zip(held, track.memories, strict=True)):
             return None
@@ -138,25 +216,31 @@ class Lane:
             self.forget()
             return None
         binder.kept = dict(track.kept)
-        if track.names:
-            self._memories.leave(
-                {name: array.copy() for name, (_, array) in zip(track.names, track.memories, strict=True)}
-            )
+        if track.names or grown:
+            copied = {name: array.copy() for name, (_, array) in zip(track.names, track.memories, strict=True)}
+            self._memories.leave(copied, track.list_left(grown or ()))
         arrays = {name: array.copy() for name, array in track.outputs.items()}
         return LastLap(self, track, number, arrays)
 
     def note(self, stage: Stage, planned: PlannedVariant | None) -> None:
         """Bind what a run needs that was scheduled, is done, and is of a size that comes again."""
-        self._count = self._count + 1 if planned is self._seen else 0
+        self._count = self._count + 1 if self._are_alike(planned, self._seen) else 0
         self._seen = planned
         is_rare = self._count > _FIRST_TRIES and self._count & (self._count - 1)
         if planned is None or not self._count or is_rare:
             return
-        self._tracks = [track for track in self._tracks if track.bound.planned is not planned]
+        self._tracks = [track for track in self._tracks if not self._are_alike(track.bound.planned, planned)]
         track = self._bind(stage, planned)
         if track is not None:
             self._tracks = [track, *self._tracks[: _MOST_TRACKS - 1]]
             self._planning.backend.memory_revision.number += 1
+
+    def _are_alike(self, planned: PlannedVariant | None, other: PlannedVariant | None) -> bool:
+        """Return whether one track serves both: where memories grow, all sizes that share their commands."""
+        if planned is other or planned is None or other is None or planned.compiled is not other.compiled:
+            return planned is other
+        grows = any(memory.axis is not None for memory in self._planning.model.memories)
+        return grows and isinstance(planned.variant, SizedVariant) and isinstance(other.variant, SizedVariant)
 
     def _make_run(self, track: _Track, number: int) -> Run:
         backend, run_counter, stream = self._planning.backend, self._storage.run_counter, self._context.stream
@@ -180,7 +264,7 @@ class Lane:
                 continue
             for name, shape, dtype, _ in track.inputs:
                 x = named.get(name)
-                if type(x) is not np.ndarray or x.shape != shape or x.dtype != dtype:
+                if type(x) is not np.ndarray or x.dtype != dtype or (x.shape != shape and not track.grows):
                     break
             else:
                 if not all(read.extract(named[read.input]) == found for read, found in track.reads):  # type: ignore[arg-type]
@@ -201,8 +285,18 @@ class Lane:
         left = {memory.output: memory.input for memory in model.memories}
         if {*graph.outputs} != {*self._planning.framed, *self._memories.outputs}:
             return None
+        grown: Sequence[GrownMemories] = ()
         if any(memory.axis is not None for memory in model.memories):
-            return None
+            found = None if stage.plans is None else self._memories.list_grown(stage.plans.caches)
+            if found is None or planned.variant.reads or stage.conditions or stage.shapes is not None:
+                return None
+            grown = found
+        elsewhere = {
+            value: region
+            for each in grown
+            for values in (each.inputs, each.outputs)
+            for value, region in zip(values, each.regions, strict=True)
+        }
         kept = {
             name: item.array
             for name, item in self._storage.binder.kept.items()
@@ -216,22 +310,17 @@ class Lane:
         if any(read.input not in own for read in reads):
             return None
         with self._context.lock, computing(self._planning.backend.threads):
-            bound = bind_plan(self._planning.backend.device, self._context.stream, stage, planned)
+            bound = bind_plan(self._planning.backend.device, self._context.stream, stage, planned, elsewhere)
         if bound is None:
             return None
-        given = {
-            value.name: array for value, array in zip(graph.inputs, bound.inputs, strict=True) if array is not None
-        }
-        made = {value.name: array for value, array in zip(graph.outputs, bound.outputs, strict=True)}
-        given |= {name: np.empty(kept[name].shape, kept[name].dtype) for name in own if name not in given}
         return _Track(
             bound,
-            tuple([(name, given[name].shape, given[name].dtype, given[name]) for name in own]),
+            stage,
+            {name: kept[name] for name in own},
             tuple([(read, read.extract(kept[read.input])) for read in reads]),
-            {value.name: made[value.name] for value in self._planning.framed},
-            tuple(left.values()),
-            tuple([(given[name], made[output]) for output, name in left.items()]),
-            {name: HostArray(TensorSpec(given[name].shape, given[name].dtype), given[name]) for name in own},
+            tuple(self._planning.framed),
+            {output: name for output, name in left.items() if output not in {v.name for v in elsewhere}},
+            grown,
         )
 
 

@@ -19,7 +19,7 @@ from gpuexec.errors import GpuexecError, InputError
 from gpuexec.execution.resources.exchange_pool import ExchangePool
 from gpuexec.execution.resources.fence import Fence
 from gpuexec.execution.resources.syncs import SyncLog
-from gpuexec.execution.runs.in_place import InPlaceMemories
+from gpuexec.execution.runs.in_place import GrownMemories, InPlaceMemories
 from gpuexec.execution.runs.inputs import GivenInput, HostArray, check_ports
 from gpuexec.execution.runs.prepared_run import PreparedRun
 from gpuexec.execution.runs.value_location import ValueLocation
@@ -138,9 +138,40 @@ class StateBinder:
         """Return what memories hold, by their inputs, where all of it lies on the host and nothing is under way."""
         return self.state._list_arrays(names)
 
-    def leave(self, arrays: Mapping[str, Array]) -> None:
-        """Let all memories hold what a run made that is over."""
-        self.state._leave(arrays)
+    def list_grown(self, caches: Mapping[Value, Cache]) -> Sequence[GrownMemories] | None:
+        """Return the memories that grow, where the next run may append to all as they lie; None: it may not.
+
+        Args:
+            caches: Inputs that its plan appends to.
+        """
+        kinds = [kind for kind in self._kinds if kind.memories[0].axis is not None]
+        held = {id(carried.names): carried for carried in self.state._list_grown()} if kinds else {}
+        found = []
+        for kind in kinds:
+            carried = held.get(id(kind.names))
+            if carried is None or carried.caches is None or carried.regions is None or carried.starts:
+                return None
+            cache = caches.get(kind.inputs[0])
+            if cache is None or not self._has_room(cache, carried.caches[0], carried.known):
+                return None
+            found.append(GrownMemories(kind.inputs, kind.outputs, carried.known, carried.regions, carried))
+        return found
+
+    def leave(self, arrays: Mapping[str, Array], grown: Sequence[tuple[GrownMemories, TensorSpec]] = ()) -> None:
+        """Let all memories hold what a run made that is over.
+
+        Args:
+            arrays: By input.
+            grown: What lay with room for the run's rows, each with its spec now.
+        """
+        fence, made = Fence.of(), []
+        for each, spec in grown:
+            before = each.held
+            assert isinstance(before, Carried) and before.caches is not None
+            now = Carried(before.names, spec, fence, self._stream, regions=before.regions, caches=before.caches)
+            before.caches[0].holders.add(now)
+            made.append(now)
+        self.state._leave(arrays, made)
 
     def fill(self, given: dict[str, GivenInput], without: Fence | None) -> HeldContents:
         """Return what the memories hold, where the caller gave nothing for them, all specs known.

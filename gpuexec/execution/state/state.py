@@ -489,14 +489,20 @@ class State:
                     found[name] = carried.regions[carried.names.index(name)].view(carried.spec)
         return found
 
-    def _leave(self, arrays: Mapping[str, Array]) -> None:
-        """Let all memories hold these arrays, which a run made that is over."""
+    def _list_grown(self) -> Sequence[Carried]:
+        """Return the contents that lie with room behind their rows, and that no run can take back any more."""
+        with self._lock:
+            found = self._find_all()
+            return [each for each, _ in found if each.caches and each.regions and self._is_certain(each.fence)]
+
+    def _leave(self, arrays: Mapping[str, Array], grown: Sequence[Carried] = ()) -> None:
+        """Let all memories hold these arrays, or what has grown, which a run made that is over."""
         fence = Fence.of()
         carried = [Carried((n,), TensorSpec(x.shape, x.dtype), fence, array=x) for n, x in arrays.items()]
         with self._lock:
-            self._head = StateEntry(tuple(carried), None, fence)
+            self._head = StateEntry((*grown, *carried), None, fence)
             self._left = self._head, arrays
-            self._note(carried)
+            self._note(self._head.carried)
 
     def _begin(self, carried: Sequence[Carried], fence: Fence) -> None:
         """Set the memories to the contents that a run will leave, unless it fails."""

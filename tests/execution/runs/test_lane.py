@@ -285,6 +285,88 @@ def test_memories_of_scheduled_runs_and_given_ones_are_taken(remembering: gx.Wor
     assert laps[-2:] == [True] * 2
 
 
+@pytest.fixture
+def growing() -> Iterator[gx.Worker]:
+    """A Worker whose memory grows by a row a run; ``y`` is that row, weighed, and the sum of all of them, weighed."""
+    text = """(float[1,2] x, float[total] mask, float[rows,2] past) => (float[2] y, float[2] once, float[all,2] present) {
+      present = Concat <axis = 0> (past, x)
+      y = MatMul (mask, present)
+      once = Add (y, y)
+    }"""
+    model = load(text).bind_state({"present": "past"}, capacity=40)
+    with gx.Worker(model, backend="cpu") as worker:
+        yield worker
+
+
+class Rows:
+    """What `growing` should hold and give."""
+
+    def __init__(self, rows: Array | None = None) -> None:
+        self.rows: Array = np.zeros((0, 2), np.float32) if rows is None else rows
+
+    def check(self, worker: gx.Worker, count: int) -> None:
+        """Run so many times, and check what comes and what is left."""
+        for _ in range(count):
+            x = np.array([[len(self.rows) + 1, 0.5]], np.float32)
+            self.rows = np.concatenate([self.rows, x])
+            mask = np.arange(1, len(self.rows) + 1, dtype=np.float32)
+            made = worker.run({"x": x, "mask": mask})
+            np.testing.assert_allclose(made["y"], mask @ self.rows, rtol=1e-5)
+            np.testing.assert_allclose(made["once"], 2 * made["y"], rtol=1e-5)
+        np.testing.assert_array_equal(worker.state.get("past"), self.rows)
+        assert worker.state.length == len(self.rows)
+
+
+def test_memories_that_grow_are_appended_to_from_lap_to_lap(growing: gx.Worker, laps: list[bool]) -> None:
+    Rows().check(growing, 30)
+    assert all(laps[-20:])
+    assert growing.report().plans == 1
+
+
+def test_memories_that_grow_are_cropped_forked_and_restored_between_laps(growing: gx.Worker, laps: list[bool]) -> None:
+    rows = Rows()
+    rows.check(growing, 14)
+    kept, at_kept = growing.state.snapshot(), rows.rows
+    rows.check(growing, 3)
+    growing.state.crop(9)
+    rows.rows = rows.rows[:9]
+    rows.check(growing, 3)
+    growing.state.restore(kept)
+    rows.rows = at_kept
+    rows.check(growing, 4)
+    own, fork, at_fork = growing.state, growing.state.fork(), rows.rows
+    rows.check(growing, 2)
+    growing.state = fork
+    Rows(at_fork).check(growing, 4)
+    growing.state = own
+    rows.check(growing, 6)
+    growing.schedule({"x": np.zeros((1, 2), np.float32), "mask": np.ones(len(rows.rows) + 1, np.float32)})
+    rows.rows = np.concatenate([rows.rows, np.zeros((1, 2), np.float32)])
+    rows.check(growing, 3)
+    assert laps[-1]
+    growing.state.set({"past": rows.rows[:5]})
+    Rows(rows.rows[:5]).check(growing, 8)
+    assert laps[-1]
+    growing.state.reset()
+    Rows().check(growing, 12)
+    assert laps[-1]
+
+
+def test_a_full_memory_and_a_mask_of_another_length_are_refused_behind_laps(
+    growing: gx.Worker, laps: list[bool]
+) -> None:
+    rows, x = Rows(), np.zeros((1, 2), np.float32)
+    rows.check(growing, 20)
+    assert laps[-1]
+    with pytest.raises(gx.errors.InputError):
+        growing.run({"x": x, "mask": np.ones(20, np.float32)})
+    rows.check(growing, 20)
+    assert laps[-1]
+    with pytest.raises(gx.errors.InputError, match="full"):
+        growing.run({"x": x, "mask": np.ones(41, np.float32)})
+    assert growing.state.length == 40
+
+
 def test_run_that_fails_leaves_memories_as_they_are(laps: list[bool]) -> None:
     text = """(float[2] x, int64 at, float[2] sum) => (float y, float[2] total) {
       total = Add (sum, x) y = Gather (total, at)
