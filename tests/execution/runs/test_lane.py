@@ -287,11 +287,11 @@ def test_memories_of_scheduled_runs_and_given_ones_are_taken(remembering: gx.Wor
 
 @pytest.fixture
 def growing() -> Iterator[gx.Worker]:
-    """A Worker whose memory grows by a row a run; ``y`` is that row, weighed, and the sum of all of them, weighed."""
-    text = """(float[1,2] x, float[total] mask, float[rows,2] past) => (float[2] y, float[2] once, float[all,2] present) {
+    """A Worker whose memory grows by a row a run; ``y`` is the sum of all of them, weighed by a mask that grows, too."""
+    text = """(float[1,2] x, float[all] mask, float[rows,2] past) => (float[2] y, float[2] twice, float[all,2] present) {
       present = Concat <axis = 0> (past, x)
       y = MatMul (mask, present)
-      once = Add (y, y)
+      twice = Add (y, y)
     }"""
     model = load(text).bind_state({"present": "past"}, capacity=40)
     with gx.Worker(model, backend="cpu") as worker:
@@ -312,7 +312,7 @@ class Rows:
             mask = np.arange(1, len(self.rows) + 1, dtype=np.float32)
             made = worker.run({"x": x, "mask": mask})
             np.testing.assert_allclose(made["y"], mask @ self.rows, rtol=1e-5)
-            np.testing.assert_allclose(made["once"], 2 * made["y"], rtol=1e-5)
+            np.testing.assert_allclose(made["twice"], 2 * made["y"], rtol=1e-5)
         np.testing.assert_array_equal(worker.state.get("past"), self.rows)
         assert worker.state.length == len(self.rows)
 
