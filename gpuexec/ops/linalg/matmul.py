@@ -334,7 +334,8 @@ def prepare_product(a: Array | None, b: Array | None, y: Array | None) -> Prepar
     """Return the call that `multiply` makes to write a product of floats to ``y``; None where it does more."""
     if a is None or b is None or y is None or not y.size or not a.size or a.ndim < 2 or b.ndim < 2:
         return None
-    if not (a.dtype == b.dtype == y.dtype and accumulator(y.dtype) == y.dtype and y.dtype.kind == "f"):
+    dtype = y.dtype
+    if dtype.kind != "f" or not a.dtype == b.dtype == dtype == accumulator(dtype):
         return None
     if not (y.flags.c_contiguous and _walkable(a) is a and _walkable(b) is b):
         return None
@@ -351,7 +352,10 @@ def _drop_broadcast(node: RawNode) -> RawNode:
 
 def _walkable(x: Array) -> Array:
     """Return the array, copied if neither of its last two axes is dense."""
-    if x.ndim < 2 or (x.itemsize in x.strides[-2:] and min(x.strides[-2:]) > 0):
+    if x.ndim < 2:
+        return x
+    row, column = x.strides[-2:]
+    if row > 0 < column and x.itemsize in (row, column):
         return x
     return np.ascontiguousarray(x)
 

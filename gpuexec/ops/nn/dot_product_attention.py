@@ -181,7 +181,8 @@ class ScaledDotProductAttention(Operator):
         q, k, v, aligned, shape = _align_arrays(q, k, v, given)
         if not _are_views((q, k, v, *aligned), inputs):
             return None
-        extents = (*broadcast(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-1])
+        batch = q.shape[:-2]
+        extents = (*(batch if k.shape[:-2] == batch else broadcast(batch, k.shape[:-2])), q.shape[-2], k.shape[-1])
         scores = view_bytes(scratch[0], extents, q.dtype) if prod(extents) * q.itemsize <= len(scratch[0]) else None
         order = None if self.perm is None else [self.perm.index(axis) for axis in range(len(self.perm))]
         result = y if order is None else y.transpose(order)
@@ -284,6 +285,8 @@ class ScaledDotProductAttention(Operator):
 
     def _list_steps(self, operands: Sequence[Any]) -> list[tuple[str, tuple[Any, ...]]]:
         """Return the steps with the operands of each."""
+        if not self.score_steps and not operands:
+            return []
         unknown = [step for step in self.score_steps if step not in STEPS]
         if unknown or len(operands) != sum(STEPS[step] for step in self.score_steps):
             raise InputError(

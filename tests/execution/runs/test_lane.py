@@ -287,8 +287,8 @@ def test_memories_of_scheduled_runs_and_given_ones_are_taken(remembering: gx.Wor
 
 @pytest.fixture
 def growing() -> Iterator[gx.Worker]:
-    """A Worker whose memory grows by a row a run; ``y`` is the sum of all of them, weighed by a mask that grows, too."""
-    text = """(float[1,2] x, float[all] mask, float[rows,2] past) => (float[2] y, float[2] twice, float[all,2] present) {
+    """A Worker whose memory grows by a row a run; ``y`` is the sum of all, weighed by a mask that grows, too."""
+    text = """(float[1,2] x, float[all] mask, float[n,2] past) => (float[2] y, float[2] twice, float[all,2] present) {
       present = Concat <axis = 0> (past, x)
       y = MatMul (mask, present)
       twice = Add (y, y)
