@@ -319,6 +319,26 @@ class Operator:
         """
         return None
 
+    def prepare_moving(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> Callable[[], PreparedCalls | None] | None:
+        """Return what gives calls as `prepare` does, each time that these sequences have arrays of another size.
+
+        Their strides stay as they are. None, here or for a size: `compute` is called, for what changes from run to run
+        is not worth what `prepare` takes.
+
+        Args:
+            inputs: As for `prepare`; the sequence is read whenever calls are asked for, or made.
+            out: Where outputs go, likewise.
+            constant: As for `prepare`.
+            scratch: As for `prepare`.
+        """
+        return None
+
     @property
     def takes_narrow(self) -> bool:
         """Whether what it multiplies may be stored in half or bfloat16 where its attribute ``precision`` says so.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuexec.ir.operator import Operator
+from gpuexec.ir.operator import Operator, PreparedCalls
 from gpuexec.ir.spec import TensorSpec, is_host_object
 from tests.ops.strided import as_strided, memory_of
 from tests.ops.tolerance import to_bits
@@ -25,7 +25,8 @@ def check_prepared(
     """Check the calls of an operator that is prepared for such inputs; return whether it is.
 
     They are prepared before the inputs have their content, and made twice, scratch being spoilt in between. Their bits
-    are those of ``compute``: a first run computes what later ones call.
+    are those of ``compute``: a first run computes what later ones call. Calls for arrays that move are asked for again
+    when these lie elsewhere: nothing, the second and third input, as keys and values do, and then all.
 
     Args:
         name: Of the case.
@@ -50,18 +51,49 @@ def check_prepared(
         if calls is None:
             return False
         for _ in range(2):
-            for array, x in zip(given, inputs, strict=True):
-                if array is not None and array is not x:
-                    np.copyto(array, x)
-            for array in (*scratch, *[y for y in out if y is not None]):
-                array.reshape(-1).view(np.uint8)[...] = 0xFF
-            for call in calls:
-                call()
-            for index, (y, expected) in enumerate(zip(out, computed, strict=True)):
-                if y is not None and expected is not None:
-                    where = f"{name}: output {index} of prepared calls differs"
-                    np.testing.assert_array_equal(to_bits(y), to_bits(expected), err_msg=where)
+            _check_calls(name, calls, (given, inputs), (out, computed), scratch)
+        find_calls = op.prepare_moving(given, out, constant, scratch)
+        for moved in ((), (1, 2), range(len(given))) if find_calls is not None else ():
+            for index in moved:
+                x = given[index] if index < len(given) else None
+                if x is not None and index not in known:
+                    given[index] = _blank(x)
+            if isinstance(moved, range):
+                out[:] = [None if y is None else np.empty(y.shape, y.dtype) for y in computed]
+            assert find_calls is not None
+            found = find_calls()
+            assert found is not None, f"{name}: no calls where arrays {[*moved]} have moved"
+            _check_calls(name, found, (given, inputs), (out, computed), scratch)
     return True
+
+
+def _check_calls(
+    name: str,
+    calls: PreparedCalls,
+    inputs: tuple[Sequence[Array | None], Sequence[Array | None]],
+    outputs: tuple[Sequence[Array | None], Sequence[Array | None]],
+    scratch: Sequence[Array],
+) -> None:
+    """Check that calls give what is expected where arrays hold certain content.
+
+    Args:
+        name: Of the case.
+        calls: The calls.
+        inputs: Arrays that the calls read, and their content.
+        outputs: Arrays that the calls write, and what is expected there.
+        scratch: What the calls work in, which is spoilt.
+    """
+    for array, x in zip(*inputs, strict=True):
+        if array is not None and x is not None and array is not x:
+            np.copyto(array, x)
+    for array in (*scratch, *[y for y in outputs[0] if y is not None]):
+        array.reshape(-1).view(np.uint8)[...] = 0xFF
+    for call in calls:
+        call()
+    for index, (y, expected) in enumerate(zip(*outputs, strict=True)):
+        if y is not None and expected is not None:
+            where = f"{name}: output {index} of prepared calls differs"
+            np.testing.assert_array_equal(to_bits(y), to_bits(expected), err_msg=where)
 
 
 def _blank(x: Array) -> Array:

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,11 @@ from gpuexec.system.threads import computing, find_pool, shared_by
 
 # The calls of a command on certain memory, by the row of a size.
 BoundCall = Callable[[Sequence[int]], PreparedCalls]
+_View = np.ndarray[Any, Any] | None
+_PrepareMoving = Callable[
+    [Sequence[_View], Sequence[_View], Sequence[bool], Sequence[np.ndarray[Any, Any]]],
+    Callable[[], PreparedCalls | None] | None,
+]
 
 # A command is worth another thread when it took this long the last time; before it ever ran, when it moves this many
 # bytes.
@@ -244,26 +249,30 @@ class MovingCall(Call):
 
     def bind(self, bindings: Mapping[int, Region]) -> BoundCall:
         """Return what gives the calls that execute the command on this memory, at the size of a row."""
-        return self._place(bindings)
+        return self._place(bindings, is_bound=True)
 
-    def _place(self, bindings: Mapping[int, Region]) -> _MovingViews:
+    def _place(self, bindings: Mapping[int, Region], *, is_bound: bool = False) -> _MovingViews:
         """Return the views over this memory."""
         command, operator, constants = self.command, self._operator, self._constants
         assert isinstance(command, HostCall) and operator is not None
-        slots = (*command.inputs, *command.outputs)
-        moved = dict.fromkeys(field.position for field in self._fields)
-        forms = []
-        for position in moved:
-            slot = slots[position]
-            assert slot is not None
-            own = [field for field in self._fields if field.position == position]
-            forms.append(_ViewForm(position, slot, own, self._memory.get(slot.buffer) or bindings[slot.buffer]))
-        arrays = [
-            None if slot is None or position in moved else self._view(slot, bindings)
-            for position, slot in enumerate(slots)
-        ]
+        inputs: list[_View] = []
+        out: list[_View] = []
+        moved = []
+        fields = [(field.position, (field.kind, field.at, field.entry)) for field in self._fields]
+        for position, slot in enumerate((*command.inputs, *command.outputs)):
+            arrays = inputs if position < len(command.inputs) else out
+            picks = tuple([pick for at, pick in fields if at == position])
+            if slot is not None and picks:
+                region = self._memory.get(slot.buffer) or bindings[slot.buffer]
+                assert region.memory.array is not None
+                form = _find_form(slot.offset_bytes, slot.shape, slot.strides, slot.dtype, picks)
+                moved.append((arrays, len(arrays), form, region.memory.array.data, region.offset))
+            arrays.append(None if slot is None or picks else self._view(slot, bindings))
         constant = [slot is not None and slot.buffer in constants for slot in command.inputs]
-        return _MovingViews(operator, arrays, forms, constant, [self._view(slot, bindings) for slot in command.scratch])
+        scratch = [self._view(slot, bindings) for slot in command.scratch]
+        has_strides = all(kind is not FieldKind.STRIDE for _, (kind, _, _) in fields)
+        by_size = operator.prepare_moving if has_strides else None
+        return _MovingViews(operator, (inputs, out), moved, (constant, scratch), by_size, is_bound=is_bound)
 
 
 class _MovingViews:
@@ -271,70 +280,100 @@ class _MovingViews:
 
     Args:
         operator: Of the command.
-        arrays: Inputs, then outputs; None: absent, or it moves.
-        forms: Those that move.
-        constant: Which inputs never change.
-        scratch: As of `Operator.prepare`.
+        arrays: Inputs and outputs; None: absent, or it moves.
+        moved: Those that move: among which, at which place, the form, and where it lies.
+        rest: Which inputs never change, and scratch, as of `Operator.prepare`.
+        by_size: `Operator.prepare_moving`, where strides stay.
+        is_bound: Whether the size asked for first is one that comes again.
     """
 
-    __slots__ = ("_arrays", "_calls", "_constant", "_forms", "_operator", "_row", "_scratch")
+    __slots__ = (
+        *("_arrays", "_by_size", "_calls", "_computed", "_find_calls"),
+        *("_is_bound", "_moved", "_operator", "_rest", "_row"),
+    )
 
     def __init__(
         self,
         operator: Operator,
-        arrays: list[np.ndarray[Any, Any] | None],
-        forms: Sequence[_ViewForm],
-        constant: Sequence[bool],
-        scratch: Sequence[np.ndarray[Any, Any]],
+        arrays: tuple[list[_View], list[_View]],
+        moved: Sequence[tuple[list[_View], int, _ViewForm, memoryview, int]],
+        rest: tuple[Sequence[bool], Sequence[np.ndarray[Any, Any]]],
+        by_size: _PrepareMoving | None,
+        *,
+        is_bound: bool,
     ) -> None:
-        self._operator, self._arrays, self._forms = operator, arrays, forms
-        self._constant, self._scratch = constant, scratch
+        self._operator, self._arrays, self._moved, self._rest = operator, arrays, moved, rest
+        self._by_size, self._is_bound = by_size, is_bound
         self._row: Sequence[int] | None = None
+        self._find_calls: Callable[[], PreparedCalls | None] | None = None
         self._calls: PreparedCalls = ()
+        self._computed: PreparedCalls = ()
 
     def __call__(self, row: Sequence[int]) -> PreparedCalls:
         """Return the calls at the size of a row."""
         if row is not self._row:
-            arrays, count = self._arrays, len(self._constant)
-            for form in self._forms:
-                arrays[form.position] = form.make(row)
-            self._calls = prepare_calls(self._operator, arrays[:count], arrays[count:], self._constant, self._scratch)
+            for arrays, place, form, memory, start in self._moved:
+                shape, offset, strides = form.find(row)
+                arrays[place] = np.ndarray(shape, form.dtype, memory, start + offset, strides)
+            find_calls = self._find_calls
+            calls = self._prepare() if find_calls is None else find_calls()
+            self._calls = self._computed if calls is None else calls
             self._row = row
         return self._calls
 
+    def _prepare(self) -> PreparedCalls | None:
+        """Return the calls at the first size, and note what gives those of the others."""
+        (inputs, out), (constant, scratch) = self._arrays, self._rest
+        self._computed = [partial(compute_into, self._operator, inputs, out)]
+        find_calls = None if self._by_size is None else self._by_size(inputs, out, constant, scratch)
+        self._find_calls = find_calls or (lambda: None)
+        if find_calls is not None:
+            return find_calls()
+        return prepare_calls(self._operator, [*inputs], [*out], constant, scratch) if self._is_bound else None
+
 
 class _ViewForm:
-    """A slot as a view of which some numbers are entries of a row.
+    """The shape, the offset and the strides of views that are alike, of which some numbers are entries of a row.
 
-    Args:
-        position: Of the slot in its command.
-        slot: At any size.
-        fields: The numbers that depend on the sizes.
-        region: Where the slot lies.
+    Attributes:
+        dtype: Of the elements.
     """
 
-    __slots__ = ("_dtype", "_memory", "_numbers", "_picks", "_rank", "_start", "position")
+    __slots__ = ("_last", "_numbers", "_picks", "_rank", "dtype")
 
-    def __init__(self, position: int, slot: Slot, fields: Sequence[SizeField], region: Region) -> None:
-        assert region.memory.array is not None
-        self.position, self._dtype, self._rank = position, slot.dtype, slot.spec.rank
-        self._memory, self._start = region.memory.array.data, region.offset
-        itemsize = slot.dtype.itemsize
+    def __init__(
+        self,
+        offset_bytes: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: np.dtype[Any],
+        picks: tuple[tuple[FieldKind, int, int], ...],
+    ) -> None:
+        self.dtype, self._rank = dtype, len(shape)
         # Offset, extents and strides, in bytes; of those that depend on sizes the place, the entry, and its bytes.
-        self._numbers = [slot.offset_bytes, *slot.shape, *[stride * itemsize for stride in slot.strides]]
-        first = {FieldKind.OFFSET: (0, 1), FieldKind.EXTENT: (1, 1), FieldKind.STRIDE: (1 + slot.spec.rank, itemsize)}
-        self._picks = [(first[field.kind][0] + field.at, field.entry, first[field.kind][1]) for field in fields]
+        self._numbers = [offset_bytes, *shape, *[stride * dtype.itemsize for stride in strides]]
+        first = {FieldKind.OFFSET: (0, 1), FieldKind.EXTENT: (1, 1), FieldKind.STRIDE: (1 + len(shape), dtype.itemsize)}
+        self._picks = [(first[kind][0] + at, entry, first[kind][1]) for kind, at, entry in picks]
+        # The row asked for last, with what was found: one object, for threads may ask at once.
+        self._last: tuple[Sequence[int], _Numbers] = (), ((), 0, None)
 
-    def make(self, row: Sequence[int]) -> np.ndarray[Any, Any]:
-        """Return the view at the size of a row."""
-        numbers = self._numbers
+    def find(self, row: Sequence[int]) -> _Numbers:
+        """Return shape, offset and strides at the size of a row, found once for all views of the form."""
+        last = self._last
+        if row is last[0]:
+            return last[1]
+        numbers, end = list(self._numbers), 1 + self._rank
         for place, entry, nbytes in self._picks:
             numbers[place] = row[entry] * nbytes
-        end = 1 + self._rank
-        shape = numbers[1:end]
-        if 0 in shape:
-            return np.empty(shape, self._dtype)
-        return np.ndarray(shape, self._dtype, self._memory, self._start + numbers[0], numbers[end:])
+        shape = tuple(numbers[1:end])
+        found = (shape, 0, None) if 0 in shape else (shape, numbers[0], tuple(numbers[end:]))
+        self._last = row, found
+        return found
+
+
+_Numbers = tuple[tuple[int, ...], int, tuple[int, ...] | None]
+# Layers have views that are alike.
+_find_form = lru_cache(1024)(_ViewForm)
 
 
 @dataclass(slots=True)

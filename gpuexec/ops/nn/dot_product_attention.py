@@ -25,7 +25,7 @@ from gpuexec.ir.command import Slot
 from gpuexec.ir.geometry import Shape, Strides, broadcast, broadcast_strides, permute
 from gpuexec.ir.gpus import Gpu, find_gpu
 from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, build, operator
-from gpuexec.ir.prepared_calls import prepare_elementwise, view_bytes
+from gpuexec.ir.prepared_calls import view_bytes
 from gpuexec.ir.spec import TensorSpec, dtypes_of
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands
 from gpuexec.ops.elementwise.epilogue import fused_name
@@ -172,45 +172,70 @@ class ScaledDotProductAttention(Operator):
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
         """Work out one after the other in scratch, where operands are of the result's type and stretch no scores."""
+        find_calls = self.prepare_moving(inputs, out, constant, scratch)
+        return None if find_calls is None else find_calls()
+
+    def prepare_moving(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> Callable[[], PreparedCalls | None] | None:
+        """Find what no number of keys changes, once."""
         (q, k, v, *operands), y = inputs, out[0]
         if q is None or k is None or v is None or y is None or not y.size or find_narrow(self.precision) is not None:
             return None
         if min(q.ndim, k.ndim, v.ndim) < 2 or not v.shape[-2] or len(scratch) < _SCRATCH:
             return None
-        given = [each for each in operands if each is not None]
+        given, unaligned, fixed = [x for x in operands if x is not None], q, (k.shape[:-1], v.shape[:-2], v.shape[-1])
         q, k, v, aligned, shape = _align_arrays(q, k, v, given)
         if not _are_views((q, k, v, *aligned), inputs):
             return None
-        batch = q.shape[:-2]
-        extents = (*(batch if k.shape[:-2] == batch else broadcast(batch, k.shape[:-2])), q.shape[-2], k.shape[-1])
-        scores = view_bytes(scratch[0], extents, q.dtype) if prod(extents) * q.itemsize <= len(scratch[0]) else None
+        dtype, kept = q.dtype, (*broadcast(q.shape[:-2], k.shape[:-2]), q.shape[-2])
+        count = prod(kept)
         order = None if self.perm is None else [self.perm.index(axis) for axis in range(len(self.perm))]
         result = y if order is None else y.transpose(order)
         made = result if result.flags.c_contiguous else view_bytes(scratch[3], result.shape, y.dtype)
-        grouped = made if shape is None else made.reshape((*extents[:-1], v.shape[-1]))
-        first, second = prepare_product(q, k, scores), prepare_product(scores, v, grouped)
-        if scores is None or first is None or second is None:
-            return None
-        calls = list(first)
-        if self.scale != 1:
-            calls.append(prepare_elementwise(np.multiply, (scores, np.array(self.scale, scores.dtype)), scores))
-        flags = iter(scratch[_SCRATCH:])
-        for step, operand in self._list_steps(aligned):
-            prepared = _prepare_step(step, scores, operand, flags)
-            if prepared is None:
+        grouped = made if shape is None else made.reshape((*kept, v.shape[-1]))
+        memory = view_bytes(scratch[0], (len(scratch[0]) // dtype.itemsize,), dtype)
+        rows, scale = view_bytes(scratch[1], (count, 1, 1), dtype), np.array(self.scale, dtype)
+        is_nan, none = view_bytes(scratch[2], rows.shape, np.dtype(np.bool_)), np.zeros((), dtype)
+
+        def find_calls() -> PreparedCalls | None:
+            """Return the calls for keys, values and operands as they are."""
+            (queries, k, v, *operands) = inputs
+            assert queries is not None and k is not None and v is not None
+            if queries is not unaligned or out[0] is not y or (k.shape[:-1], v.shape[:-2], v.shape[-1]) != fixed:
+                return self.prepare([*inputs], [*out], constant, scratch)
+            _, k, v, aligned, _ = _align_arrays(queries, k, v, [each for each in operands if each is not None])
+            size = count * k.shape[-1]
+            if size > len(memory):
                 return None
-            calls += prepared
-        rows = view_bytes(scratch[1], (prod(extents[:-1]), 1, 1), scores.dtype)
-        lines = scores.reshape(len(rows), -1, 1)
-        calls += prepare_softmax(lines, lines, rows)
-        if self.is_guarded:  # a row is NaN where the sum of its powers is
-            is_nan = view_bytes(scratch[2], rows.shape, np.dtype(np.bool_))
-            calls.append(partial(np.isnan, rows, out=is_nan))
-            calls.append(partial(np.copyto, lines, np.zeros((), scores.dtype), "no", is_nan))
-        calls += second
-        if made is not result:
-            calls.append(partial(np.copyto, result, made))
-        return calls
+            scores = memory[:size].reshape((*kept, k.shape[-1]))
+            first, second = prepare_product(q, k, scores), prepare_product(scores, v, grouped)
+            if first is None or second is None:
+                return None
+            calls = list(first)
+            if self.scale != 1:
+                calls.append(partial(np.multiply, scores, scale, out=scores))
+            flags = iter(scratch[_SCRATCH:])
+            for step, operand in self._list_steps(aligned):
+                prepared = _prepare_step(step, scores, operand, flags)
+                if prepared is None:
+                    return None
+                calls += prepared
+            lines = scores.reshape(count, -1, 1)
+            calls += prepare_softmax(lines, lines, rows)
+            if self.is_guarded:  # a row is NaN where the sum of its powers is
+                calls.append(partial(np.isnan, rows, out=is_nan))
+                calls.append(partial(np.copyto, lines, none, "no", is_nan))
+            calls += second
+            if made is not result:
+                calls.append(partial(np.copyto, result, made))
+            return calls
+
+        return None if find_calls() is None else find_calls
 
     def takes_new_rows(self, q: TensorSpec) -> bool:
         """Return whether the launch for these queries may append to the memories that keys and values are of."""
