@@ -106,15 +106,39 @@ class CpuRecording:
 
         From size to size only commands that depend on it are prepared again, one after the other.
         """
-        known: list[Call | None] = [None] * len(self._calls)
-        bound: list[BoundCall] = [lambda row: ()] * len(self._calls)
+        known: Sequence[Call] = ()
+        bound: list[BoundCall] = []
+        # The calls of commands that no size changes, one list of all that follow each other, and the next that moves.
+        runs: list[tuple[list[Callable[[], object]], BoundCall]] = []
+
+        def take_commands() -> None:
+            """Bind those that are others than they were."""
+            nonlocal known
+            calls, row = self._calls, self._row
+            bound[:] = [
+                bound[place] if place < len(known) and call is known[place] else call.bind(bindings)
+                for place, call in enumerate(calls)
+            ]
+            known = calls
+            runs.clear()
+            fixed: list[Callable[[], object]] = []
+            for call, each in zip(calls, bound, strict=True):
+                if isinstance(call, MovingCall):
+                    runs.append((fixed, each))
+                    fixed = []
+                else:
+                    fixed += each(row)
+            runs.append((fixed, lambda row: ()))
 
         def find_calls() -> Sequence[Callable[[], object]]:
-            for position, call in enumerate(self._calls):
-                if call is not known[position]:
-                    known[position], bound[position] = call, call.bind(bindings)
+            if self._calls is not known:  # a list that patches replace
+                take_commands()
             row = self._row
-            return [each for calls in bound for each in calls(row)]
+            found: list[Callable[[], object]] = []
+            for fixed, moving in runs:
+                found += fixed
+                found += moving(row)
+            return found
 
         return find_calls
 
