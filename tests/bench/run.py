@@ -22,7 +22,7 @@ from tests.bench.budgets import measure_budgets
 from tests.bench.compiling import measure_compiling
 from tests.bench.cpu_models import measure_models
 from tests.bench.cpu_suite import measure_suite
-from tests.bench.decoding import measure_decoding
+from tests.bench.decoding import measure_decoding, measure_step
 from tests.bench.host_time import measure_schedule
 from tests.bench.measure import QUIET, Bystanders, describe_machine, describe_numpy_threads
 from tests.bench.memory_requests import measure_requests
@@ -40,7 +40,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], list[Figures]]] = {
     "schedule": lambda options: measure_schedule(options.repeat * 50),
     "budget": lambda options: measure_budgets(options.repeat),
     "batching": lambda options: measure_batching(knobs.models_dir(), options.repeat),
-    "decode": lambda options: measure_decoding(knobs.models_dir()),
+    "decode": lambda options: [*measure_decoding(knobs.models_dir()), *measure_step()],
     "arenas": lambda options: measure_arenas(knobs.models_dir()),
     "weights": lambda options: measure_weights(),
     "compiling": lambda options: measure_compiling(),
