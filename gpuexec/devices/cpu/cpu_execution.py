@@ -44,7 +44,7 @@ _PrepareMoving = Callable[
 _HEAVY_BYTES = 1 << 18
 _HEAVY_SECONDS = 2e-4
 # What a caller is kept for: by commands that might have run side by side, and by others.
-_BRIEF_SECONDS, _LIGHT_SECONDS = 3e-3, 200e-3
+_BRIEF_SECONDS, _LIGHT_SECONDS = 3e-3, 100e-3
 # Places of memory that comes and goes which a command is prepared for: of the frames of a Worker, say, and of loops.
 _MOST_PLACES = 4
 # New places in a row after which memory is taken for such that never comes back.

@@ -130,7 +130,8 @@ def bind_plan(
         return None
     inputs = [open_region(value, port) for value, port in zip(graph.inputs, plan.inputs, strict=True)]
     outputs = [open_region(value, port) for value, port in zip(graph.outputs, plan.outputs, strict=True)]
-    if stage.plans.record(planned, stream) is not recording:
+    recorded = stage.plans.record(planned, stream)  # anew, where other plans have outgrown the arena
+    if not isinstance(recorded, CallRecording):
         return None
     with np.errstate(all="ignore"):
-        return BoundPlan(stage.plans, stream, planned, recording, (inputs, outputs), recording.bind(bindings))
+        return BoundPlan(stage.plans, stream, planned, recorded, (inputs, outputs), recorded.bind(bindings))

@@ -37,10 +37,11 @@ def _sigmoid_into(x: Array, out: Array) -> None:
     tail = None
     if x.size and not np.minimum.reduce(x, axis=None) >= _SIGMOID_TAIL:
         tail = np.asarray(x < _SIGMOID_TAIL), np.exp(np.minimum(x, 0))
+    (one,) = _make_numbers(out.dtype, 1)
     np.negative(x, out=out)
     np.exp(out, out=out)
-    np.add(out, 1, out=out)
-    np.divide(1, out, out=out)
+    np.add(out, one, out=out)
+    np.divide(one, out, out=out)
     if tail is not None:
         np.copyto(out, tail[1], where=tail[0])
 
@@ -113,7 +114,7 @@ def _make_numbers(dtype: np.dtype[Any], *numbers: float) -> tuple[Array, ...]:
 
 
 def _swish(x: Array, alpha: float, out: Array) -> None:
-    np.multiply(x, _sigmoid(alpha * x), out=out)
+    np.multiply(x, _sigmoid(np.asarray(x if alpha == 1 else alpha * x)), out=out)
 
 
 def _leaky_relu(x: Array, alpha: float, out: Array) -> None:

@@ -21,7 +21,7 @@ from gpuexec.ir.geometry import contiguous_strides, round_up
 from gpuexec.ir.index_map import Assembled, Picked, Reshaped, Viewed
 from gpuexec.ir.operator import Array, Out, PreparedCalls
 from gpuexec.ir.pointwise import Pointwise
-from gpuexec.ir.prepared_calls import view_bytes
+from gpuexec.ir.prepared_calls import prepare_elementwise, view_bytes
 from gpuexec.ir.spec import accumulator
 from gpuexec.ops.elementwise.region_blocks import SMALL_NBYTES, give_buffers, take_buffer
 from gpuexec.ops.elementwise.region_steps import (
@@ -345,7 +345,10 @@ class _BoxRun:
         given = [self._find_for(each, step, box) for each in self._program.steps[step].inputs]
         result = self._memory.take(shape, wide) if target is None else target
         assert isinstance(kind, Pointwise)
-        self._call(kind.function, *given, out=result)
+        if self._calls is None:
+            kind.function(*given, out=result)
+        else:
+            self._calls.append(prepare_elementwise(kind.function, given, result))
         if wide != kind.dtype:
             self._call(_round, result, kind.dtype)
         for source, array in zip(self._program.steps[step].inputs, given, strict=True):
