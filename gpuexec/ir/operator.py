@@ -115,7 +115,8 @@ class Emitter(Protocol):
     """The interface that ``lower`` emits commands through. It knows the device only as ``target``.
 
     On a target without kernels, ``lower`` is asked all the same: aliases and in-place requests stay, and so do copies,
-    fills and places of an operator that launches nothing; one that launches becomes one host call.
+    fills and places of an operator that launches nothing; one that launches, or leaves it to the host, becomes one host
+    call.
     """
 
     target: Target
@@ -140,6 +141,13 @@ class Emitter(Protocol):
         """Add a launch. Dropped when everything it writes is empty; refused beyond the limits of the target.
 
         The blocks of a ``cooperative`` one may wait for each other; its grid must fit any device it may run on.
+        """
+
+    def leaves_to_host(self) -> bool:
+        """Return whether the target has no kernels, and have the host compute the operator then.
+
+        Only aliases and in-place requests are left to be made: a ``lower`` that asks first saves what it would find out
+        for launches that nobody makes.
         """
 
     def alias(self, output: Slot, view: Slot) -> None:

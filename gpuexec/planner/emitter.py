@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,13 @@ class CommandEmitter:
             if any(slot.spec.size for slot in each.writes_to()):
                 _check_limits(each, self.target)
                 self.effects.commands.append(each)
+
+    def leaves_to_host(self) -> bool:
+        """Return whether there are no kernels, and note that the host is to compute the operator then."""
+        if self.target.has_kernels:
+            return False
+        self._launched = True
+        return True
 
     def alias(self, output: Slot, view: Slot) -> None:
         """Make an output a window on other bytes."""
@@ -379,6 +386,7 @@ class NodeEmitter(CommandEmitter):
     ) -> tuple[Slot, ...]:
         """Return what prepared calls of a node work in: as much at all sizes of a class as at its upper end."""
 
+        @cache
         def list_sizes() -> Sequence[int]:
             given, made = ([None if slot is None else slot.spec for slot in slots] for slots in (inputs, outputs))
             return node.operator.count_scratch(given, made)

@@ -115,6 +115,10 @@ class DirectEmitter:
         """Launch all."""
         launch()
 
+    def leaves_to_host(self) -> bool:
+        """Never: there are kernels."""
+        return False
+
     def alias(self, output: Slot, view: Slot) -> None:
         """Remember the view."""
         self.aliases[output.buffer] = view

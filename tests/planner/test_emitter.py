@@ -57,6 +57,11 @@ def test_launch_is_added_where_there_are_kernels() -> None:
     assert d.emit.effects.commands == []
 
 
+def test_operator_is_left_to_the_host_where_there_are_no_kernels() -> None:
+    assert not desk().emit.leaves_to_host()
+    assert desk(CPU).emit.leaves_to_host()
+
+
 def test_launch_that_writes_nothing_is_dropped_whatever_its_grid() -> None:
     d = desk()
     empty = dense(1, TensorSpec((0, 4), np.dtype(np.float32)))

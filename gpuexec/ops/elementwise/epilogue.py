@@ -581,6 +581,10 @@ class FinishingEmitter:
                 writes = [*writes, *range(len(arguments) - len(epilogue.outputs) + 1, len(arguments))]
         self._emit.launch(kernel, grid, block, arguments, writes, shared_bytes, cooperative)
 
+    def leaves_to_host(self) -> bool:
+        """Return whether there are no kernels."""
+        return self._emit.leaves_to_host()
+
     def alias(self, output: Slot, view: Slot) -> None:
         """Copy, since steps need bytes of their own."""
         self.copy(output, view)

@@ -26,7 +26,6 @@ from gpuexec.ops.elementwise.epilogue import (
     FUSED_DOMAIN,
     Epilogue,
     FinishingEmitter,
-    StepEmitter,
     fused_name,
     list_library_steps,
     place_operands,
@@ -241,9 +240,9 @@ class Fused(Operator):
 
     def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
         """Count what the producer makes, where no output has memory for it, and what producer and steps work in."""
-        given, producer, specs = self.split(inputs), self.parts.producer, self._infer_made(inputs)
-        made = producer.infer(*given)[0]
-        made = TensorSpec(made.shape, made.dtype)
+        given, producer = self.split(inputs), self.parts.producer
+        (made, *_) = producer.infer(*given)
+        specs, made = self._follow(made, inputs), TensorSpec(made.shape, made.dtype)
         inner = producer.count_scratch(given, (made,))
         behind = self.parts.region.count_scratch([specs[0], *self._pick(inputs)], ())
         return (*([] if self._has_memory(outputs, specs[0]) else [made.nbytes]), *overlay_scratch(inner, behind))
@@ -286,7 +285,7 @@ class Fused(Operator):
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the producer's kernel with the steps; where that can't be, the steps behind it."""
         kept = [(result, y) for result, y in zip(self.results, outputs, strict=True) if y is not None]
-        if not kept:
+        if not kept or emit.leaves_to_host():
             return
         producer, taken = self.parts.producer, self.split(inputs)
         specs = tuple([None if slot is None else slot.spec for slot in taken])
@@ -309,9 +308,7 @@ class Fused(Operator):
             if place == 0:
                 emit.copy(y, result)
         others = tuple([y for place, y in zip(self.results, outputs, strict=True) if place > 0])
-        # On the host, the producer works in the memory of an output, which so can't be that of an operand.
-        behind = emit if emit.target.has_kernels else StepEmitter(emit, result)
-        self.parts.region.lower(behind, (result, *self._pick(inputs)), others)
+        self.parts.region.lower(emit, (result, *self._pick(inputs)), others)
 
     def writes_windows(
         self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None], target: Target
@@ -371,7 +368,9 @@ class Fused(Operator):
 
     def _infer_made(self, inputs: Sequence[TensorSpec | None]) -> tuple[TensorSpec, ...]:
         """Return the specs of what steps see of what the producer makes, and of what they make."""
-        made = self.parts.producer.infer(*self.split(inputs))[0]
+        return self._follow(self.parts.producer.infer(*self.split(inputs))[0], inputs)
+
+    def _follow(self, made: TensorSpec, inputs: Sequence[TensorSpec | None]) -> tuple[TensorSpec, ...]:
         seen = made if self.view is None else made.with_shape(reshape_shape(made.shape, self.view))
         return (seen, *find_forms(self.parts.region.steps, self._list_keys(seen, inputs)).specs)
 

@@ -250,6 +250,8 @@ class Region(Steps):
             raise PlanError("A region has results of several shapes, which have one at the upper end.")
         moved = list_moved(self.steps, forms)
         self._allow_in_place(emit, inputs, kept, lambda step, position: position not in moved)
+        if emit.leaves_to_host():
+            return
         used, results = [x for x in inputs if x is not None], [y for _, y in kept]
         if emit.target.has_textures:
             draw = draw_mapped if forms.pointwise is None else draw_region

@@ -107,6 +107,8 @@ class MatMul(Operator):
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once, over all batches."""
+        if emit.leaves_to_host():
+            return
         self.lower_with(emit, inputs, outputs)
 
     def lower_with(
@@ -260,6 +262,8 @@ class Gemm(Operator):
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once; transposes are strides."""
+        if emit.leaves_to_host():
+            return
         self.lower_with(emit, inputs, outputs)
 
     def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:

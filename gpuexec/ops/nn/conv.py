@@ -243,6 +243,8 @@ class Conv(Convolution):
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the product over patches, or a kernel for groups of one channel."""
+        if emit.leaves_to_host():
+            return
         self.lower_with(emit, inputs, outputs)
 
     def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:
@@ -434,6 +436,8 @@ class ConvTranspose(Convolution):
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the products of its taps or phases, or one thread per output, which gathers its terms."""
+        if emit.leaves_to_host():
+            return
         self.lower_with(emit, inputs, outputs)
 
     def lower_with(self, emit: Emitter, inputs: Slots, outputs: Slots, narrow: NarrowWeight | None = None) -> None:

@@ -243,6 +243,8 @@ class ScaledDotProductAttention(Operator):
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch fused where that is faster, else apart."""
+        if emit.leaves_to_host():
+            return
         self.lower_appending(emit, inputs, outputs, ())
 
     def lower_appending(self, emit: Emitter, inputs: Slots, outputs: Slots, new: Sequence[NewRows]) -> None:

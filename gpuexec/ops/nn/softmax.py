@@ -88,6 +88,8 @@ class RowMap(Operator):
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per row."""
+        if emit.leaves_to_host():
+            return
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
         expression, *scalars = self._launch(dtype_row(x.dtype).cuda)

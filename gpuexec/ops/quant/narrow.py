@@ -184,6 +184,8 @@ class Narrowed(Operator):
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the operator's kernel in its form for narrow weights."""
+        if emit.leaves_to_host():
+            return
         given, scale, zero = self._split(inputs)
         weight, other = given[self.form.weight], given[1 - self.form.weight]
         if self.takes_narrow and weight.dtype == other.dtype:  # as the precision has both
