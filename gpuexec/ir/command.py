@@ -7,6 +7,7 @@ argument = Slot | None | NumPy scalar | bytes      (a pointer; a null pointer; a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,14 @@ from gpuexec.ir.geometry import find_rows
 from gpuexec.ir.kernel_values import SymbolicBytes, SymbolicScalar
 from gpuexec.ir.library_problem import Problem
 from gpuexec.ir.spec import TensorSpec
+from gpuexec.ir.symbolic_int import memoize
 
 # The address that every buffer starts at a multiple of, wherever it is bound, in bytes: the longest word that a kernel
 # reads or writes at once. Lowerings choose words by the offsets of slots alone, so what callers give is copied where it
 # starts elsewhere (`gpuexec.execution.resources.aligned_copy`). On a device without kernels an element is the longest
 # word.
 BUFFER_ALIGNMENT = 16
+_KEPT = 1 << 12  # shapes and strides whose geometry is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,7 @@ class Slot:
     @property
     def is_contiguous(self) -> bool:
         """True if the elements lie dense in row-major order (axes of extent 1 don't count)."""
-        expected = 1
-        for extent, stride in zip(reversed(self.spec.shape), reversed(self.strides), strict=True):
-            if extent == 0:
-                return True
-            if extent != 1 and stride != expected:
-                return False
-            expected *= extent
-        return True
+        return _is_dense(self.spec.shape, self.strides)
 
     @property
     def order(self) -> tuple[tuple[int, ...], ...] | None:
@@ -63,37 +59,22 @@ class Slot:
 
         ``()`` is row-major. Windows of one order and place pair equal bytes with equal elements.
         """
-        if self.is_contiguous:
-            return ()
-        axes = [axis for axis, extent in enumerate(self.spec.shape) if extent != 1]
-        expected = 1
-        for axis in sorted(axes, key=self.strides.__getitem__):
-            if self.strides[axis] != expected:
-                return None
-            expected *= self.spec.shape[axis]
-        return self.spec.shape, self.strides
+        return _find_order(self.spec.shape, self.strides)
 
     def byte_range(self) -> tuple[int, int]:
         """Return the half-open range of bytes within the buffer that the window can touch."""
-        if self.spec.size == 0:
-            return self.offset_bytes, self.offset_bytes
-        low = high = 0
-        for extent, stride in zip(self.spec.shape, self.strides, strict=True):
-            if stride > 0:
-                high += (extent - 1) * stride
-            else:
-                low += (extent - 1) * stride
+        low, high = _find_reach(self.spec.shape, self.strides)
         itemsize = self.spec.dtype.itemsize
-        return self.offset_bytes + low * itemsize, self.offset_bytes + (high + 1) * itemsize
+        return self.offset_bytes + low * itemsize, self.offset_bytes + high * itemsize
 
     def byte_rows(self) -> tuple[int, int]:
         """Return the bytes of a row, and from one row to the next, where the window is rows with gaps between them.
 
         Both are those of `byte_range` where it is not.
         """
-        low, high = self.byte_range()
-        rows = find_rows(self.spec.shape, self.strides)
+        rows = _find_rows(self.spec.shape, self.strides)
         if rows is None or rows[1] == rows[2]:
+            low, high = self.byte_range()
             return high - low, high - low
         _, width, pitch = rows
         return width * self.spec.dtype.itemsize, pitch * self.spec.dtype.itemsize
@@ -102,6 +83,49 @@ class Slot:
         where = f"%{self.buffer}" + (f"+{self.offset_bytes}" if self.offset_bytes else "")
         layout = "" if self.is_contiguous else f" strides {self.strides}"
         return f"{where}:{self.spec}{layout}"
+
+
+# Plans ask for each slot several times, and most slots are of few shapes.
+_find_rows = memoize(_KEPT)(find_rows)
+
+
+@memoize(_KEPT)
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent == 0:
+            return True
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+@memoize(_KEPT)
+def _find_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
+    if _is_dense(shape, strides):
+        return ()
+    axes = [axis for axis, extent in enumerate(shape) if extent != 1]
+    expected = 1
+    for axis in sorted(axes, key=strides.__getitem__):
+        if strides[axis] != expected:
+            return None
+        expected *= shape[axis]
+    return shape, strides
+
+
+@memoize(_KEPT)
+def _find_reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int]:
+    """Return the half-open range of elements that a window can touch, relative to its first."""
+    if prod(shape) == 0:
+        return 0, 0
+    low = high = 0
+    for extent, stride in zip(shape, strides, strict=True):
+        if stride > 0:
+            high += (extent - 1) * stride
+        else:
+            low += (extent - 1) * stride
+    return low, high + 1
 
 
 @dataclass(frozen=True, slots=True)

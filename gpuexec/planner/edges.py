@@ -43,6 +43,36 @@ class Touch:
         return self.width == self.pitch or is_within
 
 
+class Conflicts:
+    """Commands in conflict: what they touch of each buffer, and the edges that follow within buffers.
+
+    Args:
+        commands: In plan order, over root buffers.
+
+    Attributes:
+        touches: The reads and writes of each buffer's bytes, in command order.
+    """
+
+    def __init__(self, commands: Sequence[Command]) -> None:
+        self.touches = find_touches(commands)
+        self._count = len(commands)
+        self._within: set[Edge] = set()
+        for own in self.touches.values():
+            self._within.update(_order_within(own))
+
+    def find_paths(self) -> list[int]:
+        """Return for each command those before it by some path, as bits of an int; buffers share no bytes."""
+        return find_paths(self._count, self._within)
+
+    def find_edges(self, places: Mapping[int, tuple[int, int]]) -> tuple[Edge, ...]:
+        """Return the edges where buffers lie in an arena; see `find_edges`."""
+        edges = self._within
+        if places:
+            shared = {buffer: touches for buffer, touches in self.touches.items() if buffer in places}
+            edges = edges | _order_between(shared, places)
+        return _reduce(self._count, edges)
+
+
 def find_edges(commands: Sequence[Command], places: Mapping[int, tuple[int, int]] | None = None) -> tuple[Edge, ...]:
     """Return pairs (before, after) so that a path joins any two commands in conflict, and no pair follows from others.
 
@@ -53,13 +83,7 @@ def find_edges(commands: Sequence[Command], places: Mapping[int, tuple[int, int]
         commands: In plan order, over root buffers.
         places: Arena range ``[low, high)`` of the buffers that lie there; None: no two buffers share bytes.
     """
-    touches = find_touches(commands)
-    edges: set[Edge] = set()
-    for own in touches.values():
-        edges.update(_order_within(own))
-    if places:
-        edges.update(_order_between({b: t for b, t in touches.items() if b in places}, places))
-    return _reduce(len(commands), edges)
+    return Conflicts(commands).find_edges(places or {})
 
 
 def find_touches(commands: Sequence[Command]) -> dict[int, list[Touch]]:

@@ -10,20 +10,20 @@ from gpuexec.ir.plan import ArenaLayout, Buffer, Role, find_lives
 from gpuexec.ir.target import Target
 from gpuexec.ops.reduce.statistics import is_look
 from gpuexec.planner.arena import Lifetime, pack
-from gpuexec.planner.edges import find_edges, find_paths
+from gpuexec.planner.edges import Conflicts
 from gpuexec.planner.unpacked_plan import slots_of
 
 # Commands that move this many bytes or more are worth running side by side, so their buffers are kept apart.
 HEAVY_BYTES = 1 << 20
 
 
-def lay_out(buffers: Sequence[Buffer], commands: Sequence[Command]) -> ArenaLayout:
+def lay_out(buffers: Sequence[Buffer], commands: Sequence[Command], conflicts: Conflicts) -> ArenaLayout:
     """Pack the temporaries among the buffers by when commands, in plan order, use them."""
     temporaries = [buffer for buffer in buffers if buffer.role is Role.TEMP]
     if not temporaries:
         return ArenaLayout((), 0, 0)
     lives = find_lives(commands)
-    apart = _find_apart(commands)
+    apart = _find_apart(commands, conflicts)
     lifetimes = [Lifetime(b.id, b.nbytes, *lives[b.id], frozenset(apart.get(b.id, ()))) for b in temporaries]
     packing = pack(lifetimes)
     return ArenaLayout(tuple(sorted(packing.offsets.items())), packing.nbytes, packing.lower_bound)
@@ -68,14 +68,14 @@ def describe_largest(
     return f"{text}, which takes {largest.nbytes}", maker or reader, largest.name or None
 
 
-def _find_apart(commands: Sequence[Command]) -> dict[int, set[int]]:
+def _find_apart(commands: Sequence[Command], conflicts: Conflicts) -> dict[int, set[int]]:
     """Return, for buffers of heavy commands that data does not order, the buffers they must not share bytes with."""
     # Observing commands may delay the next user of a value's bytes; the alternative is memory for every observed value.
     heavy = [i for i, c in enumerate(commands) if not is_look(c) and _count_bytes(c) >= HEAVY_BYTES]
     apart: dict[int, set[int]] = {}
     if len(heavy) < 2:
         return apart
-    paths = find_paths(len(commands), find_edges(commands))
+    paths = conflicts.find_paths()
     touched = {i: {slot.buffer for slot, _ in slots_of(commands[i])} for i in heavy}
     for n, later in enumerate(heavy):
         for earlier in heavy[:n]:

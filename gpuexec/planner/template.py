@@ -28,7 +28,7 @@ from gpuexec.ir.target import Target
 from gpuexec.planner.analyse import Analyser, Analysis, list_kept, put_symbols
 from gpuexec.planner.caches import Caches, find_caches, grown_ends
 from gpuexec.planner.classes import DeclaredDims, upper_ends
-from gpuexec.planner.edges import find_edges
+from gpuexec.planner.edges import Conflicts
 from gpuexec.planner.layout import check_room, lay_out
 from gpuexec.planner.lower import Lowered, Lowering
 from gpuexec.planner.providers import NO_PROVIDERS, Providers
@@ -327,9 +327,10 @@ class Template:
             buffers.append(Buffer(new, role, held.nbytes, name, held.data, held.form))
         if stored is None:
             with phase("layout", self._graph.name):
-                layout = lay_out(buffers, commands)
+                conflicts = Conflicts(commands)
+                layout = lay_out(buffers, commands, conflicts)
             places = {i: (start, start + buffers[i].nbytes) for i, start in layout.offsets if buffers[i].nbytes}
-            edges = find_edges(commands, places)
+            edges = conflicts.find_edges(places)
         else:
             layout, edges = _take_over(stored, buffers, commands)
         origins = tuple(pick.origin for pick in settlement.picks for _ in pick.positions)

@@ -48,6 +48,20 @@ class _Touch(NamedTuple):
     window: Slot
 
 
+class _Use(NamedTuple):
+    """The commands that use a buffer, with whether each writes it; sets of commands are bits of an int.
+
+    ``behind_all`` are the writers' common predecessors, themselves included, ``behind_written`` those of the others.
+    """
+
+    users: Sequence[int]
+    wrote: Sequence[bool]
+    everyone: int
+    written: int
+    behind_all: int
+    behind_written: int
+
+
 class Verifier:
     """Verifier of a plan, and of the parts of its variants that differ from the commands checked last.
 
@@ -185,27 +199,40 @@ class _SegmentCheck:
             users = sorted(self._users.get(buffer, ()))
             nbytes = self._plan.buffers[buffer].nbytes
             if users and nbytes:
-                wrote = [any(t.written for t in self._touches[i][buffer]) for i in users]
-                mask = sum(1 << i for i in users)
-                written = sum(1 << i for i, w in zip(users, wrote, strict=True) if w)
-                rows.append((offset, offset + nbytes, buffer, users, wrote, mask, written))
-        rows.sort()
-        for n, (_, high, buffer, users, wrote, mask, written) in enumerate(rows):
-            for low2, _, buffer2, users2, wrote2, mask2, written2 in rows[n + 1 :]:
+                rows.append((offset, offset + nbytes, buffer, self._find_use(buffer, users)))
+        rows.sort(key=itemgetter(0, 1, 2))
+        for n, (_, high, buffer, use) in enumerate(rows):
+            for low2, _, buffer2, use2 in rows[n + 1 :]:
                 if low2 >= high:
                     break
-                if users[0] <= users2[0]:
-                    self._check_after(users2, wrote2, mask, written, buffer, buffer2)
+                if use.users[0] <= use2.users[0]:
+                    self._check_after(use, use2, buffer, buffer2)
                 else:
-                    self._check_after(users, wrote, mask2, written2, buffer2, buffer)
+                    self._check_after(use2, use, buffer2, buffer)
 
-    def _check_after(
-        self, users: Sequence[int], wrote: Sequence[bool], earlier: int, written: int, buffer: int, buffer2: int
-    ) -> None:
-        """Check that the users of a buffer come after those of earlier buffers in its bytes."""
+    def _find_use(self, buffer: int, users: Sequence[int]) -> _Use:
+        """Return how commands use a buffer."""
+        wrote = [any(touch.written for touch in self._touches[user][buffer]) for user in users]
+        everyone = written = 0
+        behind_all = behind_written = -1
         for user, writes in zip(users, wrote, strict=True):
-            unordered = (earlier if writes else written) & ~self._before[user] & ~(1 << user)
-            if unordered or earlier >> user & 1:
+            bit = 1 << user
+            everyone |= bit
+            if writes:
+                written |= bit
+                behind_all &= self._before[user] | bit
+            else:
+                behind_written &= self._before[user] | bit
+        return _Use(users, wrote, everyone, written, behind_all, behind_written)
+
+    def _check_after(self, earlier: _Use, later: _Use, buffer: int, buffer2: int) -> None:
+        """Check that the users of a buffer come after those of an earlier buffer in its bytes."""
+        is_behind = not earlier.everyone & ~later.behind_all and not earlier.written & ~later.behind_written
+        if is_behind and not earlier.everyone & later.everyone:
+            return
+        for user, writes in zip(later.users, later.wrote, strict=True):
+            unordered = (earlier.everyone if writes else earlier.written) & ~self._before[user] & ~(1 << user)
+            if unordered or earlier.everyone >> user & 1:
                 other = unordered.bit_length() - 1 if unordered else user
                 raise PlanError(
                     f"{self._show(other)} and {self._show(user)} use %{buffer} and %{buffer2}, which share bytes of "

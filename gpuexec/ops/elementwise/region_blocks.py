@@ -18,6 +18,7 @@ import numpy as np
 from gpuexec.ir.operator import Array, Out, PreparedCalls
 from gpuexec.ir.prepared_calls import prepare_elementwise, view_bytes
 from gpuexec.ir.spec import accumulator
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, StepRow, read_steps, step_of, widen_number
 from gpuexec.system.threads import count_sharing, share_work
 
@@ -397,6 +398,7 @@ def give_buffers(buffers: Sequence[Array]) -> None:
             idle.append(buffer)
 
 
+@memoize(1024)
 def prepare_blocks(
     rows: tuple[StepRow, ...], forms: StepForms, results: tuple[int, ...], inputs: tuple[SpecKey | None, ...]
 ) -> BlockProgram:

@@ -20,6 +20,7 @@ from gpuexec.ir.pointwise import Pointwise
 from gpuexec.ir.prepared_calls import prepare_elementwise, view_bytes
 from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import TensorSpec, accumulator
+from gpuexec.ir.symbolic_int import memoize
 from gpuexec.ops.elementwise.region_blocks import give_buffers, take_buffer
 from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, StepRow, read_steps, step_of, widen_number
 from gpuexec.ops.elementwise.row_layout import RowLayout
@@ -285,6 +286,7 @@ def _cut(array: Array, block: tuple[slice, ...]) -> Array:
     return view
 
 
+@memoize(1024)
 def prepare_row_blocks(
     rows: tuple[StepRow, ...],
     forms: StepForms,

@@ -47,7 +47,7 @@ def test_stored_plan_serves_all_sizes_and_nothing_is_packed(monkeypatch: pytest.
     model = restored_model()
     expected = [run(load_linear(), X[:n])[0] for n in (8, 3, 1)]
     monkeypatch.setattr(templates, "lay_out", lambda *_: pytest.fail("a plan was packed"))
-    monkeypatch.setattr(templates, "find_edges", lambda *_: pytest.fail("edges were drawn"))
+    monkeypatch.setattr(templates, "Conflicts", lambda *_: pytest.fail("edges were drawn"))
     with gx.Worker(model, backend=CPU) as worker:
         for n, y in zip((8, 3, 1), expected, strict=True):
             np.testing.assert_array_equal(worker.run(X[:n])[0], y)
