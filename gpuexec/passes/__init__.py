@@ -13,6 +13,7 @@ from functools import partial
 
 from gpuexec.errors import InputError, ModelError
 from gpuexec.ir.graphs import Graph, bodies, body_fields, check, walk, with_bodies
+from gpuexec.ir.inferences import Inferences
 from gpuexec.ir.operator import decomposed_names
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
@@ -130,6 +131,7 @@ def run_passes(
     disabled: Collection[str] = frozenset(),
     specs: Mapping[str, TensorSpec] | None = None,
     target: Target | None = None,
+    inferences: Inferences | None = None,
 ) -> Graph:
     """Run passes in order, but for the disabled ones; on bodies too, unless they need specs.
 
@@ -139,6 +141,7 @@ def run_passes(
         disabled: Names of passes to leave out; a name of either list will do.
         specs: Specs of the inputs by name, for the passes that need them.
         target: What is planned for; None: any with kernels.
+        inferences: What is known already, and keeps what is inferred; of these specs.
 
     Raises:
         InputError: A disabled name is the name of no pass.
@@ -149,7 +152,7 @@ def run_passes(
         if unknown:
             raise InputError(f"There is no pass {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
     names: set[str] | None = None
-    inputs = None if specs is None else InputSpecs(specs)
+    inputs = None if specs is None else InputSpecs(specs, inferences)
     for each in passes:
         if each.name in disabled:
             continue

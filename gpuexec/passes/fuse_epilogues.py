@@ -58,7 +58,7 @@ def fuse_epilogues(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | N
         specs: Specs of the inputs, by name.
         limit: The most operators to make, the first ones; None: all.
     """
-    fusing = _Fusing(graph, PointwiseNodes(graph, specs), ())
+    fusing = _Fusing(graph, PointwiseNodes.of(graph, specs), ())
     fusing.walk()
     return fusing.finish(limit)
 

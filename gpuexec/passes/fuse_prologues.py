@@ -41,7 +41,7 @@ def fuse_prologues(graph: Graph, specs: Mapping[str, TensorSpec], limit: int | N
     """
     if not any(node.operator.name in _PRODUCTS for node in graph.nodes):
         return graph
-    return _PrologueFusing(graph, PointwiseNodes(graph, specs)).finish(limit)
+    return _PrologueFusing(graph, PointwiseNodes.of(graph, specs)).finish(limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def fuse_regions(
         limit: The most regions to make, the first ones; None: all.
         target: What is planned for: where memory is textures, what has no blits stays operators. None: any kernels.
     """
-    fusing = _RegionFusing(graph, PointwiseNodes(graph, specs))
+    fusing = _RegionFusing(graph, PointwiseNodes.of(graph, specs))
     fusing.cluster()
     fusing.absorb()
     return fusing.finish(limit, target)

@@ -42,7 +42,7 @@ def fuse_rows(
         target: What is planned for: where memory is textures, what has no blits stays operators. None: any kernels.
     """
     graph = _take_apart(graph, specs)
-    nodes, gains = PointwiseNodes(graph, specs), any(map(_gains_by_format, graph.nodes))
+    nodes, gains = PointwiseNodes.of(graph, specs), any(map(_gains_by_format, graph.nodes))
     forms = {
         n: form
         for n, node in enumerate(graph.nodes)

@@ -12,11 +12,13 @@ from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.elementwise_unary import ROUND_OPERAND
 from gpuexec.ops.elementwise.region_steps import Given, StepRow, find_map, write_integers, write_number
-from gpuexec.passes.known_specs import Shapes
+from gpuexec.passes.known_specs import InputSpecs, Shapes
 
 
 class PointwiseNodes:
     """A graph, and which of its nodes compute element by element, or row by row, on the device.
+
+    What is asked of a node is found once, and once for all passes that a graph is not changed between.
 
     Attributes:
         specs: Specs of the values, as far as they follow.
@@ -24,20 +26,40 @@ class PointwiseNodes:
         made_at: Of each value that a node makes, the position of the node.
     """
 
-    def __init__(self, graph: Graph, inputs: Mapping[str, TensorSpec]) -> None:
+    @classmethod
+    def of(cls, graph: Graph, inputs: Mapping[str, TensorSpec]) -> PointwiseNodes:
+        """Return the nodes of a graph.
+
+        Args:
+            graph: The graph.
+            inputs: Specs of its inputs, by name.
+        """
+        known = inputs if isinstance(inputs, InputSpecs) else InputSpecs(inputs)
+        return known.derive(graph, cls)
+
+    def __init__(self, graph: Graph, inputs: InputSpecs) -> None:
         shapes = Shapes.of(graph, inputs)
         self.specs, self.on_host = shapes.specs, shapes.on_host
         self.made_at = {value: n for n, node in enumerate(graph.nodes) for value in node.outputs if value is not None}
         self._graph, self._demanded = graph, shapes.find_demanded(graph)
         self._readers, self._outputs = graph.consumers(), set(graph.outputs)
-        self._positions = {id(node): position for position, node in enumerate(graph.nodes)}
+        self._positions = {node: position for position, node in enumerate(graph.nodes)}
+        self._free: dict[Node, bool] = {}
+        self._pointwise: dict[Node, bool] = {}
+        self._row_forms: dict[Node, RowForm | None] = {}
+        self._maps: dict[Node, IndexMap | None] = {}
+        self._numbers: dict[Node, list[str | None]] = {}
 
     def is_pointwise(self, node: Node) -> bool:
         """Return whether a node can be a step on elements.
 
         It makes one value of known shape that the host does not know, and that no shape depends on.
         """
-        return self._is_free(node) and node.operator.as_pointwise(self._list_specs(node)) is not None
+        known = self._pointwise.get(node)
+        if known is None:
+            is_one = self._is_free(node) and node.operator.as_pointwise(self._list_specs(node)) is not None
+            known = self._pointwise[node] = is_one
+        return known
 
     def can_be_step(self, node: Node) -> bool:
         """Return whether a node can be a step on elements of a region.
@@ -48,11 +70,12 @@ class PointwiseNodes:
 
     def find_row_form(self, node: Node) -> RowForm | None:
         """Return the form of a node that can be a step on rows, in the same way; what it holds is constant."""
-        form = node.operator.as_row(self._list_specs(node)) if self._is_free(node) else None
-        if form is None:
-            return None
-        read = [node.inputs[place] for place in form.read if place < len(node.inputs)]
-        return form if all(value is None or value in self._graph.constants for value in read) else None
+        if node not in self._row_forms:
+            form = node.operator.as_row(self._list_specs(node)) if self._is_free(node) else None
+            read = () if form is None else [node.inputs[place] for place in form.read if place < len(node.inputs)]
+            is_constant = all(value is None or value in self._graph.constants for value in read)
+            self._row_forms[node] = form if is_constant else None
+        return self._row_forms[node]
 
     def find_map(self, node: Node) -> IndexMap | None:
         """Return the index map of a node that can be a step by it, as `is_pointwise` says of others.
@@ -62,7 +85,7 @@ class PointwiseNodes:
         if not self._is_free(node):
             return None
         specs = self._list_specs(node)
-        found = find_map(node.operator, specs)
+        found = self._find_own_map(node)
         if found is None or isinstance(found, Picked):
             return found
         if any(self._is_computed(node, position) for position in found.contents):
@@ -76,8 +99,19 @@ class PointwiseNodes:
             return found if filler is not None and filled is not None and filler.dtype == filled.dtype else None
         return found
 
+    def _find_own_map(self, node: Node) -> IndexMap | None:
+        if node not in self._maps:
+            self._maps[node] = find_map(node.operator, self._list_specs(node))
+        return self._maps[node]
+
     def _is_free(self, node: Node) -> bool:
         """Return whether a node makes one value of known shape, which neither the host knows nor a shape depends on."""
+        known = self._free.get(node)
+        if known is None:
+            known = self._free[node] = self._find_free(node)
+        return known
+
+    def _find_free(self, node: Node) -> bool:
         made = [None if value is None else self.specs.get(value) for value in node.outputs]
         if len(made) != 1 or made[0] is None or node.outputs[0] in self.on_host:
             return False
@@ -94,7 +128,7 @@ class PointwiseNodes:
 
     def list_readers(self, value: Value) -> list[int]:
         """Return the positions of the nodes that read a value."""
-        return [self._positions[id(reader)] for reader in self._readers.get(value, ())]
+        return [self._positions[reader] for reader in self._readers.get(value, ())]
 
     def is_output(self, value: Value) -> bool:
         """Return whether the graph gives a value out."""
@@ -109,12 +143,18 @@ class PointwiseNodes:
         numbers = self.write_numbers(node)
         return [value for value, text in zip(node.inputs, numbers, strict=True) if value is not None and text is None]
 
-    def write_numbers(self, node: Node) -> list[str | None]:
+    def write_numbers(self, node: Node) -> Sequence[str | None]:
         """Return as text each input that is a constant of one element and stretches nothing, or that forms hold.
 
         Of a node with an index map those that the map follows from. What goes with rows alone keeps its shape.
         """
-        found = find_map(node.operator, self._list_specs(node))
+        known = self._numbers.get(node)
+        if known is None:
+            known = self._numbers[node] = self._find_numbers(node)
+        return known
+
+    def _find_numbers(self, node: Node) -> list[str | None]:
+        found = self._find_own_map(node)
         if found is not None:
             return self._write_contents(node, found)
         form = self.find_row_form(node)

@@ -16,11 +16,12 @@ import numpy as np
 
 from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, PlanError
 from gpuexec.ir.apply import infer_specs
+from gpuexec.ir.content_key import HOST_VALUE_LIMIT, are_same, content_key
 from gpuexec.ir.graphs import Graph, Node, Value
+from gpuexec.ir.inferences import Inferences, is_logged
 from gpuexec.ir.plan import KeptOnHost, Read
 from gpuexec.ir.spec import TensorSpec, is_host_object
 from gpuexec.ir.symbolic_int import MemoTable, SymbolicInt, SymbolicTrace, UntraceableError
-from gpuexec.planner.content_key import HOST_VALUE_LIMIT, are_same, content_key
 from gpuexec.planner.evaluate import compute_node, frozen
 
 Array = np.ndarray[Any, Any]
@@ -67,14 +68,18 @@ class Analyser:
     Args:
         graph: What is analysed.
         unknown: Names of values whose content is left to the device, though the host could know it.
+        inferences: What is known already, for the first call; None: nothing.
     """
 
-    def __init__(self, graph: Graph, unknown: AbstractSet[str] = frozenset()) -> None:
+    def __init__(
+        self, graph: Graph, unknown: AbstractSet[str] = frozenset(), inferences: Inferences | None = None
+    ) -> None:
         self._graph = graph
+        self._inferences = inferences or Inferences()
         made = [value for node in graph.nodes for value in node.outputs if value is not None]
         self._knowable = frozenset([value for value in made if value.name not in unknown]) if unknown else None
         self._producers = graph.producers()
-        self._constants = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
+        self._constants = {value: self._inferences.describe(array) for value, array in graph.constants.items()}
         self._last: _Inferred = [None] * len(graph.nodes)
         self._known: frozenset[Value] | None = None
 
@@ -93,7 +98,11 @@ class Analyser:
         given = {value: inputs[value.name] for value in self._graph.inputs}
         last: _Inferred = [None] * len(self._last) if is_symbolic else self._last
         knowable = self._knowable if self._known is None else self._known
-        analysis = ShapeInference(self._producers, self._constants, given, knowable).run(self._graph.nodes, last)
+        inferences = None if is_symbolic else self._inferences
+        analysis = ShapeInference(self._producers, self._constants, given, knowable, inferences=inferences).run(
+            self._graph.nodes, last
+        )
+        self._inferences = Inferences()
         if self._known is None:
             self._known = frozenset(analysis.known)
         elif not self._known <= analysis.known:
@@ -106,7 +115,10 @@ class Analyser:
 
 
 def find_growing_content(
-    graph: Graph, inputs: Mapping[str, TensorSpec], axes: Mapping[tuple[str, int], str]
+    graph: Graph,
+    inputs: Mapping[str, TensorSpec],
+    axes: Mapping[tuple[str, int], str],
+    inferences: Inferences | None = None,
 ) -> frozenset[str]:
     """Return the names of values that the host could know, whose elements are more where extents are.
 
@@ -114,6 +126,7 @@ def find_growing_content(
         graph: What is planned.
         inputs: Specs by name, of any size.
         axes: Axes (input, axis) whose extent may change, with the name of the dimension (empty: nameless).
+        inferences: What is known already of the graph.
     """
     trace = SymbolicTrace()
     extents: dict[tuple[str, int], Any] = {}
@@ -124,7 +137,7 @@ def find_growing_content(
             extents[name, axis] = named.setdefault(dim, made) if dim else made
     given = {name: put_symbols(name, spec, extents) for name, spec in inputs.items()}
     try:
-        known = Analyser(graph).run(inputs).known
+        known = Analyser(graph, inferences=inferences).run(inputs).known
         carried = Analyser(graph).run(given, is_symbolic=True).known
     except (GpuexecError, UntraceableError):
         return frozenset()  # it comes up again when it is planned
@@ -147,6 +160,7 @@ class ShapeInference:
         inputs: Specs of the graph's inputs, with content where it is on the host.
         knowable: Values whose content may be propagated; None: all.
         host_work: Bytes that a node may touch to be computed on the host for its content.
+        inferences: What is known already of specs without symbolic extents; None: nothing, and extents may be symbolic.
     """
 
     def __init__(
@@ -156,7 +170,9 @@ class ShapeInference:
         inputs: Mapping[Value, TensorSpec],
         knowable: frozenset[Value] | None = None,
         host_work: int = HOST_WORK_LIMIT,
+        inferences: Inferences | None = None,
     ) -> None:
+        self._inferences = inferences
         self._producers, self._knowable, self._host_work = producers, knowable, host_work
         # Content of inputs is used only on demand.
         self._inputs = inputs
@@ -167,8 +183,10 @@ class ShapeInference:
         self.analysis.known = self._known
         # Demanded values; values in between may be visited many times.
         self._demanded: dict[Value, TensorSpec] = {}
-        # Layers repeat: equal operators on equal specs are inferred once in a walk.
-        self._seen: MemoTable[Hashable, tuple[TensorSpec, ...]] = MemoTable()
+        # Layers repeat: equal operators on equal specs are inferred once.
+        self._seen: MemoTable[Hashable, tuple[TensorSpec, ...]] = (
+            MemoTable() if inferences is None else inferences.alike
+        )
 
     def run(self, nodes: Sequence[Node], last: _Inferred) -> Analysis:
         """Infer every node in order; those with the inputs of the ``last`` analysis are not inferred anew."""
@@ -177,7 +195,7 @@ class ShapeInference:
             inputs: Specs = tuple([None if value is None else specs[value] for value in node.inputs])
             before = last[position]
             # Nodes that read content are inferred anew, since their reads are logged once more.
-            if before is not None and are_same(before[0], inputs) and not any(map(_is_logged, inputs)):
+            if before is not None and are_same(before[0], inputs) and not any(map(is_logged, inputs)):
                 self._note(node, before[1])
             else:
                 last[position] = self.visit(node)
@@ -273,22 +291,29 @@ class ShapeInference:
     def _find_outputs(self, node: Node, inputs: Specs) -> tuple[Specs, tuple[TensorSpec, ...]]:
         """Return the outputs' specs with known content, and the inputs' with demanded content."""
         may_know = self._knowable is None or self._knowable.issuperset([v for v in node.outputs if v is not None])
-        key = None if any(map(_is_logged, inputs)) else (node.operator, may_know, content_key(inputs))
+        kept = None if self._inferences is None else self._inferences.find(node, inputs, has_content=may_know)
+        if kept is not None:
+            return inputs, kept
+        key = None if any(map(is_logged, inputs)) else (node.operator, may_know, content_key(inputs))
         outputs = None if key is None else self._seen.get(key)
         if outputs is None:
             given = inputs
             inputs, outputs = self._infer(node, inputs)
             if may_know:
                 outputs = self._propagate(node, inputs, outputs)
-            if key is not None and inputs is given:
-                self._seen.keep(key, outputs)
+            if key is None or inputs is not given:
+                return inputs, outputs
+            self._seen.keep(key, outputs)
+        if self._inferences is not None:
+            self._inferences.keep(node, inputs, outputs, has_content=may_know)
         return inputs, outputs
 
     def _infer(self, node: Node, inputs: Specs) -> tuple[Specs, tuple[TensorSpec, ...]]:
         """Return the outputs' specs, and the inputs' with the content that was demanded for them."""
         for _ in range(len(inputs) + 1):
             try:
-                return inputs, infer_specs(node.operator, inputs)
+                infer = infer_specs if self._inferences is None else self._inferences.infer
+                return inputs, infer(node.operator, inputs)
             except NeedsHostValue as need:
                 value = node.inputs[need.index] if 0 <= need.index < len(node.inputs) else None
                 if value is None:
@@ -358,7 +383,3 @@ def list_kept(graph: Graph, analysis: Analysis) -> tuple[KeptOnHost, ...]:
                 why = "given on the host" if spec.value.log is not None else "follows from shapes"
                 kept[KeptOnHost(value.name, node.name, why, spec.nbytes)] = None
     return tuple(kept)
-
-
-def _is_logged(spec: TensorSpec | None) -> bool:
-    return spec is not None and spec.value is not None and spec.value.log is not None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+from gpuexec.ir.content_key import HOST_VALUE_LIMIT
 from gpuexec.ir.graphs import Array, Node, Value
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.planner.analyse import ShapeInference
-from gpuexec.planner.content_key import HOST_VALUE_LIMIT
 
 # Pads have two entries for each axis, and few tensors more than eight axes.
 _MAX_EXTENTS = 16

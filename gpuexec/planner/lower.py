@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gpuexec.errors import GpuexecError, KernelError, OutOfMemoryError, PlanError, UnsupportedError, locate
 from gpuexec.ir.apply import host_failure
 from gpuexec.ir.command import BUFFER_ALIGNMENT, Slot
+from gpuexec.ir.content_key import content_key, is_same_spec
 from gpuexec.ir.geometry import channels_last_strides, contiguous_strides, round_up
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.operator import FormatUse
@@ -26,7 +27,6 @@ from gpuexec.planner.analyse import Analysis
 from gpuexec.planner.caches import Caches
 from gpuexec.planner.classes import has_fixed_inputs
 from gpuexec.planner.concat_windows import ConcatWindows, choose_windows, list_windows
-from gpuexec.planner.content_key import content_key, is_same_spec
 from gpuexec.planner.emitter import NodeEmitter, emit_copy
 from gpuexec.planner.host_fallback import lacks_kernel
 from gpuexec.planner.join_appends import join_appends

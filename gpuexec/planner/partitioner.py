@@ -17,14 +17,15 @@ import numpy as np
 
 from gpuexec.errors import GpuexecError, InputError, NeedsHostValue, PlanError, locate
 from gpuexec.ir.apply import infer_specs
+from gpuexec.ir.content_key import HOST_VALUE_LIMIT
 from gpuexec.ir.graphs import Array, Graph, Node, Value
+from gpuexec.ir.inferences import Inferences
 from gpuexec.ir.operator import Operator
 from gpuexec.ir.spec import TensorSpec, is_host_object
 from gpuexec.ir.target import Target
 from gpuexec.ops.control.control import LOOPS, If, Loop, inline_branch
 from gpuexec.ops.control.trips import check_condition
 from gpuexec.planner.analyse import HOST_WORK_LIMIT, ShapeInference
-from gpuexec.planner.content_key import HOST_VALUE_LIMIT
 from gpuexec.planner.divide import Sorting, divide
 from gpuexec.planner.evaluate import evaluate_node
 from gpuexec.planner.host_fallback import explain_call, is_of_host, lacks_kernel
@@ -45,6 +46,7 @@ def find_partition(
     is_body: bool = False,
     condition: Value | None = None,
     host_work: int = HOST_WORK_LIMIT,
+    inferences: Inferences | None = None,
 ) -> Partition:
     """Cut a graph for inputs of these specs, with content where it is on the host.
 
@@ -58,12 +60,15 @@ def find_partition(
             outputs that are inputs are passed on as they are.
         condition: The output of a body that says whether to go on: it is wanted on the host.
         host_work: Bytes that a node may touch to be light; -1: none is.
+        inferences: Keeps what is inferred, for those who plan the ready part.
 
     Raises:
         InputError: The inputs don't fit the graph; names the node.
         PlanError: Nothing can be run next.
     """
-    return _Partitioner(graph, inputs, target, computed, is_body, condition, host_work).run()
+    return _Partitioner(
+        graph, inputs, target, computed, is_body, condition, host_work, inferences or Inferences()
+    ).run()
 
 
 class _Partitioner:
@@ -78,13 +83,14 @@ class _Partitioner:
         is_body: bool,
         condition: Value | None,
         host_work: int,
+        inferences: Inferences,
     ) -> None:
         self._graph, self._inputs, self._target = graph, inputs, target
         self._is_body, self._condition = is_body, condition
         self._computed = {value.name for value in computed}
         self._producers = graph.producers()
-        constants = {value: TensorSpec.of(array) for value, array in graph.constants.items()}
-        self._inference = ShapeInference(self._producers, constants, inputs, host_work=host_work)
+        constants = {value: inferences.describe(array) for value, array in graph.constants.items()}
+        self._inference = ShapeInference(self._producers, constants, inputs, host_work=host_work, inferences=inferences)
         self._specs = self._inference.analysis.specs
         sorting = self._sorting = Sorting([], dict(graph.constants))
         self._trace = HostTrace(self._inference, self._producers, sorting.constants, inputs, sorting.on_host)

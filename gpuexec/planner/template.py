@@ -20,6 +20,7 @@ from gpuexec.ir.arena_drawing import ARENA_ALIGNMENT
 from gpuexec.ir.command import Command
 from gpuexec.ir.geometry import round_up
 from gpuexec.ir.graphs import Graph, Value
+from gpuexec.ir.inferences import Inferences
 from gpuexec.ir.plan import ArenaLayout, Buffer, Plan, Port, Role, Segment, Variant, format_command
 from gpuexec.ir.plan_json import encode
 from gpuexec.ir.spec import TensorSpec
@@ -52,6 +53,7 @@ def plan_graph(
     fixes_division: bool = False,
     providers: Providers = NO_PROVIDERS,
     unknown: AbstractSet[str] = frozenset(),
+    inferences: Inferences | None = None,
 ) -> Template:
     """Plan a graph for the size class these inputs fall in, or for the whole range where dimensions are bounded.
 
@@ -67,6 +69,7 @@ def plan_graph(
         fixes_division: Whether work is divided at all sizes of a class as at its upper end.
         providers: What products and convolutions may be emitted by, beside our kernels.
         unknown: Names of values whose content is left to the device, though the host could know it.
+        inferences: What is known already of the graph.
 
     Raises:
         InputError: The inputs don't fit the graph; names the node.
@@ -74,7 +77,7 @@ def plan_graph(
         OutOfMemoryError: The plan for these very inputs takes too much.
     """
     caches = find_caches(graph) if grows else {}
-    *larger, exact = list_ends(graph, inputs, declared or {}, free, caches, is_whole=True)
+    *larger, exact = list_ends(graph, inputs, declared or {}, free, caches, is_whole=True, inferences=inferences)
 
     def make(ends: Mapping[str, TensorSpec]) -> Template:
         return Template(
@@ -86,6 +89,7 @@ def plan_graph(
             fixes_division=fixes_division,
             providers=providers,
             unknown=unknown,
+            inferences=inferences,
         )
 
     for ends in larger:
@@ -113,6 +117,7 @@ def list_ends(
     caches: Caches,
     *,
     is_whole: bool,
+    inferences: Inferences | None = None,
 ) -> Iterator[dict[str, TensorSpec]]:
     """Yield specs that a plan for these inputs may be laid out for, the best first; the last are the inputs' own.
 
@@ -123,13 +128,14 @@ def list_ends(
         free: Axes (input, axis) that change though nothing declares them.
         caches: Inputs that are memories with room for more rows.
         is_whole: Whether a declared range is one class.
+        inferences: What is known already of the graph.
     """
     *larger, exact = upper_ends(graph, inputs, declared, free, is_whole=is_whole)
     if caches:
-        specs = Analyser(graph).run(inputs).specs
+        specs = Analyser(graph, inferences=inferences).run(inputs).specs
         larger = [*grown_ends(graph, inputs, declared, caches, specs), *larger]
     for ends in larger:
-        raised = _raise_scalar_bounds(graph, inputs, ends)
+        raised = _raise_scalar_bounds(graph, inputs, ends, inferences)
         if raised is not None:
             yield raised
         yield ends
@@ -158,6 +164,7 @@ class Template:
         fixes_division: bool = False,
         providers: Providers = NO_PROVIDERS,
         unknown: AbstractSet[str] = frozenset(),
+        inferences: Inferences | None = None,
     ) -> None:
         self._graph, self._target, self._caches = graph, target, caches or {}
         self._unknown = unknown
@@ -165,7 +172,7 @@ class Template:
         self._specs = {value.name: _bare(inputs[value.name]) for value in graph.inputs}
         self.ends = {name: spec.shape for name, spec in self._specs.items()}
         self._lock = threading.Lock()
-        self._analyser, self._lowering = Analyser(graph, unknown), self._make_lowering()
+        self._analyser, self._lowering = Analyser(graph, unknown, inferences), self._make_lowering()
         with phase("analyse", graph.name):
             analysis = self._analyser.run(inputs)
         with phase("lower", graph.name):
@@ -398,7 +405,10 @@ def _take_over(
 
 
 def _raise_scalar_bounds(
-    graph: Graph, inputs: Mapping[str, TensorSpec], ends: Mapping[str, TensorSpec]
+    graph: Graph,
+    inputs: Mapping[str, TensorSpec],
+    ends: Mapping[str, TensorSpec],
+    inferences: Inferences | None = None,
 ) -> dict[str, TensorSpec] | None:
     """Return an upper end whose scalars are raised by as much as their lower bounds were.
 
@@ -410,6 +420,7 @@ def _raise_scalar_bounds(
         graph: Whose inputs they are.
         inputs: Specs at hand, by name, with content where it is on the host.
         ends: Specs at an upper end.
+        inferences: What is known already of the graph.
 
     Returns:
         The specs; None where there is nothing to raise, or the graph refuses that upper end.
@@ -417,8 +428,8 @@ def _raise_scalar_bounds(
     if not any(map(_may_count, inputs.values())):
         return None
     try:
-        before = _find_bounds(graph, inputs)
-        after = _find_bounds(graph, ends) if before else {}
+        before = _find_bounds(graph, inputs, inferences)
+        after = _find_bounds(graph, ends, inferences) if before else {}
     except GpuexecError:
         return None
     steps: dict[str, int] = {}
@@ -437,7 +448,9 @@ def _may_count(spec: TensorSpec) -> bool:
     return spec.value is not None and spec.size == 1 and spec.dtype.kind in "iu"
 
 
-def _find_bounds(graph: Graph, specs: Mapping[str, TensorSpec]) -> dict[tuple[str, str], int]:
+def _find_bounds(
+    graph: Graph, specs: Mapping[str, TensorSpec], inferences: Inferences | None
+) -> dict[tuple[str, str], int]:
     """Return the bounds that scalars are compared with, by input and the node that reads it."""
-    reads = Analyser(graph).run(specs).reads
+    reads = Analyser(graph, inferences=inferences).run(specs).reads
     return {(read.input, read.node): read.least for read in reads if read.least is not None}

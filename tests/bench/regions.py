@@ -53,7 +53,7 @@ def count_regions(template: Template) -> tuple[Counter[str], int]:
 
 def explain_alone(graph: Graph, inputs: Mapping[str, TensorSpec]) -> Counter[str]:
     """Return why operators on elements are in no region, with how many there are of each reason."""
-    nodes, readers = PointwiseNodes(graph, inputs), graph.consumers()
+    nodes, readers = PointwiseNodes.of(graph, inputs), graph.consumers()
     makers = graph.producers()
     reasons: Counter[str] = Counter()
     for node in graph.nodes:

@@ -7,11 +7,11 @@ import pytest
 
 import gpuexec as gx
 from gpuexec.ir.containers import make_sequence, to_strings
+from gpuexec.ir.content_key import content_key, is_same_spec
 from gpuexec.ir.graphs import Graph, Node, Value
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import SEQUENCE, STRING, TensorSpec
 from gpuexec.ir.target import Target
-from gpuexec.planner.content_key import content_key, is_same_spec
 from gpuexec.planner.host_fallback import explain_call, lacks_kernel, touches_objects
 from gpuexec.planner.partition import Partition
 from gpuexec.planner.partitioner import find_partition

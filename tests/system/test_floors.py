@@ -47,11 +47,11 @@ INNER = {
         ("symbolic_int",),
         ("validate", "signatures", "geometry", "instances", "kernel_values", "library_problem")
         + ("precision", "spec", "target"),
-        ("arena_drawing", "command", "containers", "gpus", "host_values", "weight_forms"),
+        ("arena_drawing", "command", "containers", "content_key", "gpus", "host_values", "weight_forms"),
         ("index_map", "moving_arguments", "pointwise", "provider", "roofline", "row_form"),
         ("operator", "plan", "work"),
         ("apply", "graphs", "plan_json", "prepared_calls", "size_layout"),
-        ("graph_json",),
+        ("graph_json", "inferences"),
     ),
     "devices": (
         ("arguments", "dlpack", "host", "kernels", "latch", "libraries", "residency", "revision", "working_here"),

@@ -291,12 +291,15 @@ class PlanCache:
         counters = self._planning.counters
         start, compiled = time.perf_counter(), counters.compile_ms
         self._learn(shapes)
-        with phase("plan", self._graph.name):
-            planned, is_outgrown = self._specialise(specs)
-            if planned is None:
-                planned = self._plan(specs, _SLACK if is_outgrown and not self._planning.is_exact else 1)
-                self._plan_range(planned.compiled, specs)
-            planned = self._narrow(planned, specs)
+        try:
+            with phase("plan", self._graph.name):
+                planned, is_outgrown = self._specialise(specs)
+                if planned is None:
+                    planned = self._plan(specs, _SLACK if is_outgrown and not self._planning.is_exact else 1)
+                    self._plan_range(planned.compiled, specs)
+                planned = self._narrow(planned, specs)
+        finally:
+            self._planning.inferences.clear()
         counters.plan_ms += (time.perf_counter() - start) * 1e3 - (counters.compile_ms - compiled)
         counters.variants += not self._is_stand_in
         return planned
@@ -418,9 +421,10 @@ class PlanCache:
         if restored is not None:
             graph, template = restored.graph, restored.template
         else:
-            graph = run_passes(self._graph, planning.model._plan_passes, disabled, specs, target)
+            inferences = planning.inferences
+            graph = run_passes(self._graph, planning.model._plan_passes, disabled, specs, target, inferences)
             if has_growth(self._graph):
-                self._unknown |= find_growing_content(graph, specs, free_axes(graph, planning.model.dims))
+                self._unknown |= find_growing_content(graph, specs, free_axes(graph, planning.model.dims), inferences)
             template = plan_graph(
                 graph,
                 specs,
@@ -433,6 +437,7 @@ class PlanCache:
                 fixes_division=planning.fixes_division,
                 providers=planning.providers,
                 unknown=self._unknown,
+                inferences=inferences,
             )
         variant = template.specialise(specs)
         compiled = self._compile(template, {value.name: array for value, array in graph.constants.items()})

@@ -14,6 +14,7 @@ from gpuexec.execution.resources.weights import Share
 from gpuexec.execution.runs.background_compiler import BackgroundCompiler
 from gpuexec.execution.runs.memory_limit import MemoryLimit
 from gpuexec.ir.graphs import Value, list_made
+from gpuexec.ir.inferences import Inferences
 from gpuexec.ir.plan import Plan
 from gpuexec.ir.provider import Offer
 from gpuexec.model.model import Model
@@ -82,6 +83,8 @@ class PlanningContext:
     compiler: BackgroundCompiler | None = None
     # Notified of weights that are uploaded and kernels that are compiled.
     listener: Listener = field(default_factory=Listener)
+    # What steps of planning infer, until a plan is made.
+    inferences: Inferences = field(default_factory=Inferences)
     # Outputs that lie in frames; those that become memories outlive the next run of theirs.
     framed: dict[Value, None] = field(init=False)
 

@@ -138,6 +138,7 @@ class Subgraph:
             is_body=self._is_body,
             condition=self._condition,
             host_work=self._planning.host_work,
+            inferences=self._planning.inferences,
         )
         plans: Plans | None = None
         is_whole = partition.ready is self.graph
