@@ -99,31 +99,31 @@ __device__ void sum_slabs(GroupTile<T, Tile, kLeft, kRight>& warp, const Left& a
     commit_copies();
     filled = filled + 1 == kStages ? 0 : filled + 1;
   };
-  const auto run_slab = [&](int slab, const auto& refill) {
+  const auto begin_slab = [&] {
     wait_copies<kAhead - 1>();
     fence_for_group(warp.products);
     __syncthreads();
     warp.multiply(first_left.after(read * Tile::kStageBytes), first_right.after(read * Tile::kStageBytes));
     read = read + 1 == kStages ? 0 : read + 1;
-    refill(slab + kAhead);
-    wait_products<1>(warp.products);
   };
+  // The first turns load and multiply nothing: so what loads with tests stands there once.
 #pragma unroll 1
-  for (int slab = 0; slab < kAhead; ++slab) fill(slab);
-  int slab = 0;
-  if constexpr (!kIsComputed<Left>) {
+  for (int slab = -kAhead; slab < slabs.count; ++slab) {
+    if constexpr (!kIsComputed<Left>) {
 #pragma unroll 1
-    for (; slab + kAhead < slabs.count - 1; ++slab) {  // what is loaded here is whole
-      run_slab(slab, [&](int) {
+      for (; slab >= 0 && slab + kAhead < slabs.count - 1; ++slab) {  // what is loaded here is whole
+        begin_slab();
         left.load_whole(stages + filled * Tile::kStageBytes);
         right.load_whole(stages + (filled * Tile::kStageBytes + Tile::kLeftBytes));
         commit_copies();
         filled = filled + 1 == kStages ? 0 : filled + 1;
-      });
+        wait_products<1>(warp.products);
+      }
     }
+    if (slab >= 0) begin_slab();
+    fill(slab + kAhead);
+    if (slab >= 0) wait_products<1>(warp.products);
   }
-#pragma unroll 1
-  for (; slab < slabs.count; ++slab) run_slab(slab, fill);
   wait_products<0>(warp.products);
   settle_sums(warp.sums[0]);
 }
