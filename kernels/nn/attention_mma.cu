@@ -328,9 +328,9 @@ __device__ inline i64 find_mask_start(const MmaAttention& shape, u32 batch, u32 
 
 // Adds to the block's part of y what is NaN or infinite in the values of keys that its queries see: tiles that some of
 // them see in part are summed without.
-template <class T, class Y, class Tile>
+template <class T, class Tile>
 __device__ void add_wild(const MmaAttention& shape, const HeadPlace<Tile>& place, const SeenKeys& seen, const T* v,
-                         const u8* mask, Y* y) {
+                         const u8* mask, u8* y, i64 start) {
   const i64 mask_start = find_mask_start(shape, place.batch, place.head);
   const i32 queries = place.last_query + 1 - place.first_query;
 #pragma unroll 1
@@ -348,8 +348,13 @@ __device__ void add_wild(const MmaAttention& shape, const HeadPlace<Tile>& place
       added += value;
     }
     if (added == 0) continue;
-    Y* const to = y + query * shape.y_strides[2] + column;
-    *to = cast<Y>(widen(*to) + added);
+    const i64 to = start + query * shape.y_strides[2] + column;
+    if (shape.is_float) {
+      reinterpret_cast<float*>(y)[to] += added;
+    } else {
+      T& stored = reinterpret_cast<T*>(y)[to];
+      stored = cast<T>(widen(stored) + added);
+    }
   }
 }
 
@@ -658,6 +663,5 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   if (!is_wild) return;
   const SeenKeys all_seen(shape, lengths, done.batch);
   const T* const own_values = v + done.find_offset(shape.v_strides, done.head / u32(shape.group));
-  if (shape.is_float) add_wild<T, float>(shape, done, all_seen, own_values, mask, reinterpret_cast<float*>(y) + start);
-  else add_wild<T, T>(shape, done, all_seen, own_values, mask, reinterpret_cast<T*>(y) + start);
+  add_wild<T>(shape, done, all_seen, own_values, mask, y, start);
 }
