@@ -13,9 +13,10 @@ __device__ inline void multiply_operands(Warp& warp, const T* a, const T* b, con
   const MmaPlace<Tile> place(gemm, blockIdx.x);
   const MmaSlabs slabs(gemm.inner, Tile::kSlabBytes / int(sizeof(T)), blockIdx.y, gridDim.y);
   const int first_k = slabs.first * slabs.depth;
-  const MmaOperand<T> left = {a + gemm.find_offset(place.batch, gemm.a_batch), gemm.a_row, gemm.a_inner,
+  gemm.advance(place.batch, a, b);
+  const MmaOperand<T> left = {a, gemm.a_row, gemm.a_inner,
                               gemm.rows, gemm.inner, place.first_row, first_k, (gemm.wide & kWideA) != 0};
-  const MmaOperand<T> right = {b + gemm.find_offset(place.batch, gemm.b_batch), gemm.b_column, gemm.b_inner,
+  const MmaOperand<T> right = {b, gemm.b_column, gemm.b_inner,
                                gemm.columns, gemm.inner, place.first_column, first_k, (gemm.wide & kWideB) != 0};
   sum_slabs(warp, left, right, slabs, ring);
 }
@@ -45,19 +46,8 @@ struct Fours {
   }
 };
 
-// Eights of a lane that are finished side by side, so that what they read is under way together; of those that are not whole
-// fewer, since each has code for any lane.
-constexpr int kBeside = 4, kPartsBeside = 1;
-
-// Reads the lanes of a four of `c`; one number for all where it does not move along a row.
-template <class R>
-__device__ inline void read_addend(const R* c, int count, i64 stride, R (&lanes)[4]) {
-  if (stride != 0) return read_lanes(c, count, stride, lanes);
-  if (count <= 0) return;
-  const R all = *c;
-#pragma unroll
-  for (int lane = 0; lane < 4; ++lane) lanes[lane] = all;
-}
+// Eights of a lane that are finished side by side, so that what they read is under way together.
+constexpr int kBeside = 4;
 
 // Whether all fours that are inside are read and stored as vectors, whatever goes with them.
 template <class Y, class R, class Finish>
@@ -66,27 +56,25 @@ __device__ inline bool are_fours_whole(const SimtGemm& gemm, const R* c, const F
   return (gemm.wide & kWideY) && gemm.columns % Fours<Y>::kPiece == 0 && has_whole_c && finish.are_whole();
 }
 
-// Stores eights, two fours of a row each: what is inside. `start` is the offset of the batch in y, and in c where that has
-// batches, too. IsWhole: as are_fours_whole says.
-template <bool IsWhole, bool HasBatches, int Eights, class R, class Y, class Finish>
+// Stores eights, two fours of a row each, where are_fours_whole says so. `start` is the offset of the batch in y, and in c
+// where that has batches, too.
+template <bool HasBatches, int Eights, class R, class Y, class Finish>
 __device__ inline void store_eights(const SimtGemm& gemm, const R* c, Y* y, i64 start, const int (&rows)[Eights],
                                     const int (&columns)[Eights], const float (&sums)[Eights][kEight],
                                     const Finish& finish) {
   constexpr int kPiece = Fours<Y>::kPiece, kFours = 2 * Eights;
   i64 places[kFours];
-  int insides[kFours], counts[kFours];
+  int counts[kFours];
   float values[kFours][4];
   R addends[kFours][4];
 #pragma unroll
   for (int four = 0; four < kFours; ++four) {
     const int row = rows[four / 2], column = columns[four / 2] + four % 2 * Fours<Y>::kGap;
-    places[four] = start + row * gemm.y_row + column * gemm.y_column;
-    insides[four] = row < gemm.rows ? gemm.columns - column : 0;
-    counts[four] = insides[four] < 4 ? insides[four] : 4;
+    places[four] = start + row * gemm.y_row + column;
+    counts[four] = row < gemm.rows && column < gemm.columns ? 4 : 0;
     if (c) {
-      const R* const from = c + ((HasBatches ? start : 0) + row * gemm.c_row + column * gemm.c_column);
-      if constexpr (IsWhole) read_lanes(from, counts[four], WholeLanes(), addends[four]);
-      else read_addend(from, counts[four], gemm.c_column, addends[four]);
+      const R* const from = c + ((HasBatches ? start : 0) + row * gemm.c_row + column);
+      read_lanes(from, counts[four], WholeLanes(), addends[four]);
     }
   }
 #pragma unroll
@@ -98,32 +86,16 @@ __device__ inline void store_eights(const SimtGemm& gemm, const R* c, Y* y, i64 
       if (c) value += widen(addends[four][i]) * gemm.beta;
     }
   }
-  if constexpr (IsWhole) finish.many(values, places, counts, WholeLanes());
-  else finish.many(values, places, counts, gemm.y_column);
+  finish.many(values, places, counts, WholeLanes());
 #pragma unroll
   for (int first = 0; first < Eights * kEight; first += kPiece) {
-    const int four = first / 4, inside = insides[four];
-    Y* const piece = y + places[four];
-    if (IsWhole && inside <= 0) continue;
-    if (IsWhole || ((gemm.wide & kWideY) && inside >= kPiece)) {
-      Vec<Y, kPiece> stored;
+    if (counts[first / 4] == 0) continue;
+    Vec<Y, kPiece> stored;
 #pragma unroll
-      for (int i = 0; i < kPiece; ++i) stored.lanes[i] = cast<Y>(values[(first + i) / 4][(first + i) % 4]);
-      store_vec(piece, stored);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kPiece; ++i) {
-        if (i < inside) piece[i * gemm.y_column] = cast<Y>(values[(first + i) / 4][(first + i) % 4]);
-      }
-    }
+    for (int i = 0; i < kPiece; ++i) stored.lanes[i] = cast<Y>(values[(first + i) / 4][(first + i) % 4]);
+    store_vec(y + places[first / 4], stored);
   }
 }
-
-// A constant as an argument.
-template <bool Value>
-struct Is {
-  static constexpr bool kIs = Value;
-};
 
 // Adds up the slices of the block's tile, and stores its sums: alpha * sum + beta * c, with the epilogue. HasBatches: a batch
 // of c begins where that of y does. Groups of warps have added up theirs. All threads of the block come here.
@@ -140,16 +112,18 @@ __device__ inline void store_folded(Warp& warp, const SimtGemm& gemm, const R* c
   const auto finish = finish_by<R>(epilogue...);
   const bool is_whole = are_fours_whole<Y>(gemm, c, finish);
   constexpr int kEights = Warp::kEights, kAtOnce = kEights < kBeside ? kEights : kBeside;
-  constexpr int kPartsAtOnce = kEights < kPartsBeside ? kEights : kPartsBeside;
-  const auto store = [&](auto is_whole, int first, const auto& sums) {
-    constexpr int kCount = sizeof(sums) / sizeof(sums[0]);
-    int rows[kCount], columns[kCount];
+  const auto find_row = [&](int eight) { return place.first_row + warp.find_eight_row(thread, eight); };
+  const auto find_column = [&](int eight) {
+    return place.first_column + Fours<Y>::find_column(warp.find_eight_column(thread, eight), thread);
+  };
+  const auto store = [&](int first, const float (&sums)[kAtOnce][kEight]) {
+    int rows[kAtOnce], columns[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      rows[i] = place.first_row + warp.find_eight_row(thread, first + i);
-      columns[i] = place.first_column + Fours<Y>::find_column(warp.find_eight_column(thread, first + i), thread);
+    for (int i = 0; i < kAtOnce; ++i) {
+      rows[i] = find_row(first + i);
+      columns[i] = find_column(first + i);
     }
-    store_eights<is_whole.kIs, HasBatches>(gemm, c, y, start, rows, columns, sums, finish);
+    store_eights<HasBatches>(gemm, c, y, start, rows, columns, sums, finish);
   };
   if (sizeof...(Epilogue) == 0 && is_whole) {
 #pragma unroll
@@ -160,11 +134,11 @@ __device__ inline void store_folded(Warp& warp, const SimtGemm& gemm, const R* c
         warp.take_eight(first + i, sums[i]);
         Fours<Y>::exchange(sums[i]);
       }
-      store(Is<true>(), first, sums);
+      store(first, sums);
     }
     return;
   }
-  // Code of steps stands there once, and calls, and so does what stores eights that are not whole: sums wait in shared memory,
+  // Code of steps stands there once, and calls, and so does what stores fours that are not whole: sums wait in shared memory,
   // as many at a time as fit, which nobody reads any more behind this barrier.
   constexpr int kFit = Tile::kRingBytes / (Tile::kThreads * kEight * int(sizeof(float)));
   constexpr int kParked = kFit < kEights ? kEights / 2 : kEights;
@@ -174,14 +148,11 @@ __device__ inline void store_folded(Warp& warp, const SimtGemm& gemm, const R* c
   constexpr int kSlot = 4 * Tile::kThreads;
   const int own = 4 * threadIdx.x, beside = kIsApart ? own ^ 4 : own, odd = threadIdx.x % 2;
   float* const parked = reinterpret_cast<float*>(ring);
-  const int from[2] = {own + (kIsApart ? odd * kSlot : 0), beside + (kIsApart ? odd * kSlot : kSlot)};
-  const auto take = [&](int i, auto& sums) {
+  const int even = own + (kIsApart ? odd * kSlot : 0), uneven = beside + (kIsApart ? odd * kSlot : kSlot);
+  const auto take = [&](int i, float* sums) {
+    const Vec<float, 4> four = load_vec<4>(parked + i / 2 * 2 * kSlot + (i % 2 == 0 ? even : uneven));
 #pragma unroll
-    for (int half = 0; half < 2 * int(sizeof(sums) / sizeof(sums[0])); ++half) {
-      const Vec<float, 4> four = load_vec<4>(parked + (2 * i + half / 2 * 2) * kSlot + from[half % 2]);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) sums[half / 2][half % 2 * 4 + j] = four.lanes[j];
-    }
+    for (int j = 0; j < 4; ++j) sums[j] = four.lanes[j];
   };
   __syncthreads();
 #pragma unroll
@@ -198,15 +169,18 @@ __device__ inline void store_folded(Warp& warp, const SimtGemm& gemm, const R* c
 #pragma unroll 1
       for (int i = 0; i < kParked; i += kAtOnce) {
         float sums[kAtOnce][kEight];
-        take(i, sums);
-        store(Is<true>(), first + i, sums);
+#pragma unroll
+        for (int half = 0; half < 2 * kAtOnce; ++half) take(2 * i + half, sums[half / 2] + half % 2 * 4);
+        store(first + i, sums);
       }
     } else {
 #pragma unroll 1
-      for (int i = 0; i < kParked; i += kPartsAtOnce) {
-        float sums[kPartsAtOnce][kEight];
-        take(i, sums);
-        store(Is<false>(), first + i, sums);
+      for (int four = 0; four < 2 * kParked; ++four) {
+        const int eight = first + four / 2;
+        float sums[4];
+        take(four, sums);
+        store_four<HasBatches>(gemm, c, y, start, find_row(eight), find_column(eight) + four % 2 * Fours<Y>::kGap, sums,
+                               finish);
       }
     }
     if constexpr (kIsApart) __syncwarp();

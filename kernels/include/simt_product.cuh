@@ -32,30 +32,42 @@ struct SimtGemm {
     }
     return offset;
   }
+
+  // Moves both operands to a batch of them.
+  template <class A, class B>
+  __device__ void advance(u32 batch, const A*& a, const B*& b) const {
+#pragma unroll 1
+    for (int axis = batch_axes - 1; axis >= 0; --axis) {
+      const u32 extent = batch_extents[axis], at = batch % extent;
+      a += at * a_batch[axis];
+      b += at * b_batch[axis];
+      batch /= extent;
+    }
+  }
 };
 
-// Stores four sums of a row, of neighbouring columns: those that are inside. `start` is the offset of the batch in y.
-template <class Y, class Finish>
-__device__ inline void store_four(const SimtGemm& gemm, const float* c, Y* y, i64 start, int row, int column,
+// Stores four sums of a row, of neighbouring columns: those that are inside. `start` is the offset of the batch in y, and in c
+// where that HasBatches, too.
+template <bool HasBatches = false, class R, class Y, class Finish>
+__device__ inline void store_four(const SimtGemm& gemm, const R* c, Y* y, i64 start, int row, int column,
                                   const float (&sums)[4], const Finish& finish) {
+  const int inside = row < gemm.rows ? gemm.columns - column : 0;
   const i64 places[1] = {start + row * gemm.y_row + column * gemm.y_column};
+  const i64 addend = (HasBatches ? start : 0) + row * gemm.c_row + column * gemm.c_column;
   float values[1][4];
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    values[0][j] = sums[j] * gemm.alpha;
-    if (c && column + j < gemm.columns) values[0][j] += c[row * gemm.c_row + (column + j) * gemm.c_column] * gemm.beta;
+  for (int i = 0; i < 4; ++i) {
+    values[0][i] = sums[i] * gemm.alpha;
+    if (c && i < inside) values[0][i] += widen(c[addend + i * gemm.c_column]) * gemm.beta;
   }
-  const int inside = gemm.columns - column;
   finish.many(values, places, {inside < 4 ? inside : 4}, gemm.y_column);
   Y* const target = y + places[0];
-  if (gemm.wide & kWideY) {
-    if (column < gemm.columns) {
-      store_vec(target, Vec<Y, 4>{{cast<Y>(values[0][0]), cast<Y>(values[0][1]), cast<Y>(values[0][2]), cast<Y>(values[0][3])}});
-    }
+  if ((gemm.wide & kWideY) && inside >= 4) {
+    store_vec(target, Vec<Y, 4>{{cast<Y>(values[0][0]), cast<Y>(values[0][1]), cast<Y>(values[0][2]), cast<Y>(values[0][3])}});
     return;
   }
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if (column + j < gemm.columns) target[j * gemm.y_column] = cast<Y>(values[0][j]);
+  for (int i = 0; i < 4; ++i) {
+    if (i < inside) target[i * gemm.y_column] = cast<Y>(values[0][i]);
   }
 }

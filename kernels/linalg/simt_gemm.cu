@@ -27,8 +27,7 @@ template <class Tile, class Wait>
 __device__ inline void multiply_block(const float* a, const float* b, const SimtGemm& gemm, float* ring,
                                       float (&sums)[Tile::kRowSums][kColumnSums], const Wait& wait) {
   const GemmPlace<Tile> place(gemm, blockIdx.x);
-  a += gemm.find_offset(place.batch, gemm.a_batch);
-  b += gemm.find_offset(place.batch, gemm.b_batch);
+  gemm.advance(place.batch, a, b);
   const SlabRange range(gemm.inner, blockIdx.y, gridDim.y);
   // What copies by registers would make a loop long that holds copies of both kinds.
   const bool is_right_wide = (gemm.wide & kWideB) != 0, is_any_wide = is_right_wide && kCopiesAsync;
@@ -58,8 +57,7 @@ __device__ inline void multiply_narrow_block(const float* a, const W* b, const S
                                              i64 scale_step, const SimtGemm& gemm, float* ring, float* table,
                                              float (&sums)[Tile::kRowSums][kColumnSums], const Wait& wait) {
   const GemmPlace<Tile> place(gemm, blockIdx.x);
-  a += gemm.find_offset(place.batch, gemm.a_batch);
-  b += gemm.find_offset(place.batch, gemm.b_batch);
+  gemm.advance(place.batch, a, b);
   const SlabRange range(gemm.inner, blockIdx.y, gridDim.y);
   wait();
   ScaleTable<Tile, W>::fill(table, scales, place.first_column, gemm.columns, scale_step);
@@ -95,10 +93,8 @@ __device__ inline void finish_tile(float (&sums)[Tile::kRowSums][kColumnSums], f
   const i64 start = gemm.find_offset(place.batch, gemm.y_batch);
   const auto finish = finish_by<float>(epilogue...);
   const auto store = [&](int i, const float (&four)[4]) {  // sums i of the thread, in fours along the rows
-    const int row = place.first_row + own.row + 4 * (i / 2);
-    if (row < gemm.rows) {
-      store_four(gemm, c, y, start, row, place.first_column + own.column + 32 * (i % 2), four, finish);
-    }
+    const int row = place.first_row + own.row + 4 * (i / 2), column = place.first_column + own.column + 32 * (i % 2);
+    store_four(gemm, c, y, start, row, column, four, finish);
   };
   if constexpr (sizeof...(Epilogue) == 0) {
     if (!c && (gemm.wide & kWideY)) {
