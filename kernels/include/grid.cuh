@@ -95,3 +95,10 @@ __device__ inline int opaque(int number) {
 #endif
   return number;
 }
+template <class T>
+__device__ inline const T* opaque(const T* pointer) {
+#ifndef GPUEXEC_SIM
+  asm volatile("" : "+l"(pointer));
+#endif
+  return pointer;
+}

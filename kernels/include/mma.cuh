@@ -216,13 +216,6 @@ __device__ inline u32 forget(u32 number) {
 #endif
   return number;
 }
-template <class T>
-__device__ inline const T* forget(const T* pointer) {
-#ifndef GPUEXEC_SIM
-  asm volatile("" : "+l"(pointer));
-#endif
-  return pointer;
-}
 
 // Two floats rounded to half or bf16, in the halves of a word. Needs sm_80.
 #ifdef GPUEXEC_SIM

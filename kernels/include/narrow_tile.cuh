@@ -37,9 +37,9 @@ struct WideningLoader {
   mutable float* target;
   mutable bool is_loaded = false;
 
-  __device__ void load_head(float* slab, int head) const {
-    own().read(0, head);
-    own().store(slab, head);
+  __device__ void load_first(float* slab, int from, int depth) const {
+    own().read(from, depth);
+    own().store(slab, depth);
   }
   __device__ void load(float* slab, int from) const {
     own().read(from, kSlabDepth);
@@ -185,7 +185,7 @@ struct NarrowRightElements {
     source = matrix + (first_k + k) * k_stride + (first_column + column) * column_stride;
     columns_left = columns - first_column - column;
   }
-  __device__ void load_head(float* slab, int head) const { copy(slab, 0, head - k); }
+  __device__ void load_first(float* slab, int from, int depth) const { copy(slab, from, depth - k); }
   __device__ void load(float* slab, int from) const { copy(slab, from, kSlabDepth); }
   __device__ void finish() const {}
 

@@ -91,10 +91,10 @@ __device__ inline const T* behind(const T* first, int count, int step) {
 #endif
 }
 
-// Loaders copy a thread's share of a slab: `load_head` the first one of a range, `head` values of k from k = 0 on, `load`
-// the one from k on, all of whose k are there; both count k from the range's first. Beyond the matrix they write zeros.
-// Steps in bytes are below 2^31. A loader that changes elements on the way reads them into registers then, and
-// writes them to shared memory in `finish`, a slab's sums later.
+// Loaders copy a thread's share of a slab: `load_first` one of those in front of the loop, `depth` values of k from k on,
+// `load` one from k on, all of whose k are there; both count k from the range's first. Beyond the matrix they write zeros.
+// Steps in bytes are below 2^31. A loader that changes elements on the way reads them into registers in `load`, and writes
+// them to shared memory in `finish`, a slab's sums later.
 
 // The left operand by rows, dense along k, all rows aligned to 16 bytes: two copies, of rows a quarter of the threads
 // apart.
@@ -112,11 +112,11 @@ struct LeftVectors {
     k = (thread >> 3 & 3) * 4;
     destination = row * kLeftPitch + k;
     step = int(4 * row_stride);
-    source = matrix + (first_row + row) * row_stride + first_k + k;
+    source = opaque(matrix + (first_row + row) * row_stride + first_k + k);  // else its parts are added up in each slab
 #pragma unroll
     for (int i = 0; i < 2; ++i) is_inside[i] = first_row + row + i * kApart < rows;
   }
-  __device__ void load_head(T* slab, int head) const { copy(slab, 0, k < head); }
+  __device__ void load_first(T* slab, int from, int depth) const { copy(slab, from, k < depth); }
   __device__ void load(T* slab, int from) const { copy(slab, from, true); }
   __device__ void finish() const {}
 
@@ -151,7 +151,7 @@ struct LeftElements {
 #pragma unroll
     for (int i = 0; i < 2; ++i) is_inside[i] = first_row + row + i * kApart < rows;
   }
-  __device__ void load_head(T* slab, int head) const { copy(slab, 0, head - k); }
+  __device__ void load_first(T* slab, int from, int depth) const { copy(slab, from, depth - k); }
   __device__ void load(T* slab, int from) const { copy(slab, from, kSlabDepth); }
   __device__ void finish() const {}
 
@@ -185,7 +185,7 @@ struct RightVectors {
     source = matrix + (first_k + k) * k_stride + first_column + column;
     is_inside = first_column + column < columns;
   }
-  __device__ void load_head(T* slab, int head) const { copy(slab, 0, head - k); }
+  __device__ void load_first(T* slab, int from, int depth) const { copy(slab, from, depth - k); }
   __device__ void load(T* slab, int from) const { copy(slab, from, kSlabDepth); }
   __device__ void finish() const {}
 
@@ -223,7 +223,7 @@ struct RightAny {
     source = matrix + (first_k + k) * k_stride + (first_column + column) * column_stride;
     columns_left = columns - first_column - column;
   }
-  __device__ void load_head(T* slab, int head) const { copy(slab, 0, head - k); }
+  __device__ void load_first(T* slab, int from, int depth) const { copy(slab, from, depth - k); }
   __device__ void load(T* slab, int from) const { copy(slab, from, kSlabDepth); }
   __device__ void finish() const {}
 
@@ -279,21 +279,15 @@ __device__ inline void multiply_slabs(const Left& left, const Right& right, cons
     for (int j = 0; j < kColumnSums; ++j) sums[i][j] = 0;
   }
   if (range.count == 0) return;
-  left.load_head(ring, range.head);
-  right.load_head(ring + Tile::kLeftFloats, range.head);
-  left.finish();
-  right.finish();
-  commit_copies();
-  int k_to_load = range.head;
-#pragma unroll
-  for (int stage = 1; stage < kStages - 1; ++stage) {
+  int k_to_load = 0;
+#pragma unroll 1
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    const int depth = stage == 0 ? range.head : kSlabDepth;
     if (stage < range.count) {
-      left.load(ring + stage * Tile::kSlabFloats, k_to_load);
-      right.load(ring + stage * Tile::kSlabFloats + Tile::kLeftFloats, k_to_load);
-      left.finish();
-      right.finish();
+      left.load_first(ring + stage * Tile::kSlabFloats, k_to_load, depth);
+      right.load_first(ring + stage * Tile::kSlabFloats + Tile::kLeftFloats, k_to_load, depth);
     }
-    k_to_load += kSlabDepth;
+    k_to_load += depth;
     commit_copies();
   }
   const SumsPlace<Tile> place(threadIdx.x);
@@ -321,8 +315,6 @@ __device__ inline void multiply_slabs(const Left& left, const Right& right, cons
     commit_copies();
     int step = read == kLast ? -kLast : Tile::kSlabFloats;
     if (to_come == 0) step = 0;  // the last trip reads its own slab again, in vain
-    const T* const a_next = a_here + step;
-    const T* const b_next = b_here + step;
     read += step;
 #pragma unroll
     for (int k = 0; k < kSlabDepth; ++k) {
@@ -332,10 +324,12 @@ __device__ inline void multiply_slabs(const Left& left, const Right& right, cons
         right.finish();
         wait_copies<kStages - 2>();
         __syncthreads();
+        a_here += step;
+        b_here += step;
       }
 #pragma unroll
       for (int g = 0; g < 2; ++g) {
-        read_fragment(b[(k + 1) % 2][g], (is_last ? b_next : b_here + (k + 1) * Tile::kRightPitch) + 32 * g);
+        read_fragment(b[(k + 1) % 2][g], b_here + (is_last ? 0 : k + 1) * Tile::kRightPitch + 32 * g);
       }
 #pragma unroll
       for (int i = 0; i < kRowSums; ++i) {
@@ -344,11 +338,9 @@ __device__ inline void multiply_slabs(const Left& left, const Right& right, cons
           sums[i][j] = Multiply::add(a[i][k % kTogether], b[k % 2][j / 4][j % 4], sums[i][j]);
         }
         const bool are_used = (k + 1) % kTogether == 0;
-        if (are_used) read_fragment(a[i], (is_last ? a_next : a_here + k + 1) + 4 * i * kLeftPitch);
+        if (are_used) read_fragment(a[i], a_here + (is_last ? 0 : k + 1) + 4 * i * kLeftPitch);
       }
     }
-    a_here = a_next;
-    b_here = b_next;
   }
 }
 

@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
     const u32 turn = *own_turn;
     convolve_block(warp, x, w, conv, ring, turn % u32(norm.tiles), int(turn / u32(norm.tiles)), norm.slices);
   }
-  const u32 turn = *forget(own_turn), tile = turn % u32(forget(u32(norm.tiles)));
+  const u32 turn = *opaque(own_turn), tile = turn % u32(forget(u32(norm.tiles)));
   if (!join_slices(warp, scratch, counters, tile, int(turn / u32(norm.tiles)), norm.slices)) return;
   const MmaPlace<Tile> place(conv.gemm, tile);
   store_measured(warp, place, sizes.channels, bias, made, runs, ring, steps);

@@ -62,7 +62,7 @@ struct PatchLoader {
           outside[i] |= u32(is_outside) << (conv.first_bits[axis] + t);
         }
       }
-      sources[i] = forget(patches.x + place);  // else each copy adds up all of its address
+      sources[i] = opaque(patches.x + place);  // else each copy adds up all of its address
     }
   }
 

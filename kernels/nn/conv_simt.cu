@@ -84,7 +84,7 @@ struct Patches {
       }
     }
   }
-  __device__ void load_head(float* slab, int) const { load(slab, 0); }
+  __device__ void load_first(float* slab, int from, int) const { load(slab, from); }
   __device__ void load(float* slab, int) const {
 #pragma unroll
     for (int t = 0; t < kOwnTaps; ++t) {
@@ -140,7 +140,7 @@ struct Points {
       is_inside = is_inside && u32(at) < u32(conv.extents[axis]);
     }
   }
-  __device__ void load_head(float* slab, int head) const { copy(slab, 0, head - own_k); }
+  __device__ void load_first(float* slab, int from, int depth) const { copy(slab, from, depth - own_k); }
   __device__ void load(float* slab, int from) const { copy(slab, from, kSlabDepth); }
   __device__ void finish() const {}
 

@@ -30,9 +30,9 @@ struct LeftWindows {
     }
     offset = find_offset(0);
   }
-  __device__ void load_head(u32* slab, int head) const {
-    copy(slab, k < head);
-    offset = find_offset(head);
+  __device__ void load_first(u32* slab, int from, int depth) const {
+    copy(slab, k < depth);
+    offset = find_offset(from + depth);
   }
   __device__ void load(u32* slab, int from) const {
     copy(slab, true);

@@ -499,7 +499,7 @@ def test_product_whose_copies_begin_before_its_wait_gives_wrong_numbers(
     source = "simt_gemm.cu"
     text = flatten(find_source(source))
     late, count = re.subn(
-        r"( +)wait\(\);\n +(multiply_slabs<Tile>\(left, right, range, ring, sums\);)", r"\1\2\n\1wait();", text
+        r"( +)wait\(\);\n +(multiply_slabs<Tile[^>]*>\(left, right, range, ring, sums\);)", r"\1\2\n\1wait();", text
     )
     assert count == 3
     path = tmp_path / source
