@@ -192,5 +192,5 @@ def _group(kernels: Sequence[Kernel], count: int) -> list[tuple[Kernel, ...]]:
     for source in dict.fromkeys(kernel.source for kernel in generated):
         own = [kernel for kernel in generated if kernel.source == source]
         groups += [tuple(own[first::count]) for first in range(min(count, len(own)))]
-    # What a kernel takes goes, by and large, with the length of the file it stands in.
-    return sorted(groups, key=lambda group: -len(group) * len(flatten(find_source(group[0].source))))
+    # What a kernel takes goes, by and large, with the loops that are written out in the file it stands in.
+    return sorted(groups, key=lambda group: -len(group) * flatten(find_source(group[0].source)).count("#pragma unroll"))
