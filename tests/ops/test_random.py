@@ -67,6 +67,15 @@ def test_words_are_those_of_the_paper(counter: tuple[int, ...], key: tuple[int, 
     assert " ".join(f"{int(word):08x}" for word in row) == words
 
 
+def test_few_blocks_have_the_words_of_many() -> None:
+    blocks = np.random.default_rng(5).integers(0, 2**64, 100, np.uint64)
+    words = philox(blocks, 2**32 - 5, 7, 2**63 + 11)
+    for count in (0, 1, 3, 16, 17):
+        few = philox(blocks[:count], 2**32 - 5, 7, 2**63 + 11)
+        assert few.dtype == words.dtype
+        np.testing.assert_array_equal(few, words[:count])
+
+
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float64)], ids=str)
 def test_series_are_the_functions(dtype: np.dtype[Any]) -> None:
     """Within 4 ulp of the largest term; logarithm and sine keep their relative precision near 0."""

@@ -67,22 +67,23 @@ class Multinomial(Operator):
         if not spec.size:
             return (np.zeros(spec.shape, spec.dtype),)
         width = ceil_div(classes, _PARTS)
+        used = ceil_div(classes, width)  # of the parts; those behind add nothing
         logs = x.astype(np.float64)
         with np.errstate(invalid="ignore"):
             weights = exp_below(logs - np.fmax.reduce(logs, axis=1, keepdims=True))
-        padded = np.zeros((rows, _PARTS * width))
+        padded = np.zeros((rows, used * width))
         padded[:, :classes] = weights
-        inner = np.cumsum(padded.reshape(rows, _PARTS, width), axis=2)
+        inner = np.cumsum(padded.reshape(rows, used, width), axis=2)
         parts = np.cumsum(inner[:, :, -1], axis=1)
         drawn = Draw.of(self.seed, self.stream).uniform(key, spec.size, _FLOAT64).reshape(spec.shape)
         wanted = drawn * parts[:, -1:]
         part = np.count_nonzero(~(parts[:, None, :] > wanted[:, :, None]), axis=2)
-        found = np.minimum(part, _PARTS - 1)
+        found = np.minimum(part, used - 1)
         row = np.arange(rows)[:, None]
         before = np.where(found > 0, parts[row, np.maximum(found - 1, 0)], 0.0)
         within = before[:, :, None] + inner[row, found] > wanted[:, :, None]
         chosen = np.where(within.any(axis=2), found * width + within.argmax(axis=2), classes - 1)
-        return (np.where(part < _PARTS, np.minimum(chosen, classes - 1), classes - 1).astype(spec.dtype),)
+        return (np.where(part < used, np.minimum(chosen, classes - 1), classes - 1).astype(spec.dtype),)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one block per row."""
