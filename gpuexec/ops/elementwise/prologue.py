@@ -19,7 +19,19 @@ from gpuexec.errors import InputError, PlanError
 from gpuexec.ir.command import Argument, Kernel, Slot
 from gpuexec.ir.geometry import contiguous_strides, reshape_shape
 from gpuexec.ir.gpus import Gpu, find_gpu
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, build, describe, operator
+from gpuexec.ir.operator import (
+    Array,
+    Emitter,
+    Operator,
+    Out,
+    PreparedCalls,
+    Slots,
+    Tolerance,
+    build,
+    describe,
+    operator,
+)
+from gpuexec.ir.prepared_calls import has_scratch, overlay_scratch, prepare_calls, view_bytes
 from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
@@ -182,6 +194,35 @@ class ProductOfRows(Prefixed):
             made = made.reshape(reshape_shape(made.shape, self.view))
         return self.parts.product.compute(made, *inputs[self.taken :], out=out)
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what the maker makes, and what one and then the other works in."""
+        made, *others = self.parts.maker.infer(*inputs[: self.taken])
+        inner = self.parts.maker.count_scratch(inputs[: self.taken], [made, *[None] * len(others)])
+        behind = self.parts.product.count_scratch([self._see(made), *inputs[self.taken :]], outputs)
+        return (made.nbytes, *overlay_scratch(inner, behind))
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Prepare the maker, then the product."""
+        parts, count = self.parts, self.taken
+        specs = [None if x is None else TensorSpec(x.shape, x.dtype) for x in inputs]
+        wanted = [None if y is None else TensorSpec(y.shape, y.dtype) for y in out]
+        if not has_scratch(scratch, self.count_scratch(specs, wanted)):
+            return None
+        made, *others = parts.maker.infer(*specs[:count])
+        memory = view_bytes(scratch[0], made.shape, made.dtype)
+        operands = [memory.reshape(self._see(made).shape), *inputs[count:]]
+        making = prepare_calls(
+            parts.maker, inputs[:count], [memory, *[None] * len(others)], constant[:count], scratch[1:]
+        )
+        product = prepare_calls(parts.product, operands, out, [False, *constant[count:]], scratch[1:])
+        return [*making, *product]
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the product's kernel with the rows in front; where that can't be, the maker's before it."""
         parts, given = self.parts, inputs[: self.taken]
@@ -197,7 +238,10 @@ class ProductOfRows(Prefixed):
 
     def _infer_operand(self, inputs: Sequence[TensorSpec | None]) -> TensorSpec:
         """Return the spec of what the product sees of what the maker makes."""
-        made = self.parts.maker.infer(*inputs[: self.taken])[0]
+        return self._see(self.parts.maker.infer(*inputs[: self.taken])[0])
+
+    def _see(self, made: TensorSpec) -> TensorSpec:
+        """Return the spec of what the maker makes as the product sees it."""
         return made if self.view is None else made.with_shape(reshape_shape(made.shape, self.view))
 
 

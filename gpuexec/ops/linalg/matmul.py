@@ -6,7 +6,7 @@ view costs no copy. Rows that share one right operand are one long axis, however
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,7 +30,7 @@ from gpuexec.ir.operator import (
     upgrade,
 )
 from gpuexec.ir.precision import STORED
-from gpuexec.ir.prepared_calls import prepare_elementwise
+from gpuexec.ir.prepared_calls import has_scratch, prepare_elementwise
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import truncate
 from gpuexec.ops.lib.shared_products import matmul, prepare_matmul
@@ -40,6 +40,8 @@ from gpuexec.ops.linalg.product import join_rows
 from gpuexec.ops.quant.narrow_weight import NarrowWeight
 
 _FLOAT: np.dtype[Any] = np.dtype(np.float32)
+# Of an operand in float that prepared calls keep from run to run, and of one that they make in scratch in each run.
+_KEPT_NBYTES, _WIDENED_NBYTES = 1 << 16, 4 << 20
 
 
 @operator("MatMul")
@@ -95,6 +97,10 @@ class MatMul(Operator):
         a, b = widen_operands(self.precision, a, b)
         return (multiply(a, b, out[0] if out else None),)
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count operands and result as floats, where they are narrower."""
+        return count_widened(inputs[0], inputs[1], outputs[0])
+
     def prepare(
         self,
         inputs: Sequence[Array | None],
@@ -102,8 +108,10 @@ class MatMul(Operator):
         constant: Sequence[bool],
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
-        """Call NumPy's product of views that BLAS can walk."""
-        return prepare_product(inputs[0], inputs[1], out[0])
+        """Call NumPy's product of views that BLAS can walk; half and bfloat16 are widened, constants perhaps once."""
+        (a, b), (y,) = inputs, out
+        made = prepare_widened_product(a, b, y, constant, scratch)
+        return None if made is None else made.finish()
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once, over all batches."""
@@ -240,6 +248,10 @@ class Gemm(Operator):
                 result += c if self.beta == 1 else c.astype(acc) * acc.type(self.beta)
             return (result.astype(dtype, copy=False),)
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count operands and result as floats, where they are narrower."""
+        return count_widened(inputs[0], inputs[1], outputs[0])
+
     def prepare(
         self,
         inputs: Sequence[Array | None],
@@ -247,18 +259,21 @@ class Gemm(Operator):
         constant: Sequence[bool],
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
-        """Multiply, scale and add in the output's memory."""
+        """Multiply, scale and add in the output's memory, or in float; C is widened as it is added."""
         (a, b, c), (y,) = (*inputs, None)[:3], out
         assert a is not None and b is not None
-        product = prepare_product(a.T if self.transA else a, b.T if self.transB else b, y)
-        if product is None or y is None or (c is not None and self.beta not in (0, 1)):
+        a, b = a.T if self.transA else a, b.T if self.transB else b
+        made = prepare_widened_product(a, b, y, constant, scratch)
+        if made is None or (c is not None and self.beta not in (0, 1)):
             return None
-        calls = list(product)
+        steps: list[Callable[[], object]] = []
         if self.alpha != 1:
-            calls.append(prepare_elementwise(np.multiply, (y, np.array(self.alpha, y.dtype)), y))
+            steps.append(
+                prepare_elementwise(np.multiply, (made.result, np.array(self.alpha, made.result.dtype)), made.result)
+            )
         if c is not None and self.beta != 0:
-            calls.append(prepare_elementwise(np.add, (y, c), y))
-        return calls
+            steps.append(prepare_elementwise(np.add, (made.result, c), made.result))
+        return made.finish(steps)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch once; transposes are strides."""
@@ -335,16 +350,88 @@ def multiply(a: Array, b: Array, out: Array | None = None) -> Array:
 
 def prepare_product(a: Array | None, b: Array | None, y: Array | None) -> PreparedCalls | None:
     """Return the call that `multiply` makes to write a product of floats to ``y``; None where it does more."""
-    if a is None or b is None or y is None or not y.size or not a.size or a.ndim < 2 or b.ndim < 2:
+    if a is None or b is None or y is None or not y.size or not a.size:
         return None
     dtype = y.dtype
     if dtype.kind != "f" or not a.dtype == b.dtype == dtype == accumulator(dtype):
         return None
     if not (y.flags.c_contiguous and _walkable(a) is a and _walkable(b) is b):
         return None
+    if min(a.ndim, b.ndim) < 2:
+        return [partial(np.matmul, a, b, out=y)]
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
         a, y = a.reshape(-1, a.shape[-1]), y.reshape(-1, b.shape[1])
     return [prepare_matmul(a, b, y)]
+
+
+@dataclass(frozen=True, slots=True)
+class WidenedProduct:
+    """Calls of a product in float.
+
+    Attributes:
+        calls: They make ``result``.
+        result: The product in float: the output itself, or scratch.
+        out: The output.
+    """
+
+    calls: list[Callable[[], object]]
+    result: Array
+    out: Array
+
+    def finish(self, steps: Sequence[Callable[[], object]] = ()) -> PreparedCalls:
+        """Return the calls with steps that change the result behind them, which is rounded once then."""
+        rounding = [] if self.result is self.out else [partial(np.copyto, self.out, self.result, "unsafe")]
+        return [*self.calls, *steps, *rounding]
+
+
+def count_widened(*specs: TensorSpec | None) -> list[int]:
+    """Return the bytes of an operator's operands and result in float, 0 of a float; none where none is to be widened.
+
+    That is so where all are floats, and where one would be large.
+    """
+    narrow = [spec is not None and accumulator(spec.dtype) != spec.dtype for spec in specs]
+    sizes = [spec.size * _FLOAT.itemsize if spec and is_narrow else 0 for spec, is_narrow in zip(specs, narrow)]
+    return sizes if any(narrow) and max(sizes) <= _WIDENED_NBYTES else []
+
+
+def prepare_widened_product(
+    a: Array | None,
+    b: Array | None,
+    y: Array | None,
+    constant: Sequence[bool],
+    scratch: Sequence[Array],
+) -> WidenedProduct | None:
+    """Return the calls that `multiply` makes of operands in float, half or bfloat16; None where it does more.
+
+    Args:
+        a: The left operand.
+        b: The right operand.
+        y: Where the product goes.
+        constant: Whether each operand never changes; it is widened once then, where it is small.
+        scratch: Arrays of what `count_widened` returned, or more.
+    """
+    if a is None or b is None or y is None:
+        return None
+    sizes = count_widened(TensorSpec.of(a), TensorSpec.of(b), TensorSpec.of(y))
+    if not has_scratch(scratch, sizes):
+        return None
+    calls: list[Callable[[], object]] = []
+    wide = [a, b, y]
+    for place, nbytes in enumerate(sizes):
+        x = wide[place]
+        if not nbytes:
+            continue
+        # As `multiply` widens and copies operands: bits of a product may depend on how they lie.
+        laid = _walkable(np.empty_like(x, _FLOAT)) if x is not y else np.empty(x.shape, _FLOAT)
+        if x is not y and constant[place] and nbytes <= _KEPT_NBYTES:
+            np.copyto(laid, x)
+        else:
+            laid = np.ndarray(x.shape, _FLOAT, scratch[place], 0, laid.strides)
+            if x is not y:
+                calls.append(partial(np.copyto, laid, x))
+        wide[place] = laid
+    product = prepare_product(*wide)
+    return None if product is None else WidenedProduct([*calls, *product], wide[2], y)
 
 
 @upgrade("Gemm", below=7)

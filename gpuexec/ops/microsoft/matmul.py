@@ -28,7 +28,7 @@ from gpuexec.ir.operator import (
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.composite import Composite, Made, Sketch, composite
-from gpuexec.ops.linalg.matmul import Gemm, MatMul, multiply, prepare_product, widen_operands
+from gpuexec.ops.linalg.matmul import Gemm, MatMul, count_widened, multiply, prepare_widened_product, widen_operands
 from gpuexec.ops.microsoft.activation import ACTIVATIONS, DOMAIN, activate, check_activation
 from gpuexec.ops.microsoft.renamed import EVERY_VERSION
 from gpuexec.ops.tensor.layout import window
@@ -106,6 +106,10 @@ class FusedMatMul(Operator):
             result = multiply(a.astype(acc, copy=False), b.astype(acc, copy=False)) * acc.type(self.alpha)
             return (np.asarray(result).astype(dtype, copy=False),)
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count operands and result as floats, where they are narrower."""
+        return count_widened(inputs[0], inputs[1], outputs[0])
+
     def prepare(
         self,
         inputs: Sequence[Array | None],
@@ -113,14 +117,15 @@ class FusedMatMul(Operator):
         constant: Sequence[bool],
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
-        """Multiply views in the output's memory, and scale there."""
+        """Multiply views in the output's memory, or in float, and scale there."""
         (a, b), (y,) = inputs, out
         assert a is not None and b is not None
         a_order, b_order = self._orders(a.ndim, b.ndim)
-        product = prepare_product(a.transpose(a_order), b.transpose(b_order), y)
-        if product is None or y is None or self.alpha == 1:
-            return product
-        return [*product, partial(np.multiply, y, y.dtype.type(self.alpha), out=y)]
+        made = prepare_widened_product(a.transpose(a_order), b.transpose(b_order), y, constant, scratch)
+        if made is None or self.alpha == 1:
+            return None if made is None else made.finish()
+        alpha = made.result.dtype.type(self.alpha)
+        return made.finish([partial(np.multiply, made.result, alpha, out=made.result)])
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the tile kernel of MatMul; transposes are strides."""
