@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
 from gpuexec.ir.spec import STRING, TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.table_operator import INT64, NUMBERS
@@ -44,6 +45,20 @@ class ArrayFeatureExtractor(Operator):
         """Take elements along the last axis."""
         picked = Gather(-1).compute(x, indices.reshape(-1))[0]
         return (np.asarray(picked.reshape(*(x.shape[:-1] or (1,)), indices.size)),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Call what Gather calls."""
+        (x, indices), (y,) = inputs, out
+        if x is None or indices is None or y is None or not (indices.flags.c_contiguous and y.flags.c_contiguous):
+            return None
+        target = y.reshape(*x.shape[:-1], indices.size)
+        return Gather(-1).prepare((x, indices.reshape(-1)), (target,), constant, scratch)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the kernel of Gather."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -13,7 +14,8 @@ from gpuexec.ir.command import Argument, Kernel
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.symbolic_int import distinct
 from gpuexec.ops.lib.checks import check_dtype
@@ -63,6 +65,44 @@ class Normalizer(Operator):
             else:
                 divisor = np.sqrt(np.square(wide).sum(-1, keepdims=True))
             return (np.where(divisor == 0, wide, wide / divisor),)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count magnitudes or squares, divisors, and which of these are 0."""
+        x = inputs[0]
+        assert x is not None
+        rows, columns = count_rows(self.name, x)
+        return (rows * columns * FLOAT.itemsize, rows * FLOAT.itemsize, rows)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Divide floats by a row's divisor, then write the rows again that have none."""
+        x, y = inputs[0], out[0]
+        if x is None or x.dtype != FLOAT or not x.size or y is None:
+            return None
+        if not has_scratch(scratch, self.count_scratch([TensorSpec(x.shape, x.dtype)], ())):
+            return None
+        shape = (*x.shape[:-1], 1)
+        parts, divisor = view_bytes(scratch[0], x.shape, FLOAT), view_bytes(scratch[1], shape, FLOAT)
+        is_zero = view_bytes(scratch[2], shape, np.dtype(np.bool_))
+        calls: list[Callable[[], object]] = []
+        if self.norm == "MAX":
+            calls.append(partial(np.maximum.reduce, x, -1, None, divisor, True, -np.inf))
+        else:
+            calls.append(partial(np.abs if self.norm == "L1" else np.square, x, out=parts))
+            calls.append(partial(np.add.reduce, parts, -1, None, divisor, True))
+        if self.norm == "L2":
+            calls.append(partial(np.sqrt, divisor, out=divisor))
+        return [
+            *calls,
+            partial(np.equal, divisor, 0, out=is_zero),
+            partial(np.divide, x, divisor, out=y),
+            partial(np.copyto, y, x, where=is_zero),
+        ]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a team of threads per row."""

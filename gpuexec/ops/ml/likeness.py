@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -65,6 +67,12 @@ class Vectors:
             elif self.likeness is Likeness.SIGMOID:
                 z = np.tanh(gamma * z + offset)
             return np.asarray(z if self.bias is None else z + self.bias)
+
+    def prepare_products(self, x: Array, z: Array) -> list[Callable[[], object]]:
+        """Return the calls that write to ``z`` what `compare` makes of rows of float32 by products alone."""
+        assert self.likeness is Likeness.LINEAR
+        calls: list[Callable[[], object]] = [partial(np.matmul, x, self.rows.T, out=z)]
+        return calls if self.bias is None else [*calls, partial(np.add, z, self.bias, out=z)]
 
     def lower(self, emit: Emitter, x: Slot, z: Slot) -> None:
         """Launch a block for each tile of rows and vectors."""

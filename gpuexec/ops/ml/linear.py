@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.graphs import Node
-from gpuexec.ir.operator import Array, Derivative, Emitter, Out, Slots, Tolerance, decompose, operator
+from gpuexec.ir.operator import Array, Derivative, Emitter, Out, PreparedCalls, Slots, Tolerance, decompose, operator
+from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.ml.labels import check_names, label_dtype, list_names, look_up_strings, name_places
 from gpuexec.ops.ml.likeness import Vectors, launch_likeness, lower_sums
 from gpuexec.ops.ml.scores import LabelRule, Pair, ScorePostprocessing, choose_pair, find_transform
-from gpuexec.ops.ml.table_operator import FLOAT, NUMBERS, TableOperator, as_rows, count_rows
+from gpuexec.ops.ml.table_operator import FLOAT, INT64, NUMBERS, TableOperator, as_rows, count_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +91,37 @@ class LinearClassifier(TableOperator[_Coefficients]):
         places, scores = finish.compute(vectors.compare(as_rows(x)), FLOAT)
         return name_places(places, self.classlabels_ints, self.classlabels_strings), scores
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count the products."""
+        x = inputs[0]
+        assert x is not None
+        vectors, rows, _ = self._bind(x)
+        return (rows * vectors.count * FLOAT.itemsize,)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Multiply floats in scratch, then finish the scores; labels are integers."""
+        x, (labels, scores) = inputs[0], out
+        if x is None or x.dtype != FLOAT or labels is None or scores is None or self.classlabels_ints is None:
+            return None
+        vectors, rows, finish = self._bind(TensorSpec(x.shape, x.dtype))
+        if not x.size or not has_scratch(scratch, (rows * vectors.count * FLOAT.itemsize,)):
+            return None
+        raw = view_bytes(scratch[0], (rows, vectors.count), FLOAT)
+        names = np.array(list_names(self.classlabels_ints, None), INT64)
+
+        def end() -> None:
+            places, made = finish.compute(raw, FLOAT)
+            np.copyto(scores, made)
+            np.copyto(labels, names[places])
+
+        return [*vectors.prepare_products(as_rows(x), raw), end]
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the products, then a thread per row."""
         x, labels, scores = inputs[0], outputs[0], outputs[1]
@@ -150,6 +183,19 @@ class LinearRegressor(TableOperator[_Coefficients]):
         return (
             ScorePostprocessing(find_transform(self.post_transform)).compute(vectors.compare(as_rows(x)), FLOAT)[1],
         )
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Multiply floats in the output's memory, where nothing transforms them."""
+        x, y = inputs[0], out[0]
+        if x is None or x.dtype != FLOAT or not x.size or y is None or find_transform(self.post_transform):
+            return None
+        return self._bind(TensorSpec(x.shape, x.dtype))[0].prepare_products(as_rows(x), y)
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the products, and a thread per row where they are transformed."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -13,7 +15,8 @@ from gpuexec.ir.geometry import ceil_div, normalize_axis
 from gpuexec.ir.host_values import require_const
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import TensorSpec, dtype_row, dtypes_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.strided import pack_fast_div64
@@ -52,6 +55,36 @@ class OneHot(Operator):
         wanted = np.expand_dims(_truncate(indices), axis)
         places = np.arange(extent).reshape(-1, *(1,) * (indices.ndim - axis))
         return (np.where((wanted == places) | (wanted == places - extent), values[1:], values[:1]),)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count whether each place is the index, counted from the front and from the back."""
+        y = outputs[0]
+        return () if y is None else (y.size, y.size)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Compare places with integers, of which int64 has all, and write both values."""
+        (indices, _, values), (y,) = inputs, out
+        if indices is None or values is None or y is None or not has_scratch(scratch, (y.size, y.size)):
+            return None
+        if indices.dtype.kind not in "iu" or not np.can_cast(indices.dtype, np.int64):
+            return None
+        axis = normalize_axis(self.axis, y.ndim)
+        wanted, extent = np.expand_dims(indices, axis), y.shape[axis]
+        places = np.arange(extent).reshape(-1, *(1,) * (indices.ndim - axis))
+        is_on, is_on_from_back = (view_bytes(each, y.shape, np.dtype(np.bool_)) for each in scratch[:2])
+        return [
+            partial(np.equal, wanted, places, out=is_on),
+            partial(np.equal, wanted, places - extent, out=is_on_from_back),
+            partial(np.logical_or, is_on, is_on_from_back, out=is_on),
+            partial(np.copyto, y, values[:1]),
+            partial(np.copyto, y, values[1:], where=is_on),
+        ]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch a thread per element."""
