@@ -41,7 +41,7 @@ from gpuexec.ops.quant.narrow_weight import NarrowWeight
 
 _FLOAT: np.dtype[Any] = np.dtype(np.float32)
 # Of an operand in float that prepared calls keep from run to run, and of one that they make in scratch in each run.
-_KEPT_NBYTES, _WIDENED_NBYTES = 1 << 16, 4 << 20
+KEPT_NBYTES, _WIDENED_NBYTES = 1 << 16, 4 << 20
 
 
 @operator("MatMul")
@@ -423,7 +423,7 @@ def prepare_widened_product(
             continue
         # As `multiply` widens and copies operands: bits of a product may depend on how they lie.
         laid = _walkable(np.empty_like(x, _FLOAT)) if x is not y else np.empty(x.shape, _FLOAT)
-        if x is not y and constant[place] and nbytes <= _KEPT_NBYTES:
+        if x is not y and constant[place] and nbytes <= KEPT_NBYTES:
             np.copyto(laid, x)
         else:
             laid = np.ndarray(x.shape, _FLOAT, scratch[place], 0, laid.strides)

@@ -8,8 +8,9 @@ points, tensor cores multiply the codes from sm_80 on (``mma_nbits.cu``). A prec
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import ClassVar
 
@@ -20,12 +21,20 @@ from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, pack_struct
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.slices import SMALL_MMA, slice_mma_tiles
-from gpuexec.ops.linalg.matmul import find_narrow, find_result, multiply
+from gpuexec.ops.linalg.matmul import (
+    KEPT_NBYTES,
+    count_widened,
+    find_narrow,
+    find_result,
+    multiply,
+    prepare_widened_product,
+)
 from gpuexec.ops.linalg.matmul_launch import count_tiles, widen_operand
 from gpuexec.ops.linalg.matmul_work import TileLoop, count_product
 from gpuexec.ops.linalg.mma_launch import has_tensor_cores
@@ -162,6 +171,90 @@ class MatMulNBits(Operator):
         Raises:
             InputError: A place of g_idx is no block's.
         """
+        codes, scales, wide, places = self._lay_out(b, scales, zeros, groups)
+        y = np.empty((*a.shape[:-1], self.N), FLOAT)
+        left = a.astype(FLOAT)
+        with np.errstate(all="ignore"):
+            for part in _parts(self.N, self.K):
+                weights = self._widen(codes[part], scales[part], None if wide is None else wide[part], places)
+                y[..., part] = multiply(left, weights.T)
+            if bias is not None:
+                y += bias.reshape(-1).astype(FLOAT)
+        return (y.astype(find_result(a.dtype, self.precision), copy=False),)
+
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count the weights in float, their codes in bytes, and A and the result where they are narrower than float."""
+        count = self.N * self.K
+        if count * FLOAT.itemsize > _PART_NBYTES:
+            return ()
+        return (count * FLOAT.itemsize, count, *count_widened(inputs[0], None, outputs[0]))
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Widen the weights once where they are small and constant, or else where blocks are whole; then multiply."""
+        (a, b, scales, zeros, groups, bias), (y,) = (*inputs, *(None,) * 4)[:6], out
+        count = self.N * self.K
+        if a is None or b is None or scales is None or y is None or count * FLOAT.itemsize > _PART_NBYTES:
+            return None
+        if not has_scratch(scratch, (count * FLOAT.itemsize, count)):
+            return None
+        given = [position for position, x in enumerate(inputs) if x is not None and 0 < position < 5]
+        is_kept = all(constant[position] for position in given) and count * FLOAT.itemsize <= KEPT_NBYTES
+        calls: list[Callable[[], object]] | None = []
+        if is_kept:
+            weights = self._widen(*self._lay_out(b, scales, zeros, groups))
+        else:
+            weights = view_bytes(scratch[0], (self.N, self.K), FLOAT)
+            calls = self._prepare_widening((b, scales, zeros, groups), weights, scratch[1])
+        product = prepare_widened_product(a, weights.T, y, (constant[0], False), scratch[2:])
+        if calls is None or product is None or (bias is not None and not bias.flags.c_contiguous):
+            return None
+        steps = [] if bias is None else [partial(np.add, product.result, bias.reshape(-1), out=product.result)]
+        return [*calls, *product.finish(steps)]
+
+    def _prepare_widening(
+        self, weights: tuple[Array, Array, Array | None, Array | None], wide: Array, scratch: Array
+    ) -> list[Callable[[], object]] | None:
+        """Return calls that do what `_widen` does; None where blocks are not whole, or places are given."""
+        (b, scales, zeros, groups), blocks = weights, self.K // self.block_size
+        arrays = [x for x in (b, scales, zeros) if x is not None]
+        is_packed = zeros is not None and zeros.dtype == UINT8
+        if self.K % self.block_size or groups is not None or is_packed or not all(x.flags.c_contiguous for x in arrays):
+            return None
+        each, mask = 8 // self.bits, np.uint8((1 << self.bits) - 1)
+        codes = view_bytes(scratch, (self.N, self.K // each, each), UINT8)
+        packed = b.reshape(self.N, self.K // each)
+        calls: list[Callable[[], object]] = [
+            partial(np.right_shift, packed, np.uint8(self.bits * place), out=codes[..., place]) for place in range(each)
+        ]
+        shape = (self.N, blocks, self.block_size)
+        target, by_block = wide.reshape(shape), (self.N, blocks, 1)
+        zero = self._middle if zeros is None else zeros.reshape(by_block)
+        return [
+            *calls,
+            partial(np.bitwise_and, codes, mask, out=codes),
+            partial(np.subtract, codes.reshape(shape), zero, out=target, dtype=FLOAT),
+            partial(np.multiply, target, scales.reshape(by_block), out=target),
+        ]
+
+    @property
+    def _middle(self) -> np.float32:
+        """Zero point where none is given."""
+        return np.float32(1 << (self.bits - 1))
+
+    def _lay_out(
+        self, b: Array, scales: Array, zeros: Array | None, groups: Array | None
+    ) -> tuple[Array, Array, Array | None, Array]:
+        """Return packed codes, scales and zero points by row, and the block of each place.
+
+        Raises:
+            InputError: A place of g_idx is no block's.
+        """
         blocks = ceil_div(self.K, self.block_size)
         places = np.arange(self.K) // self.block_size if groups is None else groups.reshape(-1)[: self.K]
         outside = places[(places < 0) | (places >= blocks)]
@@ -171,18 +264,14 @@ class MatMulNBits(Operator):
         wide = None if zeros is None else zeros.reshape(self.N, zeros.size // max(1, self.N))
         if wide is not None and wide.dtype == UINT8:
             wide = unpack(wide, self.bits)[:, :blocks]
-        y = np.empty((*a.shape[:-1], self.N), FLOAT)
-        left = a.astype(FLOAT)
-        with np.errstate(all="ignore"):
-            for part in _parts(self.N, self.K):
-                weights = unpack(codes[part], self.bits)[:, : self.K].astype(FLOAT)
-                middle = FLOAT.type(1 << (self.bits - 1))
-                weights -= middle if wide is None else np.take(wide[part].astype(FLOAT), places, axis=1)
-                weights *= np.take(scales[part].astype(FLOAT), places, axis=1)
-                y[..., part] = multiply(left, weights.T)
-            if bias is not None:
-                y += bias.reshape(-1).astype(FLOAT)
-        return (y.astype(find_result(a.dtype, self.precision), copy=False),)
+        return codes, scales, wide, places
+
+    def _widen(self, codes: Array, scales: Array, zeros: Array | None, places: Array) -> Array:
+        """Return rows of weights in float."""
+        weights = unpack(codes, self.bits)[:, : self.K].astype(FLOAT)
+        weights -= self._middle if zeros is None else np.take(zeros.astype(FLOAT), places, axis=1)
+        weights *= np.take(scales.astype(FLOAT), places, axis=1)
+        return weights
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the tile kernel of products over packed weights."""

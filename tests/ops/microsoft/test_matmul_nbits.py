@@ -12,6 +12,7 @@ from gpuexec.ir.operator import build
 from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ops.microsoft.matmul_nbits import TABLES
 from tests.ops.harness import Array, Case, run_case
+from tests.ops.prepared import check_prepared
 
 DOMAIN = "com.microsoft"
 RNG = np.random.default_rng(17)
@@ -194,6 +195,15 @@ BNB4 = [
     by_onnxruntime(bnb("fp4", (5, 32), 6, 0)),
     by_onnxruntime(bnb("nf4", (5, 32), 6, 1)),
 ]
+
+
+SMALL = [case for case in NBITS if case.inputs[1].size <= 1 << 12 and all(x is None or x.size for x in case.inputs)]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.id)
+def test_constant_weights_are_widened_once(case: Case) -> None:
+    op = build(f"{DOMAIN}.{case.op}", dict(case.attributes))
+    assert check_prepared(case.id, op, case.inputs, {1, 2, 3, 4}, op.compute(*case.inputs))
 
 
 @pytest.mark.parametrize("case", [*NBITS, *BNB4], ids=lambda case: f"{case.op}_{case.id}")
