@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,14 +19,23 @@ from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.geometry import broadcast, contiguous_strides, normalize_axis
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32
-from gpuexec.ir.operator import Array, Emitter, Operator, Out, Slots, Tolerance, operator
+from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Slots, Tolerance, operator
+from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ops.elementwise.elementwise_engine import BOOL
 from gpuexec.ops.lib.broadcast import launch_broadcast
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.microsoft.activation import DOMAIN
 from gpuexec.ops.microsoft.rational import rational_sigmoid
-from gpuexec.ops.quant.integer import FLOAT, Quantized, check_bytes, check_one, offset_of, round_to_bytes
+from gpuexec.ops.quant.integer import (
+    FLOAT,
+    Quantized,
+    check_bytes,
+    check_one,
+    offset_of,
+    prepare_rounding,
+    round_to_bytes,
+)
 from gpuexec.ops.tensor.layout import window
 
 _SOURCE = "quantized_elementwise.cu"
@@ -59,6 +70,21 @@ class QuantizedUnary(Operator):
         x, y = _split_unary(inputs)
         with np.errstate(all="ignore"):
             return (_narrow_numbers(self._apply(_widen_bytes(x)), y, x.values.dtype),)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Look bytes up in a table of all results, where scales and zero points never change."""
+        x, y = inputs[0], out[0]
+        others = [position for position, given in enumerate(inputs[1:], 1) if given is not None]
+        if x is None or y is None or not x.size or not all(constant[position] for position in others):
+            return None
+        table = self.compute(np.arange(256, dtype=np.uint8).view(x.dtype), *inputs[1:])[0]
+        return [partial(table.take, x.view(np.uint8), None, y, "clip")]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per 8 elements."""
@@ -103,7 +129,7 @@ class QuantizedBinary(Operator):
     """Base of quantised binary operators on inputs that broadcast."""
 
     kind: ClassVar[int]
-    function: ClassVar[Callable[[Array, Array], Array]]
+    function: ClassVar[Callable[..., Array]]
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
     example = "int8[9] float32[] - int8[9] float32[] - float32[]"
     flops_per_output = None
@@ -129,6 +155,36 @@ class QuantizedBinary(Operator):
             numbers = type(self).function(_widen_bytes(a), _widen_bytes(b))
         return (_narrow_numbers(numbers, c, a.values.dtype),)
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count both inputs and the result in float, and which of its numbers are none."""
+        a, b, _ = _split_binary(inputs)
+        y = outputs[0]
+        return () if y is None else (*[FLOAT.itemsize * each.size for each in (a.values, b.values, y)], y.size)
+
+    def prepare(
+        self,
+        inputs: Sequence[Array | None],
+        out: Sequence[Array | None],
+        constant: Sequence[bool],
+        scratch: Sequence[Array],
+    ) -> PreparedCalls | None:
+        """Widen, compute and round in scratch."""
+        (a, b, c), y = _split_binary(inputs), out[0]
+        if y is None or not y.size:
+            return None
+        shapes = (a.values.shape, b.values.shape, y.shape)
+        if not has_scratch(scratch, (*[FLOAT.itemsize * prod(shape) for shape in shapes], y.size)):
+            return None
+        left, right, numbers = (view_bytes(*given, FLOAT) for given in zip(scratch[:3], shapes))
+        zero = None if c.zero is None else c.zero.reshape(())
+        return [
+            *_prepare_widening(a, left),
+            *_prepare_widening(b, right),
+            partial(type(self).function, left, right, out=numbers),
+            partial(np.divide, numbers, c.scale.reshape(()), out=numbers),
+            *prepare_rounding(numbers, zero, y, view_bytes(scratch[3], y.shape, BOOL)),
+        ]
+
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch one thread per 8 elements."""
         a, b, c = _split_binary(inputs)
@@ -147,7 +203,7 @@ class QLinearAdd(QuantizedBinary):
     """a + b."""
 
     kind: ClassVar[int] = 0
-    function: ClassVar[Callable[[Array, Array], Array]] = np.add
+    function: ClassVar[Callable[..., Array]] = np.add
 
 
 @operator("QLinearMul", DOMAIN)
@@ -156,7 +212,7 @@ class QLinearMul(QuantizedBinary):
     """a * b."""
 
     kind: ClassVar[int] = 1
-    function: ClassVar[Callable[[Array, Array], Array]] = np.multiply
+    function: ClassVar[Callable[..., Array]] = np.multiply
 
 
 @operator("QLinearWhere", DOMAIN)
@@ -276,6 +332,14 @@ def _widen_bytes(x: Quantized) -> Array:
     zero = 0 if x.zero is None else x.zero.astype(np.int32).reshape(())
     with np.errstate(all="ignore"):
         return np.asarray((x.values.astype(np.int32) - zero).astype(FLOAT) * x.scale.reshape(()))
+
+
+def _prepare_widening(x: Quantized, wide: Array) -> list[Callable[[], object]]:
+    """Return calls that do what `_widen_bytes` does; differences of bytes are exact in float."""
+    calls: list[Callable[[], object]] = [partial(np.copyto, wide, x.values)]
+    if x.zero is not None:
+        calls.append(partial(np.subtract, wide, x.zero.reshape(()), out=wide))
+    return [*calls, partial(np.multiply, wide, x.scale.reshape(()), out=wide)]
 
 
 def _narrow_numbers(numbers: Array, y: Quantized, dtype: np.dtype[Any]) -> Array:

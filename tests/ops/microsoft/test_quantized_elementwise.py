@@ -13,6 +13,7 @@ from gpuexec.errors import InputError
 from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
 from tests.ops.harness import Array, Case, run_case
+from tests.ops.prepared import check_prepared
 
 DOMAIN = "com.microsoft"
 RNG = np.random.default_rng(14)
@@ -131,6 +132,16 @@ CASES = [
         expected=(np.array([0, 9, 255], U8),),
     ),
 ]
+
+
+UNARY = [case_ for case_ in CASES if case_.op in ("QLinearSigmoid", "QLinearLeakyRelu") and case_.inputs[0].size]
+
+
+@pytest.mark.parametrize("case_", UNARY, ids=lambda case_: f"{case_.op}_{case_.id}")
+def test_bytes_are_looked_up_where_scales_are_constant(case_: Case) -> None:
+    op = build(f"{DOMAIN}.{case_.op}", dict(case_.attributes))
+    known = set(range(1, len(case_.inputs)))
+    assert check_prepared(case_.id, op, case_.inputs, known, op.compute(*case_.inputs))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}_{case.id}")
