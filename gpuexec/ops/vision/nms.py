@@ -212,9 +212,17 @@ def _keep(sides: Array, scores: Array, max_boxes: int, iou: Any, threshold: Arra
     Of many candidates the best alone are sorted at first. Of the others those go that overlap boxes kept so far, then
     the best are sorted again, twice as many.
     """
-    places = np.arange(len(scores)) if threshold is None else np.flatnonzero(scores > threshold.reshape(()))
-    scores = scores[places]
-    keys = ~np.where(scores == scores, sort_keys(scores), np.uint32(0))
+    is_above = scores == scores if threshold is None else scores > threshold.reshape(())
+    is_whole = np.count_nonzero(is_above) == len(scores)
+    if is_whole or threshold is None:
+        places = np.arange(len(scores))
+    else:
+        places = np.flatnonzero(is_above)
+        scores = scores[places]
+    keys = sort_keys(scores)
+    if threshold is None and not is_whole:
+        keys[~is_above] = 0
+    np.invert(keys, out=keys)
     kept, count = np.empty(0, _INDEX), _LEAST_SORTED + _SORTED_PER_BOX * max_boxes
     while len(places) and len(kept) < max_boxes:
         count = len(places) if 2 * count > len(places) else count
@@ -263,12 +271,12 @@ def _suppress(sides: Array, max_boxes: int, threshold: Any) -> Array:
 
 def _walk(table: Array) -> list[int]:
     """Return which boxes of a chunk are kept, ``table[i, j]`` telling whether box i, if kept, suppresses a later j."""
-    masks = np.packbits(table, axis=1, bitorder="little")
+    masks, nbytes = np.packbits(table, axis=1, bitorder="little").tobytes(), ceil_div(table.shape[1], 8)
     kept, suppressed = [], 0
-    for place, mask in enumerate(masks):
+    for place in range(len(table)):
         if not suppressed >> place & 1:
             kept.append(place)
-            suppressed |= int.from_bytes(mask.tobytes(), "little")
+            suppressed |= int.from_bytes(masks[place * nbytes : (place + 1) * nbytes], "little")
     return kept
 
 
