@@ -35,10 +35,11 @@ from gpuexec.ir.operator import (
     qualified,
 )
 from gpuexec.ir.pointwise import Pointwise
-from gpuexec.ir.prepared_calls import prepare_elementwise
+from gpuexec.ir.prepared_calls import has_scratch, prepare_elementwise, view_bytes
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands, truncate, widen_narrow
 from gpuexec.ops.elementwise.elementwise_engine import (
+    BLOCK,
     FLOATS,
     UNSIGNED_BY_SIZE,
     DType,
@@ -48,6 +49,8 @@ from gpuexec.ops.elementwise.elementwise_engine import (
     require_same_dtype,
 )
 from gpuexec.ops.lib.broadcast import launch_broadcast
+
+_FLOAT: DType = np.dtype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,13 @@ class Elementwise(Operator):
             return (truncate(apply(self.pick_form().function, wide, wide[0].dtype, None, self.parameters()), dtype),)
         return (apply(self.pick_form().function, arrays, dtype, out, self.parameters()),)
 
+    def count_scratch(self, inputs: Sequence[TensorSpec | None], outputs: Sequence[TensorSpec | None]) -> Sequence[int]:
+        """Count what is narrower than float, as floats, where it is no more than a block."""
+        y, specs = outputs[0], [spec for spec in (*inputs, *outputs) if spec is not None]
+        if y is None or y.size > BLOCK:
+            return ()
+        return [spec.size * _FLOAT.itemsize for spec in specs if accumulator(spec.dtype) != spec.dtype]
+
     def prepare(
         self,
         inputs: Sequence[Array | None],
@@ -166,16 +176,27 @@ class Elementwise(Operator):
         constant: Sequence[bool],
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
-        """Call the NumPy form, where nothing is widened and no blocks are to be made."""
+        """Call the NumPy form, where no blocks are to be made; what is narrower than float is widened in scratch."""
         (y,), arrays = out, [x for x in inputs if x is not None]
         if y is None or arrays[0].dtype in (*self.row.widened, *self.row.hosted):
             return None
         function = self.pick_form().function
-        if any(accumulator(x.dtype) != x.dtype for x in (*arrays, y)) or gains_from_blocks(function, arrays, y):
+        if gains_from_blocks(function, arrays, y):
             return None
+        narrow = [x for x in (*arrays, y) if accumulator(x.dtype) != x.dtype]
+        is_dense = y.size <= BLOCK and all(x.flags.c_contiguous for x in narrow)
+        if narrow and not (is_dense and has_scratch(scratch, [x.size * _FLOAT.itemsize for x in narrow])):
+            return None
+        wide = {id(x): view_bytes(memory, x.shape, _FLOAT) for x, memory in zip(narrow, scratch)}
+        calls: list[Callable[[], object]] = [
+            functools.partial(np.copyto, wide[id(x)], x, "unsafe") for x in narrow if x is not y
+        ]
+        operands, result = [wide.get(id(x), x) for x in arrays], wide.get(id(y), y)
         if self.parameters():
-            return [functools.partial(function, *arrays, *self.parameters(), out=y)]
-        return [prepare_elementwise(function, arrays, y)]
+            calls.append(functools.partial(function, *operands, *self.parameters(), out=result))
+        else:
+            calls.append(prepare_elementwise(function, operands, result))
+        return calls if result is y else [*calls, functools.partial(np.copyto, y, result, "unsafe")]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:
         """Launch the kernel once."""
