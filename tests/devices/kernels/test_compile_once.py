@@ -108,8 +108,8 @@ def test_generated_kernels_share_as_many_programs_as_there_are_jobs(
 
 
 def test_what_takes_longest_is_begun_first(compiles: Compiles, library: KernelLibrary, tmp_path: Path) -> None:
-    for name, lines in (("short", 1), ("long", 50), ("middle", 20)):
-        (tmp_path / f"{name}.cu").write_text(f"// {name}\n" * lines)
+    for name, loops in (("short", 1), ("long", 50), ("middle", 20)):
+        (tmp_path / f"{name}.cu").write_text(f"// {name}\n" * (100 - loops) + "#pragma unroll\n" * loops)
     order = []
     compile_group = KernelLibrary._compile_group
 
