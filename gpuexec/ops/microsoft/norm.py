@@ -28,6 +28,7 @@ from gpuexec.ops.microsoft.mask import FLOATS
 from gpuexec.ops.nn.norm import (
     Affine,
     count_statistics,
+    has_statistics,
     inverse_deviation,
     mean_over,
     prepare_inverse_deviation,
@@ -118,6 +119,8 @@ class _NormalizedSum(Operator):
         if summed is not None and not is_plain(summed, _FLOAT):
             return None
         rows = (*x.shape[:-1], 1)
+        if not has_statistics(scratch, x, prod(rows)) or scratch[3].nbytes < x.nbytes:
+            return None
         mean, inverse = (view_bytes(each, rows, _FLOAT) for each in scratch[:2])
         memory = view_bytes(scratch[3], x.shape, _FLOAT)
         total = memory if summed is None else summed

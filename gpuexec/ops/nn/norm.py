@@ -30,7 +30,7 @@ from gpuexec.ir.operator import (
     Tolerance,
     operator,
 )
-from gpuexec.ir.prepared_calls import prepare_elementwise, view_bytes
+from gpuexec.ir.prepared_calls import has_scratch, prepare_elementwise, view_bytes
 from gpuexec.ir.row_form import RowForm, RowLine
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, accumulator, dtype_row, dtypes_of
 from gpuexec.ir.work import Work, work_of
@@ -147,6 +147,11 @@ def count_statistics(x: TensorSpec | None, rows: int) -> list[int]:
     return [rows * x.dtype.itemsize, rows * x.dtype.itemsize, rows * _DOUBLE.itemsize]
 
 
+def has_statistics(scratch: Sequence[Array], x: Array, rows: int) -> bool:
+    """Return whether scratch has the room of `count_statistics`: a plan that was stored may have counted otherwise."""
+    return has_scratch(scratch, count_statistics(TensorSpec(x.shape, x.dtype), rows))
+
+
 def prepare_mean(x: Array, axes: tuple[int, ...], mean: Array) -> list[Callable[[], object]]:
     """Return the calls of `mean_over` of a dense array; the mean has the axes with extent 1."""
     rows = _find_rows(x, axes)
@@ -228,7 +233,10 @@ class _TrailingNormalization(Operator):
         if widened is not None:
             return widened
         x = inputs[0]
-        return [] if x is None else count_statistics(x, prod(x.shape[: normalize_axis(self.axis, x.rank)]))
+        return [] if x is None else count_statistics(x, self._count_rows(x))
+
+    def _count_rows(self, x: TensorSpec | Array) -> int:
+        return prod(x.shape[: normalize_axis(self.axis, len(x.shape))])
 
     def _take_rows(self, x: Array, scratch: Sequence[Array]) -> tuple[tuple[int, ...], Array, Array]:
         """Return the axes of a row, and scratch: mean, deviation."""
@@ -364,6 +372,8 @@ class LayerNormalization(_TrailingNormalization):
         (x, scale, bias), (y, *statistics) = (*inputs, None)[:3], out
         if x is None or not is_plain(y, x.dtype) or scale is None or not scratch:
             return prepare_widened(self, inputs, out, constant, scratch)
+        if not has_statistics(scratch, x, self._count_rows(x)):
+            return None
         axes, mean, inverse = self._take_rows(x, scratch)
         x, calls = make_dense(x, y)
         calls += [
@@ -434,6 +444,8 @@ class RMSNormalization(_TrailingNormalization):
             return None
         if not is_plain(x) or not is_plain(y, x.dtype) or accumulator(scale.dtype) != x.dtype:
             return prepare_widened(self, inputs, out, constant, scratch)
+        if not has_statistics(scratch, x, self._count_rows(x)):
+            return None
         axes, _, inverse = self._take_rows(x, scratch)
         calls = prepare_inverse_deviation(x, axes, self.epsilon, inverse, scratch[2])
         return [

@@ -38,6 +38,7 @@ from gpuexec.ops.nn.norm import (
     Affine,
     NormalizedRows,
     count_statistics,
+    has_statistics,
     inverse_deviation,
     mean_over,
     prepare_inverse_deviation,
@@ -117,6 +118,8 @@ class _ChannelNormalization(Operator):
         x, y = x.reshape(x.shape[0], *rows), y.reshape(x.shape[0], *rows)
         axes, spread = tuple(range(2, x.ndim)), (*rows[:per_row], *(1,) * (len(rows) - per_row))
         kept, parameters = (*x.shape[:2], *(1,) * len(axes)), (x.shape[0], *spread)
+        if len(scratch) < 4 or not has_statistics(scratch, x, prod(kept)):
+            return None
         mean, inverse = (view_bytes(each, kept, x.dtype) for each in scratch[:2])
         factor = view_bytes(scratch[3], parameters, x.dtype)
         return [
