@@ -130,19 +130,21 @@ struct LeftVectors {
   }
 };
 
-// The left operand by any strides and alignment: eight copies of four bytes, 8 rows x 4 k a warp.
+// The left operand by any strides and alignment: eight copies of four bytes, 8 rows x 4 k a warp; where it is wide, two
+// copies of 16 as those of LeftVectors, so that a loop over slabs serves both.
 template <class Tile, class T = float>
-struct LeftElements {
+struct LeftAny {
   static constexpr int kApart = Tile::kThreads / 4;
   const T* source;
-  int step, k_step;  // bytes from the first four rows' elements to the others', and from one k to the next
+  int step, k_step;  // bytes from the first rows' elements to the others', and from one k to the next
   int destination, k, one;
-  bool is_inside[2];
+  bool is_inside[2], is_wide;
 
-  __device__ LeftElements(const T* matrix, int first_row, int rows, i64 row_stride, i64 k_stride, int first_k) {
+  __device__ LeftAny(const T* matrix, int first_row, int rows, i64 row_stride, i64 k_stride, int first_k, bool is_wide)
+      : is_wide(is_wide) {
     const int thread = threadIdx.x;
     const int row = (thread & 7) + thread / 32 * 8;
-    k = thread >> 3 & 3;
+    k = (thread >> 3 & 3) * (is_wide ? 4 : 1);
     destination = row * kLeftPitch + k;
     one = opaque(1);
     step = int(4 * kApart * row_stride);
@@ -157,13 +159,18 @@ struct LeftElements {
 
  private:
   __device__ void copy(T* slab, int from, int k_left) const {
+    T* const target = slab + destination;
     const T* first = behind(source, from, k_step);
+    if (is_wide) {
+      copy_async<16>(target, first, is_inside[0] && 0 < k_left);
+      copy_async<16>(target + kApart * kLeftPitch, behind(first, one, step), is_inside[1] && 0 < k_left);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i > 0) first = behind(first, one, 4 * k_step);
-      copy_async<4>(slab + destination + 4 * i, first, is_inside[0] && 4 * i < k_left);
-      copy_async<4>(slab + destination + 4 * i + kApart * kLeftPitch, behind(first, one, step),
-                    is_inside[1] && 4 * i < k_left);
+      copy_async<4>(target + 4 * i, first, is_inside[0] && 4 * i < k_left);
+      copy_async<4>(target + 4 * i + kApart * kLeftPitch, behind(first, one, step), is_inside[1] && 4 * i < k_left);
     }
   }
 };

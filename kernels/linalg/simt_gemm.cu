@@ -22,30 +22,28 @@ struct GemmPlace {
   }
 };
 
-// Sums the block's slabs, with the loaders that fit its operands. Waits before it copies any of them.
-template <class Tile, class Wait>
+// What copies operands: vectors of 16 bytes alone, or whatever fits each of them. A kernel for vectors has one loop of the
+// three that it would be otherwise, each of which takes as long to compile.
+enum class Copies { kVectors, kAny };
+
+// Sums the block's slabs. Waits before it copies any of them.
+template <class Tile, Copies kCopies, class Wait>
 __device__ inline void multiply_block(const float* a, const float* b, const SimtGemm& gemm, float* ring,
                                       float (&sums)[Tile::kRowSums][kColumnSums], const Wait& wait) {
   const GemmPlace<Tile> place(gemm, blockIdx.x);
   gemm.advance(place.batch, a, b);
   const SlabRange range(gemm.inner, blockIdx.y, gridDim.y);
-  // What copies by registers would make a loop long that holds copies of both kinds.
-  const bool is_right_wide = (gemm.wide & kWideB) != 0, is_any_wide = is_right_wide && kCopiesAsync;
-  if (gemm.wide & kWideA) {
+  if constexpr (kCopies == Copies::kVectors) {
     const LeftVectors<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k);
-    if (is_right_wide) {
-      const RightVectors<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k);
-      wait();
-      multiply_slabs<Tile>(left, right, range, ring, sums);
-    } else {
-      const RightAny<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k, false);
-      wait();
-      multiply_slabs<Tile>(left, right, range, ring, sums);
-    }
+    const RightVectors<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k);
+    wait();
+    multiply_slabs<Tile>(left, right, range, ring, sums);
   } else {
-    const LeftElements<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k);
+    // What copies by registers would make a loop long that holds copies of both kinds.
+    const bool is_left_wide = (gemm.wide & kWideA) && kCopiesAsync, is_right_wide = (gemm.wide & kWideB) && kCopiesAsync;
+    const LeftAny<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k, is_left_wide);
     const RightAny<Tile> right(b, place.first_column, gemm.columns, gemm.b_column, gemm.b_inner, range.first_k,
-                               is_any_wide);
+                               is_right_wide);
     wait();
     multiply_slabs<Tile>(left, right, range, ring, sums);
   }
@@ -71,7 +69,7 @@ __device__ inline void multiply_narrow_block(const float* a, const W* b, const S
       multiply_slabs<Tile>(left, right, range, ring, sums);
     }
   } else {
-    const LeftElements<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k);
+    const LeftAny<Tile> left(a, place.first_row, gemm.rows, gemm.a_row, gemm.a_inner, range.first_k, false);
     const NarrowRightElements<Tile, W> right(b, table, place.first_column, gemm.columns, gemm.b_column,
                                              gemm.b_inner, range.first_k);
     multiply_slabs<Tile>(left, right, range, ring, sums);
@@ -140,17 +138,17 @@ __device__ inline void finish_tile(float (&sums)[Tile::kRowSums][kColumnSums], f
 // Grid      one block per tile and slice: x = (batch * row tiles + row tile) * column tiles + column tile, y = slice
 // Needs     strides of a along rows and of b along columns below 2^23, those along the inner extent below 2^27. kWideA:
 //           a_inner 1; a, a_row, inner and a_batch multiples of 4 elements (16 bytes). kWideB: the same of b_column, b,
-//           b_inner, columns and b_batch. kWideY: the same of y_column, y, y_row, columns and y_batch. c may be null;
-//           scratch and counters too with one slice; counters are 0 and are left 0
+//           b_inner, columns and b_batch. kWideY: the same of y_column, y, y_row, columns and y_batch. Copies::kVectors:
+//           kWideA and kWideB. c may be null; scratch and counters too with one slice; counters are 0 and are left 0
 // Numerics  k in order within a slice, one fma each; slices in order; then alpha, beta * c, and the epilogue
-template <class Tile, class... Epilogue>
+template <class Tile, Copies kCopies, class... Epilogue>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
     simt_gemm(const float* __restrict__ a, const float* __restrict__ b, const float* __restrict__ c,
               Stored<float, Epilogue...>* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch,
               unsigned* counters, Epilogue... epilogue) {
   __shared__ alignas(16) float ring[Tile::kRingFloats];
   float sums[Tile::kRowSums][kColumnSums];
-  multiply_block<Tile>(a, b, gemm, ring, sums, [] {
+  multiply_block<Tile, kCopies>(a, b, gemm, ring, sums, [] {
     wait_for_predecessors();
     launch_dependents();
   });

@@ -97,6 +97,7 @@ CASES = [
     matmul_case("matmul_empty_inner_half", (3, 0), (0, 4), np.float16),
     matmul_case("matmul_no_rows_half", (2, 0, 5), (5, 4), np.float16),
     matmul_case("matmul_large_tiles", (1280, 1), (1, 1024)),
+    matmul_case("matmul_large_tiles_of_vectors", (1280, 4), (4, 1024)),
     matmul_case("matmul_empty_inner", (3, 0), (0, 4)),
     matmul_case("matmul_empty_inner_batch", (2, 3, 0), (2, 0, 4)),
     matmul_case("matmul_no_rows", (2, 0, 5), (5, 4)),

@@ -119,11 +119,26 @@ def launch(
     assert counters is None or not counters.any()
 
 
-def multiply_tiles(mode: Mode, tile: Tile, operands: Operands, slices: int, seed: int = 0, **options: Any) -> None:
+def multiply_tiles(
+    mode: Mode,
+    tile: Tile,
+    operands: Operands,
+    slices: int,
+    seed: int = 0,
+    *,
+    copies: str = "kAny",
+    counts: list[LaunchCounts] | None = None,
+) -> None:
     rows, columns, _ = operands.product.extents
     grid = (operands.product.count * tile.count(rows, columns), slices, 1)
-    function = load("simt_gemm.cu", mode)[f"simt_gemm<{tile.name}>"]
-    launch(function, operands, operands.product.pack_simt(), grid, tile.threads, tile.size, seed, **options)
+    function = load("simt_gemm.cu", mode)[f"simt_gemm<{tile.name}, Copies::{copies}>"]
+    packed = operands.product.pack_simt()
+    launch(function, operands, packed, grid, tile.threads, tile.size, seed, counts)
+
+
+def list_copies(product: Product) -> list[str]:
+    """Return what a product's operands may be copied by."""
+    return ["kVectors", "kAny"] if product.has_vectors else ["kAny"]
 
 
 def multiply_rows(
@@ -152,8 +167,10 @@ def test_random_products_by_tiles(mode: Mode, tile: Tile, seed: int) -> None:
     for _ in range(PRODUCTS if mode == "plain" else PRODUCTS // 4):
         operands = make(pick, *pick_extents(pick, EDGES), pick.choice([(), (), (2,), (2, 3)]))
         slices = pick.choice([1, 1, 2, 3, 5, 16])
-        multiply_tiles(mode, tile, operands, slices, seed)
-        operands.check(f"{operands.product} in {slices} slices")
+        for copies in list_copies(operands.product):
+            operands.y[...] = np.nan
+            multiply_tiles(mode, tile, operands, slices, seed, copies=copies)
+            operands.check(f"{operands.product} in {slices} slices, {copies}")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -167,20 +184,19 @@ def test_random_products_of_few_rows(way: str, seed: int) -> None:
         operands.check(f"{operands.product} by {together} rows, {lanes} lanes, {slices} slices")
 
 
+@pytest.mark.parametrize(("copies", "inner"), [("kAny", 61), ("kVectors", 60)])
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
-def test_one_slice_adds_in_order(tile: Tile) -> None:
+def test_one_slice_adds_in_order(tile: Tile, copies: str, inner: int) -> None:
     rng = np.random.default_rng(0)
-    operands = make(random.Random(3), 70, 68, 61)
+    operands = make_wide(70, 68, inner, pitches=1) if copies == "kVectors" else make(random.Random(3), 70, 68, inner)
     operands.a[...], operands.b[...] = (rng.standard_normal(each.shape) for each in (operands.a, operands.b))
     a_stride, b_stride = operands.product.a, operands.product.b
-    left = np.lib.stride_tricks.as_strided(operands.a, (70, 61), tuple(4 * each for each in a_stride))
-    right = np.lib.stride_tricks.as_strided(operands.b, (61, 68), tuple(4 * each for each in b_stride))
+    left = np.lib.stride_tricks.as_strided(operands.a, (70, inner), tuple(4 * each for each in a_stride))
+    right = np.lib.stride_tricks.as_strided(operands.b, (inner, 68), tuple(4 * each for each in b_stride))
     expected = np.zeros((70, 68))
-    for k in range(
-        61
-    ):  # a product of floats is exact in doubles, so this is one fma a step but for rare double roundings
+    for k in range(inner):  # products are exact in doubles: one fma a step, but for rare double roundings
         expected = (expected + np.outer(left[:, k].astype(np.float64), right[k])).astype(F32).astype(np.float64)
-    multiply_tiles("plain", tile, operands, 1)
+    multiply_tiles("plain", tile, operands, 1, copies=copies)
     alpha, beta = (F32(each) for each in operands.product.scale)
     scaled = expected.astype(F32) * alpha
     if operands.c is not None:
@@ -188,14 +204,14 @@ def test_one_slice_adds_in_order(tile: Tile) -> None:
     np.testing.assert_array_equal(operands.y[:, :68], scaled)
 
 
-def make_wide(rows: int, columns: int, inner: int, along_k: bool = False) -> Operands:
-    """Return operands all of which are read and written 16 bytes at a time, lines at whole sectors."""
+def make_wide(rows: int, columns: int, inner: int, along_k: bool = False, pitches: int = 8) -> Operands:
+    """Return operands all of which are read and written 16 bytes at a time, lines multiples of ``pitches`` apart."""
     pick = random.Random(0)
     while True:
         operands = make(pick, rows, columns, inner)
         wide = operands.product.pack_simt(is_b_along_k=along_k)[88:92]
-        pitches = (*operands.product.a, *operands.product.b, operands.y.shape[-1])
-        if wide == bytes([7, 0, 0, 0]) and all(each == 1 or each % 8 == 0 for each in pitches):
+        lines = (*operands.product.a, *operands.product.b, operands.y.shape[-1])
+        if wide == bytes([7, 0, 0, 0]) and all(each == 1 or each % pitches == 0 for each in lines):
             return operands
 
 
@@ -209,9 +225,11 @@ def assert_least(counts: list[LaunchCounts]) -> None:
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.name)
 @pytest.mark.parametrize("slices", [1, 3])
-def test_tiles_take_the_least_sectors_and_wavefronts(tile: Tile, slices: int) -> None:
+@pytest.mark.parametrize("copies", ["kVectors", "kAny"])
+def test_tiles_take_the_least_sectors_and_wavefronts(tile: Tile, slices: int, copies: str) -> None:
     counts: list[LaunchCounts] = []
-    multiply_tiles("count", tile, make_wide(2 * tile.rows, 2 * tile.columns, 96), slices, counts=counts)
+    operands = make_wide(2 * tile.rows, 2 * tile.columns, 96)
+    multiply_tiles("count", tile, operands, slices, copies=copies, counts=counts)
     assert_least(counts)
 
 

@@ -172,12 +172,15 @@ LARGER: Mapping[str, Budget] = {
     "gemv.cu:gemv_along_columns_narrow": Budget(128, "as gemv_along_columns, and a scale for each column"),
     "gemv.cu:gemv_along_k_narrow": Budget(128, "as gemv_along_k, and a scale for each column"),
     **{
-        f"simt_gemm.cu:simt_gemm{narrow}<{tile}{weight}>": Budget(registers, reason)
+        f"simt_gemm.cu:simt_gemm{narrow}<{tile}, {variant}>": Budget(registers, reason)
         for tile, registers, reason in (
             ("LargeTile", 216, "8 x 8 sums; two blocks of 256 threads fit, but on sm_75, where one has all registers"),
             ("SmallTile", 128, "4 x 8 sums and fragments of two k; four blocks of 128 threads fit"),
         )
-        for narrow, weight in (("", ""), ("_narrow", ", half"), ("_narrow", ", i8"))
+        for narrow, variant in (
+            *(("", "Copies::kVectors"), ("", "Copies::kAny")),
+            *(("_narrow", "half"), ("_narrow", "i8")),
+        )
     },
     **{
         f"mma_gemm.cu:mma_gemm<{operands}, {result}, {tile}, {left}, {right}>": Budget(registers, reason)

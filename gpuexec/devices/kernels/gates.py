@@ -123,14 +123,21 @@ GATES: Mapping[str, Gate] = {
         )
         for weight, slow, fast, loads in rows
     },
-    # Of each tile there is a loop for operands copied by 16 bytes and for those copied by 4. On sm_75, which copies by
-    # registers, a multiprocessor holds one large block.
+    # On sm_75, which copies by registers, a multiprocessor holds one large block.
     **{
-        f"simt_gemm.cu:simt_gemm<{tile}>": Gate(
-            instructions=11700, store_bits=128, multiply_adds=slow, loop_integers=80, loop_calls=0, load_bits=32,
-            fast_multiply_adds=fast, fast_load_bits=128, opcodes=("FFMA",), blocks=blocks,
+        f"simt_gemm.cu:simt_gemm<{tile}, Copies::kVectors>": Gate(
+            instructions=5000, store_bits=128, multiply_adds=share, loop_integers=80, loop_calls=0, load_bits=128,
+            opcodes=("FFMA",), blocks=blocks,
         )
-        for tile, slow, fast, blocks in (("LargeTile", 0.83, 0.86, 1), ("SmallTile", 0.77, 0.825, 2))
+        for tile, share, blocks in (("LargeTile", 0.86, 1), ("SmallTile", 0.825, 2))
+    },
+    # Of each operand the loop has copies of 16 bytes and of 4, and runs either.
+    **{
+        f"simt_gemm.cu:simt_gemm<{tile}, Copies::kAny>": Gate(
+            instructions=5500, store_bits=128, multiply_adds=share, loop_integers=95, loop_calls=0, load_bits=32,
+            opcodes=("FFMA",), blocks=blocks,
+        )
+        for tile, share, blocks in (("LargeTile", 0.79, 1), ("SmallTile", 0.76, 2))
     },
     "gemv.cu:gemv_along_k": Gate(instructions=5500, store_bits=128, opcodes=("FFMA",), blocks=2),
     "gemv.cu:gemv_along_columns": Gate(instructions=5500, store_bits=128, opcodes=("FFMA",), blocks=2),

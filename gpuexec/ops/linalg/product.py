@@ -108,6 +108,14 @@ class Product:
         is_aligned = slot.offset_bytes % (width * slot.dtype.itemsize) == 0
         return is_aligned and unit == 1 and all(each % width == 0 for each in (extent, pitch, *walk))
 
+    @property
+    def has_vectors(self) -> bool:
+        """Whether vectors of floats copy both operands: a along the inner extent, b along the columns."""
+        (a, b, *_), (_, columns, inner) = self.slots, self.extents
+        return self.is_wide(a, self.a[1], self.a[0], self.walks[0], inner) and self.is_wide(
+            b, self.b[1], self.b[0], self.walks[1], columns
+        )
+
     def pack(self) -> bytes:
         """Return the bytes of ``Gemm`` of ``matmul.cu``."""
         return pack_gemm(self.extents, (*self.a, *self.b, *self.c, *self.y), self.scale, (self.batch, self.walks))

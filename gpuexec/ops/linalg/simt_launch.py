@@ -16,7 +16,7 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Emitter
 from gpuexec.ops.elementwise.epilogue import STORED, instantiate_finished
-from gpuexec.ops.lib.slices import ONE_SLICE, SLAB_DEPTH, TILES, choose_tile, least_blocks, slice_tiles
+from gpuexec.ops.lib.slices import ONE_SLICE, SLAB_DEPTH, TILES, Tile, choose_tile, least_blocks, slice_tiles
 from gpuexec.ops.linalg.product import GEMV_ROWS, Product, turn_few
 from gpuexec.ops.quant import narrow_weight
 from gpuexec.ops.quant.narrow_weight import NarrowWeight, name_stored
@@ -26,7 +26,15 @@ _GEMV_THREADS, _GEMV_BLOCKS = 256, 2  # of a block of gemv.cu, and blocks of a m
 # Forms of a product of float, as a size class chooses one.
 _TILED, _ALONG_K, _ALONG_COLUMNS, _LONG = range(4)
 
-instantiate_finished(_FLOAT, [Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}>") for tile in TILES], stored=STORED)
+
+def _name_tiled(tile: Tile, *, has_vectors: bool) -> Kernel:
+    """Return the kernel of a product by tiles, whose operands are copied by vectors, or as they lie."""
+    return Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}, Copies::{'kVectors' if has_vectors else 'kAny'}>")
+
+
+instantiate_finished(
+    _FLOAT, [_name_tiled(tile, has_vectors=each) for tile in TILES for each in (True, False)], stored=STORED
+)
 instantiate_finished(
     _FLOAT,
     [
@@ -93,11 +101,26 @@ def _launch_tiles(
     tiles = product.count * tile.count(rows, columns)
     slices = ONE_SLICE if keeps_order else slice_tiles(emit, tiles, ceil_div(inner, SLAB_DEPTH), tile.size)
     arguments: list[Argument] = [*product.slots, product.pack_simt(), slices.scratch, slices.counters]
-    kernel = Kernel("simt_gemm.cu", f"simt_gemm<{tile.name}>")
-    if narrow is not None:
+    if narrow is None:
+        kernel = _name_tiled(tile, has_vectors=_takes_vectors(emit, product))
+    else:
         kernel = Kernel("simt_gemm.cu", f"simt_gemm_narrow<{tile.name}, {name_stored(product.slots[1].dtype)}>")
         arguments += [*narrow.dense(emit), int64(scale_step)]
     emit.launch(kernel, (tiles, slices.count, 1), (tile.threads, 1, 1), arguments, slices.writes(3, 5, tiles))
+
+
+def _takes_vectors(emit: Emitter, product: Product) -> bool:
+    """Return whether a product takes the kernel that copies vectors alone.
+
+    Operands of products with batches are computed, and may lie otherwise at other sizes of a class.
+
+    Raises:
+        PlanError: Operands of this size are not copied so, as those of the upper end are.
+    """
+    takes = bool(emit.choose(product.has_vectors and (emit.has_one_size or not product.batch)))
+    if takes and not product.has_vectors:
+        raise PlanError("Operands of a product are not copied by vectors, as those of the upper end are.")
+    return takes
 
 
 def _launch_gemv(

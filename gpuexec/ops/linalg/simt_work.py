@@ -34,6 +34,7 @@ class TileCode:
         threads: Of a block.
         instructions: Of a thread for a slab whose operands are copied 16 bytes at a time.
         elements: More, for each operand that is copied four bytes at a time.
+        either: The same of a loop that has copies of 16 bytes, too.
         patches: More, where the right operand is gathered: of 16 channels of a tap, and of four.
         read_wavefronts: Of a block, to read a slab: four floats of each lane take two, two floats take one.
         first_wavefronts: Of a block, for what it reads before the loop.
@@ -46,6 +47,7 @@ class TileCode:
     threads: int
     instructions: int
     elements: int
+    either: int
     patches: tuple[int, int]
     read_wavefronts: int
     first_wavefronts: int
@@ -64,8 +66,8 @@ class TileCode:
 
 
 _TILES = {
-    "LargeTile": TileCode(128, 128, 256, 1155, 25, (40, 52), 8 * (16 * 4 + 8 * 8), 8 * (4 + 8), 1, 37376),
-    "SmallTile": TileCode(64, 64, 128, 602, 20, (27, 46), 4 * (16 * 4 + 4 * 4 * 2), 4 * (4 + 4 * 2), 3, 37888),
+    "LargeTile": TileCode(128, 128, 256, 1155, 25, 50, (40, 52), 8 * (16 * 4 + 8 * 8), 8 * (4 + 8), 1, 37376),
+    "SmallTile": TileCode(64, 64, 128, 602, 20, 27, (27, 46), 4 * (16 * 4 + 4 * 4 * 2), 4 * (4 + 4 * 2), 3, 37888),
 }
 _REGISTERS = 128
 # Instructions of a thread for a slab, more where weights are narrow: by the bytes of one, for a loader that takes
@@ -135,7 +137,7 @@ def _count_simt_gemm(launch: Launch) -> Work:
     left = rows * _count_asked(launch, 0) * ceil_div(columns, code.columns)
     right = columns * _count_asked(launch, 1) * ceil_div(rows, code.rows)
     if itemsize == 4:
-        more = code.elements * ((not wide & WIDE_A) + (not wide & WIDE_B))
+        more = code.either * ((not wide & WIDE_A) + (not wide & WIDE_B))
     else:  # both by vectors, or both by elements
         has_vectors = wide & (WIDE_A | WIDE_B) == WIDE_A | WIDE_B
         more = WIDENING[itemsize] + (0 if has_vectors else code.elements + _NARROW_ELEMENTS)

@@ -83,7 +83,8 @@ TRIALS = {
     "pixel/trilu.cu": BLITS,
     "trilu.cu": Trial((TRILU,), {"trilu.cu": ("trilu<u32>",)}),
     "simt_tile.cuh": Trial(
-        ("tests/ops/test_matmul.py::test_case[plan-matmul_slices]",), {"simt_gemm.cu": ("simt_gemm<SmallTile>",)}
+        ("tests/ops/test_matmul.py::test_case[plan-matmul_slices]",),
+        {"simt_gemm.cu": ("simt_gemm<SmallTile, Copies::kAny>",)},
     ),
     "mma_tile.cuh": Trial(
         ("tests/ops/test_matmul.py::test_case[plan-matmul_slices_half]",),
