@@ -184,6 +184,9 @@ class Emitter(Protocol):
     def constant(self, array: Array) -> Slot:
         """Return a table that was computed while planning, as device memory. Equal tables are shared."""
 
+    def is_weight(self, slot: Slot) -> bool:
+        """Return whether a slot lies in a weight, packed or not; it does at all sizes of a class."""
+
     def packed(self, slot: Slot, form: WeightForm) -> Slot | None:
         """Return a weight in another layout, dense; packed once, when it is put on a device, for all that ask alike.
 

@@ -184,6 +184,10 @@ class CommandEmitter:
         data = np.ascontiguousarray(read_content(array)).tobytes()
         return dense(self._new_buffer(UnpackedBuffer(Role.CONSTANT, spec.nbytes, data=data)), spec)
 
+    def is_weight(self, slot: Slot) -> bool:
+        """Return whether a slot lies in a weight, packed or not."""
+        return self._find_buffer(slot).role is Role.CONSTANT
+
     def packed(self, slot: Slot, form: WeightForm) -> Slot | None:
         """Return a weight in another layout, dense; None where the slot is not a whole weight."""
         axes = self._find_weight_axes(slot, form)
@@ -291,6 +295,10 @@ class CommandEmitter:
         if chosen and not able:
             raise PlanError(f"{', '.join(map(str, slots))} are not dense, as they are at the upper end.")
         return chosen
+
+    def _find_buffer(self, slot: Slot) -> UnpackedBuffer:
+        own = slot.buffer - self.effects.first_buffer
+        return self.effects.buffers[own] if own >= 0 else self._unpacked.buffers[slot.buffer]
 
     def _find_weight_axes(self, slot: Slot, form: WeightForm) -> tuple[int, ...] | None:
         """Return the axes of a slot in the order in which it lies dense, where it is a whole weight; else None."""

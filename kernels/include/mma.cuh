@@ -7,6 +7,9 @@
 #include "async_copy.cuh"
 #include "types.cuh"
 
+// How an operand that is read 16 bytes at a time lies in memory: dense along the inner extent, or across it.
+enum class Lie { kAlongK, kAcross };
+
 #ifdef GPUEXEC_SIM
 // Loads four matrices of 8 x 8 elements of 16 bits. Each lane reads the word that it would get of matrices as they lie, so
 // that a matrix counts as the one wavefront that the device takes.

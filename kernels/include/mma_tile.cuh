@@ -69,9 +69,6 @@ struct MmaPlace {
   }
 };
 
-// How a slab lies in shared memory, and its operand in global memory where it is copied 16 bytes at a time.
-enum class Lie { kAlongK, kAcross };
-
 // Where the 16-byte chunks of a slab's rows stand: chunk c of row r where chunk c ^ phase(r) would. So the eight rows that
 // ldmatrix reads at a time lie in different banks, and so do the eight chunks that a quarter of a warp stores. Such rows
 // differ in bit 0 and in the two bits from Shift on:
@@ -553,16 +550,11 @@ struct MmaSlabs {
   }
 };
 
-// Whether an operand on the left is made by the block itself: `make()` does it, while slabs of the right one are under way.
-template <class Operand>
-constexpr bool kIsMade = false;
-
 // Sums left(row, k) * right(k, column) over slabs. All threads of the block come here. `ring` is shared memory of
 // Tile::kRingBytes, aligned to 1024.
 //
 // The left operand may be another than MmaOperand: one that is always wide, and names what copies its slabs. Then the right
-// one may, too; where the left one is made, the right one is wide whatever its type. Warp is WarpTile, or does more as it
-// multiplies.
+// one may, too. Warp is WarpTile, or does more as it multiplies.
 //
 // Of operands that VectorLoader copies, whole slabs run in a loop that is unrolled by the stages, so that their places are
 // immediates; the rest, and all slabs of others, run in a loop with tests. Of others that loop has turns in front, which load
@@ -590,14 +582,6 @@ __device__ void sum_slabs(Warp& warp, const Left& a, const Right& b, const MmaSl
     refill(stage);
     commit_copies();
     if (is_there) warp.multiply(kSteps - 1, stages + next * Tile::kStageBytes, 0);
-  };
-  // Calls load for the first slabs: it has the slab's first k, and where in the ring it goes.
-  const auto load_first = [&](const auto& load) {
-#pragma unroll 1
-    for (int stage = 0; stage < kStages; ++stage) {
-      if (stage < slabs.count) load((slabs.first + stage) * slabs.depth, stage * Tile::kStageBytes);
-      commit_copies();  // a group for each slab, even where there is none, so that waits count slabs
-    }
   };
   // Waits for the first slab, and loads its first fragments.
   const auto begin = [&] {
@@ -636,14 +620,10 @@ __device__ void sum_slabs(Warp& warp, const Left& a, const Right& b, const MmaSl
     left.load(stages + at, a.inner - k);
     right.load(stages + (at + Tile::kLeftBytes), b.inner - k);
   };
-  if constexpr (kIsMade<Left>) {
-    load_first([&](int k, int at) { right.load(stages + (at + Tile::kLeftBytes), b.inner - k); });
-    a.make();
-    for (int stage = 0; stage < kStages && stage < slabs.count; ++stage) {
-      left.load(stages + stage * Tile::kStageBytes, a.inner - (slabs.first + stage) * slabs.depth);
-    }
-  } else {
-    load_first(load);
+#pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    if (stage < slabs.count) load((slabs.first + stage) * slabs.depth, stage * Tile::kStageBytes);
+    commit_copies();  // a group for each slab, even where there is none, so that waits count slabs
   }
   begin();
   if constexpr (!kIsComputed<Left>) {

@@ -1,8 +1,7 @@
 // Products of up to eight rows with a matrix, of float or of narrow weights: the matrix is read once, 16 bytes a lane.
 #include "dependent_launch.cuh"
-#include "grid.cuh"
+#include "few_rows.cuh"
 #include "narrow_vector.cuh"
-#include "simt_product.cuh"
 
 constexpr int kGemvThreads = 256, kWarps = kGemvThreads / 32;
 constexpr int kWarpColumns = 4;  // of gemv_along_k
@@ -21,57 +20,6 @@ constexpr int kSteps = Rows <= (sizeof(W) == 1 ? 2 : 4) ? 2 : 1;
 // Fours of a lane's k that gemv_along_k has side by side: of more, many rows would spill.
 template <class W, int Rows>
 constexpr int kUnrolled = Rows >= 4 ? 1 : 4;
-
-// The batch, columns and rows of a block: x = batch * column blocks + column block, z = row block. Without slices,
-// `number` tells blocks apart.
-struct GemvPlace {
-  u32 batch, number;
-  int first_column, first_row;
-
-  __device__ GemvPlace(const SimtGemm& gemm, int block_columns, int block_rows, u32 block = blockIdx.x) {
-    const u32 column_blocks = (u32(gemm.columns) + block_columns - 1) / block_columns;
-    batch = block / column_blocks;
-    number = blockIdx.z * gridDim.x + block;
-    first_column = int(block - batch * column_blocks) * block_columns;
-    first_row = int(blockIdx.z) * block_rows;
-  }
-
-  // A row of the left operand; beyond the last one, the last.
-  __device__ const float* find_row(const float* a, int row, const SimtGemm& gemm) const {
-    const int inside = first_row + row < gemm.rows ? first_row + row : gemm.rows - 1;
-    return a + inside * gemm.a_row;
-  }
-};
-
-// Adds the slices up and stores; `value` holds the sums of four neighbouring columns of a row of the block. All threads
-// come here, those that have none too.
-template <int Rows, class Y, class Finish>
-__device__ inline void finish_block(float (&value)[4], bool has_value, int row, int column, int block_columns,
-                                    const GemvPlace& place, const SimtGemm& gemm, const float* c, Y* y,
-                                    float* scratch, unsigned* counters, const Finish& finish) {
-  const int thread = threadIdx.x, slices = gridDim.y;
-  if (slices > 1) {
-    const int floats = Rows * block_columns;
-    float* const own = scratch + i64(place.number) * slices * floats + 4 * thread;
-    if (has_value) {
-      Vec<float, 4> four;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) four.lanes[j] = value[j];
-      store_vec(own + blockIdx.y * floats, four);
-    }
-    if (!last_block(counters + place.number, unsigned(slices))) return;
-    if (has_value) {
-      for (int slice = 0; slice < slices; ++slice) {
-        const float4 four = __ldcg(reinterpret_cast<const float4*>(own + slice * floats));
-        const float parts[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) value[j] = slice == 0 ? parts[j] : value[j] + parts[j];
-      }
-    }
-  }
-  if (!has_value || place.first_row + row >= gemm.rows) return;
-  store_four(gemm, c, y, gemm.find_offset(place.batch, gemm.y_batch), place.first_row + row, column, value, finish);
-}
 
 // Sums each of Count values over the lanes of a warp: lane l gets value l / (32 / Count).
 template <int Count>
@@ -196,7 +144,7 @@ __device__ inline void multiply_along_k(const float* a, const W* b, const float*
   __shared__ alignas(16) float partial[kWarps][kSums];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int folds = gemm.lanes, block_columns = kWarps / folds * kWarpColumns;
-  const GemvPlace place(gemm, block_columns, Rows);
+  const FewRowsPlace place(gemm, block_columns, Rows);
   a += gemm.find_offset(place.batch, gemm.a_batch);
   b += gemm.find_offset(place.batch, gemm.b_batch);
   WarpOperands<W, Rows> operands;
@@ -224,7 +172,7 @@ __device__ inline void multiply_along_k(const float* a, const W* b, const float*
   if (lane % (32 / kSums) == 0) partial[warp % folds * groups + warp / folds][lane / (32 / kSums)] = sum;
   __syncthreads();
 
-  const GemvPlace end(gemm, block_columns, Rows, opaque(blockIdx.x));  // found again: there are no registers to keep it
+  const FewRowsPlace end(gemm, block_columns, Rows, opaque(blockIdx.x));  // found again: there are no registers to keep it
   const int group = thread / Rows, row = thread % Rows;
   const bool has_value = group < groups;
   float value[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -233,8 +181,8 @@ __device__ inline void multiply_along_k(const float* a, const W* b, const float*
 #pragma unroll
     for (int j = 0; j < 4; ++j) value[j] += four.lanes[j];
   }
-  finish_block<Rows>(value, has_value, row, end.first_column + group * kWarpColumns, block_columns, end, gemm, c, y,
-                     scratch, counters, finish);
+  finish_few_rows(value, has_value, row, end.first_column + group * kWarpColumns, Rows * block_columns, end, gemm, c, y,
+                  scratch, counters, finish);
 }
 
 // Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent
@@ -349,7 +297,7 @@ __device__ inline void multiply_along_columns(const float* a, const W* b, const 
   __shared__ alignas(16) float partial[kWarps][Rows][32 * kWidth];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int lanes = gemm.lanes, block_columns = kWidth * lanes;
-  const GemvPlace place(gemm, block_columns, Rows);
+  const FewRowsPlace place(gemm, block_columns, Rows);
   a += gemm.find_offset(place.batch, gemm.a_batch);
   b += gemm.find_offset(place.batch, gemm.b_batch);
   const float* rows[Rows];
@@ -398,8 +346,8 @@ __device__ inline void multiply_along_columns(const float* a, const W* b, const 
 #pragma unroll
     for (int j = 0; j < 4; ++j) value[j] += four.lanes[j];
   }
-  finish_block<Rows>(value, has_value, row, place.first_column + 4 * group, block_columns, place, gemm, c, y, scratch,
-                     counters, finish);
+  finish_few_rows(value, has_value, row, place.first_column + 4 * group, Rows * block_columns, place, gemm, c, y, scratch,
+                  counters, finish);
 }
 
 // Computes  what gemv_along_k computes

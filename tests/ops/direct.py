@@ -151,6 +151,10 @@ class DirectEmitter:
         """Return a copy."""
         return self.slot(np.ascontiguousarray(array).reshape(array.shape), known=True)
 
+    def is_weight(self, slot: Slot) -> bool:
+        """Return that it does: every slot is taken for a weight."""
+        return True
+
     def packed(self, slot: Slot, form: WeightForm) -> Slot | None:
         """Return a packed copy: every slot is taken for a weight."""
         source = np.ascontiguousarray(self.read(slot))

@@ -230,6 +230,7 @@ CASES: dict[str, Build] = {
     "simt_gemm left": multiply("MatMul", numbers(20, 39), at=1, shape=(39, 40)),
     "mma_gemm": multiply("MatMul", numbers(40, 64, dtype=np.float16), shape=(39, 40), cast=FLOAT16),
     "mma_gemm elements": multiply("MatMul", numbers(130, 9, dtype=np.float16), shape=ROWS, cast=FLOAT16),
+    "mma_few": multiply("MatMul", numbers(520, 64, dtype=np.float16), shape=(3, 520), cast=FLOAT16),
     "mma_of_rows": multiply(
         "gpuexec.ProductOfRows",
         numbers(520, 64, dtype=np.float16),

@@ -92,6 +92,8 @@ CASES = [
     matmul_case("matmul_slices_batch", (2, 65, 516), (2, 516, 68)),
     matmul_case("matmul_slices_half", (17, 4104), (4104, 24), np.float16),
     matmul_case("matmul_few_rows_half", (3, 70), (70, 37), np.float16),
+    *(matmul_case(f"matmul_few_rows_of_vectors_{d}", (3, 72), (72, 40), d) for d in HALVES),
+    *(gemm_case(f"gemm_few_rows_of_vectors_{d}", (2, 72), (9, 72), (9,), d, transB=1) for d in HALVES),
     matmul_case("matmul_few_columns_batch_half", (2, 3, 37, 70), (3, 70, 2), np.float16),
     matmul_case("matmul_batch_broadcast_half", (2, 1, 5, 7), (3, 7, 4), np.float16),
     matmul_case("matmul_empty_inner_half", (3, 0), (0, 4), np.float16),

@@ -257,14 +257,13 @@ def test_rows_are_made_in_front_where_blocks_would_take_longer_or_kernels_take_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prologue, "_is_worth", _is_worth)
-    in_front = ["rows.cu", "mma_gemm.cu"]
+    in_front = ["rows.cu", "mma_few.cu"]
     assert list_sources(lower(RMS, make(8, 2048, 512), target="sm_90a")[0]) == in_front
     assert list_sources(lower(RMS, make(1, 8200, 512), target="sm_90a")[0]) == in_front
-    assert list_sources(lower(RMS, make(17, 64, 64), target="sm_90a")[0]) == in_front
+    assert list_sources(lower(RMS, make(17, 64, 64), target="sm_90a")[0]) == ["rows.cu", "mma_gemm.cu"]
     assert list_sources(lower(RMS, make(1, 64, 64), target="sm_75")[0])[0] == "rows.cu"
     assert "mma_rows.cu" not in list_sources(lower(RMS, make(1, 64, 64), target="pixel_90")[0])
-    # Folds of a row take threads that stand in for others longer than a launch does; elements by themselves don't.
-    assert list_sources(lower(RMS, make(1, 2048, 16384), target="sm_90a")[0]) == in_front
+    assert list_sources(lower(RMS, make(1, 2048, 16384), target="sm_90a")[0]) == ["mma_rows.cu"]
     gate = [*(numbers(FLOAT, *shape) for shape in shapes_of("gate", (1,), 2048)), numbers(HALF, 2048, 512)]
     assert list_sources(lower(make_product("gate", HALF), gate, target="sm_90a")[0]) == ["mma_rows.cu"]
 

@@ -205,9 +205,10 @@ LARGER: Mapping[str, Budget] = {
         for operands, result in MMA_TYPES
         if operands != "float" or (left == right == _LIES[0] and not tile.endswith("Group"))
     },
-    "mma_rows.cu:mma_of_rows": Budget(
-        255, "as mma_gemm, or up to 128 words of rows in front; shared memory holds two blocks of 128 threads"
+    "mma_few.cu:mma_few": Budget(
+        128, "up to 48 words of weights under way beside 32 sums; two blocks of 256 threads fit"
     ),
+    "mma_rows.cu:mma_of_rows": Budget(128, "as mma_few, and rows in front; two blocks of 256 threads fit"),
     **{
         f"mma_float8.cu:mma_float8<{t}, {tile}>": Budget(registers, "as mma_gemm, and words that are widened")
         for t in ("E4m3", "WidenedE4m3")

@@ -627,6 +627,10 @@ class FinishingEmitter:
         """Return a table as device memory."""
         return self._emit.constant(array)
 
+    def is_weight(self, slot: Slot) -> bool:
+        """Return whether a slot lies in a weight."""
+        return self._emit.is_weight(slot)
+
     def packed(self, slot: Slot, form: WeightForm) -> Slot | None:
         """Return a weight in another layout, or None."""
         return self._emit.packed(slot, form)

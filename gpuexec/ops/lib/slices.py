@@ -94,6 +94,7 @@ class SliceCosts:
         min_slabs: Of a slice.
         slack: How much longer blocks take, by how many a multiprocessor has; the last of them for more.
         least_tenths: The least blocks of all slices, in tenths of a wave, where there may be as many.
+        join: Of a tile in slices, beside that of each.
     """
 
     fixed: float = _FIXED_SLABS
@@ -101,6 +102,7 @@ class SliceCosts:
     min_slabs: int = MIN_SLABS
     slack: tuple[float, ...] = _SLACK
     least_tenths: int = _LEAST_TENTHS
+    join: float = 0.0
 
     def find_time(self, tiles: int, slabs: int, slices: int, wave: int) -> float:
         """Return the time of a launch in slabs: that of the multiprocessor with most blocks.
@@ -111,8 +113,8 @@ class SliceCosts:
             slices: How many there are.
             wave: The blocks of a wave.
         """
-        block = self.fixed + ceil_div(slabs, slices) + (slices * self.each_slice if slices > 1 else 0.0)
-        at_once = ceil_div(tiles * slices, wave)
+        joined = self.join + slices * self.each_slice if slices > 1 else 0.0
+        block, at_once = self.fixed + ceil_div(slabs, slices) + joined, ceil_div(tiles * slices, wave)
         return block * at_once * self.slack[min(at_once, len(self.slack)) - 1]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Slot
-from gpuexec.ir.geometry import ceil_div, round_up
+from gpuexec.ir.geometry import round_up
 from gpuexec.ir.instances import instantiate
 from gpuexec.ir.kernel_values import int32, int64
 from gpuexec.ir.operator import Emitter
@@ -25,11 +25,9 @@ from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import Array, WeightForm, weight_form
 from gpuexec.ops.elementwise.epilogue import instantiate_finished
-from gpuexec.ops.elementwise.prologue import ProductSizes, PrologueForm, allow_prologue
 from gpuexec.ops.lib.slices import (
     DEEP_MMA_TILES,
     FLAT_DEEP_MMA,
-    FLAT_MMA,
     GROUP_ARCHITECTURE,
     GROUP_TILES,
     MMA_TILES,
@@ -39,15 +37,15 @@ from gpuexec.ops.lib.slices import (
     choose_mma_tile,
     slice_mma_tiles,
 )
+from gpuexec.ops.linalg.few_launch import launch_few, takes_few
 from gpuexec.ops.linalg.product import (
     ACROSS,
     ALONG_K,
     GEMV_ROWS,
     LIES,
     VECTOR_NBYTES,
-    WIDE_B,
     Product,
-    read_sizes,
+    is_known,
     turn_few,
 )
 from gpuexec.ops.quant.narrow_weight import INT8, NarrowWeight
@@ -84,34 +82,6 @@ for _dtype in _MMA_DTYPES:
     instantiate_finished(_dtype, [name_mma((_dtype, _dtype), *form) for form in _MMA_FORMS])
     instantiate_finished(_FLOAT, [name_mma((_dtype, _FLOAT), *form) for form in _MMA_FORMS], stored=[_dtype])
 instantiate_finished(_FLOAT, [name_mma((_FLOAT, _FLOAT), tile, (ALONG_K, ALONG_K)) for tile in DEEP_MMA_TILES])
-
-
-def _read_sizes(arguments: Sequence[Argument], grid: tuple[int, int, int]) -> ProductSizes:
-    """Return the sizes of a launch of a flat tile, for its kernel with a prologue."""
-    own = read_sizes(arguments[4])
-    slab = FLAT_MMA.slab_nbytes // 2
-    kept = ceil_div(ceil_div(own.inner, slab), grid[1]) * slab
-    is_able = own.batch == 1 and bool(own.wide & WIDE_B) and 0 < own.rows <= FLAT_MMA.rows and own.inner > 0
-    return ProductSizes(own.rows, own.inner, kept, is_able and own.columns > 0)
-
-
-allow_prologue(
-    (
-        name_mma((dtype, result), tile, (ALONG_K, right)),
-        PrologueForm(
-            "mma_rows.cu",
-            f"mma_of_rows<{dtype_row(dtype).cuda}, {dtype_row(result).cuda}, {tile.name}, {right}",
-            dtype,
-            tile.threads,
-            tile.registers,
-            _read_sizes,
-        ),
-    )
-    for tile in (FLAT_MMA, FLAT_DEEP_MMA)
-    for dtype in _MMA_DTYPES
-    for result in (dtype, _FLOAT)
-    for right in LIES
-)
 
 
 def _name_narrow(dtype: np.dtype[Any], result: np.dtype[Any]) -> Kernel:
@@ -182,6 +152,9 @@ def launch_mma(emit: Emitter, product: Product) -> None:
     # Few rows have one tile, which reads them along the inner extent.
     left = LIES[emit.choose(product.a[0] == 1 != product.a[1] and product.extents[0] > _MMA_FEW)]
     right = LIES[emit.choose(product.b[1] == 1 != product.b[0])]
+    if takes_few(emit, product, right):
+        launch_few(emit, product, right)
+        return
     rows, columns, inner = product.extents
     a, _, _, y = product.slots
     nbytes = inner * a.dtype.itemsize
@@ -202,15 +175,14 @@ def launch_mma(emit: Emitter, product: Product) -> None:
 def _list_tiles(emit: Emitter, product: Product, left: str, right: str) -> Sequence[MmaTile]:
     """Return the tiles that make a product of operands that lie so.
 
-    Groups of warps take what vectors copy. Operands of products with batches are computed, and may lie otherwise at
-    other sizes of a class.
+    Groups of warps take what vectors copy.
 
     Raises:
         PlanError: Operands of this size are not copied so, as those of the upper end are.
     """
     is_able = emit.target.architecture == GROUP_ARCHITECTURE and product.slots[0].dtype in _MMA_DTYPES
     has_chunks = product.has_chunks(left, right)
-    if not emit.choose(is_able and has_chunks and (emit.has_one_size or not product.batch)):
+    if not emit.choose(is_able and has_chunks and is_known(emit, product)):
         return (SMALL_MMA,) if left == ACROSS else DEEP_MMA_TILES
     if not has_chunks:
         raise PlanError("Operands of a product are not copied by vectors, as those of the upper end are.")

@@ -12,14 +12,11 @@ from math import prod
 
 import numpy as np
 
-from gpuexec.ir.command import Kernel, Launch, Slot
+from gpuexec.ir.command import Launch, Slot
 from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.spec import BFLOAT16
 from gpuexec.ir.work import SECTOR_BYTES, WARP, Work, count_slot_bytes, read_int, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps
-from gpuexec.ops.elementwise.prologue import MORE_ARGUMENTS, OWN_ARGUMENTS
-from gpuexec.ops.elementwise.prologue_text import count_read_bytes, describe_work, find_prologue, read_walk
-from gpuexec.ops.elementwise.region_text import count_steps
 from gpuexec.ops.lib.slices import DEEP_MMA_TILES, GROUP_TILES, MMA_AROUND, MmaTile
 from gpuexec.ops.linalg.product import ACROSS, ALONG_K, WIDE_A, WIDE_B, WIDE_Y
 from gpuexec.ops.linalg.simt_work import (
@@ -66,44 +63,6 @@ def _count_mma_gemm(launch: Launch) -> Work:
     left, right = (each.strip(" >") for each in launch.kernel.expression.split(",")[3:5])
     loop, asked = _count_fetches(launch, (left, right))
     return describe_mma(launch, loop, asked, AROUND)
-
-
-@work_of("mma_rows.cu", "mma_of_rows")
-def _count_mma_of_rows(launch: Launch) -> Work:
-    """Count the product, and the rows of each block, which come as slabs out of shared memory."""
-    sizes, expression = read_gemm(launch), launch.kernel.expression
-    rows, columns, inner = sizes[:3]
-    tile, blocks, b = find_mma_tile(launch), prod(launch.grid), launch.arguments[1]
-    assert isinstance(b, Slot)
-    made = find_prologue(launch.kernel)
-    # The same product, with a left operand from elsewhere.
-    types = expression.partition("<")[2].replace(f", {made.name}", "").split(", ", 3)
-    a = Slot(b.buffer, 0, b.spec.with_shape((rows, inner)), (inner, 1))
-    behind = OWN_ARGUMENTS + MORE_ARGUMENTS
-    work = _count_mma_gemm(
-        replace(
-            launch,
-            kernel=Kernel("mma_gemm.cu", f"mma_gemm<{', '.join([*types[:3], ALONG_K, types[3]])}", made.rest),
-            arguments=(a, *launch.arguments[1:OWN_ARGUMENTS], *launch.arguments[behind:]),
-            writes=tuple([w if w < OWN_ARGUMENTS else w - MORE_ARGUMENTS for w in launch.writes]),
-        )
-    )
-    slabs, lines = ceil_div(inner * b.dtype.itemsize, tile.slab_nbytes), ceil_div(columns, tile.columns) * tile.rows
-    kept = ceil_div(slabs, launch.grid[1]) * tile.slab_nbytes // b.dtype.itemsize
-    own = describe_work(made.text, read_walk(made.text, launch.arguments[behind - 2]), kept, tile.threads)
-    given = [launch.arguments[0], *launch.arguments[OWN_ARGUMENTS : behind - 2]]
-    read = count_read_bytes(made.text, [each for each in given if isinstance(each, Slot)], (inner, kept))
-    return replace(
-        work,
-        flops=work.flops + count_steps(made.text) * rows * inner,
-        instructions=work.instructions + blocks * own.instructions,
-        wavefronts=work.wavefronts
-        + launch.grid[0] * slabs * tile.rows * tile.slab_nbytes // _WAVEFRONT_NBYTES
-        + blocks * own.wavefronts,
-        l2_nbytes=work.l2_nbytes - lines * inner * b.dtype.itemsize + blocks * read,
-        rounds=work.rounds + own.rounds - 1,  # weights are under way meanwhile
-        barriers=work.barriers + own.barriers,
-    )
 
 
 @work_of("mma_float8.cu", "mma_float8")

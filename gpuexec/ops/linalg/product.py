@@ -10,12 +10,13 @@ import numpy as np
 from gpuexec.ir.command import Argument, Slot
 from gpuexec.ir.geometry import ceil_div, coalesce
 from gpuexec.ir.kernel_values import SymbolicBytes, join_bytes, pack_struct, unpack_struct
+from gpuexec.ir.operator import Emitter
 
 MAX_BATCH_AXES = 8  # kMaxBatchAxes of matmul.cu and simt_product.cuh
 GEMV_ROWS = (1, 2, 4, 8)  # of the instances of gemv.cu
 VECTOR_NBYTES = 16  # of an operand
 # How an operand of a product on tensor cores lies: dense along the inner extent, or across it. C++ names of Lie in
-# mma_tile.cuh.
+# mma.cuh.
 LIES = ALONG_K, ACROSS = "Lie::kAlongK", "Lie::kAcross"
 WIDE_A, WIDE_B, WIDE_Y = 1, 2, 4  # Wide of simt_product.cuh
 _SIZES = "<4i8q2f2i8i"  # of SimtGemm, in front of the strides of batches
@@ -140,17 +141,28 @@ class Product:
         )
         return self._pack_tables(wide, lanes)
 
-    def pack_mma(self, left: str, right: str) -> bytes:
-        """Return the bytes of ``SimtGemm`` for ``mma_gemm.cu``.
+    def pack_mma(self, left: str, right: str, lanes: int = 0) -> bytes:
+        """Return the bytes of ``SimtGemm`` for ``mma_gemm.cu`` and ``mma_few.cu``.
 
         Args:
             left: How a lies.
             right: How b lies.
+            lanes: Of ``mma_few.cu``.
         """
         y = self.slots[3]
         is_wide = self._are_wide(left, right)
         wide = is_wide[0] + 2 * is_wide[1] + 4 * self.is_wide(y, self.y[1], self.y[0], self.walks[2], width=_EIGHT)
-        return self._pack_tables(wide, 0)
+        return self._pack_tables(wide, lanes)
+
+    def has_lines(self, right: str) -> bool:
+        """Return whether both operands consist of whole vectors, a along the inner extent.
+
+        Args:
+            right: How b lies.
+        """
+        _, columns, inner = self.extents
+        extents = (inner, columns if right == ACROSS else inner)
+        return all(self._are_wide(ALONG_K, right)) and not any(each % _EIGHT for each in extents)
 
     def has_chunks(self, left: str, right: str) -> bool:
         """Return whether vectors copy both operands, the last lines of one that lies across among them.
@@ -257,6 +269,20 @@ def join_rows(
     has_rows = split < len(joined)
     rows, row_steps = (joined[split], tuple([each[split] for each in steps])) if has_rows else (1, (0,) * len(steps))
     return rows, row_steps, (joined[:split], tuple([each[:split] for each in steps]))
+
+
+def is_known(emit: Emitter, product: Product) -> bool:
+    """Return whether operands of a product, which vectors copy at this size, are likely to be at others of its class.
+
+    A weight has the extents that it has, and gives the left operand its pitch, as a rule.
+
+    Args:
+        emit: Emitter of its launch.
+        product: The product.
+    """
+    b = product.slots[1]
+    assert b is not None
+    return emit.has_one_size or emit.is_weight(b)
 
 
 def turn_few(product: Product, few: int) -> Product:

@@ -17,7 +17,7 @@ from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Emitter
 from gpuexec.ops.elementwise.epilogue import STORED, instantiate_finished
 from gpuexec.ops.lib.slices import ONE_SLICE, SLAB_DEPTH, TILES, Tile, choose_tile, least_blocks, slice_tiles
-from gpuexec.ops.linalg.product import GEMV_ROWS, Product, turn_few
+from gpuexec.ops.linalg.product import GEMV_ROWS, Product, is_known, turn_few
 from gpuexec.ops.quant import narrow_weight
 from gpuexec.ops.quant.narrow_weight import NarrowWeight, name_stored
 
@@ -112,12 +112,10 @@ def _launch_tiles(
 def _takes_vectors(emit: Emitter, product: Product) -> bool:
     """Return whether a product takes the kernel that copies vectors alone.
 
-    Operands of products with batches are computed, and may lie otherwise at other sizes of a class.
-
     Raises:
         PlanError: Operands of this size are not copied so, as those of the upper end are.
     """
-    takes = bool(emit.choose(product.has_vectors and (emit.has_one_size or not product.batch)))
+    takes = bool(emit.choose(product.has_vectors and is_known(emit, product)))
     if takes and not product.has_vectors:
         raise PlanError("Operands of a product are not copied by vectors, as those of the upper end are.")
     return takes
@@ -131,7 +129,7 @@ def _launch_gemv(
     together = GEMV_ROWS[emit.choose(sum(rows > each for each in GEMV_ROWS[:-1]))]
     width = find_gemv_width(b.dtype.itemsize, together, is_along_k=is_along_k)
     shapes = _list_shapes(width, is_along_k=is_along_k)
-    shape = shapes[emit.choose(_find_shape(emit, product, shapes))]
+    shape = shapes[emit.choose(find_shape(emit, product, shapes))]
     row_blocks = ceil_div(rows, together)
     blocks = product.count * ceil_div(columns, shape.columns)
     slices = slice_tiles(
@@ -162,11 +160,11 @@ def find_gemv_width(itemsize: int, together: int, *, is_along_k: bool) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _GemvShape:
-    """What a block of ``gemv.cu`` makes.
+class RowsShape:
+    """What a block of a product of few rows makes.
 
     Attributes:
-        lanes: As in its struct: those that are neighbours along the columns, or warps that share columns.
+        lanes: As in its struct: lanes that are neighbours along the columns, or warps that share columns.
         columns: Of a block.
         depth: Steps of the inner extent, of which a slice has four at least: enough for all threads.
     """
@@ -176,15 +174,21 @@ class _GemvShape:
     depth: int
 
 
-def _list_shapes(width: int, *, is_along_k: bool) -> list[_GemvShape]:
+def _list_shapes(width: int, *, is_along_k: bool) -> list[RowsShape]:
     """Return what blocks may make, the most columns first; neighbouring lanes read a sector at least."""
     if is_along_k:
-        return [_GemvShape(warps, 32 // warps, 8 * width * warps) for warps in (1, 2, 4, 8)]
-    return [_GemvShape(lanes, width * lanes, 512 // lanes) for lanes in (32, 16, 8, 4) if width * lanes >= 32]
+        return [RowsShape(warps, 32 // warps, 8 * width * warps) for warps in (1, 2, 4, 8)]
+    return [RowsShape(lanes, width * lanes, 512 // lanes) for lanes in (32, 16, 8, 4) if width * lanes >= 32]
 
 
-def _find_shape(emit: Emitter, product: Product, shapes: list[_GemvShape]) -> int:
-    """Return the number of the shape with most columns that fills the standard device with blocks, else the last's."""
+def find_shape(emit: Emitter, product: Product, shapes: list[RowsShape]) -> int:
+    """Return the number of the shape with most columns that fills the standard device with blocks, else the last's.
+
+    Args:
+        emit: Emitter of the launch.
+        product: The product.
+        shapes: Those to choose from, the one with most columns first.
+    """
     filled = [
         product.count * ceil_div(product.extents[1], shape.columns) >= least_blocks(emit.target, _GEMV_BLOCKS)
         for shape in shapes

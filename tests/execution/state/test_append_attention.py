@@ -238,8 +238,8 @@ def test_gpt2_has_five_launches_in_a_layer() -> None:
     small = replace(make_gpt2(1, 5, 32, 32, 2, 3, 20), precision="fp16")
     names = list_launches(small.plan(Target.named("sm_90")))
     first = names.index("rows")  # the first norm, with the embeddings that it normalizes
-    layer = ["mma_of_rows", "attend_few", "mma_gemm", "mma_of_rows", "mma_gemm"]  # products make the norms in front
-    assert names[first + 1 :] == ["mma_gemm", *layer[1:], *layer, *layer, "mma_of_rows"]
+    layer = ["mma_of_rows", "attend_few", "mma_few", "mma_of_rows", "mma_few"]  # products make the norms in front
+    assert names[first + 1 :] == ["mma_few", *layer[1:], *layer, *layer, "mma_of_rows"]
 
 
 def test_gpt2_in_float_has_seven_launches_in_a_layer() -> None:

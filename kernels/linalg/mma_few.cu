@@ -1,0 +1,31 @@
+// MatMul and Gemm of up to eight rows of half and bf16 on tensor cores (sm_80 and up).
+#include "dependent_launch.cuh"
+#include "mma_few.cuh"
+
+// Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent
+// Shapes    a [..., rows, inner] with at most 8 rows, b [..., inner, columns], c [rows, columns], y [..., rows, columns], all by
+//           strides; scratch [blocks, slices, rows * columns of a block]; counters [blocks]
+// Grid      one block of 256 per 8 / gemm.lanes times 16 (kAlongK) or 64 (kAcross) columns, and slice: x = batch * column
+//           blocks + column block, y = slice; gemm.lanes (1, 2, 4 or 8, for kAcross 4 or 8) warps share columns, each with a
+//           part of the inner extent
+// Needs     sm_80. a_inner 1, b_inner 1 (kAlongK) or b_column 1 (kAcross); inner, a, b, their other strides and batches, and
+//           for kAcross columns multiples of 8 elements (16 bytes). kWideY as simt_gemm. c may be null; scratch and
+//           counters too with one slice; counters are 0 and are left 0
+// Numerics  products exact, summed in float in the order of the hardware; warps and slices in order; then alpha, beta * c,
+//           rounded once, and the epilogue
+template <class T, class R, Lie kRight, class... Epilogue>
+__global__ void __launch_bounds__(kFewThreads, 2)
+    mma_few(const T* __restrict__ a, const T* __restrict__ b, const R* __restrict__ c,
+            Stored<R, Epilogue...>* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch,
+            unsigned* counters, Epilogue... epilogue) {
+  typedef FewProduct<T, kRight> Product;
+  __shared__ alignas(16) typename Product::Partials partials;
+  Product product(gemm);
+  const FewRowsPlace place(gemm, product.block_columns, kFewRows);
+  a += gemm.find_offset(place.batch, gemm.a_batch);
+  b += gemm.find_offset(place.batch, gemm.b_batch);
+  wait_for_predecessors();
+  launch_dependents();
+  product.multiply(b, gemm, place, [&](int row) { return place.find_row(a, row, gemm); });
+  product.finish(partials, place, gemm, c, y, scratch, counters, finish_by<R>(epilogue...));
+}

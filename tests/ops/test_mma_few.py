@@ -1,0 +1,140 @@
+"""Products of few rows of half and bf16 on tensor cores: the kernel alone over random extents, batches and slices, to
+the bit; which products take it; and what its closed form says beside what is counted."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from gpuexec.devices.simulator.counts import LaunchCounts
+from gpuexec.devices.simulator.library import Schedule
+from gpuexec.devices.simulator.module import SimulatorFunction, load_file
+from gpuexec.devices.simulator.toolchain import Mode
+from gpuexec.ir.command import Launch
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiations
+from gpuexec.ir.spec import TensorSpec, dtype_row
+from gpuexec.ir.target import Target
+from gpuexec.ops.linalg.product import ACROSS, ALONG_K, LIES
+from gpuexec.planner.template import plan_graph
+from tests.ops.counted_launch import CountedCase, compare, count_wavefronts, floats, make_model
+from tests.ops.draws import draws
+from tests.ops.test_mma_gemm import FLOAT, HALF, TYPES, Operands, aligned, make
+
+SEEDS = draws(3)
+COLUMNS = {ALONG_K: 32, ACROSS: 64}  # of a warp
+FOLDS = {ALONG_K: (2, 4, 8), ACROSS: (4, 8)}
+INNER = [0, 8, 16, 24, 32, 48, 56, 64, 104, 136, 272, 520]
+
+
+@functools.cache
+def load(mode: Mode) -> Mapping[str, SimulatorFunction]:
+    return load_file("mma_few.cu", instantiations("mma_few.cu"), mode=mode)
+
+
+def multiply(
+    mode: Mode,
+    right: str,
+    operands: Operands,
+    folds: int,
+    slices: int = 1,
+    seed: int = 0,
+    counts: list[LaunchCounts] | None = None,
+) -> None:
+    """Launch with scratch memory and counters, which must be 0 again afterwards."""
+    (rows, columns, _), block_columns = operands.product.extents, 8 // folds * COLUMNS[right]
+    blocks = operands.product.count * ceil_div(columns, block_columns)
+    scratch = aligned((blocks * slices * rows * block_columns,), FLOAT) if slices > 1 else None
+    counters = np.zeros(blocks, np.uint32) if slices > 1 else None
+    types = ", ".join(dtype_row(each.dtype).cuda for each in (operands.a, operands.y))
+    load(mode)[f"mma_few<{types}, {right}>"].launch_arrays(
+        (blocks, slices, 1), 256, operands.a, operands.b, operands.c, operands.y,
+        operands.product.pack_mma(ALONG_K, right, folds), scratch, counters,
+        schedule=Schedule("random", seed), counts=counts,
+    )  # fmt: skip
+    assert counters is None or not counters.any()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("mode", ["plain", "check"])
+@pytest.mark.parametrize("right", LIES)
+def test_random_products(mode: Mode, right: str, seed: int) -> None:
+    pick = random.Random(f"{right} {seed}")
+    for _ in range(12 if mode == "plain" else 3):
+        extents = pick.choice([1, 1, 2, 3, 5, 7, 8]), pick.choice([8, 24, 64, 72, 136, 200]), pick.choice(INNER)
+        if right == ALONG_K:
+            extents = extents[0], pick.choice([1, 2, 7, 31, 32, 33, 130]), extents[2]
+        batch, spare = pick.choice([(), (), (2,), (2, 2)]), pick.choice([0, 8])
+        operands = make(pick, extents, (ALONG_K, right), batch, pick.choice(TYPES), spare=spare)
+        assert operands.product.has_lines(right) or not extents[2]
+        folds, slices = pick.choice(FOLDS[right]), pick.choice([1, 1, 2, 3, 5, 16])
+        multiply(mode, right, operands, folds, slices, seed)
+        operands.check(f"{operands.product} by {folds} warps in {slices} slices")
+
+
+@pytest.mark.parametrize("right", LIES)
+def test_rows_and_columns_that_are_not_there_count_nowhere(right: str) -> None:
+    """What a lane reads in their place may be infinite."""
+    operands = make(random.Random(1), (3, 40, 72), (ALONG_K, right), spare=0)
+    operands.a[2, 8], operands.b.reshape(-1)[-1] = np.inf, np.inf
+    b = operands.b.T if right == ALONG_K else operands.b
+    with np.errstate(invalid="ignore"):
+        (alpha, beta), exact = operands.product.scale, operands.a.astype(np.float64) @ b.astype(np.float64)
+        exact = alpha * exact + (0 if operands.c is None else beta * operands.c.astype(np.float64))
+    multiply("check", right, operands, 8)
+    np.testing.assert_array_equal(operands.y, exact.astype(HALF))
+    assert np.isfinite(operands.y[:2, :39].astype(FLOAT)).all()
+
+
+@pytest.mark.parametrize("right", LIES)
+def test_matrix_is_read_once_by_whole_sectors(right: str) -> None:
+    counts: list[LaunchCounts] = []
+    operands = make(random.Random(0), (1, 128, 1024), (ALONG_K, right), spare=0)
+    multiply("count", right, operands, 8, counts=counts)
+    lines = [line for line in counts[0].lines if line.width == 16 and line.space == "global" and line.access == "read"]
+    assert lines and all(line.counts.ratio == 1.0 for line in lines)
+    assert sum(line.counts.nbytes for line in lines) >= operands.b.nbytes
+
+
+def gemm(rows: int, inner: int, columns: int, *, turned: int = 0) -> CountedCase:
+    weight = floats(*((columns, inner) if turned else (inner, columns)), dtype=np.float16)
+    return CountedCase("Gemm", "mma_few", {"x": (rows, inner)}, {"w": weight}, {"transB": turned}, dtype=np.float16)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [gemm(1, 512, 128), gemm(8, 512, 128, turned=1), gemm(1, 4096, 64), gemm(2, 4096, 32, turned=1)],
+    ids=str,
+)
+def test_closed_form_is_as_counted(case: CountedCase) -> None:
+    found = compare(case)
+    assert found.work.flops == found.flops
+    assert found.work.matrix_products == found.counts.multiply_adds.issued
+    assert found.work.needed_multiply_adds == found.counts.needed_multiply_adds
+    assert found.work.wavefronts == pytest.approx(count_wavefronts(found.counts, 1), rel=0.1)
+    assert found.work.l2_nbytes == pytest.approx(found.counts.l2_read_nbytes + found.counts.l2_written_nbytes, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns", "turned", "kernel"),
+    [
+        (1, 64, 64, 0, "mma_few"),
+        (8, 64, 64, 0, "mma_few"),
+        (9, 64, 64, 0, "mma_gemm"),
+        (64, 64, 3, 0, "mma_few"),  # the transposed has few rows
+        (2, 64, 3, 0, "mma_few"),  # the weight is packed
+        (2, 63, 64, 1, "mma_gemm"),
+    ],
+)
+def test_few_rows_take_it_where_vectors_copy_operands(
+    rows: int, inner: int, columns: int, turned: int, kernel: str
+) -> None:
+    case = gemm(rows, inner, columns, turned=turned)
+    x = {"x": TensorSpec((rows, inner), HALF)}
+    plan = plan_graph(make_model(case).graph, x, Target.named(case.target)).plan
+    (launch,) = [each for each in plan.segment.commands if isinstance(each, Launch)]
+    assert launch.kernel.expression.startswith(f"{kernel}<")
