@@ -91,19 +91,12 @@ template <class A, bool IsLargest>
 struct First {
   typedef Placed<A> Partial;
   static __device__ Partial identity() { return {A(0), -1}; }
-  static __device__ bool precedes(const Partial& a, const Partial& b) {
-    if (a.place < 0 || b.place < 0) return b.place < 0;
-    const bool is_a_nan = a.value != a.value, is_b_nan = b.value != b.value;
-    if (is_a_nan != is_b_nan) return IsLargest ? is_a_nan : is_b_nan;
-    if (!is_a_nan && a.value != b.value) return IsLargest ? a.value > b.value : a.value < b.value;
-    return a.place < b.place;
-  }
-  static __device__ Partial merge(const Partial& a, const Partial& b) { return precedes(b, a) ? b : a; }
+  static __device__ Partial merge(Partial a, Partial b) { return wins<IsLargest>(b, a, !IsLargest, false) ? b : a; }
 };
 
 // Folds what the lanes of a team have, in the order of reduce.cuh. Lanes are neighbours.
 template <class Fold>
 __device__ inline typename Fold::Partial fold_team(const Team& team, typename Fold::Partial partial) {
-  __shared__ typename Fold::Partial shared[kBlockThreads];
-  return team.fold(partial, shared, Fold::merge);
+  __shared__ typename Fold::Partial shared[kBlockThreads / kWarpThreads];
+  return team.fold_warps(partial, shared, Fold::merge);
 }

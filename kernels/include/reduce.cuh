@@ -62,8 +62,8 @@ struct Team {
     return lane_stride == 1 ? fold_warps(value, shared, merge) : fold_columns(value, shared, merge);
   }
 
- private:
-  // Neighbouring threads are neighbouring lanes: a tree within each warp, then the warps of the team in order.
+  // As `fold`, where neighbouring threads are neighbouring lanes: a tree within each warp, then the warps of the team in order.
+  // `shared` holds a value per warp.
   template <class Value, class Merge>
   __device__ Value fold_warps(Value value, Value* shared, Merge merge) const {
     const int width = lanes < kWarpThreads ? lanes : kWarpThreads;
@@ -78,6 +78,7 @@ struct Team {
     return result;
   }
 
+ private:
   // Neighbouring threads belong to neighbouring rows: a tree over the block.
   template <class Value, class Merge>
   __device__ Value fold_columns(Value value, Value* shared, Merge merge) const {
@@ -139,13 +140,14 @@ struct Placed {
   i64 place;
 };
 
-// Whether `a` is preferred to `b` as an extremum: NaN to any number, of equal values the first place, or the last if asked.
-// This is a total order, so the result does not depend on the order of comparisons.
-template <class A>
+// Whether `a` is preferred to `b` as an extremum: NaN to any number, or where it is not wanted, any number to NaN; of equal
+// values the first place, or the last if asked. This is a total order, so the result does not depend on the order of
+// comparisons.
+template <bool IsNanWanted = true, class A>
 __device__ inline bool wins(Placed<A> a, Placed<A> b, bool is_minimum, bool is_last_wanted) {
   if (a.place < 0 || b.place < 0) return b.place < 0;
   const bool is_a_nan = a.value != a.value, is_b_nan = b.value != b.value;
-  if (is_a_nan != is_b_nan) return is_a_nan;
+  if (is_a_nan != is_b_nan) return IsNanWanted ? is_a_nan : is_b_nan;
   if (!is_a_nan && a.value != b.value) return is_minimum ? a.value < b.value : a.value > b.value;
   return is_last_wanted ? a.place > b.place : a.place < b.place;
 }

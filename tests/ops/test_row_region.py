@@ -136,7 +136,24 @@ CASES = [
         )
         for name in ("TopElement", "TopPlace")
         for largest in (0, 1)
-        for dtype in (FLOAT, HALF, LONG)
+        for dtype in ((FLOAT, HALF, LONG) if name == "TopElement" else (FLOAT, LONG))
+    ),
+    rows(
+        "first_of_two_lanes",  # which have the columns in turn
+        [
+            np.array(
+                [
+                    [1, 2, np.nan, 0, 3, 0],
+                    [1, np.nan, 2, 0, np.nan, 3],
+                    [np.nan] * 6,
+                    [2, 3, 0, 1, 3, 0],
+                    [3, 0, 1, 2, 0, 4],
+                ],
+                FLOAT,
+            )
+        ],
+        tuple(("gpuexec.TopPlace", (("largest", largest),), (0,)) for largest in (1, 0)),
+        (0, 1),
     ),
     *(
         rows(

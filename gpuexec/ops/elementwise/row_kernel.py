@@ -40,6 +40,7 @@ _NARROW = 2**31 - 2**16  # offsets of more need 64 bits; columns are counted bey
 IN_ROW = "column < place.end"  # of an element: that the row has it
 # Instructions of a thread apart from its elements, and of a step for an element, about.
 _AROUND, STEP_INSTRUCTIONS = 120, 8
+_FOLD_NBYTES = BLOCK_THREADS // WARP * 16  # of shared memory, at most: a value for each warp
 
 
 class ColumnKind(IntEnum):
@@ -596,5 +597,5 @@ def count_rows_region(launch: Launch) -> Work:
         rounds=1 if is_held else passes * ceil_div(own, 4),
         barriers=folds * (2 if lanes > WARP else 1),
         registers=64,
-        shared_nbytes=1024 if folds else 0,
+        shared_nbytes=_FOLD_NBYTES * folds,
     )
