@@ -142,6 +142,11 @@ CASES = [
         (("Gather", (), (0, 1)), ("Neg", (), (-1,))),
     ),
     region(
+        "picked_none_beside_others",
+        [numbers(FLOAT, 4, 8), indices(LONG), indices(LONG, 3, -4), numbers(FLOAT, 2, 8)],
+        (("Gather", (), (0, 1)), ("Gather", (), (0, 2)), ("Concat", axis(0), (-1, -2)), ("Add", (), (-3, 3))),
+    ),
+    region(
         "picked_bytes",
         [RNG.integers(0, 255, (6, 16)).astype(BYTE), indices(LONG, 5, 0, -6)],
         (("Gather", (), (0, 1)), ("Cast", TO_HALF, (-1,)), ("Mul", (), (-2, "float16 0.00392"))),
