@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.library import Schedule
 from gpuexec.devices.simulator.module import SimulatorFunction, load_file, load_generated
@@ -37,8 +36,7 @@ SEEDS = draws(12)  # of random shapes
 
 def load(kernel: Kernel, mode: Any) -> SimulatorFunction:
     if kernel.text and (kernel, mode) not in LOADED:
-        module = load_generated(find_source(kernel.source), [kernel], mode)
-        LOADED[kernel, mode] = module.functions[kernel.expression]
+        LOADED[kernel, mode] = load_generated([kernel], mode)[kernel]
     elif (kernel, mode) not in LOADED:
         # The whole file, as other tests have it compiled, but for counting.
         names = [kernel.expression] if mode == "count" else instantiations(kernel.source)

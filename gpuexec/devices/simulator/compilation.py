@@ -1,19 +1,27 @@
-"""Compilation of kernel files to shared objects, one per file, cached by content and built in parallel."""
+"""Compilation of kernel files in parallel, and groups of them as shared objects, both cached by content."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuexec.devices.kernels.code_files import cache_folder
-from gpuexec.devices.kernels.kernel_source import find_waiting_kernels, flatten, kernels_dir, strip_comments
+from gpuexec.devices.kernels.kernel_source import (
+    find_source,
+    find_waiting_kernels,
+    flatten,
+    kernels_dir,
+    strip_comments,
+)
+from gpuexec.devices.simulator.elf import rename_defined
 from gpuexec.devices.simulator.object_cache import ObjectCache, make_key
-from gpuexec.devices.simulator.rewrite import find_launch_bounds, rewrite_shared, write_rows
+from gpuexec.devices.simulator.rewrite import ROWS, find_launch_bounds, rewrite_shared, write_rows
 from gpuexec.devices.simulator.toolchain import KERNEL_FLAGS, RUNTIME_FLAGS, Mode, find_compiler
+from gpuexec.errors import KernelError
 from gpuexec.system import knobs
 from gpuexec.system.atomic_file import write_file
 from gpuexec.system.threads import in_threads
@@ -23,6 +31,7 @@ _RUNTIME_SOURCES = (
     *("check.cpp", "order.cpp", "findings.cpp", "explain.cpp", "count.cpp"),
 )
 
+_OBJECT = ".o"
 _HOOKS: Mapping[Mode, tuple[str, ...]] = {
     "plain": (),
     "check": ("hooks.cpp",),
@@ -34,18 +43,47 @@ _WRAPPED = re.compile(r"\b(?:ONE|TWO|FUSED)\((?:float, |double, )?([a-z]\w*), \w
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltObject:
-    """A compiled kernel file: the shared object, its kernels in the order of its table, and its mode.
+class ObjectSource:
+    """What an object file is compiled of: a kernel file, the instances of its kernels, and text behind the file.
+
+    ``source`` is its name, as `kernel_source.find_source` takes it. ``expressions`` are C++ name expressions
+    (``"unary<Exp, float>"``) or names of ``extern "C"`` kernels.
+    """
+
+    source: str
+    expressions: tuple[str, ...]
+    generated: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The ``.cu`` file."""
+        return find_source(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTable:
+    """The kernels of a file in a shared object: the symbol of the table that has them, and the kernels in its order.
 
     ``waiting`` are the kernels that wait for the launches they depend on.
     """
 
     source: str
-    path: Path
+    symbol: str
     expressions: tuple[str, ...]
     launch_bounds: Mapping[str, int]
-    mode: Mode = "plain"
-    waiting: frozenset[str] = frozenset()
+    waiting: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltObject:
+    """A shared object: its path, the tables of the kernel files in it, and its mode."""
+
+    path: Path
+    tables: tuple[KernelTable, ...]
+    mode: Mode
+
+    def __str__(self) -> str:
+        return _name_files(table.source for table in self.tables)
 
 
 def default_cache() -> ObjectCache:
@@ -77,105 +115,111 @@ def build_runtime(cache: ObjectCache | None = None, defines: Sequence[str] = ())
     return (cache or default_cache()).get(key, build)
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectSource:
-    """What a shared object is built of: a kernel file, the instances of its kernels, and text behind the file.
-
-    ``expressions`` are C++ name expressions (``"unary<Exp, float>"``) or names of ``extern "C"`` kernels.
-    """
-
-    path: Path
-    expressions: tuple[str, ...]
-    generated: str = ""
+def build_files(
+    groups: Sequence[Collection[ObjectSource]], cache: ObjectCache | None = None, mode: Mode = "plain"
+) -> list[BuiltObject]:
+    """Build the shared object of each group of kernel files, as `build_each` does."""
+    built = {number: each for number, _, each in build_each(groups, cache, mode) if each is not None}
+    return [built[number] for number in range(len(groups))]
 
 
-def build_file(
-    path: Path,
-    expressions: Sequence[str],
-    cache: ObjectCache | None = None,
-    mode: Mode = "plain",
-    *,
-    generated: str = "",
-) -> BuiltObject:
-    """Build the shared object of a kernel file with the instances named.
+def build_each(
+    groups: Sequence[Collection[ObjectSource]], cache: ObjectCache | None = None, mode: Mode = "plain"
+) -> Iterator[tuple[int, ObjectSource, BuiltObject | None]]:
+    """Compile kernel files, with ``GPUEXEC_BUILD_JOBS`` compilers at once, and link each group to one shared object.
+
+    Files of a group share no names, so they may define the same ones differently. What the cache has of a file is not
+    compiled again, whichever group it is in.
 
     Args:
-        path: The ``.cu`` file.
-        expressions: As `ObjectSource` has them.
+        groups: None of them is empty.
         cache: None: the user's.
         mode: For check and count mode the same code reports every access to the runtime library.
-        generated: Text that is compiled behind the file.
+
+    Yields:
+        The number of a group and a file of it, as they are done; with the last of a group, its shared object.
 
     Raises:
-        KernelError: There is no compiler, or the source does not compile; the message has the compiler's first lines.
+        KernelError: There is no compiler, or a file does not compile; the message has the compiler's first lines.
     """
     cache = cache or default_cache()
-    unit = _CompileUnit(ObjectSource(path, tuple(expressions), generated), mode)
-    found = cache.get(unit.key, lambda output: unit.build(output, cache))
-    return BuiltObject(path.name, found, unit.names, unit.launch_bounds, mode, find_waiting_kernels(path))
+    listed = [(number, source) for number, group in enumerate(groups) for source in group]
+    done: list[dict[ObjectSource, _CompileUnit]] = [{} for _ in groups]
+
+    def compile_file(item: tuple[int, ObjectSource]) -> _CompileUnit:
+        unit = _CompileUnit(item[1], mode)
+        unit.find(cache)
+        return unit
+
+    for position, unit in in_threads(listed, compile_file, knobs.build_jobs(), "gpuexec-build"):
+        number, source = listed[position]
+        done[number][source] = unit
+        is_whole = len(done[number]) == len(groups[number])
+        yield number, source, _link([done[number][each] for each in groups[number]], cache, mode) if is_whole else None
 
 
-def is_built(source: ObjectSource, mode: Mode = "plain", cache: ObjectCache | None = None) -> bool:
-    """Return whether the cache has the shared object of a kernel file.
+def is_compiled(source: ObjectSource, mode: Mode = "plain", cache: ObjectCache | None = None) -> bool:
+    """Return whether the cache has the object file of a kernel file, so that it takes the linker alone.
 
     Raises:
         KernelError: There is no compiler, by which it is known.
     """
-    return (cache or default_cache()).has(_CompileUnit(source, mode).key)
-
-
-def build_files(
-    files: Mapping[Path, Sequence[str]], cache: ObjectCache | None = None, mode: Mode = "plain"
-) -> dict[Path, BuiltObject]:
-    """Build the shared objects of several files, with ``GPUEXEC_BUILD_JOBS`` compilers at once."""
-    sources = [ObjectSource(path, tuple(expressions)) for path, expressions in files.items()]
-    return {sources[number].path: built for number, built in build_each(sources, cache, mode)}
-
-
-def build_each(
-    sources: Sequence[ObjectSource], cache: ObjectCache | None = None, mode: Mode = "plain"
-) -> Iterator[tuple[int, BuiltObject]]:
-    """Yield the number of each source and its shared object as they are done, with several compilers at once.
-
-    Raises:
-        KernelError: As `build_file`.
-    """
-
-    def build(source: ObjectSource) -> BuiltObject:
-        return build_file(source.path, source.expressions, cache, mode, generated=source.generated)
-
-    return in_threads(sources, build, knobs.build_jobs(), "gpuexec-build")
+    return (cache or default_cache()).has(_CompileUnit(source, mode).key, _OBJECT)
 
 
 class _CompileUnit:
-    """The text of a shared object, its cache key, and how the compiler is called for it."""
+    """The text of an object file, its cache key, and how the compiler is called for it.
+
+    All names that the object defines end with its key, so no other object has them.
+    """
 
     def __init__(self, source: ObjectSource, mode: Mode) -> None:
-        self._path, self._mode, self._compiler = source.path, mode, find_compiler()
-        mode_flags = self._compiler.mode_flags(mode, has_tiles=not _is_without_tiles(source.path))
+        self._mode, self._compiler, path = mode, find_compiler(), source.path
+        self._name = path.name
+        mode_flags = self._compiler.mode_flags(mode, has_tiles=not _is_without_tiles(path))
         self._flags = self._compiler.flags((*KERNEL_FLAGS, *mode_flags))
-        self.names = tuple(dict.fromkeys(source.expressions))
-        stripped = strip_comments(flatten(source.path) + source.generated)
-        self._text = rewrite_shared(stripped, source.path.name) + write_rows(self.names)
-        self.launch_bounds = find_launch_bounds(stripped)
+        names = tuple(dict.fromkeys(source.expressions))
+        stripped = strip_comments(flatten(path) + source.generated)
+        self._text = rewrite_shared(stripped, self._name) + write_rows(names)
         self.key = make_key(self._text, _hash_headers(mode), self._flags, self._compiler.version)
+        bounds, waiting = find_launch_bounds(stripped), find_waiting_kernels(path)
+        self._suffix = f".{self.key}"
+        self.table = KernelTable(source.source, ROWS + self._suffix, names, bounds, waiting)
 
-    def build(self, output: Path, cache: ObjectCache) -> None:
-        """Compile and link the object; what all objects share is built too where it is missing."""
-        compiler, flags, name = self._compiler, self._flags, self._path.name
+    def find(self, cache: ObjectCache) -> Path:
+        """Return the object file, compiled where the cache lacks it."""
+        return cache.get(self.key, lambda output: self._compile(output, cache), _OBJECT)
+
+    def _compile(self, output: Path, cache: ObjectCache) -> None:
         include = f"-I{kernels_dir() / 'simulator' / 'include'}"
+        header = _precompile_header(self._mode, (*self._flags, include), cache)
         source = output.with_suffix(".cpp")
         write_file(source, self._text, sync=False)
-        header = (include, "-include", str(_precompile_header(self._mode, (*flags, include), cache)))
-        if self._mode == "plain":
-            compiler.build(name, [source], output, (*flags, *header))
-            return
+        self._compiler.build(self._name, [source], output, (*self._flags, include, "-include", str(header), "-c"))
+        try:
+            output.write_bytes(rename_defined(output.read_bytes(), self._suffix))
+        except ValueError as error:
+            raise KernelError(f"{self._name} can't be linked for the simulator: {error}, got another file.") from error
+
+
+def _link(units: Sequence[_CompileUnit], cache: ObjectCache, mode: Mode) -> BuiltObject:
+    """Link object files to a shared object, with what all of a mode share."""
+    tables = tuple(unit.table for unit in units)
+
+    def link(output: Path) -> None:
         # The sanitizers are flags of the compile alone: linked with them, the object would ask for their libraries.
-        compiled = output.with_suffix(".o")
-        compiler.build(name, [source], compiled, (*flags, *header, "-c"))
-        wrapped = [f"-Wl,--wrap={each}" for each in list_wrapped()] if self._mode == "count" else []
-        linked = [compiled, *_build_hooks(self._mode, cache)]
-        compiler.build(name, [], output, (*compiler.flags(KERNEL_FLAGS), *wrapped), linked)
+        compiler = find_compiler()
+        objects = dict.fromkeys(unit.find(cache) for unit in units)  # files of equal text are one object
+        wrapped = [f"-Wl,--wrap={each}" for each in list_wrapped()] if mode == "count" else []
+        flags = (*compiler.flags(KERNEL_FLAGS), *wrapped)
+        name = f"The shared object of {_name_files(table.source for table in tables)}"
+        compiler.build(name, [], output, flags, [*objects, *_build_hooks(mode, cache)])
+
+    return BuiltObject(cache.get(make_key("linked", [unit.key for unit in units]), link), tables, mode)
+
+
+def _name_files(sources: Iterable[str]) -> str:
+    return ", ".join(find_source(source).name for source in sources)
 
 
 def _is_without_tiles(path: Path) -> bool:
@@ -200,13 +244,13 @@ def _precompile_header(mode: Mode, flags: Sequence[str], cache: ObjectCache) -> 
 
 
 def _build_hooks(mode: Mode, cache: ObjectCache) -> list[Path]:
-    """Build what every kernel file of a mode is linked with, as objects that the linker takes by their content."""
+    """Build what every kernel file of a mode is linked with, as object files."""
     compiler, folder = find_compiler(), kernels_dir() / "simulator"
     flags = (*compiler.flags(KERNEL_FLAGS), "-c")
 
     def build(name: str) -> Path:
         key = make_key("hooks", name, _hash(sorted(folder.glob("*.*"))), flags, compiler.version)
-        return cache.get(key, lambda output: compiler.build(name, [folder / name], output, flags))
+        return cache.get(key, lambda output: compiler.build(name, [folder / name], output, flags), _OBJECT)
 
     return [build(name) for name in _HOOKS[mode] if name.endswith(".cpp")]
 

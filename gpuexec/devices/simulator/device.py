@@ -10,14 +10,13 @@ from collections.abc import Set as AbstractSet
 from gpuexec.devices.device import Recording, Region, Stream
 from gpuexec.devices.host import host_memory_bytes
 from gpuexec.devices.kernels.compile_once import OnceEach
-from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.devices.kernels.stored_code import StoredCode
 from gpuexec.devices.launch_costs import PACKED_COSTS
 from gpuexec.devices.memory_pool import MemoryPool
 from gpuexec.devices.pixel.extents import find_extents
 from gpuexec.devices.prepared import PreparedCommand
 from gpuexec.devices.recording import record_launches
-from gpuexec.devices.simulator.compilation import BuiltObject, ObjectSource, build_each, is_built
+from gpuexec.devices.simulator.compilation import BuiltObject, ObjectSource, build_each, is_compiled
 from gpuexec.devices.simulator.context import SimulatorContext
 from gpuexec.devices.simulator.counts import LaunchCounts
 from gpuexec.devices.simulator.graph import SimulatorGraph
@@ -198,22 +197,28 @@ class SimulatorDevice:
         return SimulatorGraph(self.context, commands, edges, programmatic)
 
     def list_uncompiled(self, kernels: Sequence[Kernel], code: StoredCode | None = None) -> list[Kernel]:
-        """Return the kernels whose shared object is not there.
+        """Return the kernels whose files are not compiled, so that they take more than the linker.
 
         Raises:
             KernelError: The table lacks a kernel.
         """
         missing = {kernel: unit for kernel, unit in self._find_units(kernels).items() if unit not in self._built}
-        sources = self._list_sources(list(dict.fromkeys(missing.values())))
-        unbuilt = {unit for source, units in sources.items() if not is_built(source, self.mode) for unit in units}
-        return [kernel for kernel, unit in missing.items() if unit in unbuilt]
+        uncompiled = {
+            unit
+            for group in self._list_groups(list(dict.fromkeys(missing.values())))
+            for source, units in group.items()
+            if not is_compiled(source, self.mode)
+            for unit in units
+        }
+        return [kernel for kernel, unit in missing.items() if unit in uncompiled]
 
     def compile(
         self, kernels: Sequence[Kernel], code: StoredCode | None = None, report: ProgressCallback | None = None
     ) -> None:
         """Compile (or find) the files of the kernels, several at once, each with all that the table names for it.
 
-        In count mode these kernels alone are compiled. Kernels with text of their own are one object for each file.
+        Kernels with text of their own are one shared object, whichever files they are in. In count mode all kernels
+        are, and no others are compiled.
 
         Raises:
             KernelError: A file does not compile, or the table lacks a kernel.
@@ -231,8 +236,7 @@ class SimulatorDevice:
         with self._lock:
             for kernel, each in built.items():
                 if kernel not in self._functions:
-                    for expression, function in KernelModule(each).functions.items():
-                        self._functions[Kernel(kernel.source, expression)] = function
+                    self._functions |= KernelModule(each).functions
 
     def function(self, kernel: Kernel) -> SimulatorFunction:
         """Return a kernel loaded before.
@@ -263,8 +267,7 @@ class SimulatorDevice:
         units = self._find_units(kernels)
 
         def make(missing: Sequence[_Unit]) -> Iterator[tuple[_Unit, BuiltObject]]:
-            sources = self._list_sources(missing)
-            listed, left = list(sources), set(missing)
+            groups, left = self._list_groups(missing), set(missing)
 
             def tell(name: str) -> None:
                 if report is not None:
@@ -272,12 +275,12 @@ class SimulatorDevice:
                     done = sum(unit not in left for unit in rows)
                     report(Progress("compile", name, done_count=done, total_count=len(rows)))
 
-            tell(listed[0].path.name)
-            for number, built in build_each(listed, None, self.mode):
-                members = sources[listed[number]]
-                yield from [(unit, built) for unit in members]
-                left.difference_update(members)
-                tell(built.source)
+            tell(next(iter(groups[0])).path.name)
+            for number, source, built in build_each(groups, None, self.mode):
+                if built is not None:
+                    yield from [(unit, built) for units in groups[number].values() for unit in units]
+                left.difference_update(groups[number][source])
+                tell(source.path.name)
 
         built = self._built.get(units.values(), make)
         return {kernel: built[unit] for kernel, unit in units.items()}
@@ -300,18 +303,15 @@ class SimulatorDevice:
             units[kernel] = kernel if kernel.text or self.mode == "count" else kernel.source
         return units
 
-    def _list_sources(self, units: Sequence[_Unit]) -> dict[ObjectSource, list[_Unit]]:
-        """Return what is built, and which units are in it."""
-        sources: dict[ObjectSource, list[_Unit]] = {}
-        single: dict[tuple[str, bool], list[Kernel]] = {}
-        for unit in units:
-            if isinstance(unit, str):
-                sources[ObjectSource(find_source(unit), self._table_of(unit))] = [unit]
-            else:
-                single.setdefault((unit.source, bool(unit.text)), []).append(unit)
-        for (source, _), kernels in single.items():
-            sources[list_generated(find_source(source), kernels)] = list[_Unit](kernels)
-        return sources
+    def _list_groups(self, units: Sequence[_Unit]) -> list[dict[ObjectSource, list[_Unit]]]:
+        """Return the shared objects to build, each as what it is built of and the units in that."""
+        groups: list[dict[ObjectSource, list[_Unit]]] = [
+            {ObjectSource(unit, self._table_of(unit)): [unit]} for unit in units if isinstance(unit, str)
+        ]
+        single = list_generated([unit for unit in units if isinstance(unit, Kernel)])
+        if single:
+            groups.append({source: list[_Unit](kernels) for source, kernels in single.items()})
+        return groups
 
     def _table_of(self, source: str) -> tuple[str, ...]:
         try:

@@ -7,7 +7,6 @@ checked first, and only one that will load is given to the loader.
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from gpuexec.devices.arguments import NodeArguments, PackedArguments
 from gpuexec.devices.kernels.code_files import load_library
 from gpuexec.devices.kernels.kernel_source import find_source
 from gpuexec.devices.residency import check_residency, count_resident
-from gpuexec.devices.simulator.compilation import BuiltObject, ObjectSource, build_file, build_files
+from gpuexec.devices.simulator.compilation import BuiltObject, KernelTable, ObjectSource, build_files
 from gpuexec.devices.simulator.counts import CountBuffer, LaunchCounts, read_counts
+from gpuexec.devices.simulator.elf import list_undefined
 from gpuexec.devices.simulator.findings import Finding, Place, describe, locate, read_findings
 from gpuexec.devices.simulator.library import (
     AllowedRange,
@@ -40,12 +40,6 @@ from gpuexec.ir.target import Target
 
 # A small GPU: each thread of a cooperative grid keeps a stack of its own until the grid has ended.
 _WORDS = {"P": "a pointer", "f": "a float", "i": "an integer", "u": "an integer", "b": "a bool", "s": "a struct"}
-_ELF_MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
-_ELF_OFFSETS, _ELF_SIZES = 0x28, 0x3A  # offset of the section headers; size of one, and their number
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_DYNAMIC_SYMBOLS = 11
-_STRONG_SYMBOL = 1
 
 
 class _Parameter(ctypes.Structure):
@@ -237,7 +231,7 @@ class SimulatorFunction:
 
 
 class KernelModule:
-    """A loaded kernel file: its functions by name expression."""
+    """A loaded shared object: its functions by their kernels."""
 
     def __init__(self, built: BuiltObject) -> None:
         load_runtime()
@@ -245,21 +239,24 @@ class KernelModule:
         self._places: dict[int, tuple[Place, ...]] = {}
         missing = find_missing(built.path)
         if missing:
-            raise KernelError(
-                f"{built.source} can't be loaded for the simulator: nothing defines {', '.join(missing)}."
-            )
+            raise KernelError(f"{built} can't be loaded for the simulator: nothing defines {', '.join(missing)}.")
+        self.functions: dict[Kernel, SimulatorFunction] = {}
         try:
             self._library = load_library(built.path)
-            rows = (_FunctionRow * len(built.expressions)).in_dll(self._library, "gpuexec_rows")
+            for table in built.tables:
+                self.functions |= self._read(table)
         except (OSError, ValueError, AccessError) as error:
-            raise KernelError(f"{built.source} can't be loaded for the simulator: {error}.") from error
-        self.functions: Mapping[str, SimulatorFunction] = {
-            expression: SimulatorFunction(
-                *(self, row, built.source, expression, built.launch_bounds.get(_base_name(expression))),
-                waits=_base_name(expression) in built.waiting,
-            )
-            for expression, row in zip(built.expressions, rows, strict=True)
-        }
+            raise KernelError(f"{built} can't be loaded for the simulator: {error}.") from error
+
+    def _read(self, table: KernelTable) -> dict[Kernel, SimulatorFunction]:
+        rows = (_FunctionRow * len(table.expressions)).in_dll(self._library, table.symbol)
+        file = find_source(table.source).name
+        functions = {}
+        for expression, row in zip(table.expressions, rows, strict=True):
+            name = _base_name(expression)
+            bound, waits = table.launch_bounds.get(name), name in table.waiting
+            functions[Kernel(table.source, expression)] = SimulatorFunction(self, row, file, expression, bound, waits)
+        return functions
 
     def locate(self, offsets: Iterable[int]) -> Mapping[int, tuple[Place, ...]]:
         """Return the source lines of instructions, as `findings.locate`; each is looked up once."""
@@ -267,30 +264,44 @@ class KernelModule:
         return self._places
 
 
-def load_files(files: Mapping[Path, Sequence[str]], mode: Mode = "plain") -> dict[Path, KernelModule]:
-    """Compile (or find) and load several kernel files, in parallel, for a mode of the simulator.
+def load_files(
+    files: Mapping[Path, Sequence[str]], mode: Mode = "plain"
+) -> dict[Path, Mapping[str, SimulatorFunction]]:
+    """Compile (or find) and load several kernel files, in parallel, each in a shared object of its own.
+
+    Args:
+        files: The name expressions of each.
+        mode: What to compile for.
 
     Raises:
         KernelError: One does not compile, or there is no compiler.
     """
-    return {path: KernelModule(built) for path, built in build_files(files, mode=mode).items()}
+    built = build_files([[ObjectSource(str(path), tuple(files[path]))] for path in files], mode=mode)
+    return {
+        path: {kernel.expression: function for kernel, function in KernelModule(each).functions.items()}
+        for path, each in zip(files, built, strict=True)
+    }
 
 
-def load_generated(path: Path, kernels: Sequence[Kernel], mode: Mode = "plain") -> KernelModule:
-    """Compile (or find) and load kernels of one file that have text of their own, all in one shared object.
+def load_generated(kernels: Sequence[Kernel], mode: Mode = "plain") -> Mapping[Kernel, SimulatorFunction]:
+    """Compile (or find) and load kernels that have text of their own, all in one shared object.
 
     Raises:
         KernelError: One does not compile, or there is no compiler.
     """
-    source = list_generated(path, kernels)
-    return KernelModule(build_file(path, source.expressions, mode=mode, generated=source.generated))
+    return KernelModule(build_files([list_generated(kernels)], mode=mode)[0]).functions
 
 
-def list_generated(path: Path, kernels: Sequence[Kernel]) -> ObjectSource:
-    """Return what the shared object of kernels of one file that have text of their own is built of."""
-    ordered = sorted(kernels, key=lambda kernel: kernel.expression)
-    texts = dict.fromkeys(kernel.text for kernel in ordered)
-    return ObjectSource(path, tuple(each.expression for each in ordered), "".join(texts))
+def list_generated(kernels: Iterable[Kernel]) -> dict[ObjectSource, list[Kernel]]:
+    """Return what the shared object of kernels is built of: each file with their texts, and the kernels in it."""
+    files: dict[str, list[Kernel]] = {}
+    for kernel in sorted(kernels, key=str):
+        files.setdefault(kernel.source, []).append(kernel)
+    sources = {}
+    for source, members in files.items():
+        texts = dict.fromkeys(kernel.text for kernel in members)
+        sources[ObjectSource(source, tuple(each.expression for each in members), "".join(texts))] = members
+    return sources
 
 
 def load_file(path: Path | str, expressions: Sequence[str], mode: Mode = "plain") -> Mapping[str, SimulatorFunction]:
@@ -305,7 +316,7 @@ def load_file(path: Path | str, expressions: Sequence[str], mode: Mode = "plain"
         KernelError: It does not compile, or there is no compiler.
     """
     full = find_source(str(path))
-    return load_files({full: expressions}, mode)[full].functions
+    return load_files({full: expressions}, mode)[full]
 
 
 def find_missing(path: Path) -> list[str]:
@@ -315,28 +326,6 @@ def find_missing(path: Path) -> list[str]:
     """
     process = ctypes.CDLL(None)
     return [name for name in list_undefined(path.read_bytes()) if not hasattr(process, name)]
-
-
-def list_undefined(content: bytes) -> list[str]:
-    """Return the undefined symbols of an object; empty unless it is a 64-bit little-endian ELF file.
-
-    Weak ones are left out: they may be missing.
-    """
-    if not content.startswith(_ELF_MAGIC):
-        return []
-    (start,) = struct.unpack_from("<Q", content, _ELF_OFFSETS)
-    size, count = struct.unpack_from("<HH", content, _ELF_SIZES)
-    sections = [_SECTION.unpack_from(content, start + size * index) for index in range(count)]
-    names = []
-    for _, kind, _, _, first, nbytes, link, *_ in sections:
-        if kind != _DYNAMIC_SYMBOLS:
-            continue
-        strings = sections[link][4]
-        for name, info, _, section, _, _ in _SYMBOL.iter_unpack(content[first : first + nbytes]):
-            if section == 0 and info >> 4 == _STRONG_SYMBOL:
-                begin = strings + name
-                names.append(content[begin : content.index(b"\0", begin)].decode())
-    return names
 
 
 def _pack(name: str, arguments: Sequence[Any]) -> PackedArguments:

@@ -16,6 +16,8 @@ _DECLARATOR = re.compile(r"(?P<type>.*?[\w>*])\s*\b(?P<name>[A-Za-z_]\w*)\s*(?P<
 _BOUNDED = re.compile(
     r"__global__\s+(?:void\s+)?__launch_bounds__\s*\(\s*(?P<bound>\w+)[^()]*\)\s*(?:void\s+)?(?P<name>\w+)\s*\("
 )
+# The symbol of the table of a file's kernels, before it has the suffix of all that the file's object defines.
+ROWS = "gpuexec_rows"
 _CONSTANT = re.compile(r"\bconstexpr\s+(?:int|unsigned)\s+(?P<name>\w+)\s*=\s*(?P<value>\d+)\s*;")
 
 
@@ -62,7 +64,7 @@ def write_rows(expressions: Sequence[str]) -> str:
     rows = "".join(
         f'#line 1 "name expression {expression}"\ngpuexec::Invoke<&{expression}>::row,\n' for expression in expressions
     )
-    table = f"extern const gpuexec::Row gpuexec_rows[{len(expressions)}] = {{\n{rows}}};"
+    table = f"extern const gpuexec::Row {ROWS}[{len(expressions)}] = {{\n{rows}}};"
     return f'\nextern "C" {{\n#pragma GCC visibility push(default)\n{table}\n#pragma GCC visibility pop\n}}\n'
 
 

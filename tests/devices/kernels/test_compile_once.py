@@ -205,24 +205,25 @@ def test_an_error_of_the_callback_ends_the_work(compiles: Compiles, library: Ker
 
 
 def test_the_simulator_compiles_equal_structures_once_across_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[ObjectSource] = []
-    list_sources = SimulatorDevice._list_sources
+    groups: list[list[ObjectSource]] = []
+    list_groups = SimulatorDevice._list_groups
 
-    def note(self: SimulatorDevice, units: Sequence[str | Kernel]) -> dict[ObjectSource, list[str | Kernel]]:
-        found = list_sources(self, units)
+    def note(self: SimulatorDevice, units: Sequence[str | Kernel]) -> list[dict[ObjectSource, list[str | Kernel]]]:
+        found = list_groups(self, units)
         if self is backend.device:
-            built.extend(source for source in found if source.generated)
+            groups.extend(list(group) for group in found if any(source.generated for source in group))
         return found
 
-    monkeypatch.setattr(SimulatorDevice, "_list_sources", note)
+    monkeypatch.setattr(SimulatorDevice, "_list_groups", note)
     backend = Backend(SimulatorDevice(instantiations, "sm_90"), gx.BackendType.SIMULATOR, "for a test")
     for width, scale in ((6, 2.0), (40, 7.0)):
         model = gx.load(parser.parse_model(LAYERS.format(width=width, scale=scale)))
         with gx.Worker(model, backend=backend) as worker:
             worker.run(np.ones((5, width), np.float32))
-    expressions = [each for source in built for each in source.expressions]
+    (group,) = groups  # one shared object for all files
+    expressions = [each for source in group for each in source.expressions]
     assert len(expressions) == len(set(expressions)) >= 2
-    assert len({source.path for source in built}) == len(built)  # one object for each file in front
+    assert len({source.path for source in group}) == len(group)
 
 
 def test_values_are_made_once_and_an_interrupted_maker_is_replaced() -> None:

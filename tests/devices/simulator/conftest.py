@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuexec.devices.simulator.compilation import BuiltObject, ObjectSource, build_files
 from gpuexec.devices.simulator.library import Schedule
 from gpuexec.devices.simulator.module import SimulatorFunction, load_files
+from gpuexec.devices.simulator.object_cache import ObjectCache
+from gpuexec.devices.simulator.toolchain import Mode
 
 FOLDER = Path(__file__).parent / "kernels"
 _SHORT = ("__half", "__nv_bfloat16")
@@ -33,6 +36,14 @@ TABLE: dict[str, tuple[str, ...]] = {
 }
 
 
+def build_file(
+    path: Path, expressions: Sequence[str], cache: ObjectCache | None = None, mode: Mode = "plain"
+) -> BuiltObject:
+    """Build the shared object of one kernel file."""
+    (built,) = build_files([[ObjectSource(str(path), tuple(expressions))]], cache, mode)
+    return built
+
+
 def instantiations(source: str) -> Sequence[str]:
     """The table of a device of these tests: sources are absolute paths into this folder."""
     return TABLE[Path(source).name]
@@ -41,8 +52,8 @@ def instantiations(source: str) -> Sequence[str]:
 @pytest.fixture(scope="session")
 def kernels() -> Mapping[str, SimulatorFunction]:
     """Every kernel of the folder by name expression."""
-    modules = load_files({FOLDER / name: expressions for name, expressions in TABLE.items()})
-    return {name: function for module in modules.values() for name, function in module.functions.items()}
+    files = load_files({FOLDER / name: expressions for name, expressions in TABLE.items()})
+    return {name: function for functions in files.values() for name, function in functions.items()}
 
 
 @pytest.fixture(

@@ -14,9 +14,10 @@ from typing import get_args
 import pytest
 
 from gpuexec.devices.simulator import compilation, object_cache
-from gpuexec.devices.simulator.compilation import build_file, build_runtime
+from gpuexec.devices.simulator.compilation import build_runtime
 from gpuexec.devices.simulator.object_cache import ObjectCache, is_whole
 from gpuexec.devices.simulator.toolchain import Mode, find_compiler
+from tests.devices.simulator.conftest import build_file
 
 KERNEL = '#include "part.cuh"\nextern "C" __global__ void k(int* y) { y[0] = kValue; }\n'
 
@@ -136,13 +137,14 @@ def test_two_processes_at_once_compile_once(tmp_path: Path) -> None:
     compiler = tmp_path / "cxx"
     compiler.write_text(
         f'#!/bin/sh\ncase "$*" in --version | *c++-header*) exec {real} "$@";; esac\n'
-        f'echo run >> {log}\nread line < {gate}\nexec {real} "$@"\n'
+        f'case "$*" in *" -c "*) echo compile >> {log}; read line < {gate};; *) echo link >> {log};; esac\n'
+        f'exec {real} "$@"\n'
     )
     compiler.chmod(0o755)
     path = write_kernel(tmp_path / "kernels")
     script = (
-        "import sys; from pathlib import Path; from gpuexec.devices.simulator.compilation import build_file\n"
-        "print('ready', flush=True); print(build_file(Path(sys.argv[1]), ['k']).path)"
+        "import sys; from gpuexec.devices.simulator.compilation import ObjectSource, build_files\n"
+        "print('ready', flush=True); print(build_files([[ObjectSource(sys.argv[1], ('k',))]])[0].path)"
     )
     environment = {**os.environ, "GPUEXEC_CXX": str(compiler), "GPUEXEC_CACHE_DIR": str(tmp_path / "cache")}
 
@@ -159,7 +161,7 @@ def test_two_processes_at_once_compile_once(tmp_path: Path) -> None:
     answers = [process.communicate(timeout=60)[0].split()[-1] for process in (first, second)]
     assert answers[0] == answers[1]
     assert is_whole(Path(answers[0]))
-    assert log.read_text().count("run") == 1
+    assert log.read_text().split() == ["compile", "link"]
 
 
 def test_kernel_files_of_a_mode_share_a_precompiled_header(tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ import pytest
 from gpuexec.devices.kernels.kernel_source import kernels_dir
 from gpuexec.devices.kernels.machine_code import disassemble, parse_functions
 from gpuexec.devices.kernels.nvrtc import compile_cubin
-from gpuexec.devices.simulator.compilation import build_file, list_wrapped
+from gpuexec.devices.simulator.compilation import list_wrapped
 from gpuexec.devices.simulator.counts import LaunchCounts, LineOperations, OperationCounts
+from gpuexec.devices.simulator.elf import list_undefined
 from gpuexec.devices.simulator.library import Schedule
-from gpuexec.devices.simulator.module import SimulatorFunction, list_undefined, load_file
+from gpuexec.devices.simulator.module import SimulatorFunction, load_file
 from gpuexec.ir.geometry import ceil_div
 from tests.devices.cuda_wheels import needs_cuda_wheels, needs_nvdisasm
+from tests.devices.simulator.conftest import build_file
 
 Array = np.ndarray[Any, Any]
 Kernels = Mapping[str, SimulatorFunction]

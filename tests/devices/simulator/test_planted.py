@@ -41,9 +41,9 @@ SEEDS = range(3)
 def load() -> Mapping[tuple[str, int], SimulatorFunction]:
     """Every kernel with every bug; 0 is none."""
     tables = {FOLDER / f"planted_{name}.cu": [f"{name}<{bug}>" for bug in range(len(BUGS) + 1)] for name in NAMES}
-    modules = load_files(tables, mode="check")
+    files = load_files(tables, mode="check")
     return {
-        (name, bug): modules[FOLDER / f"planted_{name}.cu"].functions[f"{name}<{bug}>"]
+        (name, bug): files[FOLDER / f"planted_{name}.cu"][f"{name}<{bug}>"]
         for name in NAMES
         for bug in range(len(BUGS) + 1)
     }

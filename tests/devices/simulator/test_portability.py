@@ -17,8 +17,8 @@ load_runtime(sys.argv[1:])
 from gpuexec.devices.simulator.module import load_files
 from tests.devices.simulator.conftest import FOLDER, TABLE
 files = ("basic.cu", "mistakes.cu", "tensor.cu")
-modules = load_files({FOLDER / name: TABLE[name] for name in files})
-kernels = {name: function for module in modules.values() for name, function in module.functions.items()}
+loaded = load_files({FOLDER / name: TABLE[name] for name in files})
+kernels = {name: function for functions in loaded.values() for name, function in functions.items()}
 rng = np.random.default_rng(0)
 digest = hashlib.sha256()
 for order in ("forward", "reverse", "random"):

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from gpuexec.devices.kernels.kernel_source import find_source, kernels_dir
-from gpuexec.devices.simulator.compilation import WITHOUT_TILES, build_file
+from gpuexec.devices.simulator.compilation import WITHOUT_TILES
+from gpuexec.devices.simulator.elf import list_undefined
 from gpuexec.devices.simulator.library import load_runtime
-from gpuexec.devices.simulator.module import find_missing, list_undefined, load_file
+from gpuexec.devices.simulator.module import find_missing, load_file
 from gpuexec.devices.simulator.object_cache import ObjectCache
 from gpuexec.devices.simulator.toolchain import PLAIN_FLAGS, Compiler, Mode, find_compiler
 from gpuexec.errors import KernelError
+from tests.devices.simulator.conftest import build_file
 
 
 def test_missing_compiler_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -50,11 +52,12 @@ def test_files_without_tiles_are_compiled_without_vectors(
 
     def build(_: Compiler, name: str, sources: object, output: Path, flags: tuple[str, ...], **__: object) -> None:
         seen[name] = flags
-        output.write_bytes(b"object")
+        output.write_bytes(b"no object")
 
     monkeypatch.setattr(Compiler, "build", build)
     path = find_source(source)
-    build_file(path, ["none"], ObjectCache(tmp_path))
+    with pytest.raises(KernelError, match=f"{path.name} can't be linked for the simulator: expected an object file"):
+        build_file(path, ["none"], ObjectCache(tmp_path))
     assert set(PLAIN_FLAGS) & set(seen[path.name]) == (set(PLAIN_FLAGS) if has_vectors else set())
 
 

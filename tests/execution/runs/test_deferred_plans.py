@@ -265,13 +265,15 @@ def test_a_kernel_that_does_not_compile_is_reported_once_and_the_plan_stays_unfu
 
 
 def test_bad_text_is_found_by_the_compiler_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    list_sources = SimulatorDevice._list_sources
+    list_groups = SimulatorDevice._list_groups
 
-    def spoil(self: SimulatorDevice, units: Sequence[str | Kernel]) -> dict[ObjectSource, list[str | Kernel]]:
-        found = list_sources(self, units)
-        return {replace(each, generated=each.generated and "} what is this\n"): found[each] for each in found}
+    def spoil(self: SimulatorDevice, units: Sequence[str | Kernel]) -> list[dict[ObjectSource, list[str | Kernel]]]:
+        return [
+            {replace(each, generated=each.generated and "} what is this\n"): group[each] for each in group}
+            for group in list_groups(self, units)
+        ]
 
-    monkeypatch.setattr(SimulatorDevice, "_list_sources", spoil)
+    monkeypatch.setattr(SimulatorDevice, "_list_groups", spoil)
     x = ramp(4, 6) / 7
     with held(chain()) as (worker, device):
         worker.run(x)
@@ -324,9 +326,9 @@ def test_two_workers_of_one_device_compile_the_same_text_once() -> None:
     built: list[tuple[str, ...]] = []
 
     class Noting(HeldCompiler):
-        def _list_sources(self, units: Sequence[str | Kernel]) -> dict[ObjectSource, list[str | Kernel]]:
-            found = super()._list_sources(units)
-            built.extend(source.expressions for source in found if source.generated)
+        def _list_groups(self, units: Sequence[str | Kernel]) -> list[dict[ObjectSource, list[str | Kernel]]]:
+            found = super()._list_groups(units)
+            built.extend(source.expressions for group in found for source in group if source.generated)
             return found
 
     device, x = Noting(), ramp(4, 6) / 7
