@@ -39,22 +39,10 @@ __device__ inline Unit16 zero_unit<Unit16>() {
   return Unit16{0, 0};
 }
 
-template <class T, class Index>
-__device__ void gather_unit(const u8* data, const Index* indices, u8* output, const SliceWalk& walk) {
-  i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= walk.count) return;
-  u64 within;
-  u64 slice_index;
-  u64 batch = walk.slices.divide(walk.slice.divide(i, within), slice_index);
-  const Index* tuple = indices + batch * walk.index_batch_stride + slice_index * walk.length;
-  i64 offset = batch * walk.data_batch_stride + within;
-  bool is_within = true;
-  for (int k = 0; k < walk.length; ++k) {
-    i64 index = tuple[k];
-    is_within = resolve_index(index, walk.extents[k]) && is_within;
-    offset += index * walk.strides[k];
-  }
-  reinterpret_cast<T*>(output)[i] = is_within ? reinterpret_cast<const T*>(data)[offset] : zero_unit<T>();
+// Moves element `from` of the data to element `to` of the output, or zero.
+template <class T>
+__device__ inline void move_unit(const u8* data, i64 from, u8* output, i64 to, bool is_within) {
+  reinterpret_cast<T*>(output)[to] = is_within ? reinterpret_cast<const T*>(data)[from] : zero_unit<T>();
 }
 
 // Computes: output[b, s, :] = data[b, indices[b, s, 0], ..., indices[b, s, length - 1], :].
@@ -68,24 +56,24 @@ __global__ void __launch_bounds__(kThreads) gather_slices(
     const __grid_constant__ SliceWalk walk) {
   wait_for_predecessors();
   launch_dependents();
-  if (walk.unit == 1) gather_unit<u8>(data, indices, output, walk);
-  else if (walk.unit == 2) gather_unit<u16>(data, indices, output, walk);
-  else if (walk.unit == 4) gather_unit<u32>(data, indices, output, walk);
-  else if (walk.unit == 8) gather_unit<u64>(data, indices, output, walk);
-  else gather_unit<Unit16>(data, indices, output, walk);
-}
-
-template <class T, class Index>
-__device__ void gather_element(
-    const u8* data, const Index* indices, u8* output, const Strided<kMaxRank, 3>& walk, i64 extent, i64 stride) {
-  i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
+  const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= walk.count) return;
-  i64 offsets[3];
-  walk.locate(i, offsets);
-  i64 index = indices[offsets[1]];
-  bool is_within = resolve_index(index, extent);
-  T value = is_within ? reinterpret_cast<const T*>(data)[offsets[0] + index * stride] : T(0);
-  reinterpret_cast<T*>(output)[offsets[2]] = value;
+  u64 within, slice_index;
+  const u64 batch = walk.slices.divide(walk.slice.divide(i, within), slice_index);
+  const Index* tuple = indices + batch * walk.index_batch_stride + slice_index * walk.length;
+  i64 from = batch * walk.data_batch_stride + within;
+  bool is_within = true;
+#pragma unroll 1
+  for (int k = 0; k < walk.length; ++k) {
+    i64 index = tuple[k];
+    is_within = resolve_index(index, walk.extents[k]) && is_within;
+    from += index * walk.strides[k];
+  }
+  if (walk.unit == 1) move_unit<u8>(data, from, output, i, is_within);
+  else if (walk.unit == 2) move_unit<u16>(data, from, output, i, is_within);
+  else if (walk.unit == 4) move_unit<u32>(data, from, output, i, is_within);
+  else if (walk.unit == 8) move_unit<u64>(data, from, output, i, is_within);
+  else move_unit<Unit16>(data, from, output, i, is_within);
 }
 
 // Computes: output[..., i, ...] = data[..., indices[..., i, ...], ...], picking along one axis.
@@ -100,10 +88,17 @@ __global__ void __launch_bounds__(kThreads) gather_elements(
     const __grid_constant__ Strided<kMaxRank, 3> walk, i64 extent, i64 stride, i32 element_bytes) {
   wait_for_predecessors();
   launch_dependents();
-  if (element_bytes == 1) gather_element<u8>(data, indices, output, walk, extent, stride);
-  else if (element_bytes == 2) gather_element<u16>(data, indices, output, walk, extent, stride);
-  else if (element_bytes == 4) gather_element<u32>(data, indices, output, walk, extent, stride);
-  else gather_element<u64>(data, indices, output, walk, extent, stride);
+  const i64 i = i64(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= walk.count) return;
+  i64 offsets[3];
+  walk.locate(i, offsets);
+  i64 index = indices[offsets[1]];
+  const bool is_within = resolve_index(index, extent);
+  const i64 from = offsets[0] + index * stride;
+  if (element_bytes == 1) move_unit<u8>(data, from, output, offsets[2], is_within);
+  else if (element_bytes == 2) move_unit<u16>(data, from, output, offsets[2], is_within);
+  else if (element_bytes == 4) move_unit<u32>(data, from, output, offsets[2], is_within);
+  else move_unit<u64>(data, from, output, offsets[2], is_within);
 }
 
 // Data [outer, picked, inner], narrow; scales by strides along the three, 0 where they don't vary. Packed by gather.py.
