@@ -1,15 +1,16 @@
-"""The core that a thread runs on, as a number, and how a thread leaves it for another.
+"""The core that a thread runs on, as a number, and how threads that compute side by side stay off each other's.
 
 Linux may wake a thread on the core of the one that wakes it, though another core is idle: it looks for idle ones only
 where cores that share a cache are not busy on average, which two cores are once one computes. The woken thread then
-waits for the other, or takes its place, and comes back to that core each time.
+waits for the other, or takes its place, and both may stay there for many milliseconds. Threads that compute wake each
+other often: each time one lets go of the interpreter's lock.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 
 def _find_call() -> Callable[[], int] | None:
@@ -28,17 +29,25 @@ def current_core() -> int | None:
     return None if _read_core is None else _read_core()
 
 
-def leave_core(core: int) -> None:
-    """Move the calling thread from a core to another that it may run on; it may come back later.
+def stay_off(cores: Collection[int | None]) -> set[int] | None:
+    """Move the calling thread off cores, and keep it off; return the cores that it might run on, for `return_to`.
 
-    Nothing happens where it may run nowhere else, or the system refuses.
+    None, and nothing happens, where it may run nowhere else, or the system refuses.
     """
     allowed = os.sched_getaffinity(0)
-    others = allowed - {core}
-    if not others:
-        return
+    others = allowed.difference(cores)
+    return allowed if others and others != allowed and _set_cores(others) else None
+
+
+def return_to(cores: set[int] | None) -> None:
+    """Let the calling thread run on cores again that `stay_off` returned."""
+    if cores is not None:
+        _set_cores(cores)
+
+
+def _set_cores(cores: set[int]) -> bool:
     try:
-        os.sched_setaffinity(0, others)
-        os.sched_setaffinity(0, allowed)
+        os.sched_setaffinity(0, cores)
     except OSError:
-        return  # a container's cores were changed meanwhile
+        return False  # a container's cores were changed meanwhile
+    return True

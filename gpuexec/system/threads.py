@@ -18,7 +18,7 @@ from typing import NoReturn, TypeVar
 
 from gpuexec.errors import ClosedError, InputError, OutOfMemoryError
 from gpuexec.system import blas, knobs
-from gpuexec.system.cores import current_core, leave_core
+from gpuexec.system.cores import current_core, return_to, stay_off
 
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
@@ -315,12 +315,13 @@ class _Shared:
         self._ended: list[None] = []
         self._changed: SimpleQueue[None] = SimpleQueue()
         self._error: BaseException | None = None
-        self._core = current_core()  # the caller's, where a thread that helps would stand in its way
+        # Where the caller is, and those that help: on one core they would stand in each other's way.
+        self._core, self._helping = current_core(), list[int | None]()
 
     def run(self) -> None:
         """Take numbers until none is left, then wait for the threads that are at theirs."""
         try:
-            self._take(is_shared=bool(self.places))
+            self._take(is_caller=True)
         except BaseException as error:
             self._error = self._error or error
         is_over = False
@@ -339,25 +340,31 @@ class _Shared:
         """Take numbers beside the caller; one who comes late finds nothing to do."""
         if not place.setdefault("", True):
             return
-        if self._core is not None and current_core() == self._core:
-            leave_core(self._core)
         try:
-            self._take(is_shared=True)
+            self._take(is_caller=False)
         except BaseException as error:
             self._error = self._error or error
         finally:
             self._ended.append(None)
             self._changed.put(None)
 
-    def _take(self, *, is_shared: bool) -> None:
-        before, _here.is_sharing = _here.is_sharing, is_shared
+    def _take(self, *, is_caller: bool) -> None:
+        """Take numbers until none is left; off the cores of the others, as soon as it is known which these are."""
+        before, _here.is_sharing = _here.is_sharing, not is_caller or bool(self.places)
+        others = self._helping if is_caller else [] if self._core is None else [self._core]
+        cores, is_placed = None, False
         try:
             for number in self._numbers:
                 if number >= self._count or self._error is not None:
                     return
+                if others and not is_placed:
+                    cores, is_placed = stay_off(others), True
+                    if not is_caller:
+                        self._helping.append(current_core())
                 self._work(number)
         finally:
             _here.is_sharing = before
+            return_to(cores)
 
 
 _pool: WorkPool | None = None

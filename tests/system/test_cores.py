@@ -1,4 +1,4 @@
-"""The core of a thread: told where the system tells it, and left for another that the thread may run on."""
+"""The core of a thread: told where the system tells it, and left for others that the thread may run on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from gpuexec.system import cores, threads
-from gpuexec.system.cores import current_core, leave_core
+from gpuexec.system.cores import current_core, return_to, stay_off
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems don't tell a thread's core")
 
@@ -38,7 +38,7 @@ def test_a_thread_on_one_core_is_there_and_stays() -> None:
         for core in os.sched_getaffinity(0):
             os.sched_setaffinity(0, {core})
             assert current_core() == core
-            leave_core(core)
+            assert stay_off([core]) is None
             assert current_core() == core and os.sched_getaffinity(0) == {core}
             os.sched_setaffinity(0, allowed)
 
@@ -48,19 +48,16 @@ def test_a_thread_on_one_core_is_there_and_stays() -> None:
 
 @linux
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one core")
-def test_a_thread_that_leaves_a_core_is_on_another_and_may_come_back() -> None:
+def test_a_thread_stays_off_cores_until_it_returns() -> None:
     def leave() -> None:
         core = current_core()
         assert core is not None
-        left = [_leave_and_look(core) for _ in range(20)]
-        assert any(now != core for now in left)  # each time, but where the system moves it at once
+        left = stay_off([core, None])
+        assert left == allowed and os.sched_getaffinity(0) == allowed - {core}
+        assert all(current_core() != core for _ in range(1000))
+        assert stay_off([core]) is None  # it is off already
+        return_to(left)
         assert os.sched_getaffinity(0) == allowed
-
-    def _leave_and_look(core: int) -> int | None:
-        os.sched_setaffinity(0, {core})
-        os.sched_setaffinity(0, allowed)
-        leave_core(core)
-        return current_core()
 
     allowed = os.sched_getaffinity(0)
     _in_thread(leave)
@@ -73,7 +70,8 @@ def test_a_system_that_refuses_leaves_a_thread_where_it_is(monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda who: {0, 1})
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    leave_core(0)
+    assert stay_off([0]) is None
+    return_to({0, 1})
 
 
 def test_where_no_core_is_told_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,12 +81,35 @@ def test_where_no_core_is_told_none_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     assert cores._find_call() is None
 
 
-@pytest.mark.parametrize("helper", [3, 4])
-def test_a_thread_that_helps_leaves_the_core_of_its_caller(monkeypatch: pytest.MonkeyPatch, helper: int) -> None:
-    caller, left, met = threading.get_ident(), [], threading.Barrier(2)
+def test_threads_that_share_work_stay_off_each_others_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, met, allowed = threading.get_ident(), threading.Barrier(2), {3, 4, 5}
+    off: dict[bool, list[int | None]] = {}
+    returned: list[tuple[bool, set[int] | None]] = []
+
+    def note(others: list[int | None]) -> set[int]:
+        off[threading.get_ident() == caller] = list(others)
+        return allowed
+
     monkeypatch.setattr(threads, "_pool", None)
-    monkeypatch.setattr(threads, "current_core", lambda: 3 if threading.get_ident() == caller else helper)
-    monkeypatch.setattr(threads, "leave_core", left.append)
+    monkeypatch.setattr(threads, "current_core", lambda: 3 if threading.get_ident() == caller else 4)
+    monkeypatch.setattr(threads, "stay_off", note)
+    monkeypatch.setattr(threads, "return_to", lambda cores: returned.append((threading.get_ident() == caller, cores)))
+    with threads.shared_by(2):
+        threads.share_work(4, lambda number: met.wait(60))
+    assert off == {False: [3], True: [4]}
+    assert sorted(returned) == [(False, allowed), (True, allowed)]
+    returned.clear()
+    threads.share_work(1, lambda number: None)
+    assert returned == [(True, None)]  # alone, it may be anywhere
+
+
+def test_where_no_core_is_told_threads_share_work_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(others: list[int | None]) -> None:
+        raise AssertionError(f"moved off {others}")
+
+    met = threading.Barrier(2)
+    monkeypatch.setattr(threads, "_pool", None)
+    monkeypatch.setattr(threads, "current_core", lambda: None)
+    monkeypatch.setattr(threads, "stay_off", refuse)
     with threads.shared_by(2):
         threads.share_work(2, lambda number: met.wait(60))
-    assert left == ([3] if helper == 3 else [])
