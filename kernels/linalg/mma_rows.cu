@@ -20,14 +20,14 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   typedef FewProduct<T, kRight> Product;
   extern __shared__ __align__(16) u8 rows[];
   __shared__ alignas(16) typename Product::Partials partials;
-  static_assert(kFoldBytes <= sizeof(partials), "what folds need lies where partial sums will");
+  static_assert(kFewThreads == kBlockThreads, "teams are those of a launch of rows");
   Product product(gemm);
   const FewRowsPlace place(gemm, product.block_columns, kFewRows);
   wait_for_predecessors();
   const int first = product.slice_first, kept = product.slice_end - first;
-  const MadeRows<T> made = {reinterpret_cast<T*>(rows), first, product.slice_end, kept, reinterpret_cast<u8*>(partials)};
+  const MadeRows<T> made = {reinterpret_cast<T*>(rows), first, product.slice_end, kept};
   product.multiply(b, gemm, place, [&](int row) {
-    make_rows<Made, kFewThreads>(walk, numbers, made, in0, in1, in2, in3);
+    make_rows<Made>(walk, numbers, made, in0, in1, in2, in3);
     return made.rows + ((row < gemm.rows ? row : gemm.rows - 1) * kept - first);
   });
   launch_dependents();

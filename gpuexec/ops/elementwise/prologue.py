@@ -36,7 +36,6 @@ from gpuexec.ir.provider import Posed
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ir.weight_forms import WeightForm
-from gpuexec.ir.work import WARP
 from gpuexec.ops.elementwise.epilogue import FUSED_DOMAIN, StepEmitter, fused_name, without_epilogue
 from gpuexec.ops.elementwise.prologue_text import (
     MAX_OPERANDS,
@@ -50,6 +49,7 @@ from gpuexec.ops.elementwise.region import Steps
 from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, StepRow, find_forms, list_keys
 from gpuexec.ops.elementwise.row_kernel import can_launch
 from gpuexec.ops.elementwise.row_layout import Level, RowLayout, find_row_layout
+from gpuexec.ops.lib.team import BLOCK_THREADS
 from gpuexec.ops.tensor.layout import window
 
 MOST_ROWS = 8
@@ -80,7 +80,6 @@ class PrologueForm:
         source: Its file.
         expression: Its name expression, in front of the type of the rows and the epilogue, without ``>``.
         dtype: Of the left operand.
-        threads: Of a block.
         registers: Of a thread.
         read_sizes: Reads a launch's arguments and grid.
     """
@@ -88,7 +87,6 @@ class PrologueForm:
     source: str
     expression: str
     dtype: np.dtype[Any]
-    threads: int
     registers: int
     read_sizes: Callable[[Sequence[Argument], tuple[int, int, int]], ProductSizes]
 
@@ -347,7 +345,7 @@ class Prologue:
             return None
         if form is None or sizes is None or steps is None or not is_able:
             raise PlanError("Rows of a product can't be made by its blocks, as they are at the upper end.")
-        made = make_rows(emit, steps.rows, steps.forms, steps.layout, self.inputs, self.operand, form.threads)
+        made = make_rows(emit, steps.rows, steps.forms, steps.layout, self.inputs, self.operand)
         blocks = grid[0] * grid[1] * grid[2]
         more = sizes.rows * sizes.kept * form.dtype.itemsize
         room = emit.choose(more)
@@ -357,7 +355,7 @@ class Prologue:
         def is_worth() -> bool:
             gpu, whole = find_gpu(emit.target.architecture), shared_bytes + room
             fits = _fits_alike(gpu, form, blocks, shared_bytes, room) and whole <= emit.target.shared_bytes_per_block
-            return fits and _is_worth(gpu, made, sizes, form, blocks)
+            return fits and _is_worth(gpu, made, sizes, blocks)
 
         if not emit.choose(is_worth):
             return None
@@ -387,16 +385,15 @@ class Prologue:
 
 def _fits_alike(gpu: Gpu, form: PrologueForm, blocks: int, own: int, more: int) -> bool:
     """Return whether as many blocks are on a multiprocessor with shared memory for rows as without, if that counts."""
-    with_rows, without = (gpu.count_blocks(form.threads, form.registers, nbytes) for nbytes in (own + more, own))
+    with_rows, without = (gpu.count_blocks(BLOCK_THREADS, form.registers, nbytes) for nbytes in (own + more, own))
     return with_rows == without or blocks <= gpu.multiprocessors * with_rows
 
 
-def _is_worth(gpu: Gpu, made: MadeRows, sizes: ProductSizes, form: PrologueForm, blocks: int) -> bool:
+def _is_worth(gpu: Gpu, made: MadeRows, sizes: ProductSizes, blocks: int) -> bool:
     """Return whether blocks make rows in less time than a launch of them takes."""
     walk = made.walk
-    own = describe_work(made.text, (walk.rows, walk.columns, walk.team.lanes), sizes.kept, form.threads)
-    warps = min(_SCHEDULERS, form.threads // WARP)
-    cycles = own.rounds * gpu.l2_latency_cycles + own.instructions / warps + own.barriers * _BARRIER_CYCLES
+    own = describe_work(made.text, (walk.rows, walk.columns, walk.team.lanes), sizes.kept)
+    cycles = own.rounds * gpu.l2_latency_cycles + own.instructions / _SCHEDULERS + own.barriers * _BARRIER_CYCLES
     nbytes = blocks * count_read_bytes(made.text, made.operands, (walk.columns, sizes.kept))
     return cycles / gpu.clock_hertz + nbytes / gpu.l2_bytes_per_second <= _LAUNCH_US * 1e-6
 

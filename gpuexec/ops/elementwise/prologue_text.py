@@ -1,8 +1,7 @@
 """Text of prologues: a row region as the blocks of a product make it for themselves (``prologue.cuh``).
 
-It is that of `row_kernel` but for two things. A thread stands in for several of a block of `row_kernel`, so what it has
-of a team is there once for each. And an element is kept where the block needs it; without folds a block makes its own
-part of rows alone.
+It is that of `row_kernel`, but an element is kept where the block needs it, and loads are all under way together.
+Without folds a block makes its own part of rows alone.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from gpuexec.ops.elementwise.row_kernel import (
     hold_rows,
 )
 from gpuexec.ops.elementwise.row_layout import RowLayout
-from gpuexec.ops.elementwise.row_lines import Line
 from gpuexec.ops.lib.team import BLOCK_THREADS
 
 MAX_OPERANDS = 4  # kPrologueOperands of prologue.cuh
@@ -37,8 +35,8 @@ _KIND = "Prologue"
 _NAME = re.compile(rf", ({_KIND}_\w+)")
 _PART = 4  # elements of a lane that are made together where rows have no folds
 _END = "#endif\n"
-_AROUND = 40  # instructions of a thread apart from its elements, about, for each it stands in for and each phase
-_MOST_HELD = 16  # elements of a lane: a thread has those of several, and code for each
+_AROUND = 40  # instructions of a thread apart from its elements, about, for each phase
+_MOST_HELD = 16  # elements of a lane: there is code for each
 _WANTED = " && column >= made.first && column < made.end"  # of a load: that the block needs it
 _ABSENT = "u8"  # what a pointer is to that there is no operand for
 
@@ -86,9 +84,8 @@ def make_rows(
     layout: RowLayout,
     inputs: Sequence[Slot | None],
     y: Slot,
-    threads: int,
 ) -> MadeRows:
-    """Return the rows that steps make for blocks of so many threads.
+    """Return the rows that steps make.
 
     Args:
         emit: Emitter of the launch.
@@ -97,25 +94,23 @@ def make_rows(
         layout: Of their rows.
         inputs: The slots that steps read; None: absent.
         y: Where a launch of its own would store the result.
-        threads: Of a block.
 
     Raises:
         PlanError: Rows or operands are not as at the upper end of the size class.
     """
     structure, _, walk, numbers = describe_rows(emit, rows, forms, layout, [len(rows) - 1], inputs, [y])
-    own = BLOCK_THREADS // threads
     if _has_folds(structure):
         phases = structure.phases
         words = len(phases.loads) + len(phases.kept_lines)  # all loads are under way together
-        structure = hold_rows(emit, structure, walk, words * own, _MOST_HELD)
-    name, text = write_prologue(structure, threads)
+        structure = hold_rows(emit, structure, walk, words, _MOST_HELD)
+    name, text = write_prologue(structure)
     return MadeRows(name, text, walk, numbers, tuple([slot for slot in inputs if slot is not None]))
 
 
 @memoize(1024)
-def write_prologue(structure: RowStructure, threads: int) -> tuple[str, str]:
+def write_prologue(structure: RowStructure) -> tuple[str, str]:
     """Return the name of the type of made rows, and its text, which may stand there more than once."""
-    name, text = name_text(_KIND, _PrologueText(structure, threads).write())
+    name, text = name_text(_KIND, _PrologueText(structure).write())
     return name, guard_text(name, text)
 
 
@@ -156,7 +151,7 @@ def count_read_bytes(text: str, operands: Sequence[Slot], columns: tuple[int, in
         columns: Elements of a row, and those that the block needs.
     """
     whole, kept = columns
-    is_folded = "fold_teams<" in text
+    is_folded = "fold_team<" in text
     total = 0
     for k, slot in enumerate(operands):
         needed = whole if is_folded and f"held{k}[i] = {IN_ROW}{_WANTED}" not in text else kept
@@ -164,31 +159,29 @@ def count_read_bytes(text: str, operands: Sequence[Slot], columns: tuple[int, in
     return total
 
 
-def describe_work(text: str, walk: tuple[int, int, int], kept: int, threads: int) -> RowsWork:
+def describe_work(text: str, walk: tuple[int, int, int], kept: int) -> RowsWork:
     """Return what a block does for rows.
 
     Args:
         text: That of the rows alone.
         walk: Rows, their length, and lanes of a team.
         kept: The columns that the block needs.
-        threads: Of the block.
     """
     rows, columns, lanes = walk
-    folds = text.count("fold_teams<")
+    folds = text.count("fold_team<")
     steps = count_steps(text) + folds
     columns = columns if folds else kept
     blocks = ceil_div(rows * lanes, BLOCK_THREADS)
     held = re.search(r"kHeld = (\d+)", text)
     assert held is not None
     each = int(held[1])
-    # Rows that are not held are read in each phase, by loops that have one element of each stand-in under way.
-    own = ceil_div(columns, lanes) * (BLOCK_THREADS // threads)
+    own = ceil_div(columns, lanes)  # rows that are not held are read in each phase, one element after the other
     rounds = (1 if folds else ceil_div(columns, each * lanes)) if each else (folds + 1) * own
     passes, warps = 1 if each else folds + 1, BLOCK_THREADS // WARP
     around = _AROUND * (folds + 1) * warps
     return RowsWork(
         blocks * (passes * warps * ceil_div(columns, lanes) * steps * STEP_INSTRUCTIONS + around),
-        blocks * (rounds + (folds + 1) * (BLOCK_THREADS // threads)),  # a thread waits for each that it stands in for
+        blocks * (rounds + folds + 1),
         blocks * folds * (2 if lanes > WARP else 0) + 1,
         blocks * folds * (warps + warps * lanes // WARP if lanes > WARP else 0) + rows * kept / WARP,
     )
@@ -199,122 +192,62 @@ def _has_folds(structure: RowStructure) -> bool:
 
 
 class _PrologueText(RowText):
-    """The text of a structure, for blocks that stand in for one with a team for each of its rows."""
+    """The text of a structure, for blocks that make all of its rows."""
 
     first_column = "start + team.lane"
 
-    def __init__(self, structure: RowStructure, threads: int) -> None:
+    def __init__(self, structure: RowStructure) -> None:
         self._has_parts = not _has_folds(structure)
         if self._has_parts:
             structure = RowStructure(
                 structure.lines, structure.operands, structure.results, structure.counts, structure.is_wide, _PART
             )
         super().__init__(structure)
-        self._own = BLOCK_THREADS // threads
 
     def write(self) -> str:
         """Return the text of made rows, with ``@`` for their name."""
-        structure = self._structure
-        operands = [operand.cuda for operand in structure.operands]
+        operands = [operand.cuda for operand in self._structure.operands]
         operands += [_ABSENT] * (MAX_OPERANDS - len(operands))
-        parameters = ["const Walk& walk, const Numbers& numbers, i64 block, const MadeRows<T>& made"]
+        parameters = ["const Walk& walk, const Numbers& numbers, const Team& team, const Place& place"]
         pointers = [f"const In{k}* in{k}" for k in range(MAX_OPERANDS)]
         lines = [
             *self._write_head(),
-            f"  typedef {operands[0]} In0;",
-            *[f"  typedef {cuda} In{k};" for k, cuda in enumerate(operands) if k],
+            *[f"  typedef {cuda} In{k};" for k, cuda in enumerate(operands)],
             "",
             *self._write_place(),
             "",
-            "  template <int Threads, class T>",
-            f"  static __device__ void make({', '.join([*parameters, *pointers])}) {{",
-            "    constexpr int kOwn = kBlockThreads / Threads;",
-            *self._write_state(),
+            "  template <class T>",
+            f"  static __device__ void make({', '.join([*parameters, 'const MadeRows<T>& made', *pointers])}) {{",
+            *self._write_still(),
         ]
         if self._has_parts:
             lines += [
+                *self._write_row_lines(0),
                 f"    for ({self._offset} start = made.first; start < made.end; start += kHeld * walk.lanes) {{",
-                *self._write_own(0, self._write_all_loads(), needs_values=False),
-                *self._write_own(0, self._write_loop(0)),
+                *self._write_loop(0),
                 "    }",
             ]
-            return "\n".join([*lines, "  }", "};"]) + "\n"
-        lines.append(f"    constexpr {self._offset} start = 0;")
-        if structure.held:
-            lines += self._write_own(0, self._write_all_loads(), needs_values=False)
-        for phase in range(self._phases.count):
-            loop = self._write_loop(phase)
-            if loop:
-                lines += self._write_own(phase, loop)
-            for line, own in zip(structure.lines, self._phases.of_lines, strict=True):
-                if line.fold and own == phase:
-                    lines.append(f"    fold_teams<{line.fold}, Threads>(walk.lanes, made.scratch, parts_{line.name});")
+        else:
+            lines.append(f"    constexpr {self._offset} start = 0;")
+            for phase in range(self._phases.count):
+                lines += [*self._write_row_lines(phase), *self._write_loop(phase)]
         return "\n".join([*lines, "  }", "};"]) + "\n"
 
-    def _write_state(self) -> list[str]:
-        """Return what a thread has for each one that it stands in for."""
-        structure, phases = self._structure, self._phases
-        lines = [f"    typename {line.fold}::Partial parts_{line.name}[kOwn];" for line in structure.lines if line.fold]
-        if structure.held:
-            lines += [f"    {structure.operands[k].cuda} all_held{k}[kOwn][kHeld];" for k in phases.loads]
-            lines += [
-                f"    {structure.lines[n].work} all_kept_{structure.lines[n].name}[kOwn][kHeld];"
-                for n in phases.kept_lines
-            ]
-        return lines
-
-    def _write_own(self, phase: int, body: Sequence[str], *, needs_values: bool = True) -> list[str]:
-        """Return a body for each thread that a thread stands in for, with the values of its row."""
-        structure, phases = self._structure, self._phases
-        lines = [
-            "#pragma unroll",
-            "    for (int own = 0; own < kOwn; ++own) {",
-            "    const Team team(walk.lanes, 1, int(threadIdx.x) + own * Threads, block);",
-            "    const Place place(walk, team);",
-        ]
-        if needs_values:
-            lines += self._write_still()
-            for before in range(phase + 1):
-                lines += self._write_row_lines(before)
-            lines += [
-                f"    auto& part_{line.name} = parts_{line.name}[own];"
-                for line, when in zip(structure.lines, phases.of_lines, strict=True)
-                if line.fold and when == phase
-            ]
-            if structure.held:
-                lines += [
-                    f"    auto& kept_{structure.lines[n].name} = all_kept_{structure.lines[n].name}[own];"
-                    for n, last in phases.kept_lines.items()
-                    if phases.of_lines[n] <= phase <= last
-                ]
-        if structure.held:
-            lines += [
-                f"    auto& held{k} = all_held{k}[own];"
-                for k, last in phases.last_uses.items()
-                if not needs_values or phases.loads[k] <= phase <= last
-            ]
-        return [*lines, *body, "    }"]
-
-    def _write_all_loads(self) -> list[str]:
-        """Return the loads of all operands, so that they are under way together; the last phase needs a part alone."""
+    def _write_held(self, phase: int, own: Sequence[int]) -> list[str]:
+        """Return the loads of all operands in front of the first phase; the last one needs a part of them alone."""
         last, lines = self._phases.count - 1, []
-        for k, first in self._phases.loads.items():
-            lines += [*self._begin_held_loop(), self._write_load(k, IN_ROW + _WANTED * (first == last)), "    }"]
-        return lines
-
-    def _write_folded(self, line: Line) -> str:
-        return f"parts_{line.name}[own]"
-
-    def _declare_part(self, line: Line) -> str:
-        return f"part_{line.name}"
+        for k, first in self._phases.loads.items() if phase == 0 else ():
+            lines += [
+                f"    {self._structure.operands[k].cuda} held{k}[kHeld];",
+                *self._begin_held_loop(),
+                self._write_load(k, IN_ROW + _WANTED * (first == last)),
+                "    }",
+            ]
+        return [*lines, *self._write_kept(own)]
 
     def _write_skip(self, folds: Sequence[int]) -> list[str]:
         """Return what passes over elements of other blocks, where nothing is folded of them."""
         return [] if folds else ["      if (column < made.first || column >= made.end) continue;"]
-
-    def _write_held(self, phase: int, own: Sequence[int]) -> list[str]:
-        """Return nothing: what is held and kept is there for each thread that one stands in for."""
-        return []
 
     def _write_store(self, k: int, value: str) -> str:
         return f"made.put(place.row, column, {value})"

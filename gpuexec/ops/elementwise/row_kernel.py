@@ -499,8 +499,12 @@ class RowText:
             if first == phase:
                 cuda = self._structure.operands[k].cuda
                 lines += [f"    {cuda} held{k}[kHeld];", *self._begin_held_loop(), self._write_load(k, IN_ROW), "    }"]
+        return [*lines, *self._write_kept(own)]
+
+    def _write_kept(self, own: Sequence[int]) -> list[str]:
+        """Return room for what a phase of these lines keeps."""
         kept = [self._structure.lines[number] for number in own if number in self._phases.kept_lines]
-        return [*lines, *(f"    {line.work} kept_{line.name}[kHeld];" for line in kept)]
+        return [f"    {line.work} kept_{line.name}[kHeld];" for line in kept]
 
     def _write_load(self, k: int, condition: str) -> str:
         """Return the statement that loads an element that is held, where a condition holds."""

@@ -66,7 +66,7 @@ def _name_made(dtype: np.dtype[np.generic], result: np.dtype[np.generic], right:
         kept = ceil_div(ceil_div(own.inner, _STEP[right]), grid[1] * own.lanes) * own.lanes * _STEP[right]
         return ProductSizes(own.rows, own.inner, kept, own.batch == 1 and min(own.rows, own.inner, own.columns) > 0)
 
-    return PrologueForm("mma_rows.cu", f"mma_of_rows<{types}, {right}", dtype, _THREADS, _REGISTERS, read_few)
+    return PrologueForm("mma_rows.cu", f"mma_of_rows<{types}, {right}", dtype, _REGISTERS, read_few)
 
 
 allow_prologue(
@@ -174,7 +174,7 @@ def _count_mma_of_rows(launch: Launch) -> Work:
     )
     kept = ceil_div(ceil_div(inner, _STEP[right]), launch.grid[1] * folds) * folds * _STEP[right]
     read_steps = launch.grid[0] * (_WARPS // folds) * ceil_div(inner, _STEP[right])
-    own = describe_work(made.text, read_walk(made.text, launch.arguments[behind - 2]), kept, _THREADS)
+    own = describe_work(made.text, read_walk(made.text, launch.arguments[behind - 2]), kept)
     given = [launch.arguments[0], *launch.arguments[OWN_ARGUMENTS : behind - 2]]
     read = count_read_bytes(made.text, [each for each in given if isinstance(each, Slot)], (inner, kept))
     return replace(
