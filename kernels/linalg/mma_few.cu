@@ -14,7 +14,7 @@
 // Numerics  products exact, summed in float in the order of the hardware; warps and slices in order; then alpha, beta * c,
 //           rounded once, and the epilogue
 template <class T, class R, Lie kRight, class... Epilogue>
-__global__ void __launch_bounds__(kFewThreads, 2)
+__global__ void __launch_bounds__(kFewThreads, 1)
     mma_few(const T* __restrict__ a, const T* __restrict__ b, const R* __restrict__ c,
             Stored<R, Epilogue...>* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch,
             unsigned* counters, Epilogue... epilogue) {

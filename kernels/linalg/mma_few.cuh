@@ -19,7 +19,7 @@ struct FewColumns;
 // Columns g and g + 8 of lane 4 g + t.
 template <class T>
 struct FewColumns<T, Lie::kAlongK> {
-  static constexpr int kColumns = 32, kStep = 32, kOwn = 8, kTogether = 2, kSums = 4;
+  static constexpr int kColumns = 32, kStep = 32, kOwn = 8, kTogether = 4, kSums = 4;
   struct Words {
     NarrowVector<T, kOwn> lines[kSums];
   };
@@ -61,7 +61,7 @@ struct FewColumns<T, Lie::kAlongK> {
 // Columns 8 g to 8 g + 7 of lane 4 g + t.
 template <class T>
 struct FewColumns<T, Lie::kAcross> {
-  static constexpr int kColumns = 64, kStep = 16, kOwn = 4, kTogether = 3, kSums = 8;
+  static constexpr int kColumns = 64, kStep = 16, kOwn = 4, kTogether = 6, kSums = 8;
   struct Words {
     NarrowVector<T, kSums> rows[kOwn];
   };

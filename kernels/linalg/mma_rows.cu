@@ -11,7 +11,7 @@
 //           and counters too with one slice; counters are 0 and are left 0
 // Numerics  those of rows, rounded to T, and of mma_few
 template <class T, class R, Lie kRight, class Made, class... Epilogue>
-__global__ void __launch_bounds__(kFewThreads, 2)
+__global__ void __launch_bounds__(kFewThreads, 1)
     mma_of_rows(const typename Made::In0* __restrict__ in0, const T* __restrict__ b, const R* __restrict__ c,
                 Stored<R, Epilogue...>* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch,
                 unsigned* counters, const typename Made::In1* __restrict__ in1, const typename Made::In2* __restrict__ in2,

@@ -160,8 +160,9 @@ LARGER: Mapping[str, Budget] = {
     },
     "norm_channels.cu:normalize_small_channels": Budget(80, "four channels, their statistics and the loads under way"),
     "pixel/flat.cu:draw_flat": Budget(96, "a texture and a place of each operand of a region"),
-    "norm.cu:normalize_rows": Budget(80, "16 elements are held beside the operands and results of an epilogue"),
-    "norm.cu:normalize_summed_rows": Budget(72, "16 sums are held beside the pointers of three terms"),
+    "norm.cu:normalize_rows": Budget(96, "16 elements are held beside their scales and biases, all under way together"),
+    "norm.cu:normalize_and_measure_rows": Budget(96, "as normalize_rows"),
+    "norm.cu:normalize_summed_rows": Budget(96, "as normalize_rows, of three terms"),
     "quantized_lstm.cu:quantized_lstm": Budget(112, "four gates, each with a sum, a zero point and a scale"),
     "matmul.cu:gemm": Budget(128, "4 x 4 sums and two slabs of operands in flight; two blocks of 256 threads fit"),
     "matmul.cu:gemm_narrow": Budget(128, "as gemm, which it is with another right operand"),
@@ -206,9 +207,9 @@ LARGER: Mapping[str, Budget] = {
         if operands != "float" or (left == right == _LIES[0] and not tile.endswith("Group"))
     },
     "mma_few.cu:mma_few": Budget(
-        128, "up to 48 words of weights under way beside 32 sums; two blocks of 256 threads fit"
+        216, "up to 96 words of weights under way beside 32 sums; a block of 256 threads fits"
     ),
-    "mma_rows.cu:mma_of_rows": Budget(128, "as mma_few, and rows in front; two blocks of 256 threads fit"),
+    "mma_rows.cu:mma_of_rows": Budget(216, "as mma_few, and rows in front; a block of 256 threads fits"),
     **{
         f"mma_float8.cu:mma_float8<{t}, {tile}>": Budget(registers, "as mma_gemm, and words that are widened")
         for t in ("E4m3", "WidenedE4m3")

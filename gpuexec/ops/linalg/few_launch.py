@@ -31,16 +31,16 @@ from gpuexec.ops.linalg.simt_work import JOIN_ROUNDS, find_itemsize, find_scratc
 
 MOST_ROWS = 8  # kFewRows of mma_few.cuh
 _FLOAT, _DTYPES = np.dtype(np.float32), (np.dtype(np.float16), BFLOAT16)
-_THREADS, _WARPS, _BLOCKS = 256, 8, 2  # of a block, and blocks of a multiprocessor
+_THREADS, _WARPS, _BLOCKS = 256, 8, 1  # of a block, and blocks of a multiprocessor
 # Of FewColumns: columns of a warp, k of a step, and steps that are under way at once.
-_COLUMNS, _STEP, _TOGETHER = {ALONG_K: 32, ACROSS: 64}, {ALONG_K: 32, ACROSS: 16}, {ALONG_K: 2, ACROSS: 3}
+_COLUMNS, _STEP, _TOGETHER = {ALONG_K: 32, ACROSS: 64}, {ALONG_K: 32, ACROSS: 16}, {ALONG_K: 4, ACROSS: 6}
 # Warps that may share columns: a block has as many threads as fours of results.
 _FOLDS = {ALONG_K: (2, 4, 8), ACROSS: (4, 8)}
-# In steps of a block. To join slices takes some four waits for L2, as long as eight steps.
-_COSTS = SliceCosts(fixed=4.0, each_slice=0.75, min_slabs=2, slack=(1.0,), least_tenths=0, join=8.0)
+# In steps of a block. To join slices takes some four waits for L2, as long as a dozen steps.
+_COSTS = SliceCosts(fixed=4.0, each_slice=0.75, min_slabs=2, slack=(1.0,), least_tenths=0, join=12.0)
 _STEP_INSTRUCTIONS = {ALONG_K: 54, ACROSS: 68}  # of a warp
 _AROUND, _EACH_SUM, _EACH_SLICE = 350, 4, 1.5  # of a thread: in all, to scale and store a sum, to add up one of a slice
-_REGISTERS = 128
+_REGISTERS = 216
 _ROW_WAVEFRONTS = {ALONG_K: 4, ACROSS: 2}  # of a warp that reads a step of rows that its block has made
 _LEAST_STORED = 8  # wavefronts of a warp that stores its sums; where there are many, each takes two
 _WAVEFRONT_NBYTES = 128
