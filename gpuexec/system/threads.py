@@ -349,19 +349,25 @@ class _Shared:
             self._changed.put(None)
 
     def _take(self, *, is_caller: bool) -> None:
-        """Take numbers until none is left; off the cores of the others, as soon as it is known which these are."""
+        """Take numbers until none is left; from the second one on off the cores of the others.
+
+        Of work that is one number for each thread, one who helps and finds itself beside the caller moves once.
+        """
         before, _here.is_sharing = _here.is_sharing, not is_caller or bool(self.places)
         others = self._helping if is_caller else [] if self._core is None else [self._core]
-        cores, is_placed = None, False
+        if not is_caller and others:
+            if current_core() == self._core:
+                return_to(stay_off(others))
+            self._helping.append(current_core())
+        cores, is_first, is_placed = None, True, False
         try:
             for number in self._numbers:
                 if number >= self._count or self._error is not None:
                     return
-                if others and not is_placed:
+                if others and not is_first and not is_placed:
                     cores, is_placed = stay_off(others), True
-                    if not is_caller:
-                        self._helping.append(current_core())
                 self._work(number)
+                is_first = False
         finally:
             _here.is_sharing = before
             return_to(cores)
