@@ -51,6 +51,6 @@ __device__ inline void finish_few_rows(float (&value)[4], bool has_value, int ro
       }
     }
   }
-  if (!has_value || place.first_row + row >= gemm.rows) return;
+  if (!has_value) return;
   store_four(gemm, c, y, gemm.find_offset(place.batch, gemm.y_batch), place.first_row + row, column, value, finish);
 }

@@ -5,8 +5,8 @@
 // Computes  y[batch] = alpha * a[batch] @ b[batch] + beta * c, with 0 for an empty inner extent
 // Shapes    a [..., rows, inner] with at most 8 rows, b [..., inner, columns], c [rows, columns], y [..., rows, columns], all by
 //           strides; scratch [blocks, slices, rows * columns of a block]; counters [blocks]
-// Grid      one block of 256 per 8 / gemm.lanes times 16 (kAlongK) or 64 (kAcross) columns, and slice: x = batch * column
-//           blocks + column block, y = slice; gemm.lanes (1, 2, 4 or 8, for kAcross 4 or 8) warps share columns, each with a
+// Grid      one block of 256 per 8 / gemm.lanes times 32 (kAlongK) or 64 (kAcross) columns, and slice: x = batch * column
+//           blocks + column block, y = slice; gemm.lanes (2, 4 or 8, for kAcross 4 or 8) warps share columns, each with a
 //           part of the inner extent
 // Needs     sm_80. a_inner 1, b_inner 1 (kAlongK) or b_column 1 (kAcross); inner, a, b, their other strides and batches, and
 //           for kAcross columns multiples of 8 elements (16 bytes). kWideY as simt_gemm. c may be null; scratch and

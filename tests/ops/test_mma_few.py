@@ -23,10 +23,11 @@ from gpuexec.ops.linalg.product import ACROSS, ALONG_K, LIES
 from gpuexec.planner.template import plan_graph
 from tests.ops.counted_launch import CountedCase, compare, count_wavefronts, floats, make_model
 from tests.ops.draws import draws
-from tests.ops.test_mma_gemm import FLOAT, HALF, TYPES, Operands, aligned, make
+from tests.ops.test_mma_gemm import FLOAT, HALF, TYPES, Array, Operands, aligned, make
 
 SEEDS = draws(3)
-COLUMNS = {ALONG_K: 32, ACROSS: 64}  # of a warp
+# Columns of a warp, k of a step, and steps of a turn.
+COLUMNS, STEP, TOGETHER = {ALONG_K: 32, ACROSS: 64}, {ALONG_K: 32, ACROSS: 16}, {ALONG_K: 2, ACROSS: 3}
 FOLDS = {ALONG_K: (2, 4, 8), ACROSS: (4, 8)}
 INNER = [0, 8, 16, 24, 32, 48, 56, 64, 104, 136, 272, 520]
 
@@ -76,18 +77,47 @@ def test_random_products(mode: Mode, right: str, seed: int) -> None:
         operands.check(f"{operands.product} by {folds} warps in {slices} slices")
 
 
+@pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("right", LIES)
-def test_rows_and_columns_that_are_not_there_count_nowhere(right: str) -> None:
-    """What a lane reads in their place may be infinite."""
-    operands = make(random.Random(1), (3, 40, 72), (ALONG_K, right), spare=0)
-    operands.a[2, 8], operands.b.reshape(-1)[-1] = np.inf, np.inf
+def test_steps_end_anywhere_within_turns_of_warps(right: str, slices: int) -> None:
+    """Nowhere, with one step for all warps, and about the ends of whole turns: of one warp, and of all."""
+    pick, folds = random.Random(f"{right} {slices}"), min(FOLDS[right])
+    turn = STEP[right] * TOGETHER[right]
+    for end in (0, turn, turn * folds * slices, 2 * turn * folds * slices):
+        for inner in sorted({max(end - 8, 0), end, end + 8}):
+            operands = make(pick, (8, 72, inner), (ALONG_K, right), types=pick.choice(TYPES), spare=8)
+            multiply("check", right, operands, folds, slices)
+            operands.check(f"{inner} by {folds} warps in {slices} slices")
+
+
+def multiply_exactly(operands: Operands, right: str) -> Array:
+    """Return the results before they are rounded."""
     b = operands.b.T if right == ALONG_K else operands.b
     with np.errstate(invalid="ignore"):
         (alpha, beta), exact = operands.product.scale, operands.a.astype(np.float64) @ b.astype(np.float64)
-        exact = alpha * exact + (0 if operands.c is None else beta * operands.c.astype(np.float64))
+        return alpha * exact + (0 if operands.c is None else beta * operands.c.astype(np.float64))
+
+
+@pytest.mark.parametrize("columns", [8, 40])
+@pytest.mark.parametrize("right", LIES)
+def test_rows_and_columns_that_are_not_there_count_nowhere(right: str, columns: int) -> None:
+    """What a lane reads in their place may be infinite."""
+    operands = make(random.Random(1), (3, columns, 72), (ALONG_K, right), spare=0)
+    operands.a[2, 8], operands.b.reshape(-1)[-1] = np.inf, np.inf
     multiply("check", right, operands, 8)
-    np.testing.assert_array_equal(operands.y, exact.astype(HALF))
-    assert np.isfinite(operands.y[:2, :39].astype(FLOAT)).all()
+    np.testing.assert_array_equal(operands.y, multiply_exactly(operands, right).astype(HALF))
+    assert np.isfinite(operands.y[:2, : columns - 1].astype(FLOAT)).all()
+
+
+@pytest.mark.parametrize("right", LIES)
+def test_k_that_are_not_there_count_nowhere(right: str) -> None:
+    """A lane whose steps end within a turn may have infinities of the turn before, of its row and of its columns."""
+    operands = make(random.Random(1), (8, 16, 264), (ALONG_K, right), spare=0)
+    operands.a[:], operands.b[:] = 1, 1
+    operands.a[3], (operands.b if right == ALONG_K else operands.b.T)[5] = np.inf, np.inf
+    multiply("check", right, operands, min(FOLDS[right]))
+    np.testing.assert_array_equal(operands.y, multiply_exactly(operands, right).astype(HALF))
+    assert not np.isnan(operands.y.astype(FLOAT)).any()
 
 
 @pytest.mark.parametrize("right", LIES)
@@ -107,7 +137,7 @@ def gemm(rows: int, inner: int, columns: int, *, turned: int = 0) -> CountedCase
 
 @pytest.mark.parametrize(
     "case",
-    [gemm(1, 512, 128), gemm(8, 512, 128, turned=1), gemm(1, 4096, 64), gemm(2, 4096, 32, turned=1)],
+    [gemm(1, 512, 128), gemm(4, 512, 128), gemm(8, 512, 128, turned=1), gemm(1, 4096, 64), gemm(2, 4096, 32, turned=1)],
     ids=str,
 )
 def test_closed_form_is_as_counted(case: CountedCase) -> None:
