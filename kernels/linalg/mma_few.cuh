@@ -16,7 +16,7 @@ constexpr int kFewRows = 8;
 template <class T, Lie kLie>
 struct FewColumns;
 
-// Columns g and g + 8 of lane 4 g + t.
+// Columns g, g + 8, g + 16 and g + 24 of lane 4 g + t.
 template <class T>
 struct FewColumns<T, Lie::kAlongK> {
   static constexpr int kColumns = 32, kStep = 32, kOwn = 8, kTogether = 4, kSums = 4;

@@ -27,7 +27,7 @@ from tests.ops.test_mma_gemm import FLOAT, HALF, TYPES, Array, Operands, aligned
 
 SEEDS = draws(3)
 # Columns of a warp, k of a step, and steps of a turn.
-COLUMNS, STEP, TOGETHER = {ALONG_K: 32, ACROSS: 64}, {ALONG_K: 32, ACROSS: 16}, {ALONG_K: 2, ACROSS: 3}
+COLUMNS, STEP, TOGETHER = {ALONG_K: 32, ACROSS: 64}, {ALONG_K: 32, ACROSS: 16}, {ALONG_K: 4, ACROSS: 6}
 FOLDS = {ALONG_K: (2, 4, 8), ACROSS: (4, 8)}
 INNER = [0, 8, 16, 24, 32, 48, 56, 64, 104, 136, 272, 520]
 

@@ -197,7 +197,7 @@ class _CompileUnit:
         write_file(source, self._text, sync=False)
         self._compiler.build(self._name, [source], output, (*self._flags, include, "-include", str(header), "-c"))
         try:
-            output.write_bytes(rename_defined(output.read_bytes(), self._suffix))
+            write_file(output, rename_defined(output.read_bytes(), self._suffix), sync=False)
         except ValueError as error:
             raise KernelError(f"{self._name} can't be linked for the simulator: {error}, got another file.") from error
 

@@ -70,7 +70,10 @@ def upload(
         for parcel, region in zip(parcels, regions, strict=True):
             uploader.send(parcel, region.address)
         check_unchanged(parcels)
-        return regions, uploader.finish()
+        event = uploader.finish()
+        # Should the caller be interrupted before it has them.
+        backend.deferred_free.hold(event, *[region.memory for region in regions])
+        return regions, event
     except BaseException:
         uploader.abandon()
         for region in regions:
@@ -174,9 +177,9 @@ class _Uploader:
         return event
 
     def _give_back(self, event: Event) -> None:
-        for block, _ in self._blocks:
+        while self._blocks:  # each once, though an interrupt comes in between
+            block, _ = self._blocks.pop()
             self._backend.staging.give_back(block, event)
-        self._blocks.clear()
 
 
 def _divide(parcel: Parcel) -> Iterator[tuple[int, FileRange | Array]]:

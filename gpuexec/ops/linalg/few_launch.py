@@ -25,7 +25,7 @@ from gpuexec.ops.elementwise.prologue import (
 from gpuexec.ops.elementwise.prologue_text import count_read_bytes, describe_work, find_prologue, read_walk
 from gpuexec.ops.elementwise.region_text import count_steps
 from gpuexec.ops.lib.slices import SliceCosts, slice_tiles
-from gpuexec.ops.linalg.product import ACROSS, ALONG_K, LIES, Product, is_known, read_sizes
+from gpuexec.ops.linalg.product import ACROSS, ALONG_K, LIES, VECTOR_NBYTES, Product, is_known, read_sizes
 from gpuexec.ops.linalg.simt_launch import RowsShape, find_shape
 from gpuexec.ops.linalg.simt_work import JOIN_ROUNDS, find_itemsize, find_scratch, list_beside, read_gemm
 
@@ -103,6 +103,7 @@ def launch_few(emit: Emitter, product: Product, right: str) -> None:
         product: The product.
         right: How b lies.
     """
+    product = _align(emit, _align(emit, product, 0), 1)
     (rows, columns, inner), (a, _, _, y) = product.extents, product.slots
     shapes = [RowsShape(folds, _WARPS // folds * _COLUMNS[right], _STEP[right] * folds) for folds in _FOLDS[right]]
     shape = shapes[emit.choose(find_shape(emit, product, shapes))]
@@ -116,6 +117,34 @@ def launch_few(emit: Emitter, product: Product, right: str) -> None:
         [*product.slots, packed, slices.scratch, slices.counters],
         slices.writes(3, 5, blocks),
     )
+
+
+def _align(emit: Emitter, product: Product, index: int) -> Product:
+    """Return the product with operand 0 or 1 where vectors read it: a copy of one that does not begin there.
+
+    So sums have one order wherever operands begin, which another kernel's would not be.
+    """
+    slot, walk = product.slots[index], product.walks[index]
+    assert slot is not None
+    if not emit.choose(slot.offset_bytes % VECTOR_NBYTES != 0):
+        return product
+    rows, columns, inner = product.extents
+    shape, strides = ((rows, inner), product.a) if index == 0 else ((inner, columns), product.b)
+    # Batches that read the same bytes share a copy, and lines lie as they did.
+    batch = tuple([extent if step else 1 for extent, step in zip(product.batch, walk, strict=True)])
+    is_turned = strides[0] == 1 != strides[1]
+    lines = shape[::-1] if is_turned else shape
+    whole = emit.temp((*batch, *lines), slot.dtype)
+    order = (*walk, *(strides[::-1] if is_turned else strides))
+    emit.copy(whole, Slot(slot.buffer, slot.offset_bytes, whole.spec, order))
+    *steps, line, unit = whole.strides
+    own = tuple([own if step else 0 for own, step in zip(steps, walk, strict=True)])
+    laid = (unit, line) if is_turned else (line, unit)
+    a, b, c, y = product.slots
+    a_walk, b_walk, y_walk = product.walks
+    if index == 0:
+        return replace(product, slots=(whole, b, c, y), a=laid, walks=(own, b_walk, y_walk))
+    return replace(product, slots=(a, whole, c, y), b=laid, walks=(a_walk, own, y_walk))
 
 
 @work_of("mma_few.cu", "mma_few")

@@ -155,14 +155,18 @@ class Product:
         return self._pack_tables(wide, lanes)
 
     def has_lines(self, right: str) -> bool:
-        """Return whether both operands consist of whole vectors, a along the inner extent.
+        """Return whether both operands consist of whole vectors, a along the inner extent, wherever they begin.
 
         Args:
             right: How b lies.
         """
         _, columns, inner = self.extents
+        ways = (_sort(self.a[::-1], ALONG_K), _sort(self.b, right))
         extents = (inner, columns if right == ACROSS else inner)
-        return all(self._are_wide(ALONG_K, right)) and not any(each % _EIGHT for each in extents)
+        return all(
+            unit == 1 and not any(each % _EIGHT for each in (extent, pitch, *walk))
+            for (unit, pitch), extent, walk in zip(ways, extents, self.walks, strict=False)
+        )
 
     def has_chunks(self, left: str, right: str) -> bool:
         """Return whether vectors copy both operands, the last lines of one that lies across among them.
