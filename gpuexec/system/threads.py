@@ -23,6 +23,7 @@ from gpuexec.system.cores import current_core, return_to, stay_off
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 # Addresses that a thread needs beside its stack before it can signal that it has started.
+_MANY = 4  # parts of work for each thread, from which on threads are kept apart while they share it
 _BESIDE_STACK_BYTES = 8 << 20
 _USUAL_STACK_BYTES = 8 << 20
 
@@ -349,25 +350,26 @@ class _Shared:
             self._changed.put(None)
 
     def _take(self, *, is_caller: bool) -> None:
-        """Take numbers until none is left; from the second one on off the cores of the others.
+        """Take numbers until none is left: where there are many, off the cores of the others until then.
 
-        Of work that is one number for each thread, one who helps and finds itself beside the caller moves once.
+        Of few, one who helps and finds itself beside the caller moves once.
         """
         before, _here.is_sharing = _here.is_sharing, not is_caller or bool(self.places)
-        others = self._helping if is_caller else [] if self._core is None else [self._core]
-        if not is_caller and others:
-            if current_core() == self._core:
-                return_to(stay_off(others))
+        is_long = self._count > _MANY * (1 + len(self.places))
+        cores, is_placed = None, not is_long
+        if not is_caller and self._core is not None:
+            if is_long:
+                cores, is_placed = stay_off([self._core]), True
+            elif current_core() == self._core:
+                return_to(stay_off([self._core]))
             self._helping.append(current_core())
-        cores, is_first, is_placed = None, True, False
         try:
             for number in self._numbers:
                 if number >= self._count or self._error is not None:
                     return
-                if others and not is_first and not is_placed:
-                    cores, is_placed = stay_off(others), True
+                if is_caller and self._helping and not is_placed:
+                    cores, is_placed = stay_off(self._helping), True
                 self._work(number)
-                is_first = False
         finally:
             _here.is_sharing = before
             return_to(cores)

@@ -95,7 +95,7 @@ def test_threads_that_share_work_stay_off_each_others_cores(monkeypatch: pytest.
     monkeypatch.setattr(threads, "stay_off", note)
     monkeypatch.setattr(threads, "return_to", lambda cores: returned.append((threading.get_ident() == caller, cores)))
     with threads.shared_by(2):
-        threads.share_work(4, lambda number: met.wait(60))
+        threads.share_work(10, lambda number: met.wait(60))
     assert off == {False: [3], True: [4]}
     assert sorted(returned) == [(False, allowed), (True, allowed)]
     returned.clear()
