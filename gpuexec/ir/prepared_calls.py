@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
 from math import prod
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -62,11 +62,49 @@ def prepare_elementwise(
         operands: What it is called with; None: absent.
         y: Where its result goes, as large as that.
     """
+    operands, y = _flatten(operands, y)
+    return partial(function, *operands, out=y)
+
+
+def _flatten(operands: Sequence[Array | None], y: Array) -> tuple[Sequence[Array | None], Array]:
     given = [x for x in operands if x is not None and x.size > 1]
     if y.size > 1 and y.flags.c_contiguous and all(x.size == y.size and x.flags.c_contiguous for x in given):
-        operands = [x if x is None else x.reshape(-1 if x.size > 1 else ()) for x in operands]
-        y = y.reshape(-1)
-    return partial(function, *operands, out=y)
+        return [x if x is None else x.reshape(-1 if x.size > 1 else ()) for x in operands], y.reshape(-1)
+    return operands, y
+
+
+@runtime_checkable
+class Bindable(Protocol):
+    """A function that is more than one call of NumPy, each of which can be prepared."""
+
+    def __call__(self, *operands: Any, out: Array) -> object:
+        """Compute."""
+
+    def bind(self, operands: Sequence[Any], out: Array, constant: Sequence[bool]) -> PreparedCalls:
+        """Return calls that do what a call does, for arrays that stay where they are.
+
+        Args:
+            operands: What it would be called with.
+            out: As there.
+            constant: Which of the operands never change; those beyond its end may.
+        """
+
+
+def prepare_step(
+    function: Callable[..., object], operands: Sequence[Array | None], y: Array, constant: Sequence[bool] = ()
+) -> PreparedCalls:
+    """Return the calls of a function as `prepare_elementwise` does, with as little between NumPy's as can be.
+
+    Args:
+        function: As there.
+        operands: As there.
+        y: As there.
+        constant: Which of the operands never change; those beyond its end may.
+    """
+    if not isinstance(function, Bindable):
+        return [prepare_elementwise(function, operands, y)]
+    operands, y = _flatten(operands, y)
+    return function.bind(operands, y, constant)
 
 
 def overlay_scratch(*parts: Sequence[int]) -> list[int]:

@@ -8,7 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuexec.ops.elementwise.elementwise_engine import BLOCK, apply, choose_extreme
+from gpuexec.ir.operator import build
+from gpuexec.ir.prepared_calls import Bindable, prepare_step
+from gpuexec.ir.spec import TensorSpec
+from gpuexec.ops.elementwise.elementwise_engine import BLOCK, ROW, Extreme, apply
 from tests.ops.tolerance import to_bits
 
 Array = np.ndarray[Any, Any]
@@ -68,12 +71,35 @@ def test_the_output_may_be_the_memory_of_an_input(position: int) -> None:
 @pytest.mark.parametrize("function", [np.maximum, np.minimum])
 def test_extremes_beside_one_number_have_the_bits_of_a_call(function: np.ufunc, dtype: Any) -> None:
     special = np.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, -np.nan, 1e-45], dtype)
-    x = np.resize(special, 70003)
+    x, choose = np.resize(special, 70003), Extreme(function)
     for bound in special:
-        out = np.empty_like(x)
-        assert choose_extreme(function, x, bound, out) is out
-        np.testing.assert_array_equal(to_bits(out), to_bits(function(x, bound)))
-        for odd in (x[::2], x[:3], x[:4].reshape(2, 2)):
-            made = np.empty(odd.shape, dtype)
-            choose_extreme(function, odd, bound, made)
-            np.testing.assert_array_equal(to_bits(made), to_bits(function(odd, bound)))
+        for part in (x, x[: 2 * ROW], x[::2], x[:3], x[:4].reshape(2, 2), x[: 4 * ROW].reshape(2, -1)):
+            made = np.empty(part.shape, dtype)
+            choose(part, bound, made)
+            np.testing.assert_array_equal(to_bits(made), to_bits(function(part, bound)))
+
+
+@pytest.mark.parametrize("size", [5, 2 * ROW, 2 * ROW + 5])
+@pytest.mark.parametrize("name", ["Relu", "Sigmoid", "Clip", "Div"])
+def test_calls_that_are_bound_once_give_the_bits_of_the_function(name: str, size: int) -> None:
+    """Again and again, for operands that change in between; those that are said not to change do not."""
+    count = {"Clip": 3, "Div": 2}.get(name, 1)
+    specs = [TensorSpec((size,), np.dtype(np.float32)), *[TensorSpec((), np.dtype(np.float32))] * (count - 1)]
+    form = build(name, {}).as_pointwise(specs)
+    assert form is not None and isinstance(form.function, Bindable)
+    x, y = np.zeros((1, size), np.float32), np.empty((1, size), np.float32)
+    low, high = np.array(0.0, np.float32), np.array(2.0, np.float32)
+    operands = [x, low, high][:count]
+    changing = prepare_step(form.function, operands, y)
+    fixed = prepare_step(form.function, [x, low.copy(), high.copy()][:count], y, [False, True, True])
+    rng = np.random.default_rng(0)
+    for bounds in ((0.0, 2.0), (-0.0, np.inf), (-3.0, -1.0), (np.nan, 1.0)):
+        x[:] = rng.standard_normal((1, size)) * 60
+        x.flat[:4] = np.nan, -200, -0.0, np.inf
+        for calls, (low[()], high[()]) in ((changing, bounds), (fixed, (0.0, 2.0))):
+            expected = np.empty_like(x)
+            with np.errstate(all="ignore"):
+                form.function(*operands, out=expected)
+                for call in calls:
+                    call()
+            np.testing.assert_array_equal(to_bits(y), to_bits(expected))

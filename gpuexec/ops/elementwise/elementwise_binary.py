@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import numpy as np
 
-from gpuexec.ir.operator import Array, Derivative, Tolerance
+from gpuexec.ir.operator import Array, Derivative, PreparedCalls, Tolerance
 from gpuexec.ir.spec import STRING, dtypes_of
 from gpuexec.ops.elementwise.elementwise import Form, Row, add_table, unsigned_storage
 from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS
@@ -13,17 +16,25 @@ EXACT = Tolerance.EXACT
 _SLOPED = (*FLOATS, *(dtype for dtype in INTEGERS if dtype.itemsize >= 4))  # PRelu takes 32- and 64-bit integers
 
 
-def _divide(a: Array, b: Array, out: Array) -> None:
-    """Divide; integers toward zero, by zero to 0."""
-    if out.dtype.kind == "f":
-        np.divide(a, b, out=out)
-        return
-    quotient = np.asarray(np.floor_divide(a, b))
-    if out.dtype.kind == "i":
-        # NumPy rounds down: one too low where the signs differ and something is left.
-        has_rest = np.multiply(quotient, b) != a
-        quotient = quotient + (has_rest & ((a < 0) != (b < 0)) & (b != 0)).astype(out.dtype)
-    np.copyto(out, quotient)
+class _Divide:
+    """Division; of integers toward zero, by zero to 0."""
+
+    __slots__ = ()
+
+    def __call__(self, a: Array, b: Array, out: Array) -> None:
+        if out.dtype.kind == "f":
+            np.divide(a, b, out=out)
+            return
+        quotient = np.asarray(np.floor_divide(a, b))
+        if out.dtype.kind == "i":
+            # NumPy rounds down: one too low where the signs differ and something is left.
+            has_rest = np.multiply(quotient, b) != a
+            quotient = quotient + (has_rest & ((a < 0) != (b < 0)) & (b != 0)).astype(out.dtype)
+        np.copyto(out, quotient)
+
+    def bind(self, operands: Sequence[Array], out: Array, constant: Sequence[bool]) -> PreparedCalls:
+        a, b = operands
+        return [functools.partial(np.divide if out.dtype.kind == "f" else self, a, b, out=out)]
 
 
 def _prelu(x: Array, slope: Array, out: Array) -> None:
@@ -66,7 +77,7 @@ ROWS = (
     _exact("Add", np.add, -0.0),  # adding 0.0 makes 0.0 of -0.0
     _exact("Sub", np.subtract, 0.0),
     _exact("Mul", np.multiply, 1.0),
-    Row("Div", NUMBERS, Form(_divide, "Div"), tolerance=EXACT, neutral=1.0),
+    Row("Div", NUMBERS, Form(_Divide(), "Div"), tolerance=EXACT, neutral=1.0),
     Row(
         "Mod",
         NUMBERS,

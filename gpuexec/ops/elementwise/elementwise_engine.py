@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuexec.errors import InputError
-from gpuexec.ir.operator import Array
+from gpuexec.ir.operator import Array, PreparedCalls
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of, name_dtype
 
 DType = np.dtype[Any]
@@ -22,8 +22,7 @@ BOOL = np.dtype(np.bool_)
 UNSIGNED_BY_SIZE = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 BLOCK = 1 << 15  # elements of one pass of a composed NumPy form, so that its temporaries stay in cache
-# Elements of a block of one number, and those that it is worth one for.
-_REPEATED, _FEW = 1 << 18, 1 << 12
+ROW = 1 << 13  # elements of a row of one number; NumPy takes shorter rows one by one
 
 
 def require_inputs(name: str, inputs: Sequence[TensorSpec | None], count: int) -> list[TensorSpec]:
@@ -84,36 +83,58 @@ def apply(
     return result
 
 
-def choose_extreme(function: np.ufunc, x: Array, bound: Array | float, out: Array) -> Array:
-    """Compute ``np.maximum`` or ``np.minimum`` of an array and one number, to the same bits as by a call of it.
+class Extreme:
+    """``np.maximum`` or ``np.minimum`` of an array and one number, to the same bits as by a call of it.
 
     NumPy has vector instructions for two arrays alone: against an array of the number it takes a fifth of the time.
 
     Args:
         function: One of the two.
-        x: Floats.
-        bound: The number.
-        out: For the result; it may be ``x``.
     """
-    dtype = x.dtype
-    whole = x.size >= _FEW and dtype.kind == "f" and dtype == out.dtype and x.shape == out.shape
-    if not (whole and x.flags.c_contiguous and out.flags.c_contiguous):
-        return np.asarray(function(x, bound, out=out))
-    others = _repeat(np.asarray(bound, dtype).tobytes(), dtype)
-    if x.ndim == 1 and x.size <= others.size:
-        function(x, others[: x.size], out=out)
-        return out
-    flat, target = x.reshape(-1), out.reshape(-1)
-    for first in range(0, x.size, others.size):
-        part = slice(first, min(first + others.size, x.size))
-        function(flat[part], others[: part.stop - first], out=target[part])
-    return out
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: np.ufunc) -> None:
+        self._function = function
+
+    def __call__(self, x: Array, bound: Array | float, out: Array) -> None:
+        """Compute it; ``out`` may be ``x``."""
+        if x.size < ROW:
+            self._function(x, bound, out=out)
+        else:
+            for call in self.bind(x, bound, out, is_constant=True):
+                call()
+
+    def bind(self, x: Array, bound: Array | float, out: Array, *, is_constant: bool) -> PreparedCalls:
+        """Return calls that do what a call does, for arrays that stay where they are, and maybe a bound that does."""
+        function, dtype = self._function, x.dtype
+        is_whole = x.size >= ROW and dtype.kind == "f" and dtype == out.dtype and x.shape == out.shape
+        if not (is_whole and x.flags.c_contiguous and out.flags.c_contiguous):
+            return [functools.partial(function, x, bound, out=out)]
+        whole = x.size // ROW * ROW
+        flat, target = x.reshape(-1), out.reshape(-1)
+        parts = [(flat[:whole].reshape(-1, ROW), target[:whole].reshape(-1, ROW))]
+        if whole < x.size:
+            parts.append((flat[whole:], target[whole:]))
+        if is_constant:
+            row = _repeat(np.asarray(bound, dtype).tobytes(), dtype)
+            return [functools.partial(function, part, row[: part.shape[-1]], out=made) for part, made in parts]
+
+        def call() -> None:
+            row = _repeat(np.asarray(bound, dtype).tobytes(), dtype)
+            for part, made in parts:
+                function(part, row[: part.shape[-1]], out=made)
+
+        return [call]
+
+
+choose_greater, choose_less = Extreme(np.maximum), Extreme(np.minimum)
 
 
 @functools.lru_cache(8)
 def _repeat(number: bytes, dtype: DType) -> Array:
-    """Return a block of a number, given by its bytes: 0 is not -0."""
-    return np.frombuffer(number * _REPEATED, dtype)
+    """Return a row of a number, given by its bytes: 0 is not -0."""
+    return np.frombuffer(number * ROW, dtype)
 
 
 def gains_from_blocks(function: Callable[..., Any], arrays: Sequence[Array], result: Array) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,8 @@ from gpuexec.ops.elementwise.elementwise_engine import (
     UNSIGNED_BY_SIZE,
     DType,
     apply,
-    choose_extreme,
+    choose_greater,
+    choose_less,
     require_inputs,
 )
 from gpuexec.ops.lib.broadcast import launch_broadcast
@@ -207,23 +209,28 @@ def _select(condition: Array, a: Array, b: Array, *, out: Array) -> None:
     np.copyto(out, np.where(condition, a, b))
 
 
-def _clip(values: Array, low: Array | None = None, high: Array | None = None, *, out: Array) -> None:
-    """Clip arrays of the type that clipping is computed in."""
-    if low is not None and high is not None and _are_signed(low, high):
-        np.clip(values, low, high, out=out)  # the bits of the two calls in one
-        return
-    kept = values
-    if low is not None:
-        kept = choose_extreme(np.maximum, kept, low, out)
-    if high is not None:
-        kept = choose_extreme(np.minimum, kept, high, out)
-    if kept is not out:
-        np.copyto(out, kept)
+class _Clip:
+    """Clips arrays of the type that clipping is computed in; a bound is an array of one number."""
+
+    __slots__ = ()
+
+    def __call__(self, values: Array, low: Array | None = None, high: Array | None = None, *, out: Array) -> None:
+        for call in self.bind((values, low, high), out, (False, True, True)):
+            call()
+
+    def bind(self, operands: Sequence[Any], out: Array, constant: Sequence[bool]) -> PreparedCalls:
+        values, low, high = (*operands, None, None)[:3]
+        _, is_low_constant, is_high_constant = (*constant, False, False, False)[:3]
+        calls: list[Callable[[], object]] = []
+        if low is not None:
+            calls += choose_greater.bind(values, low, out, is_constant=is_low_constant)
+            values = out
+        if high is not None:
+            calls += choose_less.bind(values, high, out, is_constant=is_high_constant)
+        return calls or [functools.partial(np.copyto, out, values)]
 
 
-def _are_signed(low: Array, high: Array) -> bool:
-    """Return whether two bounds are single floats, and neither of them is a zero, which has two signs, or NaN."""
-    return low.ndim == high.ndim == 0 and low.dtype.kind == "f" and bool(abs(low) > 0) and bool(abs(high) > 0)
+_clip = _Clip()
 
 
 def _round_bound(bound: Array, dtype: DType) -> Array:

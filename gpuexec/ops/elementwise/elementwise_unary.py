@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpuexec.ir.graphs import RawNode
-from gpuexec.ir.operator import Array, Derivative, Tolerance, upgrade
+from gpuexec.ir.operator import Array, Derivative, PreparedCalls, Tolerance, upgrade
 from gpuexec.ir.spec import BFLOAT16
 from gpuexec.ops.elementwise.elementwise import Form, Row, add_table, unsigned_storage
 from gpuexec.ops.elementwise.elementwise_cast import truncate
-from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED, choose_extreme
+from gpuexec.ops.elementwise.elementwise_engine import BOOL, FLOATS, INTEGERS, NUMBERS, SIGNED, choose_greater
 from gpuexec.ops.elementwise.elementwise_erf import erf
 from gpuexec.ops.lib.rounding import round_to
 from gpuexec.ops.quant.narrow_types import FLOAT8
@@ -32,18 +32,40 @@ def _sigmoid(x: Array) -> Array:
 _SIGMOID_TAIL = -87.0
 
 
-def _sigmoid_into(x: Array, out: Array) -> None:
-    # 1 / (1 + exp(-x)), and exp(x) in the tail; where nothing lies there, it is not looked for element by element.
-    tail = None
-    if x.size and not np.minimum.reduce(x, axis=None) >= _SIGMOID_TAIL:
-        tail = np.asarray(x < _SIGMOID_TAIL), np.exp(np.minimum(x, 0))
-    (one,) = _make_numbers(out.dtype, 1)
-    np.negative(x, out=out)
-    np.exp(out, out=out)
-    np.add(out, one, out=out)
-    np.divide(one, out, out=out)
-    if tail is not None:
-        np.copyto(out, tail[1], where=tail[0])
+class _Sigmoid:
+    """1 / (1 + exp(-x)), and exp(x) in the tail; where nothing lies there, it is not looked for element by element."""
+
+    __slots__ = ()
+
+    def __call__(self, x: Array, out: Array) -> None:
+        for call in self.bind((x,), out, ()):
+            call()
+
+    def bind(self, operands: Sequence[Array], out: Array, constant: Sequence[bool]) -> PreparedCalls:
+        (x,) = operands
+        tail: list[tuple[Array, Array]] = []  # of the call under way: where it is, and what is there
+        (one,) = _make_numbers(out.dtype, 1)
+
+        def look() -> None:
+            tail.clear()
+            if x.size and not np.minimum.reduce(x, axis=None) >= _SIGMOID_TAIL:
+                tail.append((np.asarray(x < _SIGMOID_TAIL), np.exp(np.minimum(x, 0))))
+
+        def mend() -> None:
+            for place, values in tail:
+                np.copyto(out, values, where=place)
+
+        return [
+            look,
+            functools.partial(np.negative, x, out=out),
+            functools.partial(np.exp, out, out=out),
+            functools.partial(np.add, out, one, out=out),
+            functools.partial(np.divide, one, out, out=out),
+            mend,
+        ]
+
+
+_sigmoid_into = _Sigmoid()
 
 
 def _softplus(x: Array) -> Array:
@@ -60,8 +82,14 @@ def _put(out: Array, value: Any) -> None:
     np.copyto(out, value, casting="unsafe")
 
 
-def _relu(x: Array, out: Array) -> None:
-    choose_extreme(np.maximum, x, 0, out)
+class _Relu:
+    __slots__ = ()
+
+    def __call__(self, x: Array, out: Array) -> None:
+        choose_greater(x, 0, out)
+
+    def bind(self, operands: Sequence[Array], out: Array, constant: Sequence[bool]) -> PreparedCalls:
+        return choose_greater.bind(operands[0], 0, out, is_constant=True)
 
 
 def _is_nan(x: Array, out: Array) -> None:
@@ -176,7 +204,7 @@ ROWS = (
     Row("Abs", NUMBERS, Form(np.abs, "Abs"), tolerance=EXACT),
     Row("Neg", SIGNED, Form(np.negative, "Neg"), storage=unsigned_storage, tolerance=EXACT),
     Row("Sign", NUMBERS, Form(np.sign, "Sign"), tolerance=EXACT, derivative=Derivative.ZERO),
-    Row("Relu", SIGNED, Form(_relu, "Relu"), tolerance=EXACT),
+    Row("Relu", SIGNED, Form(_Relu(), "Relu"), tolerance=EXACT),
     Row(
         "Not",
         (BOOL,),

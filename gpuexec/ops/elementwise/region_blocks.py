@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -16,14 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuexec.ir.operator import Array, Out, PreparedCalls
-from gpuexec.ir.prepared_calls import prepare_elementwise, view_bytes
+from gpuexec.ir.prepared_calls import prepare_step, view_bytes
 from gpuexec.ir.spec import accumulator
 from gpuexec.ir.symbolic_int import memoize
+from gpuexec.ops.elementwise.elementwise_engine import ROW
 from gpuexec.ops.elementwise.region_steps import SpecKey, StepForms, StepRow, read_steps, step_of, widen_number
 from gpuexec.system.threads import count_sharing, share_work
 
-# What the arrays of a block take together where one thread computes: as much as stays in the cache of a core.
-_CACHE_NBYTES = 3 << 19
+# What inputs and scratch arrays of a block take together where one thread computes: as much as stays in the cache of a
+# core. (Outputs of a block are written once and left.)
+_CACHE_NBYTES = 7 << 18
 # What one array takes at least where threads share the blocks, for each of them, but for so many at most. NumPy takes
 # the interpreter's lock after each call, and who finds it taken sleeps for some 40 us: calls half as long meet four
 # times as often. Yet a block that leaves the cache costs more. Twenty steps over 4,000,000 floats take 25.4 ms of
@@ -97,6 +101,7 @@ class BlockProgram:
         width: Bytes of an element of the widest type.
         cost: Calls of NumPy, about.
         length: Elements of a block where one thread computes.
+        is_divided: Whether there are several blocks.
         is_padded: Whether inputs have fewer axes than results, or more.
         idle: Scratch arrays of runs in one block that no run uses at present, where they are small.
         apart: The program for outputs that share no memory with inputs, if it takes fewer registers.
@@ -114,6 +119,7 @@ class BlockProgram:
     width: int
     cost: int
     length: int
+    is_divided: bool
     is_padded: bool
     idle: list[list[Array]] = field(default_factory=list)
     apart: BlockProgram | None = None
@@ -131,7 +137,7 @@ class BlockProgram:
         size = made[0].size
         if self.apart is not None and size * self.width > SMALL_NBYTES and not _are_shared(inputs, made):
             return self.apart.run(inputs, made)
-        if size > 2 * self.length:
+        if self.is_divided:
             _SharedBlocks(self, inputs, made).run()
         elif size:
             if self.is_padded:
@@ -144,9 +150,9 @@ class BlockProgram:
 
     def count_scratch(self) -> list[int]:
         """Return what the calls of `prepare` work in: bytes of each register, where all is one block."""
-        size = prod(self.shape)
-        if size > 2 * self.length:
+        if self.is_divided:
             return []
+        size = prod(self.shape)
         others = () if self.apart is None else self.apart.registers
         widths = itertools.zip_longest(*[[dtype.itemsize for dtype in each] for each in (self.registers, others)])
         return [size * max(have or 0, other or 0) for have, other in widths]
@@ -166,7 +172,7 @@ class BlockProgram:
             return None
         if self.apart is not None and size * self.width > SMALL_NBYTES and not _are_shared(inputs, out):
             return self.apart.prepare(inputs, out, scratch)
-        if size > 2 * self.length:
+        if self.is_divided:
             return [_SharedBlocks(self, inputs, out).run]
         if len(scratch) < len(self.registers):
             return None
@@ -181,8 +187,9 @@ class BlockProgram:
         calls: list[Callable[[], object]] = []
         for number, wide in self.widened:
             calls.append(functools.partial(np.copyto, values[wide], values[number]))
-        for function, sources, target, rounding in self.calls:
-            calls.append(prepare_elementwise(function, [values[source] for source in sources], values[target]))
+        for call in self.calls:
+            target, rounding = call.target, call.rounding
+            calls += self._prepare_step(call, values)
             if rounding is not None:
                 calls.append(functools.partial(_round, values[target], rounding, out))
         return calls
@@ -197,11 +204,17 @@ class BlockProgram:
             self.run_block(inputs, targets, scratch)
             self.idle.append(scratch)
         else:
-            spare = _Spare.of(self.registers)
-            self.run_block(inputs, targets, self.make_scratch(spare.find, None))
+            spare = _Spare.take(self, self.shape)
+            self.run_block(inputs, targets, *spare.bind(self, self.shape, None))
             spare.give_back()
 
-    def run_block(self, inputs: Sequence[Array | None], targets: Sequence[Array], scratch: Sequence[Array]) -> None:
+    def run_block(
+        self,
+        inputs: Sequence[Array | None],
+        targets: Sequence[Array],
+        scratch: Sequence[Array],
+        steps: Sequence[_Bound] | None = None,
+    ) -> None:
         """Compute one block; the caller has NumPy warn of nothing.
 
         NOTE: what happens between the calls of NumPy keeps other threads from the interpreter's lock.
@@ -210,11 +223,16 @@ class BlockProgram:
             inputs: Their parts of it; None: absent.
             targets: Of the results.
             scratch: For what is neither.
+            steps: As of `bind`, with that scratch; None: none are bound.
         """
         values: list[Any] = [*inputs, *targets, *self.numbers, *scratch]
         for number, wide in self.widened:
             values[wide][...] = values[number]
-        for function, sources, target, rounding in self.calls:
+        for step in self.calls if steps is None else steps:
+            if isinstance(step, list):
+                deque(map(operator.call, step), 0)  # with nothing between them
+                continue
+            function, sources, target, rounding = step
             if len(sources) == 2:
                 first, second = sources
                 function(values[first], values[second], out=values[target])
@@ -223,10 +241,38 @@ class BlockProgram:
             if rounding is not None:
                 _round(values[target], rounding, targets)
 
+    def bind(self, scratch: Sequence[Array]) -> list[_Bound]:
+        """Return the steps: in place of those that read and write nothing but scratch and numbers their calls."""
+        first = len(self.shapes) + len(self.dtypes)
+        values: list[Any] = [*[None] * first, *self.numbers, *scratch]
+        steps: list[_Bound] = []
+        for call in self.calls:
+            rounding = call.rounding
+            if min(*call.sources, call.target) < first or (rounding is not None and rounding.output >= 0):
+                steps.append(call)
+                continue
+            if not steps or not isinstance(steps[-1], list):
+                steps.append([])
+            calls = steps[-1]
+            assert isinstance(calls, list)
+            calls += self._prepare_step(call, values)
+            if rounding is not None:
+                calls.append(functools.partial(_round, values[call.target], rounding, ()))
+        return steps
+
+    def _prepare_step(self, call: _StepCall, values: Sequence[Any]) -> PreparedCalls:
+        first = len(self.shapes) + len(self.dtypes)
+        constant = [first <= source < first + len(self.numbers) for source in call.sources]
+        return prepare_step(call.function, [values[source] for source in call.sources], values[call.target], constant)
+
     def _allocate(self, register: int, shape: tuple[int, ...]) -> Array:
         return np.empty(shape, self.registers[register])
 
-    def make_scratch(self, find: Callable[[int, tuple[int, ...]], Array], measure: _Measure | None) -> list[Array]:
+    def make_scratch(
+        self,
+        find: Callable[[int, tuple[int, ...]], Array],
+        measure: Callable[[tuple[int, ...]], tuple[int, ...]] | None,
+    ) -> list[Array]:
         """Return scratch arrays for blocks of one shape.
 
         Args:
@@ -236,7 +282,8 @@ class BlockProgram:
         return [find(register, shape if measure is None else measure(shape)) for register, shape in self.scratch]
 
 
-_Measure = Callable[[tuple[int, ...]], tuple[int, ...]]
+_Measure = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
+_Bound = _StepCall | list[Callable[[], object]]
 
 
 class _SharedBlocks:
@@ -260,7 +307,7 @@ class _SharedBlocks:
         inner = list(itertools.accumulate(shape[:0:-1], int.__mul__, initial=1))[::-1]
         self._axis = next((axis for axis, size in enumerate(inner) if size <= block), 0)
         self._length = max(1, block // inner[self._axis]) if inner else 1
-        self._outer = shape[: self._axis]
+        self._outer, self._inner = shape[: self._axis], shape[self._axis + 1 :]
         self._pieces = -(-shape[self._axis] // self._length) if shape else 1
         self._shape = shape
         self._spare: list[_Spare] = []  # that no thread uses at present
@@ -279,10 +326,6 @@ class _SharedBlocks:
 
     def _compute(self, number: int) -> None:
         """Compute one block."""
-        try:
-            spare = self._spare.pop()
-        except IndexError:
-            spare = _Spare.of(self._program.registers)
         place = self._find_place(number)
         targets = [y[place] for y in self._outputs]
         if self._is_flat:
@@ -290,10 +333,11 @@ class _SharedBlocks:
         else:
             block = [x if x is None or not x.ndim else self._window(x, place) for x in self._arrays]
         shape = targets[0].shape
-        if shape not in spare.scratch:
-            measure = functools.partial(self._measure, shape)
-            spare.scratch[shape] = self._program.make_scratch(spare.find, measure)
-        self._program.run_block(block, targets, spare.scratch[shape])
+        try:
+            spare = self._spare.pop()
+        except IndexError:
+            spare = _Spare.take(self._program, (self._length, *self._inner))
+        self._program.run_block(block, targets, *spare.bind(self._program, shape, self._measure))
         self._spare.append(spare)
 
     def _find_place(self, number: int) -> tuple[Any, ...]:
@@ -326,7 +370,8 @@ def _choose_length(program: BlockProgram) -> tuple[int, bool]:
         longest = max(longest, CALL_NBYTES * min(threads, _MOST) // width)
     # As many for each thread, of one size.
     count = -(-size // (longest * threads)) * threads
-    return -(-size // count), threads > 1
+    length = -(-size // count)
+    return -(-length // ROW) * ROW if length >= 8 * ROW else length, threads > 1
 
 
 def _are_shared(inputs: Sequence[Array | None], outputs: Sequence[Array]) -> bool:
@@ -348,42 +393,74 @@ def _round(result: Array, rounding: _StepRounding, targets: Sequence[Array]) -> 
 # Memory of scratch registers that no call uses at present, by its size. Fresh memory costs more than what most steps do
 # with it: the system clears each page when it is first touched.
 _idle: dict[int, list[Array]] = {}
+_idle_spares: dict[int, list[_Spare]] = {}
 _IDLE_NBYTES, SMALL_NBYTES = 1 << 25, 1 << 14
+_BOUND_KEPT = 16  # programs and shapes of blocks
 
 
 @dataclass(frozen=True, slots=True)
 class _Spare:
-    """Registers that one thread uses at a time, and scratch arrays in them by the shape of a block."""
+    """Memory of registers that one thread uses at a time, with what programs have bound to it."""
 
-    dtypes: Sequence[_DType]
-    buffers: list[Array | None]
-    scratch: dict[tuple[int, ...], list[Array]]
+    buffer: Array
+    _bound: dict[tuple[int, tuple[int, ...]], tuple[BlockProgram, list[Array], list[_Bound]]]
 
     @classmethod
-    def of(cls, dtypes: Sequence[_DType]) -> _Spare:
-        """Return registers of these types, which have no memory yet."""
-        return cls(dtypes, [None] * len(dtypes), {})
+    def take(cls, program: BlockProgram, block: tuple[int, ...]) -> _Spare:
+        """Return memory for blocks of a program up to some shape."""
+        size = prod(block)
+        nbytes = _round_up(sum([_align(size * dtype.itemsize) for dtype in program.registers]))
+        try:
+            return _idle_spares[nbytes].pop()
+        except (KeyError, IndexError):
+            return cls(np.empty(nbytes, np.uint8), {})
 
-    def find(self, register: int, shape: tuple[int, ...]) -> Array:
-        """Return a register as an array of some shape, of a block's elements at most."""
-        dtype = self.dtypes[register]
-        nbytes = prod(shape) * dtype.itemsize
-        if nbytes < SMALL_NBYTES:
-            return np.empty(shape, dtype)
-        buffer = self.buffers[register]
-        if buffer is None or buffer.nbytes < nbytes:
-            buffer = self.buffers[register] = take_buffer(nbytes)
-        scratch: Array = buffer[:nbytes].view(dtype).reshape(shape)
-        return scratch
+    def bind(
+        self, program: BlockProgram, block: tuple[int, ...], measure: _Measure | None
+    ) -> tuple[list[Array], list[_Bound]]:
+        """Return the scratch arrays of a block of some shape, and the calls on those, see `BlockProgram.bind`.
+
+        Args:
+            program: Whose.
+            block: The shape.
+            measure: As of `BlockProgram.make_scratch`.
+        """
+        try:
+            _, scratch, calls = self._bound[id(program), block]
+        except KeyError:
+            if len(self._bound) > _BOUND_KEPT:
+                self._bound.clear()
+            size = prod(block)
+            firsts = list(
+                itertools.accumulate(program.registers, lambda at, d: at + _align(size * d.itemsize), initial=0)
+            )
+
+            def find(register: int, shape: tuple[int, ...]) -> Array:
+                return view_bytes(self.buffer[firsts[register] :], shape, program.registers[register])
+
+            scratch = program.make_scratch(find, measure and functools.partial(measure, block))
+            calls = program.bind(scratch)
+            self._bound[id(program), block] = program, scratch, calls
+        return scratch, calls
 
     def give_back(self) -> None:
         """Leave the memory to other calls."""
-        give_buffers([buffer for buffer in self.buffers if buffer is not None])
+        idle = _idle_spares.setdefault(self.buffer.nbytes, [])
+        if (len(idle) + 1) * self.buffer.nbytes <= _IDLE_NBYTES:
+            idle.append(self)
+
+
+def _align(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64  # a line of the cache
+
+
+def _round_up(nbytes: int) -> int:
+    return 1 << (nbytes - 1).bit_length()
 
 
 def take_buffer(nbytes: int) -> Array:
     """Return memory for a block of any type, of at least so many bytes."""
-    size = 1 << (nbytes - 1).bit_length()
+    size = _round_up(nbytes)
     try:
         return _idle[size].pop()
     except (KeyError, IndexError):
@@ -410,7 +487,9 @@ def prepare_blocks(
         results: The steps that make the outputs.
         inputs: Shapes and types; None: absent.
     """
-    program = _prepare(rows, forms, results, inputs, is_apart=False)
+    program = _prepare(rows, forms, results, inputs)
+    if prod(program.shape) > 2 * program.length:
+        return _prepare(rows, forms, results, inputs, is_divided=True)
     apart = _prepare(rows, forms, results, inputs, is_apart=True)
     return replace(program, apart=apart) if len(apart.registers) < len(program.registers) else program
 
@@ -421,9 +500,20 @@ def _prepare(
     results: tuple[int, ...],
     inputs: tuple[SpecKey | None, ...],
     *,
-    is_apart: bool,
+    is_apart: bool = False,
+    is_divided: bool = False,
 ) -> BlockProgram:
-    """Return the steps prepared; ``is_apart``: for outputs that share no memory with inputs."""
+    """Return the steps prepared.
+
+    Args:
+        rows: As of `prepare_blocks`, as are the others.
+        forms: See there.
+        results: See there.
+        inputs: See there.
+        is_apart: Whether outputs share no memory with inputs, and may hold what other steps make before.
+        is_divided: Whether there are several blocks. Outputs hold nothing but results then: what is between is in
+            scratch arrays, where each thread's calls are bound once for all of its blocks.
+    """
     shape = forms.specs[results[0]].shape
     steps = read_steps(rows)
     texts = list(dict.fromkeys(given for step in steps for given in step.inputs if isinstance(given, str)))
@@ -444,7 +534,7 @@ def _prepare(
     registers = _Registers({
         output: (step, forms.specs[step].dtype)
         for output, step in enumerate(results)
-        if accumulator(forms.specs[step].dtype) == forms.specs[step].dtype
+        if accumulator(forms.specs[step].dtype) == forms.specs[step].dtype and not is_divided
     })  # fmt: skip
     scratch: list[_Scratch] = []
     first_scratch = first + len(results)
@@ -480,7 +570,9 @@ def _prepare(
         rounding = None if wide == rounded else _StepRounding(rounded, output, value in last and wide != form.dtype)
         calls.append(_StepCall(form.function, tuple([places[each] for each in row]), places[value], rounding))
     whole = [key[1] for number, key in enumerate(inputs) if key is not None and shapes[number] == shape]
-    taken = [dtype.itemsize for dtype in (*whole, *registers.dtypes, *[forms.specs[step].dtype for step in results])]
+    held = [step for step in results if not is_divided or last.get(first + step, step) > step]
+    taken = [dtype.itemsize for dtype in (*whole, *registers.dtypes, *[forms.specs[step].dtype for step in held])]
+    widths = [*taken, *[forms.specs[step].dtype.itemsize for step in results]]
     return BlockProgram(
         shape,
         tuple([forms.specs[step].dtype for step in results]),
@@ -492,9 +584,10 @@ def _prepare(
         tuple(registers.dtypes),
         all(key is None or prod(key[0]) == 1 or key[0] == shape for key in inputs)
         and all(spec.shape == shape or spec.size == 1 for spec in forms.specs),
-        max(taken),
+        max(widths),
         sum(1 if isinstance(call.function, np.ufunc) else _COMPOSED for call in calls),
-        max(1, _CACHE_NBYTES // sum(taken)),
+        max(1, _CACHE_NBYTES // max(sum(taken), 1)),
+        is_divided,
         any(key is not None and key[0] != shapes[number] for number, key in enumerate(inputs)),
     )
 
