@@ -227,7 +227,10 @@ class CallRecording(Recording, Protocol):
         """Whether one thread makes all calls as soon as several would, in a time that a caller is kept for."""
 
     def bind(self, bindings: Mapping[int, Region]) -> Callable[[], Sequence[Callable[[], object]]]:
-        """Return what gives the calls at the size that is set when it is asked, bound to these places for good."""
+        """Return what gives the calls at the size that is set when it is asked, bound to these places for good.
+
+        Buffers that have no place yet have one whenever the calls are made.
+        """
 
 
 class Device(Protocol):

@@ -217,11 +217,12 @@ class Engine:
             with self.exclusive.at_rest():
                 self._lane.note(*self._last)
 
-    def run_here(self, inputs: object) -> LastLap | None:
+    def run_here(self, inputs: object, *, copies: bool) -> LastLap | None:
         """Compute a run in the call, where that can be; None: it has to be scheduled.
 
         Args:
             inputs: Of the run.
+            copies: Whether large inputs and outputs are copied too.
         """
         lane = self._lane
         if (
@@ -232,7 +233,7 @@ class Engine:
         ):
             return None
         with self.exclusive.at_rest():
-            lap = lane.run(self.model, inputs)
+            lap = lane.run(self.model, inputs, copies=copies)
         if lap is not None and _log.isEnabledFor(logging.DEBUG):
             _log.debug("run %d of %s was computed in the call", self.run_counter.number - 1, self.model.graph.name)
         return lap

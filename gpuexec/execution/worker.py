@@ -266,7 +266,7 @@ class Worker:
         """
         if stream is None:
             with self._engine.exclusive:
-                lap = self._engine.run_here(inputs)
+                lap = self._engine.run_here(inputs, copies=bool(copy))
                 if lap is not None:
                     self._last, self._progress = lap, 1.0
                     return Outputs(lap.arrays)

@@ -104,7 +104,8 @@ class CpuRecording:
     def bind(self, bindings: Mapping[int, Region]) -> Callable[[], Sequence[Callable[[], object]]]:
         """Return what gives the commands as calls over this memory, in the plan's order, as they are when it is asked.
 
-        From size to size only commands that depend on it are prepared again, one after the other.
+        From size to size only commands that depend on it are prepared again, one after the other. A buffer that has no
+        place yet is looked up at each call.
         """
         known: Sequence[Call] = ()
         bound: list[BoundCall] = []

@@ -113,7 +113,15 @@ class Call:
             call()
 
     def bind(self, bindings: Mapping[int, Region]) -> BoundCall:
-        """Return what gives the calls that execute the command on this memory, at the size of a row."""
+        """Return what gives the calls that execute the command on this memory, at the size of a row.
+
+        A buffer that is not among the bindings yet is looked up there at each call.
+        """
+        if not bindings.keys() >= {*self._bound}:
+            return lambda row: [partial(self.run, bindings, row)]
+        return self._bind_for_good(bindings)
+
+    def _bind_for_good(self, bindings: Mapping[int, Region]) -> BoundCall:
         calls = self._bind(bindings, is_prepared=True)
         return lambda row: calls
 
@@ -247,8 +255,7 @@ class MovingCall(Call):
             is_known = all(isinstance(region.memory, CpuMemory) for region in regions)
             self._places = [(weakref.ref(region.memory), region.offset) for region in regions] if is_known else []
 
-    def bind(self, bindings: Mapping[int, Region]) -> BoundCall:
-        """Return what gives the calls that execute the command on this memory, at the size of a row."""
+    def _bind_for_good(self, bindings: Mapping[int, Region]) -> BoundCall:
         return self._place(bindings, is_bound=True)
 
     def _place(self, bindings: Mapping[int, Region], *, is_bound: bool = False) -> _MovingViews:

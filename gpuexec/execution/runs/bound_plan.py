@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ class BoundPlan:
         calls: What computes the outputs.
         outputs: The arrays of the graph's outputs, in order; None where a plan writes them elsewhere.
         nbytes: Of the memory of inputs and outputs.
+        lent: The buffers of large inputs and outputs, which are elsewhere at each run: in what is lent for it.
+        places: By buffer, where they are meanwhile.
     """
 
     def __init__(
@@ -38,9 +40,11 @@ class BoundPlan:
         recording: CallRecording,
         regions: tuple[Sequence[Region | None], Sequence[Region | None]],
         find_calls: Callable[[], Sequence[Callable[[], object]]],
+        lent: Mapping[Value, int],
+        places: dict[int, Region],
     ) -> None:
         self._plans, self._stream, self._recording, self._find_calls = plans, stream, recording, find_calls
-        self._regions = regions
+        self._regions, self.lent, self.places = regions, lent, places
         self.inputs: tuple[Array | None, ...] = (None,) * len(regions[0])
         self.outputs: tuple[Array | None, ...] = (None,) * len(regions[1])
         self.nbytes = sum({id(each.memory): each.memory.nbytes for part in regions for each in part if each}.values())
@@ -88,11 +92,12 @@ def bind_plan(
     stage: Stage,
     planned: PlannedVariant | None,
     elsewhere: Mapping[Value, Region],
+    lendable: Collection[str] = (),
 ) -> BoundPlan | None:
     """Bind a plan that has run; None where that gains nothing, or can't be.
 
-    It is for brief plans over small arrays of the host, of which no output is an input. The caller
-    holds the lock for issuing.
+    It is for brief plans over arrays of the host, of which no output is an input. The caller holds the lock for
+    issuing.
 
     Args:
         device: What it runs on.
@@ -100,6 +105,7 @@ def bind_plan(
         stage: Whose plan.
         planned: Its sizes.
         elsewhere: Where inputs and outputs lie that are no arrays of its own.
+        lendable: The inputs and outputs that may be lent to each run, where they are large; others may not be large.
     """
     graph = stage.partition.ready
     if graph is None or stage.plans is None or planned is None or planned.stands_for is not None:
@@ -113,7 +119,7 @@ def bind_plan(
 
     def open_region(value: Value, port: Port) -> Region | None:
         """Return the bytes of a port, which its buffer is bound to; None: they are elsewhere, or nothing reads them."""
-        if port.buffer is None:
+        if port.buffer is None or value in lent:
             return None
         if value in elsewhere:
             bindings[port.buffer] = elsewhere[value]
@@ -124,14 +130,23 @@ def bind_plan(
             region = bindings[port.buffer] = Region(block, 0, block.nbytes)
         return region
 
-    specs = zip((*graph.inputs, *graph.outputs), (*variant.inputs, *variant.outputs), strict=True)
-    own = [spec for value, spec in specs if value not in elsewhere]
-    if any(is_host_object(spec.dtype) or spec.nbytes >= IN_PLACE_NBYTES for spec in own):
-        return None
+    values, specs = (*graph.inputs, *graph.outputs), (*variant.inputs, *variant.outputs)
+    buffers = [port.buffer for port in (*plan.inputs, *plan.outputs)]
+    lent: dict[Value, int] = {}
+    for value, spec, buffer in zip(values, specs, buffers, strict=True):
+        if value in elsewhere:
+            continue
+        if is_host_object(spec.dtype):
+            return None
+        if spec.nbytes >= IN_PLACE_NBYTES and buffer is not None:
+            if value.name not in lendable or buffers.count(buffer) > 1:
+                return None
+            lent[value] = buffer
     inputs = [open_region(value, port) for value, port in zip(graph.inputs, plan.inputs, strict=True)]
     outputs = [open_region(value, port) for value, port in zip(graph.outputs, plan.outputs, strict=True)]
     recorded = stage.plans.record(planned, stream)  # anew, where other plans have outgrown the arena
     if not isinstance(recorded, CallRecording):
         return None
     with np.errstate(all="ignore"):
-        return BoundPlan(stage.plans, stream, planned, recorded, (inputs, outputs), recorded.bind(bindings))
+        find_calls = recorded.bind(bindings)
+        return BoundPlan(stage.plans, stream, planned, recorded, (inputs, outputs), find_calls, lent, bindings)

@@ -1,7 +1,8 @@
 """Lane: runs computed in the call that waits for them, over arrays that were bound once; on devices that record calls.
 
 Such a run holds inputs against those of a run before, copies them in, makes the calls of one plan and copies outputs
-out. It has no event, fence or readback; a `Run` is made of it where somebody asks for an output by name afterwards.
+out; what is large is read where it lies, and written where it stays. It has no event, fence or readback; a `Run` is
+made of it where somebody asks for an output by name afterwards.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpuexec.devices.device import Region
+from gpuexec.devices.device import Device, Region
 from gpuexec.execution.resources.frames import Frame, Lease
+from gpuexec.execution.resources.memory import BorrowedMemory
 from gpuexec.execution.results.content import Content
 from gpuexec.execution.results.place import Place
 from gpuexec.execution.results.tensor import Tensor
@@ -61,7 +63,7 @@ class _Track:
     Args:
         bound: What its runs call.
         stage: Whose plan.
-        kept: The inputs of the run that it is made of, by name, in the model's order.
+        own: The inputs of the run that it is made of, by name, in the model's order.
         reads: What planning and branches read of inputs, each with what it found.
         framed: The outputs that are no memories.
         left: Of the memories that are copied, the output and the input of each.
@@ -70,8 +72,10 @@ class _Track:
     Attributes:
         bound: As above.
         reads: As above.
-        inputs: Name, shape, type and the array that each is copied to.
-        outputs: Where calls leave outputs, by name.
+        inputs: Name, shape, type and the array that each is copied to; None: it is read where it lies.
+        outputs: Where calls leave outputs, by name; not those that are lent memory.
+        lent_inputs: The inputs that are read where they lie, each with its buffer.
+        lent_outputs: The outputs that are written where they stay: name, spec, buffer and its bytes.
         names: The inputs that are memories and copied.
         memories: The array that each of them is copied to, and the one that its next content is in.
         kept: The inputs, for a later run that leaves some out.
@@ -82,7 +86,7 @@ class _Track:
         self,
         bound: BoundPlan,
         stage: Stage,
-        kept: Mapping[str, Array],
+        own: Mapping[str, TensorSpec],
         reads: tuple[tuple[Read, bytes], ...],
         framed: Sequence[Value],
         left: Mapping[str, str],
@@ -98,7 +102,14 @@ class _Track:
         # By input of the graph: which of the memories that grow, or what else it is.
         kinds = {value: kind for kind, each in enumerate(grown) for value in each.inputs}
         self._shapes = [(kinds.get(value, -1), value.name) for value in graph.inputs]
-        self._own = {name: (x.shape, x.dtype) for name, x in kept.items()}
+        self._own = own
+        plan, variant, lent = bound.planned.compiled.plan, bound.planned.variant, bound.lent
+        self.lent_inputs = [(value.name, lent[value]) for value in graph.inputs if value in lent]
+        self.lent_outputs = [
+            (value.name, spec, lent[value], plan.buffers[lent[value]].nbytes)
+            for value, spec in zip(graph.outputs, variant.outputs, strict=True)
+            if value in lent
+        ]
         self._fitted: tuple[object, object] = None, None
         self._fit()
 
@@ -135,13 +146,39 @@ class _Track:
         given = {value.name: x for value, x in zip(graph.inputs, bound.inputs, strict=True) if x is not None}
         made = {value.name: x for value, x in zip(graph.outputs, bound.outputs, strict=True) if x is not None}
         shapes = {value.name: spec.shape for value, spec in zip(graph.inputs, variant.inputs, strict=True)}
-        for name, (shape, dtype) in self._own.items():
-            if name not in given:
-                given[name] = np.empty(shapes.get(name, shape), dtype)
-        self.inputs = tuple([(name, given[name].shape, given[name].dtype, given[name]) for name in self._own])
-        self.outputs = {value.name: made[value.name] for value in self._framed}
+        own = {name: spec.with_shape(shapes.get(name, spec.shape)) for name, spec in self._own.items()}
+        for name, spec in own.items():
+            if name not in given and spec.nbytes < IN_PLACE_NBYTES:
+                given[name] = np.empty(spec.shape, spec.dtype)
+        self.inputs = tuple([(name, spec.shape, spec.dtype, given.get(name)) for name, spec in own.items()])
+        self.outputs = {value.name: made[value.name] for value in self._framed if value.name in made}
         self.memories = tuple([(given[name], made[output]) for output, name in self._left.items()])
-        self.kept = {name: HostArray(TensorSpec(shape, dtype), array) for name, shape, dtype, array in self.inputs}
+        self.kept = {name: HostArray(spec, given.get(name), is_kept=name in given) for name, spec in own.items()}
+
+    def lend(self, named: Mapping[str, Any], device: Device) -> dict[str, Array]:
+        """Give large inputs and outputs their places for a run, and return the arrays of those outputs by name.
+
+        Args:
+            named: The inputs.
+            device: Where memory of outputs comes from.
+
+        Raises:
+            OutOfMemoryError: There is no room for an output.
+        """
+        places, arrays = self.bound.places, dict[str, Array]()
+        for name, buffer in self.lent_inputs:
+            x = named[name]
+            places[buffer] = Region(BorrowedMemory.of(x), 0, x.nbytes)
+        for name, spec, buffer, nbytes in self.lent_outputs:
+            memory = device.allocate(nbytes)
+            places[buffer] = region = Region(memory, 0, nbytes)
+            arrays[name] = region.view(spec)
+        return arrays
+
+    def end_loan(self) -> None:
+        """Forget the places of large inputs and outputs."""
+        for buffer in self.bound.lent.values():
+            self.bound.places.pop(buffer, None)
 
 
 class Lane:
@@ -175,7 +212,7 @@ class Lane:
             self._planning.backend.memory_revision.number += 1
         self._tracks, self._seen = [], None
 
-    def run(self, model: Model, inputs: object) -> LastLap | None:
+    def run(self, model: Model, inputs: object, *, copies: bool = False) -> LastLap | None:
         """Compute a run; None: it has to be scheduled, for it is another one, or failed, and scheduled tells why.
 
         The caller has seen to it that nothing is under way. An interrupt loses the inputs that a later run may leave
@@ -184,12 +221,13 @@ class Lane:
         Args:
             model: Whose inputs.
             inputs: As of `Worker.run`.
+            copies: Whether large inputs and outputs are copied too.
         """
         if not self._tracks:
             return None
         named = name_inputs(model, inputs)
         track = self._find(named)
-        if track is None:
+        if track is None or (copies and track.bound.lent):
             return None
         grown: Sequence[GrownMemories] | None = ()
         if track.grows:
@@ -205,22 +243,26 @@ class Lane:
             number = run_counter.advance()
         binder.kept = {}
         for name, _, _, array in track.inputs:
-            array[...] = named[name]
+            if array is not None:
+                array[...] = named[name]
         for (array, _), content in zip(track.memories, held, strict=True):
             array[...] = content
         try:
+            lent = track.lend(named, self._planning.backend.device)
             with np.errstate(all="ignore"), computing(self._planning.backend.threads):
                 for call in track.bound.calls:
                     call()
         except Exception:
             self.forget()
             return None
+        finally:
+            track.end_loan()
         binder.kept = dict(track.kept)
         if track.names or grown:
             copied = {name: array.copy() for name, (_, array) in zip(track.names, track.memories, strict=True)}
             self._memories.leave(copied, track.list_left(grown or ()))
         arrays = {name: array.copy() for name, array in track.outputs.items()}
-        return LastLap(self, track, number, arrays)
+        return LastLap(self, {**track.outputs, **lent}, number, arrays | lent)
 
     def note(self, stage: Stage, planned: PlannedVariant | None) -> None:
         """Bind what a run needs that was scheduled, is done, and is of a size that comes again."""
@@ -242,13 +284,13 @@ class Lane:
         grows = any(memory.axis is not None for memory in self._planning.model.memories)
         return grows and isinstance(planned.variant, SizedVariant) and isinstance(other.variant, SizedVariant)
 
-    def _make_run(self, track: _Track, number: int) -> Run:
+    def _make_run(self, arrays: Mapping[str, Array], number: int) -> Run:
         backend, run_counter, stream = self._planning.backend, self._storage.run_counter, self._context.stream
         run, frame = Run(number, backend, self._give_up), Frame(backend)
         run._fence.issue(())
         lease = Lease(backend, frame, run_counter, number)
         for value in self._planning.framed:
-            array = track.outputs[value.name]
+            array = arrays[value.name]
             region = frame.output(value.name, array.nbytes)
             spec = TensorSpec(array.shape, array.dtype)
             region.view(spec)[...] = array
@@ -262,10 +304,12 @@ class Lane:
         for place, track in enumerate(self._tracks):
             if len(named) != len(track.inputs):
                 continue
-            for name, shape, dtype, _ in track.inputs:
+            for name, shape, dtype, array in track.inputs:
                 x = named.get(name)
                 if type(x) is not np.ndarray or x.dtype != dtype or (x.shape != shape and not track.grows):
                     break
+                if array is None and not (x.flags.c_contiguous and x.flags.aligned):
+                    break  # it can't be read where it lies
             else:
                 if not all(read.extract(named[read.input]) == found for read, found in track.reads):  # type: ignore[arg-type]
                     continue
@@ -303,20 +347,24 @@ class Lane:
             if isinstance(item, HostArray) and item.array is not None
         }
         own = [port.name for port in model.inputs]
-        if not kept.keys() >= {*own} or any(kept[name].nbytes >= IN_PLACE_NBYTES for name in own):
+        lent = {
+            name for name, item in self._storage.binder.kept.items() if isinstance(item, HostArray) and not item.is_kept
+        }
+        if not kept.keys() | lent >= {*own}:
             return None
         wholes = [Read(value.name, "", "a branch") for value, _ in stage.conditions]
         reads = [*planned.variant.reads, *wholes]
-        if any(read.input not in own for read in reads):
+        if any(read.input not in own or read.input in lent for read in reads):
             return None
         with self._context.lock, computing(self._planning.backend.threads):
-            bound = bind_plan(self._planning.backend.device, self._context.stream, stage, planned, elsewhere)
+            lendable = () if grown else (*own, *[value.name for value in self._planning.framed])
+            bound = bind_plan(self._planning.backend.device, self._context.stream, stage, planned, elsewhere, lendable)
         if bound is None:
             return None
         return _Track(
             bound,
             stage,
-            {name: kept[name] for name in own},
+            {name: self._storage.binder.kept[name].spec for name in own},
             tuple([(read, read.extract(kept[read.input])) for read in reads]),
             tuple(self._planning.framed),
             {output: name for output, name in left.items() if output not in {v.name for v in elsewhere}},
@@ -333,10 +381,10 @@ class LastLap:
     """
 
     _lane: Lane
-    _track: _Track
+    _made: Mapping[str, Array]
     _number: int
     arrays: dict[str, Array]
 
     def make_run(self) -> Run:
         """Return the run, its outputs in memory of their own; no other has begun since."""
-        return self._lane._make_run(self._track, self._number)
+        return self._lane._make_run(self._made, self._number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,8 +63,8 @@ def laps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     seen: list[bool] = []
     own = Lane.run
 
-    def run(self: Lane, model: gx.Model, inputs: object) -> object:
-        lap = own(self, model, inputs)
+    def run(self: Lane, model: gx.Model, inputs: object, *, copies: bool) -> object:
+        lap = own(self, model, inputs, copies=copies)
         seen.append(lap is not None)
         return lap
 
@@ -196,6 +197,91 @@ def test_branches_that_an_input_decides_are_told_apart(laps: list[bool]) -> None
                 for _ in range(4):
                     np.testing.assert_array_equal(worker.run({"x": x, "go": np.array(go)})[0], wanted)
     assert laps[-16:] == [True] * 16
+
+
+LARGE = 1 << 18
+
+
+@pytest.fixture
+def large() -> Iterator[gx.Worker]:
+    """A Worker of ``y = -(x + few)`` and the sum of ``y``."""
+    text = f"""(float[2,{LARGE // 2}] x, float[1] few) => (float[2,{LARGE // 2}] y, float total)
+    <int64[2] all = {{0,1}}> {{
+      more = Add (x, few) y = Neg (more) total = ReduceSum <keepdims = 0> (y, all)
+    }}"""
+    with gx.Worker(load(text), backend="cpu") as worker:
+        yield worker
+
+
+def make_large(seed: int) -> dict[str, Array]:
+    """Return inputs for it."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(-9, 9, (2, LARGE // 2)).astype(np.float32)
+    return {"x": x, "few": rng.integers(1, 9, 1).astype(np.float32)}
+
+
+def check_large(worker: gx.Worker, count: int, first: int = 0) -> None:
+    """Check runs of inputs that are others each time; results stay as they are when later runs come."""
+    made = []
+    for seed in range(first, first + count):
+        given = make_large(seed)
+        outputs, expected = worker.run(given), -(given["x"] + given["few"])
+        made.append((outputs["y"], expected))
+        np.testing.assert_array_equal(outputs["total"], expected.sum())
+        given["x"].fill(np.nan)
+    for y, expected in made:
+        np.testing.assert_array_equal(y, expected)
+        assert y.flags.writeable
+
+
+def test_large_arrays_are_read_and_written_where_they_lie(large: gx.Worker, laps: list[bool]) -> None:
+    check_large(large, 9)
+    assert laps[-5:] == [True] * 5
+    assert {row.name: row.nbytes for row in large.memory_report()}["lane"] < LARGE
+    given = make_large(3)
+    y = large.run(given)["y"]
+    tensor = large.peek_output("y")
+    np.testing.assert_array_equal(tensor.readback_request().result(), y)
+    check_large(large, 2)
+    assert laps[-3:] == [True] * 3
+
+
+def test_large_inputs_are_the_callers_again_behind_a_lap(large: gx.Worker, laps: list[bool]) -> None:
+    check_large(large, 8)
+    given = make_large(5)
+    kept = weakref.ref(given["x"])
+    large.run(given)
+    assert laps[-1]
+    del given
+    assert kept() is None
+    with pytest.raises(gx.InputError, match="'x' is missing: the run before read it where it lies"):
+        large.run({"few": np.ones(1, np.float32)})
+    check_large(large, 2)
+
+
+def test_large_inputs_with_gaps_and_copies_are_scheduled(large: gx.Worker, laps: list[bool]) -> None:
+    check_large(large, 8)
+    given = make_large(1)
+    apart = np.repeat(given["x"], 2, axis=1)[:, ::2]
+    np.testing.assert_array_equal(large.run({**given, "x": apart})["y"], -(given["x"] + given["few"]))
+    assert laps[-1] is False
+    large.run(given, copy=True)
+    assert laps[-1] is False
+    given["x"].fill(np.nan)
+    again = make_large(1)
+    np.testing.assert_array_equal(large.run({"few": given["few"]})["y"], -(again["x"] + again["few"]))
+    check_large(large, 4)
+    assert laps[-1]
+
+
+def test_memories_that_are_large_are_scheduled(laps: list[bool]) -> None:
+    text = f"(float[{LARGE}] x, float[{LARGE}] sum) => (float[{LARGE}] total) {{ total = Add (x, sum) }}"
+    x = np.ones(LARGE, np.float32)
+    with gx.Worker(load(text).bind_state({"total": "sum"}), backend="cpu") as worker:
+        for _ in range(6):
+            worker.run(x)
+        np.testing.assert_array_equal(worker.state.get("sum"), 6 * x)
+    assert not any(laps)
 
 
 REMEMBERING = """(float[n] x, float[n] sum, float[2] last) => (float[n] y, float[n] total, float[2] next)
@@ -406,7 +492,7 @@ def test_a_second_caller_is_refused(worker: gx.Worker, monkeypatch: pytest.Monke
     refused: list[BaseException] = []
     own = Lane.run
 
-    def run(self: Lane, model: gx.Model, inputs: object) -> object:
+    def run(self: Lane, model: gx.Model, inputs: object, *, copies: bool) -> object:
         def enter() -> None:
             try:
                 worker.run(draw(2))
@@ -416,7 +502,7 @@ def test_a_second_caller_is_refused(worker: gx.Worker, monkeypatch: pytest.Monke
         other = threading.Thread(target=enter)
         other.start()
         other.join()
-        return own(self, model, inputs)
+        return own(self, model, inputs, copies=copies)
 
     monkeypatch.setattr(Lane, "run", run)
     worker.run(draw(2))
