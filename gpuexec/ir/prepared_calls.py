@@ -13,6 +13,8 @@ import numpy as np
 from gpuexec.errors import PlanError
 from gpuexec.ir.operator import Array, Operator, PreparedCalls
 
+BLOCK = 1 << 15  # elements that a function is called with at once, so that its temporaries stay in cache
+
 
 def prepare_calls(
     operator: Operator,
@@ -95,16 +97,24 @@ def prepare_step(
 ) -> PreparedCalls:
     """Return the calls of a function as `prepare_elementwise` does, with as little between NumPy's as can be.
 
+    One that has temporaries is called block by block, where arrays are dense.
+
     Args:
         function: As there.
         operands: As there.
         y: As there.
         constant: Which of the operands never change; those beyond its end may.
     """
-    if not isinstance(function, Bindable):
-        return [prepare_elementwise(function, operands, y)]
     operands, y = _flatten(operands, y)
-    return function.bind(operands, y, constant)
+    if isinstance(function, Bindable):
+        return function.bind(operands, y, constant)
+    if isinstance(function, np.ufunc) or y.ndim != 1 or y.size <= BLOCK:
+        return [partial(function, *operands, out=y)]
+    parts = [slice(first, first + BLOCK) for first in range(0, y.size, BLOCK)]
+    return [
+        partial(function, *[x if x is None or x.size == 1 else x[part] for x in operands], out=y[part])
+        for part in parts
+    ]
 
 
 def overlay_scratch(*parts: Sequence[int]) -> list[int]:

@@ -232,6 +232,17 @@ def test_error_function_is_within_one_ulp_in_float32() -> None:
     assert y is not None and np.max(np.abs(y - exact) / np.spacing(np.abs(exact).astype(np.float32))) < 1.0
 
 
+def test_gelu_is_off_by_little_more_than_its_rounded_factor_in_float32() -> None:
+    x = np.concatenate([np.linspace(-9, 9, 20001), np.logspace(-37, 38, 2001), -np.logspace(-37, 0, 2001)]).astype(
+        np.float32
+    )
+    exact = np.array([0.5 * each * math.erfc(-each / math.sqrt(2)) for each in x.astype(float)])
+    (y,) = build("Gelu", {}).compute(x)
+    assert y is not None and np.max(np.abs(y - exact) / np.maximum(np.abs(x), 1e-40)) < 1.25e-7
+    (ends,) = build("Gelu", {}).compute(np.array([np.inf, np.nan, 0, -0.0, 3e38], np.float32))
+    np.testing.assert_array_equal(ends, np.array([np.inf, np.nan, 0, -0.0, 3e38], np.float32))
+
+
 @pytest.mark.parametrize(
     ("name", "attributes", "dtype", "message"),
     [

@@ -35,16 +35,14 @@ from gpuexec.ir.operator import (
     qualified,
 )
 from gpuexec.ir.pointwise import Pointwise
-from gpuexec.ir.prepared_calls import has_scratch, prepare_elementwise, view_bytes
+from gpuexec.ir.prepared_calls import BLOCK, has_scratch, prepare_step, view_bytes
 from gpuexec.ir.spec import TensorSpec, accumulator, dtype_row
 from gpuexec.ops.elementwise.elementwise_cast import convert_commands, truncate, widen_narrow
 from gpuexec.ops.elementwise.elementwise_engine import (
-    BLOCK,
     FLOATS,
     UNSIGNED_BY_SIZE,
     DType,
     apply,
-    gains_from_blocks,
     require_inputs,
     require_same_dtype,
 )
@@ -176,13 +174,11 @@ class Elementwise(Operator):
         constant: Sequence[bool],
         scratch: Sequence[Array],
     ) -> PreparedCalls | None:
-        """Call the NumPy form, where no blocks are to be made; what is narrower than float is widened in scratch."""
+        """Call the NumPy form; what is narrower than float is widened in scratch, where it is no more than a block."""
         (y,), arrays = out, [x for x in inputs if x is not None]
         if y is None or arrays[0].dtype in (*self.row.widened, *self.row.hosted):
             return None
         function = self.pick_form().function
-        if gains_from_blocks(function, arrays, y):
-            return None
         narrow = [x for x in (*arrays, y) if accumulator(x.dtype) != x.dtype]
         is_dense = y.size <= BLOCK and all(x.flags.c_contiguous for x in narrow)
         if narrow and not (is_dense and has_scratch(scratch, [x.size * _FLOAT.itemsize for x in narrow])):
@@ -193,9 +189,8 @@ class Elementwise(Operator):
         ]
         operands, result = [wide.get(id(x), x) for x in arrays], wide.get(id(y), y)
         if self.parameters():
-            calls.append(functools.partial(function, *operands, *self.parameters(), out=result))
-        else:
-            calls.append(prepare_elementwise(function, operands, result))
+            function = functools.partial(_apply_form, function, self.parameters())
+        calls += prepare_step(function, operands, result)
         return calls if result is y else [*calls, functools.partial(np.copyto, y, result, "unsafe")]
 
     def lower(self, emit: Emitter, inputs: Slots, outputs: Slots) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuexec.errors import InputError
 from gpuexec.ir.operator import Array, PreparedCalls
+from gpuexec.ir.prepared_calls import BLOCK
 from gpuexec.ir.spec import TensorSpec, accumulator, dtypes_of, name_dtype
 
 DType = np.dtype[Any]
@@ -21,7 +22,6 @@ SIGNED = dtypes_of("float", "int")
 BOOL = np.dtype(np.bool_)
 UNSIGNED_BY_SIZE = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
-BLOCK = 1 << 15  # elements of one pass of a composed NumPy form, so that its temporaries stay in cache
 ROW = 1 << 13  # elements of a row of one number; NumPy takes shorter rows one by one
 
 
