@@ -151,6 +151,10 @@ class Elementwise(Operator):
             )
         return (TensorSpec(shape, row.result or dtype),)
 
+    def find_dtype(self, dtypes: Sequence[DType | None]) -> DType | None:
+        """Return the type of the table, or else that of any input, as they agree."""
+        return self.row.result or next((dtype for dtype in dtypes if dtype is not None), None)
+
     def compute(self, *inputs: Array | None, out: Out = None) -> tuple[Array | None, ...]:
         """Apply the NumPy form."""
         arrays = [x for x in inputs if x is not None]

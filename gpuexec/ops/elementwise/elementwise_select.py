@@ -74,6 +74,10 @@ class Where(Operator):
         dtype_row(a.dtype)
         return (TensorSpec(broadcast(condition.shape, a.shape, b.shape), a.dtype),)
 
+    def find_dtype(self, dtypes: Sequence[DType | None]) -> DType | None:
+        """Return the type of one of the values, as they agree."""
+        return next((dtype for dtype in dtypes[1:] if dtype is not None), None)
+
     def compute(self, condition: Array, a: Array, b: Array, *, out: Out = None) -> tuple[Array | None, ...]:
         """Select."""
         result = np.asarray(np.where(condition, a, b))
