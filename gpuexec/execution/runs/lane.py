@@ -212,7 +212,7 @@ class Lane:
             self._planning.backend.memory_revision.number += 1
         self._tracks, self._seen = [], None
 
-    def run(self, model: Model, inputs: object, *, copies: bool = False) -> LastLap | None:
+    def run(self, model: Model, inputs: object, *, copies: bool) -> LastLap | None:
         """Compute a run; None: it has to be scheduled, for it is another one, or failed, and scheduled tells why.
 
         The caller has seen to it that nothing is under way. An interrupt loses the inputs that a later run may leave

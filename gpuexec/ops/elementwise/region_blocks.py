@@ -248,7 +248,7 @@ class BlockProgram:
         steps: list[_Bound] = []
         for call in self.calls:
             rounding = call.rounding
-            if min(*call.sources, call.target) < first or (rounding is not None and rounding.output >= 0):
+            if min((*call.sources, call.target)) < first or (rounding is not None and rounding.output >= 0):
                 steps.append(call)
                 continue
             if not steps or not isinstance(steps[-1], list):
