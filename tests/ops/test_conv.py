@@ -296,6 +296,36 @@ def test_pieces_do_not_change_the_result(checks: str, piece: int, monkeypatch: p
     run_case(conv("pieces_three_axes", (2, 2, 4, 5, 6), (3, 2, 2, 3, 2), True, pads=[1, 0, 1, 0, 1, 1]), checks)
 
 
+BY_ROWS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "shared": ((33, 24, 6, 5), (70, 24, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "one axis": ((20, 9, 15), (5, 9, 4), {"pads": [1, 2], "strides": [2]}),
+    "three axes": ((12, 8, 3, 4, 4), (3, 8, 2, 3, 2), {"pads": [1, 0, 1, 0, 1, 1], "strides": [1, 1, 2]}),
+    "dilated": ((9, 8, 9, 7), (6, 8, 2, 3), {"dilations": [3, 2], "pads": [0, 2, 1, 0]}),
+    "input that ends behind windows": ((40, 10, 5, 6), (4, 10, 2, 2), {"strides": [2, 4]}),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_patches_of_a_batch_of_small_images_are_rows(name: str, dtype: Any) -> None:
+    x, w, attributes = BY_ROWS[name]
+    op: Any = gx_operator.build("Conv", attributes)
+    windows = op.windows(x, w)
+    assert conv_host._is_by_rows(x, w, windows, 1)
+    each, together = conv_host._divide_rows(x[0], w, windows)
+    assert (together > 1) == (name == "shared") and together * each >= min(x[0], 2)
+    run_case(conv(name, x, w, True, dtype, "expected", **attributes), "host")
+
+
+def test_rows_of_several_pieces_and_single_images_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = make(1, 50, 16, 8, 8), make(2, 20, 16, 3, 3)
+    op = gx_operator.build("Conv", {"pads": [1, 1, 1, 1]})
+    alone = np.concatenate([np.asarray(op.compute(image[None], w)[0]) for image in x])
+    for piece in (1 << 18, 1 << 16, 1 << 15):
+        monkeypatch.setattr(conv_host, "_PIECE", piece)
+        np.testing.assert_allclose(np.asarray(op.compute(x, w)[0]), alone, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("group", [1, 4])
 def test_strided_input(group: int) -> None:
     """Channels that lie last, as a transposed view has them, give the bits of a dense copy."""

@@ -1,4 +1,8 @@
-"""Convolution in NumPy: im2col and a matrix product, in pieces that stay in the cache."""
+"""Convolution in NumPy: im2col and a matrix product, in pieces that stay in the cache.
+
+Patches are columns of one image each, or, of a batch of small images, rows of several: there BLAS would lay the weights
+out anew for each image, and what is copied for a patch would be short.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,8 @@ KEPT_NBYTES = 1 << 14  # of a weight that prepared calls keep laid out or widene
 _PIECE = 1 << 18  # elements of patches laid out at a time (of sums kept in the cache: a quarter)
 _MOST_TOGETHER = 4  # pieces laid out at a time, by as many threads
 _LEAST_PLACES = 96  # windows of such a piece: BLAS lays the weights out anew for each
+# Of a batch whose patches are rows: windows of an image at most, rows of a product at least, channels at least.
+_FEW_PLACES, _LEAST_ROWS, _LEAST_CHANNELS = 256, 128, 8
 _SMALL = 1 << 12  # elements of a padded input that are filled with zeros in one call, borders or not
 _MOST_CALLS = 1 << 11  # beyond, the calls of a convolution take more memory than they are worth
 _Calls = list[Callable[[], object]]
@@ -39,6 +45,10 @@ def convolve(x: Array, w: Array, bias: Array | None, windows: Windows, group: in
             columns = np.ascontiguousarray(x).reshape(x.shape[0], group, w.shape[1], prod(windows.counts))
             if y.size:
                 matmul(_by_group(w, group), columns, y.reshape(x.shape[0], group, w.shape[0] // group, -1))
+        elif _is_by_rows(x.shape, w.shape, windows, group):
+            sizes = count_convolution(x.shape, w.shape, windows, group, y.itemsize)
+            for call in _prepare_rows(x, w, windows, y, [np.empty(nbytes, np.uint8) for nbytes in sizes]):
+                call()
         elif y.size:
             _by_patches(x, w, windows, group, y)
         if bias is not None:
@@ -61,7 +71,11 @@ def count_convolution(
     # Pieces are of one size but for the last, so those at a time take less than twice what all patches do.
     patches = itemsize * (whole if whole <= _choose_piece(x_shape[1] * windows.taps) else min(2 * whole, _PIECE + row))
     extents = _pad_extents(windows)
-    return (patches,) if extents is None else (patches, itemsize * prod((*x_shape[:2], *extents)))
+    padded = itemsize * prod((*x_shape[:2], *(extents or windows.extents)))
+    if group == 1 and x_shape[0] > 1 and x_shape[1] >= _LEAST_CHANNELS:  # whatever smaller sizes may be by rows
+        rows = ceil_div(patches, x_shape[1] * windows.taps) if x_shape[1] else 0
+        return (patches, padded, itemsize * prod(w_shape), rows * w_shape[0])
+    return (patches,) if extents is None else (patches, padded)
 
 
 def prepare_convolution(
@@ -101,6 +115,8 @@ def prepare_convolution(
         outputs = y.reshape(x.shape[0], group, w.shape[0] // group, -1)
         is_view = np.may_share_memory(columns, x)
         calls = [_prepare_product(_by_group(w, group), columns, outputs)] if is_view else []
+    elif _is_by_rows(x.shape, w.shape, windows, group):
+        calls = _prepare_rows(x, w, windows, y, scratch)
     else:
         calls = _prepare_patches(x, w, windows, group, y, scratch)
     if not calls or len(calls) > _MOST_CALLS:
@@ -347,14 +363,85 @@ def _prepare_patches(x: Array, w: Array, windows: Windows, group: int, y: Array,
         patches = view_bytes(scratch[0][lane * nbytes :], part.shape, x.dtype)
         columns = patches.reshape(*part.shape[:2], weights.shape[2], target.shape[3])
         lanes[lane] += [partial(np.copyto, patches, part), _prepare_product(weights, columns, target)]
-    if together == 1:
-        return [*calls, *lanes[0]]
+    return [*calls, *_share_lanes(lanes)]
+
+
+def _is_by_rows(x_shape: Sequence[int], w_shape: Sequence[int], windows: Windows, group: int) -> bool:
+    """Return whether patches are rows: of a batch of small images, of channels enough for a patch to be long pieces."""
+    batch, places = x_shape[0], prod(windows.counts)
+    if batch < 2 or group != 1 or places > _FEW_PLACES or w_shape[1] < _LEAST_CHANNELS or min(windows.begins) < 0:
+        return False
+    return w_shape[0] > 0 and places * _divide_rows(batch, w_shape, windows)[0] >= _LEAST_ROWS
+
+
+def _divide_rows(batch: int, w_shape: Sequence[int], windows: Windows) -> tuple[int, int]:
+    """Return how many images are multiplied together, and how many such parts are laid out at a time."""
+    inner, places = w_shape[1] * windows.taps, prod(windows.counts)
+    operations, room = 2 * batch * places * w_shape[0] * inner, _PIECE // max(1, inner * places)
+    together = 1 if operations < SHARED else 2 if operations < 4 * SHARED else _MOST_TOGETHER
+    each = min(room // together, ceil_div(batch, together))
+    return each, min(together, ceil_div(batch, max(1, each)))
+
+
+def _prepare_rows(x: Array, w: Array, windows: Windows, y: Array, scratch: Sequence[Array]) -> _Calls:
+    """Return calls that lay out images channels last, then patches of several of them as rows, and multiply.
+
+    Args:
+        x: The input.
+        w: The weight, of one group.
+        windows: The windows over the input.
+        y: Where the result goes.
+        scratch: Arrays of what `count_convolution` returned.
+    """
+    (batch, channels), outs, rank = x.shape[:2], w.shape[0], len(windows.counts)
+    last = (0, *range(2, rank + 2), 1)
+    extents = _pad_extents(windows) or windows.extents
+    padded = view_bytes(scratch[1], (batch, *extents, channels), x.dtype)
+    inside = tuple([slice(begin, begin + extent) for begin, extent in zip(windows.begins, windows.extents)])
+    image = padded[(slice(None), *inside)]
+    calls: _Calls = [] if image.shape == padded.shape else [partial(padded.fill, 0)]
+    weights = view_bytes(scratch[2], (outs, *windows.kernel, channels), x.dtype)
+    calls += [partial(np.copyto, image, x.transpose(last)), partial(np.copyto, weights, w.transpose(last))]
+    steps = padded.strides[1:-1]
+    patches = np.lib.stride_tricks.as_strided(
+        padded,
+        (batch, *windows.counts, *windows.kernel, channels),
+        (
+            padded.strides[0],
+            *[step * stride for step, stride in zip(steps, windows.strides)],
+            *[step * dilation for step, dilation in zip(steps, windows.dilations)],
+            padded.strides[-1],
+        ),
+        writeable=False,
+    )
+    inner, places = prod(weights.shape[1:]), prod(windows.counts)
+    each, together = _divide_rows(batch, w.shape, windows)
+    parts = [slice(first, min(first + each, batch)) for first in range(0, batch, each)]
+    lanes: list[_Calls] = [[] for _ in range(together)]
+    for number, part in enumerate(parts):
+        count, lane = part.stop - part.start, number % together
+        first = lane * each * places * x.itemsize  # of a column
+        rows = view_bytes(scratch[0][first * inner :], (count, *patches.shape[1:]), x.dtype)
+        products = view_bytes(scratch[3][first * outs :], (count * places, outs), x.dtype)
+        result = products.reshape(count, *windows.counts, outs)
+        lanes[lane] += [
+            partial(np.copyto, rows, patches[part]),
+            partial(np.matmul, rows.reshape(count * places, inner), weights.reshape(outs, inner).T, out=products),
+            partial(np.copyto, y[part], np.moveaxis(result, -1, 1)),
+        ]
+    return [*calls, *_share_lanes(lanes)]
+
+
+def _share_lanes(lanes: Sequence[_Calls]) -> _Calls:
+    """Return the call that has threads make the calls of several lanes, or those of one."""
+    if len(lanes) == 1:
+        return lanes[0]
 
     def run_lane(number: int) -> None:
         for call in lanes[number]:
             call()
 
-    return [*calls, partial(share_work, together, run_lane)]
+    return [partial(share_work, len(lanes), run_lane)]
 
 
 def _count_together(pieces: Sequence[tuple[Array, Array]], w: Array) -> int:
