@@ -157,7 +157,7 @@ class _Gelu:
         if out.dtype == np.float64:
             return [functools.partial(self, x, out=out)]
         if x.ndim != 1:
-            return self._bind_piece(x, out, *np.empty((2, *x.shape), np.float32))
+            return self._bind_piece(x, out, np.empty(x.shape, np.float32), np.empty(x.shape, np.float32))
         room = np.empty((2, min(x.size, BLOCK)), np.float32)
         parts = [slice(first, first + BLOCK) for first in range(0, x.size, BLOCK)]
         pieces = [(x[part], out[part]) for part in parts]
