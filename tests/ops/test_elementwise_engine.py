@@ -103,3 +103,9 @@ def test_calls_that_are_bound_once_give_the_bits_of_the_function(name: str, size
                 for call in calls:
                     call()
             np.testing.assert_array_equal(to_bits(y), to_bits(expected))
+    in_place = prepare_step(form.function, operands, x)
+    with np.errstate(all="ignore"):
+        form.function(*operands, out=y)
+        for call in in_place:
+            call()
+    np.testing.assert_array_equal(to_bits(x), to_bits(y))

@@ -149,41 +149,46 @@ class _Gelu:
             scaled += 1
             np.multiply(0.5 * x, scaled, out=out)
         else:
-            for call in self.bind((x,), out, ()):
+            for call in self._list_calls(x, out):
                 call()
 
     def bind(self, operands: Sequence[Array], out: Array, constant: Sequence[bool]) -> PreparedCalls:
         (x,) = operands
-        if out.dtype == np.float64:
-            return [functools.partial(self, x, out=out)]
-        if x.ndim != 1:
-            return self._bind_piece(x, out, np.empty(x.shape, np.float32), np.empty(x.shape, np.float32))
-        room = np.empty((2, min(x.size, BLOCK)), np.float32)
-        parts = [slice(first, first + BLOCK) for first in range(0, x.size, BLOCK)]
-        pieces = [(x[part], out[part]) for part in parts]
-        return [call for a, y in pieces for call in self._bind_piece(a, y, *room[:, : a.size])]
+        is_small = out.dtype == np.float32 and x.ndim == 1  # what the calls work in
+        return self._list_calls(x, out) if is_small else [functools.partial(self, x, out=out)]
 
-    def _bind_piece(self, x: Array, out: Array, square: Array, sum_: Array) -> PreparedCalls:
+    def _list_calls(self, x: Array, out: Array) -> PreparedCalls:
+        """Return the calls for float32, block by block where arrays have one axis."""
+        parts: Sequence[Any] = [slice(first, first + BLOCK) for first in range(0, x.size, BLOCK)]
+        parts = parts if x.ndim == 1 else [...]
+        # Of a block, and where sums can't be in the output, which is the input.
+        rooms = [np.empty_like(x[parts[0]]) for _ in range(1 + np.may_share_memory(x, out))] if parts else []
+        calls: list[Callable[[], object]] = []
+        for part in parts:
+            a, y = x[part], out[part]
+            square, *others = [room[: a.size] if x.ndim == 1 else room for room in rooms]
+            calls += self._list_block(a, y, square, others[0] if others else y)
+        return calls
+
+    def _list_block(self, x: Array, out: Array, square: Array, total: Array) -> PreparedCalls:
         *terms, first, last = _make_numbers(x.dtype, *_GELU)
+        one, half = _make_numbers(x.dtype, 1, 0.5)
         calls: list[Callable[[], object]] = [
             functools.partial(np.multiply, x, x, out=square),
             *choose_less.bind(square, _GELU_LIMIT, square, is_constant=True),
-            functools.partial(np.multiply, square, last, out=sum_),
-            functools.partial(np.add, sum_, first, out=sum_),
+            functools.partial(np.multiply, square, last, out=total),
+            functools.partial(np.add, total, first, out=total),
         ]
         for term in terms[::-1]:
-            calls += [
-                functools.partial(np.multiply, sum_, square, out=sum_),
-                functools.partial(np.add, sum_, term, out=sum_),
-            ]
-        one, half = _make_numbers(x.dtype, 1, 0.5)
+            calls.append(functools.partial(np.multiply, total, square, out=total))
+            calls.append(functools.partial(np.add, total, term, out=total))
         return [
             *calls,
-            functools.partial(np.multiply, sum_, x, out=sum_),
-            functools.partial(np.tanh, sum_, out=sum_),
-            functools.partial(np.add, sum_, one, out=sum_),
-            functools.partial(np.multiply, sum_, half, out=sum_),
-            functools.partial(np.multiply, sum_, x, out=out),
+            functools.partial(np.multiply, total, x, out=total),
+            functools.partial(np.tanh, total, out=total),
+            functools.partial(np.add, total, one, out=total),
+            functools.partial(np.multiply, total, half, out=total),
+            functools.partial(np.multiply, total, x, out=out),
         ]
 
 
