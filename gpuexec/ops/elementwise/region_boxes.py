@@ -21,7 +21,7 @@ from gpuexec.ir.geometry import contiguous_strides, round_up
 from gpuexec.ir.index_map import Assembled, Picked, Reshaped, Viewed
 from gpuexec.ir.operator import Array, Out, PreparedCalls
 from gpuexec.ir.pointwise import Pointwise
-from gpuexec.ir.prepared_calls import prepare_elementwise, view_bytes
+from gpuexec.ir.prepared_calls import prepare_step, view_bytes
 from gpuexec.ir.spec import accumulator
 from gpuexec.ops.elementwise.region_blocks import SMALL_NBYTES, give_buffers, take_buffer
 from gpuexec.ops.elementwise.region_steps import (
@@ -348,7 +348,7 @@ class _BoxRun:
         if self._calls is None:
             kind.function(*given, out=result)
         else:
-            self._calls.append(prepare_elementwise(kind.function, given, result))
+            self._calls += prepare_step(kind.function, given, result)
         if wide != kind.dtype:
             self._call(_round, result, kind.dtype)
         for source, array in zip(self._program.steps[step].inputs, given, strict=True):

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpuexec.ir.operator import Array, Operator, Out, PreparedCalls
 from gpuexec.ir.pointwise import Pointwise
-from gpuexec.ir.prepared_calls import prepare_elementwise, view_bytes
+from gpuexec.ir.prepared_calls import prepare_step, view_bytes
 from gpuexec.ir.row_form import RowForm
 from gpuexec.ir.spec import TensorSpec, accumulator
 from gpuexec.ir.symbolic_int import memoize
@@ -152,7 +152,7 @@ class RowProgram:
             constant = [source >= len(self.shapes) for source in step.sources]  # as numbers of the region are
             prepared = step.operator.prepare(given, (result,), constant, scratch[: len(self._count_step(step))])
             return [functools.partial(step.function, *given, out=result)] if prepared is None else prepared
-        return [prepare_elementwise(step.function, given, result)]
+        return prepare_step(step.function, given, result)
 
     def _count_step(self, step: _RowStep) -> Sequence[int]:
         """Return the scratch of an operator on rows."""

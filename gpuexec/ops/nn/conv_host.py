@@ -73,7 +73,7 @@ def count_convolution(
     extents = _pad_extents(windows)
     padded = itemsize * prod((*x_shape[:2], *(extents or windows.extents)))
     if group == 1 and x_shape[0] > 1 and x_shape[1] >= _LEAST_CHANNELS:  # whatever smaller sizes may be by rows
-        rows = ceil_div(patches, x_shape[1] * windows.taps) if x_shape[1] else 0
+        rows = ceil_div(patches, x_shape[1] * windows.taps)
         return (patches, padded, itemsize * prod(w_shape), rows * w_shape[0])
     return (patches,) if extents is None else (patches, padded)
 
