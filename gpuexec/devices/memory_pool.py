@@ -168,9 +168,12 @@ class MemoryPool:
                 for use in ready[-1].uses:
                     if use.event is not None and not is_over(use.event):
                         use.event.synchronize()
-                if not self._release(ready[-1]):
+                # Taken out first: an interrupt behind the release must not give the block back to the pool.
+                block = ready.pop()
+                if not self._release(block):
+                    ready.append(block)
                     break
-                given += ready.pop().nbytes
+                given += block.nbytes
         finally:
             self._returned.extend(ready)
         return given

@@ -11,6 +11,7 @@ import pytest
 
 from gpuexec.devices.memory_pool import MemoryPool, PoolBlock, PooledMemory, PooledPinned, round_to_class
 from gpuexec.errors import DeviceError, OutOfMemoryError
+from tests.system.interrupts.points import Interrupter
 
 
 class Event:
@@ -72,7 +73,7 @@ class Source:
     def release(self, address: int) -> None:
         if self.is_refusing:
             raise DeviceError("a graph is captured")
-        del self.held[address]
+        self.held.pop(address)
 
 
 def make_pool(limit: int = 1 << 20, kept: int = 1 << 20) -> tuple[Any, Source]:
@@ -198,6 +199,23 @@ def test_trim_gives_back_what_no_work_uses() -> None:
     assert pool.trim() == 200 and list(source.held.values()) == [100, 400]
     stream.done = stream.issued
     assert pool.trim() == 100 and pool.cached_nbytes == 0
+
+
+def test_interrupted_trim_releases_no_block_twice() -> None:
+    counter = Interrupter()
+    for point in range(-1, 1000):
+        pool, _ = make_pool()
+        for block in [pool.allocate(100), pool.allocate(200)]:
+            pool.give_back(block)
+        interrupter = counter if point < 0 else Interrupter(point)
+        assert interrupter.call(pool.trim) == (point >= 0)
+        # The source raises for an address that it does not hold.
+        pool.trim()
+        pool.allocate(100)
+        pool.trim()
+        if point + 1 == counter.count:
+            break
+    assert counter.count > 10
 
 
 def test_driver_that_takes_nothing_back_now_gets_it_later() -> None:

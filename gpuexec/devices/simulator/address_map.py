@@ -30,8 +30,9 @@ class AddressMap:
     def add(self, address: int, nbytes: int) -> None:
         """Add a block."""
         with self._lock:
-            bisect.insort(self._starts, address)
+            # Every start has a size, wherever an interrupt strikes.
             self._sizes[address] = nbytes
+            bisect.insort(self._starts, address)
             self._freed.pop(address, None)
 
     def remove(self, address: int) -> None:
