@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ _OF_ARCHITECTURES = dict.fromkeys(
     ("group_tile.cuh", "wgmma.cuh"),
     ("tests/ops/test_mma_gemm.py", "tests/devices/simulator/test_group_products.py"),
 )
+_DEFINITION = re.compile(r"^__device__[\w\s]*?\b(\w+)\(", re.MULTILINE)
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ class Trial:
 
 def choose_trials(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> tuple[Trial, ...]:
     """Return what tries the mutants of a kernel file, in rounds: each is for those that survive the rounds before."""
-    trials: list[Trial] = []
+    calling = choose_calling(file, folder, tests_of)
+    trials = [calling] if calling.tests else []
     for breadth in (_FEW, _MANY, _ALL):
         tried = {test for trial in trials for test in trial.tests}
         trials.append(choose_trial(file, folder, tests_of, breadth, tried))
@@ -88,10 +92,36 @@ def choose_trial(
     spread = [test for tests in by_kernel.values() for test in _spread(list(tests), limit)]
     has_waits = not is_header and breadth != _FEW
     waits = [test for kernel in kernels for test in tests_of[kernel] if _OF_WAITS in test] if has_waits else []
-    chosen = dict.fromkeys(test for test in (*spread, *waits) if test not in tried)
-    instances: dict[str, list[str]] = {}
+    return _try_by([test for test in (*spread, *waits) if test not in tried], tests_of)
+
+
+def choose_calling(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> Trial:
+    """Return tests of generated text that calls functions of a header: a few for each set of functions that is called.
+
+    Args:
+        file: Name of a ``.cu``, of which nothing is chosen, or ``.cuh``.
+        folder: Where kernels stand.
+        tests_of: The tests that launch each kernel.
+    """
+    if file.endswith(".cu"):
+        return Trial((), {})
+    functions = set(_DEFINITION.findall(index_sources(folder)[file].read_text()))
+    groups: dict[frozenset[str], dict[str, None]] = {}
     for kernel, tests in tests_of.items():
-        if not kernel.text and not chosen.keys().isdisjoint(tests):  # generated text is compiled with its plan
+        if kernel.text and is_blit(kernel.source) == is_blit(file):
+            called = functions.intersection(_WORD.findall(kernel.text))
+            groups.setdefault(frozenset(called), {}).update(dict.fromkeys(tests))
+    rows = [_spread(list(tests), _FEW.of_headers) for called, tests in groups.items() if called]
+    # The first of each set, then the second.
+    return _try_by([row[rank] for rank in range(_FEW.of_headers) for row in rows if rank < len(row)], tests_of)
+
+
+def _try_by(tests: Sequence[str], tests_of: Mapping[Kernel, Sequence[str]]) -> Trial:
+    """Return a trial of tests, with what they launch. Generated text is compiled with its plan."""
+    chosen = dict.fromkeys(tests)
+    instances: dict[str, list[str]] = {}
+    for kernel, own in tests_of.items():
+        if not kernel.text and not chosen.keys().isdisjoint(own):
             instances.setdefault(kernel.source, []).append(kernel.expression)
     return Trial(tuple(chosen), {source: tuple(rows) for source, rows in instances.items()})
 

@@ -12,7 +12,7 @@ from gpuexec.devices.kernels.kernel_source import kernels_dir
 from gpuexec.ir.command import Kernel
 from tests.system.mutants import __main__ as main
 from tests.system.mutants.__main__ import list_files, rows_of, try_all, try_left
-from tests.system.mutants.choose import Trial, choose_apart, choose_trial, choose_trials
+from tests.system.mutants.choose import Trial, choose_apart, choose_calling, choose_trial, choose_trials
 from tests.system.mutants.equivalents import EQUIVALENTS
 from tests.system.mutants.mutate import CHANGES, Mutant, find_mutants
 from tests.system.mutants.plugin import Report
@@ -182,6 +182,25 @@ def test_header_is_tried_by_kernels_and_one_of_blits_by_blits(tmp_path: Path) ->
     assert choose_trial("h.cuh", tmp_path, tests_of).tests == (kernel,)
     assert choose_trial("pixel/h.cuh", tmp_path, tests_of).tests == (blit,)
     assert choose_trial("pixel/a.cu", tmp_path, tests_of).tests == (blit,)
+
+
+def test_header_that_generated_text_calls_is_tried_by_each_set_of_its_functions_first(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text('#include "h.cuh"\n')
+    (tmp_path / "h.cuh").write_text(
+        "template <class X>\n__device__ inline X read(X x) {\n__device__ int write(int x) {"
+    )
+    tests = [f"tests/ops/test_a.py::t[plan-{i}]" for i in range(6)]
+    tests_of = {
+        Kernel("a.cu", "f<int>"): (tests[0], tests[1]),
+        Kernel("a.cu", "f<A>", "struct A { read(x); };"): (tests[1], tests[2]),
+        Kernel("a.cu", "f<B>", "struct B { read(x); };"): (tests[3],),
+        Kernel("a.cu", "f<C>", "struct C { write(read(x)); };"): (tests[4],),
+        Kernel("a.cu", "f<D>", "struct D { reads(x); };"): (tests[5],),
+        Kernel("pixel/a.cu", "f<C>", "struct E { write(x); };"): (tests[5],),
+    }
+    first = Trial((tests[1], tests[4], tests[2], tests[3]), {"a.cu": ("f<int>",)})
+    assert choose_calling("h.cuh", tmp_path, tests_of) == choose_trials("h.cuh", tmp_path, tests_of)[0] == first
+    assert choose_calling("a.cu", tmp_path, tests_of).tests == ()
 
 
 def test_kernel_that_waits_no_more_is_tried_by_what_overlaps_it(tmp_path: Path) -> None:
