@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("files", nargs="*", help="kernel files, like softmax.cu or pixel/softmax.cu (default: all)")
     parser.add_argument("--left", action="store_true", help="only what results.txt does not say was caught")
     parser.add_argument(
-        "--rounds", type=int, default=4, help="of ever more tests; the first two find most (default: 4)"
+        "--rounds", type=int, default=5, help="of ever more tests; the first ones find most (default: 5, all)"
     )
     options = parser.parse_args()
     started, folder = time.monotonic(), kernels_dir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -18,11 +19,15 @@ _INSTANCES_PER_ARGUMENT = 2
 _OF_WAITS = "/test_dependent_launch.py::"
 # Test files that name every kernel file.
 _OF_ALL_FILES = ("test_dependent_launch.py", "test_facts.py", "test_launch_forms.py")
-# Headers whose code is launched by plans for some architectures alone, and the test files that make such plans.
-_OF_ARCHITECTURES = dict.fromkeys(
-    ("group_tile.cuh", "wgmma.cuh"),
-    ("tests/ops/test_mma_gemm.py", "tests/devices/simulator/test_group_products.py"),
-)
+# Headers some of whose code only some plans launch, those for an architecture or of several operators, and the test files
+# that make such plans.
+_OF_PLANS = {
+    **dict.fromkeys(
+        ("group_tile.cuh", "wgmma.cuh"),
+        ("tests/ops/test_mma_gemm.py", "tests/devices/simulator/test_group_products.py"),
+    ),
+    "epilogue.cuh": ("tests/planner/test_concat_windows.py",),
+}
 _DEFINITION = re.compile(r"^__device__[\w\s]*?\b(\w+)\(", re.MULTILINE)
 _WORD = re.compile(r"\w+")
 
@@ -96,7 +101,7 @@ def choose_trial(
 
 
 def choose_calling(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> Trial:
-    """Return tests of generated text that calls functions of a header: a few for each set of functions that is called.
+    """Return tests of generated text that calls functions of a header: one of each kernel file for each set of functions.
 
     Args:
         file: Name of a ``.cu``, of which nothing is chosen, or ``.cuh``.
@@ -106,14 +111,14 @@ def choose_calling(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[s
     if file.endswith(".cu"):
         return Trial((), {})
     functions = set(_DEFINITION.findall(index_sources(folder)[file].read_text()))
-    groups: dict[frozenset[str], dict[str, None]] = {}
+    found: dict[frozenset[str], dict[str, str]] = {}  # by set, and by kernel file
     for kernel, tests in tests_of.items():
-        if kernel.text and is_blit(kernel.source) == is_blit(file):
-            called = functions.intersection(_WORD.findall(kernel.text))
-            groups.setdefault(frozenset(called), {}).update(dict.fromkeys(tests))
-    rows = [_spread(list(tests), _FEW.of_headers) for called, tests in groups.items() if called]
+        called = functions.intersection(_WORD.findall(kernel.text))
+        if called and is_blit(kernel.source) == is_blit(file):
+            found.setdefault(frozenset(called), {}).setdefault(kernel.source, tests[0])
     # The first of each set, then the second.
-    return _try_by([row[rank] for rank in range(_FEW.of_headers) for row in rows if rank < len(row)], tests_of)
+    turns = itertools.zip_longest(*[tests.values() for tests in found.values()])
+    return _try_by([test for turn in turns for test in turn if test is not None], tests_of)
 
 
 def _try_by(tests: Sequence[str], tests_of: Mapping[Kernel, Sequence[str]]) -> Trial:
@@ -130,7 +135,7 @@ def choose_apart(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str
     """Return the test files that launch kernels of a file by themselves, without operator cases: those that name it,
     or bear its name.
 
-    A header is tried by those of one file that includes it, or by those that plan for the architectures it is for.
+    A header is tried by those of one file that includes it, or by those that make the plans it is for.
 
     Args:
         file: Name of a ``.cu`` or ``.cuh``.
@@ -138,8 +143,8 @@ def choose_apart(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str
         tests_of: The tests that launch each kernel.
         tests: The folder of operators' tests.
     """
-    if file in _OF_ARCHITECTURES:
-        return Trial(_OF_ARCHITECTURES[file], None)
+    if file in _OF_PLANS:
+        return Trial(_OF_PLANS[file], None)
     sources = _including(file, folder, tests_of, _FEW.includers) if not file.endswith(".cu") else {file}
     paths = [path for path in sorted(tests.rglob("test_*.py")) if path.name not in _OF_ALL_FILES]
     stems = {Path(source).stem for source in sources}

@@ -193,12 +193,12 @@ def test_header_that_generated_text_calls_is_tried_by_each_set_of_its_functions_
     tests_of = {
         Kernel("a.cu", "f<int>"): (tests[0], tests[1]),
         Kernel("a.cu", "f<A>", "struct A { read(x); };"): (tests[1], tests[2]),
-        Kernel("a.cu", "f<B>", "struct B { read(x); };"): (tests[3],),
+        Kernel("b.cu", "f<B>", "struct B { read(x); };"): (tests[3],),
         Kernel("a.cu", "f<C>", "struct C { write(read(x)); };"): (tests[4],),
         Kernel("a.cu", "f<D>", "struct D { reads(x); };"): (tests[5],),
         Kernel("pixel/a.cu", "f<C>", "struct E { write(x); };"): (tests[5],),
     }
-    first = Trial((tests[1], tests[4], tests[2], tests[3]), {"a.cu": ("f<int>",)})
+    first = Trial((tests[1], tests[4], tests[3]), {"a.cu": ("f<int>",)})
     assert choose_calling("h.cuh", tmp_path, tests_of) == choose_trials("h.cuh", tmp_path, tests_of)[0] == first
     assert choose_calling("a.cu", tmp_path, tests_of).tests == ()
 
