@@ -198,7 +198,7 @@ class GraphForm:
         _, bound, rebound = found
         # Of those that differ as much, the one that was launched longest ago comes first.
         if bound is not self._held[-1]:
-            self._held = [*(each for each in self._held if each is not bound), bound]
+            self._held = [*[each for each in self._held if each is not bound], bound]
         if not rebound and not bound.outgrown:
             return bound
         stale = rebound.union(bound.outgrown)

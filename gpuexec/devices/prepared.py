@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import compress
+from operator import attrgetter, ne
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +24,7 @@ from gpuexec.ir.command import BUFFER_ALIGNMENT, Command, Copy, Fill, HostCall, 
 from gpuexec.ir.size_layout import FieldKind, SizedVariant, SizeLayout
 
 _NOTHING: frozenset[int] = frozenset()
+_ADDRESS = attrgetter("address")
 
 
 class PreparedCommand(Protocol):
@@ -369,14 +372,14 @@ class PreparedSegment:
 
     def bind(self, bindings: Mapping[int, Region]) -> frozenset[int]:
         """Patch the addresses of bound buffers that changed; return the positions of the commands patched."""
-        touched, bound = _NOTHING, self._bound
-        for buffer, places in self._places.items():
+        touched, bound, places = _NOTHING, self._bound, self._places
+        addresses = list(map(_ADDRESS, map(bindings.__getitem__, places)))
+        for buffer in compress(places, map(ne, addresses, map(bound.get, places))):
             address = bindings[buffer].address
-            if bound.get(buffer) == address:
-                continue
-            self._check_alignment(buffer, bindings[buffer])
+            if address % self.alignment:
+                self._check_alignment(buffer, bindings[buffer])
             bound[buffer] = address
-            for words, word, offset, _ in places:
+            for words, word, offset, _ in places[buffer]:
                 words[word] = address + offset
             positions = self._positions[buffer]
             touched = touched | positions if touched else positions

@@ -194,8 +194,7 @@ class RunBinder:
         # From here on others may come to wait for it: it is ended, whatever interrupts this.
         self._under_way[id(prepared)] = prepared
         try:
-            inputs = [value for value in self._graph.inputs if value.name in given]
-            self._storage.binder.bind(prepared, inputs, given)
+            self._storage.binder.bind(prepared, [self._inputs[name] for name in given], given)
             # The run reads them now: who begins to write them later waits, who began before has made them stale.
             check_sources(given)
         except BaseException:

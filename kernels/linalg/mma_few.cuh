@@ -10,16 +10,16 @@
 constexpr int kFewThreads = 256, kFewWarps = kFewThreads / 32;
 constexpr int kFewRows = 8;
 
-// A warp's columns of the matrix, from a lane's first k on; beyond the last ones it reads the last. Of a step of kStep k a
-// lane has kOwn neighbours, of which `load` reads its columns: of one of the kTogether steps that are under way at once.
-// `multiply` adds their products with those k of row lane / 4.
-template <class T, Lie kLie>
+// A warp's columns of the matrix, kSums of each lane, from its first k on; beyond the last ones it reads the last. Of a
+// step of kStep k a lane has kOwn neighbours, of which `load` reads its columns: of one of the kTogether steps that are
+// under way at once. `multiply` adds their products with those k of row lane / 4.
+template <class T, Lie kLie, int kSums>
 struct FewColumns;
 
 // Columns g, g + 8, g + 16 and g + 24 of lane 4 g + t.
 template <class T>
-struct FewColumns<T, Lie::kAlongK> {
-  static constexpr int kColumns = 32, kStep = 32, kOwn = 8, kTogether = 4, kSums = 4;
+struct FewColumns<T, Lie::kAlongK, 4> {
+  static constexpr int kSums = 4, kColumns = 8 * kSums, kStep = 32, kOwn = 8, kTogether = 4;
   struct Words {
     NarrowVector<T, kOwn> lines[kSums];
   };
@@ -58,10 +58,10 @@ struct FewColumns<T, Lie::kAlongK> {
   }
 };
 
-// Columns 8 g to 8 g + 7 of lane 4 g + t.
-template <class T>
-struct FewColumns<T, Lie::kAcross> {
-  static constexpr int kColumns = 64, kStep = 16, kOwn = 4, kTogether = 6, kSums = 8;
+// kSums neighbouring columns of lane 4 g + t, from column kSums * g on.
+template <class T, int kSums>
+struct FewColumns<T, Lie::kAcross, kSums> {
+  static constexpr int kColumns = 8 * kSums, kStep = 16, kOwn = 4, kTogether = 48 / kSums;
   struct Words {
     NarrowVector<T, kSums> rows[kOwn];
   };
@@ -106,16 +106,16 @@ struct FewColumns<T, Lie::kAcross> {
 };
 
 // What a block makes: gemm.lanes warps share columns, each with a part of the steps of the block's slice.
-template <class T, Lie kLie>
+template <class T, Lie kLie, int kSums>
 struct FewProduct {
-  typedef FewColumns<T, kLie> Columns;
+  typedef FewColumns<T, kLie, kSums> Columns;
   static constexpr int kOwn = Columns::kOwn, kTogether = Columns::kTogether, kPitch = Columns::kColumns + 4;
   typedef float Partials[kFewWarps][kFewRows * kPitch];
 
   u32 folds;
   int block_columns, slice_first, slice_end;  // the last two in k
   int inner, lane, warp, step, step_end;
-  float sums[Columns::kSums][4];
+  float sums[kSums][4];
 
   __device__ explicit FewProduct(const SimtGemm& gemm)
       : folds(gemm.lanes), inner(gemm.inner), lane(threadIdx.x % 32), warp(threadIdx.x / 32) {
@@ -129,7 +129,7 @@ struct FewProduct {
     slice_first = begin(first_part) * Columns::kStep;
     slice_end = begin(first_part + folds) * Columns::kStep;
 #pragma unroll
-    for (int i = 0; i < Columns::kSums; ++i) {
+    for (int i = 0; i < kSums; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[i][e] = 0.0f;
     }
@@ -166,7 +166,10 @@ struct FewProduct {
     while (step < step_end) {
       for_each([&](int i) { of_row[i].load(row + i * Columns::kStep); }, [&](int i) { of_row[i] = {}; });
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) Columns::multiply(words[i], of_row[i], sums);
+      for (int i = 0; i < kTogether; ++i) {
+        if (i == kTogether / 2 && step + i >= step_end) break;  // a short slice takes half a turn
+        Columns::multiply(words[i], of_row[i], sums);
+      }
       step += kTogether;
       k += kTogether * Columns::kStep;
       row += kTogether * Columns::kStep;

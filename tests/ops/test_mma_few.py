@@ -19,16 +19,14 @@ from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiations
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ir.target import Target
-from gpuexec.ops.linalg.product import ACROSS, ALONG_K, LIES
+from gpuexec.ops.linalg.few_launch import FORMS, FewForm
+from gpuexec.ops.linalg.product import ALONG_K
 from gpuexec.planner.template import plan_graph
 from tests.ops.counted_launch import CountedCase, compare, count_wavefronts, floats, make_model
 from tests.ops.draws import draws
 from tests.ops.test_mma_gemm import FLOAT, HALF, TYPES, Array, Operands, aligned, make
 
 SEEDS = draws(3)
-# Columns of a warp, k of a step, and steps of a turn.
-COLUMNS, STEP, TOGETHER = {ALONG_K: 32, ACROSS: 64}, {ALONG_K: 32, ACROSS: 16}, {ALONG_K: 4, ACROSS: 6}
-FOLDS = {ALONG_K: (2, 4, 8), ACROSS: (4, 8)}
 INNER = [0, 8, 16, 24, 32, 48, 56, 64, 104, 136, 272, 520]
 
 
@@ -39,7 +37,7 @@ def load(mode: Mode) -> Mapping[str, SimulatorFunction]:
 
 def multiply(
     mode: Mode,
-    right: str,
+    form: FewForm,
     operands: Operands,
     folds: int,
     slices: int = 1,
@@ -47,14 +45,14 @@ def multiply(
     counts: list[LaunchCounts] | None = None,
 ) -> None:
     """Launch with scratch memory and counters, which must be 0 again afterwards."""
-    (rows, columns, _), block_columns = operands.product.extents, 8 // folds * COLUMNS[right]
+    (rows, columns, _), block_columns = operands.product.extents, 8 // folds * form.columns
     blocks = operands.product.count * ceil_div(columns, block_columns)
     scratch = aligned((blocks * slices * rows * block_columns,), FLOAT) if slices > 1 else None
     counters = np.zeros(blocks, np.uint32) if slices > 1 else None
     types = ", ".join(dtype_row(each.dtype).cuda for each in (operands.a, operands.y))
-    load(mode)[f"mma_few<{types}, {right}>"].launch_arrays(
+    load(mode)[f"mma_few<{types}, {form.name}>"].launch_arrays(
         (blocks, slices, 1), 256, operands.a, operands.b, operands.c, operands.y,
-        operands.product.pack_mma(ALONG_K, right, folds), scratch, counters,
+        operands.product.pack_mma(ALONG_K, form.right, folds), scratch, counters,
         schedule=Schedule("random", seed), counts=counts,
     )  # fmt: skip
     assert counters is None or not counters.any()
@@ -62,9 +60,9 @@ def multiply(
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("mode", ["plain", "check"])
-@pytest.mark.parametrize("right", LIES)
-def test_random_products(mode: Mode, right: str, seed: int) -> None:
-    pick = random.Random(f"{right} {seed}")
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_random_products(mode: Mode, form: FewForm, seed: int) -> None:
+    pick, right = random.Random(f"{form.name} {seed}"), form.right
     for _ in range(12 if mode == "plain" else 3):
         extents = pick.choice([1, 1, 2, 3, 5, 7, 8]), pick.choice([8, 24, 64, 72, 136, 200]), pick.choice(INNER)
         if right == ALONG_K:
@@ -72,21 +70,21 @@ def test_random_products(mode: Mode, right: str, seed: int) -> None:
         batch, spare = pick.choice([(), (), (2,), (2, 2)]), pick.choice([0, 8])
         operands = make(pick, extents, (ALONG_K, right), batch, pick.choice(TYPES), spare=spare)
         assert operands.product.has_lines(right) or not extents[2]
-        folds, slices = pick.choice(FOLDS[right]), pick.choice([1, 1, 2, 3, 5, 16])
-        multiply(mode, right, operands, folds, slices, seed)
+        folds, slices = pick.choice(form.folds), pick.choice([1, 1, 2, 3, 5, 16])
+        multiply(mode, form, operands, folds, slices, seed)
         operands.check(f"{operands.product} by {folds} warps in {slices} slices")
 
 
 @pytest.mark.parametrize("slices", [1, 2])
-@pytest.mark.parametrize("right", LIES)
-def test_steps_end_anywhere_within_turns_of_warps(right: str, slices: int) -> None:
-    """Nowhere, with one step for all warps, and about the ends of whole turns: of one warp, and of all."""
-    pick, folds = random.Random(f"{right} {slices}"), min(FOLDS[right])
-    turn = STEP[right] * TOGETHER[right]
-    for end in (0, turn, turn * folds * slices, 2 * turn * folds * slices):
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_steps_end_anywhere_within_turns_of_warps(form: FewForm, slices: int) -> None:
+    """Nowhere, with one step for all warps, and about the ends of turns and half turns: of one warp, and of all."""
+    pick, folds, right = random.Random(f"{form.name} {slices}"), min(form.folds), form.right
+    turn = form.step * form.together
+    for end in (0, turn, turn * folds * slices // 2, turn * folds * slices, 2 * turn * folds * slices):
         for inner in sorted({max(end - 8, 0), end, end + 8}):
             operands = make(pick, (8, 72, inner), (ALONG_K, right), types=pick.choice(TYPES), spare=8)
-            multiply("check", right, operands, folds, slices)
+            multiply("check", form, operands, folds, slices)
             operands.check(f"{inner} by {folds} warps in {slices} slices")
 
 
@@ -99,33 +97,37 @@ def multiply_exactly(operands: Operands, right: str) -> Array:
 
 
 @pytest.mark.parametrize("columns", [8, 40])
-@pytest.mark.parametrize("right", LIES)
-def test_rows_and_columns_that_are_not_there_count_nowhere(right: str, columns: int) -> None:
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_rows_and_columns_that_are_not_there_count_nowhere(form: FewForm, columns: int) -> None:
     """What a lane reads in their place may be infinite."""
+    right = form.right
     operands = make(random.Random(1), (3, columns, 72), (ALONG_K, right), spare=0)
     operands.a[2, 8], operands.b.reshape(-1)[-1] = np.inf, np.inf
-    multiply("check", right, operands, 8)
+    multiply("check", form, operands, 8)
     np.testing.assert_array_equal(operands.y, multiply_exactly(operands, right).astype(HALF))
     assert np.isfinite(operands.y[:2, : columns - 1].astype(FLOAT)).all()
 
 
-@pytest.mark.parametrize("right", LIES)
-def test_k_that_are_not_there_count_nowhere(right: str) -> None:
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_k_that_are_not_there_count_nowhere(form: FewForm) -> None:
     """A lane whose steps end within a turn may have infinities of the turn before, of its row and of its columns."""
+    right = form.right
     operands = make(random.Random(1), (8, 16, 264), (ALONG_K, right), spare=0)
     operands.a[:], operands.b[:] = 1, 1
     operands.a[3], (operands.b if right == ALONG_K else operands.b.T)[5] = np.inf, np.inf
-    multiply("check", right, operands, min(FOLDS[right]))
+    multiply("check", form, operands, min(form.folds))
     np.testing.assert_array_equal(operands.y, multiply_exactly(operands, right).astype(HALF))
     assert not np.isnan(operands.y.astype(FLOAT)).any()
 
 
-@pytest.mark.parametrize("right", LIES)
-def test_matrix_is_read_once_by_whole_sectors(right: str) -> None:
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_matrix_is_read_once_by_whole_sectors(form: FewForm) -> None:
     counts: list[LaunchCounts] = []
-    operands = make(random.Random(0), (1, 128, 1024), (ALONG_K, right), spare=0)
-    multiply("count", right, operands, 8, counts=counts)
-    lines = [line for line in counts[0].lines if line.width == 16 and line.space == "global" and line.access == "read"]
+    operands = make(random.Random(0), (1, 128, 1024), (ALONG_K, form.right), spare=0)
+    multiply("count", form, operands, 8, counts=counts)
+    width = 16 if form.right == ALONG_K else 2 * form.own  # bytes of a lane
+    reads = [line for line in counts[0].lines if line.space == "global" and line.access == "read"]
+    lines = [line for line in reads if line.width == width]
     assert lines and all(line.counts.ratio == 1.0 for line in lines)
     assert sum(line.counts.nbytes for line in lines) >= operands.b.nbytes
 
@@ -137,7 +139,15 @@ def gemm(rows: int, inner: int, columns: int, *, turned: int = 0) -> CountedCase
 
 @pytest.mark.parametrize(
     "case",
-    [gemm(1, 512, 128), gemm(4, 512, 128), gemm(8, 512, 128, turned=1), gemm(1, 4096, 64), gemm(2, 4096, 32, turned=1)],
+    [
+        gemm(1, 512, 128),
+        gemm(4, 512, 128),
+        gemm(8, 512, 128, turned=1),
+        gemm(1, 4096, 64),
+        gemm(2, 4096, 32, turned=1),
+        gemm(3, 144, 8192),
+        gemm(3, 144, 15360),
+    ],
     ids=str,
 )
 def test_closed_form_is_as_counted(case: CountedCase) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,7 @@ Array = np.ndarray[Any, Any]
 IN_PLACE_NBYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class HostArray:
+class HostArray(NamedTuple):
     """An input whose content is on the host, or will be once ``request`` is done; else only its spec matters.
 
     ``is_borrowed``: the caller keeps the array as it is until the run is done. Not ``is_kept``: and no longer, so that
@@ -84,8 +83,9 @@ class InputReader:
         self._ports = {port.name: port for port in model.inputs}
         # Inputs of strings and containers, which stay on the host.
         self._objects = frozenset([port.name for port in model.ports if is_host_object(port.spec.dtype)])
-        # The inputs that the run before was given.
+        # The inputs that the run before was given, and the shapes that were found to fit last.
         self._given: frozenset[str] = frozenset()
+        self._fitting: dict[str, tuple[int, ...]] = {}
 
     def accept(
         self, inputs: object, kept: Mapping[str, GivenInput], *, copy: bool = True, is_waited_for: bool = False
@@ -111,15 +111,16 @@ class InputReader:
         if ports is not self._ports or len(named) < len(ports):
             self._check_complete(ports, named, kept)
         accepted: dict[str, GivenInput] = {}
-        specs: dict[str, TensorSpec] = {}
         for name, port in ports.items():
             item = accepted[name] = (
                 self._accept(port, named[name], copy=copy) if name in named else self._renew(port, kept[name])
             )
             if name in again and name in named and name in self._ports and isinstance(item, HostArray):
                 accepted[name] = _lend(item)
-            specs[name] = item.spec
-        check_ports(self.model, self.model.inputs, specs)
+        shapes = {name: item.spec.shape for name, item in accepted.items()}
+        if shapes != self._fitting:
+            check_shapes(self.model, {name: item.spec for name, item in accepted.items()})
+            self._fitting = shapes
         self._given = frozenset(named)
         return accepted
 

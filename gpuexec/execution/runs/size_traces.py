@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from gpuexec.errors import GpuexecError
 from gpuexec.ir.graphs import Graph
@@ -27,6 +28,7 @@ _LONGEST_PAUSE = 16
 _TRACES_KEPT = 32
 # Traces in a row that hold for one size alone, after which a plan is traced no more.
 _MOST_FAILURES = 3
+_SHAPE = attrgetter("shape")
 
 _log = logging.getLogger("gpuexec")
 
@@ -67,7 +69,7 @@ class _Trace:
             self.extents, self.found = extents, self.symbolic.find(extents)
             self.uses += self.found is not None
         found = self.found
-        if found is None or tuple([spec.shape for spec in found.inputs]) != shapes:
+        if found is None or tuple(map(_SHAPE, found.inputs)) != shapes:
             return None
         return found
 

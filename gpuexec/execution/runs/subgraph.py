@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from gpuexec.errors import NeedsHostValue
 from gpuexec.execution.inspection.exposing import Exposed, Exposure
@@ -24,6 +25,7 @@ from gpuexec.planner.partitioner import find_partition
 _Specs = Mapping[Value, TensorSpec]
 _STAGES_KEPT = 64
 _PLAIN = Exposure()
+_SHAPE = attrgetter("shape")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +114,7 @@ class Subgraph:
         if stage.plans is None or stage.partition.ready is None:
             return None
         inputs = stage.partition.ready.inputs
-        found = stage.plans.find(tuple([given[value].shape for value in inputs]))
+        found = stage.plans.find(tuple(map(_SHAPE, map(given.__getitem__, inputs))))
         return stage.plans.choose({value.name: given[value] for value in inputs}) if found is None else found
 
     def _find(self, specs: _Specs, computed: AbstractSet[Value], exposure: Exposure) -> Stage | None:

@@ -90,12 +90,13 @@ class State:
         # What a run left as arrays, and these by memory.
         self._left: tuple[StateEntry | None, Mapping[str, Array]] = self._head, {}
         self._lock = threading.RLock()
-        self._specs: dict[str, TensorSpec] = {}
+        # Of memories noted together, by their names; the newest come last.
+        self._shown: dict[tuple[str, ...], TensorSpec] = {}
 
     @property
     def memories(self) -> tuple[Memory, ...]:
         """The memories, their shapes known as far as runs have shown them."""
-        known = self._specs
+        known = self._list_specs()
         return tuple([with_extents(m, known[m.input].shape) if m.input in known else m for m in self._model.memories])
 
     @property
@@ -357,7 +358,7 @@ class State:
         """
         other = State(self._model, self._backend, self._start)
         with self._lock:
-            other._head, other._specs = self._settle(is_committed=True), dict(self._specs)
+            other._head, other._shown = self._settle(is_committed=True), dict(self._shown)
         return other
 
     @phase("save state")
@@ -514,7 +515,12 @@ class State:
         """Note what shapes memories had."""
         for each in carried:
             if each.spec is not None:
-                self._specs.update(dict.fromkeys(each.names, each.spec))
+                self._shown.pop(each.names, None)
+                self._shown[each.names] = each.spec
+
+    def _list_specs(self) -> dict[str, TensorSpec]:
+        """Return the specs that memories had last, by their inputs."""
+        return {name: spec for names, spec in self._shown.items() for name in names}
 
     def _find_start(self, memory: Memory) -> TensorSpec:
         """Return the spec of zeros to read from a memory that holds nothing.
@@ -522,7 +528,7 @@ class State:
         Raises:
             StateError: It is not known yet.
         """
-        known = self._specs.get(memory.input)
+        known = self._list_specs().get(memory.input)
         if known is not None:
             return known.with_shape(tuple([0 if n == memory.axis else e for n, e in enumerate(known.shape)]))
         return find_initial_specs(self._model.graph, [memory], self._model.dims, {})[memory.input]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -25,55 +25,98 @@ from gpuexec.ops.elementwise.prologue import (
 from gpuexec.ops.elementwise.prologue_text import count_read_bytes, describe_work, find_prologue, read_walk
 from gpuexec.ops.elementwise.region_text import count_steps
 from gpuexec.ops.lib.slices import SliceCosts, slice_tiles
-from gpuexec.ops.linalg.product import ACROSS, ALONG_K, LIES, VECTOR_NBYTES, Product, is_known, read_sizes
+from gpuexec.ops.linalg.product import ACROSS, ALONG_K, VECTOR_NBYTES, Product, is_known, read_sizes
 from gpuexec.ops.linalg.simt_launch import RowsShape, find_shape
 from gpuexec.ops.linalg.simt_work import JOIN_ROUNDS, find_itemsize, find_scratch, list_beside, read_gemm
 
 MOST_ROWS = 8  # kFewRows of mma_few.cuh
 _FLOAT, _DTYPES = np.dtype(np.float32), (np.dtype(np.float16), BFLOAT16)
 _THREADS, _WARPS, _BLOCKS = 256, 8, 1  # of a block, and blocks of a multiprocessor
-# Of FewColumns: columns of a warp, k of a step, and steps that are under way at once.
-_COLUMNS, _STEP, _TOGETHER = {ALONG_K: 32, ACROSS: 64}, {ALONG_K: 32, ACROSS: 16}, {ALONG_K: 4, ACROSS: 6}
-# Warps that may share columns: a block has as many threads as fours of results.
-_FOLDS = {ALONG_K: (2, 4, 8), ACROSS: (4, 8)}
-# In steps of a block. To join slices takes some four waits for L2, as long as a dozen steps.
+# In steps of a block, of 64 columns of a warp across. To join slices takes some four waits for L2, as long as a dozen.
 _COSTS = SliceCosts(fixed=4.0, each_slice=0.75, min_slabs=2, slack=(1.0,), least_tenths=0, join=12.0)
-_STEP_INSTRUCTIONS = {ALONG_K: 54, ACROSS: 68}  # of a warp
+_NARROW_COSTS = replace(_COSTS, fixed=8.0, each_slice=1.5, join=24.0)
 _AROUND, _EACH_SUM, _EACH_SLICE = 350, 4, 1.5  # of a thread: in all, to scale and store a sum, to add up one of a slice
 _REGISTERS = 216
-_ROW_WAVEFRONTS = {ALONG_K: 4, ACROSS: 2}  # of a warp that reads a step of rows that its block has made
-_LEAST_STORED = 8  # wavefronts of a warp that stores its sums; where there are many, each takes two
 _WAVEFRONT_NBYTES = 128
 _MMA_PRODUCTS, _MMA_COLUMNS, _MMA_K = 2048, 8, 16
 
 
-def _name_few(dtype: np.dtype[np.generic], result: np.dtype[np.generic], right: str) -> Kernel:
+@dataclass(frozen=True, slots=True)
+class FewForm:
+    """How a warp reads its columns of the matrix: ``FewColumns`` of ``mma_few.cuh``.
+
+    Attributes:
+        right: How the matrix lies.
+        own: Columns of a lane.
+        step: k of a step.
+        together: Steps that are under way at once.
+        folds: Warps that may share columns: a block has as many threads as fours of results.
+        instructions: Of a warp and step.
+        row_wavefronts: Of a warp that reads a step of rows that its block has made.
+        stored: Wavefronts of a warp that stores the sums of so many rows.
+        costs: Of slices.
+    """
+
+    right: str
+    own: int
+    step: int
+    together: int
+    folds: tuple[int, ...]
+    instructions: int
+    row_wavefronts: int
+    stored: tuple[int, int]
+    costs: SliceCosts = _COSTS
+
+    @property
+    def columns(self) -> int:
+        """Columns of a warp."""
+        return 8 * self.own
+
+    @property
+    def name(self) -> str:
+        """Arguments of a kernel's template."""
+        return f"{self.right}, {self.own}"
+
+    def list_shapes(self) -> list[RowsShape]:
+        """Return what blocks may make, the most columns first."""
+        return [RowsShape(folds, _WARPS // folds * self.columns, self.step * folds) for folds in self.folds]
+
+
+# Of what lies alike, the one with most columns first.
+FORMS = (
+    FewForm(ALONG_K, 4, 32, 4, (2, 4, 8), 54, 4, (8, 4)),
+    FewForm(ACROSS, 8, 16, 6, (4, 8), 68, 2, (8, 2)),
+    FewForm(ACROSS, 4, 16, 12, (8,), 42, 2, (2, 2), _NARROW_COSTS),
+)
+
+
+def _name_few(dtype: np.dtype[np.generic], result: np.dtype[np.generic], form: FewForm) -> Kernel:
     types = ", ".join([dtype_row(each).cuda for each in (dtype, result)])
-    return Kernel("mma_few.cu", f"mma_few<{types}, {right}>")
+    return Kernel("mma_few.cu", f"mma_few<{types}, {form.name}>")
 
 
 for _dtype in _DTYPES:
-    instantiate_finished(_dtype, [_name_few(_dtype, _dtype, right) for right in LIES])
-    instantiate_finished(_FLOAT, [_name_few(_dtype, _FLOAT, right) for right in LIES], stored=[_dtype])
+    instantiate_finished(_dtype, [_name_few(_dtype, _dtype, form) for form in FORMS])
+    instantiate_finished(_FLOAT, [_name_few(_dtype, _FLOAT, form) for form in FORMS], stored=[_dtype])
 
 
-def _name_made(dtype: np.dtype[np.generic], result: np.dtype[np.generic], right: str) -> PrologueForm:
+def _name_made(dtype: np.dtype[np.generic], result: np.dtype[np.generic], form: FewForm) -> PrologueForm:
     """Return the kernel of a product whose blocks make its rows."""
     types = ", ".join([dtype_row(each).cuda for each in (dtype, result)])
 
     def read_few(arguments: Sequence[Argument], grid: tuple[int, int, int]) -> ProductSizes:
         own = read_sizes(arguments[4])
-        kept = ceil_div(ceil_div(own.inner, _STEP[right]), grid[1] * own.lanes) * own.lanes * _STEP[right]
+        kept = ceil_div(ceil_div(own.inner, form.step), grid[1] * own.lanes) * own.lanes * form.step
         return ProductSizes(own.rows, own.inner, kept, own.batch == 1 and min(own.rows, own.inner, own.columns) > 0)
 
-    return PrologueForm("mma_rows.cu", f"mma_of_rows<{types}, {right}", dtype, _REGISTERS, read_few)
+    return PrologueForm("mma_rows.cu", f"mma_of_rows<{types}, {form.name}", dtype, _REGISTERS, read_few)
 
 
 allow_prologue(
-    (_name_few(dtype, result, right), _name_made(dtype, result, right))
+    (_name_few(dtype, result, form), _name_made(dtype, result, form))
     for dtype in _DTYPES
     for result in (dtype, _FLOAT)
-    for right in LIES
+    for form in FORMS
 )
 
 
@@ -105,13 +148,13 @@ def launch_few(emit: Emitter, product: Product, right: str) -> None:
     """
     product = _align(emit, _align(emit, product, 0), 1)
     (rows, columns, inner), (a, _, _, y) = product.extents, product.slots
-    shapes = [RowsShape(folds, _WARPS // folds * _COLUMNS[right], _STEP[right] * folds) for folds in _FOLDS[right]]
-    shape = shapes[emit.choose(find_shape(emit, product, shapes))]
+    choices = [(form, shape) for form in FORMS if form.right == right for shape in form.list_shapes()]
+    form, shape = choices[emit.choose(find_shape(emit, product, [shape for _, shape in choices]))]
     blocks = product.count * ceil_div(columns, shape.columns)
-    slices = slice_tiles(emit, blocks, ceil_div(inner, shape.depth), rows * shape.columns, _BLOCKS, _COSTS)
+    slices = slice_tiles(emit, blocks, ceil_div(inner, shape.depth), rows * shape.columns, _BLOCKS, form.costs)
     packed = product.pack_mma(ALONG_K, right, lanes=shape.lanes)
     emit.launch(
-        _name_few(a.dtype, y.dtype, right),
+        _name_few(a.dtype, y.dtype, form),
         (blocks, slices.count, 1),
         (_THREADS, 1, 1),
         [*product.slots, packed, slices.scratch, slices.counters],
@@ -150,34 +193,34 @@ def _align(emit: Emitter, product: Product, index: int) -> Product:
 @work_of("mma_few.cu", "mma_few")
 def _count_mma_few(launch: Launch) -> Work:
     rows, columns, inner, batch, _, folds = read_gemm(launch)
-    right = next(lie for lie in LIES if lie in launch.kernel.expression)
+    form = _find_form(launch)
     itemsize, blocks, slices = find_itemsize(launch, 0), prod(launch.grid), launch.grid[1]
-    block_columns = _WARPS // folds * _COLUMNS[right]
-    # Of a warp's columns: parts have as many steps or one more, and warps make whole turns.
-    parts, together = slices * folds, _TOGETHER[right]
-    each, longer = divmod(ceil_div(inner, _STEP[right]), parts)
+    block_columns = _WARPS // folds * form.columns
+    # Of a warp's columns: parts have as many steps or one more, and warps multiply half turns.
+    parts, half = slices * folds, form.together // 2
+    each, longer = divmod(ceil_div(inner, form.step), parts)
     own_steps = each + (longer > 0)
-    steps = longer * round_up(own_steps, together) + (parts - longer) * round_up(each, together)
+    steps = longer * round_up(own_steps, half) + (parts - longer) * round_up(each, half)
     warp_steps = launch.grid[0] * (_WARPS // folds) * steps
     results, own, scratch = batch * rows * columns, count_epilogue_steps(launch), find_scratch(launch)
     joined = 4 * blocks * rows * block_columns if slices > 1 else 0
     finished = launch.grid[0] * rows * block_columns
     beside = sum(count_slot_bytes(each) for each in list_beside(launch, scratch))
     of_sum = _EACH_SUM + own * STEP_INSTRUCTIONS + (slices * _EACH_SLICE if joined else 0)
-    products = warp_steps * (_STEP[right] // _MMA_K) * (_COLUMNS[right] // _MMA_COLUMNS)
+    products = warp_steps * (form.step // _MMA_K) * (form.columns // _MMA_COLUMNS)
     read = launch.grid[0] * block_columns * inner * itemsize + _count_row_bytes(launch, rows, inner, itemsize)
-    partial = _COLUMNS[right] * rows * 4 / _WAVEFRONT_NBYTES  # of a warp
+    partial = form.columns * rows * 4 / _WAVEFRONT_NBYTES  # of a warp
     return Work(
         flops=2 * results * inner + results * own,
-        instructions=warp_steps * _STEP_INSTRUCTIONS[right] + blocks * _WARPS * _AROUND + finished * of_sum / WARP,
+        instructions=warp_steps * form.instructions + blocks * _WARPS * _AROUND + finished * of_sum / WARP,
         needed_multiply_adds=results * inner,
         matrix_products=products * _MMA_PRODUCTS,
-        wavefronts=blocks * _WARPS * (max(_LEAST_STORED, 2 * partial) + partial),
+        wavefronts=blocks * _WARPS * (form.stored[0] * ceil_div(rows, form.stored[1]) + partial),
         l2_nbytes=read + results * find_itemsize(launch, 3) + 2 * joined + beside,
-        rounds=ceil_div(own_steps, together) + 1 + (slices / 4 + JOIN_ROUNDS if joined else 0),
+        rounds=ceil_div(own_steps, form.together) + 1 + (slices / 4 + JOIN_ROUNDS if joined else 0),
         barriers=1,
         registers=_REGISTERS,
-        shared_nbytes=_WARPS * MOST_ROWS * (_COLUMNS[right] + 4) * 4,
+        shared_nbytes=_WARPS * MOST_ROWS * (form.columns + 4) * 4,
         operand_nbytes={scratch: 0, scratch + 1: 0},  # no other command has anything of it
     )
 
@@ -186,7 +229,7 @@ def _count_mma_few(launch: Launch) -> Work:
 def _count_mma_of_rows(launch: Launch) -> Work:
     """Count the product, and the rows of each block, which stay in shared memory."""
     rows, _, inner, _, _, folds = read_gemm(launch)
-    right = next(lie for lie in LIES if lie in launch.kernel.expression)
+    form = _find_form(launch)
     blocks, b, made = prod(launch.grid), launch.arguments[1], find_prologue(launch.kernel)
     assert isinstance(b, Slot)
     # The same product, with a left operand from elsewhere.
@@ -201,8 +244,8 @@ def _count_mma_of_rows(launch: Launch) -> Work:
             writes=tuple([w if w < OWN_ARGUMENTS else w - MORE_ARGUMENTS for w in launch.writes]),
         )
     )
-    kept = ceil_div(ceil_div(inner, _STEP[right]), launch.grid[1] * folds) * folds * _STEP[right]
-    read_steps = launch.grid[0] * (_WARPS // folds) * ceil_div(inner, _STEP[right])
+    kept = ceil_div(ceil_div(inner, form.step), launch.grid[1] * folds) * folds * form.step
+    read_steps = launch.grid[0] * (_WARPS // folds) * ceil_div(inner, form.step)
     own = describe_work(made.text, read_walk(made.text, launch.arguments[behind - 2]), kept)
     given = [launch.arguments[0], *launch.arguments[OWN_ARGUMENTS : behind - 2]]
     read = count_read_bytes(made.text, [each for each in given if isinstance(each, Slot)], (inner, kept))
@@ -210,11 +253,15 @@ def _count_mma_of_rows(launch: Launch) -> Work:
         work,
         flops=work.flops + count_steps(made.text) * rows * inner,
         instructions=work.instructions + blocks * own.instructions,
-        wavefronts=work.wavefronts + blocks * own.wavefronts + read_steps * _ROW_WAVEFRONTS[right],
+        wavefronts=work.wavefronts + blocks * own.wavefronts + read_steps * form.row_wavefronts,
         l2_nbytes=work.l2_nbytes - _count_row_bytes(launch, rows, inner, b.dtype.itemsize) + blocks * read,
         rounds=work.rounds + own.rounds - 1,  # weights are under way meanwhile
         barriers=work.barriers + own.barriers,
     )
+
+
+def _find_form(launch: Launch) -> FewForm:
+    return next(form for form in FORMS if form.name in launch.kernel.expression)
 
 
 def _count_row_bytes(launch: Launch, rows: int, inner: int, itemsize: int) -> int:

@@ -19,8 +19,8 @@ _INSTANCES_PER_ARGUMENT = 2
 _OF_WAITS = "/test_dependent_launch.py::"
 # Test files that name every kernel file.
 _OF_ALL_FILES = ("test_dependent_launch.py", "test_facts.py", "test_launch_forms.py")
-# Headers some of whose code only some plans launch, those for an architecture or of several operators, and the test files
-# that make such plans.
+# Headers some of whose code only some plans launch, those for an architecture or of several operators, and the test
+# files that make such plans.
 _OF_PLANS = {
     **dict.fromkeys(
         ("group_tile.cuh", "wgmma.cuh"),
@@ -101,7 +101,7 @@ def choose_trial(
 
 
 def choose_calling(file: str, folder: Path, tests_of: Mapping[Kernel, Sequence[str]]) -> Trial:
-    """Return tests of generated text that calls functions of a header: one of each kernel file for each set of functions.
+    """Return tests of generated text that calls functions of a header: for each set of functions one of a kernel file.
 
     Args:
         file: Name of a ``.cu``, of which nothing is chosen, or ``.cuh``.
