@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +18,30 @@ from gpuexec.devices.simulator.toolchain import Mode
 from gpuexec.ir.command import Launch
 from gpuexec.ir.geometry import ceil_div
 from gpuexec.ir.instances import instantiations
+from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import TensorSpec, dtype_row
 from gpuexec.ir.target import Target
+from gpuexec.ops.linalg import few_launch
 from gpuexec.ops.linalg.few_launch import FORMS, FewForm
-from gpuexec.ops.linalg.product import ALONG_K
+from gpuexec.ops.linalg.product import ALONG_K, Product
+from gpuexec.ops.linalg.simt_launch import RowsShape
 from gpuexec.planner.template import plan_graph
 from tests.ops.counted_launch import CountedCase, compare, count_wavefronts, floats, make_model
 from tests.ops.draws import draws
-from tests.ops.test_mma_gemm import FLOAT, HALF, TYPES, Array, Operands, aligned, make
+from tests.ops.harness import run_case
+from tests.ops.test_mma_gemm import (
+    FLOAT,
+    FORM_NAMES,
+    HALF,
+    TF32,
+    TYPES,
+    Array,
+    Operands,
+    aligned,
+    make,
+    make_form,
+)
+from tests.ops.test_mma_gemm import FORMS as OPERATORS
 
 SEEDS = draws(3)
 INNER = [0, 8, 16, 24, 32, 48, 56, 64, 104, 136, 272, 520]
@@ -130,6 +147,28 @@ def test_matrix_is_read_once_by_whole_sectors(form: FewForm) -> None:
     lines = [line for line in reads if line.width == width]
     assert lines and all(line.counts.ratio == 1.0 for line in lines)
     assert sum(line.counts.nbytes for line in lines) >= operands.b.nbytes
+
+
+BY_FORM = [
+    pytest.param(form, *operator, id=f"{form.name}-{name}")
+    for number, form in enumerate(FORMS)
+    for place, (operator, name) in enumerate(zip(OPERATORS, FORM_NAMES, strict=True))
+    # With steps behind by turns.
+    if operator[0] != TF32 and (not operator[1] or place % len(FORMS) == number)
+]
+
+
+@pytest.mark.parametrize(("form", "types", "steps"), BY_FORM)
+def test_operators_by_form(
+    checks: str, form: FewForm, types: tuple[Any, Any], steps: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a size class takes it whose upper end has other columns."""
+
+    def find_shape(_: Emitter, __: Product, shapes: Sequence[RowsShape]) -> int:
+        return shapes.index(form.list_shapes()[-1])
+
+    monkeypatch.setattr(few_launch, "find_shape", find_shape)
+    run_case(make_form(ALONG_K, form.right, types, steps, (3, 136, 72)), checks)
 
 
 def gemm(rows: int, inner: int, columns: int, *, turned: int = 0) -> CountedCase:

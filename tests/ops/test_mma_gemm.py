@@ -278,9 +278,16 @@ FORMS: list[tuple[tuple[np.dtype[Any], np.dtype[Any]], tuple[Any, ...]]] = [
 ]
 
 
-def make_form(left: str, right: str, types: tuple[np.dtype[Any], np.dtype[Any]], steps: tuple[Any, ...]) -> Case:
-    rng, (dtype, result) = np.random.default_rng(2), types
-    a, b, bias = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((24, 40), (40, 24), (24,)))
+def make_form(
+    left: str,
+    right: str,
+    types: tuple[np.dtype[Any], np.dtype[Any]],
+    steps: tuple[Any, ...],
+    extents: tuple[int, int, int] = (24, 24, 40),
+) -> Case:
+    rng, (dtype, result), (rows, columns, inner) = np.random.default_rng(2), types, extents
+    shapes = ((rows, inner), (inner, columns), (columns,))
+    a, b, bias = (rng.integers(-4, 5, shape).astype(dtype) for shape in shapes)
     expected = a.astype(np.float64) @ b.astype(np.float64)
     given = [a if left == ALONG_K else a.T.copy(), b if right == ACROSS else b.T.copy()]
     attributes: dict[str, Any] = {"transA": int(left == ACROSS), "transB": int(right == ALONG_K)}
