@@ -346,6 +346,27 @@ CASES = [
         for dtype in (FLOAT, HALF, BFLOAT16)
         for rows, columns in ((6, 7), (67, 68))
     ),
+    # Tensor cores store eights: all there or none, of an operand that each shares, and of a further result.
+    *(
+        fused(
+            f"eights_{dtype.name}_and_{other}",
+            "MatMul",
+            (numbers(dtype, 67, 16), numbers(dtype, 16, 72)),
+            (("Mul", (), (numbers(dtype, 67, 1), VALUE)), cast),
+            (2, 1),
+        )
+        for dtype, other, cast in ((HALF, "float", TO_FLOAT), (BFLOAT16, "half", TO_HALF))
+    ),
+    # Neighbours in rows of an image, of which four reach over the end of one.
+    *(
+        fused(
+            f"row_of_{kind}",
+            "Conv",
+            (numbers(FLOAT, 1, 16, 6, 7), numbers(FLOAT, 9, 16, 3, 3)),
+            (("Add", (), (VALUE, numbers(FLOAT, *shape))), RELU),
+        )
+        for kind, shape in (("image", (5,)), ("images", (4, 5)))
+    ),
     # What others read besides: the producer's result, that of any step, of any type.
     *(
         case_of(name, FLOAT, (RELU, TO_HALF), "and_half", (1, 2))
