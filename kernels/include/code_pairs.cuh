@@ -67,6 +67,13 @@ struct CodePairs {
     }
   }
 
+  // Codes i and i + kPairs of a word.
+  __device__ u32 widen_apart(u32 word, int i) const {
+    static_assert(!kHasFloats, "the fraction has no room for the codes");
+    const u32 pair = (word >> Bits * i & kMask) | kPower;
+    return kIsHalf ? multiply_add_halves(pair, kOne, offset) : multiply_add_bf16s(pair, kOne, offset);
+  }
+
   // Codes 8 * chunk and the seven behind it.
   template <int Words>
   __device__ Vec<u32, 4> widen_eight(const Vec<u32, Words>& words, int chunk) const {

@@ -10,14 +10,14 @@
 // Needs     sm_80. b as in mma_few, and no batches. kWideY as there. Operands that Made lacks are null; c may be; scratch
 //           and counters too with one slice; counters are 0 and are left 0
 // Numerics  those of rows, rounded to T, and of mma_few
-template <class T, class R, Lie kRight, int kSums, class Made, class... Epilogue>
+template <class T, class R, Lie kRight, int Width, class Made, class... Epilogue>
 __global__ void __launch_bounds__(kFewThreads, 1)
     mma_of_rows(const typename Made::In0* __restrict__ in0, const T* __restrict__ b, const R* __restrict__ c,
                 Stored<R, Epilogue...>* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch,
                 unsigned* counters, const typename Made::In1* __restrict__ in1, const typename Made::In2* __restrict__ in2,
                 const typename Made::In3* __restrict__ in3, const __grid_constant__ typename Made::Walk walk,
                 const __grid_constant__ typename Made::Numbers numbers, Epilogue... epilogue) {
-  typedef FewProduct<T, kRight, kSums> Product;
+  typedef FewProduct<T, kRight, Width> Product;
   extern __shared__ __align__(16) u8 rows[];
   __shared__ alignas(16) typename Product::Partials partials;
   static_assert(kFewThreads == kBlockThreads, "teams are those of a launch of rows");

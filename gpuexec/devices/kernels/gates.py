@@ -200,6 +200,10 @@ GATES: Mapping[str, Gate] = {
         for result in (t, "float")
         for bits in (2, 4, 8)
     },
+    # Two codes take a shift, a mask and a sum; loops have loads of whole steps and of others, and run either.
+    "mma_few_nbits.cu:mma_few_nbits": Gate(
+        instructions=3000, store_bits=128, multiply_adds=0.06, loop_calls=0, load_bits=8, opcodes=("HMMA",)
+    ),
     # The same loop over words of four bytes; there is one for signed and one for unsigned left operands.
     **{
         f"integer_matmul.cu:integer_gemm<{tile}, {t}>": Gate(

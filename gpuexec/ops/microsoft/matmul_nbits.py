@@ -2,7 +2,8 @@
 
 Weights stay packed as the file has them, a scale for each block along the inner extent; kernels widen them where they
 read them, the host a part of their rows at a time. Of half and bf16, and blocks of 32 codes or more with whole zero
-points, tensor cores multiply the codes from sm_80 on (``mma_nbits.cu``). A precision rounds the other operand alone.
+points, tensor cores multiply the codes from sm_80 on (``mma_nbits.cu``, of few rows ``mma_few_nbits.cu``). A precision
+rounds the other operand alone.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma
 from gpuexec.ops.linalg.product import ALONG_K, Product, pack_gemm
 from gpuexec.ops.linalg.simt_work import read_gemm
 from gpuexec.ops.microsoft.activation import DOMAIN
+from gpuexec.ops.microsoft.few_nbits import launch_few, takes_few
 from gpuexec.ops.quant.integer import BYTES, FLOAT, INT32, SCALES, dense
 
 UINT8 = BYTES[0]
@@ -411,11 +413,16 @@ def _launch_mma(
         (a, codes, bias, y), (rows, columns, inner), (inner, 1), (1, inner), (0, 1), (columns, 1), (1.0, 1.0), (),
         ((), (), ()),
     )  # fmt: skip
+    scales, zeros = emit.contiguous(weights[1]), dense(emit, weights[2])
+    if takes_few(emit, product, codes, bits):
+        product = replace(product, slots=(a, codes, dense(emit, bias), y))
+        launch_few(emit, product, (scales, zeros), shape, bits)
+        return True
     tiles = SMALL_MMA.count(rows, columns)
     slices = slice_mma_tiles(emit, SMALL_MMA, tiles, inner * a.dtype.itemsize)
     packed = product.pack_mma(ALONG_K, ALONG_K)
     arguments: list[Argument] = [a, codes, dense(emit, bias), y, packed, slices.scratch, slices.counters]
-    arguments += [emit.contiguous(weights[1]), dense(emit, weights[2]), shape]
+    arguments += [scales, zeros, shape]
     kernel = name_mma_nbits(a.dtype, y.dtype, bits)
     writes, grid = slices.writes(3, 5, tiles), (tiles, slices.count, 1)
     emit.launch(kernel, grid, (SMALL_MMA.threads, 1, 1), arguments, writes, shared_bytes=SMALL_MMA.ring_nbytes)

@@ -134,6 +134,27 @@ NBITS = [
         for bits in (2, 4, 8)
         for block, z in ((32, "packed"), (128, ""))
     ),
+    # Few rows: one after the other of blocks, zero points and numbers of rows.
+    *(
+        nbits(
+            f"{t}_{precision or 'own'}_{bits}bits_{rows}_rows",
+            (rows, k),
+            n,
+            bits=bits,
+            dtype=t,
+            precision=precision,
+            block=block,
+            zeros=z,
+            bias=rows > 1,
+        )
+        for t, precision in ((F16, ""), (BFLOAT16, ""), (F16, "fp16"), (BFLOAT16, "bf16"))
+        for bits, rows, k, n, block, z in (
+            (2, 3, 264, 33, 64, "packed"),
+            (4, 1, 520, 70, 32, ""),
+            (4, 2, 136, 7, 128, "packed"),
+            (8, 4, 2056, 40, 32, "packed"),
+        )
+    ),
     nbits("fp16_slices", (20, 2056), 9, bits=8, dtype=F16, precision="fp16", block=64, zeros="packed"),
     # Widened again, for lack of tensor cores for them.
     nbits("fp16_block16", (5, 40), 6, dtype=F16, precision="fp16", zeros="packed", bias=True),

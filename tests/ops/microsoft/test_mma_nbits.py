@@ -1,5 +1,5 @@
-"""Products with codes of 2, 4 and 8 bits on tensor cores: the kernel alone over random extents, blocks, zero points and
-slices, to the bit; and the work of launches beside what is counted."""
+"""Products with codes of 2, 4 and 8 bits on tensor cores: the kernels alone over random extents, blocks, zero points
+and slices, to the bit, those of few rows too; and the work of launches beside what is counted."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ from gpuexec.ir.spec import BFLOAT16, TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ops.lib.slices import SMALL_MMA
 from gpuexec.ops.linalg.product import ALONG_K, Product
+from gpuexec.ops.microsoft.few_nbits import name_few_nbits
 from gpuexec.ops.microsoft.matmul_nbits import MatMulNBits, name_mma_nbits, pack_shape
 from gpuexec.planner.template import plan_graph
 from tests.devices.execute import run_template
 from tests.devices.opening import open_device
 from tests.ir.graph_builder import GraphBuilder
 from tests.ops.counted_launch import CountedCase, compare, count_wavefronts
+from tests.ops.direct import lower_and_run
 from tests.ops.test_integer_gemm import aligned
 
 Array = np.ndarray[Any, Any]
 HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
 BITS = (2, 4, 8)
 TILE = SMALL_MMA
+FEW_COLUMNS = 32  # of a warp
 
 
 @functools.cache
-def load(mode: Mode) -> Mapping[str, SimulatorFunction]:
-    return load_file("mma_nbits.cu", instantiations("mma_nbits.cu"), mode=mode)
+def load(mode: Mode, source: str = "mma_nbits.cu") -> Mapping[str, SimulatorFunction]:
+    return load_file(source, instantiations(source), mode=mode)
 
 
 def lay(array: Array) -> Array:
@@ -60,11 +63,12 @@ def slot(number: int, array: Array) -> Slot:
 
 def check_product(
     pick: random.Random, mode: Mode, extents: tuple[int, int, int], slices: int, block: int, bits: int,
-    counts: list[LaunchCounts] | None = None,
+    counts: list[LaunchCounts] | None = None, folds: int = 0,
 ) -> None:  # fmt: skip
-    """Multiply integers by codes whose scales are powers of two, so that all sums are exact."""
+    """Multiply integers by codes whose scales are powers of two, so that sums are exact; with ``folds`` of few rows."""
     rng, (rows, columns, inner) = np.random.default_rng(pick.getrandbits(32)), extents
-    dtype, blocks = pick.choice([HALF, BFLOAT16]) if counts is None else HALF, ceil_div(extents[2], block)
+    has_bf16 = counts is None and not (folds and bits == 8)
+    dtype, blocks = pick.choice([HALF, BFLOAT16]) if has_bf16 else HALF, ceil_div(extents[2], block)
     result, middle = dtype if counts is not None or pick.random() < 0.5 else FLOAT, 1 << (bits - 1)
     a = lay(rng.integers(-3, 4, (rows, inner)).astype(dtype))
     codes = rng.integers(0, 1 << bits, (columns, blocks * block)).astype(np.uint8)
@@ -83,12 +87,15 @@ def check_product(
         (slot(0, a), slot(1, packed), None, slot(3, y)), extents, (inner, 1), (1, inner), (0, 1), (columns, 1),
         (1.0, 1.0), (), ((), (), ()),
     )  # fmt: skip
-    tiles = TILE.count(rows, columns)
-    scratch = aligned((tiles * slices * TILE.size,), np.dtype(np.float32)) if slices > 1 else None
+    block_columns = 8 // max(folds, 1) * FEW_COLUMNS
+    tiles = ceil_div(columns, block_columns) if folds else TILE.count(rows, columns)
+    size, threads, nbytes = (rows * block_columns, 256, 0) if folds else (TILE.size, TILE.threads, TILE.ring_nbytes)
+    scratch = aligned((tiles * slices * size,), np.dtype(np.float32)) if slices > 1 else None
     counters = np.zeros(tiles, np.uint32) if slices > 1 else None
-    load(mode)[name_mma_nbits(dtype, result, bits).expression].launch_arrays(
-        (tiles, slices, 1), TILE.threads, a, packed, bias, y, product.pack_mma(ALONG_K, ALONG_K), scratch, counters,
-        scales.astype(result), packed_zeros, shape, shared_bytes=TILE.ring_nbytes,
+    kernel = (name_few_nbits if folds else name_mma_nbits)(dtype, result, bits)
+    load(mode, kernel.source)[kernel.expression].launch_arrays(
+        (tiles, slices, 1), threads, a, packed, bias, y, product.pack_mma(ALONG_K, ALONG_K, folds), scratch, counters,
+        scales.astype(result), packed_zeros, shape, shared_bytes=nbytes,
         schedule=Schedule("random", pick.getrandbits(16)), counts=counts,
     )  # fmt: skip
     np.testing.assert_array_equal(y, expected, err_msg=f"{extents}: {slices} slices, {bits} bits, blocks of {block}")
@@ -104,6 +111,32 @@ def test_random_products(mode: Mode, bits: int, seed: int) -> None:
         rows, columns = (pick.choice([1, 7, each - 1, each, each + 1, each + 13]) for each in (TILE.rows, TILE.columns))
         inner, block = pick.choice([0, 8, 16, 40, 64, 136, 272, 520, 1048]), pick.choice([32, 64, 128, 256])
         check_product(pick, mode, (rows, columns, inner), pick.choice([1, 1, 2, 3, 5]), block, bits)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("mode", ["plain", "check"])
+def test_random_products_of_few_rows(mode: Mode, bits: int, seed: int) -> None:
+    pick = random.Random(10 * seed + bits)
+    for _ in range(12 if mode == "plain" else 3):
+        rows, columns = pick.choice([1, 1, 2, 3, 4]), pick.choice([1, 7, 31, 32, 33, 64, 130, 200])
+        inner, block = pick.choice([0, 8, 40, 128, 136, 264, 520, 2056, 4096]), pick.choice([32, 64, 128, 256])
+        folds, slices = pick.choice([2, 4, 8]), pick.choice([1, 1, 2, 3, 5])
+        check_product(pick, mode, (rows, columns, inner), slices, block, bits, folds=folds)
+
+
+def test_scales_and_numbers_that_are_not_there_count_nowhere() -> None:
+    """Infinite ones in the places of lanes beside."""
+    a, scales = np.ones((3, 64), HALF), np.ones((33, 2), HALF)
+    a[1, 40], scales[5, 1] = np.inf, np.inf
+    codes = np.full((33, 64), 9, np.uint8)
+    op = MatMulNBits(K=64, N=33, block_size=32, bits=4)
+    inputs = (a, pack(codes, 4).reshape(33, 2, 16), scales)
+    (y,) = lower_and_run(op, inputs)
+    with np.errstate(invalid="ignore"):
+        expected = (a.astype(FLOAT) @ scales.astype(FLOAT).repeat(32, 1).T).astype(HALF)
+    np.testing.assert_array_equal(y, expected)
+    assert np.isfinite(y[0, :5]).all() and np.isinf(y[1]).all() and np.isinf(y[0, 5])
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -122,12 +155,14 @@ def test_tiles_take_the_least_sectors_and_wavefronts(bits: int) -> None:
         ("sm_80", HALF, 5, {}, "mma_nbits"),
         ("sm_120", BFLOAT16, 500, {}, "mma_nbits"),
         ("sm_75", HALF, 5, {}, "matmul_nbits"),
-        ("sm_80", HALF, 1, {}, "mma_nbits"),
+        ("sm_80", HALF, 1, {}, "mma_few_nbits"),
+        ("sm_90", BFLOAT16, 4, {}, "mma_few_nbits"),
+        ("sm_90", BFLOAT16, 4, {"bits": 8}, "mma_nbits"),
         ("sm_80", FLOAT, 5, {}, "matmul_nbits"),
         ("sm_80", HALF, 5, {"bits": 2}, "mma_nbits"),
         ("sm_80", HALF, 5, {"bits": 8}, "mma_nbits"),
         ("sm_80", HALF, 5, {"precision": "fp16"}, "mma_nbits"),
-        ("sm_80", HALF, 1, {"precision": "fp16", "bits": 8}, "mma_nbits"),
+        ("sm_80", HALF, 1, {"precision": "fp16", "bits": 8}, "mma_few_nbits"),
         ("sm_90", BFLOAT16, 500, {"precision": "bf16", "bits": 2}, "mma_nbits"),
         ("sm_75", HALF, 5, {"precision": "fp16"}, "matmul_nbits"),
         ("sm_80", HALF, 5, {"precision": "fp16", "block_size": 16}, "matmul_nbits"),
@@ -165,6 +200,32 @@ def test_all_sizes_of_a_class_take_its_kernel(precision: str) -> None:
         a = rng.integers(-4, 5, (rows, 136)).astype(HALF)
         (y,) = run_template(template, graph, {"a": a}, open_device("simulator"))
         np.testing.assert_array_equal(y, op.compute(a, codes, scales)[0])
+
+
+@pytest.mark.parametrize(
+    ("bits", "rows", "columns", "inner", "precision"),
+    [(4, 1, 256, 2048, "fp16"), (4, 3, 256, 1024, ""), (8, 2, 128, 1024, ""), (2, 4, 128, 4096, "fp16")],
+)
+def test_work_of_few_rows_is_as_counted(bits: int, rows: int, columns: int, inner: int, precision: str) -> None:
+    rng, blocks = np.random.default_rng(0), inner // 32
+    codes = rng.integers(0, 256, (columns, blocks, 4 * bits)).astype(np.uint8)
+    attributes = {"K": inner, "N": columns, "block_size": 32, "bits": bits, "precision": precision}
+    weights = {"b": codes, "s": np.ones((columns, blocks), FLOAT if precision else HALF)}
+    attributes["domain"] = "com.microsoft"
+    found = compare(
+        CountedCase("MatMulNBits", "mma_few_nbits", {"a": (rows, inner)}, weights, attributes, dtype=np.float16)
+    )
+    assert found.work.flops == 2 * rows * columns * inner
+    assert found.work.needed_multiply_adds == found.counts.needed_multiply_adds
+    assert found.work.matrix_products == sum(
+        line.counts.issued for line in found.counts.operations if line.unit == "mma"
+    )
+    assert found.work.wavefronts == count_wavefronts(found.counts, 1)
+    # A lane has neighbours of codes and rows, and L1 the other half of a sector for the load behind.
+    reads = [line for line in found.counts.lines if line.space == "global" and line.access == "read"]
+    wide = sum(line.counts.nbytes for line in reads if line.width >= 8)
+    assert wide == codes.nbytes + columns // 32 * rows * inner * HALF.itemsize
+    assert wide <= found.work.l2_nbytes <= found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@
 constexpr int kFewThreads = 256, kFewWarps = kFewThreads / 32;
 constexpr int kFewRows = 8;
 
-// A warp's columns of the matrix, kSums of each lane, from its first k on; beyond the last ones it reads the last. Of a
+// A warp's columns of the matrix, Width (kSums) of each lane, from its first k on; beyond the last ones it reads the last. Of a
 // step of kStep k a lane has kOwn neighbours, of which `load` reads its columns: of one of the kTogether steps that are
 // under way at once. `multiply` adds their products with those k of row lane / 4.
-template <class T, Lie kLie, int kSums>
+template <class T, Lie kLie, int Width>
 struct FewColumns;
 
 // Columns g, g + 8, g + 16 and g + 24 of lane 4 g + t.
@@ -51,17 +51,19 @@ struct FewColumns<T, Lie::kAlongK, 4> {
       }
     }
   }
-  // Stores the lane's sums of its row, which begins at `row`.
-  static __device__ void store(float* row, int lane, const float (&sums)[kSums][4]) {
+  // Stores the warp's sums in rows that are `pitch` apart.
+  static __device__ void store(float* partial, int pitch, int lane, int rows, const float (&sums)[kSums][4]) {
+    if (lane / 4 >= rows) return;
+    float* const row = partial + lane / 4 * pitch;
 #pragma unroll
     for (int i = 0; i < kSums; ++i) store_vec(row + 8 * i + lane % 4 * 2, Vec<float, 2>{{sums[i][0], sums[i][1]}});
   }
 };
 
-// kSums neighbouring columns of lane 4 g + t, from column kSums * g on.
-template <class T, int kSums>
-struct FewColumns<T, Lie::kAcross, kSums> {
-  static constexpr int kColumns = 8 * kSums, kStep = 16, kOwn = 4, kTogether = 48 / kSums;
+// Width neighbouring columns of lane 4 g + t, from column Width * g on.
+template <class T, int Width>
+struct FewColumns<T, Lie::kAcross, Width> {
+  static constexpr int kSums = Width, kColumns = 8 * kSums, kStep = 16, kOwn = 4, kTogether = 48 / kSums;
   struct Words {
     NarrowVector<T, kSums> rows[kOwn];
   };
@@ -86,7 +88,9 @@ struct FewColumns<T, Lie::kAcross, kSums> {
       multiply_matrices<T>(sums[i], left, right);
     }
   }
-  static __device__ void store(float* row, int lane, const float (&sums)[kSums][4]) {
+  static __device__ void store(float* partial, int pitch, int lane, int rows, const float (&sums)[kSums][4]) {
+    if (lane / 4 >= rows) return;
+    float* const row = partial + lane / 4 * pitch;
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
 #pragma unroll
@@ -106,18 +110,17 @@ struct FewColumns<T, Lie::kAcross, kSums> {
 };
 
 // What a block makes: gemm.lanes warps share columns, each with a part of the steps of the block's slice.
-template <class T, Lie kLie, int kSums>
-struct FewProduct {
-  typedef FewColumns<T, kLie, kSums> Columns;
-  static constexpr int kOwn = Columns::kOwn, kTogether = Columns::kTogether, kPitch = Columns::kColumns + 4;
+template <class Columns>
+struct FewBlock {
+  static constexpr int kPitch = Columns::kColumns + 4;
   typedef float Partials[kFewWarps][kFewRows * kPitch];
 
   u32 folds;
   int block_columns, slice_first, slice_end;  // the last two in k
   int inner, lane, warp, step, step_end;
-  float sums[kSums][4];
+  float sums[Columns::kSums][4];
 
-  __device__ explicit FewProduct(const SimtGemm& gemm)
+  __device__ explicit FewBlock(const SimtGemm& gemm)
       : folds(gemm.lanes), inner(gemm.inner), lane(threadIdx.x % 32), warp(threadIdx.x / 32) {
     block_columns = int(kFewWarps / folds) * Columns::kColumns;
     const u32 steps = u32(inner + Columns::kStep - 1) / Columns::kStep, parts = gridDim.y * folds;
@@ -129,19 +132,56 @@ struct FewProduct {
     slice_first = begin(first_part) * Columns::kStep;
     slice_end = begin(first_part + folds) * Columns::kStep;
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
+    for (int i = 0; i < Columns::kSums; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[i][e] = 0.0f;
     }
   }
 
+  // The warp's first column, and the lane's first k.
+  __device__ int find_column(const FewRowsPlace& place) const {
+    return place.first_column + int(u32(warp) / folds) * Columns::kColumns;
+  }
+  __device__ int find_k() const { return step * Columns::kStep + lane % 4 * Columns::kOwn; }
+
+  // Adds up what warps and slices have, and stores it. All threads of the block come here.
+  template <class R, class Y, class Finish>
+  __device__ void finish(Partials& partials, const FewRowsPlace& place, const SimtGemm& gemm, const R* c, Y* y,
+                         float* scratch, unsigned* counters, const Finish& finish) {
+    Columns::store(partials[warp], kPitch, lane, gemm.rows, sums);
+    __syncthreads();
+    const u32 fours = u32(block_columns) / 4, thread = threadIdx.x;
+    const int row = int(thread / fours), column = int(thread % fours) * 4;
+    const bool has_value = row < gemm.rows;
+    float value[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 4
+    for (u32 fold = 0; has_value && fold < folds; ++fold) {
+      const float* const part = partials[column / Columns::kColumns * folds + fold];
+      const Vec<float, 4> four = load_vec<4>(part + row * kPitch + column % Columns::kColumns);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) value[j] += four.lanes[j];
+    }
+    finish_few_rows(value, has_value, row, place.first_column + column, gemm.rows * block_columns, place, gemm, c, y,
+                    scratch, counters, finish);
+  }
+};
+
+// A product with a matrix as it lies.
+template <class T, Lie kLie, int Width>
+struct FewProduct : FewBlock<FewColumns<T, kLie, Width>> {
+  typedef FewColumns<T, kLie, Width> Columns;
+  typedef FewBlock<Columns> Block;
+  static constexpr int kOwn = Columns::kOwn, kTogether = Columns::kTogether;
+  using Block::inner, Block::lane, Block::step, Block::step_end, Block::sums;
+
+  __device__ explicit FewProduct(const SimtGemm& gemm) : Block(gemm) {}
+
   // Sums products of columns of `b` with rows, of which `find_row` gives a lane its own, from k = 0 on; it is called with the
   // first columns under way. What it gives beyond the last row counts nowhere.
   template <class FindRow>
   __device__ void multiply(const T* b, const SimtGemm& gemm, const FewRowsPlace& place, const FindRow& find_row) {
-    const int column = place.first_column + int(u32(warp) / folds) * Columns::kColumns;
-    int k = step * Columns::kStep + lane % 4 * kOwn;
-    Columns columns(b, gemm, column, lane, k);
+    int k = this->find_k();
+    Columns columns(b, gemm, this->find_column(place), lane, k);
     typename Columns::Words words[kTogether];
     NarrowVector<T, kOwn> of_row[kTogether];
     // Calls load for each of the steps that come next, or clear where the lane has no k there.
@@ -176,26 +216,5 @@ struct FewProduct {
       columns.advance();
       load_columns();
     }
-  }
-
-  // Adds up what warps and slices have, and stores it. All threads of the block come here.
-  template <class R, class Y, class Finish>
-  __device__ void finish(Partials& partials, const FewRowsPlace& place, const SimtGemm& gemm, const R* c, Y* y,
-                         float* scratch, unsigned* counters, const Finish& finish) {
-    if (lane / 4 < gemm.rows) Columns::store(partials[warp] + lane / 4 * kPitch, lane, sums);
-    __syncthreads();
-    const u32 fours = u32(block_columns) / 4, thread = threadIdx.x;
-    const int row = int(thread / fours), column = int(thread % fours) * 4;
-    const bool has_value = row < gemm.rows;
-    float value[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 4
-    for (u32 fold = 0; has_value && fold < folds; ++fold) {
-      const float* const part = partials[column / Columns::kColumns * folds + fold];
-      const Vec<float, 4> four = load_vec<4>(part + row * kPitch + column % Columns::kColumns);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) value[j] += four.lanes[j];
-    }
-    finish_few_rows(value, has_value, row, place.first_column + column, gemm.rows * block_columns, place, gemm, c, y,
-                    scratch, counters, finish);
   }
 };

@@ -1,0 +1,135 @@
+"""Launches of products of few rows with codes on tensor cores, ``mma_few_nbits.cu``, and their work in closed form."""
+
+from __future__ import annotations
+
+import struct
+from math import prod
+
+import numpy as np
+
+from gpuexec.errors import PlanError
+from gpuexec.ir.command import Argument, Kernel, Launch, Slot
+from gpuexec.ir.geometry import ceil_div
+from gpuexec.ir.instances import instantiate
+from gpuexec.ir.operator import Emitter
+from gpuexec.ir.spec import BFLOAT16, dtype_row
+from gpuexec.ir.work import WARP, Work, count_slot_bytes, work_of
+from gpuexec.ops.lib.slices import SliceCosts, slice_tiles
+from gpuexec.ops.linalg.product import ALONG_K, Product
+from gpuexec.ops.linalg.simt_launch import RowsShape, find_shape
+from gpuexec.ops.linalg.simt_work import JOIN_ROUNDS, find_itemsize, find_scratch, list_beside, read_gemm
+
+MOST_ROWS = 4  # of which an mma has one for each lane of a column
+_FLOAT, _DTYPES = np.dtype(np.float32), (np.dtype(np.float16), BFLOAT16)
+_THREADS, _WARPS, _BLOCKS = 256, 8, 1  # of a block, and blocks of a multiprocessor
+_COLUMNS, _STEP, _TOGETHER = 32, 128, 2  # of CodedColumns: columns of a warp, k of a step, and steps of a turn
+_SHAPES = [RowsShape(folds, _WARPS // folds * _COLUMNS, _STEP * folds) for folds in (2, 4, 8)]
+# In steps of a block, which take as long as six of mma_few.
+_COSTS = SliceCosts(fixed=1.0, each_slice=0.2, min_slabs=1, slack=(1.0,), least_tenths=0, join=3.0)
+_LARGEST = 1 << 32  # bytes of weights, whose places are 32 bits
+# Instructions of a warp for a step, and for each row of a pair of rows; of a thread in all.
+_STEP_INSTRUCTIONS, _ROW_INSTRUCTIONS, _AROUND = 375, 50, 450
+_EACH_SUM, _EACH_SLICE = 4, 1.5
+_REGISTERS = 200
+_ROW_WAVEFRONTS = 5  # of a warp that stores its sums of a row, and of those that read them
+_MMA_PRODUCTS = 2048
+_BITS_AT = 28  # of bits_shift in ``PackedShape``
+
+
+def name_few_nbits(dtype: np.dtype[np.generic], result: np.dtype[np.generic], bits: int) -> Kernel:
+    """Return the kernel of a product of few rows with codes.
+
+    Args:
+        dtype: Of the other operand.
+        result: Of the result and the scales.
+        bits: Of a code.
+    """
+    types = ", ".join([dtype_row(each).cuda for each in (dtype, result)])
+    return Kernel("mma_few_nbits.cu", f"mma_few_nbits<{types}, {bits}>")
+
+
+def _takes(dtype: np.dtype[np.generic], bits: int) -> bool:
+    """Return whether differences of codes are widened two at a time: bf16 has no room for those of 8 bits."""
+    return dtype != BFLOAT16 or bits < 8
+
+
+instantiate(
+    "mma_few_nbits.cu",
+    [
+        name_few_nbits(dtype, result, bits).expression
+        for dtype in _DTYPES
+        for result in (dtype, _FLOAT)
+        for bits in (2, 4, 8)
+        if _takes(dtype, bits)
+    ],
+)
+
+
+def takes_few(emit: Emitter, product: Product, codes: Slot, bits: int) -> bool:
+    """Return whether a product with aligned codes has few rows.
+
+    Raises:
+        PlanError: It has more rows than the upper end's kernel takes.
+    """
+    fits = product.extents[0] <= MOST_ROWS and codes.spec.nbytes < _LARGEST and _takes(product.slots[0].dtype, bits)
+    takes = bool(emit.choose(int(fits)))
+    if takes and not fits:
+        raise PlanError("A product with codes has more rows than that of the upper end.")
+    return takes
+
+
+def launch_few(emit: Emitter, product: Product, weights: tuple[Slot, Slot | None], shape: bytes, bits: int) -> None:
+    """Launch a product that `takes_few` has found right.
+
+    Args:
+        emit: Emitter of the launch.
+        product: The product, whose right operand are the codes.
+        weights: Scales and zero points.
+        shape: ``PackedShape`` of the weights.
+        bits: Of a code.
+    """
+    (rows, columns, inner), (a, codes, bias, y) = product.extents, product.slots
+    place = emit.choose(find_shape(emit, product, _SHAPES))
+    chosen = _SHAPES[place]
+    blocks = ceil_div(columns, chosen.columns)
+    slices = slice_tiles(emit, blocks, ceil_div(inner, chosen.depth), rows * chosen.columns, _BLOCKS, _COSTS)
+    packed = product.pack_mma(ALONG_K, ALONG_K, lanes=chosen.lanes)
+    arguments: list[Argument] = [a, codes, bias, y, packed, slices.scratch, slices.counters, *weights, shape]
+    writes = slices.writes(3, 5, blocks)
+    emit.launch(name_few_nbits(a.dtype, y.dtype, bits), (blocks, slices.count, 1), (_THREADS, 1, 1), arguments, writes)
+
+
+@work_of("mma_few_nbits.cu", "mma_few_nbits")
+def _count_few_nbits(launch: Launch) -> Work:
+    rows, columns, inner, _, _, folds = read_gemm(launch)
+    a, shape = launch.arguments[0], launch.arguments[9]
+    assert isinstance(a, Slot) and isinstance(shape, bytes)
+    (bits_shift,) = struct.unpack_from("<i", shape, _BITS_AT)
+    blocks, slices, parts = prod(launch.grid), launch.grid[1], launch.grid[1] * folds
+    block_columns, steps = _WARPS // folds * _COLUMNS, ceil_div(inner, _STEP)
+    own_steps = ceil_div(steps, parts)
+    warp_steps = launch.grid[0] * (_WARPS // folds) * steps
+    results, scratch = rows * columns, find_scratch(launch)
+    joined = 4 * blocks * rows * block_columns if slices > 1 else 0
+    finished = launch.grid[0] * rows * block_columns
+    beside = sum(count_slot_bytes(each) for each in list_beside(launch, scratch))
+    of_sum = _EACH_SUM + (slices * _EACH_SLICE if joined else 0)
+    row_pairs = 1 + (rows > 2)
+    # Warps side by side each read the rows.
+    read_rows = warp_steps * rows * _STEP * a.dtype.itemsize
+    read = launch.grid[0] * block_columns * inner * (1 << bits_shift) // 8 + read_rows
+    return Work(
+        flops=2 * results * inner,
+        instructions=warp_steps * (_STEP_INSTRUCTIONS + row_pairs * _ROW_INSTRUCTIONS)
+        + blocks * _WARPS * _AROUND
+        + finished * of_sum / WARP,
+        needed_multiply_adds=results * inner,
+        matrix_products=warp_steps * (_STEP // 16) * (_COLUMNS // 8) * _MMA_PRODUCTS,
+        wavefronts=blocks * _WARPS * rows * _ROW_WAVEFRONTS,
+        l2_nbytes=read + results * find_itemsize(launch, 3) + 2 * joined + beside,
+        rounds=ceil_div(own_steps, _TOGETHER) + 1 + (slices / 4 + JOIN_ROUNDS if joined else 0),
+        barriers=1,
+        registers=_REGISTERS,
+        shared_nbytes=_WARPS * 8 * (_COLUMNS + 4) * 4,
+        operand_nbytes={scratch: 0, scratch + 1: 0},  # no other command has anything of it
+    )

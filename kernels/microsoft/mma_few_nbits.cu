@@ -1,0 +1,209 @@
+// Matrix products of up to four rows of half and bf16 with weights of 2, 4 or 8 bits in blocks, on tensor cores (sm_80 and up).
+//
+// Codes come into registers as they lie, 32 of a column for a lane, all of one block. An mma adds up what its four lanes of a
+// column have, and their blocks have scales of their own: so the left operand has a row for each row and lane, in which all
+// but that lane's k are 0. Which k meets which code is all that counts, so two codes of a word are widened by a shift, a
+// mask and a fused multiply-add (CodePairs), and the row's numbers are put in their order once for all columns.
+#include "code_pairs.cuh"
+#include "dependent_launch.cuh"
+#include "mma_few.cuh"
+#include "packed_weights.cuh"
+
+// Columns g, g + 8, g + 16 and g + 24 of a warp and lane 4 g + t, from its first k on: as FewColumns of mma_few.cuh.
+template <class T, class R, int Bits>
+struct CodedColumns {
+  static constexpr int kSums = 4, kColumns = 8 * kSums, kOwn = 32, kStep = 4 * kOwn, kTogether = 2;
+  typedef CodePairs<T, Bits> Widen;
+  static constexpr int kPairs = Widen::kPairs;  // of a word of codes
+  static constexpr int kByteShift = Bits == 8 ? 0 : Bits == 4 ? 1 : 2;  // log2 of the codes of a byte
+  static constexpr int kVectorWords = Bits < 4 ? Bits : 4;
+
+  struct Words {
+    NarrowVector<u32, kVectorWords> codes[kSums][Bits / kVectorWords];
+    u32 zeros[kSums];  // bytes that have the zero points, so many bits up
+    int zero_shift;
+    R scales[kSums][2];
+  };
+  // Of rows lane / 16 and that + 2, in the order of codes, as left operands of one mma after the other: zeros for lanes, rows
+  // and k that are not there.
+  struct Rows {
+    u32 words[kOwn / 4][4];
+  };
+
+  const PackedPointers<R>& source;
+  int inner, k, scaled_k;  // the lane's first k, and the one whose sums it scales
+  int block_shift;
+  bool has_zeros;
+  u32 codes[kSums], zeros[kSums], scales[kSums][2];  // where its columns begin: bytes, bytes and elements
+
+  __device__ CodedColumns(const PackedPointers<R>& source, const PackedShape& shape, const SimtGemm& gemm,
+                          int first_column, int lane, int k)
+      : source(source), inner(gemm.inner), k(k), scaled_k(k + (lane / 4 % 4 - lane % 4) * kOwn),
+        block_shift(shape.block_shift), has_zeros(shape.zero_kind == 1) {
+    const auto find_column = [&](int own) {
+      return u32(first_column + own < gemm.columns ? first_column + own : gemm.columns - 1);
+    };
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const u32 column = find_column(8 * i + lane / 4);
+      codes[i] = column * u32(shape.row * Bits / 8) + u32(k) * Bits / 8;
+      zeros[i] = column * u32(shape.zero_row);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) scales[i][e] = find_column(8 * i + lane % 4 * 2 + e) * u32(shape.blocks);
+    }
+  }
+
+  // Loads a step from here on; what lies beyond the last k is 0.
+  __device__ void load(Words& words, int step) const {
+    const int own_k = k + step * kStep, own_scaled_k = scaled_k + step * kStep;
+    if (k - k % kStep + (step + 1) * kStep <= inner) {
+      load(words, step, own_k >> block_shift, own_scaled_k >> block_shift, [](bool) { return true; });
+    } else {
+      load(words, step, own_k >> block_shift, own_scaled_k >> block_shift, [](bool is_there) { return is_there; });
+    }
+  }
+  template <class Test>
+  __device__ void load(Words& words, int step, int block, int scaled, const Test& test) const {
+    const bool is_there = test(k + step * kStep < inner), is_scaled = test(scaled_k + step * kStep < inner);
+    const u32 zero_byte = u32(block) >> kByteShift;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+#pragma unroll
+      for (int part = 0; part < Bits / kVectorWords; ++part) {
+        const u8* const from = source.weights + codes[i] + (step * kStep * Bits / 8 + part * 16);
+        if (is_there) words.codes[i][part].stream(reinterpret_cast<const u32*>(from));
+        else words.codes[i][part] = {};
+      }
+      if (has_zeros) words.zeros[i] = is_there ? __ldg(source.zeros + (zeros[i] + zero_byte)) : 0;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        words.scales[i][e] = is_scaled ? __ldg(source.scales + (scales[i][e] + u32(scaled))) : cast<R>(0.0f);
+      }
+    }
+    words.zero_shift = (block & ((1 << kByteShift) - 1)) * Bits;
+  }
+
+  __device__ void advance() {
+    k += kTogether * kStep;
+    scaled_k += kTogether * kStep;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) codes[i] += kTogether * kStep * Bits / 8;
+  }
+
+  // Whether a lane has k of its own in the left operand.
+  static __device__ bool has_rows(int lane) { return lane / 4 % 4 == lane % 4; }
+
+  // Loads a step of row lane / 16 + 2 * half, which is there, for a lane that has k.
+  template <int kHalf>
+  __device__ void load_row(Rows& rows, const T* row, int step) const {
+    const T* const from = row + (k + step * kStep);
+    u32 words[kOwn / 2];
+#pragma unroll
+    for (int eight = 0; eight < kOwn / 8; ++eight) {
+      NarrowVector<T, 8> numbers = {};
+      if (k + step * kStep + 8 * eight < inner) numbers.load(from + 8 * eight);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[4 * eight + i] = numbers.words[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kOwn / 2; ++i) {
+      const int first = i / kPairs * 2 * kPairs + i % kPairs, second = first + kPairs;
+      const u32 pair = __byte_perm(words[first / 2], words[second / 2], first % 2 ? 0x7632 : 0x5410);
+      rows.words[i / 2][i % 2 * 2 + kHalf] = pair;
+    }
+  }
+
+  __device__ u32 find_zero(const Words& words, int i) const {
+    return has_zeros ? words.zeros[i] >> words.zero_shift & ((1u << Bits) - 1) : 1u << (Bits - 1);
+  }
+
+  __device__ void multiply(const Words& words, const Rows& rows, float (&sums)[kSums][4]) const {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const Widen widen_codes(find_zero(words, i));
+      float block[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int pair = 0; pair < kOwn / 2; pair += 2) {
+        u32 right[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int word = (pair + j) / kPairs;
+          const u32 of_word = words.codes[i][word / kVectorWords].words[word % kVectorWords];
+          right[j] = widen_codes.widen_apart(of_word, (pair + j) % kPairs);
+        }
+        multiply_matrices<T>(block, rows.words[pair / 2], right);
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[i][e] = fmaf(block[e], widen(words.scales[i][e % 2]), sums[i][e]);
+    }
+  }
+
+  // Adds up what lanes have of the same rows and columns, and stores it in rows that are `pitch` apart.
+  static __device__ void store(float* partial, int pitch, int lane, int rows, float (&sums)[kSums][4]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        sums[i][e] += __shfl_xor_sync(~0u, sums[i][e], 4);
+        sums[i][e] += __shfl_xor_sync(~0u, sums[i][e], 8);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = lane / 16 + 2 * half;
+        const Vec<float, 2> two = {{sums[i][2 * half], sums[i][2 * half + 1]}};
+        if (lane / 4 % 4 == 0 && row < rows) store_vec(partial + row * pitch + 8 * i + lane % 4 * 2, two);
+      }
+    }
+  }
+};
+
+// Computes  y = a @ w + c, where w[k, n] is (q - zero) * scale, of the code q at n * shape.row + k and its block along k
+// Shapes    as mma_nbits, a of at most 4 rows; scratch [blocks, slices, rows * columns of a block]; counters [blocks]
+// Grid      one block of 256 per 8 / gemm.lanes times 32 columns, and slice: x = column block, y = slice; gemm.lanes (2, 4 or
+//           8) warps share columns, each with a part of the inner extent
+// Needs     what mma_nbits needs; no codes of 8 bits with bf16. scratch and counters may be null with one slice
+// Numerics  products of a and q - zero exact, summed in float in the order of the hardware for 32 k; these sums times their
+//           scale in float, each by a fused multiply-add; lanes, warps and slices in order; then c, rounded once
+template <class T, class R, int Bits>
+__global__ void __launch_bounds__(kFewThreads, 1)
+    mma_few_nbits(const T* __restrict__ a, const u8* __restrict__ weights, const R* __restrict__ c, R* __restrict__ y,
+                  const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
+                  const R* __restrict__ scales, const u8* __restrict__ zeros,
+                  const __grid_constant__ PackedShape shape) {
+  typedef CodedColumns<T, R, Bits> Columns;
+  typedef FewBlock<Columns> Block;
+  __shared__ alignas(16) typename Block::Partials partials;
+  Block block(gemm);
+  const FewRowsPlace place(gemm, block.block_columns, kFewRows);
+  const PackedPointers<R> source = {weights, scales, zeros, nullptr, nullptr};
+  Columns columns(source, shape, gemm, block.find_column(place), block.lane, block.find_k());
+  wait_for_predecessors();
+  launch_dependents();
+  typename Columns::Words words[Columns::kTogether];
+  typename Columns::Rows rows = {};
+  const auto load = [&] {
+#pragma unroll
+    for (int i = 0; i < Columns::kTogether; ++i) {
+      if (block.step + i < block.step_end) columns.load(words[i], i);
+    }
+  };
+  load();
+  const int row = block.lane / 16;
+  const T* const own = a + row * gemm.a_row;
+  const bool has_first = Columns::has_rows(block.lane) && row < gemm.rows;
+  const bool has_second = Columns::has_rows(block.lane) && row + 2 < gemm.rows;
+#pragma unroll 1
+  while (block.step < block.step_end) {
+#pragma unroll
+    for (int i = 0; i < Columns::kTogether; ++i) {
+      if (block.step + i >= block.step_end) break;
+      if (has_first) columns.template load_row<0>(rows, own, i);
+      if (has_second) columns.template load_row<1>(rows, own + 2 * gemm.a_row, i);
+      columns.multiply(words[i], rows, block.sums);
+    }
+    block.step += Columns::kTogether;
+    columns.advance();
+    load();
+  }
+  block.finish(partials, place, gemm, c, y, scratch, counters, finish_by<R>());
+}
