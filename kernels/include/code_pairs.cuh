@@ -44,9 +44,11 @@ struct CodePairs {
   static constexpr u32 kOne = kIsHalf ? 0x3c003c00u : 0x3f803f80u;
   static constexpr u32 kMask = ((1u << Bits) - 1) * 0x10001u;
   u32 offset;  // the power and the zero point, negative; of floats 2^23 and that
+  u32 mask;    // kMask, kept in a register
 
   __device__ explicit CodePairs(u32 zero)
-      : offset(kHasFloats ? 0x4b000000u | zero : kPower | 0x80008000u | zero * 0x10001u) {}
+      : offset(kHasFloats ? 0x4b000000u | zero : kPower | 0x80008000u | zero * 0x10001u), mask(kMask) {}
+  __device__ CodePairs(u32 zero, u32 mask) : CodePairs(zero) { this->mask = mask; }
 
   // Codes 2 * i and 2 * i + 1 of a word.
   __device__ u32 widen_pair(u32 word, int i) const {
@@ -67,10 +69,14 @@ struct CodePairs {
     }
   }
 
-  // Codes i and i + kPairs of a word.
+  // Codes i and i + kPairs of a word. Of 4 bits the fraction of a half has room for a code and four bits below it: so every
+  // other pair takes no shift, is sixteen times as large, and is divided by that where the zero point is subtracted.
   __device__ u32 widen_apart(u32 word, int i) const {
     static_assert(!kHasFloats, "the fraction has no room for the codes");
-    const u32 pair = (word >> Bits * i & kMask) | kPower;
+    constexpr bool kHasRoom = kIsHalf && Bits == 4;
+    const int up = kHasRoom ? i % 2 * Bits : 0;
+    const u32 pair = (word >> (Bits * i - up) & mask << up) | kPower;
+    if (up) return multiply_add_halves(pair, 0x2c002c00u, 0xd400d400u | (offset & 0xf000fu) << 4);  // 1 / 16, -64
     return kIsHalf ? multiply_add_halves(pair, kOne, offset) : multiply_add_bf16s(pair, kOne, offset);
   }
 

@@ -16,7 +16,7 @@ struct CodedColumns {
   typedef CodePairs<T, Bits> Widen;
   static constexpr int kPairs = Widen::kPairs;  // of a word of codes
   static constexpr int kByteShift = Bits == 8 ? 0 : Bits == 4 ? 1 : 2;  // log2 of the codes of a byte
-  static constexpr int kVectorWords = Bits < 4 ? Bits : 4;
+  static constexpr int kVectorWords = Bits < 4 ? Bits : 4, kStepWords = kStep * Bits / 32;
 
   struct Words {
     NarrowVector<u32, kVectorWords> codes[kSums][Bits / kVectorWords];
@@ -30,55 +30,50 @@ struct CodedColumns {
     u32 words[kOwn / 4][4];
   };
 
-  const PackedPointers<R>& source;
   int inner, k, scaled_k;  // the lane's first k, and the one whose sums it scales
   int block_shift;
   bool has_zeros;
-  u32 codes[kSums], zeros[kSums], scales[kSums][2];  // where its columns begin: bytes, bytes and elements
+  u32 mask;  // of codes; the compiler, which does not know it, keeps it in a register
+  const u32* codes[kSums];
+  const u8* zeros[kSums];
+  const R* scales[kSums][2];
 
   __device__ CodedColumns(const PackedPointers<R>& source, const PackedShape& shape, const SimtGemm& gemm,
                           int first_column, int lane, int k)
-      : source(source), inner(gemm.inner), k(k), scaled_k(k + (lane / 4 % 4 - lane % 4) * kOwn),
-        block_shift(shape.block_shift), has_zeros(shape.zero_kind == 1) {
-    const auto find_column = [&](int own) {
-      return u32(first_column + own < gemm.columns ? first_column + own : gemm.columns - 1);
+      : inner(gemm.inner), k(k), scaled_k(k + (lane / 4 % 4 - lane % 4) * kOwn), block_shift(shape.block_shift),
+        has_zeros(shape.zero_kind == 1), mask(Widen::kMask + u32(gemm.inner >> 31)) {
+    const auto find_column = [&](int own) -> i64 {
+      return first_column + own < gemm.columns ? first_column + own : gemm.columns - 1;
     };
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      const u32 column = find_column(8 * i + lane / 4);
-      codes[i] = column * u32(shape.row * Bits / 8) + u32(k) * Bits / 8;
-      zeros[i] = column * u32(shape.zero_row);
+      const i64 column = find_column(8 * i + lane / 4);
+      codes[i] = forget(reinterpret_cast<const u32*>(source.weights + (column * shape.row + k) * Bits / 8));
+      zeros[i] = forget(source.zeros + column * shape.zero_row);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) scales[i][e] = find_column(8 * i + lane % 4 * 2 + e) * u32(shape.blocks);
+      for (int e = 0; e < 2; ++e) {
+        scales[i][e] = forget(source.scales + find_column(8 * i + lane % 4 * 2 + e) * shape.blocks);
+      }
     }
   }
 
   // Loads a step from here on; what lies beyond the last k is 0.
   __device__ void load(Words& words, int step) const {
-    const int own_k = k + step * kStep, own_scaled_k = scaled_k + step * kStep;
-    if (k - k % kStep + (step + 1) * kStep <= inner) {
-      load(words, step, own_k >> block_shift, own_scaled_k >> block_shift, [](bool) { return true; });
-    } else {
-      load(words, step, own_k >> block_shift, own_scaled_k >> block_shift, [](bool is_there) { return is_there; });
-    }
+    if (k - k % kStep + (step + 1) * kStep <= inner) load(words, step, true, true);
+    else load(words, step, k + step * kStep < inner, scaled_k + step * kStep < inner);
   }
-  template <class Test>
-  __device__ void load(Words& words, int step, int block, int scaled, const Test& test) const {
-    const bool is_there = test(k + step * kStep < inner), is_scaled = test(scaled_k + step * kStep < inner);
-    const u32 zero_byte = u32(block) >> kByteShift;
+  __device__ __forceinline__ void load(Words& words, int step, bool is_there, bool is_scaled) const {
+    const int block = (k + step * kStep) >> block_shift, scaled = (scaled_k + step * kStep) >> block_shift;
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
 #pragma unroll
       for (int part = 0; part < Bits / kVectorWords; ++part) {
-        const u8* const from = source.weights + codes[i] + (step * kStep * Bits / 8 + part * 16);
-        if (is_there) words.codes[i][part].stream(reinterpret_cast<const u32*>(from));
+        if (is_there) words.codes[i][part].stream(codes[i] + step * kStepWords + part * kVectorWords);
         else words.codes[i][part] = {};
       }
-      if (has_zeros) words.zeros[i] = is_there ? __ldg(source.zeros + (zeros[i] + zero_byte)) : 0;
+      if (has_zeros) words.zeros[i] = is_there ? __ldg(zeros[i] + (block >> kByteShift)) : 0;
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        words.scales[i][e] = is_scaled ? __ldg(source.scales + (scales[i][e] + u32(scaled))) : cast<R>(0.0f);
-      }
+      for (int e = 0; e < 2; ++e) words.scales[i][e] = is_scaled ? __ldg(scales[i][e] + scaled) : cast<R>(0.0f);
     }
     words.zero_shift = (block & ((1 << kByteShift) - 1)) * Bits;
   }
@@ -87,7 +82,7 @@ struct CodedColumns {
     k += kTogether * kStep;
     scaled_k += kTogether * kStep;
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) codes[i] += kTogether * kStep * Bits / 8;
+    for (int i = 0; i < kSums; ++i) codes[i] += kTogether * kStepWords;
   }
 
   // Whether a lane has k of its own in the left operand.
@@ -120,7 +115,7 @@ struct CodedColumns {
   __device__ void multiply(const Words& words, const Rows& rows, float (&sums)[kSums][4]) const {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      const Widen widen_codes(find_zero(words, i));
+      const Widen widen_codes(find_zero(words, i), mask);
       float block[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
       for (int pair = 0; pair < kOwn / 2; pair += 2) {
@@ -189,7 +184,8 @@ __global__ void __launch_bounds__(kFewThreads, 1)
   };
   load();
   const int row = block.lane / 16;
-  const T* const own = a + row * gemm.a_row;
+  const T* const first = forget(a + row * gemm.a_row);
+  const T* const second = forget(first + 2 * gemm.a_row);
   const bool has_first = Columns::has_rows(block.lane) && row < gemm.rows;
   const bool has_second = Columns::has_rows(block.lane) && row + 2 < gemm.rows;
 #pragma unroll 1
@@ -197,8 +193,8 @@ __global__ void __launch_bounds__(kFewThreads, 1)
 #pragma unroll
     for (int i = 0; i < Columns::kTogether; ++i) {
       if (block.step + i >= block.step_end) break;
-      if (has_first) columns.template load_row<0>(rows, own, i);
-      if (has_second) columns.template load_row<1>(rows, own + 2 * gemm.a_row, i);
+      if (has_first) columns.template load_row<0>(rows, first, i);
+      if (has_second) columns.template load_row<1>(rows, second, i);
       columns.multiply(words[i], rows, block.sums);
     }
     block.step += Columns::kTogether;

@@ -24,11 +24,11 @@ _FLOAT, _DTYPES = np.dtype(np.float32), (np.dtype(np.float16), BFLOAT16)
 _THREADS, _WARPS, _BLOCKS = 256, 8, 1  # of a block, and blocks of a multiprocessor
 _COLUMNS, _STEP, _TOGETHER = 32, 128, 2  # of CodedColumns: columns of a warp, k of a step, and steps of a turn
 _SHAPES = [RowsShape(folds, _WARPS // folds * _COLUMNS, _STEP * folds) for folds in (2, 4, 8)]
-# In steps of a block, which take as long as six of mma_few.
+# In steps of a block, which take as long as five of mma_few.
 _COSTS = SliceCosts(fixed=1.0, each_slice=0.2, min_slabs=1, slack=(1.0,), least_tenths=0, join=3.0)
 _LARGEST = 1 << 32  # bytes of weights, whose places are 32 bits
 # Instructions of a warp for a step, and for each row of a pair of rows; of a thread in all.
-_STEP_INSTRUCTIONS, _ROW_INSTRUCTIONS, _AROUND = 375, 50, 450
+_STEP_INSTRUCTIONS, _ROW_INSTRUCTIONS, _AROUND = 280, 40, 450
 _EACH_SUM, _EACH_SLICE = 4, 1.5
 _REGISTERS = 200
 _ROW_WAVEFRONTS = 5  # of a warp that stores its sums of a row, and of those that read them
