@@ -12,6 +12,7 @@ from gpuexec.ir.graphs import Array, Graph, Node, Value, take_free
 from gpuexec.ir.operator import Operator, describe
 from gpuexec.ir.spec import BFLOAT16
 from gpuexec.ops.linalg.matmul import Gemm, MatMul
+from gpuexec.ops.microsoft.matmul_nbits import MatMulNBits
 from gpuexec.ops.nn.conv import Conv
 from gpuexec.ops.tensor.layout import Transpose
 from gpuexec.ops.tensor.slice import Split
@@ -36,6 +37,7 @@ class _Product:
         bias: The vector; None: there is none.
         addition: The Add that adds it; None: the product does.
         activation: What alone reads a convolution; None: nothing does, or it is none.
+        coded: Of a product with codes, all its inputs behind the first, rows of each column one after the other.
     """
 
     node: Node
@@ -45,6 +47,7 @@ class _Product:
     bias: Value | None
     addition: Node | None
     activation: Node | None = None
+    coded: tuple[Value | None, ...] = ()
 
     @property
     def nodes(self) -> list[Node]:
@@ -65,7 +68,7 @@ def merge_products(graph: Graph) -> Graph:
     A launch fills the device better than several, and reads the value once. Each element is the sum of the same terms,
     which kernels may add in another order. Weights are joined along their columns; where there are more in files than
     the host should hold, products stay as they are. Convolutions of single positions are products, too: those with the
-    same activation, or with none that their kernel could apply.
+    same activation, or with none that their kernel could apply; and so are products with codes (MatMulNBits).
     """
     merging = _Merging(graph)
     found: dict[object, list[_Product]] = {}
@@ -96,6 +99,8 @@ class _Merging:
         """Return a node as a product that could be merged; None where it is none."""
         if isinstance(node.operator, Conv):
             return self._read_conv(node, node.operator)
+        if isinstance(node.operator, MatMulNBits):
+            return self._read_coded(node, node.operator)
         if node.operator.name not in (MatMul.name, Gemm.name) or len(node.inputs) < 2 or node.inputs[0] is None:
             return None
         weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
@@ -117,6 +122,11 @@ class _Merging:
     def describe(self, product: _Product) -> object:
         """Return what products have in common that can be one."""
         node, array = product.node, self._constants[product.weight]
+        if product.coded:
+            alike = describe(replace(node.operator, N=0))  # type: ignore[type-var]
+            arrays = [None if value is None else self._constants[value] for value in product.coded]
+            rows = tuple([None if x is None else (x.dtype, x.shape[1:]) for x in arrays])
+            return node.inputs[0], alike, rows, node.part_of
         inner = (*array.shape[: product.axis], *array.shape[product.axis + 1 :])
         activation = None if product.activation is None else describe(product.activation.operator)
         kind = (*describe(node.operator), product.turn is None, product.bias is None, product.addition is None)
@@ -125,12 +135,13 @@ class _Merging:
     def merge(self, products: Sequence[_Product]) -> None:
         """Put one product and a Split of it in the place of several, where the host has room for their weight."""
         first = products[0]
+        if first.coded:
+            self._merge_coded(products)
+            return
         arrays = [self._constants[each.weight] for each in products]
         widths = [array.shape[each.axis] for array, each in zip(arrays, products, strict=True)]
-        copied = sum(array.nbytes for array in arrays if find_source(array) is not None)
-        if copied > self._left:
+        if not self._has_room(arrays):
             return
-        self._left -= copied
         whole = np.concatenate([read_content(array) for array in arrays], axis=first.axis)
         weight: Value = self._add(first, "weight", whole)
         nodes: list[Node] = []
@@ -148,8 +159,41 @@ class _Merging:
         if first.activation is not None:
             activated = "+".join(each.activation.name for each in products if each.activation is not None)
             value = self._append(nodes, first, first.activation.operator, (value,), "activated", activated)
+        self._divide(products, nodes, value, widths, axis=1 if isinstance(first.node.operator, Conv) else -1)
+
+    def _merge_coded(self, products: Sequence[_Product]) -> None:
+        """The same of products with codes."""
+        first, widths, inputs = products[0], list[int](), list[Value | None]()
+        given = [value for each in products for value in each.coded if value is not None]
+        if not self._has_room([self._constants[value] for value in given]):
+            return
+        for place, value in enumerate(first.coded):
+            arrays = [self._constants[own] for each in products if (own := each.coded[place]) is not None]
+            whole = None if value is None else np.concatenate([*map(read_content, arrays)])
+            inputs.append(None if whole is None else self._add(first, f"input{place + 1}", whole))
+        for each in products:
+            assert isinstance(each.node.operator, MatMulNBits)
+            widths.append(each.node.operator.N)
+        operator = replace(first.node.operator, N=sum(widths))  # type: ignore[type-var]
+        nodes: list[Node] = []
+        name = "+".join(each.node.name for each in products)
+        value = self._append(nodes, first, operator, (first.node.inputs[0], *inputs), "merged", name)
+        self._divide(products, nodes, value, widths, axis=-1)
+
+    def _has_room(self, arrays: Sequence[Array]) -> bool:
+        """Return whether the host has room for copies of weights in files, and count them."""
+        copied = sum(array.nbytes for array in arrays if find_source(array) is not None)
+        if copied > self._left:
+            return False
+        self._left -= copied
+        return True
+
+    def _divide(
+        self, products: Sequence[_Product], nodes: Sequence[Node], value: Value, widths: Sequence[int], *, axis: int
+    ) -> None:
+        """Put nodes and a Split of what they give in the place of products."""
+        first = products[0]
         sizes = self._add(first, "widths", np.array(widths, np.int64))
-        axis = 1 if isinstance(first.node.operator, Conv) else -1
         split = Node(
             Split(axis), (value, sizes), tuple(each.result for each in products),
             self._take_name(f"{first.node.name}.parts", first), first.node.part_of,
@@ -164,6 +208,19 @@ class _Merging:
             return self._graph
         nodes = [made for node in self._graph.nodes for made in self._made.get(id(node), (node,))]
         return replace(self._graph, nodes=tuple(nodes), constants=self._constants)
+
+    def _read_coded(self, node: Node, operator: MatMulNBits) -> _Product | None:
+        """Return a product with constant codes as one that could be merged; None where its k have another order."""
+        coded = (*node.inputs[1:], *(None,) * 5)[:5]
+        weight, groups = coded[0], coded[3]
+        given = [value for value in coded if value is not None]
+        is_constant = node.inputs[0] is not None and all(value in self._constants for value in given)
+        if weight is None or groups is not None or not is_constant or operator.N % _COLUMNS or not operator.N:
+            return None
+        arrays = [self._constants[value] for value in given]
+        if any(array.ndim != 1 and array.shape[:1] != (operator.N,) for array in arrays):
+            return None
+        return _Product(node, weight, 0, None, None, None, coded=coded)
 
     def _read_conv(self, node: Node, operator: Conv) -> _Product | None:
         """Return a convolution of single positions as a product that could be merged; None where it is none."""

@@ -4,24 +4,20 @@
 // column have, and their blocks have scales of their own: so the left operand has a row for each row and lane, in which all
 // but that lane's k are 0. Which k meets which code is all that counts, so two codes of a word are widened by a shift, a
 // mask and a fused multiply-add (CodePairs), and the row's numbers are put in their order once for all columns.
-#include "code_pairs.cuh"
+#include "coded_columns.cuh"
 #include "dependent_launch.cuh"
 #include "mma_few.cuh"
-#include "packed_weights.cuh"
 
-// Columns g, g + 8, g + 16 and g + 24 of a warp and lane 4 g + t, from its first k on: as FewColumns of mma_few.cuh.
+// Columns of codes as right operands of mma, with the scales of what a lane has of the sums.
 template <class T, class R, int Bits>
-struct CodedColumns {
-  static constexpr int kSums = 4, kColumns = 8 * kSums, kOwn = 32, kStep = 4 * kOwn, kTogether = 2;
+struct MmaCodes : CodedColumns<Bits> {
+  typedef CodedColumns<Bits> Codes;
   typedef CodePairs<T, Bits> Widen;
+  static constexpr int kSums = Codes::kSums, kOwn = Codes::kOwn, kStep = Codes::kStep, kTogether = 2;
   static constexpr int kPairs = Widen::kPairs;  // of a word of codes
-  static constexpr int kByteShift = Bits == 8 ? 0 : Bits == 4 ? 1 : 2;  // log2 of the codes of a byte
-  static constexpr int kVectorWords = Bits < 4 ? Bits : 4, kStepWords = kStep * Bits / 32;
+  using Codes::inner, Codes::k;
 
-  struct Words {
-    NarrowVector<u32, kVectorWords> codes[kSums][Bits / kVectorWords];
-    u32 zeros[kSums];  // bytes that have the zero points, so many bits up
-    int zero_shift;
+  struct Words : Codes::Words {
     R scales[kSums][2];
   };
   // Of rows lane / 16 and that + 2, in the order of codes, as left operands of one mma after the other: zeros for lanes, rows
@@ -30,59 +26,40 @@ struct CodedColumns {
     u32 words[kOwn / 4][4];
   };
 
-  int inner, k, scaled_k;  // the lane's first k, and the one whose sums it scales
-  int block_shift;
-  bool has_zeros;
-  u32 mask;  // of codes; the compiler, which does not know it, keeps it in a register
-  const u32* codes[kSums];
-  const u8* zeros[kSums];
+  int scaled_k;  // the first k whose sums the lane scales
   const R* scales[kSums][2];
 
-  __device__ CodedColumns(const PackedPointers<R>& source, const PackedShape& shape, const SimtGemm& gemm,
-                          int first_column, int lane, int k)
-      : inner(gemm.inner), k(k), scaled_k(k + (lane / 4 % 4 - lane % 4) * kOwn), block_shift(shape.block_shift),
-        has_zeros(shape.zero_kind == 1), mask(Widen::kMask + u32(gemm.inner >> 31)) {
-    const auto find_column = [&](int own) -> i64 {
-      return first_column + own < gemm.columns ? first_column + own : gemm.columns - 1;
-    };
+  __device__ MmaCodes(const PackedPointers<R>& source, const PackedShape& shape, const SimtGemm& gemm, int first_column,
+                      int lane, int k)
+      : Codes(source, shape, gemm, first_column, lane, k), scaled_k(k + (lane / 4 % 4 - lane % 4) * kOwn) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      const i64 column = find_column(8 * i + lane / 4);
-      codes[i] = forget(reinterpret_cast<const u32*>(source.weights + (column * shape.row + k) * Bits / 8));
-      zeros[i] = forget(source.zeros + column * shape.zero_row);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        scales[i][e] = forget(source.scales + find_column(8 * i + lane % 4 * 2 + e) * shape.blocks);
+        const i64 column = Codes::find_column(gemm, first_column + 8 * i + lane % 4 * 2 + e);
+        scales[i][e] = forget(source.scales + column * shape.blocks);
       }
     }
   }
 
   // Loads a step from here on; what lies beyond the last k is 0.
   __device__ void load(Words& words, int step) const {
-    if (k - k % kStep + (step + 1) * kStep <= inner) load(words, step, true, true);
+    if (this->is_whole(step)) load(words, step, true, true);
     else load(words, step, k + step * kStep < inner, scaled_k + step * kStep < inner);
   }
   __device__ __forceinline__ void load(Words& words, int step, bool is_there, bool is_scaled) const {
-    const int block = (k + step * kStep) >> block_shift, scaled = (scaled_k + step * kStep) >> block_shift;
+    Codes::load(words, step, is_there);
+    const int scaled = (scaled_k + step * kStep) >> this->block_shift;
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
 #pragma unroll
-      for (int part = 0; part < Bits / kVectorWords; ++part) {
-        if (is_there) words.codes[i][part].stream(codes[i] + step * kStepWords + part * kVectorWords);
-        else words.codes[i][part] = {};
-      }
-      if (has_zeros) words.zeros[i] = is_there ? __ldg(zeros[i] + (block >> kByteShift)) : 0;
-#pragma unroll
       for (int e = 0; e < 2; ++e) words.scales[i][e] = is_scaled ? __ldg(scales[i][e] + scaled) : cast<R>(0.0f);
     }
-    words.zero_shift = (block & ((1 << kByteShift) - 1)) * Bits;
   }
 
   __device__ void advance() {
-    k += kTogether * kStep;
+    Codes::advance(kTogether);
     scaled_k += kTogether * kStep;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) codes[i] += kTogether * kStepWords;
   }
 
   // Whether a lane has k of its own in the left operand.
@@ -108,23 +85,17 @@ struct CodedColumns {
     }
   }
 
-  __device__ u32 find_zero(const Words& words, int i) const {
-    return has_zeros ? words.zeros[i] >> words.zero_shift & ((1u << Bits) - 1) : 1u << (Bits - 1);
-  }
-
   __device__ void multiply(const Words& words, const Rows& rows, float (&sums)[kSums][4]) const {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      const Widen widen_codes(find_zero(words, i), mask);
+      const Widen widen_codes(this->find_zero(words, i), this->mask);
       float block[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
       for (int pair = 0; pair < kOwn / 2; pair += 2) {
         u32 right[2];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const int word = (pair + j) / kPairs;
-          const u32 of_word = words.codes[i][word / kVectorWords].words[word % kVectorWords];
-          right[j] = widen_codes.widen_apart(of_word, (pair + j) % kPairs);
+          right[j] = widen_codes.widen_apart(words.word(i, (pair + j) / kPairs), (pair + j) % kPairs);
         }
         multiply_matrices<T>(block, rows.words[pair / 2], right);
       }
@@ -165,7 +136,7 @@ __global__ void __launch_bounds__(kFewThreads, 1)
                   const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
                   const R* __restrict__ scales, const u8* __restrict__ zeros,
                   const __grid_constant__ PackedShape shape) {
-  typedef CodedColumns<T, R, Bits> Columns;
+  typedef MmaCodes<T, R, Bits> Columns;
   typedef FewBlock<Columns> Block;
   __shared__ alignas(16) typename Block::Partials partials;
   Block block(gemm);

@@ -284,6 +284,16 @@ CASES: dict[str, Build] = {
         shape=(39, 40),
         cast=FLOAT8,
     ),
+    "few_nbits": multiply(
+        "com.microsoft.MatMulNBits",
+        np.arange(9 * 17 * 16).astype(np.uint8).reshape(9, 17, 16),
+        np.full((9, 17), 0.5, np.float32),
+        shape=(3, 520),
+        K=520,
+        N=9,
+        bits=4,
+        block_size=32,
+    ),
     "mma_few_nbits": multiply(
         "com.microsoft.MatMulNBits",
         np.arange(9 * 17 * 16).astype(np.uint8).reshape(9, 17, 16),

@@ -12,8 +12,10 @@ import gpuexec as gx
 from gpuexec.ir.graphs import Graph, check
 from gpuexec.ir.precision import Precision
 from gpuexec.ops.linalg.matmul import Gemm
+from gpuexec.ops.microsoft.matmul_nbits import MatMulNBits
 from gpuexec.passes.lower_precision import list_known
 from gpuexec.passes.merge_products import merge_products
+from tests.ir.graph_builder import GraphBuilder
 from tests.model.small_models import CPU, make_model
 from tests.passes.harness import Array, check_same, load, operators
 
@@ -168,3 +170,39 @@ def test_weights_in_files_are_joined_up_to_a_limit(tmp_path: Any, monkeypatch: p
         with gx.Worker(model, backend=CPU) as worker:
             for got, name in zip(worker.run(x), own, strict=True):
                 np.testing.assert_allclose(got, x @ own[name], rtol=1e-4, atol=1e-4)
+
+
+def merge_coded(bits: int, *, has_zeros: bool, groups: bool = False, widths: tuple[int, ...] = (16, 8)) -> Graph:
+    """Return the graph of products with codes over one input after the pass, which computes the same."""
+    build, rng = GraphBuilder(), np.random.default_rng(bits)
+    x, results = build.input("x", 3, 40), []
+    for width in widths:
+        codes = rng.integers(0, 256, (width, 2, 4 * bits)).astype(np.uint8)
+        scales = rng.uniform(0.1, 0.2, width * 2).astype(np.float32)
+        zeros = rng.integers(0, 256, (width, -(-2 * bits // 8))).astype(np.uint8)
+        given = [build.constant(codes), build.constant(scales), build.constant(zeros) if has_zeros else None]
+        given.append(build.constant(np.arange(40, dtype=np.int32) // 32) if groups else None)
+        given.append(build.constant(rng.normal(size=width).astype(np.float32)))
+        results.append(build.node(MatMulNBits(K=40, N=width, block_size=32, bits=bits), x, *given))
+    before = build.graph(*results)
+    after = merge_products(before)
+    check(after)
+    check_same(before, after, 1e-6, x=RNG.normal(size=(3, 40)).astype(np.float32))
+    return after
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_products_with_codes_become_one(bits: int, has_zeros: bool) -> None:
+    after = merge_coded(bits, has_zeros=has_zeros)
+    assert operators(after) == [MatMulNBits.name, "Split"]
+    (product, _) = after.nodes
+    assert isinstance(product.operator, MatMulNBits) and product.operator.N == 24
+
+
+def test_codes_whose_places_have_an_order_of_their_own_stay_as_they_are() -> None:
+    assert operators(merge_coded(4, has_zeros=False, groups=True)) == [MatMulNBits.name] * 2
+
+
+def test_widths_of_codes_that_end_amid_a_vector_stay_as_they_are() -> None:
+    assert operators(merge_coded(4, has_zeros=True, widths=(16, 12, 8))) == [MatMulNBits.name, "Split", MatMulNBits.name]

@@ -141,8 +141,9 @@ LARGER: Mapping[str, Budget] = {
         for tile, registers in (("LargeMma", 255), ("MediumMma", 255), ("SmallMma", 168), ("FlatMma", 208))
     },
     "matmul_nbits.cu:matmul_nbits": Budget(128, "as gemm, which it is with another right operand"),
+    "few_nbits.cu:few_nbits": Budget(255, "codes of two steps under way and numbers of four rows; a block of 256 fits"),
     "mma_few_nbits.cu:mma_few_nbits": Budget(
-        216, "codes, scales and rows of two steps under way beside 32 sums; a block of 256 threads fits"
+        240, "codes, scales and rows of two steps under way beside 32 sums; a block of 256 threads fits"
     ),
     **{
         f"mma_nbits.cu:mma_nbits<{t}, {result}, {bits}, SmallMma>": Budget(

@@ -200,7 +200,10 @@ GATES: Mapping[str, Gate] = {
         for result in (t, "float")
         for bits in (2, 4, 8)
     },
-    # Two codes take a shift, a mask and a sum; loops have loads of whole steps and of others, and run either.
+    "few_nbits.cu:few_nbits": Gate(
+        instructions=3500, store_bits=128, multiply_adds=0.2, loop_calls=0, load_bits=8, opcodes=("FFMA",)
+    ),
+    # Two codes take a mask and a multiply-add, or a shift besides; loops have loads of whole steps and of others.
     "mma_few_nbits.cu:mma_few_nbits": Gate(
         instructions=3000, store_bits=128, multiply_adds=0.06, loop_calls=0, load_bits=8, opcodes=("HMMA",)
     ),

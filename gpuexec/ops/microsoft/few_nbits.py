@@ -1,4 +1,4 @@
-"""Launches of products of few rows with codes on tensor cores, ``mma_few_nbits.cu``, and their work in closed form."""
+"""Launches of products of few rows with codes, ``few_nbits.cu`` and ``mma_few_nbits.cu``, and their closed forms."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from gpuexec.ops.linalg.simt_launch import RowsShape, find_shape
 from gpuexec.ops.linalg.simt_work import JOIN_ROUNDS, find_itemsize, find_scratch, list_beside, read_gemm
 
 MOST_ROWS = 4  # of which an mma has one for each lane of a column
+_FLOAT_ROWS = (1, 2, 4)  # of kernels of float
 _FLOAT, _DTYPES = np.dtype(np.float32), (np.dtype(np.float16), BFLOAT16)
 _THREADS, _WARPS, _BLOCKS = 256, 8, 1  # of a block, and blocks of a multiprocessor
 _COLUMNS, _STEP, _TOGETHER = 32, 128, 2  # of CodedColumns: columns of a warp, k of a step, and steps of a turn
@@ -27,23 +28,28 @@ _SHAPES = [RowsShape(folds, _WARPS // folds * _COLUMNS, _STEP * folds) for folds
 # In steps of a block, which take as long as five of mma_few.
 _COSTS = SliceCosts(fixed=1.0, each_slice=0.2, min_slabs=1, slack=(1.0,), least_tenths=0, join=3.0)
 _LARGEST = 1 << 32  # bytes of weights, whose places are 32 bits
-# Instructions of a warp for a step, and for each row of a pair of rows; of a thread in all.
-_STEP_INSTRUCTIONS, _ROW_INSTRUCTIONS, _AROUND = 280, 40, 450
+# Instructions of a warp for a step, and for each pair of rows; of float without multiply-adds, and for each row; and of
+# a thread in all.
+_STEP_INSTRUCTIONS, _ROW_INSTRUCTIONS = 280, 40
+_FLOAT_INSTRUCTIONS, _FLOAT_ROW_INSTRUCTIONS, _AROUND = 365, 30, 450
 _EACH_SUM, _EACH_SLICE = 4, 1.5
-_REGISTERS = 200
+_REGISTERS = 232
 _ROW_WAVEFRONTS = 5  # of a warp that stores its sums of a row, and of those that read them
 _MMA_PRODUCTS = 2048
 _BITS_AT = 28  # of bits_shift in ``PackedShape``
 
 
-def name_few_nbits(dtype: np.dtype[np.generic], result: np.dtype[np.generic], bits: int) -> Kernel:
+def name_few_nbits(dtype: np.dtype[np.generic], result: np.dtype[np.generic], bits: int, rows: int = 1) -> Kernel:
     """Return the kernel of a product of few rows with codes.
 
     Args:
         dtype: Of the other operand.
         result: Of the result and the scales.
         bits: Of a code.
+        rows: How many there are; only kernels of float differ by them.
     """
+    if dtype == _FLOAT:
+        return Kernel("few_nbits.cu", f"few_nbits<{bits}, {next(most for most in _FLOAT_ROWS if rows <= most)}>")
     types = ", ".join([dtype_row(each).cuda for each in (dtype, result)])
     return Kernel("mma_few_nbits.cu", f"mma_few_nbits<{types}, {bits}>")
 
@@ -53,6 +59,10 @@ def _takes(dtype: np.dtype[np.generic], bits: int) -> bool:
     return dtype != BFLOAT16 or bits < 8
 
 
+instantiate(
+    "few_nbits.cu",
+    [name_few_nbits(_FLOAT, _FLOAT, bits, rows).expression for bits in (2, 4, 8) for rows in _FLOAT_ROWS],
+)
 instantiate(
     "mma_few_nbits.cu",
     [
@@ -96,9 +106,12 @@ def launch_few(emit: Emitter, product: Product, weights: tuple[Slot, Slot | None
     packed = product.pack_mma(ALONG_K, ALONG_K, lanes=chosen.lanes)
     arguments: list[Argument] = [a, codes, bias, y, packed, slices.scratch, slices.counters, *weights, shape]
     writes = slices.writes(3, 5, blocks)
-    emit.launch(name_few_nbits(a.dtype, y.dtype, bits), (blocks, slices.count, 1), (_THREADS, 1, 1), arguments, writes)
+    most = emit.choose(min(rows, MOST_ROWS))
+    kernel = name_few_nbits(a.dtype, y.dtype, bits, most)
+    emit.launch(kernel, (blocks, slices.count, 1), (_THREADS, 1, 1), arguments, writes)
 
 
+@work_of("few_nbits.cu", "few_nbits")
 @work_of("mma_few_nbits.cu", "mma_few_nbits")
 def _count_few_nbits(launch: Launch) -> Work:
     rows, columns, inner, _, _, folds = read_gemm(launch)
@@ -114,17 +127,22 @@ def _count_few_nbits(launch: Launch) -> Work:
     finished = launch.grid[0] * rows * block_columns
     beside = sum(count_slot_bytes(each) for each in list_beside(launch, scratch))
     of_sum = _EACH_SUM + (slices * _EACH_SLICE if joined else 0)
-    row_pairs = 1 + (rows > 2)
+    is_float = a.dtype == _FLOAT
+    at_once = next(most for most in _FLOAT_ROWS if rows <= most)
+    of_step = _STEP_INSTRUCTIONS + (1 + (rows > 2)) * _ROW_INSTRUCTIONS
+    # Each warp multiplies as many rows as its kernel takes, of which those beyond the last are the last again.
+    multiply_adds = warp_steps * at_once * _COLUMNS * _STEP / WARP if is_float else 0.0
+    if is_float:
+        of_step = _FLOAT_INSTRUCTIONS + at_once * (_FLOAT_ROW_INSTRUCTIONS + _COLUMNS * _STEP // WARP)
     # Warps side by side each read the rows.
     read_rows = warp_steps * rows * _STEP * a.dtype.itemsize
     read = launch.grid[0] * block_columns * inner * (1 << bits_shift) // 8 + read_rows
     return Work(
         flops=2 * results * inner,
-        instructions=warp_steps * (_STEP_INSTRUCTIONS + row_pairs * _ROW_INSTRUCTIONS)
-        + blocks * _WARPS * _AROUND
-        + finished * of_sum / WARP,
+        instructions=warp_steps * of_step + blocks * _WARPS * _AROUND + finished * of_sum / WARP,
+        multiply_adds=multiply_adds,
         needed_multiply_adds=results * inner,
-        matrix_products=warp_steps * (_STEP // 16) * (_COLUMNS // 8) * _MMA_PRODUCTS,
+        matrix_products=0 if is_float else warp_steps * (_STEP // 16) * (_COLUMNS // 8) * _MMA_PRODUCTS,
         wavefronts=blocks * _WARPS * rows * _ROW_WAVEFRONTS,
         l2_nbytes=read + results * find_itemsize(launch, 3) + 2 * joined + beside,
         rounds=ceil_div(own_steps, _TOGETHER) + 1 + (slices / 4 + JOIN_ROUNDS if joined else 0),

@@ -43,7 +43,7 @@ from gpuexec.ops.linalg.mma_work import AROUND, LOOP_INSTRUCTIONS, describe_mma
 from gpuexec.ops.linalg.product import ALONG_K, Product, pack_gemm
 from gpuexec.ops.linalg.simt_work import read_gemm
 from gpuexec.ops.microsoft.activation import DOMAIN
-from gpuexec.ops.microsoft.few_nbits import launch_few, takes_few
+from gpuexec.ops.microsoft.few_nbits import MOST_ROWS, launch_few, takes_few
 from gpuexec.ops.quant.integer import BYTES, FLOAT, INT32, SCALES, dense
 
 UINT8 = BYTES[0]
@@ -286,7 +286,7 @@ class MatMulNBits(Operator):
         kind = 0 if zeros is None else 1 if is_packed else 2
         shape = pack_shape(blocks * self.block_size, zero_row, blocks, self.block_size, self.bits, kind)
         is_coded = self.block_size >= _MMA_BLOCK and kind < 2 and groups is None
-        if is_coded and _launch_mma(emit, (a, bias, y), (b, scales, zeros), (self.K, self.N), shape, self.bits):
+        if is_coded and _launch_coded(emit, (a, bias, y), (b, scales, zeros), (self.K, self.N), shape, self.bits):
             return
         a = widen_operand(emit, a, y) if emit.target.has_kernels else a
         _launch(emit, (a, bias, y), (b, scales, zeros, groups, None), (self.K, self.N), shape)
@@ -383,7 +383,7 @@ def _launch(
     emit.launch(kernel, (count_tiles(rows, columns), 1, 1), (256, 1, 1), arguments, writes=[3])
 
 
-def _launch_mma(
+def _launch_coded(
     emit: Emitter,
     operands: tuple[Slot, Slot | None, Slot],
     weights: tuple[Slot, Slot, Slot | None],
@@ -391,17 +391,22 @@ def _launch_mma(
     shape: bytes,
     bits: int,
 ) -> bool:
-    """Launch a product of A (with bias, into y) and codes, scales and zero points on tensor cores.
+    """Launch a product of A (with bias, into y) and codes, scales and zero points: of few rows, or on tensor cores.
 
-    False where rows are not aligned, or extents too large.
+    False where rows are not aligned, or extents too large, or there are more rows of float.
 
     Raises:
         PlanError: Operands of this size are not aligned, as those of the upper end are.
     """
     (a, bias, y), (inner, columns), rows = operands, extents, prod(operands[0].shape[:-1])
-    if a.dtype == FLOAT or not has_tensor_cores(emit.target) or inner * a.dtype.itemsize % _VECTOR_BYTES:
+    is_able = (
+        emit.target.has_kernels and not emit.target.has_textures if a.dtype == FLOAT else has_tensor_cores(emit.target)
+    )
+    if not is_able or inner * a.dtype.itemsize % _VECTOR_BYTES:
         return False
     if not emit.choose(int(max(rows, columns) < _MAX_EXTENT)):
+        return False
+    if a.dtype == FLOAT and not emit.choose(int(rows <= MOST_ROWS)):
         return False
     a, codes = emit.contiguous(a), emit.contiguous(weights[0])
     is_aligned = not (a.offset_bytes % _VECTOR_BYTES or codes.offset_bytes % _VECTOR_BYTES)
@@ -418,6 +423,8 @@ def _launch_mma(
         product = replace(product, slots=(a, codes, dense(emit, bias), y))
         launch_few(emit, product, (scales, zeros), shape, bits)
         return True
+    if a.dtype == FLOAT:
+        return False
     tiles = SMALL_MMA.count(rows, columns)
     slices = slice_mma_tiles(emit, SMALL_MMA, tiles, inner * a.dtype.itemsize)
     packed = product.pack_mma(ALONG_K, ALONG_K)

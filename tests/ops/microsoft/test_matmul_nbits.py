@@ -147,13 +147,18 @@ NBITS = [
             zeros=z,
             bias=rows > 1,
         )
-        for t, precision in ((F16, ""), (BFLOAT16, ""), (F16, "fp16"), (BFLOAT16, "bf16"))
+        for t, precision in ((F32, ""), (F16, ""), (BFLOAT16, ""), (F16, "fp16"), (BFLOAT16, "bf16"))
         for bits, rows, k, n, block, z in (
             (2, 3, 264, 33, 64, "packed"),
             (4, 1, 520, 70, 32, ""),
             (4, 2, 136, 7, 128, "packed"),
             (8, 4, 2056, 40, 32, "packed"),
         )
+    ),
+    # The other kernels of float, which have one, two or four rows.
+    *(
+        nbits(f"float_{bits}bits_{rows}_rows", (rows, 264), 9, bits=bits, block=32)
+        for bits, rows in ((2, 1), (2, 2), (4, 4), (8, 1), (8, 2))
     ),
     nbits("fp16_slices", (20, 2056), 9, bits=8, dtype=F16, precision="fp16", block=64, zeros="packed"),
     # Widened again, for lack of tensor cores for them.

@@ -67,8 +67,8 @@ def check_product(
 ) -> None:  # fmt: skip
     """Multiply integers by codes whose scales are powers of two, so that sums are exact; with ``folds`` of few rows."""
     rng, (rows, columns, inner) = np.random.default_rng(pick.getrandbits(32)), extents
-    has_bf16 = counts is None and not (folds and bits == 8)
-    dtype, blocks = pick.choice([HALF, BFLOAT16]) if has_bf16 else HALF, ceil_div(extents[2], block)
+    dtypes = [HALF, *([FLOAT] if folds else []), *([BFLOAT16] if not (folds and bits == 8) else [])]
+    dtype, blocks = pick.choice(dtypes) if counts is None else HALF, ceil_div(extents[2], block)
     result, middle = dtype if counts is not None or pick.random() < 0.5 else FLOAT, 1 << (bits - 1)
     a = lay(rng.integers(-3, 4, (rows, inner)).astype(dtype))
     codes = rng.integers(0, 1 << bits, (columns, blocks * block)).astype(np.uint8)
@@ -92,7 +92,8 @@ def check_product(
     size, threads, nbytes = (rows * block_columns, 256, 0) if folds else (TILE.size, TILE.threads, TILE.ring_nbytes)
     scratch = aligned((tiles * slices * size,), np.dtype(np.float32)) if slices > 1 else None
     counters = np.zeros(tiles, np.uint32) if slices > 1 else None
-    kernel = (name_few_nbits if folds else name_mma_nbits)(dtype, result, bits)
+    few = name_few_nbits(dtype, result, bits, rows)
+    kernel = few if folds else name_mma_nbits(dtype, result, bits)
     load(mode, kernel.source)[kernel.expression].launch_arrays(
         (tiles, slices, 1), threads, a, packed, bias, y, product.pack_mma(ALONG_K, ALONG_K, folds), scratch, counters,
         scales.astype(result), packed_zeros, shape, shared_bytes=nbytes,
@@ -155,6 +156,8 @@ def test_tiles_take_the_least_sectors_and_wavefronts(bits: int) -> None:
         ("sm_80", HALF, 5, {}, "mma_nbits"),
         ("sm_120", BFLOAT16, 500, {}, "mma_nbits"),
         ("sm_75", HALF, 5, {}, "matmul_nbits"),
+        ("sm_75", FLOAT, 4, {}, "few_nbits"),
+        ("sm_90", FLOAT, 1, {"bits": 8}, "few_nbits"),
         ("sm_80", HALF, 1, {}, "mma_few_nbits"),
         ("sm_90", BFLOAT16, 4, {}, "mma_few_nbits"),
         ("sm_90", BFLOAT16, 4, {"bits": 8}, "mma_nbits"),
@@ -204,28 +207,30 @@ def test_all_sizes_of_a_class_take_its_kernel(precision: str) -> None:
 
 @pytest.mark.parametrize(
     ("bits", "rows", "columns", "inner", "precision"),
-    [(4, 1, 256, 2048, "fp16"), (4, 3, 256, 1024, ""), (8, 2, 128, 1024, ""), (2, 4, 128, 4096, "fp16")],
+    [
+        *((4, 1, 256, 2048, "fp16"), (4, 3, 256, 1024, ""), (8, 2, 128, 1024, ""), (2, 4, 128, 4096, "fp16")),
+        *((4, 1, 256, 2048, "float"), (8, 4, 128, 1024, "float")),
+    ],
 )
 def test_work_of_few_rows_is_as_counted(bits: int, rows: int, columns: int, inner: int, precision: str) -> None:
-    rng, blocks = np.random.default_rng(0), inner // 32
+    rng, blocks, dtype = np.random.default_rng(0), inner // 32, FLOAT if precision == "float" else HALF
     codes = rng.integers(0, 256, (columns, blocks, 4 * bits)).astype(np.uint8)
-    attributes = {"K": inner, "N": columns, "block_size": 32, "bits": bits, "precision": precision}
+    attributes = {"K": inner, "N": columns, "block_size": 32, "bits": bits, "domain": "com.microsoft"}
+    attributes["precision"] = "" if precision == "float" else precision
     weights = {"b": codes, "s": np.ones((columns, blocks), FLOAT if precision else HALF)}
-    attributes["domain"] = "com.microsoft"
-    found = compare(
-        CountedCase("MatMulNBits", "mma_few_nbits", {"a": (rows, inner)}, weights, attributes, dtype=np.float16)
-    )
+    kernel = "few_nbits" if precision == "float" else "mma_few_nbits"
+    found = compare(CountedCase("MatMulNBits", kernel, {"a": (rows, inner)}, weights, attributes, dtype=dtype.type))
     assert found.work.flops == 2 * rows * columns * inner
     assert found.work.needed_multiply_adds == found.counts.needed_multiply_adds
-    assert found.work.matrix_products == sum(
-        line.counts.issued for line in found.counts.operations if line.unit == "mma"
-    )
+    issued = sum(line.counts.issued for line in found.counts.operations if line.unit == "mma")
+    assert found.work.matrix_products == issued
     assert found.work.wavefronts == count_wavefronts(found.counts, 1)
     # A lane has neighbours of codes and rows, and L1 the other half of a sector for the load behind.
     reads = [line for line in found.counts.lines if line.space == "global" and line.access == "read"]
     wide = sum(line.counts.nbytes for line in reads if line.width >= 8)
-    assert wide == codes.nbytes + columns // 32 * rows * inner * HALF.itemsize
-    assert wide <= found.work.l2_nbytes <= found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
+    if dtype == HALF:
+        assert wide == codes.nbytes + columns // 32 * rows * inner * dtype.itemsize
+    assert codes.nbytes <= found.work.l2_nbytes <= found.counts.l2_read_nbytes + found.counts.l2_written_nbytes
 
 
 @pytest.mark.parametrize(
