@@ -61,6 +61,17 @@ class ArchitectureBuilder:
         product = self.node("MatMul", x, self.parameter(f"{name}.weight", ins, outs))
         return self.node("Add", product, self.parameter(f"{name}.bias", outs, scale=0.02))
 
+    def multiply_codes(self, x: str, name: str, ins: int, outs: int, bits: int, block: int = 32) -> str:
+        """Add a product with codes: MatMulNBits of com.microsoft, zero points in the middle."""
+        self.weights[f"{name}.codes"] = codes = np.zeros((outs, ins // block, block * bits // 8), np.uint8)
+        if self._has_weights:
+            codes[...] = self.random.integers(0, 256, codes.shape, np.uint8)
+        else:
+            codes.flat[0] = 1 + len(self.weights) % 255
+        self.parameter(f"{name}.scales", outs, ins // block, mean=ins**-0.5 / 2 ** (bits - 2), scale=0.0)
+        attributes = {"K": ins, "N": outs, "bits": bits, "block_size": block}
+        return self.node("MatMulNBits", x, f"{name}.codes", f"{name}.scales", domain="com.microsoft", **attributes)
+
     def gemm(self, x: str, name: str, ins: int, outs: int, transposed: int = 1) -> str:
         """Add a dense layer of two axes: Gemm by ``[outs, ins]`` transposed, or by ``[ins, outs]``."""
         shape = (outs, ins) if transposed else (ins, outs)
@@ -129,13 +140,14 @@ class ArchitectureBuilder:
         beside = [_describe_external(key, array) for key, array in self.weights.items()]
         graph = helper.make_graph(self._nodes, name, takes, gives, [*self._constants.values(), *beside])
         imports = [helper.make_opsetid("", self._opset)]
+        imports += [helper.make_opsetid(name, 1) for name in sorted({node.domain for node in self._nodes} - {""})]
         model = helper.make_model(graph, opset_imports=imports, ir_version=_IR_VERSION)
         return BenchModel(name, model.SerializeToString(), inputs, self.weights, state or {}, capacity, config)
 
 
 def _describe_external(name: str, array: Array) -> TensorProto:
     """Return an initializer without its content."""
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=array.shape)
+    tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="weights")
     return tensor

@@ -74,12 +74,13 @@ def make_llama(
     layers: int = 16,
     vocabulary: int = 128256,
     *,
+    bits: int = 0,
     has_weights: bool = True,
 ) -> BenchModel:
     """Llama 3.2 of 1.2 billion weights (Dubey et al., 2024) with a matrix of its own for the logits: one token.
 
     RMSNormalization, SiLU and the rotation of queries and keys are spelled out, and heads of keys and values are
-    repeated by Expand.
+    repeated by Expand. With ``bits`` its matrices are codes, in blocks of 32.
     """
     build, depth = ArchitectureBuilder(16, has_weights), width // heads
     places = build.node("Cast", build.unsqueeze("position_ids", 2), to=TensorProto.FLOAT)
@@ -91,6 +92,8 @@ def make_llama(
     state: dict[str, str] = {}
 
     def multiply(x: str, name: str, ins: int, outs: int) -> str:
+        if bits:
+            return build.multiply_codes(x, name, ins, outs, bits)
         return build.node("MatMul", x, build.parameter(f"{name}.weight", ins, outs))
 
     def normalize(x: str, name: str) -> str:
@@ -143,7 +146,8 @@ def make_llama(
     inputs = {"input_ids": tokens, "position_ids": np.full((1, 1), past, np.int64), **cache}
     outputs = {logits: (1, 1, vocabulary), **dict.fromkeys(state, (1, key_heads, "total", depth))}
     free = dict.fromkeys(cache, (1, key_heads, "past", depth))
-    return build.finish("llama_1b_decode", inputs, outputs, free=free, state=state, capacity=capacity, heads=heads)
+    name = f"llama_1b_int{bits}_decode" if bits else "llama_1b_decode"
+    return build.finish(name, inputs, outputs, free=free, state=state, capacity=capacity, heads=heads)
 
 
 def make_whisper(

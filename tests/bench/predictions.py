@@ -16,6 +16,7 @@ from gpuexec.ir.spec import BFLOAT16
 from gpuexec.ir.target import Target
 from gpuexec.planner.prediction import PlanPrediction, predict_plan
 from tests.bench.architectures import ARCHITECTURES
+from tests.bench.decoders import make_llama
 from tests.bench.models import BenchModel
 from tests.bench.tables import Figures
 
@@ -48,6 +49,7 @@ def make_product(extent: int) -> BenchModel:
 # By name, with the precisions that each is predicted in.
 MODELS: Mapping[str, tuple[Callable[[], BenchModel], Sequence[str]]] = {
     **{name: (partial(make, has_weights=False), PRECISIONS) for name, make in ARCHITECTURES.items()},
+    "llama_1b_int4_decode": (partial(make_llama, bits=4, has_weights=False), (STRICT, "fp16")),
     **{f"product_{extent}_bf16": (partial(make_product, extent), (STRICT,)) for extent in (4096, 8192)},
 }
 
