@@ -205,4 +205,8 @@ def test_codes_whose_places_have_an_order_of_their_own_stay_as_they_are() -> Non
 
 
 def test_widths_of_codes_that_end_amid_a_vector_stay_as_they_are() -> None:
-    assert operators(merge_coded(4, has_zeros=True, widths=(16, 12, 8))) == [MatMulNBits.name, "Split", MatMulNBits.name]
+    assert operators(merge_coded(4, has_zeros=True, widths=(16, 12, 8))) == [
+        MatMulNBits.name,
+        "Split",
+        MatMulNBits.name,
+    ]
