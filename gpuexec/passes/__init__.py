@@ -20,6 +20,7 @@ from gpuexec.ir.target import Target
 from gpuexec.ops.control.control import If
 from gpuexec.ops.elementwise.epilogue import fused_name
 from gpuexec.ops.linalg.matmul import Gemm, MatMul
+from gpuexec.ops.microsoft.matmul_nbits import MatMulNBits
 from gpuexec.ops.nn.attention import Attention, AttentionOverCache
 from gpuexec.ops.nn.conv import Conv
 from gpuexec.ops.nn.gradient import Gradient
@@ -92,7 +93,7 @@ AT_LOAD = (
     Pass("group_heads", group_heads, operators={Attention.name, AttentionOverCache.name}),
     Pass("fuse_conv_batchnorm", fuse_conv_batchnorm, operators={"BatchNormalization"}),
     Pass("merge_common", merge_common),
-    Pass("merge_products", merge_products, operators={Conv.name, Gemm.name, MatMul.name}),
+    Pass("merge_products", merge_products, operators={Conv.name, Gemm.name, MatMul.name, MatMulNBits.name}),
     Pass("remove_dead", remove_dead),
 )
 # Passes that determine the weights and leave operators as files have them, except Gradients, which don't see later

@@ -2,8 +2,8 @@
 //
 // Codes come into registers as they lie, 32 of a column for a lane, all of one block. An mma adds up what its four lanes of a
 // column have, and their blocks have scales of their own: so the left operand has a row for each row and lane, in which all
-// but that lane's k are 0. Which k meets which code is all that counts, so two codes of a word are widened by a shift, a
-// mask and a fused multiply-add (CodePairs), and the row's numbers are put in their order once for all columns.
+// but that lane's k are 0. Which k meets which code is all that counts, so two codes of a word are widened by a mask and a
+// fused multiply-add (CodePairs), and the row's numbers are put in their order once for all columns.
 #include "coded_columns.cuh"
 #include "dependent_launch.cuh"
 #include "mma_few.cuh"

@@ -27,7 +27,6 @@ _COLUMNS, _STEP, _TOGETHER = 32, 128, 2  # of CodedColumns: columns of a warp, k
 _SHAPES = [RowsShape(folds, _WARPS // folds * _COLUMNS, _STEP * folds) for folds in (2, 4, 8)]
 # In steps of a block, which take as long as five of mma_few.
 _COSTS = SliceCosts(fixed=1.0, each_slice=0.2, min_slabs=1, slack=(1.0,), least_tenths=0, join=3.0)
-_LARGEST = 1 << 32  # bytes of weights, whose places are 32 bits
 # Instructions of a warp for a step, and for each pair of rows; of float without multiply-adds, and for each row; and of
 # a thread in all.
 _STEP_INSTRUCTIONS, _ROW_INSTRUCTIONS = 280, 40
@@ -75,13 +74,13 @@ instantiate(
 )
 
 
-def takes_few(emit: Emitter, product: Product, codes: Slot, bits: int) -> bool:
+def takes_few(emit: Emitter, product: Product, bits: int) -> bool:
     """Return whether a product with aligned codes has few rows.
 
     Raises:
         PlanError: It has more rows than the upper end's kernel takes.
     """
-    fits = product.extents[0] <= MOST_ROWS and codes.spec.nbytes < _LARGEST and _takes(product.slots[0].dtype, bits)
+    fits = product.extents[0] <= MOST_ROWS and _takes(product.slots[0].dtype, bits)
     takes = bool(emit.choose(int(fits)))
     if takes and not fits:
         raise PlanError("A product with codes has more rows than that of the upper end.")
@@ -99,8 +98,7 @@ def launch_few(emit: Emitter, product: Product, weights: tuple[Slot, Slot | None
         bits: Of a code.
     """
     (rows, columns, inner), (a, codes, bias, y) = product.extents, product.slots
-    place = emit.choose(find_shape(emit, product, _SHAPES))
-    chosen = _SHAPES[place]
+    chosen = _SHAPES[emit.choose(find_shape(emit, product, _SHAPES, _BLOCKS))]
     blocks = ceil_div(columns, chosen.columns)
     slices = slice_tiles(emit, blocks, ceil_div(inner, chosen.depth), rows * chosen.columns, _BLOCKS, _COSTS)
     packed = product.pack_mma(ALONG_K, ALONG_K, lanes=chosen.lanes)

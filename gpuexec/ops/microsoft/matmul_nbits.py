@@ -393,7 +393,7 @@ def _launch_coded(
 ) -> bool:
     """Launch a product of A (with bias, into y) and codes, scales and zero points: of few rows, or on tensor cores.
 
-    False where rows are not aligned, or extents too large, or there are more rows of float.
+    False where rows are no whole vectors, or extents too large, or there are more rows of float.
 
     Raises:
         PlanError: Operands of this size are not aligned, as those of the upper end are.
@@ -408,23 +408,16 @@ def _launch_coded(
         return False
     if a.dtype == FLOAT and not emit.choose(int(rows <= MOST_ROWS)):
         return False
-    a, codes = emit.contiguous(a), emit.contiguous(weights[0])
-    is_aligned = not (a.offset_bytes % _VECTOR_BYTES or codes.offset_bytes % _VECTOR_BYTES)
-    if not emit.choose(int(is_aligned)):
-        return False
-    if not is_aligned:
-        raise PlanError("Operands of a product with codes are not aligned, as those of the upper end are.")
+    a, codes = _align(emit, emit.contiguous(a)), _align(emit, emit.contiguous(weights[0]))
     product = Product(
         (a, codes, bias, y), (rows, columns, inner), (inner, 1), (1, inner), (0, 1), (columns, 1), (1.0, 1.0), (),
         ((), (), ()),
     )  # fmt: skip
     scales, zeros = emit.contiguous(weights[1]), dense(emit, weights[2])
-    if takes_few(emit, product, codes, bits):
+    if takes_few(emit, product, bits):
         product = replace(product, slots=(a, codes, dense(emit, bias), y))
         launch_few(emit, product, (scales, zeros), shape, bits)
         return True
-    if a.dtype == FLOAT:
-        return False
     tiles = SMALL_MMA.count(rows, columns)
     slices = slice_mma_tiles(emit, SMALL_MMA, tiles, inner * a.dtype.itemsize)
     packed = product.pack_mma(ALONG_K, ALONG_K)
@@ -434,6 +427,22 @@ def _launch_coded(
     writes, grid = slices.writes(3, 5, tiles), (tiles, slices.count, 1)
     emit.launch(kernel, grid, (SMALL_MMA.threads, 1, 1), arguments, writes, shared_bytes=SMALL_MMA.ring_nbytes)
     return True
+
+
+def _align(emit: Emitter, slot: Slot) -> Slot:
+    """Return an operand where vectors read it: a copy of one that begins elsewhere, so that bits are the same there.
+
+    Raises:
+        PlanError: It is not aligned, as that of the upper end is.
+    """
+    is_apart = slot.offset_bytes % _VECTOR_BYTES != 0
+    if emit.choose(int(is_apart)):
+        whole = emit.temp(slot.shape, slot.dtype)
+        emit.copy(whole, slot)
+        return whole
+    if is_apart:
+        raise PlanError("An operand of a product with codes is not aligned, as that of the upper end is.")
+    return slot
 
 
 def pack_shape(
