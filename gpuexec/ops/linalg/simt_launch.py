@@ -181,17 +181,16 @@ def _list_shapes(width: int, *, is_along_k: bool) -> list[RowsShape]:
     return [RowsShape(lanes, width * lanes, 512 // lanes) for lanes in (32, 16, 8, 4) if width * lanes >= 32]
 
 
-def find_shape(emit: Emitter, product: Product, shapes: list[RowsShape], blocks_at_once: int = _GEMV_BLOCKS) -> int:
+def find_shape(emit: Emitter, product: Product, shapes: list[RowsShape]) -> int:
     """Return the number of the shape with most columns that fills the standard device with blocks, else the last's.
 
     Args:
         emit: Emitter of the launch.
         product: The product.
         shapes: Those to choose from, the one with most columns first.
-        blocks_at_once: How many blocks fill a multiprocessor.
     """
     filled = [
-        product.count * ceil_div(product.extents[1], shape.columns) >= least_blocks(emit.target, blocks_at_once)
+        product.count * ceil_div(product.extents[1], shape.columns) >= least_blocks(emit.target, _GEMV_BLOCKS)
         for shape in shapes
     ]
     return filled.index(True) if True in filled else len(shapes) - 1

@@ -98,7 +98,7 @@ def launch_few(emit: Emitter, product: Product, weights: tuple[Slot, Slot | None
         bits: Of a code.
     """
     (rows, columns, inner), (a, codes, bias, y) = product.extents, product.slots
-    chosen = _SHAPES[emit.choose(find_shape(emit, product, _SHAPES, _BLOCKS))]
+    chosen = _SHAPES[emit.choose(find_shape(emit, product, _SHAPES))]
     blocks = ceil_div(columns, chosen.columns)
     slices = slice_tiles(emit, blocks, ceil_div(inner, chosen.depth), rows * chosen.columns, _BLOCKS, _COSTS)
     packed = product.pack_mma(ALONG_K, ALONG_K, lanes=chosen.lanes)
