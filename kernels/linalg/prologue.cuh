@@ -14,10 +14,8 @@ struct MadeRows {
   T* rows;
   int first, end, pitch;
 
-  // Keeps an element that a block needs. Teams beyond the last row have no columns.
-  __device__ void put(i64 row, i64 column, T value) const {
-    if (column >= first && column < end) rows[row * pitch + (column - first)] = value;
-  }
+  // Keeps an element of a column that the block needs: text of rows passes over others. Teams beyond the last row have none.
+  __device__ void put(i64 row, i64 column, T value) const { rows[row * pitch + (column - first)] = value; }
 };
 
 // Makes all rows of a walk. All kBlockThreads threads of the block come here; others see what they made behind the barrier

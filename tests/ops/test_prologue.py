@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise import prologue
 from gpuexec.ops.elementwise.prologue import MOST_ROWS, ProductOfRows, _is_worth
 from gpuexec.ops.elementwise.region_steps import made_by
+from gpuexec.ops.linalg import few_launch
 from gpuexec.planner.launch_work import describe_work
 from gpuexec.planner.template import plan_graph
 from tests.devices.execute import run_template, specs_of
@@ -234,6 +236,19 @@ def test_kernel_gives_the_bits_of_the_kernels_of_its_operators(
     inputs.append(rng.normal(size=(inner, 8 * columns)).astype(stored))
     op = make_product(kind, stored)
     emit, y = lower(op, inputs)
+    np.testing.assert_array_equal(to_bits(emit.read(y)), to_bits(run_apart(op, inputs)))
+
+
+@pytest.mark.parametrize("kind", ["rms", "softmax", "gate"])
+def test_blocks_of_a_slice_keep_its_columns_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [replace(form, costs=replace(form.costs, join=0.0, each_slice=0.0)) for form in few_launch.FORMS]
+    monkeypatch.setattr(few_launch, "FORMS", tuple(free))
+    inputs = [numbers(FLOAT, *shape) for shape in shapes_of(kind, (3,), 1032)]
+    inputs.append(numbers(HALF, 1032, 8))
+    op = make_product(kind, HALF)
+    emit, y = lower(op, inputs)
+    ((kernel, arguments),) = emit.launches
+    assert kernel.source == "mma_rows.cu" and arguments[5] is not None, "it has slices"
     np.testing.assert_array_equal(to_bits(emit.read(y)), to_bits(run_apart(op, inputs)))
 
 

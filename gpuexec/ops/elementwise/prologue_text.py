@@ -246,7 +246,7 @@ class _PrologueText(RowText):
         return [*lines, *self._write_kept(own)]
 
     def _write_skip(self, folds: Sequence[int]) -> list[str]:
-        """Return what passes over elements of other blocks, where nothing is folded of them."""
+        """Return what passes over elements of other blocks, where nothing is folded of them, as where rows are kept."""
         return [] if folds else ["      if (column < made.first || column >= made.end) continue;"]
 
     def _write_store(self, k: int, value: str) -> str:
