@@ -88,7 +88,8 @@ __device__ inline void await_signal(unsigned* signal) {
 }
 #endif
 
-// The same number, of which the compiler knows nothing: what is made of it behind a loop is not kept through the loop.
+// The same number or address, of which the compiler knows nothing: what is made of it behind a loop is not kept through the
+// loop, and it is kept itself, not made again in each turn.
 __device__ inline int opaque(int number) {
 #ifndef GPUEXEC_SIM
   asm volatile("" : "+r"(number));

@@ -212,20 +212,12 @@ __device__ __forceinline__ u32 convert_to_tf32(float x) {
 }
 #endif
 
-// The same number or address, of which the compiler knows nothing: what is made of it behind a loop is not kept through the
-// loop, and it is kept itself, not made again in each turn.
+// The same number, of which the compiler knows nothing: what is made of it behind a loop is not kept through the loop.
 __device__ inline u32 forget(u32 number) {
 #ifndef GPUEXEC_SIM
   asm volatile("" : "+r"(number));
 #endif
   return number;
-}
-template <class X>
-__device__ inline const X* forget(const X* place) {
-#ifndef GPUEXEC_SIM
-  asm volatile("" : "+l"(place));
-#endif
-  return place;
 }
 
 // Two floats rounded to half or bf16, in the halves of a word. Needs sm_80.

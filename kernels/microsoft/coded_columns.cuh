@@ -1,6 +1,7 @@
 // Columns of codes of 2, 4 or 8 bits as lanes of a warp read them: 32 neighbours of a column at a time, all of one block.
 #pragma once
 #include "code_pairs.cuh"
+#include "grid.cuh"
 #include "narrow_vector.cuh"
 #include "packed_weights.cuh"
 #include "simt_product.cuh"
@@ -35,8 +36,8 @@ struct CodedColumns {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       const i64 column = find_column(gemm, first_column + 8 * i + lane / 4);
-      codes[i] = forget(reinterpret_cast<const u32*>(source.weights + (column * shape.row + k) * Bits / 8));
-      zeros[i] = forget(source.zeros + column * shape.zero_row);
+      codes[i] = opaque(reinterpret_cast<const u32*>(source.weights + (column * shape.row + k) * Bits / 8));
+      zeros[i] = opaque(source.zeros + column * shape.zero_row);
     }
   }
 

@@ -24,7 +24,7 @@ struct FloatCodes : CodedColumns<Bits> {
       : Codes(source, shape, gemm, first_column, lane, k) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      scales[i] = forget(source.scales + Codes::find_column(gemm, first_column + 8 * i + lane / 4) * shape.blocks);
+      scales[i] = opaque(source.scales + Codes::find_column(gemm, first_column + 8 * i + lane / 4) * shape.blocks);
     }
   }
 

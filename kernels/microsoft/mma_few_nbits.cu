@@ -37,7 +37,7 @@ struct MmaCodes : CodedColumns<Bits> {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const i64 column = Codes::find_column(gemm, first_column + 8 * i + lane % 4 * 2 + e);
-        scales[i][e] = forget(source.scales + column * shape.blocks);
+        scales[i][e] = opaque(source.scales + column * shape.blocks);
       }
     }
   }
@@ -155,8 +155,8 @@ __global__ void __launch_bounds__(kFewThreads, 1)
   };
   load();
   const int row = block.lane / 16;
-  const T* const first = forget(a + row * gemm.a_row);
-  const T* const second = forget(first + 2 * gemm.a_row);
+  const T* const first = opaque(a + row * gemm.a_row);
+  const T* const second = opaque(first + 2 * gemm.a_row);
   const bool has_first = Columns::has_rows(block.lane) && row < gemm.rows;
   const bool has_second = Columns::has_rows(block.lane) && row + 2 < gemm.rows;
 #pragma unroll 1
