@@ -252,6 +252,7 @@ __device__ inline void write_pitched(X* target, const OperandPlace& place, i64 i
 // Leaves sums as they are.
 struct Unfinished {
   static constexpr int kGroup = 1;  // elements that are best finished together
+  static constexpr bool kReadsEach = true;  // a kernel may add a tensor of its own
 
   template <int Groups, int N, class A, class Stride = i64>
   __device__ void many(A (&)[Groups][N], const i64 (&)[Groups], const int (&)[Groups], Stride = {}) const {}
@@ -267,6 +268,7 @@ struct Unfinished {
 template <class Steps, class Give>
 struct Finishing {
   static constexpr int kGroup = kLanes;
+  static constexpr bool kReadsEach = Steps::kReadsEach;  // whether an operand has an element for each of the output
   const Steps& steps;
   Give give;  // calls what it is given with the pointers
 

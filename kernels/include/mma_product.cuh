@@ -46,8 +46,9 @@ struct Fours {
   }
 };
 
-// Eights of a lane that are finished side by side, so that what they read is under way together.
-constexpr int kBeside = 4;
+// Eights of a lane that are finished side by side: more where they read a number for each sum, which is under way together.
+template <class Finish>
+constexpr int kBeside = Finish::kReadsEach ? 4 : 2;
 
 // Whether all fours that are inside are read and stored as vectors, whatever goes with them.
 template <class Y, class R, class Finish>
@@ -111,7 +112,7 @@ __device__ inline void store_folded(Warp& warp, const SimtGemm& gemm, const R* c
   const i64 start = gemm.find_offset(place.batch, gemm.y_batch);
   const auto finish = finish_by<R>(epilogue...);
   const bool is_whole = are_fours_whole<Y>(gemm, c, finish);
-  constexpr int kEights = Warp::kEights, kAtOnce = kEights < kBeside ? kEights : kBeside;
+  constexpr int kEights = Warp::kEights, kMost = kBeside<decltype(finish)>, kAtOnce = kEights < kMost ? kEights : kMost;
   const auto find_row = [&](int eight) { return place.first_row + warp.find_eight_row(thread, eight); };
   const auto find_column = [&](int eight) {
     return place.first_column + Fours<Y>::find_column(warp.find_eight_column(thread, eight), thread);

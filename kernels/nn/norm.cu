@@ -6,7 +6,8 @@
 
 // The second number of __launch_bounds__ keeps ptxas from spilling held elements for more blocks at a time.
 template <class A>
-constexpr int kHeld = sizeof(A) > 4 ? 8 : 16;  // elements a lane keeps in registers
+constexpr int kHeld = sizeof(A) > 4 ? 8 : 16;  // elements that a lane keeps in registers
+constexpr int kHeldShort = 4;                  // of short rows, which it always does
 
 // Sources of rows: a dense tensor, or the sum of two tensors and a bias; `row` returns a row to be indexed by column.
 template <class T>
@@ -45,9 +46,9 @@ struct SummedRows {
 };
 
 // A row in registers: visit(f) calls f(column, value) for the columns of this lane, in order.
-template <class Source, class A>
+template <int Held, class Source, class A>
 struct HeldRow {
-  A values[kHeld<A>];
+  A values[Held];
   i64 lane;
   int lanes, own;
 
@@ -56,13 +57,13 @@ struct HeldRow {
         lanes(team.lanes),
         own(end > team.lane ? int(end - team.lane + team.lanes - 1) / team.lanes : 0) {
 #pragma unroll
-    for (int i = 0; i < kHeld<A>; ++i) values[i] = i < own ? cast<A>(x[lane + i * lanes]) : A(0);
+    for (int i = 0; i < Held; ++i) values[i] = i < own ? cast<A>(x[lane + i * lanes]) : A(0);
   }
 
   template <class F>
   __device__ void visit(F f) const {
 #pragma unroll
-    for (int i = 0; i < kHeld<A>; ++i) {
+    for (int i = 0; i < Held; ++i) {
       if (i >= own) break;
       f(lane + i * lanes, values[i]);
     }
@@ -73,7 +74,7 @@ struct HeldRow {
   template <int N, class F>
   __device__ void visit_groups(F f) const {
 #pragma unroll
-    for (int i = 0; i < kHeld<A>; i += N) {
+    for (int i = 0; i < Held; i += N) {
       if (i >= own) break;
       A group[1][N];
 #pragma unroll
@@ -84,12 +85,12 @@ struct HeldRow {
 
   // Numbers of the lane's columns, all asked for at once: find(column) is one.
   struct Beside {
-    A numbers[kHeld<A>];
+    A numbers[Held];
 
     template <class Find>
     __device__ Beside(const HeldRow& row, const Find& find) {
 #pragma unroll
-      for (int i = 0; i < kHeld<A>; ++i) numbers[i] = i < row.own ? find(row.lane + i * row.lanes) : A(0);
+      for (int i = 0; i < Held; ++i) numbers[i] = i < row.own ? find(row.lane + i * row.lanes) : A(0);
     }
     template <class Find>
     __device__ A get(int i, i64, const Find&) const { return numbers[i]; }
@@ -130,9 +131,9 @@ struct StreamedRow {
   };
 };
 
-template <class A, class Source>
-__device__ inline HeldRow<Source, A> hold_row(const Source& x, const Team& team, i64 end) {
-  return HeldRow<Source, A>(x, team, end);
+template <int Held, class A, class Source>
+__device__ inline HeldRow<Held, Source, A> hold_row(const Source& x, const Team& team, i64 end) {
+  return HeldRow<Held, Source, A>(x, team, end);
 }
 
 template <class A, class Source>
@@ -191,8 +192,8 @@ __device__ inline void normalize_row(
   });
 }
 
-// Normalises a row, held in registers if it fits. `keep` is called with the place and value of each element.
-template <class A, class Rows, class V, class Y, class F, class Keep, class Finish>
+// Normalises a row, held in registers if it fits; short rows do. `keep` is called with the place and value of each element.
+template <class A, bool kAreShort = false, class Rows, class V, class Y, class F, class Keep, class Finish>
 __device__ inline void normalize(
     const Rows& x, const V* scale, const V* bias, Y* y, i64 rows, i64 columns, int lanes, const Affine& affine,
     double epsilon, bool is_centered, F report, Keep keep, const Finish& finish) {
@@ -203,17 +204,16 @@ __device__ inline void normalize(
   const auto report_live = [&](A mean, A inverse) {
     if (is_live && team.lane == 0) report(team.row, mean, inverse);
   };
-  const auto keep_at = [&](i64 column, A value) { keep(first + column, value); };
-  if (columns <= i64(kHeld<A>) * lanes) {
-    const auto row = hold_row<A>(x.row(is_live ? team.row : 0, columns), team, end);
-    row.visit(keep_at);
-    normalize_row(row, team, shared, scale, bias, y, columns, affine, A(epsilon), is_centered, report_live,
-                  finish);
+  const auto normalize_as = [&](const auto& row) {
+    row.visit([&](i64 column, A value) { keep(first + column, value); });
+    normalize_row(row, team, shared, scale, bias, y, columns, affine, A(epsilon), is_centered, report_live, finish);
+  };
+  const auto source = x.row(is_live ? team.row : 0, columns);
+  constexpr int kOwn = kAreShort ? kHeldShort : kHeld<A>;
+  if (kAreShort || columns <= i64(kOwn) * lanes) {
+    normalize_as(hold_row<kOwn, A>(source, team, end));
   } else {
-    const auto row = stream_row<A>(x.row(is_live ? team.row : 0, columns), team, end);
-    row.visit(keep_at);
-    normalize_row(row, team, shared, scale, bias, y, columns, affine, A(epsilon), is_centered, report_live,
-                  finish);
+    normalize_as(stream_row<A>(source, team, end));
   }
 }
 
@@ -233,6 +233,23 @@ __global__ void __launch_bounds__(kBlockThreads, 1) normalize_rows(
   launch_dependents();
   normalize<A>(DenseRows<T>{x}, scale, bias, y, rows, columns, lanes, affine, epsilon, is_centered,
                [](i64, A, A) {}, [](i64, A) {}, finish_by<V>(epilogue...));
+}
+
+// Computes what normalize_rows does.
+// Shapes   as normalize_rows.
+// Grid     256 / lanes rows per block.
+// Needs    rows of up to 4 * lanes columns.
+// Numerics those of normalize_rows, to the bit.
+template <class T, class V, class... Epilogue>
+__global__ void __launch_bounds__(kBlockThreads, 1) normalize_short_rows(
+    const T* __restrict__ x, const V* __restrict__ scale, const V* __restrict__ bias,
+    Stored<V, Epilogue...>* __restrict__ y, i64 rows, i64 columns, int lanes, Affine affine, double epsilon, int is_centered,
+    Epilogue... epilogue) {
+  typedef typename Select<kIsSame<T, double> || kIsSame<V, double>, double, float>::type A;
+  wait_for_predecessors();
+  launch_dependents();
+  normalize<A, true>(DenseRows<T>{x}, scale, bias, y, rows, columns, lanes, affine, epsilon, is_centered,
+                     [](i64, A, A) {}, [](i64, A) {}, finish_by<V>(epilogue...));
 }
 
 // Computes what normalize_rows does, and mean and 1 / sqrt(variance + epsilon) of each row.

@@ -249,7 +249,7 @@ def test_products_of_fp8_agree_on_every_device(target: str) -> None:
 def test_roundings_join_the_epilogue_of_what_is_in_front_of_them() -> None:
     plain = make_model([*CONVOLUTIONS], {"x": [2, 16, 9, 9]}, {"p": [2, 24, 9, 9]}, kernel=KERNEL, points=POINTS)
     for each, origin, kernel in (
-        (convolutions(), "norm+n.to_fp16", "normalize_rows"),
+        (convolutions(), "norm+n.to_fp16", "normalize_short_rows"),
         (plain, "conv+relu+r.to_fp16", "conv_mma"),  # whose result nothing else reads as float
     ):
         with gx.Worker(each, backend="simulator", precision="fp16") as worker:

@@ -35,8 +35,9 @@ FLOAT8, FLOAT, UINT8, INT8, INT32, INT64, BOOL, DOUBLE, INT4 = 17, 1, 2, 3, 6, 7
 FLOAT16 = 10
 SCALAR = np.array(0.25, np.float32)
 PREDECESSOR = "unary"
-ROWS, IMAGE = (12, 130), (1, 8, 15, 13)
+ROWS, IMAGE, LINE = (12, 130), (1, 8, 15, 13), (1, X.size)
 EIGHT = np.linspace(0.5, 2, 8, dtype=np.float32)  # of the channels of an image
+LONG = np.linspace(0.5, 2, X.size, dtype=np.float32)
 
 Build = Callable[[GraphBuilder, Value], Sequence[Value]]
 
@@ -205,9 +206,11 @@ CASES: dict[str, Build] = {
     "tiled staged": turn(is_odd=True),
     "swiglu": then("SwiGLU", X),
     # Rows.
-    "softmax": then("Softmax", axis=-1),
+    "softmax": then("Softmax", shape=LINE, axis=-1),
+    "softmax_short": then("Softmax", axis=-1),
     "hardmax": then("Hardmax", axis=-1),
-    "normalize_rows": then("LayerNormalization", ROW, ROW),
+    "normalize_rows": then("LayerNormalization", LONG, LONG, shape=LINE),
+    "normalize_short_rows": then("LayerNormalization", ROW, ROW),
     "normalize_large_channels": expand_and("InstanceNormalization", EIGHT, EIGHT),
     "normalize_small_channels": convolve_and("InstanceNormalization", EIGHT, EIGHT),
     "normalize_and_measure_rows": then("LayerNormalization", ROW, ROW, count=2),

@@ -63,6 +63,12 @@ def layers() -> list[Case]:
         layer("scale-of-rows", x, sample((3, 1, 1)), sample((4, 5)), axis=2),
         layer("scale-within", x, sample((4, 1)), sample((1, 5)), axis=1),
         layer("full-scale", x, sample((3, 4, 5)), sample((5,)), axis=1),
+        # the longest short rows, and those that are one longer
+        *(
+            layer(f"{np.dtype(t).name}-{n}", sample((2, n), t), sample((n,), t, 6), sample((n,), t, 7))
+            for n in (1024, 1025)
+            for t in FLOATS
+        ),
         layer("block-row", sample((2, 4096)), sample((4096,)), sample((4096,))),
         layer("beyond-registers", sample((2, 4097)), sample((4097,)), sample((4097,))),
         layer("double-beyond-registers", sample((1, 2050), np.float64), sample((2050,), np.float64)),
@@ -97,7 +103,8 @@ def rms(id: str, x: Array, scale: Array, axis: int = -1, **more: Any) -> Case:
 
 def rms_cases() -> list[Case]:
     rows = [
-        rms(f"{np.dtype(t).name}-{np.dtype(v).name}", sample((3, 40), t), sample((40,), v))
+        rms(f"{np.dtype(t).name}-{np.dtype(v).name}-{n}", sample((2, n), t), sample((n,), v))
+        for n in (40, 1025)
         for t in FLOATS
         for v in FLOATS
     ]

@@ -71,8 +71,13 @@ def cases() -> list[Case]:
             Case(f"{op}-columns-of-many", op, (sample((2, 300, 3)),), {"axis": 1}, terms=300),
             Case(f"{op}-long-columns", op, (sample((2, 513, 5)),), {"axis": 1}, terms=513),
         ]
-        if op == "Softmax":  # the most that a block holds, and one more; one row, since blits fold it for every texel
-            rows += [Case(f"{op}-{n}-in-a-row", op, (sample((1, n)),), terms=n) for n in (4096, 4097)]
+        if op == "Softmax":
+            # The most that is short, that a block holds, and one more; one row, since blits fold it for every texel.
+            rows += [Case(f"{op}-{n}-in-a-row", op, (sample((1, n)),), terms=n) for n in (1024, 1025, 4096, 4097)]
+            for dtype in (np.float16, BF16, np.float64):
+                long = sample((2, 1025), dtype)
+                name = f"{op}-{np.dtype(dtype).name}-1025"
+                rows.append(Case(name, op, (long,), terms=1025, expected=by_hand(op, long, 1)))
         for opset in (7, 11, 12):
             expected = {axis: flattened(op, x, axis) for axis in (0, 1, 2)}
             rows += [

@@ -46,6 +46,7 @@ def conv(
     return CountedCase("Conv", kernel, inputs, {"w": weight}, attributes, dtype, target=target)
 
 
+NORM = CountedCase("LayerNormalization", "normalize_short_rows", {"x": (64, 256)}, {"s": floats(256), "b": floats(256)})
 TRANSPOSED = CountedCase(
     "ConvTranspose",
     "conv_transpose",
@@ -143,8 +144,9 @@ def test_convolutions_by_tiles_are_as_counted(case: CountedCase) -> None:
         conv(1, 32, 32, 12, 3, 1, 32, F64),
         TRANSPOSED,
         CountedCase("MaxPool", "max_pool", {"x": (1, 8, 16, 16)}, {}, {"kernel_shape": [2, 2], "strides": [2, 2]}),
-        CountedCase("Softmax", "softmax", {"x": (64, 128)}),
-        CountedCase("LayerNormalization", "normalize_rows", {"x": (64, 256)}, {"s": floats(256), "b": floats(256)}),
+        CountedCase("Softmax", "softmax", {"x": (8, 1040)}),
+        CountedCase("Softmax", "softmax_short", {"x": (64, 128)}),
+        NORM,
         CountedCase("ReduceSum", "reduce", {"x": (64, 256)}, {"a": np.array([1])}, {"keepdims": 0}),
         CountedCase("Gather", "gather_slices", {"x": (50, 64)}, {"i": np.array([1, 7, 3, 0])}),
     ],
@@ -163,7 +165,7 @@ def test_other_launches_move_what_is_counted(case: CountedCase) -> None:
     [
         conv(1, 32, 32, 9, 1, 1, 32, F64),
         TRANSPOSED,
-        CountedCase("LayerNormalization", "normalize_rows", {"x": (64, 256)}, {"s": floats(256), "b": floats(256)}),
+        NORM,
     ],
     ids=str,
 )  # fmt: skip

@@ -116,6 +116,7 @@ class OperandWay(IntEnum):
 
 
 _PLACED = (OperandWay.ROW, OperandWay.SHARED, OperandWay.PITCHED)
+_OF_EACH = (OperandWay.SAME, OperandWay.PITCHED)  # as many elements as the result
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +351,7 @@ def write_epilogue(structure: EpilogueStructure) -> tuple[str, str, tuple[str, .
     parameters = [f"{source} in{k}" for k, source in enumerate(sources, 1)]
     parameters += [f"{cuda}* out{k}" for k, cuda in enumerate(others, 1)]
     given = [f"cast<{structure.dtype}>(values[group][lane])"]
+    reads_each = any(way in _OF_EACH for _, way in structure.operands)
     reads, whole = [], []
     for k, (cuda, way) in enumerate(structure.operands, 1):
         if way is OperandWay.ONE:
@@ -373,6 +375,7 @@ def write_epilogue(structure: EpilogueStructure) -> tuple[str, str, tuple[str, .
         "struct @ {",
         f"  typedef {stored} Stored;",
         f"  typedef RegionNumbers<{', '.join(map(str, structure.counts))}> Numbers;",
+        f"  static constexpr bool kReadsEach = {'true' if reads_each else 'false'};",
         "  Numbers numbers;",
         f"  OperandPlace places[{max(1, len(placed) + len(pitched) + has_gaps)}];",
         "",

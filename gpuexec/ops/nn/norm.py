@@ -47,8 +47,11 @@ _CUDA = tuple(dtype_row(dtype).cuda for dtype in _FLOATS)
 _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 _STASH = {1: _FLOAT, 16: BFLOAT16}  # stash_type: the type of Mean and InvStdDev
 
-instantiate(_SOURCE, [f"normalize_rows<{t}, {v}>" for t in _CUDA for v in _CUDA])
-allow_for_floats(_SOURCE, "normalize_rows<{t}, {t}>")
+_ROWS, _SHORT_ROWS = "normalize_rows", "normalize_short_rows"
+_HELD_SHORT = 4  # kHeldShort of norm.cu
+
+instantiate(_SOURCE, [f"{rows}<{t}, {v}>" for rows in (_ROWS, _SHORT_ROWS) for t in _CUDA for v in _CUDA])
+allow_for_floats(_SOURCE, f"{_ROWS}<{{t}}, {{t}}>", f"{_SHORT_ROWS}<{{t}}, {{t}}>")
 instantiate(_SOURCE, [f"normalize_and_measure_rows<{t}, {u}>" for t in _CUDA for u in ("float", "bf16")])
 
 
@@ -99,7 +102,9 @@ class NormalizedRows:
         if not any(statistics):
             assert y is not None
             arguments = [*tensors, y, *sizes, *constants, int32(self.is_centered)]
-            kernel = Kernel(_SOURCE, f"normalize_rows<{', '.join(types)}>")
+            # Rows are short at all sizes of a class where they are at its upper end.
+            rows = _SHORT_ROWS if emit.choose(self.columns <= _HELD_SHORT * team.lanes) else _ROWS
+            kernel = Kernel(_SOURCE, f"{rows}<{', '.join(types)}>")
             emit.launch(kernel, team.grid(count), _BLOCK, arguments, writes=[3])
             return
         stash = next(slot.dtype for slot in statistics if slot is not None)
@@ -472,7 +477,7 @@ class RMSNormalization(_TrailingNormalization):
 _LOOP = RowLoop(around=350, each=36, held=16, flops=7, folds=2)
 
 
-@work_of(_SOURCE, "normalize_rows", "normalize_and_measure_rows", "normalize_summed_rows")
+@work_of(_SOURCE, _ROWS, _SHORT_ROWS, "normalize_and_measure_rows", "normalize_summed_rows")
 def _count_rows(launch: Launch) -> Work:
     sizes = [int(argument) for argument in launch.arguments if isinstance(argument, np.integer)]
     _, columns, lanes = sizes[:3]

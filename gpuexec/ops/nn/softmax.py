@@ -42,11 +42,12 @@ from gpuexec.ops.lib.team import BLOCK_THREADS, RowLoop, choose_team, count_rows
 
 _SOURCE = "softmax.cu"
 _PLAIN, _LOG, _GUARDED = range(3)  # SoftmaxForm of softmax.cu
-_HELD = 16  # kHeld
+_HELD, _HELD_SHORT = 16, 4  # kHeld and kHeldShort
 SOFTMAX_FLOPS = 5  # of each element: maximum, difference, exponential, sum, quotient
 _FLOATS = dtypes_of("float")
-instantiate(_SOURCE, [f"{kernel}<{dtype_row(t).cuda}>" for kernel in ("softmax", "hardmax") for t in _FLOATS])
-allow_for_floats(_SOURCE, "softmax<{t}>")
+_KERNELS = ("softmax", "softmax_short", "hardmax")
+instantiate(_SOURCE, [f"{kernel}<{dtype_row(t).cuda}>" for kernel in _KERNELS for t in _FLOATS])
+allow_for_floats(_SOURCE, "softmax<{t}>", "softmax_short<{t}>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class RowMap(Operator):
     """
 
     _along: ClassVar[Any]  # (x in its accumulator, axis, a buffer or None) -> result
-    _launch: ClassVar[Any]  # CUDA type -> name expression, then the scalars after the team's
+    _form: ClassVar[int | None]  # SoftmaxForm; None: that of Hardmax, which has none
     axis: int = -1
     flatten: int = 0
     keeps_dtype = True
@@ -92,8 +93,7 @@ class RowMap(Operator):
             return
         x, y = inputs[0], outputs[0]
         assert x is not None and y is not None
-        expression, *scalars = self._launch(dtype_row(x.dtype).cuda)
-        _launch_rows(emit, x, y, self._split(x.shape), expression, *scalars)
+        _launch_rows(emit, x, y, self._split(x.shape), self._form)
 
     def _write_row(self, inputs: Sequence[TensorSpec | None], is_log: bool) -> RowForm | None:
         """Return the form of ``softmax`` in softmax.cu, by running sums where its lanes can't hold a row."""
@@ -136,6 +136,7 @@ class Softmax(RowMap):
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     flops_per_output = SOFTMAX_FLOPS
+    _form = _PLAIN
     takes_epilogue = True
     derivative = Derivative.RULE
 
@@ -169,9 +170,6 @@ class Softmax(RowMap):
         """Return the form of the kernel along the last axis."""
         return self._write_row(inputs, False)
 
-    def _launch(self, cuda: str) -> tuple[Any, ...]:
-        return f"softmax<{cuda}>", int32(_PLAIN)
-
 
 @operator("LogSoftmax")
 @dataclass(frozen=True, slots=True)
@@ -180,6 +178,7 @@ class LogSoftmax(RowMap):
 
     tolerance: ClassVar[Tolerance] = Tolerance.REDUCTION
     flops_per_output = SOFTMAX_FLOPS
+    _form = _LOG
     takes_epilogue = True
     derivative = Derivative.RULE
 
@@ -223,9 +222,6 @@ class LogSoftmax(RowMap):
         """Return the form of the kernel along the last axis."""
         return self._write_row(inputs, True)
 
-    def _launch(self, cuda: str) -> tuple[Any, ...]:
-        return f"softmax<{cuda}>", int32(_LOG)
-
 
 @operator("Hardmax")
 @dataclass(frozen=True, slots=True)
@@ -233,6 +229,7 @@ class Hardmax(RowMap):
     """1 at the first maximum along an axis, 0 elsewhere."""
 
     tolerance: ClassVar[Tolerance] = Tolerance.EXACT
+    _form = None
     flops_per_output = None
 
     def _along(self, x: Array, axis: int, buffer: Array | None) -> Array:
@@ -241,26 +238,25 @@ class Hardmax(RowMap):
             np.put_along_axis(result, np.expand_dims(np.argmax(x, axis=axis), axis), 1, axis)
         return result
 
-    def _launch(self, cuda: str) -> tuple[Any, ...]:
-        return (f"hardmax<{cuda}>",)
-
 
 def launch_guarded(emit: Emitter, x: Slot, y: Slot) -> None:
     """Launch a softmax over the last axis that is 0 in rows where Softmax gives NaN."""
-    columns = x.shape[-1]
-    expression = f"softmax<{dtype_row(x.dtype).cuda}>"
-    _launch_rows(emit, x, y, (prod(x.shape[:-1]), columns, 1), expression, int32(_GUARDED))
+    _launch_rows(emit, x, y, (prod(x.shape[:-1]), x.shape[-1], 1), _GUARDED)
 
 
-def _launch_rows(
-    emit: Emitter, x: Slot, y: Slot, extents: tuple[int, int, int], expression: str, *scalars: np.integer[Any]
-) -> None:
+def _launch_rows(emit: Emitter, x: Slot, y: Slot, extents: tuple[int, int, int], form: int | None) -> None:
     """Launch a team of threads per row of ``[outer, columns, inner]``."""
     outer, columns, inner = extents
     team = choose_team(columns, outer * inner, inner)
+    name, scalars = "hardmax", []
+    if form is not None:
+        # Rows are short at all sizes of a class where they are at its upper end.
+        name = "softmax_short" if emit.choose(columns <= _HELD_SHORT * team.lanes) else "softmax"
+        scalars = [int32(form)]
+    kernel = Kernel(_SOURCE, f"{name}<{dtype_row(x.dtype).cuda}>")
     sizes = (int64(outer * inner), int64(columns), int64(inner))
     arguments: list[Argument] = [emit.contiguous(x), y, *sizes, *team.arguments(), *scalars]
-    emit.launch(Kernel(_SOURCE, expression), team.grid(outer * inner), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
+    emit.launch(kernel, team.grid(outer * inner), (BLOCK_THREADS, 1, 1), arguments, writes=[1])
 
 
 @upgrade("Softmax", below=13)
@@ -314,7 +310,7 @@ def _subtract_largest(x: Array, axis: int, buffer: Array | None) -> Array:
 _LOOP = RowLoop(around=250, each=33, held=16, flops=5, folds=2)
 
 
-@work_of(_SOURCE, "softmax", "hardmax")
+@work_of(_SOURCE, *_KERNELS)
 def _count_rows(launch: Launch) -> Work:
     columns, lanes = launch.arguments[3], launch.arguments[5]
     assert isinstance(columns, np.integer) and isinstance(lanes, np.integer)

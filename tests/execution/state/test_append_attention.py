@@ -244,7 +244,7 @@ def test_gpt2_has_five_launches_in_a_layer() -> None:
 
 def test_gpt2_in_float_has_seven_launches_in_a_layer() -> None:
     names = list_launches(make_gpt2(1, 5, 32, 32, 2, 3, 20).plan(Target.named("sm_90")))
-    norm, product = "normalize_rows", "gemv_along_columns"
+    norm, product = "normalize_short_rows", "gemv_along_columns"
     layer = [product, "attend_few", product, norm, product, product, norm]
     assert names[names.index("rows") + 1 :] == [*layer, *layer, *layer, product]
 

@@ -137,7 +137,7 @@ def test_explain_counts_multiply_adds_beside_those_needed(capsys: pytest.Capture
     }
     # Four rows of ten columns, of a block's 32; each needs 320 terms.
     assert rows["gemv.cu:gemv_along_columns<4>"][-5:] == ["40,960", "12,800", "3.20", "0%", "0"]
-    assert rows["softmax.cu:softmax<float>"][-5:] == ["0", "0", "-", "0%", "96"]
+    assert rows["softmax.cu:softmax_short<float>"][-5:] == ["0", "0", "-", "0%", "96"]
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (head,) = [each for each in found["counts"] if each["origin"] == "head"]
@@ -151,7 +151,7 @@ def test_explain_predicts_times_without_a_gpu(capsys: pytest.CaptureFixture[str]
     assert main(["explain", DIGITS, "--target", "sm_90", "--dims", "batch=4"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"predicted for sm_90 \(H100 SXM\): [\d.]+ us, at least [\d.]+ us; \d+ launches", text)
-    assert re.search(r"softmax.cu:softmax<float>\s+softmax\s+launch\s+[\d.]+", text)
+    assert re.search(r"softmax.cu:softmax_short<float>\s+softmax\s+launch\s+[\d.]+", text)
 
 
 def test_explain_counts_kernels_of_generated_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
