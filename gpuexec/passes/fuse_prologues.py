@@ -19,10 +19,13 @@ from gpuexec.ops.elementwise.prologue_text import MAX_OPERANDS
 from gpuexec.ops.elementwise.region import Steps
 from gpuexec.ops.elementwise.region_steps import list_keys
 from gpuexec.ops.linalg.matmul import Gemm, MatMul
+from gpuexec.ops.microsoft.few_nbits import MOST_ROWS as MOST_CODED_ROWS
+from gpuexec.ops.microsoft.matmul_nbits import MatMulNBits
 from gpuexec.ops.tensor.layout import Reshape
 from gpuexec.passes.pointwise_nodes import PointwiseNodes, order_nodes
 
-_PRODUCTS = {name for each in (MatMul.name, Gemm.name) for name in (each, fused_name(each))}
+_CODED = (MatMulNBits.name, fused_name(MatMulNBits.name))
+_PRODUCTS = {*_CODED, *[name for each in (MatMul.name, Gemm.name) for name in (each, fused_name(each))]}
 _DTYPES = (np.dtype(np.float16), BFLOAT16)  # of operands whose products take prologues
 _MAX_READERS = 3  # products that make the same rows, each for itself
 
@@ -106,9 +109,13 @@ class _PrologueFusing:
             return False
         a, b, *others = node.inputs
         left, right = (None if each is None else self._nodes.specs.get(each) for each in (a, b))
-        if left is None or right is None or left.dtype not in _DTYPES or right.rank != 2 or left.rank < 2:
+        is_coded = node.operator.name in _CODED
+        if left is None or right is None or left.dtype not in _DTYPES or left.rank < 2:
             return False
-        return 0 < prod(left.shape[:-1]) <= MOST_ROWS and left.size > 0 and a not in (b, *others)
+        if not is_coded and right.rank != 2:
+            return False
+        most = MOST_CODED_ROWS if is_coded else MOST_ROWS
+        return 0 < prod(left.shape[:-1]) <= most and left.size > 0 and a not in (b, *others)
 
     def _is_alone(self, maker: Node, products: Collection[int]) -> bool:
         """Return whether a few products are all that reads what a node makes, through views or not."""

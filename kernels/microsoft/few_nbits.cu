@@ -103,13 +103,13 @@ struct FloatCodes : CodedColumns<Bits> {
 // Grid      as mma_few_nbits
 // Needs     what mma_nbits needs, of float. Rows is 1, 2 or 4. scratch and counters may be null with one slice
 // Numerics  q - zero exact; products summed in float by fused multiply-adds for 32 k; these sums times their scale, each by
-//           one; lanes, warps and slices in order; then c
-template <int Bits, int Rows>
+//           one; lanes, warps and slices in order; then c and the epilogue
+template <int Bits, int Rows, class... Epilogue>
 __global__ void __launch_bounds__(kFewThreads, 1)
     few_nbits(const float* __restrict__ a, const u8* __restrict__ weights, const float* __restrict__ c,
-              float* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
-              const float* __restrict__ scales, const u8* __restrict__ zeros,
-              const __grid_constant__ PackedShape shape) {
+              Stored<float, Epilogue...>* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch,
+              unsigned* counters, const float* __restrict__ scales, const u8* __restrict__ zeros,
+              const __grid_constant__ PackedShape shape, Epilogue... epilogue) {
   typedef FloatCodes<Bits, Rows> Columns;
   typedef FewBlock<Columns> Block;
   __shared__ alignas(16) typename Block::Partials partials;
@@ -138,5 +138,5 @@ __global__ void __launch_bounds__(kFewThreads, 1)
     columns.advance();
     load();
   }
-  block.finish(partials, place, gemm, c, y, scratch, counters, finish_by<float>());
+  block.finish(partials, place, gemm, c, y, scratch, counters, finish_by<float>(epilogue...));
 }

@@ -1,127 +1,6 @@
-// Matrix products of up to four rows of half and bf16 with weights of 2, 4 or 8 bits in blocks, on tensor cores (sm_80 and up).
-//
-// Codes come into registers as they lie, 32 of a column for a lane, all of one block. An mma adds up what its four lanes of a
-// column have, and their blocks have scales of their own: so the left operand has a row for each row and lane, in which all
-// but that lane's k are 0. Which k meets which code is all that counts, so two codes of a word are widened by a mask and a
-// fused multiply-add (CodePairs), and the row's numbers are put in their order once for all columns.
-#include "coded_columns.cuh"
+// Matrix products of up to four rows of half and bf16 with weights of 2, 4 or 8 bits in blocks (sm_80 and up).
 #include "dependent_launch.cuh"
-#include "mma_few.cuh"
-
-// Columns of codes as right operands of mma, with the scales of what a lane has of the sums.
-template <class T, class R, int Bits>
-struct MmaCodes : CodedColumns<Bits> {
-  typedef CodedColumns<Bits> Codes;
-  typedef CodePairs<T, Bits> Widen;
-  static constexpr int kSums = Codes::kSums, kOwn = Codes::kOwn, kStep = Codes::kStep, kTogether = 2;
-  static constexpr int kPairs = Widen::kPairs;  // of a word of codes
-  using Codes::inner, Codes::k;
-
-  struct Words : Codes::Words {
-    R scales[kSums][2];
-  };
-  // Of rows lane / 16 and that + 2, in the order of codes, as left operands of one mma after the other: zeros for lanes, rows
-  // and k that are not there.
-  struct Rows {
-    u32 words[kOwn / 4][4];
-  };
-
-  int scaled_k;  // the first k whose sums the lane scales
-  const R* scales[kSums][2];
-
-  __device__ MmaCodes(const PackedPointers<R>& source, const PackedShape& shape, const SimtGemm& gemm, int first_column,
-                      int lane, int k)
-      : Codes(source, shape, gemm, first_column, lane, k), scaled_k(k + (lane / 4 % 4 - lane % 4) * kOwn) {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const i64 column = Codes::find_column(gemm, first_column + 8 * i + lane % 4 * 2 + e);
-        scales[i][e] = opaque(source.scales + column * shape.blocks);
-      }
-    }
-  }
-
-  // Loads a step from here on; what lies beyond the last k is 0.
-  __device__ void load(Words& words, int step) const {
-    if (this->is_whole(step)) load(words, step, true, true);
-    else load(words, step, k + step * kStep < inner, scaled_k + step * kStep < inner);
-  }
-  __device__ __forceinline__ void load(Words& words, int step, bool is_there, bool is_scaled) const {
-    Codes::load(words, step, is_there);
-    const int scaled = (scaled_k + step * kStep) >> this->block_shift;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) words.scales[i][e] = is_scaled ? __ldg(scales[i][e] + scaled) : cast<R>(0.0f);
-    }
-  }
-
-  __device__ void advance() {
-    Codes::advance(kTogether);
-    scaled_k += kTogether * kStep;
-  }
-
-  // Whether a lane has k of its own in the left operand.
-  static __device__ bool has_rows(int lane) { return lane / 4 % 4 == lane % 4; }
-
-  // Loads a step of row lane / 16 + 2 * half, which is there, for a lane that has k.
-  template <int kHalf>
-  __device__ void load_row(Rows& rows, const T* row, int step) const {
-    const T* const from = row + (k + step * kStep);
-    u32 words[kOwn / 2];
-#pragma unroll
-    for (int eight = 0; eight < kOwn / 8; ++eight) {
-      NarrowVector<T, 8> numbers = {};
-      if (k + step * kStep + 8 * eight < inner) numbers.load(from + 8 * eight);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[4 * eight + i] = numbers.words[i];
-    }
-#pragma unroll
-    for (int i = 0; i < kOwn / 2; ++i) {
-      const int first = i / kPairs * 2 * kPairs + i % kPairs, second = first + kPairs;
-      const u32 pair = __byte_perm(words[first / 2], words[second / 2], first % 2 ? 0x7632 : 0x5410);
-      rows.words[i / 2][i % 2 * 2 + kHalf] = pair;
-    }
-  }
-
-  __device__ void multiply(const Words& words, const Rows& rows, float (&sums)[kSums][4]) const {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const Widen widen_codes(this->find_zero(words, i), this->mask);
-      float block[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int pair = 0; pair < kOwn / 2; pair += 2) {
-        u32 right[2];
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          right[j] = widen_codes.widen_apart(words.word(i, (pair + j) / kPairs), (pair + j) % kPairs);
-        }
-        multiply_matrices<T>(block, rows.words[pair / 2], right);
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sums[i][e] = fmaf(block[e], widen(words.scales[i][e % 2]), sums[i][e]);
-    }
-  }
-
-  // Adds up what lanes have of the same rows and columns, and stores it in rows that are `pitch` apart.
-  static __device__ void store(float* partial, int pitch, int lane, int rows, float (&sums)[kSums][4]) {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        sums[i][e] += __shfl_xor_sync(~0u, sums[i][e], 4);
-        sums[i][e] += __shfl_xor_sync(~0u, sums[i][e], 8);
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = lane / 16 + 2 * half;
-        const Vec<float, 2> two = {{sums[i][2 * half], sums[i][2 * half + 1]}};
-        if (lane / 4 % 4 == 0 && row < rows) store_vec(partial + row * pitch + 8 * i + lane % 4 * 2, two);
-      }
-    }
-  }
-};
+#include "mma_codes.cuh"
 
 // Computes  y = a @ w + c, where w[k, n] is (q - zero) * scale, of the code q at n * shape.row + k and its block along k
 // Shapes    as mma_nbits, a of at most 4 rows; scratch [blocks, slices, rows * columns of a block]; counters [blocks]
@@ -129,48 +8,21 @@ struct MmaCodes : CodedColumns<Bits> {
 //           8) warps share columns, each with a part of the inner extent
 // Needs     what mma_nbits needs; no codes of 8 bits with bf16. scratch and counters may be null with one slice
 // Numerics  products of a and q - zero exact, summed in float in the order of the hardware for 32 k; these sums times their
-//           scale in float, each by a fused multiply-add; lanes, warps and slices in order; then c, rounded once
-template <class T, class R, int Bits>
+//           scale in float, each by a fused multiply-add; lanes, warps and slices in order; then c, rounded once, and the
+//           epilogue
+template <class T, class R, int Bits, class... Epilogue>
 __global__ void __launch_bounds__(kFewThreads, 1)
-    mma_few_nbits(const T* __restrict__ a, const u8* __restrict__ weights, const R* __restrict__ c, R* __restrict__ y,
-                  const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters,
-                  const R* __restrict__ scales, const u8* __restrict__ zeros,
-                  const __grid_constant__ PackedShape shape) {
-  typedef MmaCodes<T, R, Bits> Columns;
-  typedef FewBlock<Columns> Block;
-  __shared__ alignas(16) typename Block::Partials partials;
-  Block block(gemm);
-  const FewRowsPlace place(gemm, block.block_columns, kFewRows);
-  const PackedPointers<R> source = {weights, scales, zeros, nullptr, nullptr};
-  Columns columns(source, shape, gemm, block.find_column(place), block.lane, block.find_k());
+    mma_few_nbits(const T* __restrict__ a, const u8* __restrict__ weights, const R* __restrict__ c,
+                  Stored<R, Epilogue...>* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch,
+                  unsigned* counters, const R* __restrict__ scales, const u8* __restrict__ zeros,
+                  const __grid_constant__ PackedShape shape, Epilogue... epilogue) {
+  typedef CodedProduct<T, R, Bits> Product;
+  __shared__ alignas(16) typename Product::Partials partials;
+  Product product(gemm);
+  const FewRowsPlace place(gemm, product.block_columns, kFewRows);
   wait_for_predecessors();
   launch_dependents();
-  typename Columns::Words words[Columns::kTogether];
-  typename Columns::Rows rows = {};
-  const auto load = [&] {
-#pragma unroll
-    for (int i = 0; i < Columns::kTogether; ++i) {
-      if (block.step + i < block.step_end) columns.load(words[i], i);
-    }
-  };
-  load();
-  const int row = block.lane / 16;
-  const T* const first = opaque(a + row * gemm.a_row);
-  const T* const second = opaque(first + 2 * gemm.a_row);
-  const bool has_first = Columns::has_rows(block.lane) && row < gemm.rows;
-  const bool has_second = Columns::has_rows(block.lane) && row + 2 < gemm.rows;
-#pragma unroll 1
-  while (block.step < block.step_end) {
-#pragma unroll
-    for (int i = 0; i < Columns::kTogether; ++i) {
-      if (block.step + i >= block.step_end) break;
-      if (has_first) columns.template load_row<0>(rows, first, i);
-      if (has_second) columns.template load_row<1>(rows, second, i);
-      columns.multiply(words[i], rows, block.sums);
-    }
-    block.step += Columns::kTogether;
-    columns.advance();
-    load();
-  }
-  block.finish(partials, place, gemm, c, y, scratch, counters, finish_by<R>());
+  product.multiply({weights, scales, zeros, nullptr, nullptr}, shape, gemm, place,
+                   [&] { return RowsInMemory<T>{a, gemm.a_row}; });
+  product.finish(partials, place, gemm, c, y, scratch, counters, finish_by<R>(epilogue...));
 }

@@ -198,12 +198,14 @@ struct BlockTile {
 //           its byte, weights aligned to 16 bytes; zero_kind 0 or 1; blocks of 32 elements or more. R is T or float. kWideY
 //           as mma_gemm. c and zeros may be null; scratch and counters too with one slice; counters are 0 and are left 0
 // Numerics  products of a and q - zero exact, summed in float in the order of the hardware; the sums of blocks times their
-//           scales in float in their order, each by a fused multiply-add; slices in order; then c, rounded once
-template <class T, class R, int Bits, class Tile>
+//           scales in float in their order, each by a fused multiply-add; slices in order; then c, rounded once, and
+//           the epilogue
+template <class T, class R, int Bits, class Tile, class... Epilogue>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
-    mma_nbits(const T* __restrict__ a, const u8* __restrict__ weights, const R* __restrict__ c, R* __restrict__ y,
-              const __grid_constant__ SimtGemm gemm, float* scratch, unsigned* counters, const R* __restrict__ scales,
-              const u8* __restrict__ zeros, const __grid_constant__ PackedShape shape) {
+    mma_nbits(const T* __restrict__ a, const u8* __restrict__ weights, const R* __restrict__ c,
+              Stored<R, Epilogue...>* __restrict__ y, const __grid_constant__ SimtGemm gemm, float* scratch,
+              unsigned* counters, const R* __restrict__ scales, const u8* __restrict__ zeros,
+              const __grid_constant__ PackedShape shape, Epilogue... epilogue) {
   extern __shared__ __align__(1024) u8 ring[];
   wait_for_predecessors();
   const MmaPlace<Tile> place(gemm, blockIdx.x);
@@ -216,5 +218,5 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksAtOnce)
   sum_slabs(warp, left, right, slabs, ring);
   warp.finish();
   launch_dependents();
-  store_product<R>(warp.part, gemm, c, y, scratch, counters, ring);
+  store_product<R>(warp.part, gemm, c, y, scratch, counters, ring, epilogue...);
 }

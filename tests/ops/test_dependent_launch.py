@@ -308,6 +308,21 @@ CASES: dict[str, Build] = {
         bits=4,
         block_size=32,
     ),
+    "mma_of_rows_nbits": multiply(
+        "gpuexec.ProductOfRows",
+        np.arange(9 * 17 * 16).astype(np.uint8).reshape(9, 17, 16),
+        np.full((9, 17), 0.5, np.float32),
+        shape=(3, 520),
+        maker=(
+            "gpuexec.Region",
+            (("steps", (("Abs", (), (0,)), ("Cast", (("to", FLOAT16),), (-1,)))), ("results", (1,))),
+        ),
+        product=(
+            "com.microsoft.MatMulNBits",
+            (("K", 520), ("N", 9), ("bits", 4), ("block_size", 32), ("precision", "fp16")),
+        ),
+        taken=1,
+    ),
     "mma_nbits": multiply(
         "com.microsoft.MatMulNBits",
         RNG.integers(0, 256, (9, 2, 16), np.uint8),
@@ -485,7 +500,7 @@ def list_launches(graph: Graph) -> list[tuple[str, bool]]:
 
 
 def test_every_kernel_that_waits_has_a_case() -> None:
-    generated = ("flat.cu", "mma_rows.cu", "rows.cu", "tiled.cu")  # have no listed instances
+    generated = ("flat.cu", "mma_rows.cu", "mma_rows_nbits.cu", "rows.cu", "tiled.cu")  # have no listed instances
     sources = [*(source for source in kernel_table() if ":" not in source), *generated]
     waiting = {name for source in sources for name in find_waiting_kernels(find_source(source))}
     assert waiting == {case.partition(" ")[0] for case in CASES}

@@ -19,7 +19,7 @@ from tests.devices.launches import collect_launches
 # A lowering may choose by architecture; `make kernels` plans for all of them.
 ENDS = ("sm_75", "sm_90a")
 # Files whose instances have text of their own, and are not listed.
-GENERATED = ("flat.cu", "mma_rows.cu", "rows.cu", "tiled.cu", "pixel/flat.cu", "pixel/rows.cu")
+GENERATED = ("flat.cu", "mma_rows.cu", "mma_rows_nbits.cu", "rows.cu", "tiled.cu", "pixel/flat.cu", "pixel/rows.cu")
 # Those with an instruction that others lack on both sides, or without one that both ends have another for, and what has
 # cases for it.
 BETWEEN = {"sm_89": "tests/ops/test_scaled_matmul.py", "sm_80": "tests/ops/test_conv_separable.py"}

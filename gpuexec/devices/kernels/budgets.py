@@ -213,6 +213,9 @@ LARGER: Mapping[str, Budget] = {
     "mma_few.cu:mma_few": Budget(
         216, "up to 96 words of weights under way beside 32 sums; a block of 256 threads fits"
     ),
+    "mma_rows_nbits.cu:mma_of_rows_nbits": Budget(
+        255, "as mma_few_nbits, and rows in front; a block of 256 threads fits"
+    ),
     "mma_rows.cu:mma_of_rows": Budget(216, "as mma_few, and rows in front; a block of 256 threads fits"),
     **{
         f"mma_float8.cu:mma_float8<{t}, {tile}>": Budget(registers, "as mma_gemm, and words that are widened")

@@ -279,6 +279,7 @@ GATES: Mapping[str, Gate] = {
         instructions=2500, store_bits=128, multiply_adds=0.06, loop_calls=0, load_bits=64, opcodes=("HMMA",)
     ),
     "mma_rows.cu:mma_of_rows": Gate(store_bits=128, opcodes=("HMMA",)),
+    "mma_rows_nbits.cu:mma_of_rows_nbits": Gate(store_bits=128, opcodes=("HMMA",)),
     # Convolutions.
     # As mma_gemm along the inner extent, as the weights lie. Eight channels of a patch take five integer instructions;
     # seven in the large tile, where a thread has two lines of a slab.

@@ -46,6 +46,7 @@ from gpuexec.ops.linalg.einsum import Einsum
 from gpuexec.ops.linalg.matmul import Gemm, MatMul
 from gpuexec.ops.linalg.scaled_matmul import ScaledMatMul
 from gpuexec.ops.microsoft.matmul import FusedMatMul
+from gpuexec.ops.microsoft.matmul_nbits import MatMulNBits
 from gpuexec.ops.nn.batch_norm import BatchNormalization
 from gpuexec.ops.nn.conv import Conv, ConvTranspose
 from gpuexec.ops.nn.dot_product_attention import ScaledDotProductAttention
@@ -76,6 +77,7 @@ PRODUCERS: dict[str, type[Operator]] = {
         MatMul,
         Einsum,
         FusedMatMul,
+        MatMulNBits,
         ScaledMatMul,
         BatchNormalization,
         InstanceNormalization,

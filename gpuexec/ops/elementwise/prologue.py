@@ -135,7 +135,7 @@ class Prefixed(Operator):
 @operator("ProductOfRows", FUSED_DOMAIN)
 @dataclass(frozen=True, slots=True)
 class ProductOfRows(Prefixed):
-    """A product of few rows with the operator that makes them: MatMul or Gemm, perhaps with an epilogue.
+    """A product of few rows with the operator that makes them: MatMul, Gemm or MatMulNBits, perhaps with an epilogue.
 
     Inputs are those of the maker, then those of the product behind its left operand.
 

@@ -33,7 +33,7 @@ from gpuexec.ops.lib.team import BLOCK_THREADS
 MAX_OPERANDS = 4  # kPrologueOperands of prologue.cuh
 _KIND = "Prologue"
 _NAME = re.compile(rf", ({_KIND}_\w+)")
-_PART = 4  # elements of a lane that are made together where rows have no folds
+_PART = 16  # elements of a lane that are made together where rows have no folds
 _END = "#endif\n"
 _AROUND = 40  # instructions of a thread apart from its elements, about, for each phase
 _MOST_HELD = 16  # elements of a lane: there is code for each

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div, round_up
 from gpuexec.ir.operator import Emitter
-from gpuexec.ir.spec import BFLOAT16, dtype_row
+from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, work_of
 from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps, instantiate_finished
 from gpuexec.ops.elementwise.prologue import (
@@ -106,7 +107,7 @@ def _name_made(dtype: np.dtype[np.generic], result: np.dtype[np.generic], form: 
 
     def read_few(arguments: Sequence[Argument], grid: tuple[int, int, int]) -> ProductSizes:
         own = read_sizes(arguments[4])
-        kept = ceil_div(ceil_div(own.inner, form.step), grid[1] * own.lanes) * own.lanes * form.step
+        kept = count_kept(own.inner, grid[1], own.lanes, form.step)
         return ProductSizes(own.rows, own.inner, kept, own.batch == 1 and min(own.rows, own.inner, own.columns) > 0)
 
     return PrologueForm("mma_rows.cu", f"mma_of_rows<{types}, {form.name}", dtype, _REGISTERS, read_few)
@@ -229,23 +230,57 @@ def _count_mma_few(launch: Launch) -> Work:
 def _count_mma_of_rows(launch: Launch) -> Work:
     """Count the product, and the rows of each block, which stay in shared memory."""
     rows, _, inner, _, _, folds = read_gemm(launch)
-    form = _find_form(launch)
+    form, b = _find_form(launch), launch.arguments[1]
+    assert isinstance(b, Slot)
+    read_steps = launch.grid[0] * (_WARPS // folds) * ceil_div(inner, form.step)
+    return count_made_rows(
+        launch,
+        lambda plain: _count_mma_few(replace(plain, kernel=replace(plain.kernel, source="mma_few.cu"))),
+        b.dtype,
+        count_kept(inner, launch.grid[1], folds, form.step),
+        _count_row_bytes(launch, rows, inner, b.dtype.itemsize),
+        read_steps * form.row_wavefronts,
+    )
+
+
+def count_kept(inner: int, slices: int, folds: int, step: int) -> int:
+    """Return the terms of the longest slice, whose steps ``folds`` warps share."""
+    steps = ceil_div(inner, step)
+    return min(steps, ceil_div(steps, slices * folds) * folds) * step
+
+
+def count_made_rows(
+    launch: Launch,
+    count_product: Callable[[Launch], Work],
+    dtype: np.dtype[Any],
+    kept: int,
+    row_nbytes: int,
+    row_wavefronts: int,
+) -> Work:
+    """Return the work of a product whose blocks make its rows.
+
+    Args:
+        launch: The launch.
+        count_product: Counts the same product with a left operand from elsewhere.
+        dtype: Of that operand.
+        kept: Terms of the longest slice, whose rows a block makes.
+        row_nbytes: What is counted of it.
+        row_wavefronts: Of shared memory, to read the rows.
+    """
+    rows, _, inner, *_ = read_gemm(launch)
     blocks, b, made = prod(launch.grid), launch.arguments[1], find_prologue(launch.kernel)
     assert isinstance(b, Slot)
-    # The same product, with a left operand from elsewhere.
-    types = launch.kernel.expression.partition("<")[2].replace(f", {made.name}", "")
-    a = Slot(b.buffer, 0, b.spec.with_shape((rows, inner)), (inner, 1))
+    a = Slot(b.buffer, 0, TensorSpec((rows, inner), dtype), (inner, 1))
     behind = OWN_ARGUMENTS + MORE_ARGUMENTS
-    work = _count_mma_few(
+    expression = launch.kernel.expression.replace(f", {made.name}", "")
+    work = count_product(
         replace(
             launch,
-            kernel=Kernel("mma_few.cu", f"mma_few<{types}", made.rest),
+            kernel=Kernel(launch.kernel.source, expression, made.rest),
             arguments=(a, *launch.arguments[1:OWN_ARGUMENTS], *launch.arguments[behind:]),
             writes=tuple([w if w < OWN_ARGUMENTS else w - MORE_ARGUMENTS for w in launch.writes]),
         )
     )
-    kept = ceil_div(ceil_div(inner, form.step), launch.grid[1] * folds) * folds * form.step
-    read_steps = launch.grid[0] * (_WARPS // folds) * ceil_div(inner, form.step)
     own = describe_work(made.text, read_walk(made.text, launch.arguments[behind - 2]), kept)
     given = [launch.arguments[0], *launch.arguments[OWN_ARGUMENTS : behind - 2]]
     read = count_read_bytes(made.text, [each for each in given if isinstance(each, Slot)], (inner, kept))
@@ -253,8 +288,8 @@ def _count_mma_of_rows(launch: Launch) -> Work:
         work,
         flops=work.flops + count_steps(made.text) * rows * inner,
         instructions=work.instructions + blocks * own.instructions,
-        wavefronts=work.wavefronts + blocks * own.wavefronts + read_steps * form.row_wavefronts,
-        l2_nbytes=work.l2_nbytes - _count_row_bytes(launch, rows, inner, b.dtype.itemsize) + blocks * read,
+        wavefronts=work.wavefronts + blocks * own.wavefronts + row_wavefronts,
+        l2_nbytes=work.l2_nbytes - row_nbytes + blocks * read,
         rounds=work.rounds + own.rounds - 1,  # weights are under way meanwhile
         barriers=work.barriers + own.barriers,
     )

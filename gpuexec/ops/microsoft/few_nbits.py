@@ -1,8 +1,13 @@
-"""Launches of products of few rows with codes, ``few_nbits.cu`` and ``mma_few_nbits.cu``, and their closed forms."""
+"""Launches of products of few rows with codes, and their work in closed form.
+
+Those of float are ``few_nbits.cu``, those of half and bfloat16 ``mma_few_nbits.cu``, and ``mma_rows_nbits.cu`` where
+blocks make the rows (`gpuexec.ops.elementwise.prologue`).
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -10,12 +15,14 @@ import numpy as np
 from gpuexec.errors import PlanError
 from gpuexec.ir.command import Argument, Kernel, Launch, Slot
 from gpuexec.ir.geometry import ceil_div
-from gpuexec.ir.instances import instantiate
 from gpuexec.ir.operator import Emitter
 from gpuexec.ir.spec import BFLOAT16, dtype_row
 from gpuexec.ir.work import WARP, Work, count_slot_bytes, work_of
+from gpuexec.ops.elementwise.epilogue import STEP_INSTRUCTIONS, count_epilogue_steps, instantiate_finished
+from gpuexec.ops.elementwise.prologue import ProductSizes, PrologueForm, allow_prologue
 from gpuexec.ops.lib.slices import SliceCosts, slice_tiles
-from gpuexec.ops.linalg.product import ALONG_K, Product
+from gpuexec.ops.linalg.few_launch import count_kept, count_made_rows
+from gpuexec.ops.linalg.product import ALONG_K, Product, read_sizes
 from gpuexec.ops.linalg.simt_launch import RowsShape, find_shape
 from gpuexec.ops.linalg.simt_work import JOIN_ROUNDS, find_itemsize, find_scratch, list_beside, read_gemm
 
@@ -33,6 +40,7 @@ _STEP_INSTRUCTIONS, _ROW_INSTRUCTIONS = 280, 40
 _FLOAT_INSTRUCTIONS, _FLOAT_ROW_INSTRUCTIONS, _AROUND = 365, 30, 450
 _EACH_SUM, _EACH_SLICE = 4, 1.5
 _REGISTERS = 232
+_ROW_READ_WAVEFRONTS = 8  # of a warp that reads a step of a row that its block has made
 _ROW_WAVEFRONTS = 5  # of a warp that stores its sums of a row, and of those that read them
 _MMA_PRODUCTS = 2048
 _BITS_AT = 28  # of bits_shift in ``PackedShape``
@@ -58,19 +66,31 @@ def _takes(dtype: np.dtype[np.generic], bits: int) -> bool:
     return dtype != BFLOAT16 or bits < 8
 
 
-instantiate(
-    "few_nbits.cu",
-    [name_few_nbits(_FLOAT, _FLOAT, bits, rows).expression for bits in (2, 4, 8) for rows in _FLOAT_ROWS],
-)
-instantiate(
-    "mma_few_nbits.cu",
-    [
-        name_few_nbits(dtype, result, bits).expression
-        for dtype in _DTYPES
-        for result in (dtype, _FLOAT)
-        for bits in (2, 4, 8)
-        if _takes(dtype, bits)
-    ],
+instantiate_finished(_FLOAT, [name_few_nbits(_FLOAT, _FLOAT, bits, rows) for bits in (2, 4, 8) for rows in _FLOAT_ROWS])
+for _dtype in _DTYPES:
+    _bits = [each for each in (2, 4, 8) if _takes(_dtype, each)]
+    instantiate_finished(_dtype, [name_few_nbits(_dtype, _dtype, each) for each in _bits])
+    instantiate_finished(_FLOAT, [name_few_nbits(_dtype, _FLOAT, each) for each in _bits], stored=[_dtype])
+
+
+def _name_made(dtype: np.dtype[np.generic], result: np.dtype[np.generic], bits: int) -> PrologueForm:
+    """Return the kernel of a product whose blocks make its rows."""
+    types = ", ".join([dtype_row(each).cuda for each in (dtype, result)])
+
+    def read_few(arguments: Sequence[Argument], grid: tuple[int, int, int]) -> ProductSizes:
+        own = read_sizes(arguments[4])
+        kept = count_kept(own.inner, grid[1], own.lanes, _STEP)
+        return ProductSizes(own.rows, own.inner, kept, min(own.rows, own.inner, own.columns) > 0)
+
+    return PrologueForm("mma_rows_nbits.cu", f"mma_of_rows_nbits<{types}, {bits}", dtype, _REGISTERS, read_few)
+
+
+allow_prologue(
+    (name_few_nbits(dtype, result, bits), _name_made(dtype, result, bits))
+    for dtype in _DTYPES
+    for result in (dtype, _FLOAT)
+    for bits in (2, 4, 8)
+    if _takes(dtype, bits)
 )
 
 
@@ -117,14 +137,13 @@ def _count_few_nbits(launch: Launch) -> Work:
     assert isinstance(a, Slot) and isinstance(shape, bytes)
     (bits_shift,) = struct.unpack_from("<i", shape, _BITS_AT)
     blocks, slices, parts = prod(launch.grid), launch.grid[1], launch.grid[1] * folds
-    block_columns, steps = _WARPS // folds * _COLUMNS, ceil_div(inner, _STEP)
-    own_steps = ceil_div(steps, parts)
-    warp_steps = launch.grid[0] * (_WARPS // folds) * steps
-    results, scratch = rows * columns, find_scratch(launch)
+    block_columns = _WARPS // folds * _COLUMNS
+    own_steps, warp_steps = ceil_div(ceil_div(inner, _STEP), parts), _count_warp_steps(launch)
+    results, own, scratch = rows * columns, count_epilogue_steps(launch), find_scratch(launch)
     joined = 4 * blocks * rows * block_columns if slices > 1 else 0
     finished = launch.grid[0] * rows * block_columns
     beside = sum(count_slot_bytes(each) for each in list_beside(launch, scratch))
-    of_sum = _EACH_SUM + (slices * _EACH_SLICE if joined else 0)
+    of_sum = _EACH_SUM + own * STEP_INSTRUCTIONS + (slices * _EACH_SLICE if joined else 0)
     is_float = a.dtype == _FLOAT
     at_once = next(most for most in _FLOAT_ROWS if rows <= most)
     of_step = _STEP_INSTRUCTIONS + (1 + (rows > 2)) * _ROW_INSTRUCTIONS
@@ -132,11 +151,9 @@ def _count_few_nbits(launch: Launch) -> Work:
     multiply_adds = warp_steps * at_once * _COLUMNS * _STEP / WARP if is_float else 0.0
     if is_float:
         of_step = _FLOAT_INSTRUCTIONS + at_once * (_FLOAT_ROW_INSTRUCTIONS + _COLUMNS * _STEP // WARP)
-    # Warps side by side each read the rows.
-    read_rows = warp_steps * rows * _STEP * a.dtype.itemsize
-    read = launch.grid[0] * block_columns * inner * (1 << bits_shift) // 8 + read_rows
+    read = launch.grid[0] * block_columns * inner * (1 << bits_shift) // 8 + _count_row_bytes(launch, a.dtype.itemsize)
     return Work(
-        flops=2 * results * inner,
+        flops=2 * results * inner + results * own,
         instructions=warp_steps * of_step + blocks * _WARPS * _AROUND + finished * of_sum / WARP,
         multiply_adds=multiply_adds,
         needed_multiply_adds=results * inner,
@@ -149,3 +166,29 @@ def _count_few_nbits(launch: Launch) -> Work:
         shared_nbytes=_WARPS * 8 * (_COLUMNS + 4) * 4,
         operand_nbytes={scratch: 0, scratch + 1: 0},  # no other command has anything of it
     )
+
+
+@work_of("mma_rows_nbits.cu", "mma_of_rows_nbits")
+def _count_mma_of_rows_nbits(launch: Launch) -> Work:
+    """Count the product, and the rows of each block, which stay in shared memory."""
+    rows, _, inner, _, _, folds = read_gemm(launch)
+    dtype = next(each for each in _DTYPES if f"<{dtype_row(each).cuda}," in launch.kernel.expression)
+    return count_made_rows(
+        launch,
+        _count_few_nbits,
+        dtype,
+        count_kept(inner, launch.grid[1], folds, _STEP),
+        _count_row_bytes(launch, dtype.itemsize),
+        _count_warp_steps(launch) * rows * _ROW_READ_WAVEFRONTS,
+    )
+
+
+def _count_warp_steps(launch: Launch) -> int:
+    """Return the steps of all warps."""
+    _, _, inner, _, _, folds = read_gemm(launch)
+    return launch.grid[0] * (_WARPS // folds) * ceil_div(inner, _STEP)
+
+
+def _count_row_bytes(launch: Launch, itemsize: int) -> int:
+    """Return the bytes of rows that warps ask for: those side by side each read them."""
+    return _count_warp_steps(launch) * read_gemm(launch)[0] * _STEP * itemsize

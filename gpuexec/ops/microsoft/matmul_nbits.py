@@ -2,8 +2,8 @@
 
 Weights stay packed as the file has them, a scale for each block along the inner extent; kernels widen them where they
 read them, the host a part of their rows at a time. Of half and bf16, and blocks of 32 codes or more with whole zero
-points, tensor cores multiply the codes from sm_80 on (``mma_nbits.cu``, of few rows ``mma_few_nbits.cu``). A precision
-rounds the other operand alone.
+points, tensor cores multiply the codes from sm_80 on (``mma_nbits.cu``, of few rows ``mma_few_nbits.cu``). Kernels on
+tensor cores and those of few rows take an epilogue. A precision rounds the other operand alone.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gpuexec.ir.operator import Array, Emitter, Operator, Out, PreparedCalls, Sl
 from gpuexec.ir.prepared_calls import has_scratch, view_bytes
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ir.work import Work, count_slot_bytes, work_of
+from gpuexec.ops.elementwise.epilogue import instantiate_finished
 from gpuexec.ops.lib.checks import check_dtype
 from gpuexec.ops.lib.slices import SMALL_MMA, slice_mma_tiles
 from gpuexec.ops.linalg.matmul import (
@@ -77,8 +78,8 @@ def name_mma_nbits(dtype: np.dtype[np.generic], result: np.dtype[np.generic], bi
 
 
 for _dtype in SCALES[1:]:
-    _kernels = [name_mma_nbits(_dtype, result, bits) for result in (_dtype, FLOAT) for bits in _BITS]
-    instantiate("mma_nbits.cu", [each.expression for each in _kernels])
+    instantiate_finished(_dtype, [name_mma_nbits(_dtype, _dtype, bits) for bits in _BITS])
+    instantiate_finished(FLOAT, [name_mma_nbits(_dtype, FLOAT, bits) for bits in _BITS], stored=[_dtype])
 instantiate("matmul_nbits.cu", [f"matmul_nbits<{dtype_row(dtype).cuda}>" for dtype in SCALES])
 
 
@@ -117,6 +118,7 @@ class MatMulNBits(Operator):
     has_blits = True
     rounded = (0,)
     takes_narrow = True
+    takes_epilogue = True
 
     def infer(
         self,
