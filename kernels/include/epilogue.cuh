@@ -309,6 +309,7 @@ __device__ inline auto finish_by(const Steps& steps, Pointers... pointers) {
 template <class F>
 struct NoSteps {
   typedef F Stored;
+  static constexpr bool kReadsEach = false;
   u64 unused;
 
   template <class Values, class Indices, class Counts>
