@@ -199,7 +199,7 @@ struct NarrowRightElements {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (i > 0) at = behind(at, one, step);
-        weights[i] = i * kApart < columns_left && 8 * j < k_left ? *at : W(0);
+        weights[i] = i * kApart < columns_left && 8 * j < k_left ? *at : cast<W>(0);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

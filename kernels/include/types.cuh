@@ -1,6 +1,6 @@
 // Element types of all kernels: fixed-width names, accumulators, limits, and conversion between any two of them.
 #pragma once
-#ifndef GPUEXEC_SIM
+#ifdef GPUEXEC_CUDA_HALF
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #endif
@@ -13,8 +13,55 @@ typedef int i32;
 typedef unsigned int u32;
 typedef long long i64;
 typedef unsigned long long u64;
+
+// Kernels of other packages have CUDA's own types, with all their functions; kernel_source.py tells. The package's have
+// what they use alone: CUDA's headers take a program as long to read as a small kernel takes to compile.
+#if defined(GPUEXEC_SIM) || defined(GPUEXEC_CUDA_HALF)
 typedef __half half;
 typedef __nv_bfloat16 bf16;
+#else
+struct half {
+  u16 bits;
+};
+struct bf16 {
+  u16 bits;
+};
+
+__device__ inline float __half2float(half x) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+}
+__device__ inline half __float2half_rn(float x) {
+  half narrow;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
+  return narrow;
+}
+__device__ inline half __double2half(double x) {
+  half narrow;
+  asm("cvt.rn.f16.f64 %0, %1;" : "=h"(narrow.bits) : "d"(x));
+  return narrow;
+}
+__device__ inline float __bfloat162float(bf16 x) {
+  float wide;
+  asm("mov.b32 %0, {0, %1};" : "=f"(wide) : "h"(x.bits));
+  return wide;
+}
+__device__ inline bf16 __float2bfloat16_rn(float x) {
+  bf16 narrow;
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
+#else
+  const u32 bits = __float_as_uint(x);
+  narrow.bits = x != x ? u16(0x7fff) : u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#endif
+  return narrow;
+}
+__device__ inline u16 __half_as_ushort(half x) { return x.bits; }
+__device__ inline u16 __bfloat16_as_ushort(bf16 x) { return x.bits; }
+__device__ inline half __ldg(const half* place) { return {__ldg(reinterpret_cast<const u16*>(place))}; }
+__device__ inline bf16 __ldg(const bf16* place) { return {__ldg(reinterpret_cast<const u16*>(place))}; }
+#endif
 
 template <class A, class B>
 constexpr bool kIsSame = false;

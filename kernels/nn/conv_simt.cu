@@ -458,5 +458,5 @@ __global__ void __launch_bounds__(256)
   const i64 group = out / form.group_outs;
   const i64 place = group * form.group_stride + (out - group * form.group_outs) * form.out_stride +
                     channel * form.channel_stride;
-  packed[form.first + index] = is_there ? w[place + form.sources[tap]] : W(0);
+  packed[form.first + index] = is_there ? w[place + form.sources[tap]] : cast<W>(0);
 }

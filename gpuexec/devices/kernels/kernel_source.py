@@ -29,6 +29,8 @@ WAITING_ARCHITECTURE = 90
 
 # The folder whose files bear its name: a blit is in a file of the same name as its kernel.
 _PIXEL = "pixel"
+# In front of kernels of other packages: half and bf16 are CUDA's, see types.cuh.
+_CUDA_TYPES = "#define GPUEXEC_CUDA_HALF\n"
 
 
 @functools.cache
@@ -101,7 +103,8 @@ def read_text(path: Path, generated: Iterable[str] = ()) -> str:
         KernelError: The file, or one it includes, does not exist or is no text.
     """
     texts = dict.fromkeys(text for text in generated if text)
-    return "".join([flatten(path), *(f'#line 1 "generated"\n{text}' for text in texts)])
+    types = "" if path.is_relative_to(kernels_dir()) else _CUDA_TYPES
+    return "".join([types, flatten(path), *(f'#line 1 "generated"\n{text}' for text in texts)])
 
 
 def list_files(path: Path) -> tuple[Path, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -176,6 +177,17 @@ def test_compile_cubin_names_the_command_when_headers_are_missing(monkeypatch: p
     monkeypatch.setattr(nvrtc, "_include_options", lambda: ())
     with pytest.raises(KernelError, match=r"(?s)cuda_fp16\.h.*pip install 'gpuexec\[kernels\]'"):
         nvrtc.compile_cubin(SOURCE, ["plain"], "sm_90")
+
+
+@needs_cuda_wheels
+def test_kernels_of_other_packages_have_the_functions_of_cuda_for_half(tmp_path: Path) -> None:
+    path = tmp_path / "add.cu"
+    path.write_text(
+        '#include "types.cuh"\n#include <cuda_fp16.h>\n'
+        'extern "C" __global__ void add(half* x, bf16* y) { x[0] = __hadd(x[0], cast<half>(y[0])); }\n'
+    )
+    made = nvrtc.compile_cubin(read_text(path), ("add",), "compute_80")
+    assert [kernel.expression for kernel in made.kernels] == ["add"]
 
 
 @needs_cuda_wheels
