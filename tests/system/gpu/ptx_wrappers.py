@@ -30,7 +30,8 @@ from tests.bench.tables import Figures
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 WORDS, THREADS = 256, 32
 _SEEDS = 4
-_SOURCE = """#include "{header}"
+_SOURCE = """#undef GPUEXEC_CUDA_HALF  // the package's types are tried, not those that its kernels leave to others
+#include "{header}"
 #include "types.cuh"
 
 // Block: one of {threads} threads; x, y [{words}]
@@ -243,7 +244,41 @@ def _group_product(kind: str, columns: int, across: bool) -> Case:
     return Case(f"group_product_{kind}_{columns}", "wgmma.cuh", wrappers, text, multiply, 90, 128, alone=True)
 
 
+def _convert(x: Words) -> Words:
+    """Return numbers of 16 bits widened, then floats and doubles of like sizes narrowed; none is NaN."""
+    a, b, c, d, e, f = (x[32 * i : 32 * i + 32] for i in range(6))
+    halves, bfloats = (words.astype(np.uint16) for words in (a & 0xFBFF, b & 0xFF7F))
+    floats = (c & 0x807FFFFF) | ((107 + (c >> 23) % 32) << 23)
+    high = (d & 0x800FFFFF) | ((1003 + (d >> 20) % 32) << 20)
+    doubles = np.stack([e, high], 1).copy().view(np.float64)[:, 0]
+    narrow = (
+        floats.view(np.float32).astype(np.float16),
+        doubles.astype(np.float16),
+        (f & 0xFF7FFFFF).view(np.float32).astype(ml_dtypes.bfloat16),
+    )
+    return _place(
+        (0, halves.view(np.float16).astype(np.float32).view(np.uint32)),
+        (32, bfloats.astype(np.uint32) << 16),
+        *((64 + 32 * i, each.view(np.uint16).astype(np.uint32)) for i, each in enumerate(narrow)),
+    )
+
+
 CASES = (
+    Case(
+        "conversions",
+        "types.cuh",
+        ("__half2float", "__bfloat162float", "__float2half_rn", "__double2half", "__float2bfloat16_rn"),
+        """
+const u32 high = (x[96 + t] & 0x800fffffu) | ((1003 + (x[96 + t] >> 20) % 32) << 20);
+const u32 wide = (x[64 + t] & 0x807fffffu) | ((107 + (x[64 + t] >> 23) % 32) << 23);
+y[t] = reinterpret<u32>(__half2float(reinterpret<half>(u16(x[t] & 0xfbffu))));
+y[32 + t] = reinterpret<u32>(__bfloat162float(reinterpret<bf16>(u16(x[32 + t] & 0xff7fu))));
+y[64 + t] = __half_as_ushort(__float2half_rn(reinterpret<float>(wide)));
+y[96 + t] = __half_as_ushort(__double2half(reinterpret<double>(u64(high) << 32 | x[128 + t])));
+y[128 + t] = __bfloat16_as_ushort(__float2bfloat16_rn(reinterpret<float>(x[160 + t] & 0xff7fffffu)));
+""",
+        _convert,
+    ),
     Case(
         "copy_four_bytes",
         "async_copy.cuh",
