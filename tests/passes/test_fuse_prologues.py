@@ -11,6 +11,7 @@ from onnx import helper, parser
 import gpuexec as gx
 from gpuexec.ir.command import Launch
 from gpuexec.ir.graphs import Graph, check
+from gpuexec.ir.operator import build
 from gpuexec.ir.spec import TensorSpec
 from gpuexec.ir.target import Target
 from gpuexec.ops.elementwise import prologue
@@ -18,6 +19,7 @@ from gpuexec.ops.elementwise.fused import Fused
 from gpuexec.ops.elementwise.prologue import ProductOfRows
 from gpuexec.passes import AT_PLAN, run_passes
 from gpuexec.planner.template import plan_graph
+from tests.ir.graph_builder import GraphBuilder
 from tests.model.small_models import CPU
 from tests.ops.tolerance import to_bits
 from tests.passes.harness import load, operators
@@ -178,3 +180,22 @@ def test_a_layer_of_one_row_has_a_launch_for_each_product(monkeypatch: pytest.Mo
     commands = plan_graph(graph, specs, Target.named("sm_90")).plan.segment.commands
     sources = [each.kernel.source for each in commands if isinstance(each, Launch)]
     assert sources.count("mma_rows.cu") == len(sources) == 3, sources
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5])
+def test_products_with_codes_of_up_to_four_rows_make_them(rows: int) -> None:
+    builder = GraphBuilder()
+    x, residual = (builder.input(name, 1, rows, width, dtype=np.float16) for name, width in (("x", 64), ("r", 8)))
+    codes = builder.constant(np.zeros((8, 2, 16), np.uint8))
+    attributes = {"K": 64, "N": 8, "block_size": 32, "bits": 4}
+    scales = builder.constant(np.ones(16, np.float16))
+    made = builder.node(build("Softmax", {}), x)
+    product = builder.node(build("com.microsoft.MatMulNBits", attributes), made, codes, scales)
+    graph = builder.graph(builder.node(build("Add", {}), product, residual))
+    specs = {name: TensorSpec((1, rows, width), np.dtype(np.float16)) for name, width in (("x", 64), ("r", 8))}
+    planned = run_passes(graph, AT_PLAN, specs=specs)
+    check(planned)
+    if rows > 4:
+        assert operators(planned) == ["Softmax", "gpuexec.FusedMatMulNBits"]
+    else:
+        assert list_made(planned) == [("Softmax", "gpuexec.FusedMatMulNBits", ["x", codes.name, scales.name, "r"])]
