@@ -47,7 +47,7 @@ def test_what_the_host_does_is_logged_with_its_reason(name: str, caplog: pytest.
     assert sorted(told) == sorted([*reads, *calls])
 
 
-def test_each_run_is_logged_at_debug_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_run_is_logged_at_debug_alone(brief_runs: None, caplog: pytest.LogCaptureFixture) -> None:
     with gx.Worker(affine(), backend=CPU) as worker:
         worker.run(ramp(4, 3))
         caplog.set_level(logging.INFO, "gpuexec")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import gpuexec as gx
-from gpuexec.devices.cpu import cpu_execution
 from gpuexec.execution.runs.bound_body import ArrayRows, BoundTrips
 from tests.execution.runs.counted import load
 from tests.model.control_models import MODELS, number
@@ -71,10 +70,8 @@ TEXTS = {
 
 
 @pytest.fixture
-def trips(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each part of a loop from now on was computed over arrays, however long its plan takes."""
-    for name in ("_BRIEF_SECONDS", "_LIGHT_SECONDS"):
-        monkeypatch.setattr(cpu_execution, name, float("inf"))
+def trips(brief_runs: None, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each part of a loop from now on was computed over arrays."""
     seen: list[bool] = []
     own = BoundTrips.advance
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import pytest
 from onnx import TensorProto, helper
 
 import gpuexec as gx
-from gpuexec.devices.cpu import cpu_execution
 from gpuexec.execution.runs.lane import Lane
 from tests.execution.runs.counted import load
 
@@ -56,10 +54,8 @@ def worker() -> Iterator[gx.Worker]:
 
 
 @pytest.fixture
-def laps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each run from now on was computed in the call, however long runs take on a busy machine."""
-    for name in ("_BRIEF_SECONDS", "_LIGHT_SECONDS"):
-        monkeypatch.setattr(cpu_execution, name, math.inf)
+def laps(brief_runs: None, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each run from now on was computed in the call."""
     seen: list[bool] = []
     own = Lane.run
 
