@@ -197,24 +197,24 @@ struct FewProduct : FewBlock<FewColumns<T, kLie, Width>> {
         }
       }
     };
-    const auto load_columns = [&] {
-      for_each([&](int i) { columns.load(words[i], i); }, [&](int i) { words[i] = {}; });
-    };
-    load_columns();
-    const T* row = find_row(lane / 4) + k;
+    const T* row = nullptr;
+    // The first turn multiplies nothing: so what loads columns stands there once.
 #pragma unroll 1
-    while (step < step_end) {
-      for_each([&](int i) { of_row[i].load(row + i * Columns::kStep); }, [&](int i) { of_row[i] = {}; });
+    for (bool is_first = true; is_first || step < step_end; is_first = false) {
+      if (!is_first) {
+        for_each([&](int i) { of_row[i].load(row + i * Columns::kStep); }, [&](int i) { of_row[i] = {}; });
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (i == kTogether / 2 && step + i >= step_end) break;  // a short slice takes half a turn
-        Columns::multiply(words[i], of_row[i], sums);
+        for (int i = 0; i < kTogether; ++i) {
+          if (i == kTogether / 2 && step + i >= step_end) break;  // a short slice takes half a turn
+          Columns::multiply(words[i], of_row[i], sums);
+        }
+        step += kTogether;
+        k += kTogether * Columns::kStep;
+        row += kTogether * Columns::kStep;
+        columns.advance();
       }
-      step += kTogether;
-      k += kTogether * Columns::kStep;
-      row += kTogether * Columns::kStep;
-      columns.advance();
-      load_columns();
+      for_each([&](int i) { columns.load(words[i], i); }, [&](int i) { words[i] = {}; });
+      if (is_first) row = find_row(lane / 4) + k;
     }
   }
 };

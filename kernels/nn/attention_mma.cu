@@ -29,7 +29,14 @@ struct HeadTile {
   static constexpr int kSteps = Depth / 16;  // of mma along a head
   static constexpr bool kKeepsQueries = KeepsQueries;
   static constexpr int kRing = Ring;
-  static_assert(Ring == 1 || KeepsQueries, "queries are waited for in front of the tiles of a ring");
+  static constexpr int kResultBytes = kAttentionWarps * 16 * Depth * 4;  // of a row of mma of each warp
+  static_assert(kResultBytes <= kQueryBytes + 2 * Ring * kKeyBytes, "they fit where queries, keys and values were");
+
+  // The place of a result of a warp in shared memory. Eights are permuted, so that rows which fragments write together lie in
+  // different banks.
+  static __device__ int find_result(int row, int column) {
+    return row * Depth + (column ^ (Depth % 32 == 0 ? row % 4 : row / 2 % 2) * 8);
+  }
 };
 
 // Of HEAD_TILES in gpuexec/ops/nn/attention_mma.py, with the bytes of shared memory. Scores of 64 keys beside the sums of
@@ -53,6 +60,9 @@ struct MmaAttention {
   float scale, softcap, fill;       // scale above 0; fill: score of a key that a mask of bools takes out
 };
 enum MmaAttentionFlags { kWideY = 1, kWideMask = 2, kRoundsMask = 4 };
+
+// What happens to scores in front of their softmax: nothing; a mask alone; a softcap, then perhaps a mask.
+enum ScoreKind { kPlain, kMasked, kCapped };
 
 constexpr i32 kFarthest = 1 << 29;  // beyond any key, window and query
 
@@ -195,63 +205,49 @@ __device__ __forceinline__ float scale_bias(float bias) {
   return scaled < lowest && bias != limits<float>::negative_inf() ? lowest : scaled;
 }
 
-// What a mask says of eight keys side by side: biases in units of log2(e), and bits of those that it takes out.
-template <class T>
+// What a mask says of N keys side by side: biases in units of log2(e). `removal` is the bias of a key that takes no part
+// whatever its score; NaN, which equals none, where there is no such bias.
+template <class T, int N>
 struct MaskedKeys {
-  float bias[kEight];
-  u32 out;
+  float bias[N], removal;
 
-  // Reads those at `offset`, of which `live` are there: as vectors where they are aligned.
-  __device__ __forceinline__ MaskedKeys(const MmaAttention& shape, const u8* mask, i64 offset, int live) : out(0) {
-    if ((shape.flags & kWideMask) && live >= kEight) {
-      if (shape.mask_kind == kBool) read_vectors<u8>(mask, offset);
-      else if (shape.mask_kind == kFloat) read_vectors<float>(mask, offset);
-      else read_vectors<T>(mask, offset);
-    } else {
-#pragma unroll 1
-      for (int e = 0; e < kEight; ++e, offset += shape.mask_strides[3]) {
+  // Reads those at `offset`, as vectors.
+  __device__ __forceinline__ MaskedKeys(const MmaAttention& shape, const u8* mask, i64 offset) {
+    if (shape.mask_kind == kBool) read<u8>(mask, offset);
+    else if (shape.mask_kind == kFloat) read<float>(mask, offset);
+    else read<T>(mask, offset);
+    if (shape.flags & kRoundsMask) {
 #pragma unroll
-        for (int i = 0; i + 1 < kEight; ++i) bias[i] = bias[i + 1];
-        bias[kEight - 1] = 0.0f;
-        if (e >= live) continue;
-        if (shape.mask_kind == kBool) bias[kEight - 1] = decode(mask[offset]);
-        else if (shape.mask_kind == kFloat) bias[kEight - 1] = decode(reinterpret_cast<const float*>(mask)[offset]);
-        else bias[kEight - 1] = decode(reinterpret_cast<const T*>(mask)[offset]);
-      }
+      for (int e = 0; e < N; ++e) bias[e] = widen(cast<T>(bias[e]));
     }
-    const bool takes_out = shape.mask_kind == kBool || shape.empty_rows == kZero;
 #pragma unroll
-    for (int e = 0; e < kEight; ++e) {
-      if (shape.flags & kRoundsMask) bias[e] = widen(cast<T>(bias[e]));
-      out |= u32(takes_out && bias[e] == limits<float>::negative_inf()) << e;
-      bias[e] = scale_bias(bias[e]);
-    }
+    for (int e = 0; e < N; ++e) bias[e] = scale_bias(bias[e]);
+    const bool removes = shape.mask_kind == kBool || shape.empty_rows == kZero;
+    removal = removes ? limits<float>::negative_inf() : limits<float>::nan();
+  }
+
+  __device__ bool is_out(int e) const { return bias[e] == removal; }
+
+  // Masks the score of key `e`, of which `factor` makes units of log2(e); one that is out becomes `removed`.
+  __device__ float apply(int e, float score, float factor, float removed) const {
+    return is_out(e) ? removed : fmaf(score, factor, bias[e]);
   }
 
  private:
   template <class M>
-  static __device__ float decode(M value) {
-    if constexpr (kIsSame<M, u8>) return value ? 0.0f : limits<float>::negative_inf();
-    else return widen(value);
-  }
-
-  template <class M>
-  __device__ __forceinline__ void read_vectors(const u8* mask, i64 offset) {
-    constexpr int kPiece = sizeof(M) > 2 ? 4 : kEight;
+  __device__ __forceinline__ void read(const u8* mask, i64 offset) {
+    constexpr int kMost = 16 / int(sizeof(M)), kPiece = N < kMost ? N : kMost;
 #pragma unroll
-    for (int e = 0; e < kEight; e += kPiece) {
+    for (int e = 0; e < N; e += kPiece) {
       const Vec<M, kPiece> piece = load_vec<kPiece>(reinterpret_cast<const M*>(mask) + offset + e);
 #pragma unroll
-      for (int i = 0; i < kPiece; ++i) bias[e + i] = decode(piece.lanes[i]);
+      for (int i = 0; i < kPiece; ++i) {
+        if constexpr (kIsSame<M, u8>) bias[e + i] = piece.lanes[i] ? 0.0f : limits<float>::negative_inf();
+        else bias[e + i] = widen(piece.lanes[i]);
+      }
     }
   }
 };
-
-// Bits of eight keys that are not in [from, to).
-__device__ __forceinline__ u32 find_hidden(i32 from, i32 to) {
-  const auto clip = [](i32 key) { return key < 0 ? 0 : key < kEight ? key : kEight; };
-  return to <= from ? ~0u : ~((1u << clip(to)) - (1u << clip(from)));
-}
 
 // Folds over the four threads that share a row.
 template <class Fold>
@@ -262,17 +258,17 @@ __device__ __forceinline__ float fold_quad(float value, Fold fold) {
 
 // Stores four numbers of a row as Y, those in front of the last column.
 template <class Y>
-__device__ __forceinline__ void store_four(const MmaAttention& shape, Y* y, int column, const float (&four)[4]) {
+__device__ __forceinline__ void store_four(const MmaAttention& shape, Y* y, int column, const Vec<float, 4>& four) {
   if ((shape.flags & kWideY) && column + 4 <= shape.values) {
     Vec<Y, 4> stored;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) stored.lanes[e] = cast<Y>(four[e]);
+    for (int e = 0; e < 4; ++e) stored.lanes[e] = cast<Y>(four.lanes[e]);
     store_vec(y, stored);
     return;
   }
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
-    if (column + e < shape.values) y[e] = cast<Y>(four[e]);
+    if (column + e < shape.values) y[e] = cast<Y>(four.lanes[e]);
   }
 }
 
@@ -343,7 +339,7 @@ __device__ void add_wild(const MmaAttention& shape, const HeadPlace<Tile>& place
       if (value - value == 0) continue;
       if (shape.mask_kind != kNoMask) {
         const i64 offset = mask_start + query * shape.mask_strides[2] + key * shape.mask_strides[3];
-        if (MaskedKeys<T>(shape, mask, offset, 1).out & 1) continue;
+        if (MaskedKeys<T, 1>(shape, mask, offset).is_out(0)) continue;
       }
       added += value;
     }
@@ -365,13 +361,14 @@ __device__ void add_wild(const MmaAttention& shape, const HeadPlace<Tile>& place
 // Grid      one block per tile of queries, head and batch, with Tile::kQueryBytes + 2 * Tile::kRing * Tile::kKeyBytes of
 //           dynamic shared memory
 // Needs     sm_80; depth and values up to Tile::kDepth; q, k, v and their strides multiples of 16 bytes, rows dense; a
-//           scale above 0; neither mask nor softcap where kIsPlain. kWideY: y and its strides are multiples of 4 elements.
-//           kWideMask: the mask is dense along keys and else of multiples of 8 elements
+//           scale above 0; neither mask nor softcap (kPlain), a mask alone (kMasked) or a softcap (kCapped). kWideY: y and
+//           its strides are multiples of 4 elements. kWideMask: the mask is dense along keys and else of multiples of 8
+//           elements
 // Numerics  scores and sums in float, powers of two within 2 units in the last place, weights rounded to T before they
 //           meet v, one rounding of y. A row without keys, or whose scores are all -inf, is as `empty_rows` says. NaN in a
 //           score spreads over its row, NaN and infinity in v over the rows that see its key, or over all rows where
 //           `empty_rows` is not kZero
-template <class T, class Tile, bool kIsPlain>
+template <class T, class Tile, ScoreKind kKind>
 __global__ void __launch_bounds__(kAttentionThreads, 2)
     attend_mma(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v, const u8* __restrict__ mask,
                const i64* __restrict__ lengths, const T* __restrict__ sinks, u8* __restrict__ y,
@@ -438,7 +435,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   };
 
   const float no_score = limits<float>::negative_inf();
-  const bool is_capped = !kIsPlain && shape.softcap > 0, is_masked = !kIsPlain && shape.mask_kind != kNoMask;
+  constexpr bool is_capped = kKind == kCapped;
+  const bool is_masked = kKind == kMasked || (kKind == kCapped && shape.mask_kind != kNoMask);
   const float own_factor = is_capped ? 1.0f : shape.scale * kLog2E;   // of scores, for units of log2(e)
   const float factor = is_masked ? 1.0f : own_factor;                 // of what is masked already
   float sums[kDown][kAcross][4], largest[kDown][2], total[kDown][2];  // largest in units of log2(e)
@@ -538,30 +536,51 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
       }
     }
     if (is_masked || __any_sync(~0u, !queries_here.sees_all(seen, first_key, first_key + kKeys))) {
+      const i64 mask_start = find_mask_start(shape, place.batch, place.head);
+      const float removed = shape.mask_kind == kBool ? scale_bias(shape.fill) : no_score;
+      const bool is_wide = (shape.flags & kWideMask) && first_key + kKeys <= shape.mask_keys;
+      const i32 first_query = queries_here.first + i32(thread) % kLaneThreads / 4;
+      const i32 own_key = first_key + i32(thread) % 4 * kEight;
+      if (is_masked && !is_wide) {
+        // One by one, each of which is the first of all in its turn: so what reads a mask stands there once.
+        constexpr int kScores = kDown * kColumns * 4;
+        const auto at = [&](int n) -> float& { return scores[n / (4 * kColumns)][n / 4 % kColumns][n % 4]; };
+#pragma unroll 1
+        for (int n = 0; n < kScores; ++n) {
+          const i32 query = first_query + n / (4 * kColumns) * 16 + n / 2 % 2 * 8;
+          const i32 key = own_key + n / 16 % (kColumns / 4) * (4 * kEight) + n / 4 % 4 * 2 + n % 2;
+          float score = scores[0][0][0];
+#pragma unroll
+          for (int other = 1; other < kScores; ++other) at(other - 1) = at(other);
+          if (query < shape.queries && key < seen.find_end(query)) {
+            const i64 offset = mask_start + query * shape.mask_strides[2] + key * shape.mask_strides[3];
+            score = MaskedKeys<T, 1>(shape, mask, offset).apply(0, score, own_factor, removed);
+          }
+          at(kScores - 1) = score;
+        }
+      }
 #pragma unroll
       for (int i = 0; i < kDown; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const i32 query = queries_here.first + i * 16 + half * 8 + i32(thread) % kLaneThreads / 4;
+          const i32 query = first_query + i * 16 + half * 8;
+          const i32 row = query < shape.queries ? query : shape.queries - 1;
           const i32 from = seen.find_first(query), to = query < shape.queries ? seen.find_end(query) : 0;
-          i32 key = first_key + i32(thread) % 4 * kEight;
-          const i64 offset = find_mask_start(shape, place.batch, place.head) + query * shape.mask_strides[2] +
-                             key * shape.mask_strides[3];
+          const u32 seen_keys = to > from ? to - from : 0;
 #pragma unroll
-          for (int j = 0; j < kColumns; j += 4, key += 4 * kEight) {
-            if (is_masked) {
-              const MaskedKeys<T> masked(shape, mask, offset + j * kEight * shape.mask_strides[3], to - key);
-              const float out = shape.mask_kind == kBool ? scale_bias(shape.fill) : no_score;
+          for (int j = 0; j < kColumns; j += 4) {
+            const i32 key = own_key + j * kEight;
+            if (is_masked && is_wide) {
+              const MaskedKeys<T, kEight> masked(shape, mask, mask_start + row * shape.mask_strides[2] + key);
 #pragma unroll
               for (int e = 0; e < kEight; ++e) {
                 float& score = scores[i][j + e / 2][half * 2 + e % 2];
-                score = masked.out >> e & 1 ? out : fmaf(score, own_factor, masked.bias[e]);
+                score = masked.apply(e, score, own_factor, removed);
               }
             }
-            const u32 hidden = find_hidden(from - key, to - key);
 #pragma unroll
             for (int e = 0; e < kEight; ++e) {
-              if (hidden >> e & 1) scores[i][j + e / 2][half * 2 + e % 2] = no_score;
+              if (u32(key + e - from) >= seen_keys) scores[i][j + e / 2][half * 2 + e % 2] = no_score;
             }
           }
         }
@@ -626,6 +645,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   const u32 thread = forget(threadIdx.x), lane = thread % kLaneThreads;
   const i32 warp_first = done.first_query + i32(thread) / kLaneThreads * Tile::kWarpQueries;
   const i64 start = done.find_offset(shape.y_strides, done.head);
+  // Rows leave by shared memory, which nobody reads any more: so what stores them stands there once.
+  float* const rows = reinterpret_cast<float*>(tiles) + thread / kLaneThreads * (16 * kDepth);
+  __syncthreads();
 #pragma unroll
   for (int i = 0; i < kDown; ++i) {
 #pragma unroll
@@ -635,32 +657,28 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
       float share = is_empty ? 0.0f : __fdividef(1.0f, all);
       if (is_empty && shape.empty_rows == kNan && shape.keys > 0) share = limits<float>::nan();
       const bool is_guarded = shape.empty_rows == kGuarded && all != all;
-      const i32 query = warp_first + i * 16 + half * 8 + i32(lane) / 4;
 #pragma unroll
-      for (int p = 0; p < kDepth / 16; ++p) {
-        // Two mma are 16 columns: of a row, even lanes get four of the first eight, odd ones of the others.
-        const bool is_odd = lane % 2;
-        const float(&a)[4] = sums[i][2 * p], (&b)[4] = sums[i][2 * p + 1];
-        float got[2], four[4];
+      for (int j = 0; j < kAcross; ++j) {
+        Vec<float, 2> pair;
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          got[e] = __shfl_xor_sync(~0u, is_odd ? a[half * 2 + e] : b[half * 2 + e], 1);
-          four[e] = is_odd ? got[e] : a[half * 2 + e];
-          four[2 + e] = is_odd ? b[half * 2 + e] : got[e];
-        }
-#pragma unroll
-        for (int e = 0; e < 4; ++e) four[e] = is_guarded ? 0.0f : four[e] * share;
-        const int column = p * 16 + i32(lane % 2 * 8 + lane % 4 / 2 * 4);
-        if (query < shape.queries) {
-          const i64 to = start + query * shape.y_strides[2] + column;
-          if (shape.is_float) store_four(shape, reinterpret_cast<float*>(y) + to, column, four);
-          else store_four(shape, reinterpret_cast<T*>(y) + to, column, four);
-        }
+        for (int e = 0; e < 2; ++e) pair.lanes[e] = is_guarded ? 0.0f : sums[i][j][half * 2 + e] * share;
+        store_vec(rows + Tile::find_result(half * 8 + i32(lane) / 4, j * 8 + i32(lane) % 4 * 2), pair);
       }
     }
+    __syncwarp();
+#pragma unroll 2
+    for (u32 four = lane; four < 16 * kDepth / 4; four += kLaneThreads) {
+      const i32 row = i32(four / (kDepth / 4)), column = i32(four % (kDepth / 4)) * 4, query = warp_first + i * 16 + row;
+      if (query >= shape.queries || column >= shape.values) continue;
+      const Vec<float, 4> numbers = load_vec<4>(rows + Tile::find_result(row, column));
+      const i64 to = start + query * shape.y_strides[2] + column;
+      if (shape.is_float) store_four(shape, reinterpret_cast<float*>(y) + to, column, numbers);
+      else store_four(shape, reinterpret_cast<T*>(y) + to, column, numbers);
+    }
+    __syncwarp();
   }
-  __syncthreads();
   if (!is_wild) return;
+  __syncthreads();
   const SeenKeys all_seen(shape, lengths, done.batch);
   const T* const own_values = v + done.find_offset(shape.v_strides, done.head / u32(shape.group));
   add_wild<T>(shape, done, all_seen, own_values, mask, y, start);

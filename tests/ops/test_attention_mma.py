@@ -53,7 +53,7 @@ _LOADED: dict[Mode, Mapping[str, SimulatorFunction]] = {}
 
 def load(mode: Mode) -> Mapping[str, SimulatorFunction]:
     # The whole file, as other tests have it compiled, but for counting.
-    counted = [f"attend_mma<half, {tile.name}, true>" for tile in HEAD_TILES] + ["attend_mma<half, Heads64, false>"]
+    counted = [f"attend_mma<half, {tile.name}, kPlain>" for tile in HEAD_TILES] + ["attend_mma<half, Heads64, kMasked>"]
     if mode not in _LOADED:
         _LOADED[mode] = load_file(SOURCE, counted if mode == "count" else instantiations(SOURCE), mode=mode)
     return _LOADED[mode]
@@ -169,16 +169,17 @@ def test_random_attention(tile: HeadTile, mode: Mode, monkeypatch: pytest.Monkey
         check(dataclasses.replace(case, id=f"{tile.name} {seed} {case.attributes}"), KernelEmitter(mode, seed))
 
 
-@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "masked"])
+@pytest.mark.parametrize("kind", ["plain", "masked", "capped"])
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT16], ids=str)
 @pytest.mark.parametrize("tile", HEAD_TILES, ids=lambda tile: tile.name)
 def test_operators_by_tile(
-    checks: str, tile: HeadTile, dtype: Any, is_plain: bool, monkeypatch: pytest.MonkeyPatch
+    checks: str, tile: HeadTile, dtype: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a size class takes it whose upper end is larger."""
     monkeypatch.setattr(attention_mma, "_choose_tile", lambda *_: tile)
-    mask = None if is_plain else sample((18, 40), dtype)
-    case = in_double(attention(tile.name, (1, 2, 1, 18, 40, 48, 40), dtype, mask=mask, is_causal=int(is_plain)))
+    mask = sample((18, 40), dtype) if kind == "masked" else None
+    attributes = {"softcap": 2.0} if kind == "capped" else {"is_causal": int(kind == "plain")}
+    case = in_double(attention(tile.name, (1, 2, 1, 18, 40, 48, 40), dtype, mask=mask, **attributes))
     run_case(dataclasses.replace(case, terms=ROUNDED_TERMS[dtype]), checks)
 
 
@@ -337,14 +338,14 @@ class PlanningEmitter(DirectEmitter):
 @pytest.mark.parametrize(
     ("sizes", "dtype", "architecture", "expected"),
     [
-        ((1, 12, 128, 128, 64), HALF, "sm_90", "attend_mma<half, FewHeads64, true>"),
-        ((8, 16, 2048, 2048, 64), BFLOAT16, "sm_80", "attend_mma<bf16, Heads64, true>"),
-        ((1, 8, 300, 300, 40), HALF, "sm_89", "attend_mma<half, FewHeads64, true>"),
-        ((1, 8, 300, 300, 72), HALF, "sm_90", "attend_mma<half, Heads80, true>"),
-        ((1, 8, 300, 300, 88), HALF, "sm_120", "attend_mma<half, Heads96, true>"),
-        ((1, 8, 300, 300, 128), HALF, "sm_86", "attend_mma<half, Heads128, true>"),
-        ((1, 8, 300, 300, 136), HALF, "sm_90", "attend_mma<half, Heads192, true>"),
-        ((1, 8, 300, 300, 256), HALF, "sm_90", "attend_mma<half, Heads256, true>"),
+        ((1, 12, 128, 128, 64), HALF, "sm_90", "attend_mma<half, FewHeads64, kPlain>"),
+        ((8, 16, 2048, 2048, 64), BFLOAT16, "sm_80", "attend_mma<bf16, Heads64, kPlain>"),
+        ((1, 8, 300, 300, 40), HALF, "sm_89", "attend_mma<half, FewHeads64, kPlain>"),
+        ((1, 8, 300, 300, 72), HALF, "sm_90", "attend_mma<half, Heads80, kPlain>"),
+        ((1, 8, 300, 300, 88), HALF, "sm_120", "attend_mma<half, Heads96, kPlain>"),
+        ((1, 8, 300, 300, 128), HALF, "sm_86", "attend_mma<half, Heads128, kPlain>"),
+        ((1, 8, 300, 300, 136), HALF, "sm_90", "attend_mma<half, Heads192, kPlain>"),
+        ((1, 8, 300, 300, 256), HALF, "sm_90", "attend_mma<half, Heads256, kPlain>"),
         ((1, 8, 300, 300, 264), HALF, "sm_90", "attend<half>"),  # a larger head
         ((1, 8, 300, 300, 60), HALF, "sm_90", "attend<half>"),  # heads that don't lie on 16 bytes
         ((1, 8, 16, 300, 64), HALF, "sm_90", "attend<half>"),  # few queries
@@ -365,7 +366,7 @@ def test_work_is_as_counted_and_aligned_heads_take_the_least_sectors_and_wavefro
     is_causal = int(tile.depth != 80)
     shapes = {"q": (1, 2, 128, tile.depth), "k": (1, 1, 128, tile.depth), "v": (1, 1, 128, tile.depth)}
     case = CountedCase("Attention", "attend_mma", shapes, attributes={"is_causal": is_causal}, dtype=np.float16)
-    found = compare(case, [Kernel(SOURCE, f"attend_mma<half, {each.name}, true>") for each in HEAD_TILES])
+    found = compare(case, [Kernel(SOURCE, f"attend_mma<half, {each.name}, kPlain>") for each in HEAD_TILES])
     kinds = set()
     for line in found.counts.lines:
         if line.counts.nbytes and line.width >= 8:
@@ -495,7 +496,7 @@ def test_attention_of_onnx_is_rounded_in_a_precision(form: str) -> None:
             made[precision] = worker.run(feeds)[0]
             (plan,) = worker.plans
     kernels = [each.kernel.expression for each in plan.segment.commands if isinstance(each, Launch)]
-    expected = "attend<float>" if form == "given" else "attend_mma<half, FewHeads64, false>"
+    expected = "attend<float>" if form == "given" else "attend_mma<half, FewHeads64, kMasked>"
     assert [each for each in kernels if "attend" in each] == [expected]
     largest = float(np.abs(made["strict"]).max())
     np.testing.assert_allclose(made["fp16"], made["strict"], rtol=0, atol=2**-8 * largest)

@@ -30,6 +30,7 @@ from gpuexec.ops.nn.softmax import SOFTMAX_FLOPS
 
 _SOURCE = "attention_mma.cu"
 _STRUCT = "<16q15i3f"  # MmaAttention of attention_mma.cu
+_PLAIN, _MASKED, _CAPPED = "kPlain", "kMasked", "kCapped"  # ScoreKind
 _WIDE_Y, _WIDE_MASK, _ROUNDS_MASK = 1, 2, 4  # MmaAttentionFlags
 _WARPS, _THREADS = 4, 128
 _ARCHITECTURE = 80  # the first with mma of 16-bit numbers, and asynchronous copies
@@ -130,10 +131,10 @@ _WAIT_CYCLES, _LEAST_GAIN = 350, 1.05
 instantiate(
     _SOURCE,
     [
-        f"attend_mma<{dtype_row(dtype).cuda}, {tile.name}, {is_plain}>"
+        f"attend_mma<{dtype_row(dtype).cuda}, {tile.name}, {kind}>"
         for dtype in _DTYPES
         for tile in HEAD_TILES
-        for is_plain in ("true", "false")
+        for kind in (_PLAIN, _MASKED, _CAPPED)
     ],
 )
 
@@ -178,9 +179,9 @@ def launch_on_tensor_cores(
     lengths = None if operands.lengths is None else emit.contiguous(operands.lengths)
     sinks = None if operands.sinks is None else emit.contiguous(operands.sinks)
     packed = _pack(operands, y, rule, tiles, fill, empty, rounds_mask=rounds_mask)
-    is_plain = "true" if mask is None and not rule.softcap > 0 else "false"
+    kind = _CAPPED if rule.softcap > 0 else _PLAIN if mask is None else _MASKED
     emit.launch(
-        Kernel(_SOURCE, f"attend_mma<{dtype_row(q.dtype).cuda}, {tile.name}, {is_plain}>"),
+        Kernel(_SOURCE, f"attend_mma<{dtype_row(q.dtype).cuda}, {tile.name}, {kind}>"),
         (max(1, batch * heads * tiles), 1, 1),
         (_THREADS, 1, 1),
         [q, k, v, mask, lengths, sinks, y, packed],
@@ -297,6 +298,8 @@ def _count_attend(launch: Launch) -> Work:
     counts = _TileCounts.of(tile, tiles, queries, seen, is_masked=kind != 0)
     cleared = counts.block_borders if empty == EmptyRows.ZERO else 0
     stored = tiles * 2 * tile.queries * tile.depth + (2 * counts.blocks + cleared) * tile.key_nbytes
+    # Results are written in rows of mma, and read as they leave.
+    results = tiles * tile.queries * tile.depth * 4 + queries * values * 4
     query_matrices = _WARPS * tiles * (tile.depth // 16) * tile.down if tile.keeps_queries else 0
     matrices = counts.warps * tile.matrices + query_matrices
     scores = tile.down * tile.keys // 2
@@ -311,7 +314,8 @@ def _count_attend(launch: Launch) -> Work:
         * (counts.warps * tile.instructions + counts.warp_borders * of_border + _WARPS * tiles * _AROUND),
         needed_multiply_adds=pairs * counts.pairs * (depth + values),
         matrix_products=pairs * counts.warps * tile.products * _MMA_PRODUCTS,
-        wavefronts=pairs * (stored // _WAVEFRONT_NBYTES + matrices * _MATRIX_WAVEFRONTS + (1 + _WARPS) * tiles),
+        wavefronts=pairs
+        * ((stored + results) // _WAVEFRONT_NBYTES + matrices * _MATRIX_WAVEFRONTS + (1 + _WARPS) * tiles),
         l2_nbytes=pairs * (2 * queries * depth + 2 * counts.keys * (depth + values) + of_mask) + y.spec.nbytes,
         rounds=2 * counts.most + 1 if tile.ring == 1 else 1 + ceil_div(counts.most, tile.ring),
         barriers=(2 if tile.ring == 1 else 1) * counts.most + 1,
