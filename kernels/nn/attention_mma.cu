@@ -258,18 +258,17 @@ __device__ __forceinline__ float fold_quad(float value, Fold fold) {
 
 // Stores four numbers of a row as Y, those in front of the last column.
 template <class Y>
-__device__ __forceinline__ void store_four(const MmaAttention& shape, Y* y, int column, const Vec<float, 4>& four) {
+__device__ __forceinline__ void store_four(const MmaAttention& shape, Y* y, int column, const float* four) {
   if ((shape.flags & kWideY) && column + 4 <= shape.values) {
+    const Vec<float, 4> numbers = load_vec<4>(four);
     Vec<Y, 4> stored;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) stored.lanes[e] = cast<Y>(four.lanes[e]);
+    for (int e = 0; e < 4; ++e) stored.lanes[e] = cast<Y>(numbers.lanes[e]);
     store_vec(y, stored);
     return;
   }
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    if (column + e < shape.values) y[e] = cast<Y>(four.lanes[e]);
-  }
+#pragma unroll 1
+  for (int e = 0; e < 4 && column + e < shape.values; ++e) y[e] = cast<Y>(four[e]);
 }
 
 // The place of a block: queries of a head of a batch. Later queries, which see more keys where not all see all, come first.
@@ -536,7 +535,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
       }
     }
     if (is_masked || __any_sync(~0u, !queries_here.sees_all(seen, first_key, first_key + kKeys))) {
-      const i64 mask_start = find_mask_start(shape, place.batch, place.head);
+      const auto find_mask = [&](i32 query, i32 key) {
+        return find_mask_start(shape, place.batch, place.head) + query * shape.mask_strides[2] + key * shape.mask_strides[3];
+      };
       const float removed = shape.mask_kind == kBool ? scale_bias(shape.fill) : no_score;
       const bool is_wide = (shape.flags & kWideMask) && first_key + kKeys <= shape.mask_keys;
       const i32 first_query = queries_here.first + i32(thread) % kLaneThreads / 4;
@@ -553,10 +554,27 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
 #pragma unroll
           for (int other = 1; other < kScores; ++other) at(other - 1) = at(other);
           if (query < shape.queries && key < seen.find_end(query)) {
-            const i64 offset = mask_start + query * shape.mask_strides[2] + key * shape.mask_strides[3];
-            score = MaskedKeys<T, 1>(shape, mask, offset).apply(0, score, own_factor, removed);
+            score = MaskedKeys<T, 1>(shape, mask, find_mask(query, key)).apply(0, score, own_factor, removed);
           }
           at(kScores - 1) = score;
+        }
+      } else if (is_masked) {
+#pragma unroll
+        for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            __syncwarp();  // so that what is read next is not held meanwhile
+            const i32 query = first_query + i * 16 + half * 8, row = query < shape.queries ? query : shape.queries - 1;
+#pragma unroll
+            for (int j = 0; j < kColumns; j += 4) {
+              const MaskedKeys<T, kEight> masked(shape, mask, find_mask(row, own_key + j * kEight));
+#pragma unroll
+              for (int e = 0; e < kEight; ++e) {
+                float& score = scores[i][j + e / 2][half * 2 + e % 2];
+                score = masked.apply(e, score, own_factor, removed);
+              }
+            }
+          }
         }
       }
 #pragma unroll
@@ -564,23 +582,13 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const i32 query = first_query + i * 16 + half * 8;
-          const i32 row = query < shape.queries ? query : shape.queries - 1;
           const i32 from = seen.find_first(query), to = query < shape.queries ? seen.find_end(query) : 0;
-          const u32 seen_keys = to > from ? to - from : 0;
+          const u32 seen_keys = to > from ? to - from : 0, start = own_key - from;
 #pragma unroll
-          for (int j = 0; j < kColumns; j += 4) {
-            const i32 key = own_key + j * kEight;
-            if (is_masked && is_wide) {
-              const MaskedKeys<T, kEight> masked(shape, mask, mask_start + row * shape.mask_strides[2] + key);
+          for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
-              for (int e = 0; e < kEight; ++e) {
-                float& score = scores[i][j + e / 2][half * 2 + e % 2];
-                score = masked.apply(e, score, own_factor, removed);
-              }
-            }
-#pragma unroll
-            for (int e = 0; e < kEight; ++e) {
-              if (u32(key + e - from) >= seen_keys) scores[i][j + e / 2][half * 2 + e % 2] = no_score;
+            for (int e = 0; e < 2; ++e) {
+              if (start + (j / 4 * (4 * kEight) + j % 4 * 2 + e) >= seen_keys) scores[i][j][half * 2 + e] = no_score;
             }
           }
         }
@@ -669,11 +677,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
 #pragma unroll 2
     for (u32 four = lane; four < 16 * kDepth / 4; four += kLaneThreads) {
       const i32 row = i32(four / (kDepth / 4)), column = i32(four % (kDepth / 4)) * 4, query = warp_first + i * 16 + row;
-      if (query >= shape.queries || column >= shape.values) continue;
-      const Vec<float, 4> numbers = load_vec<4>(rows + Tile::find_result(row, column));
-      const i64 to = start + query * shape.y_strides[2] + column;
-      if (shape.is_float) store_four(shape, reinterpret_cast<float*>(y) + to, column, numbers);
-      else store_four(shape, reinterpret_cast<T*>(y) + to, column, numbers);
+      if (query >= shape.queries) continue;
+      const float* const from = rows + Tile::find_result(row, column);
+      // A column whose lowest bits are known would be stored as four numbers, not as a vector.
+      const i64 to = start + query * shape.y_strides[2] + i32(forget(u32(column)));
+      if (shape.is_float) store_four(shape, reinterpret_cast<float*>(y) + to, column, from);
+      else store_four(shape, reinterpret_cast<T*>(y) + to, column, from);
     }
     __syncwarp();
   }

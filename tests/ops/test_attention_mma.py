@@ -172,9 +172,7 @@ def test_random_attention(tile: HeadTile, mode: Mode, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("kind", ["plain", "masked", "capped"])
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT16], ids=str)
 @pytest.mark.parametrize("tile", HEAD_TILES, ids=lambda tile: tile.name)
-def test_operators_by_tile(
-    checks: str, tile: HeadTile, dtype: Any, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operators_by_tile(checks: str, tile: HeadTile, dtype: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a size class takes it whose upper end is larger."""
     monkeypatch.setattr(attention_mma, "_choose_tile", lambda *_: tile)
     mask = sample((18, 40), dtype) if kind == "masked" else None
