@@ -88,34 +88,40 @@ __device__ void sum_slabs(GroupTile<T, Tile, kLeft, kRight>& warp, const Left& a
   typename Left::template Loader<Tile, Tile::kRows, kLeft, 1> left(a);
   typename Right::template Loader<Tile, Tile::kColumns, kRight, 1> right(b);
   int filled = 0, read = 0;
-  // The first turns load and multiply nothing: so what loads and what multiplies stands there once.
+  // Loads are in groups, one for each slab, even where there is none, so that waits count slabs.
+  const auto fill = [&](int slab) {
+    const SharedAddress at = stages + filled * Tile::kStageBytes;
+    const int k = (slabs.first + slab) * slabs.depth;
+    if (slab < slabs.count) {
+      left.load(at, a.inner - k);
+      right.load(at + Tile::kLeftBytes, b.inner - k);
+    }
+    commit_copies();
+    filled = filled + 1 == kStages ? 0 : filled + 1;
+  };
+  const auto begin_slab = [&] {
+    wait_copies<kAhead - 1>();
+    fence_for_group(warp.products);
+    __syncthreads();
+    warp.multiply(first_left.after(read * Tile::kStageBytes), first_right.after(read * Tile::kStageBytes));
+    read = read + 1 == kStages ? 0 : read + 1;
+  };
+  // The first turns load and multiply nothing: so what loads with tests stands there once.
 #pragma unroll 1
   for (int slab = -kAhead; slab < slabs.count; ++slab) {
-    if (slab >= 0) {
-      wait_copies<kAhead - 1>();
-      fence_for_group(warp.products);
-      __syncthreads();
-      warp.multiply(first_left.after(read * Tile::kStageBytes), first_right.after(read * Tile::kStageBytes));
-      read = read + 1 == kStages ? 0 : read + 1;
+    if constexpr (!kIsComputed<Left>) {
+#pragma unroll 1
+      for (; slab >= 0 && slab + kAhead < slabs.count - 1; ++slab) {  // what is loaded here is whole
+        begin_slab();
+        left.load_whole(stages + filled * Tile::kStageBytes);
+        right.load_whole(stages + (filled * Tile::kStageBytes + Tile::kLeftBytes));
+        commit_copies();
+        filled = filled + 1 == kStages ? 0 : filled + 1;
+        wait_products<1>(warp.products);
+      }
     }
-    const SharedAddress left_at = stages + filled * Tile::kStageBytes, right_at = left_at + Tile::kLeftBytes;
-    const int next = slab + kAhead;
-    const auto load = [&] {
-      const int k = (slabs.first + next) * slabs.depth;
-      if (next >= slabs.count) return;
-      left.load(left_at, a.inner - k);
-      right.load(right_at, b.inner - k);
-    };
-    if constexpr (kIsComputed<Left>) {
-      load();
-    } else if (slab >= 0 && next < slabs.count - 1) {  // a whole one
-      left.load_whole(left_at);
-      right.load_whole(right_at);
-    } else {
-      load();
-    }
-    commit_copies();  // a group for each slab, even where there is none, so that waits count slabs
-    filled = filled + 1 == kStages ? 0 : filled + 1;
+    if (slab >= 0) begin_slab();
+    fill(slab + kAhead);
     if (slab >= 0) wait_products<1>(warp.products);
   }
   wait_products<0>(warp.products);

@@ -274,9 +274,9 @@ GATES: Mapping[str, Gate] = {
         if operands != "float"
     },
     # As mma_gemm; rows have loops of their own in front.
-    # The loop has loads of whole steps and of others, and runs either.
+    # The loop has loads of whole steps and of others, of which it runs either, and what its first turn alone runs.
     "mma_few.cu:mma_few": Gate(
-        instructions=2500, store_bits=128, multiply_adds=0.06, loop_calls=0, load_bits=64, opcodes=("HMMA",)
+        instructions=2500, store_bits=128, multiply_adds=0.055, loop_calls=0, load_bits=64, opcodes=("HMMA",)
     ),
     "mma_rows.cu:mma_of_rows": Gate(store_bits=128, opcodes=("HMMA",)),
     "mma_rows_nbits.cu:mma_of_rows_nbits": Gate(store_bits=128, opcodes=("HMMA",)),
