@@ -252,7 +252,8 @@ __device__ inline void write_pitched(X* target, const OperandPlace& place, i64 i
 // Leaves sums as they are.
 struct Unfinished {
   static constexpr int kGroup = 1;  // elements that are best finished together
-  static constexpr bool kReadsEach = true;  // a kernel may add a tensor of its own
+  static constexpr bool kHasAddend = true;  // a kernel may add a tensor of its own
+  static constexpr bool kReadsEach = true;
 
   template <int Groups, int N, class A, class Stride = i64>
   __device__ void many(A (&)[Groups][N], const i64 (&)[Groups], const int (&)[Groups], Stride = {}) const {}
@@ -268,6 +269,7 @@ struct Unfinished {
 template <class Steps, class Give>
 struct Finishing {
   static constexpr int kGroup = kLanes;
+  static constexpr bool kHasAddend = Steps::kHasAddend;  // whether the kernel may be given what it adds in front of them
   static constexpr bool kReadsEach = Steps::kReadsEach;  // whether an operand has an element for each of the output
   const Steps& steps;
   Give give;  // calls what it is given with the pointers
@@ -309,7 +311,7 @@ __device__ inline auto finish_by(const Steps& steps, Pointers... pointers) {
 template <class F>
 struct NoSteps {
   typedef F Stored;
-  static constexpr bool kReadsEach = false;
+  static constexpr bool kHasAddend = true, kReadsEach = false;
   u64 unused;
 
   template <class Values, class Indices, class Counts>

@@ -53,7 +53,7 @@ constexpr int kBeside = Finish::kReadsEach ? 4 : 2;
 // Whether all fours that are inside are read and stored as vectors, whatever goes with them.
 template <class Y, class R, class Finish>
 __device__ inline bool are_fours_whole(const SimtGemm& gemm, const R* c, const Finish& finish) {
-  const bool has_whole_c = !c || (gemm.c_column == 1 && gemm.c_row % kLanes == 0 && is_aligned<kLanes>(c));
+  const bool has_whole_c = !Finish::kHasAddend || !c || (gemm.c_column == 1 && gemm.c_row % kLanes == 0 && is_aligned<kLanes>(c));
   return (gemm.wide & kWideY) && gemm.columns % Fours<Y>::kPiece == 0 && has_whole_c && finish.are_whole();
 }
 
@@ -64,6 +64,7 @@ __device__ inline void store_eights(const SimtGemm& gemm, const R* c, Y* y, i64 
                                     const int (&columns)[Eights], const float (&sums)[Eights][kEight],
                                     const Finish& finish) {
   constexpr int kPiece = Fours<Y>::kPiece, kFours = 2 * Eights;
+  const bool has_addend = Finish::kHasAddend && c;
   i64 places[kFours];
   int counts[kFours];
   float values[kFours][4];
@@ -73,7 +74,7 @@ __device__ inline void store_eights(const SimtGemm& gemm, const R* c, Y* y, i64 
     const int row = rows[four / 2], column = columns[four / 2] + four % 2 * Fours<Y>::kGap;
     places[four] = start + row * gemm.y_row + column;
     counts[four] = row < gemm.rows && column < gemm.columns ? 4 : 0;
-    if (c) {
+    if (has_addend) {
       const R* const from = c + ((HasBatches ? start : 0) + row * gemm.c_row + column);
       read_lanes(from, counts[four], WholeLanes(), addends[four]);
     }
@@ -84,7 +85,7 @@ __device__ inline void store_eights(const SimtGemm& gemm, const R* c, Y* y, i64 
     for (int i = 0; i < 4; ++i) {
       float& value = values[four][i];
       value = sums[four / 2][four % 2 * 4 + i] * gemm.alpha;
-      if (c) value += widen(addends[four][i]) * gemm.beta;
+      if (has_addend) value += widen(addends[four][i]) * gemm.beta;
     }
   }
   finish.many(values, places, counts, WholeLanes());

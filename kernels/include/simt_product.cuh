@@ -54,11 +54,12 @@ __device__ inline void store_four(const SimtGemm& gemm, const R* c, Y* y, i64 st
   const int inside = row < gemm.rows ? gemm.columns - column : 0;
   const i64 places[1] = {start + row * gemm.y_row + column * gemm.y_column};
   const i64 addend = (HasBatches ? start : 0) + row * gemm.c_row + column * gemm.c_column;
+  const bool has_addend = Finish::kHasAddend && c;
   float values[1][4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     values[0][i] = sums[i] * gemm.alpha;
-    if (c && i < inside) values[0][i] += widen(c[addend + i * gemm.c_column]) * gemm.beta;
+    if (has_addend && i < inside) values[0][i] += widen(c[addend + i * gemm.c_column]) * gemm.beta;
   }
   finish.many(values, places, {inside < 4 ? inside : 4}, gemm.y_column);
   Y* const target = y + places[0];

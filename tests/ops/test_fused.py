@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuexec.errors import InputError
-from gpuexec.ir.command import Slot
+from gpuexec.ir.command import Kernel, Slot
 from gpuexec.ir.operator import build, find_operator
 from gpuexec.ir.spec import BFLOAT16, TensorSpec, dtype_row
 from gpuexec.ops.elementwise.epilogue import FINISHED, fused_name, place_operands, without_epilogue
@@ -464,21 +464,27 @@ def test_outputs_beyond_32_bits_get_their_steps_apart() -> None:
         assert (place_operands(DirectEmitter(), [row], y) is not None) == is_taken
 
 
-def launches_of(case: Case) -> list[str]:
+def launches_of(case: Case) -> list[Kernel]:
     emit = DirectEmitter()
     op = build(case.op, case.attributes)
     slots = tuple(None if x is None else emit.slot(x, place in case.const) for place, x in enumerate(case.inputs))
     assert op.lower is not None
     specs = op.infer(*(None if slot is None else slot.spec for slot in slots))
     op.lower(emit, slots, tuple([emit.fresh(spec.shape, spec.dtype) for spec in specs]))
-    return [kernel.expression for kernel, _ in emit.launches]
+    return [kernel for kernel, _ in emit.launches]
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_a_kernel_can_take_is_one_launch(name: str) -> None:
-    (expression,) = launches_of(case_of(name, FLOAT, (RELU, CLIP)))
-    plain = without_epilogue(expression)
-    assert plain != expression and plain in {kernel.expression for kernel in FINISHED}
+    (kernel,) = launches_of(case_of(name, FLOAT, (RELU, CLIP)))
+    plain = without_epilogue(kernel.expression)
+    assert plain != kernel.expression and plain in {each.expression for each in FINISHED}
+
+
+@pytest.mark.parametrize("name", ["Gemm", "MatMul"])
+def test_a_product_without_an_addend_has_no_code_for_one(name: str) -> None:
+    (kernel,) = launches_of(case_of(name, FLOAT, (RELU, CLIP)))
+    assert f"kHasAddend = {str(name == 'Gemm').lower()};" in kernel.text
 
 
 def test_compute_makes_no_second_array() -> None:

@@ -56,18 +56,26 @@ class FinishedForm:
         stored: Further types that it can store in place of that.
         vector: Elements of the vectors that it stores where the epilogue says, so that its own output may be a window;
             0: it stores where its strides say.
+        addend: The argument that it adds in front of the steps; its code for that is left out where a launch has None.
+            -1: there is none, or the code stays.
     """
 
     dtype: np.dtype[Any]
     stored: tuple[np.dtype[Any], ...] = ()
     vector: int = 0
+    addend: int = -1
 
 
 FINISHED: dict[Kernel, FinishedForm] = {}
 
 
 def allow_epilogue(
-    dtype: np.dtype[Any], kernels: Iterable[Kernel], *, stored: Iterable[np.dtype[Any]] = (), vector: int = 0
+    dtype: np.dtype[Any],
+    kernels: Iterable[Kernel],
+    *,
+    stored: Iterable[np.dtype[Any]] = (),
+    vector: int = 0,
+    addend: int = -1,
 ) -> None:
     """Note kernels that take an epilogue.
 
@@ -76,8 +84,9 @@ def allow_epilogue(
         kernels: The kernels.
         stored: Types that they store behind an epilogue, too.
         vector: As of `FinishedForm`.
+        addend: As of `FinishedForm`.
     """
-    FINISHED.update({kernel: FinishedForm(dtype, tuple(stored), vector) for kernel in kernels})
+    FINISHED.update({kernel: FinishedForm(dtype, tuple(stored), vector, addend) for kernel in kernels})
 
 
 def allow_for_floats(source: str, *forms: str, stores_others: bool = True, vector: int = 0) -> None:
@@ -96,13 +105,18 @@ def allow_for_floats(source: str, *forms: str, stores_others: bool = True, vecto
 
 
 def instantiate_finished(
-    dtype: np.dtype[Any], kernels: Iterable[Kernel], *, stored: Iterable[np.dtype[Any]] = (), vector: int = 0
+    dtype: np.dtype[Any],
+    kernels: Iterable[Kernel],
+    *,
+    stored: Iterable[np.dtype[Any]] = (),
+    vector: int = 0,
+    addend: int = -1,
 ) -> None:
     """Add kernels that take an epilogue to the table of instances; see `allow_epilogue`."""
     kernels = list(kernels)
     for kernel in kernels:
         instantiate(kernel.source, [kernel.expression])
-    allow_epilogue(dtype, kernels, stored=stored, vector=vector)
+    allow_epilogue(dtype, kernels, stored=stored, vector=vector, addend=addend)
 
 
 class OperandWay(IntEnum):
@@ -150,6 +164,7 @@ class EpilogueStructure:
         results: The name in the steps of each result, its element type, and whether its rows have another pitch than
             those of what the kernel makes; the first one is the kernel's own output.
         counts: How many numbers are floats, doubles and integers.
+        has_addend: Whether the kernel may add something in front of the steps.
     """
 
     dtype: str
@@ -157,6 +172,7 @@ class EpilogueStructure:
     operands: tuple[tuple[str, OperandWay], ...]
     results: tuple[tuple[str, str, bool], ...]
     counts: tuple[int, int, int]
+    has_addend: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +211,16 @@ class Epilogue:
         is_aligned = vector > 0 and y.offset_bytes % (vector * y.dtype.itemsize) == 0
         return is_aligned and pitches is not None and not any(pitch % vector for pitch in pitches)
 
-    def finish(self, kernel: Kernel, form: FinishedForm, first: int, emit: Emitter) -> tuple[Kernel, list[Argument]]:
+    def finish(
+        self, kernel: Kernel, form: FinishedForm, first: int, arguments: Sequence[Argument], emit: Emitter
+    ) -> tuple[Kernel, list[Argument]]:
         """Return the kernel with this epilogue, and its further arguments, the last of which are further outputs.
 
         Args:
             kernel: The kernel without.
             form: Of the kernel.
             first: The result that it stores as its own.
+            arguments: Of the launch without.
             emit: Emitter of the launch.
         """
         order = [first, *[place for place in range(len(self.outputs)) if place != first]]
@@ -214,6 +233,7 @@ class Epilogue:
                 for place in order
             ]),
             self.numbers.counts,
+            form.addend < 0 or arguments[form.addend] is not None,
         )  # fmt: skip
         name, text, pointers = write_epilogue(structure)
         pairs = [(operand.inner, operand.extent) for operand in self.operands if operand.has_place]
@@ -375,7 +395,8 @@ def write_epilogue(structure: EpilogueStructure) -> tuple[str, str, tuple[str, .
         "struct @ {",
         f"  typedef {stored} Stored;",
         f"  typedef RegionNumbers<{', '.join(map(str, structure.counts))}> Numbers;",
-        f"  static constexpr bool kReadsEach = {'true' if reads_each else 'false'};",
+        f"  static constexpr bool kReadsEach = {str(reads_each).lower()};",
+        f"  static constexpr bool kHasAddend = {str(structure.has_addend).lower()};",
         "  Numbers numbers;",
         f"  OperandPlace places[{max(1, len(placed) + len(pitched) + has_gaps)}];",
         "",
@@ -578,7 +599,7 @@ class FinishingEmitter:
                 self.unfinished = self._y
             else:
                 self.is_finished = True
-                kernel, more = epilogue.finish(kernel, form, first, self._emit)
+                kernel, more = epilogue.finish(kernel, form, first, arguments, self._emit)
                 own = [epilogue.outputs[first] if self._is_y(argument) else argument for argument in arguments]
                 arguments = [*own, *more]
                 writes = [*writes, *range(len(arguments) - len(epilogue.outputs) + 1, len(arguments))]

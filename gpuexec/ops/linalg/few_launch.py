@@ -97,8 +97,8 @@ def _name_few(dtype: np.dtype[np.generic], result: np.dtype[np.generic], form: F
 
 
 for _dtype in _DTYPES:
-    instantiate_finished(_dtype, [_name_few(_dtype, _dtype, form) for form in FORMS])
-    instantiate_finished(_FLOAT, [_name_few(_dtype, _FLOAT, form) for form in FORMS], stored=[_dtype])
+    instantiate_finished(_dtype, [_name_few(_dtype, _dtype, form) for form in FORMS], addend=2)
+    instantiate_finished(_FLOAT, [_name_few(_dtype, _FLOAT, form) for form in FORMS], stored=[_dtype], addend=2)
 
 
 def _name_made(dtype: np.dtype[np.generic], result: np.dtype[np.generic], form: FewForm) -> PrologueForm:

@@ -33,7 +33,7 @@ def _name_tiled(tile: Tile, *, has_vectors: bool) -> Kernel:
 
 
 instantiate_finished(
-    _FLOAT, [_name_tiled(tile, has_vectors=each) for tile in TILES for each in (True, False)], stored=STORED
+    _FLOAT, [_name_tiled(tile, has_vectors=each) for tile in TILES for each in (True, False)], stored=STORED, addend=2
 )
 instantiate_finished(
     _FLOAT,
@@ -42,11 +42,13 @@ instantiate_finished(
         for tile in TILES
         for stored in narrow_weight.STORED
     ],
+    addend=2,
 )
 instantiate_finished(
     _FLOAT,
     [Kernel("gemv.cu", f"gemv_along_{way}<{rows}>") for way in ("k", "columns") for rows in GEMV_ROWS],
     stored=STORED,
+    addend=2,
 )
 instantiate_finished(
     _FLOAT,
@@ -56,6 +58,7 @@ instantiate_finished(
         for rows in GEMV_ROWS
         for stored in narrow_weight.STORED
     ],
+    addend=2,
 )
 
 
