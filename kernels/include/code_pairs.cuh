@@ -43,11 +43,13 @@ struct CodePairs {
   static constexpr u32 kPower = kIsHalf ? 0x64006400u : 0x43004300u;  // 1024 or 128
   static constexpr u32 kOne = kIsHalf ? 0x3c003c00u : 0x3f803f80u;
   static constexpr u32 kMask = ((1u << Bits) - 1) * 0x10001u;
-  u32 offset;  // the power and the zero point, negative; of floats 2^23 and that
-  u32 mask;    // kMask, kept in a register
+  u32 offset;     // the power and the zero point, negative; of floats 2^23 and that
+  u32 offset_up;  // of pairs that are sixteen times as large (widen_apart): a 16th of the power, 64, and the zero point, negative
+  u32 mask;       // kMask, kept in a register
 
   __device__ explicit CodePairs(u32 zero)
-      : offset(kHasFloats ? 0x4b000000u | zero : kPower | 0x80008000u | zero * 0x10001u), mask(kMask) {}
+      : offset(kHasFloats ? 0x4b000000u | zero : zero * 0x10001u + (kPower | 0x80008000u)),
+        offset_up(zero * 0x100010u + 0xd400d400u), mask(kMask) {}
   __device__ CodePairs(u32 zero, u32 mask) : CodePairs(zero) { this->mask = mask; }
 
   // Codes 2 * i and 2 * i + 1 of a word.
@@ -76,7 +78,7 @@ struct CodePairs {
     constexpr bool kHasRoom = kIsHalf && Bits == 4;
     const int up = kHasRoom ? i % 2 * Bits : 0;
     const u32 pair = (word >> (Bits * i - up) & mask << up) | kPower;
-    if (up) return multiply_add_halves(pair, 0x2c002c00u, 0xd400d400u | (offset & 0xf000fu) << 4);  // 1 / 16, -64
+    if (up) return multiply_add_halves(pair, 0x2c002c00u, offset_up);  // 1 / 16
     return kIsHalf ? multiply_add_halves(pair, kOne, offset) : multiply_add_bf16s(pair, kOne, offset);
   }
 

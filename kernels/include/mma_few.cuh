@@ -202,7 +202,7 @@ struct FewProduct : FewBlock<FewColumns<T, kLie, Width>> {
 #pragma unroll 1
     for (bool is_first = true; is_first || step < step_end; is_first = false) {
       if (!is_first) {
-        for_each([&](int i) { of_row[i].load(row + i * Columns::kStep); }, [&](int i) { of_row[i] = {}; });
+        for_each([&](int i) { of_row[i].load_any(row + i * Columns::kStep); }, [&](int i) { of_row[i] = {}; });
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           if (i == kTogether / 2 && step + i >= step_end) break;  // a short slice takes half a turn

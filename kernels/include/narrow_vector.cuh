@@ -26,9 +26,16 @@ struct NarrowVector {
   typedef typename VectorBits<kNbytes>::type Bits;
   u32 words[kNbytes / 4];
 
+  // Loads from device memory that nobody writes meanwhile.
   __device__ void load(const W* source) { take(__ldg(reinterpret_cast<const Bits*>(source))); }
   // The same for what is read once.
   __device__ void stream(const W* source) { take(__ldcs(reinterpret_cast<const Bits*>(source))); }
+  // The same from any memory, shared memory too.
+  __device__ void load_any(const W* source) {
+    const Vec<u32, kNbytes / 4> vector = load_vec<kNbytes / 4>(reinterpret_cast<const u32*>(source));
+#pragma unroll
+    for (int i = 0; i < kNbytes / 4; ++i) words[i] = vector.lanes[i];
+  }
 
   // Weight 4 is the first from here on, as far as there are so many.
   __device__ void drop_four() {

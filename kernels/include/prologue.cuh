@@ -8,21 +8,28 @@
 
 constexpr int kPrologueOperands = 4;  // pointers of a prologue; those that it lacks are null
 
-// Made rows in shared memory: the columns from `first` to in front of `end`, `pitch` elements from a row to the next.
-template <class T>
+// Rows one after the other, so many elements apart.
+struct RowByRow {
+  static __device__ i64 find_place(i64 row, int column, int pitch) { return row * pitch + column; }
+};
+
+// Made rows in shared memory: the columns from `first` to in front of `end`, of which an order of memory has `pitch` a row.
+template <class T, class Order = RowByRow>
 struct MadeRows {
   T* rows;
   int first, end, pitch;
 
   // Keeps an element of a column that the block needs: text of rows passes over others. Teams beyond the last row have none.
-  __device__ void put(i64 row, i64 column, T value) const { rows[row * pitch + (column - first)] = value; }
+  __device__ void put(i64 row, i64 column, T value) const {
+    rows[Order::find_place(row, int(column - first), pitch)] = value;
+  }
 };
 
 // Makes all rows of a walk. All kBlockThreads threads of the block come here; others see what they made behind the barrier
 // at the end.
-template <class Made, class T, class... Operands>
+template <class Made, class T, class Order, class... Operands>
 __device__ inline void make_rows(const typename Made::Walk& walk, const typename Made::Numbers& numbers,
-                                 const MadeRows<T>& made, const Operands*... operands) {
+                                 const MadeRows<T, Order>& made, const Operands*... operands) {
   const int teams = kBlockThreads / walk.lanes;
 #pragma unroll 1
   for (i64 block = 0; block * teams < walk.rows; ++block) {

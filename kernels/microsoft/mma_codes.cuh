@@ -8,6 +8,27 @@
 #include "coded_columns.cuh"
 #include "mma_few.cuh"
 
+// Where rows of a left operand lie: row 0 from k = 0 on, and elements from a row to the next. Or IsInOrder: rows 0 and 2 as
+// FragmentOrder has them, twice as many elements a k, and from them to rows 1 and 3.
+template <class T, bool IsInOrder>
+struct RowsInMemory {
+  static constexpr bool kIsInOrder = IsInOrder;
+  const T* first;
+  i64 pitch;
+};
+
+// The order of rows as lanes have them in left operands, 16 bytes of one after the other: of the 32 k of a lane, which begin
+// at a multiple of that, two words of rows r and r + 2 in turn. As codes of a word are widened, a word has a k of its first
+// half and the one as far in the second.
+template <int Bits>
+struct FragmentOrder {
+  static __device__ int find_place(i64 row, int k, int pitch) {
+    constexpr int kPairs = 16 / Bits;
+    const int word = k / (2 * kPairs) * kPairs + k % kPairs, half = k / kPairs % 2;
+    return int(row) % 2 * (2 * pitch) + word / 2 * 8 + word % 2 * 4 + int(row) / 2 * 2 + half;
+  }
+};
+
 // Columns of codes as right operands of mma, with the scales of what a lane has of the sums.
 template <class T, class R, int Bits>
 struct MmaCodes : CodedColumns<Bits> {
@@ -85,6 +106,16 @@ struct MmaCodes : CodedColumns<Bits> {
     }
   }
 
+  // The same of rows lane / 16 and that + 2, of which one at least is there, in the order of fragments.
+  __device__ void load_fragments(Rows& rows, const T* both, int step) const {
+#pragma unroll
+    for (int i = 0; i < kOwn / 4; ++i) {
+      const Vec<u32, 4> four = load_vec<4>(reinterpret_cast<const u32*>(both + (2 * step * kStep + 8 * i)));
+#pragma unroll
+      for (int word = 0; word < 4; ++word) rows.words[i][word] = four.lanes[word];
+    }
+  }
+
   __device__ void multiply(const Words& words, const Rows& rows, float (&sums)[kSums][4]) const {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
@@ -123,13 +154,6 @@ struct MmaCodes : CodedColumns<Bits> {
   }
 };
 
-// Where rows of a left operand lie: row 0 from k = 0 on, and elements from a row to the next.
-template <class T>
-struct RowsInMemory {
-  const T* first;
-  i64 pitch;
-};
-
 // A product with codes.
 template <class T, class R, int Bits>
 struct CodedProduct : FewBlock<MmaCodes<T, R, Bits>> {
@@ -153,10 +177,15 @@ struct CodedProduct : FewBlock<MmaCodes<T, R, Bits>> {
       }
     };
     load();
-    const RowsInMemory<T> left = find_rows();
+    const auto left = find_rows();
+    constexpr bool kIsInOrder = decltype(left)::kIsInOrder;
     const int row = lane / 16;
-    const T* const first = opaque(left.first + row * left.pitch);
-    const T* const second = opaque(first + 2 * left.pitch);
+    const T* first = left.first + row * left.pitch + (kIsInOrder ? 2 * this->find_k() : 0);
+    const T* second = nullptr;
+    if constexpr (!kIsInOrder) {
+      first = opaque(first);
+      second = opaque(first + 2 * left.pitch);
+    }
     const bool has_first = Columns::has_rows(lane) && row < gemm.rows;
     const bool has_second = Columns::has_rows(lane) && row + 2 < gemm.rows;
 #pragma unroll 1
@@ -164,11 +193,16 @@ struct CodedProduct : FewBlock<MmaCodes<T, R, Bits>> {
 #pragma unroll
       for (int i = 0; i < Columns::kTogether; ++i) {
         if (step + i >= step_end) break;
-        if (has_first) columns.template load_row<0>(rows, first, i);
-        if (has_second) columns.template load_row<1>(rows, second, i);
+        if constexpr (kIsInOrder) {
+          if (has_first) columns.load_fragments(rows, first, i);
+        } else {
+          if (has_first) columns.template load_row<0>(rows, first, i);
+          if (has_second) columns.template load_row<1>(rows, second, i);
+        }
         columns.multiply(words[i], rows, sums);
       }
       step += Columns::kTogether;
+      if constexpr (kIsInOrder) first += 2 * Columns::kTogether * Columns::kStep;
       columns.advance();
       load();
     }

@@ -23,6 +23,6 @@ __global__ void __launch_bounds__(kFewThreads, 1)
   wait_for_predecessors();
   launch_dependents();
   product.multiply({weights, scales, zeros, nullptr, nullptr}, shape, gemm, place,
-                   [&] { return RowsInMemory<T>{a, gemm.a_row}; });
+                   [&] { return RowsInMemory<T, false>{a, gemm.a_row}; });
   product.finish(partials, place, gemm, c, y, scratch, counters, finish_by<R>(epilogue...));
 }

@@ -5,7 +5,8 @@
 
 // Computes  y = made @ w + c, with rows of Made, which gpuexec/ops/elementwise/row_kernel.py generates, and w as mma_few_nbits
 // Shapes    made [rows, inner] of operands by the walk, at most 4 rows; else as mma_few_nbits
-// Grid      as mma_few_nbits, with the rows of a slice's steps in dynamic shared memory
+// Grid      as mma_few_nbits, with the rows of a slice's steps in dynamic shared memory: room for two where there is one, and
+//           for four where there are more
 // Needs     what mma_few_nbits needs of weights. Operands that Made lacks are null; c may be; scratch and counters too with
 //           one slice; counters are 0 and are left 0
 // Numerics  those of rows, rounded to T, and of mma_few_nbits
@@ -26,10 +27,15 @@ __global__ void __launch_bounds__(kFewThreads, 1)
   const FewRowsPlace place(gemm, product.block_columns, kFewRows);
   wait_for_predecessors();
   const int first = product.slice_first, kept = product.slice_end - first;
-  const MadeRows<T> made = {reinterpret_cast<T*>(rows), first, product.slice_end, kept};
+  const MadeRows<T, FragmentOrder<Bits>> made = {reinterpret_cast<T*>(rows), first, product.slice_end, kept};
   product.multiply({weights, scales, zeros, nullptr, nullptr}, shape, gemm, place, [&] {
+    // Rows that are not there, and what is behind the last k, are zeros.
+    const int bytes = (gemm.rows < 2 ? gemm.rows : 2) * 2 * kept * int(sizeof(T));
+#pragma unroll 1
+    for (int at = 16 * threadIdx.x; at < bytes; at += 16 * kFewThreads) store_vec(reinterpret_cast<u32*>(rows + at), Vec<u32, 4>{});
+    __syncthreads();
     make_rows<Made>(walk, numbers, made, in0, in1, in2, in3);
-    return RowsInMemory<T>{made.rows - first, kept};
+    return RowsInMemory<T, true>{made.rows - 2 * first, 2 * kept};
   });
   launch_dependents();
   product.finish(partials, place, gemm, c, y, scratch, counters, finish_by<R>(epilogue...));

@@ -7,27 +7,28 @@
 #include <string.h>
 
 #include "half.h"
+#include "warp.h"
 
-template <class T>
-GPUEXEC_INLINE T __ldg(const T* address) {
-  return *address;
-}
-template <class T>
-GPUEXEC_INLINE T __ldcg(const T* address) {
-  return *address;
-}
-template <class T>
-GPUEXEC_INLINE T __ldcs(const T* address) {
-  return *address;
-}
-template <class T>
-GPUEXEC_INLINE void __stcg(T* address, T value) {
-  *address = value;
-}
-template <class T>
-GPUEXEC_INLINE void __stcs(T* address, T value) {
-  *address = value;
-}
+// Loads and stores of device memory by one kind of cache or another.
+#define GPUEXEC_LOAD(NAME)                                     \
+  template <class T>                                           \
+  GPUEXEC_INLINE T NAME(const T* address, GPUEXEC_SITE) {      \
+    gpuexec_expect_global(address, site);                      \
+    return *address;                                           \
+  }
+#define GPUEXEC_STORE(NAME)                                        \
+  template <class T>                                               \
+  GPUEXEC_INLINE void NAME(T* address, T value, GPUEXEC_SITE) {    \
+    gpuexec_expect_global(address, site);                          \
+    *address = value;                                              \
+  }
+GPUEXEC_LOAD(__ldg)
+GPUEXEC_LOAD(__ldcg)
+GPUEXEC_LOAD(__ldcs)
+GPUEXEC_STORE(__stcg)
+GPUEXEC_STORE(__stcs)
+#undef GPUEXEC_LOAD
+#undef GPUEXEC_STORE
 
 // min and max: CUDA's overloads, mixed signs included; integers of different width are as ambiguous as there.
 #define GPUEXEC_MIN_MAX(A, B, T)                                      \

@@ -106,6 +106,7 @@ class BlockRunner {
   void wait_for_predecessors(Site site);
   Meeting meet(unsigned mask, const void* value, size_t nbytes, int operation, Site site);
   void* shared_variable(const void* key, size_t nbytes, size_t alignment, const char* name);
+  bool is_shared(uintptr_t address) const { return address - uintptr_t(arena_) < kArenaBytes; }
   [[noreturn]] void fail(const std::string& reason, Site site, FindingKind kind = kFault, const Thread* other = nullptr);
   void run_fiber();
   Thread& self() { return *self_; }
@@ -145,7 +146,6 @@ class BlockRunner {
   void count_requests();
   void count_made(uintptr_t address, size_t nbytes, unsigned flags, const void* place, bool is_made);
   bool is_own(uintptr_t address) const;
-  bool is_shared(uintptr_t address) const { return address - uintptr_t(arena_) < kArenaBytes; }
   void reset_block(uint64_t block);
   void make_current(Thread& thread);
   Fiber* take_fiber();

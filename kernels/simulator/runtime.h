@@ -180,6 +180,8 @@ void gpuexec_count_operations(int unit, unsigned operations, const void* pc);
 void gpuexec_fence();
 void gpuexec_misuse(int kind, const char* file, int line, const char* what);
 [[noreturn]] void gpuexec_fail(const char* message, gpuexec::Site site);
+// Fails at what an instruction for device memory alone is given of shared memory: on a GPU it is no address of that.
+void gpuexec_expect_global(const void* address, gpuexec::Site site);
 
 // Runs a grid to its end. Returns 0, or 1 with the reason in `message`.
 int gpuexec_launch(gpuexec::Launch* launch);

@@ -368,6 +368,9 @@ void* gpuexec_shared(const void* key, size_t nbytes, size_t alignment, const cha
 }
 
 void gpuexec_copy_async(void* destination, const void* source, size_t nbytes, size_t source_nbytes) {
+  if (source_nbytes && current_runner->is_shared(uintptr_t(source))) {
+    current_runner->fail("an asynchronous copy of shared memory: it copies from device memory alone", {nullptr, 0});
+  }
   current_runner->begin_copy(destination, source, nbytes, source_nbytes, __builtin_return_address(0));
 }
 
@@ -404,3 +407,9 @@ void gpuexec_misuse(int kind, const char* file, int line, const char* what) {
 }
 
 void gpuexec_fail(const char* message, gpuexec::Site site) { current_runner->fail(message, site); }
+
+void gpuexec_expect_global(const void* address, gpuexec::Site site) {
+  if (current_runner && current_runner->is_shared(uintptr_t(address))) {
+    current_runner->fail("an instruction for device memory alone is given an address of shared memory", site);
+  }
+}

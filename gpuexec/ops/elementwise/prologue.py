@@ -63,13 +63,15 @@ _LAUNCH_US, _BARRIER_CYCLES, _SCHEDULERS = 2.5, 40, 4
 class ProductSizes:
     """Sizes of a product's launch: rows and terms of its left operand, and the terms that a block multiplies at most.
 
-    ``is_able`` is whether its kernel with a prologue takes operands that lie so.
+    ``is_able`` is whether its kernel with a prologue takes operands that lie so, and ``held_rows`` for how many rows
+    that has room in shared memory.
     """
 
     rows: int
     inner: int
     kept: int
     is_able: bool
+    held_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +349,7 @@ class Prologue:
             raise PlanError("Rows of a product can't be made by its blocks, as they are at the upper end.")
         made = make_rows(emit, steps.rows, steps.forms, steps.layout, self.inputs, self.operand)
         blocks = grid[0] * grid[1] * grid[2]
-        more = sizes.rows * sizes.kept * form.dtype.itemsize
+        more = sizes.held_rows * sizes.kept * form.dtype.itemsize
         room = emit.choose(more)
         if more > room:
             raise PlanError(f"Rows of a product take {more} bytes of shared memory, more than {room} at the upper end.")

@@ -216,8 +216,8 @@ class _PrologueText(RowText):
             "",
             *self._write_place(),
             "",
-            "  template <class T>",
-            f"  static __device__ void make({', '.join([*parameters, 'const MadeRows<T>& made', *pointers])}) {{",
+            "  template <class Made>",
+            f"  static __device__ void make({', '.join([*parameters, 'const Made& made', *pointers])}) {{",
             *self._write_still(),
         ]
         if self._has_parts:

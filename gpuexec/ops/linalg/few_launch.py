@@ -108,7 +108,8 @@ def _name_made(dtype: np.dtype[np.generic], result: np.dtype[np.generic], form: 
     def read_few(arguments: Sequence[Argument], grid: tuple[int, int, int]) -> ProductSizes:
         own = read_sizes(arguments[4])
         kept = count_kept(own.inner, grid[1], own.lanes, form.step)
-        return ProductSizes(own.rows, own.inner, kept, own.batch == 1 and min(own.rows, own.inner, own.columns) > 0)
+        is_able = own.batch == 1 and min(own.rows, own.inner, own.columns) > 0
+        return ProductSizes(own.rows, own.inner, kept, is_able, own.rows)
 
     return PrologueForm("mma_rows.cu", f"mma_of_rows<{types}, {form.name}", dtype, _REGISTERS, read_few)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -34,13 +35,14 @@ _COLUMNS, _STEP, _TOGETHER = 32, 128, 2  # of CodedColumns: columns of a warp, k
 _SHAPES = [RowsShape(folds, _WARPS // folds * _COLUMNS, _STEP * folds) for folds in (2, 4, 8)]
 # In steps of a block, which take as long as five of mma_few.
 _COSTS = SliceCosts(fixed=1.0, each_slice=0.2, min_slabs=1, slack=(1.0,), least_tenths=0, join=3.0)
-# Instructions of a warp for a step, and for each pair of rows; of float without multiply-adds, and for each row; and of
-# a thread in all.
-_STEP_INSTRUCTIONS, _ROW_INSTRUCTIONS = 280, 40
+# Instructions of a warp for a step, and for each pair of rows, or for all that its block has made; of float without
+# multiply-adds, and for each row; and of a thread in all.
+_STEP_INSTRUCTIONS, _ROW_INSTRUCTIONS, _MADE_INSTRUCTIONS = 280, 40, 28
 _FLOAT_INSTRUCTIONS, _FLOAT_ROW_INSTRUCTIONS, _AROUND = 365, 30, 450
 _EACH_SUM, _EACH_SLICE = 4, 1.5
 _REGISTERS = 232
-_ROW_READ_WAVEFRONTS = 8  # of a warp that reads a step of a row that its block has made
+_PAIR_READ_WAVEFRONTS = 32  # of a warp that reads a step of one or two rows that its block has made
+_WAVEFRONT_NBYTES = 128
 _ROW_WAVEFRONTS = 5  # of a warp that stores its sums of a row, and of those that read them
 _MMA_PRODUCTS = 2048
 _BITS_AT = 28  # of bits_shift in ``PackedShape``
@@ -80,7 +82,8 @@ def _name_made(dtype: np.dtype[np.generic], result: np.dtype[np.generic], bits: 
     def read_few(arguments: Sequence[Argument], grid: tuple[int, int, int]) -> ProductSizes:
         own = read_sizes(arguments[4])
         kept = count_kept(own.inner, grid[1], own.lanes, _STEP)
-        return ProductSizes(own.rows, own.inner, kept, min(own.rows, own.inner, own.columns) > 0)
+        is_able = min(own.rows, own.inner, own.columns) > 0
+        return ProductSizes(own.rows, own.inner, kept, is_able, _count_held_rows(own.rows))
 
     return PrologueForm("mma_rows_nbits.cu", f"mma_of_rows_nbits<{types}, {bits}", dtype, _REGISTERS, read_few)
 
@@ -173,14 +176,24 @@ def _count_mma_of_rows_nbits(launch: Launch) -> Work:
     """Count the product, and the rows of each block, which stay in shared memory."""
     rows, _, inner, _, _, folds = read_gemm(launch)
     dtype = next(each for each in _DTYPES if f"<{dtype_row(each).cuda}," in launch.kernel.expression)
-    return count_made_rows(
+    kept = count_kept(inner, launch.grid[1], folds, _STEP)
+    cleared = prod(launch.grid) * _count_held_rows(rows) * kept * dtype.itemsize
+    steps = _count_warp_steps(launch)
+    work = count_made_rows(
         launch,
         _count_few_nbits,
         dtype,
-        count_kept(inner, launch.grid[1], folds, _STEP),
+        kept,
         _count_row_bytes(launch, dtype.itemsize),
-        _count_warp_steps(launch) * rows * _ROW_READ_WAVEFRONTS,
+        steps * min(rows, 2) * _PAIR_READ_WAVEFRONTS + cleared // _WAVEFRONT_NBYTES,
     )
+    saved = steps * ((1 + (rows > 2)) * _ROW_INSTRUCTIONS - _MADE_INSTRUCTIONS)
+    return replace(work, instructions=work.instructions - saved)
+
+
+def _count_held_rows(rows: int) -> int:
+    """Return for how many rows a block has room in shared memory: rows r and r + 2 lie side by side."""
+    return 2 * min(rows, 2)
 
 
 def _count_warp_steps(launch: Launch) -> int:

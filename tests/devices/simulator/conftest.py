@@ -25,6 +25,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         *("divergent_barrier", "deadlock", "exited_lane", "lane_outside_mask", "different_operations", "many_masks"),
         *("missing_barrier", "shared_overrun", "read_unwritten_shared", "too_much_shared"),
         *("divide", "trap_at", "trap_with_copy_under_way", "store", "overflow_stack"),
+        *("load_shared_as_global", "store_shared_as_global", "copy_shared_as_global"),
     ),
     "tensor.cu": ("tensor_gemm<__half, 1>", "tensor_gemm<__nv_bfloat16, 1>", "tensor_gemm<__half, 2>"),
     "intrinsics.cu": (

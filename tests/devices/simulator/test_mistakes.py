@@ -36,6 +36,10 @@ DIVISION = [
         ("shared_overrun", 32, (OUT,), r"shared 'row' of 128 bytes was written at byte 128, past its end"),
         ("too_much_shared", 32, (OUT,), r"240000 bytes \('big' included\) exceeds the limit of 232448"),
         ("trap_at", 32, (np.int32(9),), r"mistakes.cu:61: __trap was called \(thread 9 of block 0,0,0\)"),
+        ("load_shared_as_global", 32, (OUT,), r"mistakes.cu:87: an instruction for device memory alone is given an "
+         r"address of shared memory \(thread 0 of block 0,0,0"),
+        ("store_shared_as_global", 32, (OUT,), r"mistakes.cu:92: an instruction for device memory alone"),
+        ("copy_shared_as_global", 32, (OUT,), r"an asynchronous copy of shared memory"),
         ("store", 1, (None, np.int32(2), np.int32(0)), r"illegal address 0x8 \(thread 0 of block 0,0,0\)"),
         ("overflow_stack", 1, (INTS, np.int32(100)), r"the stack of 128 KiB has overflown \(thread 0 of"),
         *(DIVISION if platform.machine() == "x86_64" else []),

@@ -80,3 +80,24 @@ __device__ int descend(int depth) {
 }
 
 extern "C" __global__ void overflow_stack(int* y, int depth) { y[0] = descend(depth); }
+
+extern "C" __global__ void load_shared_as_global(float* y) {
+  __shared__ float s[32];
+  s[threadIdx.x] = 1.f;
+  y[threadIdx.x] = __ldg(s + threadIdx.x);
+}
+
+extern "C" __global__ void store_shared_as_global(float* y) {
+  __shared__ float s[32];
+  __stcs(s + threadIdx.x, 1.f);
+  y[threadIdx.x] = s[threadIdx.x];
+}
+
+extern "C" __global__ void copy_shared_as_global(float* y) {
+  __shared__ float s[64];
+  s[threadIdx.x] = 1.f;
+  gpuexec_copy_async(s + 32 + threadIdx.x, s + threadIdx.x, sizeof(float), sizeof(float));
+  gpuexec_copy_commit();
+  gpuexec_copy_wait(0);
+  y[threadIdx.x] = s[32 + threadIdx.x];
+}
