@@ -11,7 +11,7 @@ template <int Bits>
 struct CodedColumns {
   static constexpr int kSums = 4, kColumns = 8 * kSums, kOwn = 32, kStep = 4 * kOwn;
   static constexpr int kByteShift = Bits == 8 ? 0 : Bits == 4 ? 1 : 2;  // log2 of the codes of a byte
-  static constexpr int kVectorWords = Bits < 4 ? Bits : 4, kStepWords = kStep * Bits / 32;
+  static constexpr int kVectorWords = Bits < 4 ? Bits : 4;
 
   struct Words {
     NarrowVector<u32, kVectorWords> codes[kSums][Bits / kVectorWords];
@@ -21,7 +21,7 @@ struct CodedColumns {
     __device__ u32 word(int column, int i) const { return codes[column][i / kVectorWords].words[i % kVectorWords]; }
   };
 
-  int inner, k;  // the lane's first k
+  int inner, start, k;  // the lane's first k, at the beginning and now
   int block_shift;
   bool has_zeros;
   u32 mask;  // of codes; the compiler, which does not know it, keeps it in a register
@@ -31,7 +31,7 @@ struct CodedColumns {
   template <class R>
   __device__ CodedColumns(const PackedPointers<R>& source, const PackedShape& shape, const SimtGemm& gemm,
                           int first_column, int lane, int k)
-      : inner(gemm.inner), k(k), block_shift(shape.block_shift), has_zeros(shape.zero_kind == 1),
+      : inner(gemm.inner), start(k), k(k), block_shift(shape.block_shift), has_zeros(shape.zero_kind == 1),
         mask(CodePairs<half, Bits>::kMask + u32(gemm.inner >> 31)) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
@@ -46,31 +46,38 @@ struct CodedColumns {
     return column < gemm.columns ? column : gemm.columns - 1;
   }
 
-  // Whether all lanes of the warp have their k of a step from here on.
-  __device__ bool is_whole(int step) const { return k - k % kStep + (step + 1) * kStep <= inner; }
+  // The k of a step from here on that stands for `own`, a multiple of kOwn; beyond the last k, the last such multiple.
+  __device__ int find_k(int own, int step) const {
+    const int wanted = own + step * kStep, last = (inner - 1) / kOwn * kOwn;
+    return wanted < last ? wanted : last;
+  }
 
-  // Loads codes and zero points of a step; codes that are not there are 0.
-  __device__ void load(Words& words, int step, bool is_there) const {
-    const int block = (k + step * kStep) >> block_shift;
+  // Loads codes and zero points of a step; behind the last k, those of the last 32.
+  __device__ void load(Words& words, int step) const {
+    const int at = find_k(k, step), block = at >> block_shift, behind = (at - start) / (32 / Bits);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
 #pragma unroll
       for (int part = 0; part < Bits / kVectorWords; ++part) {
-        if (is_there) words.codes[i][part].stream(codes[i] + step * kStepWords + part * kVectorWords);
-        else words.codes[i][part] = {};
+        words.codes[i][part].stream(codes[i] + (behind + part * kVectorWords));
       }
-      if (has_zeros) words.zeros[i] = is_there ? __ldg(zeros[i] + (block >> kByteShift)) : 0;
     }
-    words.zero_shift = (block & ((1 << kByteShift) - 1)) * Bits;
-  }
-
-  __device__ void advance(int steps) {
-    k += steps * kStep;
+    if (__builtin_expect(has_zeros, false)) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) codes[i] += steps * kStepWords;
+      for (int i = 0; i < kSums; ++i) words.zeros[i] = __ldg(zeros[i] + (block >> kByteShift));
+      words.zero_shift = (block & ((1 << kByteShift) - 1)) * Bits;
+    }
   }
 
-  __device__ u32 find_zero(const Words& words, int i) const {
-    return has_zeros ? words.zeros[i] >> words.zero_shift & ((1u << Bits) - 1) : 1u << (Bits - 1);
+  __device__ void advance(int steps) { k += steps * kStep; }
+
+  // Finds the zero points of a step.
+  __device__ void find_zeros(const Words& words, u32 (&found)[kSums]) const {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) found[i] = 1u << (Bits - 1);
+    if (__builtin_expect(has_zeros, false)) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) found[i] = words.zeros[i] >> words.zero_shift & ((1u << Bits) - 1);
+    }
   }
 };

@@ -28,16 +28,16 @@ struct FloatCodes : CodedColumns<Bits> {
     }
   }
 
-  // Loads a step from here on; what lies beyond the last k is 0.
+  // Loads a step from here on. Behind the last k scales are 0, and codes meet zeros.
   __device__ void load(Words& words, int step) const {
-    if (this->is_whole(step)) load(words, step, true);
-    else load(words, step, k + step * kStep < inner);
-  }
-  __device__ __forceinline__ void load(Words& words, int step, bool is_there) const {
-    Codes::load(words, step, is_there);
-    const int block = (k + step * kStep) >> this->block_shift;
+    Codes::load(words, step);
+    const int block = this->find_k(k, step) >> this->block_shift;
+    const bool is_there = k + step * kStep < inner;
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) words.scales[i] = is_there ? __ldg(scales[i] + block) : 0.0f;
+    for (int i = 0; i < kSums; ++i) {
+      const float scale = __ldg(scales[i] + block);
+      words.scales[i] = is_there ? scale : 0.0f;
+    }
   }
 
   __device__ void advance() { Codes::advance(kTogether); }
@@ -46,6 +46,8 @@ struct FloatCodes : CodedColumns<Bits> {
   __device__ void multiply(const Words& words, const float* a, const SimtGemm& gemm, int step,
                            float (&sums)[kSums][4]) const {
     float blocks[kSums][Rows] = {};
+    u32 zeros[kSums];
+    this->find_zeros(words, zeros);
 #pragma unroll
     for (int word = 0; word < Bits; ++word) {
       const int first = k + step * kStep + word * kCodes;
@@ -63,7 +65,7 @@ struct FloatCodes : CodedColumns<Bits> {
       }
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
-        const Widen widen_codes(this->find_zero(words, i), this->mask);
+        const Widen widen_codes(zeros[i], this->mask);
 #pragma unroll
         for (int pair = 0; pair < kPairs; ++pair) {
           const u32 two = widen_codes.widen_apart(words.word(i, word), pair);

@@ -63,18 +63,18 @@ struct MmaCodes : CodedColumns<Bits> {
     }
   }
 
-  // Loads a step from here on; what lies beyond the last k is 0.
+  // Loads a step from here on. Behind the last k scales are 0, and codes meet zeros.
   __device__ void load(Words& words, int step) const {
-    if (this->is_whole(step)) load(words, step, true, true);
-    else load(words, step, k + step * kStep < inner, scaled_k + step * kStep < inner);
-  }
-  __device__ __forceinline__ void load(Words& words, int step, bool is_there, bool is_scaled) const {
-    Codes::load(words, step, is_there);
-    const int scaled = (scaled_k + step * kStep) >> this->block_shift;
+    Codes::load(words, step);
+    const int scaled = this->find_k(scaled_k, step) >> this->block_shift;
+    const bool is_scaled = scaled_k + step * kStep < inner;
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) words.scales[i][e] = is_scaled ? __ldg(scales[i][e] + scaled) : cast<R>(0.0f);
+      for (int e = 0; e < 2; ++e) {
+        const R scale = __ldg(scales[i][e] + scaled);
+        words.scales[i][e] = is_scaled ? scale : cast<R>(0.0f);
+      }
     }
   }
 
@@ -117,9 +117,11 @@ struct MmaCodes : CodedColumns<Bits> {
   }
 
   __device__ void multiply(const Words& words, const Rows& rows, float (&sums)[kSums][4]) const {
+    u32 zeros[kSums];
+    this->find_zeros(words, zeros);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      const Widen widen_codes(this->find_zero(words, i), this->mask);
+      const Widen widen_codes(zeros[i], this->mask);
       float block[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
       for (int pair = 0; pair < kOwn / 2; pair += 2) {

@@ -37,8 +37,8 @@ _SHAPES = [RowsShape(folds, _WARPS // folds * _COLUMNS, _STEP * folds) for folds
 _COSTS = SliceCosts(fixed=1.0, each_slice=0.2, min_slabs=1, slack=(1.0,), least_tenths=0, join=3.0)
 # Instructions of a warp for a step, and for each pair of rows, or for all that its block has made; of float without
 # multiply-adds, and for each row; and of a thread in all.
-_STEP_INSTRUCTIONS, _ROW_INSTRUCTIONS, _MADE_INSTRUCTIONS = 280, 40, 28
-_FLOAT_INSTRUCTIONS, _FLOAT_ROW_INSTRUCTIONS, _AROUND = 365, 30, 450
+_STEP_INSTRUCTIONS, _ROW_INSTRUCTIONS, _MADE_INSTRUCTIONS = 262, 45, 8
+_FLOAT_INSTRUCTIONS, _FLOAT_ROW_INSTRUCTIONS, _AROUND = 350, 30, 450
 _EACH_SUM, _EACH_SLICE = 4, 1.5
 _REGISTERS = 232
 _PAIR_READ_WAVEFRONTS = 32  # of a warp that reads a step of one or two rows that its block has made
