@@ -44,7 +44,7 @@ struct CodePairs {
   static constexpr u32 kOne = kIsHalf ? 0x3c003c00u : 0x3f803f80u;
   static constexpr u32 kMask = ((1u << Bits) - 1) * 0x10001u;
   u32 offset;     // the power and the zero point, negative; of floats 2^23 and that
-  u32 offset_up;  // of pairs that are sixteen times as large (widen_apart): a 16th of the power, 64, and the zero point, negative
+  u32 offset_up;  // of pairs that are sixteen times as large: a 16th of the power, 64, and the zero point, negative
   u32 mask;       // kMask, kept in a register
 
   __device__ explicit CodePairs(u32 zero)

@@ -53,7 +53,8 @@ constexpr int kBeside = Finish::kReadsEach ? 4 : 2;
 // Whether all fours that are inside are read and stored as vectors, whatever goes with them.
 template <class Y, class R, class Finish>
 __device__ inline bool are_fours_whole(const SimtGemm& gemm, const R* c, const Finish& finish) {
-  const bool has_whole_c = !Finish::kHasAddend || !c || (gemm.c_column == 1 && gemm.c_row % kLanes == 0 && is_aligned<kLanes>(c));
+  const bool has_addend = Finish::kHasAddend && c;
+  const bool has_whole_c = !has_addend || (gemm.c_column == 1 && gemm.c_row % kLanes == 0 && is_aligned<kLanes>(c));
   return (gemm.wide & kWideY) && gemm.columns % Fours<Y>::kPiece == 0 && has_whole_c && finish.are_whole();
 }
 

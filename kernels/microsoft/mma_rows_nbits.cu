@@ -32,7 +32,9 @@ __global__ void __launch_bounds__(kFewThreads, 1)
     // Rows that are not there, and what is behind the last k, are zeros.
     const int bytes = (gemm.rows < 2 ? gemm.rows : 2) * 2 * kept * int(sizeof(T));
 #pragma unroll 1
-    for (int at = 16 * threadIdx.x; at < bytes; at += 16 * kFewThreads) store_vec(reinterpret_cast<u32*>(rows + at), Vec<u32, 4>{});
+    for (int at = 16 * threadIdx.x; at < bytes; at += 16 * kFewThreads) {
+      store_vec(reinterpret_cast<u32*>(rows + at), Vec<u32, 4>{});
+    }
     __syncthreads();
     make_rows<Made>(walk, numbers, made, in0, in1, in2, in3);
     return RowsInMemory<T, true>{made.rows - 2 * first, 2 * kept};

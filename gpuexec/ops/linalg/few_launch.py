@@ -26,7 +26,7 @@ from gpuexec.ops.elementwise.prologue import (
 from gpuexec.ops.elementwise.prologue_text import count_read_bytes, describe_work, find_prologue, read_walk
 from gpuexec.ops.elementwise.region_text import count_steps
 from gpuexec.ops.lib.slices import SliceCosts, slice_tiles
-from gpuexec.ops.linalg.product import ACROSS, ALONG_K, VECTOR_NBYTES, Product, is_known, read_sizes
+from gpuexec.ops.linalg.product import ACROSS, ADDEND, ALONG_K, VECTOR_NBYTES, Product, is_known, read_sizes
 from gpuexec.ops.linalg.simt_launch import RowsShape, find_shape
 from gpuexec.ops.linalg.simt_work import JOIN_ROUNDS, find_itemsize, find_scratch, list_beside, read_gemm
 
@@ -97,8 +97,8 @@ def _name_few(dtype: np.dtype[np.generic], result: np.dtype[np.generic], form: F
 
 
 for _dtype in _DTYPES:
-    instantiate_finished(_dtype, [_name_few(_dtype, _dtype, form) for form in FORMS], addend=2)
-    instantiate_finished(_FLOAT, [_name_few(_dtype, _FLOAT, form) for form in FORMS], stored=[_dtype], addend=2)
+    instantiate_finished(_dtype, [_name_few(_dtype, _dtype, form) for form in FORMS], addend=ADDEND)
+    instantiate_finished(_FLOAT, [_name_few(_dtype, _FLOAT, form) for form in FORMS], stored=[_dtype], addend=ADDEND)
 
 
 def _name_made(dtype: np.dtype[np.generic], result: np.dtype[np.generic], form: FewForm) -> PrologueForm:

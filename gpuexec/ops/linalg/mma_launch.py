@@ -40,6 +40,7 @@ from gpuexec.ops.lib.slices import (
 from gpuexec.ops.linalg.few_launch import launch_few, takes_few
 from gpuexec.ops.linalg.product import (
     ACROSS,
+    ADDEND,
     ALONG_K,
     GEMV_ROWS,
     LIES,
@@ -79,10 +80,12 @@ _MMA_FORMS = [(tile, (ALONG_K, right)) for tile in DEEP_MMA_TILES for right in L
 _MMA_FORMS += [(tile, (ALONG_K, right)) for tile in GROUP_TILES for right in LIES]
 _MMA_FORMS += [(tile, (ACROSS, right)) for tile in (SMALL_MMA, SMALL_GROUP) for right in LIES]
 for _dtype in _MMA_DTYPES:
-    instantiate_finished(_dtype, [name_mma((_dtype, _dtype), *form) for form in _MMA_FORMS], addend=2)
-    instantiate_finished(_FLOAT, [name_mma((_dtype, _FLOAT), *form) for form in _MMA_FORMS], stored=[_dtype], addend=2)
+    instantiate_finished(_dtype, [name_mma((_dtype, _dtype), *form) for form in _MMA_FORMS], addend=ADDEND)
+    instantiate_finished(
+        _FLOAT, [name_mma((_dtype, _FLOAT), *form) for form in _MMA_FORMS], stored=[_dtype], addend=ADDEND
+    )
 instantiate_finished(
-    _FLOAT, [name_mma((_FLOAT, _FLOAT), tile, (ALONG_K, ALONG_K)) for tile in DEEP_MMA_TILES], addend=2
+    _FLOAT, [name_mma((_FLOAT, _FLOAT), tile, (ALONG_K, ALONG_K)) for tile in DEEP_MMA_TILES], addend=ADDEND
 )
 
 

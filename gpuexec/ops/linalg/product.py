@@ -18,6 +18,7 @@ VECTOR_NBYTES = 16  # of an operand
 # How an operand of a product on tensor cores lies: dense along the inner extent, or across it. C++ names of Lie in
 # mma.cuh.
 LIES = ALONG_K, ACROSS = "Lie::kAlongK", "Lie::kAcross"
+ADDEND = 2  # the argument of kernels of products that is added to what they multiply, or None
 WIDE_A, WIDE_B, WIDE_Y = 1, 2, 4  # Wide of simt_product.cuh
 _SIZES = "<4i8q2f2i8i"  # of SimtGemm, in front of the strides of batches
 _FLOAT, _EIGHT = np.dtype(np.float32), 8  # elements of a result on tensor cores, kEight of mma_tile.cuh

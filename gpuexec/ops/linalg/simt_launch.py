@@ -17,7 +17,7 @@ from gpuexec.ir.kernel_values import int64
 from gpuexec.ir.operator import Emitter
 from gpuexec.ops.elementwise.epilogue import STORED, instantiate_finished
 from gpuexec.ops.lib.slices import ONE_SLICE, SLAB_DEPTH, TILES, Tile, choose_tile, least_blocks, slice_tiles
-from gpuexec.ops.linalg.product import GEMV_ROWS, Product, is_known, turn_few
+from gpuexec.ops.linalg.product import ADDEND, GEMV_ROWS, Product, is_known, turn_few
 from gpuexec.ops.quant import narrow_weight
 from gpuexec.ops.quant.narrow_weight import NarrowWeight, name_stored
 
@@ -33,7 +33,10 @@ def _name_tiled(tile: Tile, *, has_vectors: bool) -> Kernel:
 
 
 instantiate_finished(
-    _FLOAT, [_name_tiled(tile, has_vectors=each) for tile in TILES for each in (True, False)], stored=STORED, addend=2
+    _FLOAT,
+    [_name_tiled(tile, has_vectors=each) for tile in TILES for each in (True, False)],
+    stored=STORED,
+    addend=ADDEND,
 )
 instantiate_finished(
     _FLOAT,
@@ -42,13 +45,13 @@ instantiate_finished(
         for tile in TILES
         for stored in narrow_weight.STORED
     ],
-    addend=2,
+    addend=ADDEND,
 )
 instantiate_finished(
     _FLOAT,
     [Kernel("gemv.cu", f"gemv_along_{way}<{rows}>") for way in ("k", "columns") for rows in GEMV_ROWS],
     stored=STORED,
-    addend=2,
+    addend=ADDEND,
 )
 instantiate_finished(
     _FLOAT,
@@ -58,7 +61,7 @@ instantiate_finished(
         for rows in GEMV_ROWS
         for stored in narrow_weight.STORED
     ],
-    addend=2,
+    addend=ADDEND,
 )
 
 
